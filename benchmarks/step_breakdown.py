@@ -24,8 +24,7 @@ import httpx
 from benchmarks.breakdown.processor import add, difference, processor_seconds
 from benchmarks.breakdown.spans import Spans
 from flows.cli import launch
-from flows.reporting.artifacts import RunArtifacts
-from flows.reporting.events import ArtifactWatcher
+from flows.reporting.artifacts import ArtifactWatcher, RunArtifacts
 from flows.runtime import loops, step_report
 from flows.runtime.demo_sources import build, sources_directory
 from flows.runtime.prepare import prepare

@@ -16,7 +16,7 @@ from cyclopts import CycloptsError
 from flows import PACKAGES
 from flows.cli import diff, export, run, show, store, traces
 from flows.cli.arguments import UsageError, app
-from flows.reporting.texts import visible
+from flows.reporting.formats import visible
 
 UNREAD = 141
 """The exit status where who read the output closed it, as a shell tells of a program that SIGPIPE ended."""

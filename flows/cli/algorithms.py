@@ -15,7 +15,7 @@ import polars as pl
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.cli.launch import watch
-from flows.queries.recorded_run import recorded_run
+from flows.queries.store_reader import recorded_run
 from flows.replays.config import prepare_replay
 from flows.replays.request import ReplayRequest
 from flows.runtime.policies import find_policy

@@ -6,7 +6,7 @@ from typing import Any
 
 from configs.run import RunConfig
 from flows.cli.run_summary import describe
-from flows.queries.recorded_run import recorded_run
+from flows.queries.store_reader import recorded_run
 from flows.reporting.artifacts import escaped
 from flows.reporting.curve import Point, curves_svg
 from flows.reporting.formats import console, fixed, grid, markdown_table

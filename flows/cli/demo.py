@@ -9,8 +9,7 @@ from configs.load import load
 from configs.resolve import resolve
 from configs.run import RunConfig
 from flows.cli.launch import watch
-from flows.reporting.events import describe_scores
-from flows.reporting.formats import describe_difference
+from flows.reporting.formats import describe_difference, describe_scores
 from flows.runtime.demo_recipes import RECIPES, SEED, Recipe
 from flows.runtime.demo_sources import FIRST, build, sources_directory, warmed_up
 from flows.runtime.prepare import prepare

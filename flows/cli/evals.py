@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.queries.recorded_run import recorded_run
 from flows.queries.scores import EvaluationScores, RecordedEvaluation, recorded_evaluations
+from flows.queries.store_reader import recorded_run
 from flows.reporting.formats import console, environment_title, grid, interval_text, with_interval
 from storage.errors import border
 from storage.read.frames import existing_store

@@ -11,7 +11,7 @@ from typing import Any
 from configs.run import RunConfig
 from flows.orchestration.gate_answers import decision_lines
 from flows.orchestration.settings import configured_url, embedded_settings
-from flows.queries.recorded_run import recorded_run
+from flows.queries.store_reader import recorded_run
 from flows.reporting.formats import say
 from flows.runtime.session import log_directory
 from storage.read.frames import existing_store

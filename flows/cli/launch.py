@@ -12,9 +12,8 @@ from flows.replays.loop import loop_replay, plan_run
 from flows.replays.report import summary, trains_again
 from flows.replays.request import ReplayRequest
 from flows.replays.sources import finished_message, finished_without_source
-from flows.reporting.events import PanelWatcher
 from flows.reporting.formats import before_after, console
-from flows.reporting.panel import Panel
+from flows.reporting.panel import Panel, PanelWatcher
 from flows.runtime.entry import watching
 from flows.runtime.loops import loop_evaluate, loop_sft, loop_train
 from flows.runtime.preflight import preflight

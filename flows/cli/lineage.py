@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.run import RunConfig
-from flows.queries.identify import WORK, identify, policy_names, policy_version
-from flows.queries.row_lineage import RowNode, RowTree, traverse
+from flows.queries.row_lineage import WORK, RowNode, RowTree, identify, policy_names, policy_version, traverse
 from flows.queries.sentences import KEY, flat, row_line, title_of, work_line
 from flows.reporting.formats import say
 from storage.errors import border

@@ -9,11 +9,11 @@ from rich.table import Table
 
 from configs.load import load
 from configs.run import RunConfig
-from flows.queries.recorded_run import recorded_run
+from flows.queries.metrics import read_metrics
 from flows.queries.run_state import process_gone
 from flows.queries.scores import comparisons, recorded_evaluations
 from flows.queries.step_history import RecordedStep, step_history
-from flows.queries.step_metrics import read_metrics
+from flows.queries.store_reader import recorded_run
 from flows.replays.loop import plan_run
 from flows.reporting.formats import before_after, compact_number, console, environment_title, grid, with_interval
 from flows.reporting.panel import printable

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 
 from configs.run import RunConfig
 from flows.queries.outcomes import DERIVED
-from flows.reporting.formats import console, grid
-from flows.reporting.texts import visible
+from flows.reporting.formats import console, grid, visible
 from storage.errors import border
 from storage.read.frames import Frames, existing_store
 from storage.read.sql import QuestionError, ask, columns_of

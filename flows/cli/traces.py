@@ -80,8 +80,7 @@ def traces(
 ) -> int | None:
     """The rollouts of a step on the terminal: filter, sort and search."""
     from flows.queries.request import BadQuestion
-    from flows.queries.rollout_choice import TraceChoice
-    from flows.queries.rollout_columns import read_names
+    from flows.queries.rollout_list import TraceChoice, read_names
     from flows.viewer.terminal.traces import main
 
     if of_set is not None and evaluation is None:
@@ -124,8 +123,8 @@ def trace(
     store: Store = "",
 ) -> int | None:
     """A rollout on the terminal: its outcome, its messages, its tokens."""
-    from flows.viewer.terminal.style import Wanted
     from flows.viewer.terminal.trace import main
+    from flows.viewer.terminal.trace_body import Wanted
 
     wanted = Wanted(color, branch, messages, tokens, text, whole)
     return main(id, wanted, store=store, run=run, width=width, as_json=as_json, save=save)

@@ -3,8 +3,8 @@
 import json
 
 from configs.run import RunConfig
+from flows.queries.outcomes import explain
 from flows.queries.sentences import head, in_quarantine, sentence
-from flows.queries.why import explain
 from flows.reporting.formats import say
 from storage.errors import border
 from storage.read.frames import Frames, existing_store

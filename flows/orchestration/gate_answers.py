@@ -11,8 +11,7 @@ from typing import Any
 
 from flows.orchestration.states import RunCancelled
 from flows.reporting.artifacts import artifact_key, escaped
-from flows.reporting.formats import compact_number
-from flows.reporting.texts import cut, visible
+from flows.reporting.formats import compact_number, cut, visible
 from tasks.gate.stage import Answer, Approve, Question, Shown
 from tasks.metrics.figures import MEANINGS, Figures
 

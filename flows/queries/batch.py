@@ -156,6 +156,7 @@ def tokens(library: StoreReader, of: PackedStep, row: int) -> pl.DataFrame:
         raise NotThere(f"the batch of step {of.step} of run {of.run!r} has {len(rows(library, of))} rows, no row {row}")
     read = library.frames(of.run).rows([of.batches], "batches").filter(pl.col("row") == row)
     found = read.select(TOKENS).collect().explode(TOKENS)
+    # In a padding row they are of no sample: its tokens have no place.
     lengths = np.diff(packed["cu_seqlens"][0].to_numpy())
     places = np.repeat(np.arange(len(lengths)), lengths)
     known = pl.Series("place", places, dtype=pl.Int64) if packed["num_samples"][0] else pl.lit(None, pl.Int64)
@@ -163,7 +164,7 @@ def tokens(library: StoreReader, of: PackedStep, row: int) -> pl.DataFrame:
 
 
 def row_samples(library: StoreReader, of: PackedStep, row: int) -> pl.DataFrame:
-    """Return the samples of a row in order: columns of `data.batch.samples`, and the sums of their weights.
+    """Return the samples of a row in order: columns of `samples`, and the sums of their weights.
 
     `num_weighted` are the tokens that any component weighs, `rl_weights` and the like the sums over the sample's.
     """
@@ -183,6 +184,7 @@ def texts(library: StoreReader, run: str, ids: Sequence[int]) -> list[tuple[str,
 
     Where the tokenizer is gone or damaged, the ids stand for the texts.
     """
+    # The last policy first: its tokenizer is that of all of them, and older weights may have been removed.
     policies = [work.key for work in library.frames(run).graph.makers("policies")]
     try:
         found = tokenizer_of(library.store, library.config(run), policies[-1], policies[::-1]) if policies else None

@@ -1,10 +1,10 @@
-"""Which charts a run has, and what is in each: chosen by what was measured, as plain values for `drawing.charts`."""
+"""Which charts a run has, and what is in each: chosen by what was measured, as plain values."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from flows.queries.metrics import StepNumbers
 from flows.queries.outcomes import EXPIRED
-from flows.queries.series import StepNumbers
 from tasks.arrays.finding import QUARANTINED
 from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
 from tasks.metrics.names import ALL
@@ -138,6 +138,7 @@ class _Charts:
     def _under(self, begin: str) -> list[Series]:
         names = [each for each in self._measures if each.startswith(begin)]
         found = _known(self._one(name, ALL, _words(name[len(begin) :])) for name in names)
+        # Filters that never found anything are left out; where none did, one line at zero says so.
         return [each for each in found if any(each["values"])] or found[:1]
 
     def _outcomes(self) -> list[Series]:
@@ -164,6 +165,7 @@ class _Charts:
         """Return a share that has no entry where it is zero."""
         known = self._values("rollouts", ALL)
         shares = zip(self._values(measure, ALL), known, strict=True)
+        # As in tables of metrics: nothing is written of a class of errors that nobody met.
         values = [0.0 if share is None and count is not None else share for share, count in shares]
         return {"name": measure.rpartition("/")[2], "measure": measure, "values": values}
 
@@ -191,6 +193,7 @@ def _held_out(steps: Sequence[StepNumbers], evaluations: Sequence[dict[str, Any]
         values = [score["average"] if score else None for score in scores]
         ends = {end: [interval.get(end) for interval in intervals] for end in ("low", "high")}
         series.append({"name": name, "values": values, **ends, "kind": "points"})
+    # As wide as the steps, so that a curve of few evaluations can be held against the others.
     last = max([*versions, *(each.step + 1 for each in steps)])
     return [
         _chart("Held-out average", series, "95% intervals, by policy")

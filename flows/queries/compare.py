@@ -13,19 +13,10 @@ import pyarrow.compute as pc
 
 from configs.errors import ConfigError
 from configs.run import RunConfig, content
-from flows.queries.compare_rows import (
-    MEASURES,
-    ComparedRows,
-    StepRows,
-    differences_between,
-    join_steps,
-    step_detail,
-)
-from flows.queries.recorded_run import flat, recorded_run
+from flows.queries.compare_rows import MEASURES, StepRows, differences_between, join_steps, rows_of_steps, step_detail
 from flows.queries.request import NotThere
-from flows.queries.scores import compare_scores as compared_figures
-from flows.queries.scores import recorded_evaluations
-from flows.queries.store_reader import StoreReader
+from flows.queries.scores import compare_scores, recorded_evaluations, scored_evaluations
+from flows.queries.store_reader import StoreReader, flat, recorded_run
 from storage.keys import canonical_json
 from storage.read.lineage import Work
 from storage.store import Store
@@ -47,7 +38,13 @@ def compare(library: StoreReader, a: str, b: str, step: int | None = None) -> di
     pieces = compared_keys(*works)
     pairs = dict(_pairs(library, works))
     parted = by_step(pieces)
-    steps = [{"step": each, **_parted(parted, each), **_both(pair)} for each, pair in pairs.items()]
+    averages = [_averages(library, run) for run in runs]
+    steps = [
+        {"step": each, "first_difference": None, "only": None}
+        | {name: value for name, value in parted.get(each, {}).items() if name != "pieces"}
+        | _both(pair)
+        for each, pair in pairs.items()
+    ]
     found = {
         "runs": [_described(library.store, *each) for each in zip(runs, configs, works, strict=True)],
         "config": compared_configs(*configs),
@@ -57,15 +54,23 @@ def compare(library: StoreReader, a: str, b: str, step: int | None = None) -> di
         "steps": steps,
         "together": _together(works, pairs),
         "weights_part_at": next((each["step"] for each in steps if each["between"]["weights_equal"] is False), None),
-        "evaluations": _paired_averages(*(_averages(library, *each) for each in zip(runs, configs, strict=True))),
+        "evaluations": [
+            {"version": version, "a": averages[0].get(version), "b": averages[1].get(version)}
+            for version in sorted({*averages[0], *averages[1]})
+        ],
     }
-    return found if step is None else found | {"detail": step_detail(*_pair_of(step, pairs))}
+    if step is None:
+        return found
+    if step not in pairs:
+        known = ", ".join(map(str, pairs)) or "none"
+        raise ConfigError([f"step {step}: neither run has it; there are the steps {known}"])
+    return found | {"detail": step_detail(*pairs[step])}
 
 
 def _pairs(library: StoreReader, works: Sequence[Works]) -> Iterator[tuple[int, tuple[StepRows, StepRows]]]:
     """Yield each step that either run has, with the rows that both made of it."""
     steps = _steps_of(works)
-    rows = ComparedRows(library).steps([work.get(each, {}) for work in works for each in steps])
+    rows = rows_of_steps(library, [work.get(each, {}) for work in works for each in steps])
     yield from zip(steps, zip(rows[: len(steps)], rows[len(steps) :], strict=True), strict=True)
 
 
@@ -79,7 +84,7 @@ def step_pair(library: StoreReader, a: str, b: str, step: int) -> tuple[StepRows
         near = ", ".join(str(each) for each in sorted(known, key=lambda each: (abs(each - step), each))[:5])
         nearest = f"the nearest are {near}" if near else "neither has made one yet"
         raise NotThere(f"neither {a!r} nor {b!r} has step {step}; {nearest}")
-    one, other = ComparedRows(library).steps([works_of(library, run).get(step, {}) for run in (a, b)])
+    one, other = rows_of_steps(library, [works_of(library, run).get(step, {}) for run in (a, b)])
     return one, other
 
 
@@ -110,6 +115,7 @@ def work_of(library: StoreReader, run: str) -> Works:
         if "examples" in work:  # are of the run, not of each step
             found[0] = {"examples": work.pop("examples")} | found.get(0, {})
     if history.first_policy is not None:
+        # Not of the step that asks for it: a replay of later steps brings its weights in at the first of them.
         found.setdefault(0, {})["policy_import"] = history.first_policy
     for recorded in reversed(recorded_evaluations(library.store, run, library.config(run))):
         if (tried := history.find(recorded.rounds[0].key)) is not None:  # the first set stands for all
@@ -139,6 +145,7 @@ def counting(pieces: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def parting(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return the first piece of work, in a step that both runs have, that is not the same; None where there is none."""
+    # A run that is longer does not part from the other: only steps of both can.
     both = {piece["step"] for piece in pieces if piece["a"] and piece["b"] and piece["stage"] != "examples"}
     for piece in counting(pieces):
         if piece["state"] != SAME and piece["step"] in both:
@@ -202,11 +209,6 @@ def _state(one: str | None, other: str | None) -> str:
     return SAME if one == other else DIFFERENT
 
 
-def _parted(parted: Mapping[int, Mapping[str, Any]], step: int) -> dict[str, Any]:
-    own = parted.get(step, {})
-    return {name: own.get(name) for name in ("first_difference", "only")}
-
-
 def _both(pair: tuple[StepRows, StepRows]) -> dict[str, Any]:
     a, b = pair
     return {"a": a.figures(), "b": b.figures(), "between": differences_between(a, b)}
@@ -219,25 +221,13 @@ def _together(works: Sequence[Works], pairs: Mapping[int, tuple[StepRows, StepRo
     return {"steps": both, **_both((a, b))}
 
 
-def _averages(library: StoreReader, run: str, config: RunConfig) -> dict[int, float | None]:
+def _averages(library: StoreReader, run: str) -> dict[int, float | None]:
     """Return by policy version the mean reward of what an evaluation counts: no opponents, and no errors made again."""
     found: dict[int, float | None] = {}
-    for each in reversed(recorded_evaluations(library.store, run, config)):  # the first set stands for all
-        traces = ComparedRows(library).scored(each, config).traces
-        found[each.version] = pc.mean(traces.filter(pc.is_null(traces["error_class"]))["reward"]).as_py()
+    for recorded, scores in reversed(scored_evaluations(library, run)):  # the first set stands for all
+        traces = scores.traces
+        found[recorded.version] = pc.mean(traces.filter(pc.is_null(traces["error_class"]))["reward"]).as_py()
     return found
-
-
-def _paired_averages(a: Mapping[int, float | None], b: Mapping[int, float | None]) -> list[dict[str, Any]]:
-    return [{"version": version, "a": a.get(version), "b": b.get(version)} for version in sorted({*a, *b})]
-
-
-def _pair_of(step: int, pairs: Mapping[int, tuple[StepRows, StepRows]]) -> tuple[StepRows, StepRows]:
-    if step not in pairs:
-        raise ConfigError(
-            [f"step {step}: neither run has it; there are the steps {', '.join(map(str, pairs)) or 'none'}"]
-        )
-    return pairs[step]
 
 
 FIGURES = (*MEANINGS, *MEASURES)
@@ -297,18 +287,19 @@ def compared_evaluations(library: StoreReader, a: str, b: str) -> pl.DataFrame:
     Policies of the same version are paired, and those that were evaluated last where their versions differ.
     Raises NotThere.
     """
-    reading = ComparedRows(library)
-    configs = {run: library.config(run) for run in (a, b)}
     one, other = (
-        {(each.set_name, each.version): each for each in recorded_evaluations(library.store, run, configs[run])}
+        {(each.set_name, each.version): (each, scores) for each, scores in scored_evaluations(library, run)}
         for run in (a, b)
     )
     rows: list[dict[str, Any]] = []
     for here, there in _paired_evaluations(list(one), list(other)):
-        before, after = one[here], other[there]
-        pair = compared_figures(reading.scored(before, configs[a]), reading.scored(after, configs[b]))
+        (before, scores_a), (after, scores_b) = one[here], other[there]
         same = [each.key for each in before.rounds] == [each.key for each in after.rounds]
-        rows += [_evaluation_row(here, there, figure, same) for figure in pair]
+        shared = {"set": here[0], "version_a": here[1], "version_b": there[1], "same_work": same}
+        for figure in compare_scores(scores_a, scores_b):
+            own = {name: figure[name] for name in ("environment", "figure", "difference", "num_examples")}
+            bounds = figure["interval"] or {"low": None, "high": None}
+            rows.append({**shared, **own, "a": figure["before"], "b": figure["after"], **bounds})
     return pl.DataFrame(rows, schema=EVALUATIONS, orient="row")
 
 
@@ -321,15 +312,9 @@ def state_of(library: StoreReader, run: str) -> tuple[Any, ...]:
 
 def _step_row(found: Mapping[str, Any]) -> dict[str, Any]:
     row = {name: found[name] for name in ("step", "first_difference", "only")}
-    for name in FIGURES:
-        one, other = found["a"].get(name), found["b"].get(name)
-        row |= {f"{name}_a": one, f"{name}_b": other, f"{name}_difference": difference(one, other)}
+    for each in figures_of(found):
+        row |= {f"{each['figure']}_{side}": each[side] for side in ("a", "b", "difference")}
     return row | {name: found["between"][name] for name in BETWEEN}
-
-
-def difference(a: float | None, b: float | None) -> float | None:
-    """Return b - a; None where either was not measured."""
-    return None if a is None or b is None else b - a
 
 
 def _paired_evaluations(
@@ -338,37 +323,19 @@ def _paired_evaluations(
     """Return the evaluations, by set and version, that are set side by side."""
     pairs = [(each, each) for each in one if each in other]
     for name in dict.fromkeys(name for name, _ in one):
+        # Runs of different length: their last policies are what one wants to know of.
         lasts = [max((each for each in known if each[0] == name), default=None) for known in (one, other)]
         if lasts[0] is not None and lasts[1] is not None and lasts[0] != lasts[1]:
             pairs.append((lasts[0], lasts[1]))
     return pairs
 
 
-def _evaluation_row(
-    one: tuple[str, int], other: tuple[str, int], figure: Mapping[str, Any], same: bool
-) -> dict[str, Any]:
-    interval = figure["interval"] or {}
-    return {
-        "set": one[0],
-        "version_a": one[1],
-        "version_b": other[1],
-        "environment": figure["environment"],
-        "figure": figure["figure"],
-        "a": figure["before"],
-        "b": figure["after"],
-        "difference": figure["difference"],
-        "low": interval.get("low"),
-        "high": interval.get("high"),
-        "num_examples": figure["num_examples"],
-        "same_work": same,
-    }
-
-
 def figures_of(both: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the figures that `a` or `b` has, of a step or of several together, with b - a."""
+    """Return the figures that `a` or `b` has, of a step or of several together, with b - a; null where not measured."""
     rows = []
     for name in FIGURES:
         if name in both["a"] or name in both["b"]:
             one, other = both["a"].get(name), both["b"].get(name)
-            rows.append({"figure": name, "a": one, "b": other, "difference": difference(one, other)})
+            difference = None if one is None or other is None else other - one
+            rows.append({"figure": name, "a": one, "b": other, "difference": difference})
     return rows

@@ -8,14 +8,10 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from configs.run import RunConfig
-from flows.queries.scores import READ, EvaluationScores, RecordedEvaluation, score_rollouts
-from flows.queries.step_metrics import read_metrics
-from flows.queries.store_reader import StoreReader, each_once
+from flows.queries.metrics import read_metrics
+from flows.queries.store_reader import StoreReader
 from storage.read.frames import Frames
-from storage.read.lineage import Work, row_identities
-from storage.refs import Entry
-from storage.schemas.stage_tables import TABLES, TRACES
+from storage.read.lineage import Work
 from storage.store import Store
 from tasks.metrics.figures import (
     BATCH_COLUMNS,
@@ -33,15 +29,8 @@ from tasks.stages import EVALUATION, makers
 
 REASONS = "reasons/"
 MEASURES = (
-    "loss",
-    "rl_loss",
-    "ce_loss",
-    "ref_kl_loss",
-    "grad_norm",
-    "entropy",
-    "mismatch_kl",
-    "masked_fraction",
-    "learning_rate",
+    *("loss", "rl_loss", "ce_loss", "ref_kl_loss", "grad_norm", "entropy", "mismatch_kl", "masked_fraction"),
+    *("learning_rate",),
 )
 """What the learner measures of an update; of several updates their mean counts."""
 READ_COLUMNS = {
@@ -75,10 +64,9 @@ class StepRows:
     @property
     def weights(self) -> str | None:
         """The digest of the weights that the last update made."""
-        digests: Sequence[str] | pl.Series = (
-            [] if self.updates is None else self.updates.sort("version", "update")["weights_sha256"]
-        )
-        return str(digests[-1]) if len(digests) else None
+        if self.updates is None or self.updates.is_empty():
+            return None
+        return str(self.updates.sort("version", "update")["weights_sha256"][-1])
 
     def figures(self) -> dict[str, Any]:
         """Return the figures of `tasks.metrics.figures`, counts by reason, means of measures, weights digest.
@@ -109,7 +97,8 @@ class StepRows:
             found |= trace_figures(as_arrow(self.traces))
         if self.traces is not None and self.verdicts is not None:
             found |= verdict_figures(as_arrow(self.traces), as_arrow(self.verdicts))
-            found["reasons"] = _reasons(self.verdicts)
+            left_out = self.verdicts.filter(~pl.col("keep")).group_by("reason").len().sort("reason")
+            found["reasons"] = {str(reason): count for reason, count in left_out.iter_rows()}
         if self.samples is not None:
             found |= credit_figures(as_arrow(self.samples))
         if self.batches is not None:
@@ -122,10 +111,10 @@ class StepRows:
 
 def read_steps(store: Store, steps: Iterable[Mapping[str, Work]]) -> list[StepRows]:
     """Return what the work of each of the given steps, by stage, has made; the tables are read together."""
-    steps = list(steps)
+    steps, frames = list(steps), Frames(store)
     found = [_by_table(step) for step in steps]
-    rows = {name: _read(store, name, [work for each in found for work in each.get(name, ())]) for name in READ_COLUMNS}
-    metrics = read_metrics(Frames(store), [step["metrics"] for step in steps if "metrics" in step])
+    rows = {name: _read(frames, name, [work for each in found for work in each.get(name, ())]) for name in READ_COLUMNS}
+    metrics = read_metrics(frames, [step["metrics"] for step in steps if "metrics" in step])
     return [
         replace(_step_rows(step, works, rows), metrics=metrics.get(step["metrics"].key) if "metrics" in step else None)
         for step, works in zip(steps, found, strict=True)
@@ -135,7 +124,8 @@ def read_steps(store: Store, steps: Iterable[Mapping[str, Work]]) -> list[StepRo
 def join_steps(parts: Iterable[StepRows]) -> StepRows:
     """Return the rows of several steps as one."""
     steps = list(parts)
-    tables: dict[str, Any] = {name: _joined([getattr(step, name) for step in steps]) for name in READ_COLUMNS}
+    made = {name: [rows for step in steps if (rows := getattr(step, name)) is not None] for name in READ_COLUMNS}
+    tables: dict[str, Any] = {name: pl.concat(parts, rechunk=True) for name, parts in made.items() if parts}
     return StepRows(**tables, capacity=sum(step.capacity for step in steps), several=True)
 
 
@@ -146,6 +136,7 @@ def as_arrow(frame: pl.DataFrame) -> pa.Table:
 
 def _by_table(step: Mapping[str, Work]) -> dict[str, list[Work]]:
     """Return, by table, the work that made it: several pieces of a stage where groups of the step were refilled."""
+    # Traces are made by several stages: scored again, those count rather than what was sampled.
     made_by = {name: next((stage for stage in makers(name) if stage in step), None) for name in READ_COLUMNS}
     return {
         name: [work for other, work in step.items() if other.partition(".")[0] == stage]
@@ -154,23 +145,18 @@ def _by_table(step: Mapping[str, Work]) -> dict[str, list[Work]]:
     }
 
 
-def _read(store: Store, table: str, works: Iterable[Work]) -> dict[str, pl.DataFrame]:
-    """Return the rows of finished works by attempt; attempts without rows are not there."""
-    columns = ["attempt", "seq", *READ_COLUMNS[table]]
-    empty = pl.DataFrame(TABLES[table].stored.empty_table().select(columns))
-    wanted: dict[str, set[str]] = {}
-    for piece in (each for work in works for each in work.slices_of(table) if each.rows):
-        wanted.setdefault(piece.run, set()).add(piece.attempt)
-    # A table that nothing was written to is not made by looking for its rows.
-    rows = store.table(table).scan(wanted).select(columns).collect() if wanted else empty
-    parts = rows.sort("seq").drop("seq").partition_by("attempt", as_dict=True, include_key=False)
-    return {str(name): part for (name,), part in parts.items()} | {"": empty.drop("attempt", "seq")}
+def _read(frames: Frames, table: str, works: Iterable[Work]) -> dict[str, pl.DataFrame]:
+    """Return the rows of finished works by attempt, and without rows under the empty name."""
+    rows = frames.rows(works, table).select("attempt", "seq", *READ_COLUMNS[table]).collect().sort("seq").drop("seq")
+    parts = rows.partition_by("attempt", as_dict=True, include_key=False)
+    return {str(name): part for (name,), part in parts.items()} | {"": rows.clear().drop("attempt")}
 
 
 def _step_rows(
     step: Mapping[str, Work], works: Mapping[str, Sequence[Work]], rows: Mapping[str, Mapping[str, pl.DataFrame]]
 ) -> StepRows:
     tables: dict[str, Any] = {name: _of(name, own, rows[name]) for name, own in works.items()}
+    # As it was when it was packed: the config may be another one after a resume.
     budget = step["packing"].entry.section["packing"]["tokens_per_row"] if "packing" in step else 0
     return StepRows(**tables, capacity=budget * len(tables.get("batches", ())))
 
@@ -182,63 +168,22 @@ def _of(table: str, works: Sequence[Work], rows: Mapping[str, pl.DataFrame]) -> 
     return pl.concat([part.with_columns(key=pl.lit(key)) for part, key in parts])
 
 
-def _joined(tables: Iterable[pl.DataFrame | None]) -> pl.DataFrame | None:
-    frames = [frame for frame in tables if frame is not None]
-    return pl.concat(frames, rechunk=True) if frames else None
+def rows_of_steps(library: StoreReader, works: Sequence[Mapping[str, Work]]) -> list[StepRows]:
+    """Return the rows that the work of steps, by stage, has made, read together; steps that share all work share them.
+
+    What was read is held by what names the rows.
+    """
+    named = {_name(work): work for work in works}
+
+    def read(names: list[tuple[tuple[str, ...], ...]]) -> dict[tuple[tuple[str, ...], ...], StepRows]:
+        return dict(zip(names, read_steps(library.store, [named[name] for name in names]), strict=True))
+
+    found = library.cache.each_once("compared rows", list(named), read)
+    return [found[_name(work)] for work in works]
 
 
-def _reasons(verdicts: pl.DataFrame) -> dict[str, int]:
-    if verdicts["keep"].all():
-        return {}
-    left_out = verdicts.filter(~pl.col("keep")).group_by("reason").len().sort("reason")
-    return {str(reason): count for reason, count in left_out.iter_rows()}
-
-
-Name = tuple[tuple[str, ...], ...]
-"""The work of a step: its stages, each with what names its rows."""
-
-
-class ComparedRows:
-    """Reads what runs recorded, to compare them, and keeps what it read by what names the rows."""
-
-    def __init__(self, library: StoreReader) -> None:
-        self._library = library
-
-    def steps(self, works: Sequence[Mapping[str, Work]]) -> list[StepRows]:
-        """Return the rows that the work of steps, by stage, has made; steps that share all their work share them."""
-        named = {_name(work): work for work in works}
-
-        def read(names: list[Name]) -> dict[Name, StepRows]:
-            return dict(zip(names, read_steps(self._library.store, [named[name] for name in names]), strict=True))
-
-        found = each_once(self._library, ("compared rows",), list(named), read)
-        return [found[_name(work)] for work in works]
-
-    def scored(self, recorded: RecordedEvaluation, config: RunConfig) -> EvaluationScores:
-        """Return what the rollouts of an evaluation say; of its traces only the columns that scores need are read."""
-        rounds = row_identities(recorded.rounds)
-        environments = tuple(each.model_dump_json() for each in config.environments)
-        name = ("scored", recorded.set_name, recorded.version, recorded.pass_at, rounds, environments)
-        return self._library.cached(name, lambda: self._scored(recorded, config))
-
-    def _scored(self, recorded: RecordedEvaluation, config: RunConfig) -> EvaluationScores:
-        rounds = [self._traces(entry) for entry in recorded.rounds]
-        return score_rollouts(recorded.set_name, recorded.version, rounds, config.environments, recorded.pass_at)
-
-    def _traces(self, entry: Entry) -> pa.Table:
-        """Return the rollouts of one round, slice after slice in the order in which they were handed over.
-
-        The slices stay chunks of their own, as stages read them: sums are then the same to the last bit.
-        """
-        schema = pa.schema([TRACES.arrow.field(name) for name in READ])
-        rows = self._library.frames().rows([self._library.graph.works[entry.key]], TRACES.name)
-        read = rows.select("attempt", "seq", *READ).collect().sort("seq")
-        parts = read.drop("seq").partition_by("attempt", as_dict=True, include_key=False)
-        own = [parts[piece.attempt,] for piece in entry.slices(TRACES.name) if (piece.attempt,) in parts]
-        return pa.concat_tables([schema.empty_table(), *(as_arrow(part).cast(schema) for part in own)])
-
-
-def _name(work: Mapping[str, Work]) -> Name:
+def _name(work: Mapping[str, Work]) -> tuple[tuple[str, ...], ...]:
+    """Return what names all rows of a step: its stages, each with what names its rows."""
     stages = sorted(stage for stage in work if stage not in ("gate", EVALUATION))
     return tuple((stage, *work[stage].identity) for stage in stages)
 
@@ -252,7 +197,8 @@ def differences_between(a: StepRows, b: StepRows) -> dict[str, Any]:
 
     Traces are the same where their ids are: those that were sampled anew have ids of their own.
     """
-    return {**_trace_differences(a, b), **_sample_differences(a, b), "weights_equal": _weights_equal(a, b)}
+    equal = None if None in (a.weights, b.weights) else a.weights == b.weights
+    return {**_trace_differences(a, b), **_sample_differences(a, b), "weights_equal": equal}
 
 
 def step_detail(a: StepRows, b: StepRows, most: int = SHOWN) -> dict[str, Any]:
@@ -281,12 +227,11 @@ def changed_advantages(a: StepRows, b: StepRows) -> pl.DataFrame:
 
 def changed_groups(a: StepRows, b: StepRows) -> pl.DataFrame:
     """Return the shared groups that differ: each run's mean reward and traces kept, the greatest difference first."""
-    one, other = _groups(a), _groups(b)
-    joined = one.join(other, on="group_id", suffix="_b")
+    farthest = pl.col("difference").abs().max().alias("max_advantage_difference")
+    advantages = shared_advantages(a, b).group_by("group_id").agg(farthest)
+    joined = _groups(a).join(_groups(b), on="group_id", suffix="_b").join(advantages, on="group_id", how="left")
     apart = (pl.col("reward_mean_b") - pl.col("reward_mean")).abs().fill_null(0)
     kept = (pl.col("num_kept_b") - pl.col("num_kept")).abs().fill_null(0)
-    advantage = _group_advantages(a, b)
-    joined = joined.join(advantage, on="group_id", how="left")
     moved = pl.col("max_advantage_difference").fill_null(0)
     differing = joined.filter((apart > 0) | (kept > 0) | (moved > 0))
     ordered = differing.sort(moved, apart, kept, "group_id", descending=[True, True, True, False])
@@ -326,19 +271,15 @@ def shared_advantages(a: StepRows, b: StepRows) -> pl.DataFrame:
     return both.with_columns((pl.col("b") - pl.col("a")).alias("difference"))
 
 
-def _group_advantages(a: StepRows, b: StepRows) -> pl.DataFrame:
-    size = pl.col("difference").abs().max().alias("max_advantage_difference")
-    return shared_advantages(a, b).group_by("group_id").agg(size)
-
-
 def _groups(rows: StepRows) -> pl.DataFrame:
     traces = table_columns(rows.traces, "group_id", "trace_id", "reward")
-    outcomes = trace_verdicts(rows)
-    kept = (
-        pl.when(pl.col("outcome").count() > 0).then((pl.col("outcome") == KEPT).sum().cast(pl.Int64)).alias("num_kept")
-    )
-    joined = traces.join(outcomes, on="trace_id", how="left")
-    return joined.group_by("group_id").agg(pl.col("reward").mean().alias("reward_mean"), kept)
+    joined = traces.join(trace_verdicts(rows), on="trace_id", how="left")
+    return joined.group_by("group_id").agg(reward_mean=pl.col("reward").mean(), num_kept=num_kept(pl.col("outcome")))
+
+
+def num_kept(outcome: pl.Expr) -> pl.Expr:
+    """Return how many were kept, by their `outcome`; null where nothing was judged."""
+    return pl.when(outcome.count() > 0).then((outcome == KEPT).sum().cast(pl.Int64))
 
 
 def trace_verdicts(rows: StepRows) -> pl.DataFrame:
@@ -354,7 +295,3 @@ def table_columns(frame: pl.DataFrame | None, *columns: str) -> pl.DataFrame:
     if frame is None:
         return pl.DataFrame(schema={name: types.get(name, pl.String) for name in columns})
     return frame.select(columns)
-
-
-def _weights_equal(a: StepRows, b: StepRows) -> bool | None:
-    return None if None in (a.weights, b.weights) else a.weights == b.weights

@@ -51,6 +51,7 @@ def both_numbers(a: float | None, b: float | None) -> str:
         return compact_number(a)
     texts = [compact_number(each) for each in (a, b)]
     if texts[0] == texts[1]:
+        # Two numbers that differ must not look alike.
         texts = [f"{each:.8g}" for each in (a, b)]
     return " → ".join(texts)
 

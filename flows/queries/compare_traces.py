@@ -10,16 +10,15 @@ from typing import Any
 import polars as pl
 
 from flows.queries.compare import step_pair
-from flows.queries.compare_rows import KEPT, StepRows, shared_advantages, table_columns, trace_verdicts
-from flows.queries.identify import nearest
-from flows.queries.message_parts import Images, read_message
-from flows.queries.messages import branches, messages
+from flows.queries.compare_rows import StepRows, num_kept, shared_advantages, table_columns, trace_verdicts
+from flows.queries.messages import Images, branches, messages, read_message
 from flows.queries.request import NotThere
-from flows.queries.rollouts import natural
+from flows.queries.rollouts import index_of_example, nearest_examples
+from flows.queries.step import natural
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import PLACE, tokens
-from flows.queries.trace import FoundTrace, index
-from flows.reporting.texts import cut
+from flows.queries.trace import FoundTrace
+from flows.reporting.formats import cut
 
 OF_TRACE = ("trace_id", "key", "group_id", "environment", "example_id", "agent")
 OF_SIDE = ("reward", "outcome", "advantage", "num_output_tokens", "error_class")
@@ -106,6 +105,7 @@ def _step_traces(rows: StepRows) -> pl.DataFrame:
 
 def _group() -> pl.Expr:
     """Return what names a group in both runs: its example, which of the example's groups it is, and the agent."""
+    # Runs that sampled apart have groups of other ids at the same example: the first is held against the first.
     number = pl.col("group_id").rank("dense").over("environment", "example_id")
     return pl.concat_str("environment", "example_id", number, "agent", separator="\0").alias("group")
 
@@ -124,11 +124,10 @@ def _numbered(rows: pl.DataFrame) -> pl.Series:
 def _of_side(side: str) -> dict[str, pl.Expr]:
     mine = pl.col("side").is_in([BOTH, side])
     outcome = pl.col(f"outcome_{side}").filter(mine)
-    kept = pl.when(outcome.count() > 0).then((outcome == KEPT).sum().cast(pl.Int64))
     return {
         f"num_{side}": mine.sum().cast(pl.Int64),
         f"reward_{side}": pl.col(f"reward_{side}").mean(),
-        f"kept_{side}": kept,
+        f"kept_{side}": num_kept(outcome),
     }
 
 
@@ -157,7 +156,9 @@ def compared_attempts(library: StoreReader, a: str, b: str, environment: str, ex
     sides = [_attempts(library, side, run, environment, example_id) for side, run in (("a", a), ("b", b))]
     found = pl.concat(sides)
     if found.is_empty():
-        raise NotThere(_nowhere(library, (a, b), environment, example_id))
+        near = nearest_examples(library, (a, b), environment, example_id)
+        told = f"; the nearest examples are {', '.join(near)}" if near else ""
+        raise NotThere(f"neither {a!r} nor {b!r} tried the example {example_id!r} of {environment!r}{told}")
     shared = set(sides[0]["trace_id"]) & set(sides[1]["trace_id"])
     return found.with_columns(in_both=pl.col("trace_id").is_in(list(shared))).select(*ATTEMPTS)
 
@@ -178,23 +179,9 @@ def typical(attempts: pl.DataFrame) -> Mapping[str, Any] | None:
 
 
 def _attempts(library: StoreReader, side: str, run: str, environment: str, example_id: str) -> pl.DataFrame:
-    lineages = library.history(run).lineages
-    rows = index(library, [lineage.traces for lineage in lineages])
-    rows = rows.filter((pl.col("environment") == environment) & (pl.col("example_id") == example_id))
-    training = [lineage.traces.key for lineage in lineages if lineage.for_training]
-    rows = rows.with_columns(side=pl.lit(side), run=pl.lit(run), for_training=pl.col("key").is_in(training))
-    kinds = {name: kind for name, kind in ATTEMPTS.items() if name != "in_both"}
-    return rows.sort("step", "for_training", maintain_order=True).select(
-        pl.col(name).cast(kind) for name, kind in kinds.items()
-    )
-
-
-def _nowhere(library: StoreReader, runs: tuple[str, str], environment: str, example_id: str) -> str:
-    rows = pl.concat([index(library, [lineage.traces for lineage in library.history(run).lineages]) for run in runs])
-    known = rows.select(pl.concat_str("environment", "example_id", separator="/").unique(maintain_order=True))
-    near = nearest(f"{environment}/{example_id}", known.to_series())
-    told = f"; the nearest examples are {', '.join(near)}" if near else ""
-    return f"neither {runs[0]!r} nor {runs[1]!r} tried the example {example_id!r} of {environment!r}{told}"
+    rows = index_of_example(library, run, environment, example_id)
+    rows = rows.with_columns(side=pl.lit(side), run=pl.lit(run))
+    return rows.select(pl.col(name).cast(kind) for name, kind in ATTEMPTS.items() if name != "in_both")
 
 
 MOST_TURNS = 30
@@ -207,6 +194,7 @@ def turns(library: StoreReader, found: FoundTrace) -> list[Turn]:
     """Return the turns of a trace along its last way from a root to a leaf."""
     rows = messages(library, found)
     ways = branches(rows)
+    # A broken graph has no ways: then the messages stand as they are numbered.
     way = rows.filter(pl.col("message").is_in(ways[-1])).sort("message") if ways else rows
     given: list[dict[str, str]] = []
     done: list[Turn] = []
@@ -272,6 +260,7 @@ def compared_words(a: str, b: str) -> tuple[list[Piece], list[Piece]]:
     The pieces of a text are the text again, as far as it is shown: its first LONGEST characters.
     """
     one, other = (_WORDS.findall(cut(each, LONGEST)[0]) for each in (a, b))
+    # Equal ends are cut off first: the time of what is left grows with its square.
     head = sum(1 for _ in takewhile(bool, map(eq, one, other)))
     tail = sum(1 for _ in takewhile(bool, map(eq, reversed(one[head:]), reversed(other[head:]))))
     middle = [words[head : len(words) - tail] for words in (one, other)]

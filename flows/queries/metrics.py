@@ -1,11 +1,138 @@
-"""Every metric of a run's steps as a series, in groups, with its unit and meaning."""
+"""The numbers of a run's steps: as they were written, as frames, and as series in groups, with unit and meaning.
+
+Nothing is computed here that a row of table `metrics` could say. Only wall-clock is of the ledger, for it is of one
+attempt at some work: `timing/stage/...` in seconds, `tokens/stage/...`, and `tokens_per_second/...` of stages that
+handled tokens.
+"""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from flows.queries.series import StepNumbers
+import polars as pl
+
+from flows.queries.step_history import RecordedStep
+from flows.queries.store_reader import StoreReader
+from storage.read.frames import Frames
+from storage.read.lineage import Work
+from storage.refs import Entry
 from tasks.metrics.figures import MEANINGS
-from tasks.metrics.names import ALL, full_name
+from tasks.metrics.names import ALL, Values, full_name
+
+
+@dataclass(frozen=True)
+class Span:
+    """What the ledger says of one piece of finished work, or of all of a stage."""
+
+    stage: str
+    seconds: float
+    tokens: int
+
+
+def read_metrics(frames: Frames, works: Iterable[Work]) -> dict[str, Values]:
+    """Return the metrics that some works have written, by key, in one look at the table; of other works none."""
+    found: dict[str, Values] = {}
+    rows = frames.rows(works, "metrics").select("key", "scope", "name", "value").collect()
+    for key, scope, name, value in rows.iter_rows():
+        found.setdefault(key, {})[scope, name] = value
+    return found
+
+
+def ledger_metrics(spans: Sequence[Span]) -> Values:
+    """Return seconds, tokens and tokens a second of the stages of a step."""
+    found: Values = {}
+    for stage, span in by_stage(spans).items():
+        found["", f"timing/stage/{stage}"] = span.seconds
+        if span.tokens:
+            found["", f"tokens/stage/{stage}"] = float(span.tokens)
+        if span.tokens and span.seconds > 0:
+            found["", f"tokens_per_second/{stage}"] = span.tokens / span.seconds
+    return found
+
+
+def by_stage(spans: Iterable[Span]) -> dict[str, Span]:
+    """Return the sums of each stage, in the order in which the stages come first."""
+    found: dict[str, Span] = {}
+    for span in spans:
+        known = found.get(span.stage, Span(span.stage, 0.0, 0))
+        found[span.stage] = Span(span.stage, known.seconds + span.seconds, known.tokens + span.tokens)
+    return found
+
+
+LONG = {"run": pl.String, "step": pl.Int64, "finished": pl.Boolean, "scope": pl.String, "name": pl.String}
+
+
+@dataclass(frozen=True)
+class StepNumbers:
+    """One step of a run and what was measured."""
+
+    work: RecordedStep
+    values: Values
+    """By scope (an environment, `all`, or empty) and measure. What was not measured has no entry."""
+
+    @property
+    def step(self) -> int:
+        """The number of the step."""
+        return self.work.step
+
+    def value(self, measure: str, scope: str = "") -> float | None:
+        """Return one number; None where it was not measured."""
+        return self.values.get((scope, measure))
+
+
+def numbers(library: StoreReader, run: str) -> list[StepNumbers]:
+    """Return what was measured of every step of a run. Raises NotThere.
+
+    They are those of the table `metrics`, and `ledger_metrics` of the stages that are done beside them: of a step that
+    is not finished these alone.
+    """
+    found = library.history(run).sampled_steps
+    written = written_metrics(library, found)
+    return [
+        StepNumbers(each, {**values, **ledger_metrics([_span(work.entry) for work in each.works if work.finished])})
+        for each, values in zip(found, written, strict=True)
+    ]
+
+
+def _span(entry: Entry) -> Span:
+    return Span(entry.stage, (entry.finished_at - entry.started_at).total_seconds(), entry.tokens)
+
+
+def written_metrics(library: StoreReader, steps: Sequence[RecordedStep]) -> list[Values]:
+    """Return the metrics of some steps, none of those that are not finished; what was read once is not read again."""
+    works = {each.metrics.identity: each.metrics for each in steps if each.metrics is not None}
+
+    def read(names: list[tuple[str, ...]]) -> dict[tuple[str, ...], Values]:
+        values = read_metrics(library.frames(), [works[name] for name in names])
+        return {name: values.get(works[name].key, {}) for name in names}
+
+    known = library.cache.each_once("metrics", list(works), read)
+    return [known[each.metrics.identity] if each.metrics is not None else {} for each in steps]
+
+
+def steps(library: StoreReader, run: str) -> pl.DataFrame:
+    """Return one row for each step of a run: run, step, finished, and every number as a column by its full name.
+
+    A column is null where a step did not measure it. Raises NotThere.
+    """
+    rows = [
+        {"run": run, "step": each.step, "finished": each.work.finished}
+        | {full_name(*name): value for name, value in sorted(each.values.items())}
+        for each in numbers(library, run)
+    ]
+    first = {"run": pl.String, "step": pl.Int64, "finished": pl.Boolean}
+    named = sorted({name for row in rows for name in row} - set(first))
+    return pl.DataFrame(rows, schema=first | dict.fromkeys(named, pl.Float64))
+
+
+def series(library: StoreReader, run: str) -> pl.DataFrame:
+    """Return one row for each number of each step: run, step, finished, scope, name, value. Raises NotThere."""
+    rows = [
+        (run, each.step, each.work.finished, scope, name, value)
+        for each in numbers(library, run)
+        for (scope, name), value in sorted(each.values.items())
+    ]
+    return pl.DataFrame(rows, schema=LONG | {"value": pl.Float64}, orient="row")
 
 
 class About(NamedTuple):
@@ -160,6 +287,7 @@ def ends(values: Sequence[float | None], steps: Sequence[int]) -> dict[str, Any]
     What is not finite is the first or the last, but never the least or the most.
     """
     known = [(value, step) for value, step in zip(values, steps, strict=True) if value is not None]
+    # One infinite value would be the most for ever; NaN compares with nothing.
     finite = [pair for pair in known if abs(pair[0]) < float("inf")]
     picked = {
         "first": known[0] if known else None,
@@ -190,6 +318,7 @@ class _Columns:
     def filled(self, scope: str, measure: str) -> list[float | None]:
         """Return a measure by step, with the zeros that have no entry."""
         values = self.values[scope, measure]
+        # A step that counted its rollouts and has no entry had none of that kind: zero, and not unknown.
         head = measure.partition("/")[0]
         if head == "accounting":
             return _where(self._accounted, values)
@@ -204,6 +333,7 @@ def _where(counted: Iterable[bool], values: Iterable[float | None]) -> list[floa
 
 def _shown(scopes: set[str], several: bool) -> list[str]:
     """Return the scopes that are told, all rollouts first."""
+    # Of one environment alone its numbers are those of all, and a second curve would hide the first.
     alone = not several and ALL in scopes
     return sorted(scopes, key=lambda scope: (scope not in ("", ALL), scope))[: 1 if alone else None]
 

@@ -1,5 +1,6 @@
 """What a page or a program asks of a store, and the mistakes in it that a person is told of."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ class PageRequest:
     def required_number(self, name: str) -> int:
         """A whole number of the path: a step, a row. Raises NotThere where it is none."""
         given = self.path[name]
+        # Bounded before it is read: digits of other scripts are decimal too, and int() is slow over very many.
         if not (given.isascii() and given.isdecimal() and len(given) < 10):
             raise NotThere(f"{name} {given[:MOST]!r} is no number: write it in digits")
         return int(given)
@@ -57,6 +59,7 @@ class PageRequest:
     def but(self, **changes: str | int | None) -> str:
         """The same address with some values of its question changed; None takes one out."""
         values = {**self.query, **{name: value for name, value in changes.items()}}
+        # A link leads to a page, also out of the JSON of one.
         kept = {name: value for name, value in values.items() if value not in (None, "") and name != "format"}
         return self.address + (f"?{urlencode(kept)}" if kept else "")
 
@@ -78,3 +81,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value.isoformat() if isinstance(value, datetime) else value
+
+
+def parsed(text: str | None) -> dict[str, Any]:
+    """Return what is said by name in JSON, nothing where it is no such thing: others wrote it."""
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

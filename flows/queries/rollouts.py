@@ -1,37 +1,34 @@
-"""The rollouts of a step or an evaluation as frames: one row each, in groups, beside the other attempts."""
+"""Rollouts as frames: those of a step or an evaluation, those beside a trace, and every attempt at an example.
 
-import re
-from collections.abc import Iterable, Sequence
+Text search and the mismatch of engine and learner are of such a frame too, one value for each of its rows.
+"""
 
+import json
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import numpy as np
 import polars as pl
 
-from configs.run import content
 from flows.queries.outcomes import EXPIRED, outcomes_of
-from flows.queries.request import NotThere
-from flows.queries.step_history import StepLineage
+from flows.queries.request import NotThere, parsed
+from flows.queries.row_lineage import nearest
+from flows.queries.scores import first_round, set_name
+from flows.queries.step_history import StepLineage, present
 from flows.queries.store_reader import StoreReader
-from flows.queries.trace import FoundTrace, index
-from storage.keys import canonical_json
-from storage.read.lineage import Graph, Work, row_identities
-from tasks.metrics.accounting import ERRORED, FILTERED, STOPPED, TRAINED
+from flows.queries.trace import FoundTrace, by_sample, index
+from storage.read.lineage import Work, row_identities
+from tasks.metrics.accounting import TRAINED
 from tasks.stages import EVALUATION_ASSIGNMENT
 
 
 def rounds_of(library: StoreReader, run: str, works: Sequence[Work]) -> pl.DataFrame:
     """Return for each work of rollouts its `key`, the `set` (empty for the one without a name) and the `round`."""
-    sets = library.config(run).evaluation.of_sets()
-    names = {canonical_json(content(each)): name for name, each in reversed(sets.items())}
-    rows = [(work.key, *_place(library.graph, work, names)) for work in works]
+    config = library.config(run)
+    assigned = {key: work.entry for key, work in library.graph.works.items() if work.stage == EVALUATION_ASSIGNMENT}
+    firsts = [(work.key, *first_round(assigned, work.inputs[EVALUATION_ASSIGNMENT])) for work in works]
+    rows = [(key, set_name(config, assigned.get(first)), number) for key, first, number in firsts]
     return pl.DataFrame(rows, schema={"key": pl.String, "set": pl.String, "round": pl.Int64}, orient="row")
-
-
-def _place(graph: Graph, work: Work, names: dict[str, str]) -> tuple[str, int]:
-    """Go back to the first assignment of an evaluation: later ones try again what failed before."""
-    assigned, number = graph.works.get(work.inputs[EVALUATION_ASSIGNMENT]), 0
-    while assigned and assigned.inputs.get(EVALUATION_ASSIGNMENT) in graph.works:
-        assigned, number = graph.works[assigned.inputs[EVALUATION_ASSIGNMENT]], number + 1
-    said = assigned.entry.section.get("evaluation") if assigned else None
-    return (names.get(canonical_json(said), "") if said is not None else ""), number
 
 
 NAMES = (
@@ -67,6 +64,7 @@ def evaluation_traces(library: StoreReader, run: str, version: int, set_name: st
     found = evaluation_lineages(library, run, version)
     rounds = rounds_of(library, run, [lineage.traces for lineage in found])
     rows = traces_of(library, run, found).join(rounds, on="key", how="left", maintain_order="left")
+    # A rollout that is made again answers the same assignment in a later round.
     later = rows.select("set", "assignment_id", pl.col("round").alias("later")).unique()
     again = rows.join(later, on=["set", "assignment_id"]).filter(pl.col("later") > pl.col("round"))
     rows = rows.with_columns(replaced=pl.col("trace_id").is_in(again["trace_id"].implode()))
@@ -106,6 +104,7 @@ def _at(library: StoreReader, run: str, step: int, for_training: bool) -> list[S
 
 def traces_of(library: StoreReader, run: str, found: Sequence[StepLineage]) -> pl.DataFrame:
     """Return the traces of some lineages of a run in their order, with columns as in `traces`; read once and held."""
+    # By all work that the columns come from: as soon as a step is judged or trained, it is another name.
     known = tuple(row_identities(lineage.works) for lineage in found)
     return library.cached(("step_traces", known), lambda: _joined(library, run, list(found)))
 
@@ -123,6 +122,7 @@ def _joined(library: StoreReader, run: str, found: list[StepLineage]) -> pl.Data
 def _in_order(read: pl.LazyFrame, found: list[StepLineage]) -> pl.DataFrame:
     """Return rows of traces by lineage, then as the parts of the work were handed over; tables keep no order."""
     pieces = [piece.attempt for lineage in found for piece in lineage.traces.slices_of("traces")]
+    # The ledger lists slices as they were handed over; a table may give them back in any order.
     order = pl.DataFrame({"attempt": pieces}, schema={"attempt": pl.String}).with_row_index("part")
     rows = read.select("key", "attempt", "step", "seq", *NAMES).collect()
     rows = rows.join(order, on="attempt").sort("part", "seq", maintain_order=True).drop("part", "attempt", "seq")
@@ -130,14 +130,14 @@ def _in_order(read: pl.LazyFrame, found: list[StepLineage]) -> pl.DataFrame:
 
 
 def _verdicts(library: StoreReader, run: str, found: list[StepLineage]) -> pl.DataFrame:
-    rows = library.frames(run).rows(_present(lineage.verdicts for lineage in found), "verdicts")
+    rows = library.frames(run).rows(present(*(lineage.verdicts for lineage in found)), "verdicts")
     read = rows.select(pl.col("key").alias("of"), "trace_id", "keep", "reason", "detected").collect()
     return _of_traces(read, {lineage.traces.key: lineage.verdicts for lineage in found})
 
 
 def _samples(library: StoreReader, run: str, found: list[StepLineage]) -> pl.DataFrame:
     """Return what the samples of each trace say of it; its advantage and baseline are the same in all of them."""
-    rows = library.frames(run).rows(_present(lineage.samples for lineage in found), "samples")
+    rows = library.frames(run).rows(present(*(lineage.samples for lineage in found)), "samples")
     read = rows.select(pl.col("key").alias("of"), "trace_id", "advantage", "baseline").collect()
     each = read.group_by("of", "trace_id").agg(
         pl.col("advantage").drop_nulls().first(),
@@ -154,80 +154,9 @@ def _of_traces(rows: pl.DataFrame, made: dict[str, Work | None]) -> pl.DataFrame
     return rows.join(keys, on="of").drop("of").unique(["key", "trace_id"])
 
 
-def _present(works: Iterable[Work | None]) -> list[Work]:
-    return list({work.key: work for work in works if work is not None}.values())
-
-
-SORTS = ("group", "example", "environment", "mean", "spread", "baseline", "size", "kept")
-"""What groups can be sorted by; `group` is the order of their ids, numbers in them by value."""
-_BY = {"example": "example_id", "mean": "reward_mean", "spread": "reward_spread", "size": "num_traces"}
-_DIGITS = re.compile(r"(\d+)")
-
-
-def groups(library: StoreReader, run: str, step: int) -> pl.DataFrame:
-    """Return one row for each group of a step and each agent in it, for agents earn different things.
-
-    Columns: `group_id`, `agent`, `environment`, `example_id`, `num_traces`, `num_scored`, `reward_mean`,
-    `reward_spread` (standard deviation over the scored ones, of the whole group and no sample of more), `reward_min`,
-    `reward_max`; `baseline`, null where there is none or the members have different ones; `num_kept` (null before the
-    filters), `num_trained` (null where that is not known any more), `num_filtered`, `num_errored`, `num_stopped`.
-    Those that were stopped are in no reward. Raises NotThere.
-    """
-    return of_traces(traces(library, run, step))
-
-
-def of_traces(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the groups of a frame of traces in order of their ids, numbers in them by value; see `groups`."""
-    reward = pl.col("reward").filter(pl.col("outcome") != STOPPED)
-    baselines = pl.col("baseline").drop_nulls().unique()
-    counts = {name: (pl.col("outcome") == outcome).sum() for name, outcome in _OUTCOMES.items()}
-    found = frame.group_by("group_id", "agent", maintain_order=True).agg(
-        pl.col("environment", "example_id").first(),
-        num_traces=pl.len(),
-        num_scored=reward.count(),
-        reward_mean=reward.mean(),
-        reward_spread=reward.std(ddof=0),
-        reward_min=reward.min(),
-        reward_max=reward.max(),
-        baseline=pl.when(baselines.len() == 1).then(baselines.first()),
-        num_kept=pl.when(pl.col("keep").count() > 0).then(pl.col("keep").sum()),
-        num_trained=pl.when(pl.col("trained").is_not_null().all()).then(pl.col("trained").sum()),
-        **counts,
-    )
-    whole = pl.col("^num_.*$").cast(pl.Int64)
-    order = sorted(range(found.height), key=lambda at: (natural(found["group_id"][at]), found["agent"][at]))
-    return found.with_columns(whole)[order]
-
-
-_OUTCOMES = {"num_filtered": FILTERED, "num_errored": ERRORED, "num_stopped": STOPPED}
-
-
-def in_order(rows: pl.DataFrame, sort: str, descending: bool) -> pl.DataFrame:
-    """Return groups by one of SORTS; what has no value comes last, what is equal in the order that it had."""
-    if sort == "group":
-        return rows.reverse() if descending else rows
-    by = {"kept": "num_kept"}.get(sort, _BY.get(sort, sort))
-    return rows.sort(by, descending=descending, nulls_last=True, maintain_order=True)
-
-
-def natural(text: str) -> list[tuple[int, int, str]]:
-    """Return a key by which texts sort as people count: 3-10 after 3-2."""
-    parts = _DIGITS.split(text)
-    return [(1, int(part[:18]), part) if at % 2 else (0, 0, part) for at, part in enumerate(parts)]
-
-
 MATE = (
-    "trace_id",
-    "key",
-    "agent",
-    "episode_id",
-    "assignment_id",
-    "reward",
-    "advantage",
-    "outcome",
-    "detail",
-    "error_class",
-    "num_output_tokens",
+    *("trace_id", "key", "agent", "episode_id", "assignment_id", "reward", "advantage", "outcome", "detail"),
+    *("error_class", "num_output_tokens"),
 )
 
 
@@ -254,16 +183,186 @@ def largest_advantage(library: StoreReader, found: FoundTrace) -> float | None:
 def history(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
     """Return all attempts of the same agent at the same example over the run, by step; itself too.
 
-    Columns: those of `trace_index.INDEX`, and `for_training`: false where the attempt scored a policy.
+    Columns: those of `INDEX`, and `for_training`: false where the attempt scored a policy.
     """
-    lineages = library.history(found.run).lineages
+    environment, example_id = found.row["environment"], found.row["example_id"]
+    return index_of_example(library, found.run, environment, example_id).filter(agent=found.row["agent"])
+
+
+def index_of_example(library: StoreReader, run: str, environment: str, example_id: str) -> pl.DataFrame:
+    """Return all attempts of a run at an example, by step; columns as in `history`. Raises NotThere."""
+    lineages = library.history(run).lineages
     rows = index(library, [lineage.traces for lineage in lineages])
     training = [lineage.traces.key for lineage in lineages if lineage.for_training]
-    same = [pl.col(name) == found.row[name] for name in ("environment", "example_id", "agent")]
-    rows = rows.filter(*same).with_columns(for_training=pl.col("key").is_in(training))
-    return rows.sort("step", "for_training", maintain_order=True)
+    rows = rows.filter(environment=environment, example_id=example_id)
+    return rows.with_columns(for_training=pl.col("key").is_in(training)).sort(
+        "step", "for_training", maintain_order=True
+    )
 
 
 def _member() -> pl.Expr:
     """Return the number of a rollout within its group, the end of its assignment's id."""
     return pl.col("assignment_id").str.split("/").list.last().cast(pl.Int64, strict=False)
+
+
+ITSELF = ("trace_id", "group_id", "example_id", "assignment_id", "error_type", "error_message")
+"""What is searched of a trace beside its messages."""
+MORE = r'"(tool_calls|reasoning_content)"\s*:\s*["\[{]'
+"""What the body of a message holds that says more than its content."""
+
+
+def search_mask(library: StoreReader, run: str, frame: pl.DataFrame, text: str) -> pl.Series | None:
+    """Return for each row of a frame of traces whether it holds a text; None where the text is empty.
+
+    Upper and lower case are alike, in all scripts, letter by letter; nothing in the text has a meaning of its own. Only
+    what the messages say, of the work that made these traces, is read, and what was found is held.
+    """
+    if not text:
+        return None
+    works = [library.graph.works[key] for key in frame["key"].unique(maintain_order=True)]
+    # Half a letter, as a terminal may hand it over, is no text that polars takes.
+    pattern = "(?i)" + pl.escape_regex(text.encode("utf-8", "replace").decode())
+    name = ("step_search", text, row_identities(works))
+    saying = library.cached(name, lambda: _saying(library, run, works, pattern))
+    itself = pl.any_horizontal(pl.col(each).str.contains(pattern).fill_null(False) for each in ITSELF)
+    joined = frame.join(saying, on=["key", "trace_id"], how="left", maintain_order="left")
+    return joined.select((itself | pl.col("says").is_not_null()).alias("found"))["found"]
+
+
+def _saying(library: StoreReader, run: str, works: Sequence[Work], pattern: str) -> pl.DataFrame:
+    """Return the traces of which a message holds the pattern: key, trace_id, and says, which is true."""
+    rows = library.frames(run).rows(works, "messages").select("key", "trace_id", "content", "body")
+    says = pl.col("content").str.contains(pattern).fill_null(False)
+    # Bodies are kept of those messages alone whose content is not all that they say.
+    more = pl.when(~says & pl.col("body").str.contains(MORE)).then("body")
+    read = (
+        rows.select("key", "trace_id", says=says, body=more)
+        .filter(pl.col("says") | pl.col("body").is_not_null())
+        .collect()
+    )
+    beside = read.filter(pl.col("body").is_not_null())
+    texts = pl.Series("texts", [said_beside(body) for body in beside["body"]], pl.List(pl.String))
+    saying = beside.select("key", "trace_id", texts).explode("texts").filter(pl.col("texts").str.contains(pattern))
+    both = pl.concat([read.filter("says").select("key", "trace_id"), saying.select("key", "trace_id")])
+    return both.unique().with_columns(says=True)
+
+
+def said_beside(body: str) -> list[str]:
+    """Return what a message says beside its content: its thoughts, and names and arguments of its tool calls."""
+    said = parsed(body)
+    calls = said.get("tool_calls")
+    beside = [said.get("reasoning_content")]
+    for call in calls if isinstance(calls, list) else ():
+        inner = call.get("function", call) if isinstance(call, dict) else {}
+        beside += [inner.get("name"), inner.get("arguments")] if isinstance(inner, dict) else []
+    return [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in beside if each]
+
+
+MISMATCH, MISMATCH_TITLE = "mismatch_kl", "mismatch KL"
+OF_ROW = ("sample_ids", "cu_seqlens", "logprobs", "rl_weights")
+
+
+def with_mismatch(
+    library: StoreReader, run: str, lineages: Sequence[StepLineage], frame: pl.DataFrame, names: Collection[str]
+) -> pl.DataFrame:
+    """Return the traces of a step with the column `mismatch_kl`: nulls, unless it is among `names`.
+
+    It is the mean of r - 1 - log r over the tokens of a trace with rl weight, as the learner measures it over those of
+    a step (tasks.learner.loss_metrics), r being the learner's probability over the engine's. Null for what was not
+    trained on, and where no policy is known to have sampled.
+    """
+    trained = [lineage for lineage in lineages if lineage.updates]
+    if not trained or not {MISMATCH, MISMATCH_TITLE} & set(names):
+        return frame.with_columns(pl.lit(None, pl.Float64).alias(MISMATCH))
+    known = tuple(row_identities(lineage.works) for lineage in trained)
+    measured = library.cached(("step_mismatch", known), lambda: by_trace(library, run, trained))
+    told = frame.join(measured, on="trace_id", how="left", maintain_order="left")
+    return told.with_columns(pl.when(pl.col("policy_key") != "").then(MISMATCH).alias(MISMATCH))
+
+
+def by_trace(library: StoreReader, run: str, lineages: Sequence[StepLineage]) -> pl.DataFrame:
+    """Return `trace_id` and `mismatch_kl` of what was trained on with rl weight; see `with_mismatch`."""
+    frames = library.frames(run)
+    rows = frames.rows(present(*(lineage.batches for lineage in lineages)), "batches").select(OF_ROW).collect()
+    measured = frames.rows(present(*(lineage.updates for lineage in lineages)), "token_statistics")
+    learner = measured.select("sample_id", learner="logprobs").collect()
+    named = (
+        frames.rows(present(*(lineage.samples for lineage in lineages)), "samples")
+        .select("sample_id", "trace_id")
+        .collect()
+    )
+    # Weights and the engine's log-probs are those of the batch row, as the learner had them.
+    own = by_sample(rows, ("logprobs", "rl_weights"))
+    flat = own.join(learner, on="sample_id").join(named.unique("sample_id"), on="sample_id")
+    flat = flat.explode("logprobs", "rl_weights", "learner").filter(pl.col("rl_weights") != 0)
+    apart = flat["learner"].cast(pl.Float64).to_numpy() - flat["logprobs"].cast(pl.Float64).to_numpy()
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = np.expm1(apart) - apart  # numpy, as polars has no exact expm1
+    return flat.select("trace_id", pl.Series(MISMATCH, values)).group_by("trace_id").agg(pl.col(MISMATCH).mean())
+
+
+PASS_REWARD = 1.0
+"""What an attempt that passes earns at least, as evaluations count it (tasks.evaluation.stage.estimates)."""
+ATTEMPT = (
+    *("step", "for_training", "set", "trace_id", "key", "agent", "trainable", "reward", "advantage", "outcome"),
+    *("detail", "error_class", "stop_condition", "num_turns", "num_input_tokens", "num_output_tokens"),
+    *("policy_version", "staleness", "group_id", "assignment_id", "started_at", "seconds"),
+)
+"""What is told of an attempt; of an evaluation, `step` is the version of the policy that was scored."""
+
+
+def example(library: StoreReader, run: str, environment: str, example_id: str) -> dict[str, Any] | None:
+    """Return the example as the run's environment gave it: `split` and `task`, JSON; None where it was not listed.
+
+    Raises NotThere for an unknown run.
+    """
+    rows = library.frames(run)["examples"]
+    named = (pl.col("environment") == environment) & (pl.col("example_id") == example_id)
+    found = rows.filter(named).select("step", "split", "task").sort("step").collect()
+    return found.drop("step").row(-1, named=True) if len(found) else None
+
+
+def attempts(library: StoreReader, run: str, environment: str, example_id: str) -> pl.DataFrame:
+    """Return all attempts at an example that a run uses, by step, those of evaluations after those of training.
+
+    Columns as in `ATTEMPT`; `set` is null in training. Raises NotThere, with the nearest examples, where there is none.
+    """
+    own = index_of_example(library, run, environment, example_id)
+    if own.is_empty() and example(library, run, environment, example_id) is None:
+        near = nearest_examples(library, (run,), environment, example_id)
+        told = f"; the nearest that it tried are {', '.join(near)}" if near else ""
+        raise NotThere(f"run {run!r} has no example {example_id!r} of {environment!r}{told}")
+    keys = set(own["key"])
+    of_example = [lineage for lineage in library.history(run).lineages if lineage.traces.key in keys]
+    rows = traces_of(library, run, of_example).filter(environment=environment, example_id=example_id)
+    scoring = [lineage.traces for lineage in of_example if not lineage.for_training]
+    sets = rounds_of(library, run, scoring).select("key", "set")
+    rows = rows.join(sets, on="key", how="left", maintain_order="left")
+    rows = rows.with_columns(for_training=~pl.col("key").is_in([work.key for work in scoring]))
+    return rows.sort("step", ~pl.col("for_training"), maintain_order=True).select(ATTEMPT)
+
+
+def nearest_examples(library: StoreReader, runs: Iterable[str], environment: str, example_id: str) -> list[str]:
+    """Return the examples that some runs tried, as ENVIRONMENT/EXAMPLE, whose names are most like that of one."""
+    works = [lineage.traces for run in runs for lineage in library.history(run).lineages]
+    names = index(library, works).select(pl.concat_str("environment", "example_id", separator="/"))
+    return nearest(f"{environment}/{example_id}", names.to_series())
+
+
+def by_step(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return how attempts went, for each step or evaluation and agent.
+
+    Columns: step, for_training, set, agent, num_attempts, num_scored, reward (mean), lowest, highest, num_passed and
+    pass_rate, the share of the scored that earned PASS_REWARD or more; null where none was scored.
+    """
+    reward = pl.col("reward")
+    passed = (reward >= PASS_REWARD).sum().cast(pl.Int64)
+    return rows.group_by("step", "for_training", "set", "agent", maintain_order=True).agg(
+        num_attempts=pl.len().cast(pl.Int64),
+        num_scored=reward.count().cast(pl.Int64),
+        reward=reward.mean(),
+        lowest=reward.min(),
+        highest=reward.max(),
+        num_passed=passed,
+        pass_rate=pl.when(reward.count() > 0).then(passed / reward.count()),
+    )

@@ -1,4 +1,4 @@
-"""All runs of a store, or one: state, config, origin, what each came to."""
+"""All runs of a store, or one: its state, its config, its origin, and what it came to."""
 
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
@@ -9,11 +9,13 @@ import polars as pl
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.queries.compare import compared_configs
-from flows.queries.identify import policy_version
-from flows.queries.run_state import held_out, is_going, seconds_at_work, state_of
-from flows.queries.series import written_metrics
+from flows.queries.metrics import written_metrics
+from flows.queries.row_lineage import policy_version
+from flows.queries.run_state import is_going, seconds_at_work, state_of
+from flows.queries.scores import held_out
 from flows.queries.step_history import RecordedStep
 from flows.queries.store_reader import StoreReader
+from storage.read.lineage import Work
 from storage.records import Event
 from tasks.metrics.figures import mean
 from tasks.metrics.names import ALL, Values
@@ -68,7 +70,7 @@ def _run(library: StoreReader, name: str, by_run: Mapping[str, Sequence[Recorded
         "kind": events[-1].kind,
         **state_of(events[-1]),
         "steps_done": steps_done(steps, config),
-        "steps_planned": _number(config.get("steps")),
+        "steps_planned": planned if isinstance(planned := config.get("steps"), int) else None,
         "rewards": rewards,
         "last_reward": next((each for each in reversed(rewards) if each is not None), None),
         "losses": losses,
@@ -88,6 +90,7 @@ def parent_of(name: str, event: Event, steps: Sequence[RecordedStep], known: Con
     """
     if event.parent_run:
         return event.parent_run if event.parent_run in known else None
+    # Rollouts alone: they are what costs, and what a fork is made to share.
     others = Counter(work.computed_by for each in steps for work in each.traces if work.computed_by != name)
     return next((other for other, _ in others.most_common() if other in known), None)
 
@@ -134,21 +137,22 @@ def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _number(value: object) -> int | None:
-    return value if isinstance(value, int) else None
-
-
 def policy_of(library: StoreReader, config: Mapping[str, Any]) -> str | None:
     """Return the name RUN:VERSION of the policy that a run starts from; None where no run of the store made it."""
     path = str(section(config, "model").get("path") or "")
+    # Weights of a store lie in a folder that is named by the key of the work that made them.
     work = library.graph.works.get(path.rstrip("/").rpartition("/")[2])
     made = work is not None and work.stage == "training"
     return f"{work.computed_by}:{policy_version(work)}" if work is not None and made else None
 
 
+def _own_work(library: StoreReader, name: str) -> list[Work]:
+    """Return the work that a run computed itself."""
+    return [work for work in library.frames(name).graph.works.values() if work.computed_by == name]
+
+
 def _times(library: StoreReader, name: str, events: Sequence[Event]) -> dict[str, Any]:
-    own = [work for work in library.frames(name).graph.works.values() if work.computed_by == name]
-    last_work = max((work.entry.finished_at for work in own), default=None)
+    last_work = max((work.entry.finished_at for work in _own_work(library, name)), default=None)
     changed = max([events[-1].at, *([last_work] if last_work else [])])
     return {"seconds": seconds_at_work(events, last_work), "started_at": events[0].at, "changed_at": changed}
 
@@ -169,8 +173,6 @@ def overview(library: StoreReader, run: str, steps: list[RecordedStep]) -> dict[
     """Return a run as plain values: state, kind, config, parent and what differs from it. Raises NotThere."""
     config = library.config(run)
     events = library.store.runs.events(run)
-    own = [work for work in library.frames(run).graph.works.values() if work.computed_by == run]
-    last_work = max((work.entry.finished_at for work in own), default=None)
     known = library.store.runs.names()
     parent = parent_of(run, events[-1], steps, known)
     return {
@@ -180,10 +182,8 @@ def overview(library: StoreReader, run: str, steps: list[RecordedStep]) -> dict[
         "going": is_going(events[-1]),
         "steps_done": steps_done(steps, events[-1].config),
         "steps_planned": config.steps,
-        "started_at": events[0].at,
-        "changed_at": max([events[-1].at, *([last_work] if last_work else [])]),
-        "seconds": seconds_at_work(events, last_work),
-        "bytes": sum(file.size for work in own for piece in work.slices for file in piece.files),
+        **_times(library, run, events),
+        "bytes": sum(file.size for work in _own_work(library, run) for piece in work.slices for file in piece.files),
         "host": events[-1].host,
         "flow_run": events[-1].flow_run,
         **headline_settings(events[-1].config),
@@ -191,7 +191,7 @@ def overview(library: StoreReader, run: str, steps: list[RecordedStep]) -> dict[
         **_settings(config),
         "parent": parent,
         "forks": [name for name in known if branched_off(library).get(name) == run],
-        "differences": _differences(library, parent, config),
+        "differences": compared_configs(library.config(parent), config) if parent else [],
         "config": config.model_dump(mode="json"),
     }
 
@@ -212,11 +212,8 @@ def _settings(config: RunConfig) -> dict[str, Any]:
 
 def branched_off(library: StoreReader) -> dict[str, str | None]:
     """Return the run that each run says it branched off, if any."""
+    # By the mark, for any commit may be an event of a run.
     runs = library.store.runs
     return library.cached(
         ("branched off", library.mark), lambda: {name: runs.events(name)[-1].parent_run for name in runs.names()}
     )
-
-
-def _differences(library: StoreReader, parent: str | None, config: RunConfig) -> list[dict[str, Any]]:
-    return compared_configs(library.config(parent), config) if parent else []

@@ -4,12 +4,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 
 from configs.environments import EnvironmentConfig
 from configs.run import RunConfig, content
+from flows.queries.store_reader import StoreReader
 from storage.keys import canonical_json
+from storage.read.lineage import row_identities
 from storage.refs import Entry
+from storage.schemas.stage_tables import TRACES
 from storage.store import Store
 from tasks.arrays.seats import COLUMNS as OF_SEATS
 from tasks.arrays.seats import evaluated_seats
@@ -82,8 +86,14 @@ class RecordedEvaluation:
 
     def scored(self, store: Store, config: RunConfig) -> EvaluationScores:
         """Return what its rollouts say."""
-        tables = [store.read(each.slices("traces"), list(READ)) for each in self.rounds]
-        return score_rollouts(self.set_name, self.version, tables, config.environments, self.pass_at)
+        return self.scored_rounds(
+            {each.key: store.read(each.slices("traces"), list(READ)) for each in self.rounds}, config
+        )
+
+    def scored_rounds(self, tables: Mapping[str, pa.Table], config: RunConfig) -> EvaluationScores:
+        """Return what its rollouts say, given by the key of the round that made them."""
+        rounds = [tables[each.key] for each in self.rounds]
+        return score_rollouts(self.set_name, self.version, rounds, config.environments, self.pass_at)
 
 
 def recorded_evaluations(store: Store, run: str, config: RunConfig) -> list[RecordedEvaluation]:
@@ -92,30 +102,117 @@ def recorded_evaluations(store: Store, run: str, config: RunConfig) -> list[Reco
     assigned = {each.key: each for each in entries if each.stage == EVALUATION_ASSIGNMENT}
     rounds: dict[tuple[str, str], dict[int, Entry]] = {}
     for each in entries:
+        # Rounds that try errors again are one evaluation: they go back to the same first assignment.
         if each.stage == ROLLOUT and scores_policy(each.inputs):
-            first, number = _first_round(assigned, each.inputs[EVALUATION_ASSIGNMENT])
+            first, number = first_round(assigned, each.inputs[EVALUATION_ASSIGNMENT])
             rounds.setdefault((each.inputs.get("policy", ""), first), {})[number] = each
-    names = {canonical_json(content(each)): name for name, each in reversed(config.evaluation.of_sets().items())}
-    found = [
-        _recorded(config, names, policy, assigned.get(first), [own[number] for number in sorted(own)])
-        for (policy, first), own in rounds.items()
-    ]
+    found = []
+    for (policy, first), by_number in rounds.items():
+        name, own = set_name(config, assigned.get(first)), tuple(by_number[number] for number in sorted(by_number))
+        pass_at = config.evaluation.of_sets().get(name, config.evaluation).pass_at
+        found.append(RecordedEvaluation(name, own[0].step, policy, assigned.get(first), own, pass_at))
+    # A set that the config does not name any more, as it was changed on a resume, comes first.
     order = list(config.evaluation.of_sets())
     return sorted(found, key=lambda each: (each.version, order.index(each.set_name) if each.set_name in order else -1))
 
 
-def _first_round(assigned: Mapping[str, Entry], key: str) -> tuple[str, int]:
-    """Return the assignment that one which makes errors again goes back to, and its number among the rounds."""
+def first_round(assigned: Mapping[str, Entry], key: str) -> tuple[str, int]:
+    """Return the assignment that one which makes errors again goes back to, and its number among the rounds.
+
+    `assigned` are the assignments of evaluations, by key.
+    """
     number = 0
     while key in assigned and EVALUATION_ASSIGNMENT in assigned[key].inputs:
         key, number = assigned[key].inputs[EVALUATION_ASSIGNMENT], number + 1
     return key, number
 
 
-def _recorded(
-    config: RunConfig, names: Mapping[str, str], policy: str, assigned: Entry | None, rounds: Sequence[Entry]
-) -> RecordedEvaluation:
-    said = assigned.section.get("evaluation") if assigned else None
-    name = names.get(canonical_json(said), "") if said is not None else ""
-    pass_at = config.evaluation.of_sets().get(name, config.evaluation).pass_at
-    return RecordedEvaluation(name, rounds[0].step, policy, assigned, tuple(rounds), pass_at)
+def set_name(config: RunConfig, assigned: Entry | None) -> str:
+    """Return the name of the set whose examples were assigned; empty for the one without, and where it is not known."""
+    said = assigned and assigned.section.get("evaluation")
+    sets = config.evaluation.of_sets().items() if said is not None else ()
+    return next((name for name, own in sets if canonical_json(content(own)) == canonical_json(said)), "")
+
+
+_SCHEMA = pa.schema([TRACES.arrow.field(name) for name in READ])
+
+
+def scored_evaluations(
+    library: StoreReader, run: str, version: int | None = None
+) -> list[tuple[RecordedEvaluation, EvaluationScores]]:
+    """Return the evaluations of a run, or of its policy of a version, with what they say. Raises NotThere.
+
+    Their rollouts are read together, and once: only the columns that scores need.
+    """
+    config, works = library.config(run), library.graph.works
+    recorded = [each for each in recorded_evaluations(library.store, run, config) if version in (None, each.version)]
+    # The ledger may have more than the moment that is looked at: the store moves on.
+    known = [each for each in recorded if all(entry.key in works for entry in each.rounds)]
+    # Scores come of the rollouts, and of what the config, another one after a resume, says of seats and passes.
+    seats = tuple(environment.model_dump_json() for environment in config.environments)
+    names = [(each.set_name, each.version, row_identities(each.rounds), each.pass_at, seats) for each in known]
+    by_name: dict[tuple[object, ...], RecordedEvaluation] = dict(zip(names, known, strict=True))
+
+    def read(missing: list[tuple[object, ...]]) -> dict[tuple[object, ...], EvaluationScores]:
+        tables = _traces(library, [entry for name in missing for entry in by_name[name].rounds])
+        return {name: by_name[name].scored_rounds(tables, config) for name in missing}
+
+    scored = library.cache.each_once("evaluations", list(by_name), read)
+    return [(by_name[name], scored[name]) for name in by_name]
+
+
+def _traces(library: StoreReader, rounds: Sequence[Entry]) -> dict[str, pa.Table]:
+    """Return the rollouts of rounds by key, slice after slice in the order in which they were handed over."""
+    works = [library.graph.works[entry.key] for entry in rounds]
+    rows = library.frames().rows(works, TRACES.name).select("attempt", "seq", *READ).collect().sort("seq")
+    parts = rows.drop("seq").partition_by("attempt", as_dict=True, include_key=False)
+    # The slices stay chunks of their own, as stages read them: sums are then the same to the last bit.
+    return {
+        entry.key: pa.concat_tables(
+            [_SCHEMA.empty_table()]
+            + [
+                parts[piece.attempt,].to_arrow().cast(_SCHEMA)
+                for piece in entry.slices(TRACES.name)
+                if (piece.attempt,) in parts
+            ]
+        )
+        for entry in rounds
+    }
+
+
+def held_out(library: StoreReader, run: str) -> list[dict[str, Any]]:
+    """Return the evaluations of a run as `stagecoach show` does: `version`, `set` and `scores`. Raises NotThere."""
+    done = row_identities(work for work in library.history(run).evaluations if work.finished)
+    if not done:
+        return []
+    name = ("held-out", run, len(library.store.runs.events(run)), done)  # each event may bring another config
+    # Held apart from the rollouts, which weigh much: these may leave the memory while a list of runs is looked at.
+    return library.cached(name, lambda: [scores.described for _, scores in scored_evaluations(library, run)])
+
+
+SCORES = {
+    "run": pl.String,
+    "version": pl.Int64,
+    "set": pl.String,
+    "environment": pl.String,
+    "average": pl.Float64,
+    "low": pl.Float64,
+    "high": pl.Float64,
+    "num_examples": pl.Int64,
+    "num_attempts": pl.Int64,
+}
+
+
+def scores(library: StoreReader, run: str) -> pl.DataFrame:
+    """Return one row for each policy, set and environment that was evaluated, as in SCORES. Raises NotThere.
+
+    `low` and `high` are the ends of the 95% interval of the average; null where there is none.
+    """
+    rows = [
+        {"run": run, "version": each["version"], "set": each["set"]}
+        | {name: score[name] for name in ("environment", "average", "num_examples", "num_attempts")}
+        | {end: (score["interval"] or {}).get(end) for end in ("low", "high")}
+        for each in held_out(library, run)
+        for score in each["scores"]
+    ]
+    return pl.DataFrame(rows, schema=SCORES)

@@ -3,11 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from flows.queries.identify import WORK, policy_names
 from flows.queries.outcomes import EXPIRED
-from flows.queries.row_lineage import RowNode
-from flows.reporting.formats import compact_number
-from flows.reporting.texts import one_line
+from flows.queries.row_lineage import WORK, RowNode, policy_names
+from flows.reporting.formats import compact_number, one_line
 from storage.read.lineage import Graph, Work
 from tasks.arrays.finding import QUARANTINED
 from tasks.inference.sampling.failures import STRAGGLER
@@ -23,7 +21,7 @@ def row_line(node: RowNode, facts: Facts, graph: Graph) -> str:
     work = graph.works[node.key]
     if node.kind == WORK:
         return work_line(work)
-    return f"{title_of(node, graph)}: {_ROW_LINES[node.kind](node, facts, graph)}  [{work_line(work)}]"
+    return f"{title_of(node, graph)}: {_ROW_LINES[node.kind](facts, graph)}  [{work_line(work)}]"
 
 
 def title_of(node: RowNode, graph: Graph) -> str:
@@ -74,15 +72,7 @@ def flat(value: Any, path: str = "") -> Iterable[tuple[str, Any]]:
         yield path, value
 
 
-def _assignment(node: RowNode, facts: Facts, graph: Graph) -> str:
-    return f"seed {facts['seed']}"
-
-
-def _example(node: RowNode, facts: Facts, graph: Graph) -> str:
-    return f"split {facts['split']}"
-
-
-def _trace(node: RowNode, facts: Facts, graph: Graph) -> str:
+def _trace(facts: Facts, graph: Graph) -> str:
     failed = "stopped" if facts["error_class"] == STRAGGLER else f"failed, {facts['error_class']}"
     ended = failed if facts["error_class"] else f"reward {number(facts['reward'])}"
     sampled = f", by {policy(facts['policy_key'], graph)}" if facts["policy_key"] else ""  # else it was demonstrated
@@ -90,42 +80,27 @@ def _trace(node: RowNode, facts: Facts, graph: Graph) -> str:
     return f"{ended}{sampled}{stale}"
 
 
-def _verdict(node: RowNode, facts: Facts, graph: Graph) -> str:
+def _verdict(facts: Facts, graph: Graph) -> str:
     noted = [name for name in facts["detected"] if name != facts["reason"]]
     noted_too = f" (noted: {', '.join(noted)})" if noted else ""
     return ("kept" if facts["keep"] else f"left out by {facts['reason']}") + noted_too
 
 
-def _sample(node: RowNode, facts: Facts, graph: Graph) -> str:
-    names = ("advantage", "reward", "baseline")
-    return ", ".join(f"{name} {number(facts[name])}" for name in names) + f", {facts['num_tokens']} tokens"
-
-
-def _row(node: RowNode, facts: Facts, graph: Graph) -> str:
-    return f"{len(facts['sample_ids'])} samples, for update {facts['update']}"
-
-
-def _update(node: RowNode, facts: Facts, graph: Graph) -> str:
+def _update(facts: Facts, graph: Graph) -> str:
     numbers = ", ".join(f"{name.replace('_', ' ')} {number(facts[name])}" for name in ("loss", "grad_norm"))
     return f"{numbers}, from {policy(facts['policy_key_in'], graph)}"
 
 
-def _policy(node: RowNode, facts: Facts, graph: Graph) -> str:
-    return f"weights {facts['weights_sha256'][:16]}"
-
-
-_ROW_LINES: dict[str, Callable[[RowNode, Facts, Graph], str]] = {
-    "example": _example,
-    "assignment": _assignment,
+_ROW_LINES: dict[str, Callable[[Facts, Graph], str]] = {
+    "example": lambda facts, graph: f"split {facts['split']}",
+    "assignment": lambda facts, graph: f"seed {facts['seed']}",
     "trace": _trace,
     "verdict": _verdict,
-    "sample": _sample,
-    "row": _row,
+    "sample": lambda facts, graph: _worth(facts),
+    "row": lambda facts, graph: f"{len(facts['sample_ids'])} samples, for update {facts['update']}",
     "update": _update,
-    "policy": _policy,
+    "policy": lambda facts, graph: f"weights {facts['weights_sha256'][:16]}",
 }
-
-
 Found = Mapping[str, Any]
 LONGEST_VALUE = 1000
 """Characters of a value that a sentence has room for, of its name a tenth: of an error, a reason, of evidence."""
@@ -216,6 +191,7 @@ def _no_weight(found: Found, use: Found) -> str:
 
 
 def _pending(found: Found, use: Found) -> str:
+    # From the end: the furthest stage that is done.
     last = next((stage for stage in reversed(PENDING_STAGES) if stage in use["keys"]), "the rollouts")
     return (
         f"Run {use['run']} has not trained on it: of step {use['step']} nothing is done after {last}. "
@@ -285,6 +261,7 @@ def _again(use: Found) -> list[str]:
 
 def _noted(use: Found) -> list[str]:
     detected = (use["verdict"] or {}).get("detected", [])
+    # The filter that decided is told already, and a quarantine has a sentence of its own.
     noted = [f"{name}{_evidence(use, name)}" for name in detected if name not in (use["detail"], QUARANTINED)]
     return [f"Noted, without keeping it out: {'; '.join(noted)}."] if noted else []
 

@@ -27,6 +27,7 @@ SEVERAL = ("assignment", ROLLOUT)
 """Stages of which a step has several results where groups were refilled; the second is named `rollout.1`."""
 OF_STEPS = tuple(role for role in LINEAGE if role in STEP_STAGES)
 """The stages of a lineage whose work is of a step; examples are of the run."""
+# Before every age: work that never came as far as a stage sorts before work that did.
 NEVER = (datetime.min.replace(tzinfo=UTC), "")
 
 
@@ -85,6 +86,7 @@ class RecordedStep:
         Of several pieces the last one's lineage tells of all: they were judged together.
         """
         every = self._history.lineages_by_step.get(self.step, [])
+        # As soon as some rollouts are finished, those in part are of the next refill or of a batch that was given up.
         if not (self.of(ROLLOUT) or self.of("regrade")):
             return tuple(each for each in every if not each.traces.finished)
         keys = [work.key for work in (*self.of(ROLLOUT).values(), *self.of("regrade").values())]
@@ -194,6 +196,7 @@ class StepHistory:
         was packed again and then held back, or not trained yet, makes nothing untrained.
         """
         made = self.own.makers("traces")
+        # Rollouts that were scored again are told by the work that scored them last.
         again = self.own.users
         return [self._lineage(work) for work in made if not again(work, "traces", made="traces")]
 
@@ -269,6 +272,8 @@ class StepHistory:
         before = LINEAGE[: LINEAGE.index(role)]
         for name, key in last.inputs.items():
             stage, dot, other = name.partition(".")
+            # Later stages name rollouts or credits of earlier steps too, from which they have a state: these are not
+            # behind it.
             if role_of(stage) in before and (work := self.find(key)) is not None:
                 found = self.work_behind(work, dot + other or number) | found
         return found
@@ -350,6 +355,7 @@ class StepHistory:
     def _progress(self, work: Work) -> tuple[Any, ...]:
         """Return what orders work of a step that was not trained: judged last, credited last, packed last."""
         behind = self.work_behind(work)
+        # What was judged last counts, even where older work came further: it stands for the newest rollouts.
         ages = [behind[role].age if role in behind else NEVER for role in ("filtering", "advantage", "packing")]
         return *ages, LINEAGE.index(role_of(work.stage)), self._refill(work), work.age
 
@@ -362,6 +368,7 @@ class StepHistory:
 
     def _trained(self, traces: Work) -> list[tuple[Work, ...]]:
         """Return every way from rollouts to a training: the work that made each table of `TABLE_ORDER`."""
+        # Several ways where a stage was done again under another version: each training is an end of one.
         ways: list[tuple[Work, ...]] = [(traces,)]
         for table, made in pairwise(TABLE_ORDER):
             ways = [(*way, work) for way in ways for work in self.own.users(way[-1], table, made=made)]
@@ -398,8 +405,14 @@ def step_history(store: Store, run: str, graph: Graph | None = None) -> StepHist
     if config.kind != "replay" or config.replay.run not in store.runs.names():
         return StepHistory(graph, run, refills=refills)
     trains_along = config.replay.policies == "own" and "training" in replayed_stages(config.replay)
+    # A replay may be of a replay: its source has a source of its own.
     source = step_history(store, config.replay.run, graph)
     return StepHistory(graph, run, source, trains_along, refills)
+
+
+def present(*works: Work | None) -> list[Work]:
+    """Return the work that there is, each once, in order."""
+    return list({work.key: work for work in works if work is not None}.values())
 
 
 def policy_of(work: Work, step: int) -> Policy:

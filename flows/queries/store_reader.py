@@ -1,24 +1,176 @@
-"""Opens one store to be read by many at once, and keeps what was read of it that can never change."""
+"""Opens one store to be read by many at once, and keeps what was read of it that can never change.
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+The cache holds what was derived of finished work, within a bound. All of it is safe to share between threads.
+"""
+
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from threading import RLock
+from threading import Lock, RLock
 from typing import Any, TypeVar
 
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from configs.errors import ConfigError
+from configs.load import from_json
 from configs.run import RunConfig
-from flows.queries.cache import Cache
 from flows.queries.outcomes import DERIVED
-from flows.queries.recorded_run import recorded_run
 from flows.queries.request import NotThere
 from flows.queries.step_history import StepHistory
 from storage.errors import RunUnknown
+from storage.keys import canonical_json
 from storage.read.frames import Frames, existing_store
-from storage.read.lineage import Graph
+from storage.read.lineage import Graph, Work
 from storage.store import Store
 
+
+def recorded_config(store: Store, name: str) -> RunConfig | None:
+    """Return the config that the run `name` used last; None where the store has no such run."""
+    if not name or name not in store.runs.names():
+        return None
+    # By the loader of config files: it fills in defaults and refuses what another version wrote.
+    return from_json(canonical_json(store.runs.config(name)))
+
+
+def recorded_run(store: Store, name: str) -> tuple[str, RunConfig]:
+    """Return the name and config of a recorded run, `latest` for the newest. Raises ConfigError otherwise."""
+    run = store.runs.latest() if name == "latest" else name
+    config = recorded_config(store, run or "")
+    if run is None or config is None:
+        raise ConfigError([f"store {store.root.address}: there is no run {name!r}; {store.runs.similar_names(name)}"])
+    return run, config
+
+
+def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a config by dotted key."""
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    if not isinstance(value, (Mapping, list)):
+        yield key, value
+    for name, item in items:
+        yield from flat(item, f"{key}.{name}" if key else str(name))
+
+
+# A viewer often runs on the machine that trains: what it holds stays small beside a model.
+MOST_BYTES = 512 * 2**20
+Name = TypeVar("Name", bound=Hashable)
 Value = TypeVar("Value")
+
+
+class Cache:
+    """Things by name, the one that was not asked for longest going first when there is no room."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._lock = Lock()
+        self._things: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self.num_bytes = 0
+        """What all of them weigh, each as it was when it came: things are not changed while they are held."""
+
+    def once(self, name: Hashable, make: Callable[[], Value]) -> Value:
+        """Return what `make` returns, made once while there is room; two threads that ask at once may both make it."""
+        with self._lock:
+            if name in self._things:
+                self._things.move_to_end(name)
+                found: Value = self._things[name][0]
+                return found
+        # Outside the lock: what takes long would hold up every other thread. At worst two of them make the same.
+        return self.put(name, make())
+
+    def put(self, name: Hashable, value: Value) -> Value:
+        """Hold a value under a name, in place of what is held there, and return it."""
+        weighs = size_in_bytes(value)  # outside the lock: it may take a while
+        with self._lock:
+            self.num_bytes += weighs - self._things.pop(name, (None, 0))[1]
+            self._things[name] = value, weighs
+            # The newest stays even where it alone is too large: it was asked for just now.
+            while self.num_bytes > self._most_bytes and len(self._things) > 1:
+                self.num_bytes -= self._things.popitem(last=False)[1][1]
+        return value
+
+    def held(self, name: Hashable) -> Any | None:
+        """Return what is held under a name; None where there is nothing."""
+        with self._lock:
+            if name in self._things:
+                self._things.move_to_end(name)
+            return self._things.get(name, (None, 0))[0]
+
+    def each_once(
+        self, purpose: Hashable, names: Sequence[Name], read: Callable[[list[Name]], Mapping[Name, Value]]
+    ) -> dict[Name, Value]:
+        """Return what belongs to each name; `read` is asked once, for all names at once of which nothing is held.
+
+        Names hold what names the rows that the values are derived from (`storage.read.lineage.row_identities`). A name
+        that `read` leaves out has no entry.
+        """
+        held = {name: self.held((purpose, name)) for name in names}
+        new = [name for name, value in held.items() if value is None]
+        for name, value in (read(new) if new else {}).items():
+            held[name] = self.put((purpose, name), value)
+        return {name: value for name, value in held.items() if value is not None}
+
+    def while_same(self, name: Hashable, state: Hashable, make: Callable[[], Value]) -> Value:
+        """Return what `make` returns, made anew when `state` is another; what was made before is let go.
+
+        A run that goes on has another state after each piece of work: all of them would fill the memory.
+        """
+        known: tuple[Hashable, Value] | None = self.held(name)
+        if known is None or known[0] != state:
+            known = self.put(name, (state, make()))
+        return known[1]
+
+
+SMALL = 1024
+"""Bytes that anything which is kept counts for beside its own: its name and its place."""
+MOST_ITEMS = 2000
+"""Items of a long list or dictionary that are looked at, evenly spread; the others are taken to be like them."""
+_TABLES = (pa.Table, pa.RecordBatch, pa.Array, pa.ChunkedArray, np.ndarray)
+_ATOMS = (str, bytes, bytearray, int, float, complex, type)
+
+
+def size_in_bytes(value: Any) -> int:
+    """Return about how many bytes something takes: tables as they say, all else with what it holds, however deep.
+
+    What is held twice in it counts once. Of long lists and dictionaries some items alone are weighed.
+    """
+    # By identity, for equal things may be apart; a list of what waits, for values may lie deeper than Python's stack.
+    seen: set[int] = set()
+    total, waiting = 0.0, [(value, 1.0)]
+    while waiting:
+        each, times = waiting.pop()
+        if each is None or isinstance(each, bool) or id(each) in seen:
+            continue
+        seen.add(id(each))
+        total += times * _own_bytes(each)
+        waiting += [(item, times * like) for item, like in _items(each)]
+    return SMALL + round(total)
+
+
+def _own_bytes(value: Any) -> int:
+    if isinstance(value, (pl.DataFrame, pl.Series)):
+        return int(value.estimated_size())
+    return int(value.nbytes) if isinstance(value, _TABLES) else sys.getsizeof(value)
+
+
+def _items(value: Any) -> Iterator[tuple[Any, float]]:
+    """Yield what a value holds, and for how many items like it each stands."""
+    if isinstance(value, (pl.DataFrame, pl.Series, *_TABLES, *_ATOMS)):
+        return
+    if isinstance(value, (Mapping, Sequence, set, frozenset)):
+        apart = -(-len(value) // MOST_ITEMS) or 1
+        like = len(value) / -(-len(value) // apart) if value else 1.0
+        for items in (value.keys(), value.values()) if isinstance(value, Mapping) else (value,):
+            yield from ((item, like) for item in islice(items, 0, None, apart))
+        return
+    # Each class that an object comes of may have added slots of its own.
+    slots = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
+    yield getattr(value, "__dict__", None), 1.0
+    yield from ((getattr(value, name, None), 1.0) for name in slots)
 
 
 @dataclass(frozen=True)
@@ -116,10 +268,6 @@ class StoreReader:
         """
         return self.cache.once(name, make)
 
-    def held(self, name: Hashable) -> Any | None:
-        """What `kept` has under a name; None where it would have to be made."""
-        return self.cache.held(name)
-
     def cached_while(self, name: Hashable, state: Hashable, make: Callable[[], Value]) -> Value:
         """What `make` returns, made anew when `state` is another: for what of a run changes while it goes on."""
         return self.cache.while_same(name, state, make)
@@ -131,15 +279,28 @@ class StoreReader:
             raise NotThere(str(error)) from error
 
 
-Name = TypeVar("Name", bound=Hashable)
+def expired_rows(library: StoreReader, works: Iterable[Work | None]) -> list[dict[str, Any]]:
+    """Return what some work has lost, by table: table, num_rows, `at` (the last time) and hours (its retention then).
 
-
-def each_once(
-    library: StoreReader, purpose: Hashable, names: Sequence[Name], read: Callable[[list[Name]], Mapping[Name, Value]]
-) -> dict[Name, Value]:
-    """Return what belongs to each name; `read` is asked once, for all names at once of which nothing is kept.
-
-    Names hold what names the rows that the values are derived from (`storage.read.lineage.row_identities`). A name
-    that `read` leaves out has no entry.
+    Numbers that come from those tables are of the rows that are left.
     """
-    return library.cache.each_once(purpose, names, read)
+    once = {work.key: work for work in works if work is not None}
+    pieces = [piece for work in once.values() for piece in work.slices]
+    found: dict[str, dict[str, Any]] = {}
+    # A slice may lose rows several times: in order of time, the last one says when and by which retention.
+    for each in sorted(library.store.slices.expired_slices.find(pieces), key=lambda each: (each.table, each.at)):
+        before = found.get(each.table, {"num_rows": 0})
+        told = {"table": each.table, "num_rows": before["num_rows"] + each.rows, "at": each.at, "hours": each.hours}
+        found[each.table] = told
+    return list(found.values())
+
+
+def expired_rows_of_runs(library: StoreReader, *runs: str) -> list[dict[str, Any]]:
+    """Return the same of all work that some runs use. Raises NotThere for an unknown run."""
+    return expired_rows(library, (work for run in runs for work in library.frames(run).graph.works.values()))
+
+
+def lost(library: StoreReader, works: Iterable[Work], table: str) -> bool:
+    """Say whether any rows that some work made of a table were dropped."""
+    pieces = [piece for work in works for piece in work.slices_of(table)]
+    return bool(library.store.slices.expired_slices.find(pieces))

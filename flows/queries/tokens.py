@@ -7,9 +7,9 @@ import polars as pl
 
 from flows.queries.messages import message_works
 from flows.queries.outcomes import expired
-from flows.queries.shared_slices import lost
-from flows.queries.store_reader import StoreReader
-from flows.queries.trace import FoundTrace, packed_weights, samples, works
+from flows.queries.step_history import present
+from flows.queries.store_reader import StoreReader, lost
+from flows.queries.trace import FoundTrace, packed_weights, samples
 from tasks.inference.trace_rows.token_texts import TokenizerUnreadable, TokenTexts, tokenizer_of
 
 TEXTS = {"text": pl.String, "special": pl.Boolean}
@@ -160,6 +160,7 @@ def _by_policy(found: FoundTrace) -> bool:
 def _ratios(log_ratio: pl.Series) -> list[pl.Series]:
     """Return the importance ratio and the mismatch; both null where the log ratio is."""
     values = log_ratio.to_numpy()
+    # Far apart, a ratio is infinite: that is a finding to be shown and no fault of the page.
     with np.errstate(over="ignore", invalid="ignore"):
         ratio, mismatch = np.exp(values), np.expm1(values) - values
     return [
@@ -191,7 +192,9 @@ def _credited(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
     """Return, by message and place, the streams of the sample that the token belongs to."""
     own = samples(library, found)
     places = _places(library, found, own)
-    rows = library.frames().rows(works(found.lineage.samples), "samples").filter(pl.col("trace_id") == found.trace_id)
+    rows = library.frames().rows(present(found.lineage.samples), "samples").filter(pl.col("trace_id") == found.trace_id)
+    # Streams stand by sample, messages by trace: a token that branches share is in several samples, the first one
+    # counts.
     streams = rows.select("sample_id", *STREAMS).collect()
     flat = _exploded(streams.rename(STREAMS)).join(
         _measured(library, found, own), on=("sample_id", "position"), how="left"
@@ -227,8 +230,8 @@ def _measured(library: StoreReader, found: FoundTrace, own: pl.DataFrame) -> pl.
     made = found.lineage.updates
     named = pl.col("sample_id").is_in(own["sample_id"].to_list())
     frames = library.frames()
-    read = frames.rows(works(made), "token_statistics").filter(named).select("sample_id", *MEASURED).collect()
-    masks = frames.rows(works(made), "token_masks").filter(named).select("sample_id", outside="masked").collect()
+    read = frames.rows(present(made), "token_statistics").filter(named).select("sample_id", *MEASURED).collect()
+    masks = frames.rows(present(made), "token_masks").filter(named).select("sample_id", outside="masked").collect()
     flat = _exploded(read.rename(MEASURED))
     # Statistics may have been dropped for their age, and masks are not there where nothing was outside.
     return flat.join(_exploded(masks), on=("sample_id", "position"), how="full", coalesce=True)
@@ -238,6 +241,7 @@ def _masks_known(library: StoreReader, found: FoundTrace) -> bool:
     """Say whether a sample without a row in token_masks had no masked token, rather than that none were kept."""
     if found.lineage.updates is None:
         return False
+    # Masks are written of samples with a masked token alone: no row is an answer only where rows were kept.
     if "token_masks" in found.lineage.updates.tables:
         return not lost(library, [found.lineage.updates], "token_masks")
     rows = library.frames().rows([found.lineage.updates], "updates").select("masked_fraction").collect()

@@ -6,30 +6,22 @@ from typing import Any
 
 import polars as pl
 
-from flows.queries.identify import NEAREST, SHORTEST_PREFIX, nearest
+from flows.queries.outcomes import packed_samples, quarantines_of, use_of
 from flows.queries.request import NotThere
-from flows.queries.shared_slices import lost
-from flows.queries.step_history import StepLineage
-from flows.queries.store_reader import StoreReader, each_once
-from flows.queries.why import quarantines_of, use_of
+from flows.queries.row_lineage import NEAREST, SHORTEST_PREFIX, nearest
+from flows.queries.step_history import StepLineage, present
+from flows.queries.store_reader import StoreReader, lost
 from storage.read.lineage import Work
 
 INDEX = (
-    "key",
-    "trace_id",
-    "step",
-    "environment",
-    "example_id",
-    "agent",
-    "group_id",
-    "reward",
-    "error_class",
-    "policy_version",
+    *("key", "trace_id", "step", "environment", "example_id", "agent", "group_id", "reward", "error_class"),
+    *("policy_version",),
 )
 
 
 def index(library: StoreReader, works: Iterable[Work]) -> pl.DataFrame:
     """Return one row for each trace that some works made, columns as in `INDEX`, work by work."""
+    # Held work by work: of a run that goes on only what is new is read.
     named = {work.identity: work for work in works}
     unread = library.frames().rows([], "traces").select(INDEX).collect()
 
@@ -39,7 +31,7 @@ def index(library: StoreReader, works: Iterable[Work]) -> pl.DataFrame:
         parts = rows.partition_by("key", as_dict=True)
         return {name: parts.get((named[name].key,), unread) for name in names}
 
-    return pl.concat([unread, *each_once(library, "trace index", list(named), read).values()])
+    return pl.concat([unread, *library.cache.each_once("trace index", list(named), read).values()])
 
 
 OWN = ("run", "key", "attempt", "seq")
@@ -78,6 +70,7 @@ def find_trace(library: StoreReader, run: str, trace_id: str, key: str = "") -> 
     Raises NotThere, with the nearest ids and the runs that have it, and where the beginning is that of several.
     """
     lineages = library.history(run).lineages
+    # A link names the work that made the trace: one index is read instead of that of every step.
     hinted = [lineage for lineage in lineages if key and lineage.traces.key.startswith(key)]
     for some in (hinted, lineages):
         found = _matching(index(library, [lineage.traces for lineage in some]), trace_id)
@@ -85,6 +78,7 @@ def find_trace(library: StoreReader, run: str, trace_id: str, key: str = "") -> 
             raise NotThere(f"{trace_id!r} is the beginning of several traces of run {run!r}: {_listed(found)}")
         if found:
             ((whole, keys),) = found.items()
+            # Rollouts of one id may have been made at several steps, as in a replay: the last one counts.
             lineage = max((each for each in some if each.traces.key in keys), key=lambda each: each.traces.step)
             return FoundTrace(run, lineage, _row(library, lineage.traces, whole))
     raise NotThere(_nowhere(library, run, trace_id))
@@ -165,25 +159,16 @@ def trace_use(library: StoreReader, trace_id: str, run: str = "") -> FoundTrace:
         near = nearest(trace_id, index(library, library.graph.makers("traces"))["trace_id"])
         told = f"; the nearest ids are {', '.join(near)}" if near else "; `stagecoach traces RUN` lists those of a run"
         raise NotThere(f"no run of {library.store.root.address} has a trace {trace_id!r}{told}")
+    # The run that made it may have been removed since; then the first that uses it.
     return next((each for each in found if each.run == each.lineage.traces.computed_by), found[0])
 
 
-SAMPLE = ("sample_id", "branch", "path", "reward", "baseline", "advantage", "num_tokens")
 WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
 
 
 def samples(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
-    """Return the samples of a trace by branch: columns of `SAMPLE`, and the `row` and `update` that each is in.
-
-    Row and update are null where a sample was not packed: none of its tokens has a weight, or it was not yet. There
-    are no rows where the trace has no credit.
-    """
-    frames = library.frames()
-    own = frames.rows(works(found.lineage.samples), "samples").filter(pl.col("trace_id") == found.trace_id)
-    packed = frames.rows(works(found.lineage.batches), "batches").select("row", "update", sample_id="sample_ids")
-    credited = own.select(SAMPLE).sort("branch").collect()
-    rows = packed.explode("sample_id").filter(pl.col("sample_id").is_in(credited["sample_id"].to_list())).collect()
-    return credited.join(rows, on="sample_id", how="left", maintain_order="left")
+    """Return the samples of a trace with their places in the batch; see `packed_samples`."""
+    return packed_samples(library.frames(), found.lineage, found.trace_id)
 
 
 def packed_weights(library: StoreReader, found: FoundTrace, own: pl.DataFrame) -> pl.DataFrame:
@@ -192,7 +177,7 @@ def packed_weights(library: StoreReader, found: FoundTrace, own: pl.DataFrame) -
     `own` are its `samples`. Columns: `sample_id`, and a list by token for each of `WEIGHTS`: as the learner was given
     them, scaled where losses are divided by constant lengths (tasks.packing.stage), 0 at the first token.
     """
-    batches = library.frames().rows(works(found.lineage.batches), "batches")
+    batches = library.frames().rows(present(found.lineage.batches), "batches")
     read = batches.filter(pl.col("row").is_in(own["row"].drop_nulls().unique().to_list()))
     cut = by_sample(read.select("sample_ids", "cu_seqlens", *WEIGHTS).collect(), WEIGHTS)
     return cut.filter(pl.col("sample_id").is_in(own["sample_id"].to_list()))
@@ -206,8 +191,3 @@ def by_sample(rows: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     )
     each = rows.rename({"sample_ids": "sample_id"}).explode("sample_id", "start", "length")
     return each.select("sample_id", *(pl.col(name).list.slice("start", "length") for name in names))
-
-
-def works(work: Work | None) -> Sequence[Work]:
-    """Return a piece of work as a list, which is empty where it is not done."""
-    return [work] if work else []

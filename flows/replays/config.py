@@ -9,8 +9,8 @@ from configs.load import load
 from configs.replay import ORDER, ReplayConfig, needs_weights, replayed_stages
 from configs.resolve import reopen_versions, resolve
 from configs.run import RunConfig, content
-from flows.queries.recorded_run import recorded_config
 from flows.queries.step_history import RecordedStep, StepHistory, step_history, trace_ids
+from flows.queries.store_reader import recorded_config
 from flows.replays.request import (
     ReplayRequest,
     as_begun,

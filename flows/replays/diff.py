@@ -10,9 +10,8 @@ from flows.queries.compare import compare
 from flows.queries.compare_summary import sentences, sheets
 from flows.queries.store_reader import StoreReader
 from flows.reporting.artifacts import artifact_key, escaped
-from flows.reporting.formats import console, grid, markdown_table
+from flows.reporting.formats import console, grid, markdown_table, visible
 from flows.reporting.panel import printable
-from flows.reporting.texts import visible
 from storage.store import Store
 
 _log = logging.getLogger("stagecoach")

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.queries.recorded_run import recorded_config
 from flows.queries.step_history import step_history
+from flows.queries.store_reader import recorded_config
 from flows.replays.request import ReplayRequest, as_begun
 from flows.replays.steps import chosen_steps
 from storage.errors import NoSpace, StoreError, WorkRemoved

@@ -14,8 +14,7 @@ from functools import partial
 from typing import Any
 
 from flows.reporting.curve import Point, curve_svg
-from flows.reporting.formats import EVALUATION_HEADINGS, compact_number, evaluation_cells
-from flows.reporting.texts import visible
+from flows.reporting.formats import EVALUATION_HEADINGS, compact_number, evaluation_cells, visible
 
 Steps = Sequence[Mapping[str, Any]]
 SHOWN_STEPS = 10
@@ -33,11 +32,8 @@ def reward_curve(steps: Steps, title: str) -> str:
 
     A run without rewards, supervised training, shows the loss of each step's last update instead.
     """
-    points = [
-        Point(step["step"], step["reward"], step.get("reward_std") or 0.0)
-        for step in steps
-        if step.get("reward") is not None
-    ]
+    scored = [step for step in steps if step.get("reward") is not None]
+    points = [Point(step["step"], step["reward"], step.get("reward_std") or 0.0) for step in scored]
     losses = {step["step"]: (step.get("update") or {}).get("loss") for step in steps}
     if points or not any(loss is not None for loss in losses.values()):
         return curve_svg(points, f"{title}: mean reward by step")
@@ -61,9 +57,9 @@ def report(run_name: str, store: str, steps: Steps) -> str:
     ]
     for step in list(steps)[-SHOWN_STEPS:]:
         measured = {**(step.get("update") or {}), **step}
-        evaluation_cells = [compact_number(measured.get(name)) for name in _COLUMNS]
+        cells = [compact_number(measured.get(name)) for name in _COLUMNS]
         totals = [compact_number(_total(step.get(name))) for name in ("seconds", "tokens")]
-        lines.append(f"| {step['step']} | " + " | ".join([*evaluation_cells, *totals]) + " |")
+        lines.append(f"| {step['step']} | " + " | ".join([*cells, *totals]) + " |")
     lines += ["", f"Tables: {link(store)}", "", f"At a glance: stagecoach show {escaped(run_name)}"]
     lines += ["", f"In a browser: stagecoach view --run {escaped(run_name)}"]
     return "\n".join(lines)
@@ -160,6 +156,7 @@ class RunArtifacts:
         create_markdown_artifact(page, key=artifact_key("run", name), description=f"Run {escaped(name)}")
         create_table_artifact(rows, key=artifact_key("stages", name), description="Rows, tokens and seconds by stage")
         percent = min(100.0, 100.0 * len(steps) / max(1, self.num_steps))
+        # A progress is one row that is updated; of the others Prefect keeps every version by its key.
         if self._progress is None:
             self._progress = create_progress_artifact(percent, key=artifact_key("progress", name))
         else:
@@ -173,3 +170,31 @@ def _total(values: Any) -> Any:
 
 def _of(step: Mapping[str, Any], name: str, stage: str) -> Any:
     return _total((step.get(name) or {}).get(stage))
+
+
+PUBLISHED_TIMES = 20
+"""Artifacts are renewed about this often in a run: each renewal is kept in Prefect's database for ever."""
+
+
+class ArtifactWatcher:
+    """Keeps the artifacts in Prefect up to date."""
+
+    def __init__(self, artifacts: RunArtifacts, num_steps: int) -> None:
+        self._artifacts = artifacts
+        self._every = max(1, num_steps // PUBLISHED_TIMES)
+        self._num_steps = num_steps
+        self._steps: list[Mapping[str, Any]] = []
+        self._prefect = False
+
+    def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Collect finished steps; publish them once in a while and at the end, while there is a Prefect API."""
+        # Events before this one come from a session that has no API to publish to.
+        if event == "prefect":
+            self._prefect = True
+        if event == "comparison" and self._prefect and facts["rows"]:
+            self._artifacts.publish_comparison(facts["rows"])
+        if event == "step":
+            self._steps.append(facts)
+            last = len(self._steps) == self._num_steps
+            if self._prefect and facts["computed"] and (last or len(self._steps) % self._every == 0):
+                self._artifacts.publish(self._steps)

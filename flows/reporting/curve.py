@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flows.reporting.svg import NUM_COLOURS, Scale, colour, label, short, svg_document, tag, text, thinned
+from flows.reporting.svg import NUM_COLOURS, Scale, colour, is_drawn, label, short, svg_document, tag, text, thinned
 
 WIDTH, HEIGHT = 720.0, 260.0
 LEFT, RIGHT, TOP, BOTTOM = 56.0, 16.0, 34.0, 40.0
@@ -67,8 +67,10 @@ def _picture(curves: Sequence[Sequence[Point]], title: str, *beside: str) -> str
     body: list[str] = [text(WIDTH / 2, HEIGHT / 2, "no scored step yet", text_anchor="middle")]
     if points:
         first, last = min(point.step for point in points), max(point.step for point in points)
+        # Most rewards lie between 0 and 1: with both in view two curves can be compared at a glance.
         low = min(0.0, *(point.mean - point.spread for point in points))
         high = max(1.0, *(point.mean + point.spread for point in points))
+        # One step alone still needs a width.
         x = Scale(first, max(first + 1, last), LEFT, WIDTH - RIGHT)
         y = Scale(low, high, HEIGHT - BOTTOM, TOP)
         body = [grid(x, y), *(_curve(number, own, x, y) for number, own in enumerate(curves)), *beside]
@@ -86,11 +88,6 @@ def _curve(number: int, points: Sequence[Point], x: Scale, y: Scale) -> str:
     return series_svg(number, values, steps, thinned([values["values"]], MOST_POINTS), x, y)
 
 
-def is_drawn(value: float | None) -> bool:
-    """Say whether a value has a place on a scale."""
-    return value is not None and math.isfinite(value)
-
-
 def grid(x: Scale, y: Scale, across: str = "step") -> str:
     """Return lines at round values with their numbers, and whole numbers below; `across` is what is counted there."""
     lines = [tag("path", d=f"M{short(x.begin)} {short(y.at(each))}H{short(x.end)}") for each in y.ticks()]
@@ -103,13 +100,7 @@ def grid(x: Scale, y: Scale, across: str = "step") -> str:
 
 
 def series_svg(
-    number: int,
-    each: Mapping[str, Any],
-    steps: Steps,
-    places: Sequence[int],
-    x: Scale,
-    y: Scale,
-    beside: float = 0.0,
+    number: int, each: Mapping[str, Any], steps: Steps, places: Sequence[int], x: Scale, y: Scale, beside: float = 0.0
 ) -> str:
     """Return one series, its `values` at the places of the steps that are drawn, with a band or intervals.
 

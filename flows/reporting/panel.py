@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -21,8 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from flows.reporting.formats import fixed
-from flows.reporting.texts import visible
+from flows.reporting.formats import describe_scores, environment_title, fixed, visible
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLOT_ROWS = 5
@@ -58,6 +57,7 @@ class Panel:
         """What the number of a step is: reward, or loss where there are no rewards."""
         self._stream = stream or sys.stdout
         self._clock = clock
+        # Notes come from several threads and rich draws in one of its own; a draw may be asked for while it is held.
         self._lock = threading.RLock()
         self._begun = clock()
         self._now = ""
@@ -109,6 +109,7 @@ class Panel:
         with self._lock:
             live, self._live = self._live, None
             self._now = ""
+        # Outside of the lock: it waits for rich's own thread, which takes the lock to draw.
         if live is not None:
             live.stop()
 
@@ -132,6 +133,7 @@ class Panel:
 
     def _start_live(self) -> Live:
         console = Console(file=self._stream)
+        # What others print to stderr stands above the panel instead of tearing it.
         live = Live(self, console=console, refresh_per_second=REFRESHES_PER_SECOND, redirect_stderr=True)
         live.start()
         return live
@@ -147,6 +149,7 @@ class Panel:
 
     def _left(self) -> float | None:
         """Seconds to the end at the pace of the last steps; None before the first."""
+        # The first steps load and compile: an average over all would promise too late an end for long.
         recent = self._seconds[-5:]
         return sum(recent) / len(recent) * max(0, self.num_steps - len(self._seconds)) if recent else None
 
@@ -193,6 +196,42 @@ def plot(values: Sequence[float | None], width: int, rows: int) -> list[str]:
     return ["".join(cell(height, row) for height in heights) for row in reversed(range(rows))]
 
 
-def summary(rewards: Mapping[str, float | None]) -> str:
-    """Return named rewards on one line, for a note."""
-    return ", ".join(f"{printable(name)} {fixed(value)}" for name, value in rewards.items())
+class PanelWatcher:
+    """Shows events in a panel."""
+
+    def __init__(self, panel: Panel) -> None:
+        self._panel = panel
+
+    def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Show one event; those that a panel has no place for are left out."""
+        show = getattr(self, f"_{event}", None)
+        if show is not None:
+            show(**facts)
+
+    def _plan(self, missing: list[Any], num_pieces: int) -> None:
+        found = num_pieces - len(missing)
+        if missing:
+            self._panel.note(f"{len(missing)} pieces of work to do, {found} are in the ledger")
+        else:
+            self._panel.note(f"nothing to compute: all {found} pieces of work are in the ledger")
+
+    def _prefect(self, url: str) -> None:
+        self._panel.ui_url = url
+        self._panel.note(f"Prefect: {url}")
+
+    def _note(self, text: str) -> None:
+        self._panel.note(text)
+
+    def _stage(self, stage: str, step: int, evaluating: bool) -> None:
+        # An evaluation goes on beside the steps, and has the version of its policy for a step.
+        self._panel.stage(None if evaluating else step, f"evaluation: {stage}" if evaluating else stage)
+
+    def _step(self, step: int, tokens: int, seconds: Mapping[str, float], **measured: Any) -> None:
+        values = measured if self._panel.measure == "reward" else measured["update"] or {}
+        value = values.get(self._panel.measure)
+        self._panel.step(step, value, tokens, sum(seconds.values()))
+
+    def _evaluation(self, version: int, scores: list[dict[str, Any]], **facts: Any) -> None:
+        for each in scores:
+            where = environment_title(facts.get("set", ""), each["environment"])
+            self._panel.note(f"evaluation of policy {version} on {where}: {describe_scores(each)}")

@@ -1,4 +1,4 @@
-"""SVG text from plain values: elements, made visible and escaped here and nowhere else, and scales for axes."""
+"""SVG text from plain values: elements, made visible and escaped here and nowhere else; scales; steps of colour."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from flows.reporting.texts import visible
+from flows.reporting.formats import visible
 
 NUM_COLOURS = 8
 """Classes `s0` to `s7` of the style sheet."""
@@ -111,6 +111,7 @@ def around(values: Iterable[float], zero: bool = False) -> tuple[float, float]:
     if low == high:
         room = abs(low) / 2 or 0.5
         return (low, high + 2 * room) if zero and low == 0 else (low - room, high + room)
+    # So that lines do not run along the edge.
     room = (high - low) * 0.06
     return (low if zero and low == 0 else low - room), (high if zero and high == 0 else high + room)
 
@@ -136,16 +137,46 @@ def thinned(series: Sequence[Sequence[float | None]], most: int = MOST_POINTS) -
     length = len(series[0]) if series else 0
     if length <= most:
         return list(range(length))
+    # Of each stretch two points of every series stay.
     stretches = max(10, most // (2 * len(series)))
     width = math.ceil(length / stretches)
     kept = {0, length - 1}
     for values in series:
         kept |= {place for place, value in enumerate(values) if value is not None and not math.isfinite(value)}
         for start in range(0, length, width):
-            known = [(values[at], at) for at in range(start, min(start + width, length)) if _finite(values[at])]
+            known = [(values[at], at) for at in range(start, min(start + width, length)) if is_drawn(values[at])]
             kept |= {min(known)[1], max(known)[1]} if known else set()
     return sorted(kept)
 
 
-def _finite(value: float | None) -> bool:
+def is_drawn(value: float | None) -> bool:
+    """Say whether a value has a place on a scale."""
     return value is not None and math.isfinite(value)
+
+
+COLOUR_STEPS = 4
+"""Steps of colour on each side of zero, or from the lowest to the highest."""
+
+
+def diverging(value: float | None, largest: float | None) -> str:
+    """Return the step of a number around zero: n4 to n1, 0, p1 to p4; `none` where there is no number.
+
+    `largest` is the size that has the deepest colour. What is not zero is never shown as zero.
+    """
+    if value is None or math.isnan(value):
+        return "none"
+    if value == 0:
+        return "0"
+    reach = 1.0 if not largest else min(abs(value) / largest, 1.0)
+    # A quarter of the largest has the first step, whatever the division rounds to.
+    return f"{'p' if value > 0 else 'n'}{max(1, math.ceil(COLOUR_STEPS * reach - 1e-9))}"
+
+
+def sequential(value: float | None, lowest: float | None, highest: float | None) -> str:
+    """Return the step of a number between the lowest and the highest: 0 to 4; `none` where there is no number."""
+    if value is None or math.isnan(value) or lowest is None or highest is None:
+        return "none"
+    if not highest > lowest:
+        return str(COLOUR_STEPS)
+    share = min(max((value - lowest) / (highest - lowest), 0.0), 1.0)
+    return str(math.floor(COLOUR_STEPS * share + 1e-9))

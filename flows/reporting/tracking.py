@@ -103,9 +103,11 @@ def _init(config: WandbConfig, run_name: str, directory: Path, settings: Mapping
                 project=config.project,
                 name=run_name,
                 id=run_name,
+                # Files of an offline run are joined by their id when they are synced; resuming would ask the network.
                 resume="allow" if config.mode == "online" else None,
                 dir=str(directory),
                 config=dict(settings),
+                # Nothing leaves the machine but what is logged: no code, no state of git, no statistics of the machine.
                 settings=wandb.Settings(
                     console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
                 ),
@@ -120,6 +122,7 @@ def _init(config: WandbConfig, run_name: str, directory: Path, settings: Mapping
 @contextmanager
 def _marked() -> Iterator[None]:
     """Let processes started within be known as this flow's, so that a sweep finds them if it is killed."""
+    # wandb starts its process by itself and hands the environment on: the mark can only go through there.
     before = os.environ.get(OWNER)
     os.environ[OWNER] = identity()
     try:
@@ -139,3 +142,26 @@ def _has_key() -> bool:
         return netrc.netrc(os.environ.get("NETRC") or None).authenticators(host) is not None
     except (FileNotFoundError, netrc.NetrcParseError):
         return False
+
+
+class MonitorWatcher:
+    """Sends the metrics of computed steps and evaluations to Weights & Biases, where it was asked for."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+        self._last = 0
+        """The last step that was logged."""
+
+    def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Log what was computed now; what was found was logged by the run that computed it."""
+        if event == "step" and facts["computed"]:
+            self._last = max(self._last, facts["step"])
+            self._monitor.log(facts["step"], facts["metrics"])
+        if event == "evaluation" and facts["computed"]:
+            # It may come after the steps that it went on beside, and what is older than the last is not taken there.
+            at = max(self._last, facts["version"])
+            for each in facts["scores"]:
+                if each["average"] is not None:
+                    where = "/".join(filter(None, (facts.get("set"), each["environment"])))
+                    figures = {f"evaluation/{where}/average": each["average"], "evaluation/version": facts["version"]}
+                    self._monitor.log(at, figures)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from configs.run import RunConfig
-from flows.reporting.texts import one_line
+from flows.reporting.formats import one_line
 from tasks.arrays.finding import QUARANTINED
 from tasks.arrays.group_counts import groups_to_refill
 from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, STOPPED, outcome_of

@@ -11,9 +11,8 @@ from typing import Any
 
 from configs.run import RunConfig
 from flows.orchestration.server import current_flow_run, run_tags
-from flows.reporting.artifacts import RunArtifacts
-from flows.reporting.events import ArtifactWatcher, MonitorWatcher
-from flows.reporting.tracking import Monitor
+from flows.reporting.artifacts import ArtifactWatcher, RunArtifacts
+from flows.reporting.tracking import Monitor, MonitorWatcher
 from flows.runtime.plan import Planner, plan_work
 from flows.runtime.preflight import preflight
 from flows.runtime.prepare import prepare

@@ -12,7 +12,7 @@ from configs.errors import ConfigError
 from configs.load import load
 from configs.resolve import require_agreement, resolve
 from configs.run import RunConfig, content
-from flows.queries.recorded_run import flat, recorded_config
+from flows.queries.store_reader import flat, recorded_config
 from flows.runtime.policies import find_policy, with_weights
 from flows.runtime.versions import config_versions
 from flows.services.teachers import teacher_facts

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from flows.queries.step_metrics import Span, by_stage, ledger_metrics
+from flows.queries.metrics import Span, by_stage, ledger_metrics
 from flows.runtime.empty_batch import short_of_groups
 from flows.runtime.pipeline import FinishedStep, StepBatch
 from flows.runtime.session import Session

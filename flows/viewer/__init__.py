@@ -3,11 +3,10 @@
 What is where, from the store to the eye:
 
 - flows.queries: the frames behind every page, from one store opened to be read
-- trace_facts: what a run made of a trace, with the addresses of the pages that say more
 - pages: from the store and what was asked to plain values; these are the JSON of a page
 - svg: drawings from plain values; templates and static: how a page is laid out
 - addresses: where everything is, and what a page is; rendering: a page as HTML, JSON or one file to keep
-- app: the application; security: its guard; serving: the process that listens
+- app: the application and its guard; serving: the process that listens
 - terminal: `stagecoach traces` and `stagecoach trace`; notebook: the frames for a person who writes Python
-- flows.reporting: numbers and times as a person reads them (formats), hostile text made visible (texts)
+- flows.reporting.formats: numbers and times as a person reads them, hostile text made visible
 """

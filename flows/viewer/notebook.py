@@ -7,7 +7,7 @@
     viewer.traces("demo", 3).group_by("outcome").len()
 
 What is committed meanwhile is seen by the next call. Texts in the frames are as they were written: what a model or an
-environment wrote may act where it is printed raw; `flows.reporting.texts.visible` makes it harmless.
+environment wrote may act where it is printed raw; `flows.reporting.formats.visible` makes it harmless.
 """
 
 from functools import cached_property
@@ -16,15 +16,21 @@ from typing import Any
 
 import polars as pl
 
-from flows.queries import batch, compare, compare_traces, messages, runs, series, timeline, tokens
-from flows.queries import batch as batch_row
-from flows.queries import example as examples
-from flows.queries import rollouts as groups
-from flows.queries import rollouts as step_traces
-from flows.queries import run_state as run_scores
-from flows.queries import shared_slices as shared
-from flows.queries import trace as traces
+from flows.queries import (
+    batch,
+    compare,
+    compare_traces,
+    ledger,
+    messages,
+    metrics,
+    rollouts,
+    runs,
+    scores,
+    tokens,
+    trace,
+)
 from flows.queries.request import plain
+from flows.queries.step import groups
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import with_texts
 from flows.queries.trace import trace_use
@@ -48,35 +54,35 @@ class Viewer:
 
     def steps(self, run: str = "latest") -> pl.DataFrame:
         """One row for each step of a run, every number of it a column."""
-        return series.steps(self.library, self._named(run))
+        return metrics.steps(self.library, self._named(run))
 
     def series(self, run: str = "latest") -> pl.DataFrame:
         """One row for each number of each step: run, step, finished, scope, name, value."""
-        return series.series(self.library, self._named(run))
+        return metrics.series(self.library, self._named(run))
 
     def scores(self, run: str = "latest") -> pl.DataFrame:
         """What the policies of a run scored on held-out examples, with intervals."""
-        return run_scores.scores(self.library, self._named(run))
+        return scores.scores(self.library, self._named(run))
 
     def stage_times(self, run: str = "latest") -> pl.DataFrame:
         """When each piece of work that a run uses was done."""
-        return timeline.stage_times(self.library, self._named(run))
+        return ledger.stage_times(self.library, self._named(run))
 
     def slices(self, run: str = "latest") -> pl.DataFrame:
         """The slices that a run uses, own and shared ones."""
-        return shared.slices(self.library, self._named(run))
+        return ledger.slices(self.library, self._named(run))
 
     def traces(self, run: str, step: int) -> pl.DataFrame:
         """One row for each trace of a step, with its outcome, advantage and verdict."""
-        return step_traces.traces(self.library, self._named(run), step)
+        return rollouts.traces(self.library, self._named(run), step)
 
     def evaluation(self, run: str, version: int, set_name: str | None = None) -> pl.DataFrame:
         """The same of an evaluation of a policy, of one set or of all."""
-        return step_traces.evaluation_traces(self.library, self._named(run), version, set_name)
+        return rollouts.evaluation_traces(self.library, self._named(run), version, set_name)
 
     def groups(self, run: str, step: int) -> pl.DataFrame:
         """One row for each group of a step and each agent in it, with what its rollouts earned."""
-        return groups.groups(self.library, self._named(run), step)
+        return groups(self.library, self._named(run), step)
 
     def trace(self, trace_id: str, run: str = "") -> "TraceView":
         """A trace by its id, or the first eight characters of it or more.
@@ -87,7 +93,7 @@ class Viewer:
 
     def attempts(self, run: str, environment: str, example_id: str) -> pl.DataFrame:
         """All attempts at an example over the history of a run, in training and in evaluations."""
-        return examples.attempts(self.library, self._named(run), environment, example_id)
+        return rollouts.attempts(self.library, self._named(run), environment, example_id)
 
     def batch(self, run: str, step: int) -> "BatchView":
         """The packed batch of a step: the one trained last."""
@@ -103,8 +109,8 @@ class Viewer:
 
     def page(self, address: str) -> dict[str, Any]:
         """All that the page of an address says, as plain values: `viewer.page("/runs/demo/steps/3")`."""
-        from flows.viewer.pages import PAGES
-        from flows.viewer.rendering import parsed_address
+        # Not at the top: a notebook that never asks for a page needs no templates.
+        from flows.viewer.rendering import PAGES, parsed_address
 
         name, asked = parsed_address(address)
         found: dict[str, Any] = plain(PAGES[name](self.library.still(), asked).values)
@@ -117,7 +123,7 @@ class Viewer:
 class TraceView:
     """One trace as a run uses it."""
 
-    def __init__(self, library: StoreReader, found: traces.FoundTrace) -> None:
+    def __init__(self, library: StoreReader, found: trace.FoundTrace) -> None:
         self._library = library
         self.found = found
         """Its row and the work that it went through."""
@@ -130,7 +136,7 @@ class TraceView:
     @cached_property
     def outcome(self) -> dict[str, Any]:
         """What became of it and why, as `stagecoach why --json` has it of each run."""
-        return traces.outcome_of(self._library, self.found)
+        return trace.outcome_of(self._library, self.found)
 
     @cached_property
     def messages(self) -> pl.DataFrame:
@@ -174,7 +180,7 @@ class BatchView:
 
     def tokens(self, row: int) -> pl.DataFrame:
         """The tokens of a row as the learner was given them."""
-        return batch_row.tokens(self._library, self.of, row)
+        return batch.tokens(self._library, self.of, row)
 
 
 class ComparisonView:
@@ -211,5 +217,5 @@ class ComparisonView:
 
     def tokens(self, trace_id: str) -> pl.DataFrame:
         """The tokens of a rollout that both runs use, with what each run made of them."""
-        found = [traces.find_trace(self._library, run, trace_id) for run in (self.a, self.b)]
+        found = [trace.find_trace(self._library, run, trace_id) for run in (self.a, self.b)]
         return compare_traces.compared_tokens(self._library, *found)

@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -14,16 +15,52 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from configs.run import RunConfig
 from flows.queries.request import BadQuestion, NotThere, PageRequest, plain
 from flows.queries.store_reader import StoreReader
 from flows.reporting import formats
-from flows.reporting.texts import visible
+from flows.reporting.formats import visible
 from flows.viewer import addresses
 from flows.viewer.addresses import PATTERNS, Page
-from flows.viewer.pages import PAGES
-from flows.viewer.svg import DRAWINGS
+from flows.viewer.pages.batch import batch_page, row_page
+from flows.viewer.pages.compare import compare_choice_page, compare_page, compare_step_page
+from flows.viewer.pages.example import compare_example_page, example_page
+from flows.viewer.pages.runs import metric_page, run_page, runs_page
+from flows.viewer.pages.step import evaluation_page, step_page
+from flows.viewer.pages.trace import any_trace_page, trace_page
+from flows.viewer.svg.charts import chart, ledger, sparkline, timeline
+from flows.viewer.svg.rollouts import attempts, message_graph, packed_row, trace_time
+
+PAGES: Mapping[str, Callable[[StoreReader, PageRequest], Page]] = {
+    "runs": runs_page,
+    "run": run_page,
+    "metric": metric_page,
+    "step": step_page,
+    "evaluation": evaluation_page,
+    "batch": batch_page,
+    "row": row_page,
+    "example": example_page,
+    "trace": trace_page,
+    "any_trace": any_trace_page,
+    "compare_choice": compare_choice_page,
+    "compare": compare_page,
+    "compare_step": compare_step_page,
+    "compare_example": compare_example_page,
+}
+"""What reads a page, by the names of `addresses.PATTERNS`. Each raises NotThere and BadQuestion."""
+DRAWINGS: dict[str, Callable[..., Markup]] = {
+    "packed_row": packed_row,
+    "chart": chart,
+    "ledger_picture": ledger,
+    "sparkline": sparkline,
+    "timeline_picture": timeline,
+    "attempts_picture": attempts,
+    "message_graph": message_graph,
+    "trace_time": trace_time,
+}
+"""What templates may draw, by name."""
 
 HERE = Path(__file__).parent
 TEMPLATES, STATIC = HERE / "templates", HERE / "static"
@@ -50,6 +87,7 @@ def templates() -> Environment:
     found = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
+        # A value that a page forgot is a fault that is seen, and not an empty place that reads as nothing.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -101,6 +139,7 @@ def _inlined(text: str, pattern: re.Pattern[str], tag: str) -> tuple[str, str]:
 
     def put(found: re.Match[str]) -> str:
         source = (STATIC / found[1]).read_text(encoding="utf-8")
+        # A policy by digest lets these scripts count and nothing that a text might smuggle in between.
         digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
         hashes.append(f"'sha256-{digest}'")
         return f"<{tag}>{source}</{tag}>"
@@ -110,6 +149,7 @@ def _inlined(text: str, pattern: re.Pattern[str], tag: str) -> tuple[str, str]:
 
 def file_name(page: Page) -> str:
     """Return a name for the file: letters, digits and dashes of the title alone."""
+    # 80 characters: names of files end at 255 bytes, and a title may hold any text of any length.
     return (re.sub(r"[^A-Za-z0-9]+", "-", page.title).strip("-")[:80] or "page") + ".html"
 
 
@@ -140,6 +180,7 @@ def parsed_address(address: str) -> tuple[str, PageRequest]:
         fits = re.sub(r"\{(\w+)(?::path)?\}", r"(?P<\1>[^/]+)", pattern)
         if match := re.fullmatch(fits, parts.path):
             path = {key: unquote(value) for key, value in match.groupdict().items()}
+            # Who saves a page says its form, and a token is nobody else's: neither belongs into what is asked.
             asked = {key: value for key, value in parse_qsl(parts.query) if key not in ("format", "token")}
             return name, PageRequest(parts.path, path, asked)
     raise NotThere(f"there is no page at {address!r}; pages are at {', '.join(PATTERNS.values())}")

@@ -40,6 +40,7 @@ def main(store: str = "", run: str = "", host: str = "127.0.0.1", port: int | No
     library = StoreReader.at(store or RunConfig().store)
     if run:
         run = library.latest() if run == "latest" else run
+        # An unknown run is refused here, before anything is served.
         library.frames(run)
     loopback = is_loopback(host)
     token = os.environ.get(TOKEN, "") or ("" if loopback else secrets.token_urlsafe(24))
@@ -49,6 +50,7 @@ def main(store: str = "", run: str = "", host: str = "127.0.0.1", port: int | No
     url = address(host, listening.getsockname()[1], run, token)
     print(f"Looking at {library.store.root.address}: {url}\nIt only reads. Ctrl-C ends it.", flush=True)
     if browse:
+        # A browser that is faster than the server below would be refused, and would say so for ever.
         opening = Timer(0.5, webbrowser.open, (url,))
         opening.daemon = True
         opening.start()
@@ -87,10 +89,14 @@ def _end(sig: int, frame: Any) -> None:
 
 def names(host: str) -> tuple[str, ...]:
     """Return the names, as a browser sends them, that a viewer on a host answers to beside the loopback's."""
-    written = f"[{host}]" if ":" in host and not host.startswith("[") else host
     if is_loopback(host):
-        return (written,)
-    return tuple(dict.fromkeys((written, socket.gethostname(), socket.getfqdn())))
+        return (_bracketed(host),)
+    return tuple(dict.fromkeys((_bracketed(host), socket.gethostname(), socket.getfqdn())))
+
+
+def _bracketed(host: str) -> str:
+    """Return a host as it stands in an address: numbers of IPv6, which have colons, in brackets."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def is_loopback(host: str) -> bool:
@@ -113,6 +119,7 @@ def listen(host: str, port: int | None = None) -> socket.socket:
     for each in wanted:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         found = socket.socket(family, socket.SOCK_STREAM)
+        # The port of a viewer that has just ended is still waiting for late packets; the next one may have it.
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             found.bind((host.strip("[]"), each))
@@ -128,8 +135,9 @@ def listen(host: str, port: int | None = None) -> socket.socket:
 def address(host: str, port: int, run: str, token: str) -> str:
     """Return what to open in a browser: of all addresses of a machine its name, which others know it by."""
     anywhere = host.strip("[]") in ("0.0.0.0", "::", "")
-    shown = socket.gethostname() if anywhere else f"[{host}]" if ":" in host and not host.startswith("[") else host
+    shown = socket.gethostname() if anywhere else _bracketed(host)
     path = addresses.run(run) if run else addresses.runs()
+    # An environment variable may hold bytes that are no text: they are replaced, as no address can hold them.
     shown_token = "?token=" + quote(token, safe="", errors="replace") if token else ""
     return f"http://{shown}:{port}{path}{shown_token}"
 

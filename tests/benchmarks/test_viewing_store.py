@@ -13,8 +13,7 @@ from benchmarks.viewed.dumps import dump, read_best, read_one, read_rewards
 from benchmarks.viewed.watching import Block, Watched
 from benchmarks.viewing_store import CREDITED, FORK, RUN, make, settings
 from flows.cli import lineage
-from flows.queries import why
-from flows.queries.outcomes import DERIVED
+from flows.queries.outcomes import DERIVED, explain
 from flows.queries.step_history import StepHistory
 from storage.read.frames import Frames
 from storage.slices import content_digest
@@ -95,14 +94,14 @@ def test_rollouts_end_in_all_ways_and_all_are_accounted_for(frames: Frames) -> N
 
 
 def test_why_tells_of_a_rollout_that_was_trained_filtered_or_failed(frames: Frames) -> None:
-    told = why.explain(frames, one(frames, "trained"))
+    told = explain(frames, one(frames, "trained"))
     use = next(use for use in told["runs"] if use["run"] == RUN)
     assert use["outcome"] == "trained"
     assert use["policy"] == f"{RUN}:{use['step'] + 1}"
     assert use["samples"] and all(sample["row"] is not None for sample in use["samples"])
-    filtered = why.explain(frames, one(frames, "filtered"))["runs"][0]
+    filtered = explain(frames, one(frames, "filtered"))["runs"][0]
     assert filtered["verdict"]["reason"] in filtered["verdict"]["evidence"]
-    failed = why.explain(frames, one(frames, "errored"))
+    failed = explain(frames, one(frames, "errored"))
     assert failed["trace"]["reward"] is None
     assert failed["runs"][0]["detail"] == failed["trace"]["error_class"]
 

@@ -3,22 +3,18 @@
 Needs Chromium and the package `playwright`: `make test-browser`. Pictures are left in STAGECOACH_PICTURES, if set.
 """
 
-import os
 import re
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from storage.store import open_store
+from tests.browser.viewing import picture
 from tests.fixtures.serving import Serving, serving
 from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or "/usr/bin/chromium"
 
 
 @pytest.fixture(scope="module")
@@ -28,21 +24,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 
 @pytest.fixture(scope="module")
-def page(served: Serving) -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as browsers:
-        browser = browsers.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        opened = browser.new_page(viewport={"width": 1280, "height": 1400})
-        opened.set_default_timeout(PATIENCE * 1000)
-        yield opened
-        browser.close()
-
-
-def picture(page: Any, name: str) -> None:
-    directory = os.environ.get("STAGECOACH_PICTURES")
-    if directory:
-        page.screenshot(path=str(Path(directory) / f"{name}.png"))
+def page(served: Serving, chromium: Any) -> Iterator[Any]:
+    opened = chromium.new_page(viewport={"width": 1280, "height": 1400})
+    opened.set_default_timeout(PATIENCE * 1000)
+    yield opened
+    opened.close()
 
 
 def field(page: Any, name: str) -> Any:

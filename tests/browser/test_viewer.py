@@ -8,9 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.browser.asking import a_trace, question, said
 from tests.browser.conftest import Opened
-from tests.browser.viewing import picture, point_at
+from tests.browser.viewing import a_trace, picture, point_at, question, said
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 NOBODY_SAYS = "zzzzzqqqqq"
@@ -130,12 +129,9 @@ def test_a_saved_page_works_from_disk_and_asks_nobody(demo: str, opened: Opened,
     runs = said(window, "/")["runs"]
     fork = next(each["run"] for each in runs if each["parent"] == "demo")
     addresses: dict[str, Callable[[], str]] = {
-        "run": lambda: "/runs/demo",
-        "step": lambda: "/runs/demo/steps/0",
-        "trace": lambda: a_trace(window),
-        "row": lambda: "/runs/demo/steps/0/batch/0",
-        "compare": lambda: f"/compare/demo/{fork}",
-    }
+        "run": lambda: "/runs/demo", "step": lambda: "/runs/demo/steps/0", "trace": lambda: a_trace(window),
+        "row": lambda: "/runs/demo/steps/0/batch/0", "compare": lambda: f"/compare/demo/{fork}",
+    }  # fmt: skip
     page = window.open(addresses[kind]())
     with page.expect_download() as loading:
         page.get_by_role("link", name="Save").click()

@@ -5,9 +5,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.browser.asking import a_trace, question, said
 from tests.browser.conftest import Opened
-from tests.browser.viewing import picture, point_at
+from tests.browser.viewing import a_trace, picture, point_at, question, said
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 

@@ -5,6 +5,7 @@ demo, which is only read; without it a short one is made with the real engine. P
 STAGECOACH_PICTURES, if set.
 """
 
+import json
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 from flows.runtime import pipeline
 from flows.runtime.session import Session, record_run
@@ -115,6 +117,24 @@ class Watched:
     def quiet(self) -> None:
         """Hold that nothing was complained of and nothing asked of anybody else."""
         assert not self.complaints and not self.elsewhere, f"{self.complaints}; asked of others: {self.elsewhere}"
+
+
+def question(window: Watched) -> dict[str, str]:
+    """What the page's address asks, by the page itself: who drives it is told of a change a moment later."""
+    asked = window.page.evaluate("location.search")
+    return {name: values[0] for name, values in parse_qs(asked.removeprefix("?")).items()}
+
+
+def said(window: Watched, address: str) -> Any:
+    """What a page says, as JSON."""
+    join = "&" if "?" in address else "?"
+    return json.loads(window.page.request.get(f"{window.base}{address}{join}format=json").text())
+
+
+def a_trace(window: Watched) -> str:
+    """The address of a trace of the demo's first step that was trained on."""
+    window.open("/runs/demo/steps/0?trained=yes")
+    return str(window.page.locator("table.traces tbody a").first.get_attribute("href"))
 
 
 MIDDLE = """(part) => {

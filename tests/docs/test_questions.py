@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 from flows.cli import parse
-from flows.queries.identify import __doc__ as written
+from flows.queries.row_lineage import __doc__ as written
 
 PAGE = (Path(__file__).parents[2] / "docs/questions.md").read_text()
 

@@ -11,19 +11,16 @@ from typing import Any
 import polars as pl
 
 from flows.queries import batch
-from flows.queries import batch as batch_row
-from flows.queries import batch as data
-from flows.queries.batch import texts
+from flows.queries.batch import PackedStep, decisions, packed, row_samples, steps, texts, updates
 from flows.queries.compare_rows import MEASURES
-from flows.queries.identify import policy_names, policy_version
 from flows.queries.request import BadQuestion, NotThere, PageRequest
-from flows.queries.shared_slices import expired_rows, lost
-from flows.queries.store_reader import StoreReader
+from flows.queries.row_lineage import policy_names, policy_version
+from flows.queries.run_state import any_going
+from flows.queries.store_reader import StoreReader, expired_rows, lost
+from flows.reporting.svg import diverging, sequential
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
-from flows.viewer.pages.run import any_going
 from flows.viewer.pages.step import neighbours
-from flows.viewer.svg.colours import diverging, sequential
 
 COLOURS = ("advantage", "reward", "sample", "environment")
 """By what samples are coloured."""
@@ -37,11 +34,10 @@ DENOMINATORS = {"rl_tokens": "RL tokens", "ce_tokens": "CE tokens", "ref_kl_toke
 def batch_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return the batch of a step. Raises NotThere where it has none."""
     run, step = asked.path["run"], asked.required_number("step")
-    of = data.packed(library, run, step)
-    rows = data.rows(library, of)
+    of = packed(library, run, step)
+    rows = batch.rows(library, of)
     size = rows_per_page(rows)
     start = asked.number("page", 0, most=max(len(rows) - 1, 0) // size) * size
-    shown = drawn_rows(library, of, rows.slice(start, size))
     values = {
         "run": run,
         "step": step,
@@ -49,14 +45,14 @@ def batch_page(library: StoreReader, asked: PageRequest) -> Page:
         "colour": asked.one_of("colour", COLOURS, "sample" if told["largest"] is None else "advantage"),
         "colours": COLOURS,
         "updates": _updates(library, of, rows),
-        "rows": shown,
+        "rows": drawn_rows(library, of, rows.slice(start, size)),
         "denominators": DENOMINATORS,
         "measures": MEASURED,
-        "decisions": [_decision(each) for each in data.decisions(library, of)],
+        "decisions": [{**each, "figures": json.loads(each["figures"])} for each in decisions(library, of)],
         "first_row": start,
         "page_number": start // size,
         "num_pages": -(-len(rows) // size),
-        **neighbours(data.steps(library, run), step),
+        **neighbours(steps(library, run), step),
     }
     return Page("batch.html", "Batch", values, crumbs(run, step), live=may_change(library, of))
 
@@ -67,7 +63,7 @@ def rows_per_page(rows: pl.DataFrame) -> int:
     return max(1, min(MOST_ROWS, MOST_SAMPLES * len(rows) // max(samples, 1)))
 
 
-def may_change(library: StoreReader, of: data.PackedStep) -> bool:
+def may_change(library: StoreReader, of: PackedStep) -> bool:
     """Say whether the batch may still be trained: its run goes on."""
     return of.updates is None and any_going(library, of.run)
 
@@ -77,10 +73,9 @@ def crumbs(run: str, step: int) -> tuple[Crumb, ...]:
     return Crumb(run, addresses.run(run)), Crumb(f"step {step}", addresses.step(run, step))
 
 
-def overview(library: StoreReader, of: data.PackedStep) -> dict[str, Any]:
+def overview(library: StoreReader, of: PackedStep) -> dict[str, Any]:
     """Return what is told of a batch as a whole."""
-    rows, samples = data.rows(library, of), data.samples(library, of)
-    tokens = int(rows["num_tokens"].sum())
+    rows, samples = batch.rows(library, of), batch.samples(library, of)
     return {
         "state": _state(library, of),
         "policy": _policy(library, of),
@@ -92,7 +87,7 @@ def overview(library: StoreReader, of: data.PackedStep) -> dict[str, Any]:
         "num_padding": int((rows["num_samples"] == 0).sum()),
         "num_samples": len(samples),
         "num_traces": samples["trace_id"].n_unique(),
-        "num_tokens": tokens,
+        "num_tokens": int(rows["num_tokens"].sum()),
         "fill": rows["fill"].mean(),
         "environments": _environments(samples),
         "largest": _largest(samples),
@@ -110,21 +105,22 @@ def _environments(samples: pl.DataFrame) -> list[str]:
     return sorted(samples["environment"].drop_nulls().unique().to_list())
 
 
-def _state(library: StoreReader, of: data.PackedStep) -> str:
+def _state(library: StoreReader, of: PackedStep) -> str:
     """Say how far the batch has come."""
     if of.updates:
         return "trained" if of.updates.finished else "being trained"
-    decided = data.decisions(library, of)
+    decided = decisions(library, of)
     return "refused" if decided and not decided[-1]["approved"] else "packed, not trained"
 
 
-def _policy(library: StoreReader, of: data.PackedStep) -> dict[str, Any] | None:
+def _policy(library: StoreReader, of: PackedStep) -> dict[str, Any] | None:
     """Return which policy training made of which; None before training."""
     if of.updates is None:
         return None
     version = policy_version(of.updates)
     before = library.graph.works.get(of.updates.inputs.get("policy", ""))
     names = policy_names(before) if before else []
+    # A policy has a name in every run that shares it; that of this run says most.
     own = [name for name in names if name.rpartition(":")[0] == of.run]
     return {
         "made": f"{of.run}:{version}",
@@ -134,11 +130,12 @@ def _policy(library: StoreReader, of: data.PackedStep) -> dict[str, Any] | None:
     }
 
 
-def drawn_rows(library: StoreReader, of: data.PackedStep, rows: pl.DataFrame) -> list[dict[str, Any]]:
+def drawn_rows(library: StoreReader, of: PackedStep, rows: pl.DataFrame) -> list[dict[str, Any]]:
     """Return rows of a batch with their samples, ready to be drawn."""
+    # The samples of the shown rows alone: a batch may hold a hundred thousand.
     wanted = rows["row"].to_list()
-    own = data.samples(library, of).filter(pl.col("row").is_in(wanted))
-    environments = _environments(data.samples(library, of))
+    own = batch.samples(library, of).filter(pl.col("row").is_in(wanted))
+    environments = _environments(batch.samples(library, of))
     by_row: dict[int, list[dict[str, Any]]] = {}
     for each in own.to_dicts():
         by_row.setdefault(each["row"], []).append(shown_sample(of.run, environments, each))
@@ -164,9 +161,9 @@ def trace_of(run: str, sample: dict[str, Any]) -> str | None:
     return addresses.trace(run, sample["trace_id"], sample["key"] or "", branch=branch)
 
 
-def _updates(library: StoreReader, of: data.PackedStep, rows: pl.DataFrame) -> list[dict[str, Any]]:
+def _updates(library: StoreReader, of: PackedStep, rows: pl.DataFrame) -> list[dict[str, Any]]:
     """Return the updates of a batch with their denominators, what is in their rows, and what was measured."""
-    measured = {each["update"]: each for each in data.updates(library, of).to_dicts()}
+    measured = {each["update"]: each for each in updates(library, of).to_dicts()}
     own = rows.group_by("update", maintain_order=True).agg(
         pl.col(*DENOMINATORS).first(),
         num_rows=pl.len().cast(pl.Int64),
@@ -186,10 +183,6 @@ def _measured(update: dict[str, Any] | None) -> dict[str, Any] | None:
     return {name: update[name] for name in MEASURED} | {"further": json.loads(update["metrics"] or "{}")}
 
 
-def _decision(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "figures": json.loads(row["figures"])}
-
-
 TOKEN_COLOURS = ("advantage", "logprob", "component")
 """By what tokens are coloured."""
 MOST_TOKENS = 2000
@@ -202,7 +195,7 @@ COMPONENTS = {"rl_weights": "rl", "ce_weights": "ce", "ref_kl_weights": "ref_kl"
 def row_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return a row. Raises NotThere where the step has no batch or the batch no such row."""
     run, step, number = asked.path["run"], asked.required_number("step"), asked.required_number("row")
-    of = batch.packed(library, run, step)
+    of = packed(library, run, step)
     rows = batch.rows(library, of)
     own = rows.filter(pl.col("row") == number)
     if own.is_empty():
@@ -213,7 +206,7 @@ def row_page(library: StoreReader, asked: PageRequest) -> Page:
         "run": run,
         "step": step,
         "row": drawn_rows(library, of, own)[0] | {name: own[name][0] for name in DENOMINATORS},
-        "samples": _samples(library, of, number),
+        "samples": [each | {"address": trace_of(of.run, each)} for each in row_samples(library, of, number).to_dicts()],
         "colour": asked.one_of("colour", TOKEN_COLOURS, "component" if whole["largest"] is None else "advantage"),
         "colours": TOKEN_COLOURS,
         **{name: whole[name] for name in ("state", "policy", "key", "capacity", "largest", "rewards", "environments")},
@@ -226,16 +219,11 @@ def row_page(library: StoreReader, asked: PageRequest) -> Page:
     return Page("row.html", f"Row {number}", values, way, may_change(library, of))
 
 
-def _samples(library: StoreReader, of: batch.PackedStep, number: int) -> list[dict[str, Any]]:
-    found = batch_row.row_samples(library, of, number).to_dicts()
-    return [each | {"address": trace_of(of.run, each)} for each in found]
-
-
 def _shown_samples(
-    library: StoreReader, of: batch.PackedStep, number: int, asked: PageRequest, largest: float | None
+    library: StoreReader, of: PackedStep, number: int, asked: PageRequest, largest: float | None
 ) -> dict[str, Any]:
     """Return the tokens of the samples from `first` on, as many samples as MOST_TOKENS hold."""
-    samples = batch_row.row_samples(library, of, number)
+    samples = row_samples(library, of, number)
     if samples.is_empty():
         return {"first": 0, "last": None, "before": None, "after": None, "samples": []}
     first = asked.number("first", 0)
@@ -244,7 +232,7 @@ def _shown_samples(
     lengths = samples["num_tokens"].to_list()
     shown = _fitting(lengths[first:])
     chosen = samples.slice(first, shown)
-    tokens = batch_row.tokens(library, of, number)
+    tokens = batch.tokens(library, of, number)
     pieces = []
     for place in chosen["place"]:
         own = tokens.filter(pl.col("place") == place)
@@ -253,6 +241,7 @@ def _shown_samples(
     return {
         "first": first,
         "last": first + shown - 1,
+        # Counted backwards from here, so that each part is as full as it can be in this direction too.
         "before": max(first - _fitting(lengths[:first][::-1]), 0) if first else None,
         "after": first + shown if first + shown < len(samples) else None,
         "samples": pieces,
@@ -264,9 +253,7 @@ def _fitting(lengths: list[int]) -> int:
     return max(1, sum(total <= MOST_TOKENS for total in accumulate(lengths)))
 
 
-def _tokens(
-    library: StoreReader, of: batch.PackedStep, tokens: pl.DataFrame, largest: float | None
-) -> list[dict[str, Any]]:
+def _tokens(library: StoreReader, of: PackedStep, tokens: pl.DataFrame, largest: float | None) -> list[dict[str, Any]]:
     """Return the tokens of one sample with their texts and the steps of colour of each."""
     told = texts(library, of.run, tokens["token_id"].to_list())
     return [_token(row, text, largest) for row, text in zip(tokens.drop("place").to_dicts(), told, strict=True)]

@@ -19,12 +19,11 @@ from flows.queries.compare_rows import differences_between
 from flows.queries.compare_summary import ledger_cells, replayed_settings, step_of, summary_sentences
 from flows.queries.compare_traces import BOTH, compared_groups, compared_samples, compared_traces
 from flows.queries.request import BadQuestion, PageRequest
-from flows.queries.shared_slices import expired_rows_of_runs
-from flows.queries.store_reader import StoreReader
+from flows.queries.run_state import any_going
+from flows.queries.store_reader import StoreReader, expired_rows_of_runs
+from flows.reporting.svg import sequential
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
-from flows.viewer.pages.run import any_going
-from flows.viewer.svg.colours import sequential
 from tasks.metrics.figures import MEANINGS
 
 LINES = {
@@ -108,14 +107,8 @@ PAGE_SIZES = {"groups": 20}
 PAGE_SIZE = 50
 SORTS = {
     "groups": (
-        "group",
-        "reward_a",
-        "reward_b",
-        "difference",
-        "kept_a",
-        "kept_b",
-        "num_shared",
-        "max_advantage_difference",
+        *("group", "reward_a", "reward_b", "difference", "kept_a", "kept_b"),
+        *("num_shared", "max_advantage_difference"),
     ),
     "verdicts": ("trace_id", "outcome_a", "outcome_b", "reward_a", "reward_b"),
     "samples": ("size", "sample_id", "a", "b", "difference"),
@@ -132,6 +125,7 @@ def compare_step_page(library: StoreReader, asked: PageRequest) -> Page:
     made = step_pair(library, a, b, step)
     traces = compared_traces(library, a, b, step)
     tables = {each: _table(library, asked, each, traces, step) for each in VIEWS}
+    # By size the largest come first unless told: they are what one looks for.
     down = asked.flag("down") if asked.text("sort") or asked.text("down") else sort == "size"
     known, steps = steps_of_both(library, a, b), {"a": made[0].figures(), "b": made[1].figures()}
     place = known.index(step)

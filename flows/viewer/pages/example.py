@@ -16,15 +16,14 @@ from flows.queries.compare_traces import (
     turns,
     typical,
 )
-from flows.queries.example import PASS_REWARD, attempts, by_step, example
 from flows.queries.request import BadQuestion, NotThere, PageRequest
-from flows.queries.shared_slices import expired_rows_of_runs
-from flows.queries.store_reader import StoreReader
+from flows.queries.rollouts import PASS_REWARD, attempts, by_step, example
+from flows.queries.run_state import any_going
+from flows.queries.store_reader import StoreReader, expired_rows_of_runs
 from flows.queries.trace import find_trace
+from flows.reporting.svg import diverging
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
-from flows.viewer.pages.run import any_going
-from flows.viewer.svg.colours import diverging
 
 PER_PAGE = 200
 MOST_RUNS = 12
@@ -33,17 +32,13 @@ MOST_RUNS = 12
 
 def example_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return an example. Raises BadQuestion where it is not named, NotThere where the run does not have it."""
-    run = asked.path["run"]
-    environment, example_id = asked.text("environment"), asked.text("id")
-    if not (environment and example_id):
-        raise BadQuestion("an example is named by its environment and its id: ?environment=...&id=...")
+    run, (environment, example_id) = asked.path["run"], _named_example(asked)
     rows = attempts(library, run, environment, example_id)
     agents = rows["agent"].unique(maintain_order=True).to_list()
     agent = asked.one_of("agent", agents) if asked.text("agent") else ""
     rows = rows.filter(pl.col("agent") == agent) if agent else rows
     steps = by_step(rows)
     number = asked.number("page", 0, most=max(len(rows) - 1, 0) // PER_PAGE)
-    listed = [_shown(run, each) for each in rows.to_dicts()]
     values = {
         "run": run,
         "retired": expired_rows_of_runs(library, run),
@@ -57,16 +52,26 @@ def example_page(library: StoreReader, asked: PageRequest) -> Page:
         "overall": _overall(rows),
         "by_step": [_at(run, each) for each in steps.to_dicts()],
         "charts": _charts(run, steps),
-        "attempts": listed,
+        "attempts": [
+            each | {"address": addresses.trace(run, each["trace_id"], each["key"]), "here": False}
+            for each in rows.to_dicts()
+        ],
         "first": number * PER_PAGE,
         "per_page": PER_PAGE,
         "page_number": number,
         "num_pages": -(-len(rows) // PER_PAGE),
         "others": _others(library, run, environment),
     }
-    crumbs = (Crumb(run, addresses.run(run)),)
-    live = any_going(library, run)
-    return Page("example.html", f"{environment} / {example_id}", values, crumbs, live)
+    way = (Crumb(run, addresses.run(run)),)
+    return Page("example.html", f"{environment} / {example_id}", values, way, any_going(library, run))
+
+
+def _named_example(asked: PageRequest) -> tuple[str, str]:
+    """Return the environment and the id that are asked for. Raises BadQuestion where one of them is not named."""
+    environment, example_id = asked.text("environment"), asked.text("id")
+    if not (environment and example_id):
+        raise BadQuestion("an example is named by its environment and its id: ?environment=...&id=...")
+    return environment, example_id
 
 
 def _task(found: dict[str, Any] | None) -> dict[str, Any]:
@@ -103,10 +108,6 @@ def _at(run: str, row: dict[str, Any]) -> dict[str, Any]:
     return row | {"address": where(run, row["step"])}
 
 
-def _shown(run: str, row: dict[str, Any]) -> dict[str, Any]:
-    return row | {"address": addresses.trace(run, row["trace_id"], row["key"]), "here": False}
-
-
 def _charts(run: str, steps: pl.DataFrame) -> list[dict[str, Any]]:
     """Return pass rate and mean reward by step, for training and for evaluations, as `drawing.charts` draws them.
 
@@ -140,13 +141,12 @@ def _series(whole: pl.DataFrame, name: str, numbers: list[int]) -> list[dict[str
 
 def _others(library: StoreReader, run: str, environment: str) -> list[str]:
     """Return further runs whose configs have the environment, the newest first."""
-    names = [name for name in reversed(library.store.runs.names()) if name != run]
-    return [name for name in names if _has(library, name, environment)][:MOST_RUNS]
-
-
-def _has(library: StoreReader, run: str, environment: str) -> bool:
-    config = next((each.config for each in reversed(library.store.runs.events(run)) if each.config), {})
-    return any(each.get("name") == environment for each in config.get("environments", ()))
+    found: list[str] = []
+    for name in reversed(library.store.runs.names()):
+        config = next((each.config for each in reversed(library.store.runs.events(name)) if each.config), {})
+        if name != run and any(each.get("name") == environment for each in config.get("environments", ())):
+            found.append(name)
+    return found[:MOST_RUNS]
 
 
 MOST_TOKENS = 2_000
@@ -160,10 +160,7 @@ def compare_example_page(library: StoreReader, asked: PageRequest) -> Page:
     `step_a` or `version_a` (an evaluation) choose when, `trace_a` which attempt; the same for b. `agent` chooses whose
     attempts, where there are several.
     """
-    a, b = asked.path["a"], asked.path["b"]
-    environment, example_id = asked.text("environment"), asked.text("id")
-    if not (environment and example_id):
-        raise BadQuestion("an example is named by its environment and its id: ?environment=...&id=...")
+    a, b, (environment, example_id) = asked.path["a"], asked.path["b"], _named_example(asked)
     attempts = compared_attempts(library, a, b, environment, example_id)
     agents = attempts["agent"].unique().sort().to_list()
     agent = asked.one_of("agent", agents, agents[0])

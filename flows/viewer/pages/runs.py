@@ -1,24 +1,27 @@
-"""All runs of a store: where each stands, forks under what they branched off."""
+"""All runs of a store; one run: its curves, its time, its ledger, live while it goes on; one of its metrics by step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
-from flows.queries.request import PageRequest
-from flows.queries.runs import runs
-from flows.queries.store_reader import StoreReader
-from flows.viewer.addresses import Page
+from flows.queries.charts import charts
+from flows.queries.ledger import events, lanes, ledger, stage_times
+from flows.queries.metrics import Metric, StepNumbers, ends, matching, metrics, numbers
+from flows.queries.request import NotThere, PageRequest
+from flows.queries.row_lineage import nearest
+from flows.queries.run_state import any_going, look_of
+from flows.queries.runs import overview, runs, tokens_of
+from flows.queries.scores import held_out
+from flows.queries.store_reader import StoreReader, expired_rows_of_runs
+from flows.reporting.svg import colour
+from flows.viewer import addresses
+from flows.viewer.addresses import Crumb, Page
+from flows.viewer.svg.charts import cell_class
+from tasks.stages import BY_NAME, OTHER_COLOUR
 
 Row = dict[str, Any]
-SORTS: Mapping[str, Callable[[Row], Any]] = {
-    "run": lambda row: row["run"],
-    "state": lambda row: row["state"],
-    "steps": lambda row: row["steps_done"],
-    "reward": lambda row: row["last_reward"],
-    "held_out": lambda row: row["held_out"],
-    "tokens": lambda row: row["tokens_sampled"],
-    "seconds": lambda row: row["seconds"],
-    "changed": lambda row: row["changed_at"],
-}
+SORTS = {name: name for name in ("run", "state", "held_out", "seconds")}
+SORTS |= {"steps": "steps_done", "reward": "last_reward", "tokens": "tokens_sampled", "changed": "changed_at"}
 """By what the list can be sorted; without, the newest come first and forks stand under their parents."""
 SEARCHED = ("run", "parent", "kind", "state", "message", "model")
 
@@ -53,7 +56,7 @@ def tree(rows: Sequence[Row]) -> list[Row]:
     # All once more at the end: two runs that each took rollouts of the other hang below nothing.
     roots = (*below.get(None, ()), *rows)
     families = [_family(row, below, placed) for row in roots if row["run"] not in placed]
-    families.sort(key=lambda own: max(_changed(row) for row in own), reverse=True)
+    families.sort(key=lambda own: max(row["changed_at"] for row in own), reverse=True)
     return [row for own in families for row in own]
 
 
@@ -65,12 +68,8 @@ def _family(root: Row, below: Mapping[str | None, Sequence[Row]], placed: set[st
         if row["run"] not in placed:
             placed.add(row["run"])
             found.append({**row, "depth": depth})
-            waiting += [(fork, depth + 1) for fork in sorted(below.get(row["run"], ()), key=_changed)]
+            waiting += [(fork, depth + 1) for fork in sorted(below.get(row["run"], ()), key=itemgetter("changed_at"))]
     return found
-
-
-def _changed(row: Row) -> Any:
-    return row["changed_at"]
 
 
 def _matches(row: Row, words: Sequence[str]) -> bool:
@@ -81,6 +80,186 @@ def _matches(row: Row, words: Sequence[str]) -> bool:
 
 def _sorted(rows: Sequence[Row], sort: str, down: bool) -> list[Row]:
     """Return rows by a column; those without a value stand last, whichever way."""
-    value = SORTS[sort]
-    known = sorted((row for row in rows if value(row) is not None), key=value, reverse=down)
-    return [{**row, "depth": 0} for row in (*known, *(row for row in rows if value(row) is None))]
+    name = SORTS[sort]
+    known = sorted((row for row in rows if row[name] is not None), key=itemgetter(name), reverse=down)
+    return [{**row, "depth": 0} for row in (*known, *(row for row in rows if row[name] is None))]
+
+
+SPANS = ("all", "20", "5")
+"""How many of the last steps the timeline shows."""
+MOST_NUMBERS = 50
+"""Steps in the table of numbers, the last ones, until asked for all: cells are most of what a long page weighs."""
+MANY = 40
+"""Steps from which on the timeline shows the last ones alone, until asked for all."""
+
+
+def run_page(library: StoreReader, asked: PageRequest) -> Page:
+    """Return the page of a run. Raises NotThere for an unknown run.
+
+    Asks: `timeline`, one of SPANS; `numbers=all`; `metric`, words that metrics must have.
+    """
+    run = asked.path["run"]
+    measured = numbers(library, run)
+    told = overview(library, run, [each.work for each in measured])
+    evaluations = held_out(library, run)
+    happened = [{**event, "look": look_of(event["event"])} for event in events(library, run)]
+    span = asked.one_of("timeline", SPANS) or ("20" if len(measured) > MANY else "all")
+    values = {
+        **told,
+        "retired": expired_rows_of_runs(library, run),
+        "steps": [_step(run, each) for each in measured],
+        "sections": [
+            {"title": section["title"], "charts": [_chart(run, each) for each in section["charts"]]}
+            for section in charts(measured, evaluations)
+        ],
+        "metrics": _metrics(run, measured, asked.text("metric")),
+        "evaluations": [{**each, "address": addresses.evaluation(run, each["version"])} for each in evaluations],
+        "events": happened,
+        "timeline": {"span": span, "spans": SPANS, **_timeline(library, run, span, happened)},
+        "ledger": _ledger(library, run, told),
+        "addresses": _addresses(run, measured, evaluations),
+        "totals": _totals(measured),
+        "numbers_from": 0 if asked.one_of("numbers", ("all",)) else max(0, len(measured) - MOST_NUMBERS),
+    }
+    return Page("run.html", run, values, (Crumb("Runs", addresses.runs()),), live=told["going"])
+
+
+def _step(run: str, each: StepNumbers) -> dict[str, Any]:
+    return {"step": each.step, "address": addresses.step(run, each.step), "finished": each.work.finished}
+
+
+def _metrics(run: str, measured: Sequence[StepNumbers], words: str) -> dict[str, Any]:
+    """Return every metric, or those that words are looked for in, in groups: each with its address and last value."""
+    every = metrics(measured)
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for each in matching(every, words):
+        values = each["series"][0]["values"]
+        last = next((value for value in reversed(values) if value is not None), None)
+        row = {**each, "last": last, "address": addresses.metric(run, each["name"])}
+        groups.setdefault(each["group"], []).append(row)
+    found = [{"title": title, "metrics": own} for title, own in groups.items()]
+    return {"searched": words, "num_all": len(every), "num": sum(map(len, groups.values())), "groups": found}
+
+
+def _chart(run: str, chart: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a chart whose series know their colours, and over which steps it is drawn where not all."""
+    series = [{**each, "colour": _colour(number, each)} for number, each in enumerate(chart["series"])]
+    versions = chart.get("versions")
+    # What was measured by step shares the steps of the page; evaluations have their own, by version.
+    if versions is None:
+        return {**chart, "series": series, "steps": None}
+    places = [{"step": each, "address": addresses.evaluation(run, each), "finished": True} for each in versions]
+    return {**chart, "series": series, "steps": places}
+
+
+def _colour(number: int, series: Mapping[str, Any]) -> str:
+    """Return the class of a series: bars without a place of their own are stages."""
+    if series.get("kind") == "bars" and "place" not in series:
+        return colour(_stage_number(series["name"]))
+    return colour(series.get("place", number))
+
+
+def _stage_number(stage: str) -> int:
+    """Return the number of a stage's colour."""
+    return BY_NAME[stage].colour if stage in BY_NAME else OTHER_COLOUR
+
+
+def _timeline(library: StoreReader, run: str, span: str, happened: list[dict[str, Any]]) -> dict[str, Any]:
+    found = lanes(stage_times(library, run), happened, recent=0 if span == "all" else int(span))
+    return {**found, "lanes": [{**lane, "colour": _stage_number(lane["stage"])} for lane in found["lanes"]]}
+
+
+def _ledger(library: StoreReader, run: str, told: Mapping[str, Any]) -> dict[str, Any]:
+    planned = told["steps_planned"] if told["kind"] in ("train", "sft") else 0
+    found = ledger(library, run, planned)
+    legend = [
+        {"run": name, "class": cell_class(number), "num_pieces": count, "address": addresses.run(name)}
+        for number, (name, count) in enumerate(zip(found["runs"], found["num_pieces"], strict=True))
+    ]
+    return {**found, "legend": legend}
+
+
+def _addresses(run: str, measured: Sequence[StepNumbers], evaluations: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the addresses of steps by number, and of evaluations by the version after a `v`."""
+    steps = {str(each.step): addresses.step(run, each.step) for each in measured}
+    versions = {each["version"] for each in evaluations}
+    return steps | {f"v{version}": addresses.evaluation(run, version) for version in sorted(versions)}
+
+
+def _totals(measured: Sequence[StepNumbers]) -> dict[str, float | None]:
+    """Return sums over all steps, and the last reward and loss; rollouts without those that were stopped."""
+    counts = [count for each in measured if (count := each.value("rollouts", "all")) is not None]
+    return {
+        # Steps of which none has counted yet are unknown; no step at all is really none.
+        "rollouts": sum(counts) if counts or not measured else None,
+        **tokens_of([each.values if each.work.finished else {} for each in measured]),
+        "reward": _last(measured, "reward/mean", "all"),
+        "loss": _last(measured, "updates/loss/mean", ""),
+    }
+
+
+def _last(measured: Sequence[StepNumbers], measure: str, scope: str) -> float | None:
+    known = (each.value(measure, scope) for each in reversed(measured))
+    return next((value for value in known if value is not None), None)
+
+
+MOST_METRIC_NUMBERS = 200
+"""Steps in the table, the last ones, until asked for all."""
+FROM_ZERO = ("share", "tokens", "tokens/s", "rollouts", "s", "turns", "steps", "nats")
+"""Units whose scale begins at zero: twice as high is twice as much."""
+
+
+def metric_page(library: StoreReader, asked: PageRequest) -> Page:
+    """Return the page of a metric, named by its measure or in full: `reward/mean`, `reward/all/mean`.
+
+    Asks: `numbers=all`. Raises NotThere, with the nearest names, where no step of the run has it.
+    """
+    run, name = asked.path["run"], asked.path["metric"]
+    measured = numbers(library, run)
+    known, gone = metrics(measured), expired_rows_of_runs(library, run)
+    place = _metric_place(known, run, name, bool(gone))
+    found = known[place]
+    steps = [_step(run, each) for each in measured]
+    series = [_metric_series(number, each, steps) for number, each in enumerate(found["series"])]
+    values = {
+        "run": run,
+        "retired": gone,
+        "metric": {**found, "series": series},
+        "drawn": {
+            "title": found["name"],
+            "unit": found["unit"],
+            "zero": found["unit"] in FROM_ZERO,
+            "wide": True,
+            "series": series,
+        },
+        "steps": steps,
+        "previous": _neighbour(known, run, place - 1),
+        "next": _neighbour(known, run, place + 1),
+        "numbers_from": 0 if asked.one_of("numbers", ("all",)) else max(0, len(steps) - MOST_METRIC_NUMBERS),
+    }
+    way = (Crumb(run, addresses.run(run)),)
+    return Page("metric.html", found["name"], values, way, any_going(library, run))
+
+
+def _metric_place(known: Sequence[Metric], run: str, name: str, gone: bool) -> int:
+    for number, each in enumerate(known):
+        if name == each["name"] or name in (one["name"] for one in each["series"]):
+            return number
+    near = nearest(name, [each["name"] for each in known])
+    told = f"; the nearest names are {', '.join(near)}" if near else ""
+    if gone:
+        told += "; rows that it may have been in were dropped for their age (`stagecoach maintain --retain`)"
+    raise NotThere(f"no step of the run {run!r} has the metric {name[:120]!r}{told}")
+
+
+def _metric_series(number: int, each: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a series as charts take it, with its ends."""
+    told = ends(each["values"], [step["step"] for step in steps])
+    names = {"name": each["scope"] or each["name"], "metric": each["name"], "scope": each["scope"]}
+    return {**names, "values": each["values"], "colour": colour(number), **told}
+
+
+def _neighbour(known: Sequence[Metric], run: str, place: int) -> dict[str, str] | None:
+    if not 0 <= place < len(known):
+        return None
+    return {"name": known[place]["name"], "address": addresses.metric(run, known[place]["name"])}

@@ -5,23 +5,25 @@ from typing import Any
 
 import polars as pl
 
-from flows.queries import rollout_choice as step_choice
-from flows.queries import rollouts as step_traces
-from flows.queries import step as data
-from flows.queries import step as step_search
-from flows.queries import step_figures
 from flows.queries.request import BadQuestion, NotThere, PageRequest
-from flows.queries.rollout_columns import read_names
-from flows.queries.scores import recorded_evaluations
-from flows.queries.shared_slices import expired_rows
-from flows.queries.step import with_mismatch
+from flows.queries.rollout_list import choice_of, choose, listed, read_names, written
+from flows.queries.rollouts import (
+    evaluation_lineages,
+    evaluation_traces,
+    lineages_of,
+    search_mask,
+    steps_of,
+    traces_of,
+    with_mismatch,
+)
+from flows.queries.run_state import any_going
+from flows.queries.scores import scored_evaluations
+from flows.queries.step import figures, group_page, histogram, policies, updates, written_of
 from flows.queries.step_history import StepLineage
-from flows.queries.store_reader import StoreReader
-from flows.queries.trace_neighbours import written
+from flows.queries.store_reader import StoreReader, expired_rows
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
-from flows.viewer.pages.run import any_going
-from storage.read.lineage import row_identities
+from tasks.metrics.names import Values
 
 CARRIED = ("sort", "order", "columns", "size", "group_sort", "group_order")
 """What stays in the address on the way to the step before or after."""
@@ -30,8 +32,8 @@ CARRIED = ("sort", "order", "columns", "size", "group_sort", "group_order")
 def step_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return a step. Raises NotThere, and BadQuestion where the list of traces is asked for what is not known."""
     run, step = asked.path["run"], asked.required_number("step")
-    lineages = step_traces.lineages_of(library, run, step)
-    frame = step_traces.traces_of(library, run, lineages)
+    lineages = lineages_of(library, run, step)
+    frame = traces_of(library, run, lineages)
     asked_for = (*read_names(asked.text("columns")), asked.text("sort"))
     frame = with_mismatch(library, run, lineages, frame, asked_for)
     values = {
@@ -40,23 +42,25 @@ def step_page(library: StoreReader, asked: PageRequest) -> Page:
         "evaluation": None,
         "retired": expired_rows(library, [work for lineage in lineages for work in lineage.works]),
         **_step_values(library, run, lineages, frame),
-        **list_values(library, run, frame, asked),
-        **neighbours(step_traces.steps_of(library, run), step),
+        **list_values(library, run, frame, asked, written_of(library, run, lineages)),
+        **neighbours(steps_of(library, run), step),
         "compared": _parent(library, run, step),
         "carried": {name: asked.query[name] for name in CARRIED if asked.query.get(name)},
     }
     return Page("step.html", f"Step {step}", values, crumbs(run), any_going(library, run))
 
 
-def list_values(library: StoreReader, run: str, frame: pl.DataFrame, asked: PageRequest) -> dict[str, Any]:
+def list_values(
+    library: StoreReader, run: str, frame: pl.DataFrame, asked: PageRequest, metrics: Values | None = None
+) -> dict[str, Any]:
     """Return what the traces of a step, or of an evaluation, come to: figures, rewards, groups and the list."""
-    choice = data.choice_of(asked)
-    chosen = step_choice.choose(frame, choice, step_search.search_mask(library, run, frame, choice.search))
+    choice = choice_of(asked)
+    chosen = choose(frame, choice, search_mask(library, run, frame, choice.search))
     return {
-        "figures": step_figures.figures(frame),
-        "histogram": step_figures.histogram(frame),
-        "groups": data.group_page(frame, asked),
-        "traces": data.listed(frame, chosen, choice),
+        "figures": figures(frame, metrics),
+        "histogram": histogram(frame),
+        "groups": group_page(frame, asked),
+        "traces": listed(frame, chosen, choice),
         "list_asked": written(asked),
     }
 
@@ -72,8 +76,8 @@ def _step_values(
         "num_batches": len(lineages),
         "num_judged_apart": len(judged),
         "packed": any(lineage.batches for lineage in lineages),
-        "updates": step_figures.updates(library, run, lineages),
-        "policies": step_figures.policies(library, run, frame, lineages),
+        "updates": updates(library, run, lineages),
+        "policies": policies(library, run, frame, lineages),
     }
 
 
@@ -96,7 +100,7 @@ def _parent(library: StoreReader, run: str, step: int) -> str | None:
     if not parent or parent == run:
         return None
     try:
-        return parent if step in step_traces.steps_of(library, parent) else None
+        return parent if step in steps_of(library, parent) else None
     except NotThere:  # it was removed
         return None
 
@@ -108,14 +112,14 @@ ALL = "all"
 def evaluation_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return an evaluation of a policy; `set` chooses one set. Raises NotThere and BadQuestion."""
     run, version = asked.path["run"], asked.required_number("step")
-    every = step_traces.evaluation_traces(library, run, version)
+    every = evaluation_traces(library, run, version)
     sets = sorted(every["set"].unique())
     chosen = _chosen_set(asked, sets)
-    frame = every if chosen is None else step_traces.evaluation_traces(library, run, version, chosen)
+    frame = every if chosen is None else evaluation_traces(library, run, version, chosen)
     values = {
         "run": run,
         "step": version,
-        "retired": expired_rows(library, [c.traces for c in step_traces.evaluation_lineages(library, run, version)]),
+        "retired": expired_rows(library, [c.traces for c in evaluation_lineages(library, run, version)]),
         "evaluation": {
             "set": chosen,
             "sets": sets,
@@ -124,14 +128,14 @@ def evaluation_page(library: StoreReader, asked: PageRequest) -> Page:
         },
         "stages": ["rollout"],
         "computed_by": [],
-        "finished": all(lineage.traces.finished for lineage in step_traces.evaluation_lineages(library, run, version)),
+        "finished": all(lineage.traces.finished for lineage in evaluation_lineages(library, run, version)),
         "num_batches": 1,
         "num_judged_apart": 0,
         "packed": False,
         "updates": [],
-        "policies": step_figures.policies(library, run, frame, ()),
+        "policies": policies(library, run, frame, ()),
         **list_values(library, run, frame, asked),
-        **neighbours(step_traces.steps_of(library, run, for_training=False), version),
+        **neighbours(steps_of(library, run, for_training=False), version),
         "compared": None,
         "carried": {name: asked.query[name] for name in (*CARRIED, "set") if asked.query.get(name)},
     }
@@ -150,11 +154,6 @@ def _chosen_set(asked: PageRequest, sets: list[str]) -> str | None:
 
 def _scores(library: StoreReader, run: str, version: int, set_name: str | None) -> list[dict[str, Any]]:
     """Return the scores of the sets, as `stagecoach evals` has them; those that are still going on have none."""
-    config = library.config(run)
-    found = [each for each in recorded_evaluations(library.store, run, config) if each.version == version]
-    wanted = [each for each in found if set_name in (None, each.set_name)]
-    # The config, which may be another after a resume, says which seats are scored.
-    rounds = tuple((each.set_name, row_identities(each.rounds)) for each in wanted)
-    name = ("scores", run, len(library.store.runs.events(run)), rounds)
-    scored = library.cached(name, lambda: [each.scored(library.store, config).described for each in wanted])
-    return [{"set": each["set"], **score} for each in scored for score in each["scores"]]
+    found = [scores.described for _, scores in scored_evaluations(library, run, version)]
+    wanted = [each for each in found if set_name in (None, each["set"])]
+    return [{"set": each["set"], **score} for each in wanted for score in each["scores"]]

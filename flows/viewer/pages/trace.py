@@ -1,28 +1,51 @@
 """A trace: what became of it and why, its conversation, and its tokens with all that was measured of them."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
-from flows.queries.identify import nearest
-from flows.queries.message_parts import images, linked, long_text, read_message
-from flows.queries.messages import MOST_HITS, WINDOW, MessageView, hits, message_works, messages, reading, rejected
+from flows.queries import batch
+from flows.queries.messages import (
+    MOST_HITS,
+    WINDOW,
+    MessageView,
+    hits,
+    images,
+    linked,
+    long_text,
+    message_works,
+    messages,
+    read_message,
+    reading,
+    rejected,
+)
+from flows.queries.outcomes import EXPIRED
 from flows.queries.request import BadQuestion, NotThere, PageRequest
+from flows.queries.rollout_list import TraceNeighbours, neighbours_of_trace
 from flows.queries.rollouts import episode, history, mates
-from flows.queries.shared_slices import expired_rows
-from flows.queries.shown_tokens import colourings, describe, scaled, shown_tokens
-from flows.queries.store_reader import StoreReader
-from flows.queries.token_colours import NAMES, default_colouring
+from flows.queries.row_lineage import nearest, policy_version
+from flows.queries.run_state import any_going
+from flows.queries.sentences import flat, sentence
+from flows.queries.shown_tokens import NAMES, colourings, default_colouring, describe, scaled, shown_tokens
+from flows.queries.store_reader import StoreReader, expired_rows, lost
 from flows.queries.tokens import tokenizer, tokens
-from flows.queries.trace import FoundTrace, find_trace, index, other_runs, outcome_of, uses
-from flows.queries.trace_neighbours import TraceNeighbours, neighbours_of_trace
+from flows.queries.trace import (
+    WEIGHTS,
+    FoundTrace,
+    find_trace,
+    index,
+    other_runs,
+    outcome_of,
+    packed_weights,
+    samples,
+    uses,
+)
 from flows.viewer import addresses
-from flows.viewer import trace_facts as facts
 from flows.viewer.addresses import Crumb, Page
-from flows.viewer.pages.run import any_going
-from flows.viewer.svg.rollouts import classes, drawable
-from tasks.metrics.accounting import PENDING
+from tasks.arrays.finding import QUARANTINED
+from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
 
 VIEWS = ("both", "text", "tokens")
 JUMPS = ("first", "last", "trained", "error")
@@ -30,6 +53,12 @@ SMALL_RUN = 32
 """Batches of rollouts whose traces are looked through for the history of an example without being asked to."""
 JSONS = ("rewards", "metrics", "info", "record")
 ERROR = ("error_class", "error_type", "error_message", "error_traceback")
+TONES = {TRAINED: "good", FILTERED: "warn", REFUSED: "warn", NO_WEIGHT: "warn", ERRORED: "bad", STOPPED: "bad"}
+TONES |= {PENDING: "going", QUARANTINED: "bad", EXPIRED: "warn"}
+SPANS = ("setup", "generation", "scoring")
+MOST_BRANCHES, MOST_ACROSS = 40, 90
+"""Larger graphs are not drawn: the branches can be read one by one."""
+ROLES = ("system", "user", "assistant", "tool")
 Values = dict[str, Any]
 
 
@@ -53,13 +82,13 @@ def trace_page(library: StoreReader, asked: PageRequest) -> Page:
         "retired": expired_rows(library, (*found.lineage.works, *message_works(library, found))),
         "trace": {name: value for name, value in row.items() if name not in (*JSONS, *ERROR)},
         "error": _error(row),
-        "reward_parts": facts.reward_parts(row["rewards"]),
-        "metrics": facts.read_json(row["metrics"]),
+        "reward_parts": reward_parts(row["rewards"]),
+        "metrics": read_json(row["metrics"]),
         **{name: _folded(row[name]) for name in ("info", "record")},
-        "outcome": facts.outcome(library, found),
-        "samples": facts.trained_in(library, found),
-        "policies": facts.policies(library, found),
-        "timing": facts.timing(row),
+        "outcome": outcome(library, found),
+        "samples": trained_in(library, found),
+        "policies": policies(library, found),
+        "timing": timing(row),
         "other_runs": other_runs(found),
         **_around(library, found, asked),
         **_walked(beside),
@@ -72,12 +101,10 @@ def trace_page(library: StoreReader, asked: PageRequest) -> Page:
 
 def _crumbs(found: FoundTrace, beside: TraceNeighbours) -> tuple[Crumb, ...]:
     """Return the way to a trace; over the list that it was opened from, as that was."""
-    of_step = (
-        Crumb(f"step {found.step}", addresses.step(found.run, found.step, **beside.chosen))
-        if found.lineage.for_training
-        else Crumb(f"evaluation of policy {found.step}", addresses.evaluation(found.run, found.step, **beside.chosen))
-    )
-    return Crumb(found.run, addresses.run(found.run)), of_step
+    training = found.lineage.for_training
+    where, named = (addresses.step, "step") if training else (addresses.evaluation, "evaluation of policy")
+    above = Crumb(f"{named} {found.step}", where(found.run, found.step, **beside.chosen))
+    return Crumb(found.run, addresses.run(found.run)), above
 
 
 def _folded(text: str) -> Values | None:
@@ -88,10 +115,100 @@ def _folded(text: str) -> Values | None:
 def _error(row: Mapping[str, Any]) -> Values | None:
     if row["error_class"] is None:
         return None
-    names = {"class": "error_class", "type": "error_type"}
-    told = {name: row[column] for name, column in names.items()}
     texts = {"message": row["error_message"], "traceback": row["error_traceback"]}
-    return told | {name: long_text(text) if text else None for name, text in texts.items()}
+    shown = {name: long_text(text) if text else None for name, text in texts.items()}
+    return {"class": row["error_class"], "type": row["error_type"], **shown}
+
+
+def outcome(library: StoreReader, found: FoundTrace) -> Values:
+    """Return what the run made of the trace: a sentence, its outcome, the verdict's numbers, group and quarantines."""
+    use = outcome_of(library, found)
+    verdict = use["verdict"]
+    return {
+        "sentence": sentence({"trace": found.row}, use),
+        **{name: use[name] for name in ("outcome", "detail", "group", "decision", "regrade", "quarantines", "keys")},
+        "tone": TONES.get(use["outcome"], ""),
+        "verdict": verdict and {name: verdict[name] for name in ("keep", "reason", "detected")},
+        "evidence": [
+            {"filter": name, "numbers": [{"name": path, "value": value} for path, value in flat(numbers)]}
+            for name, numbers in (verdict or {"evidence": {}})["evidence"].items()
+        ],
+    }
+
+
+def reward_parts(text: str) -> list[Values]:
+    """Return the named rewards: name, score, weight and product; all three are null where it was not scored."""
+    found = read_json(text)
+    if not isinstance(found, Mapping):
+        return []
+    return [{"name": str(name), **_scored(each)} for name, each in found.items()]
+
+
+def _scored(each: Any) -> Values:
+    given = each if isinstance(each, Mapping) else {}
+    score, weight = given.get("score"), given.get("weight")
+    # A run's environments write these: anything may stand where a number is due.
+    product = score * weight if isinstance(score, (int, float)) and isinstance(weight, (int, float)) else None
+    return {"score": score, "weight": weight, "product": product}
+
+
+def timing(row: Mapping[str, Any]) -> list[Values]:
+    """Return the spans of a rollout in order: name, seconds; the generation with the model's share of it."""
+    spans = [{"name": name, "seconds": row[f"{name}_seconds"], "inside": None} for name in SPANS]
+    spans[1]["inside"] = {"name": "model", "seconds": row["model_seconds"]}
+    return spans
+
+
+def trained_in(library: StoreReader, found: FoundTrace) -> list[Values]:
+    """Return the samples that the trace became, each with the batch row that it is in, and that row's address.
+
+    The address is None where the step was done again since: the page of its batch has the rows that were trained last.
+    `weights` are the sums of the weights by component that the row has for the sample, None where it is in none.
+    """
+    packed, made = found.lineage.batches, found.lineage.updates
+    own = samples(library, found)
+    sums = packed_weights(library, found, own).with_columns(pl.col(WEIGHTS).cast(pl.List(pl.Float64)).list.sum())
+    weights = {row.pop("sample_id"): row for row in sums.to_dicts()}
+    rows = own.drop("path").to_dicts()
+    gone = packed is not None and lost(library, [packed], "batches")
+    shown = batch.packed(library, found.run, packed.step).batches.key if packed else None
+    for each in rows:
+        known = packed is not None and each["row"] is not None
+        told = packed and known and packed.key == shown
+        each["address"] = addresses.row(found.run, packed.step, each["row"]) if packed and told else None
+        each["weights"] = weights.get(each["sample_id"])
+        each["trained"] = None if gone and not known else bool(known and made)
+    return rows
+
+
+def policies(library: StoreReader, found: FoundTrace) -> Values:
+    """Return the policy that sampled the trace and the one that training on it made; null where there is none."""
+    made, key = found.lineage.updates, str(found.row["policy_key"])
+    after = {"run": found.run, "version": policy_version(made), "key": made.key} if made else None
+    return {
+        "sampled": _sampler(library, found, key) if key else None,
+        "made": after and after | {"address": addresses.step(found.run, made.step)} if made else None,
+    }
+
+
+def _sampler(library: StoreReader, found: FoundTrace, key: str) -> Values:
+    work = library.graph.works.get(key)
+    version = found.row["policy_version"]
+    known = {"key": key, "version": version, "run": None, "address": None}
+    if work is None:
+        return known
+    run = found.run if found.run in work.runs else work.runs[0]
+    trained = policy_version(work)
+    address = addresses.step(run, trained - 1) if trained else addresses.run(run)
+    return known | {"run": run, "version": trained, "address": address}
+
+
+def read_json(text: str | None) -> Any:
+    """Return what a JSON text says; a text that is none comes back as it is, for somebody wrote it."""
+    try:
+        return json.loads(text) if text else None
+    except (ValueError, RecursionError):
+        return text
 
 
 def _around(library: StoreReader, found: FoundTrace, asked: PageRequest) -> Values:
@@ -123,14 +240,11 @@ def _walked(beside: TraceNeighbours) -> Values:
 
 
 def _linked(found: FoundTrace, rows: pl.DataFrame) -> list[Values]:
-    return [
-        {
-            **row,
-            "here": row["trace_id"] == found.trace_id,
-            "address": addresses.trace(found.run, row["trace_id"], row["key"]),
-        }
-        for row in rows.to_dicts()
-    ]
+    shown = rows.to_dicts()
+    for row in shown:
+        row["here"] = row["trace_id"] == found.trace_id
+        row["address"] = addresses.trace(found.run, row["trace_id"], row["key"])
+    return shown
 
 
 def _conversation(library: StoreReader, found: FoundTrace, asked: PageRequest) -> Values:
@@ -167,17 +281,16 @@ def _conversation(library: StoreReader, found: FoundTrace, asked: PageRequest) -
 
 def _graph(rows: pl.DataFrame, whole: MessageView, asked: PageRequest) -> Values:
     """Return the graph as it is drawn, where it has forks and can be seen as a whole."""
-    drawn = drawable(whole.paths)
-    roles = classes(rows.select("message", "role").to_dicts()) if drawn else {}
-    paths = whole.paths if drawn else []
+    forks = 1 < len(whole.paths) <= MOST_BRANCHES and max(map(len, whole.paths)) <= MOST_ACROSS
+    paths = whole.paths if forks else []
+    by_number = rows.select("message", "role").iter_rows() if forks else ()
+    roles = {str(message): f"by-{role if role in ROLES else 'other'}" for message, role in by_number}
     ways = [asked.but(branch=each, message=None, to=None) for each in range(len(paths))]
     return {"paths": paths, "roles": roles, "addresses": ways, "broken": whole.broken}
 
 
 def _branch(asked: PageRequest, whole: MessageView) -> int | None:
-    if not asked.text("branch"):
-        return None
-    return asked.number("branch", 0, most=max(len(whole.paths) - 1, 0))
+    return asked.number("branch", 0, most=max(len(whole.paths) - 1, 0)) if asked.text("branch") else None
 
 
 def _window(
@@ -194,6 +307,7 @@ def _window(
     to = asked.one_of("to", JUMPS, "")
     if to:
         start = _jump(library, found, told, to)
+    # An address may be older than the branch that is shown now: it opens the end, not an error.
     start = min(start, max(len(told.lines) - 1, 0))
     return start, told.lines[start : start + WINDOW]
 
@@ -203,6 +317,7 @@ def _jump(library: StoreReader, found: FoundTrace, told: MessageView, to: str) -
         own = tokens(library, found, texts=False).filter("trained")["message"].unique()
         trained = set(own)
         return next((place for place, line in enumerate(told.lines) if line.message in trained), 0)
+    # What went wrong ended the rollout, so its error is where the messages end.
     return max(len(told.lines) - WINDOW, 0) if to in ("last", "error") else 0
 
 
@@ -246,17 +361,13 @@ def any_trace_page(library: StoreReader, asked: PageRequest) -> Page:
     given = asked.path["trace"]
     found = uses(library, given)
     if not found:
-        known = index(library, library.graph.makers("traces"))["trace_id"]
-        near = nearest(given, known)
+        near = nearest(given, index(library, library.graph.makers("traces"))["trace_id"])
         told = f"; the nearest ids are {', '.join(near)}" if near else ""
         raise NotThere(f"no run of {library.store.root.address} has a trace {given!r}{told}")
     trace_id = found[0].trace_id
     if len(found) == 1:
-        (only,) = found
-        path = {"run": only.run, "trace": trace_id}
-        return trace_page(
-            library, PageRequest(addresses.trace(only.run, trace_id), path, {**asked.query, "key": only.key})
-        )
+        path, query = {"run": found[0].run, "trace": trace_id}, {**asked.query, "key": found[0].key}
+        return trace_page(library, PageRequest(addresses.trace(found[0].run, trace_id), path, query))
     values = {"trace_id": trace_id, "uses": [_use(library, each) for each in found]}
     return Page("any_trace.html", f"Trace {trace_id[:8]}", values)
 
@@ -271,9 +382,7 @@ def _use(library: StoreReader, found: FoundTrace) -> dict[str, object]:
         "key": found.key,
         "reward": found.row["reward"],
         "advantage": samples[0]["advantage"] if samples else None,
-        "outcome": made["outcome"],
-        "detail": made["detail"],
-        "policy": made["policy"],
+        **{name: made[name] for name in ("outcome", "detail", "policy")},
         "computed_by": found.lineage.traces.computed_by,
         "address": addresses.trace(found.run, found.trace_id, found.key),
     }

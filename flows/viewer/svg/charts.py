@@ -1,4 +1,4 @@
-"""Charts by step as SVG: lines with bands, points with intervals, stacked bars; and sparklines.
+"""A run as SVG: charts by step, sparklines, its ledger (steps across, stages down) and its timeline.
 
 A chart is plain values: `title`, `series` (each `name`, `values` by step with None for a gap, perhaps `low` and `high`
 for a band or an interval, perhaps `kind`: line, points or bars), `zero` to begin at zero, `wide` for one that has the
@@ -15,9 +15,26 @@ from typing import Any
 
 from markupsafe import Markup
 
-from flows.reporting.curve import Steps, grid, is_drawn, series_svg
-from flows.reporting.svg import Scale, around, colour, link, quoted, short, svg_document, tag, thinned
-from flows.reporting.texts import visible
+from flows.reporting.curve import Steps, grid, series_svg
+from flows.reporting.formats import seconds, visible
+from flows.reporting.svg import (
+    NUM_COLOURS,
+    Scale,
+    around,
+    colour,
+    is_drawn,
+    label,
+    link,
+    quoted,
+    short,
+    svg_document,
+    tag,
+    text,
+    thinned,
+    ticks,
+    title,
+)
+from tasks.stages import EVALUATION
 
 WIDTH, HEIGHT = 440.0, 172.0
 WIDE = 900.0, 280.0
@@ -28,6 +45,7 @@ Chart = Mapping[str, Any]
 
 def chart(drawn: Chart, steps: Steps) -> Markup:
     """Return a chart over steps; what was drawn lately is not drawn again: most charts are looked at more than once."""
+    # Dictionaries cannot be keys of a cache; their JSON can, and is made far quicker than a drawing.
     return _chart_once(json.dumps((drawn, steps)))
 
 
@@ -45,6 +63,7 @@ def _picture(drawn: Chart, steps: Steps) -> Markup:
     if series and series[0].get("kind") == "bars":
         parts.append(_bars(series, steps, places, x, y))
     else:
+        # Points of several series stand side by side around their step, or they would hide each other.
         middle = (len(series) - 1) / 2
         parts += [series_svg(n, each, steps, places, x, y, BESIDE * (n - middle)) for n, each in enumerate(series)]
     parts += [_hits(steps, places, x, y), tag("g", class_="cursor")]
@@ -74,6 +93,7 @@ def text_of(drawn: Chart, steps: Steps) -> str:
 def _across(steps: Steps, width: float) -> Scale:
     numbers = [each["step"] for each in steps] or [0]
     low, high = min(numbers), max(numbers)
+    # Half a step at least, so that the first and the last bar are not cut.
     room = 0.5 if high == low else max(0.5, (high - low) * 0.01)
     return Scale(low - room, high + room, LEFT, width - RIGHT)
 
@@ -100,6 +120,7 @@ def _bars(series: Sequence[Mapping[str, Any]], steps: Steps, places: Sequence[in
             if value is not None and math.isfinite(value) and math.isfinite(below):
                 top, foot = y.at(below + value), y.at(below)
                 at = x.at(steps[place]["step"]) - width / 2
+                # Whatever is there is seen: 0.2 units are a hair line.
                 bars.append(tag("rect", x=at, y=top, width=width, height=max(0.2, foot - top)))
         parts.append(tag("g", *bars, class_=f"bar {each.get('colour') or colour(number)}"))
     return "".join(parts)
@@ -141,6 +162,7 @@ def _values(drawn: Chart, steps: Steps, places: Sequence[int], x: Scale, y: Scal
 
 
 def _json_number(value: float | None) -> float | str | None:
+    # Five digits are more than a tip shows, and keep a page of many charts small.
     if value is None or math.isfinite(value):
         return None if value is None else float(f"{value:.5g}")
     return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
@@ -171,3 +193,164 @@ def _spark(values: tuple[float | None, ...], title: str) -> Markup:
     dot = tag("circle", cx=x.at(last), cy=y.at(value), r="2.2", class_="dot")
     body = tag("g", tag("path", d=steps, class_="line"), dot, class_="s0")
     return svg_document(SPARK_WIDTH, SPARK_HEIGHT, [body], class_="spark", role="img", aria_label=title)
+
+
+STAGES_LEFT, LEDGER_TOP, LEDGER_BOTTOM, LEDGER_ROW = 142.0, 4.0, 20.0, 18.0
+LEAST_COLUMN, MOST_COLUMN, LEDGER_WIDTH = 4.0, 26.0, 1110.0
+"""Least and most of a column, and what all of them take where there are few enough."""
+MOST_USERS = 6
+
+
+def ledger(told: Mapping[str, Any], addresses: Mapping[str, str]) -> Markup:
+    """Return the grid that `data.shared.ledger` gives; each column is a link to its step."""
+    columns, stages = told["columns"], told["stages"]
+    width = max(LEAST_COLUMN, min(MOST_COLUMN, LEDGER_WIDTH / max(1, len(columns))))
+    height = LEDGER_TOP + LEDGER_ROW * len(stages)
+    names = [_stage_name(stage, LEDGER_TOP + LEDGER_ROW * (row + 0.5)) for row, stage in enumerate(stages)]
+    cells = []
+    for place, column in enumerate(columns):
+        drawn = _column(column, stages, told["runs"], STAGES_LEFT + width * place, width)
+        cells.append(link(addresses.get(str(column["step"])), *drawn, tabindex="-1"))
+    body = [*names, *cells, tag("g", *_step_numbers(columns, width, height), class_="ticks")]
+    across, down = STAGES_LEFT + width * len(columns) + 6, height + LEDGER_BOTTOM
+    named = "Slices by step and stage"
+    return svg_document(across, down, body, class_="ledger", role="group", aria_label=named, width=across, height=down)
+
+
+def _stage_name(stage: str, middle: float) -> str:
+    """Return the name of a stage at the left of its row."""
+    return text(STAGES_LEFT - 10, middle + 3.5, stage.replace("_", " "), text_anchor="end", class_="name")
+
+
+def cell_class(by: int) -> str:
+    """Return the class of what a run computed, by its number in the ledger's runs: own work is the first."""
+    return "s0" if by == 0 else f"s{1 + (by - 1) % (NUM_COLOURS - 1)}"
+
+
+def _column(
+    column: Mapping[str, Any], stages: Sequence[str], runs: Sequence[str], at: float, width: float
+) -> list[str]:
+    """Return the cells of a step from top to bottom; of one that is not begun, empty ones."""
+    cells = column["cells"] or [None] * len(stages)
+    # An evaluation is of the policy before the step, so it says nothing about whether the step has begun.
+    begun = any(cell for stage, cell in zip(stages, cells, strict=True) if stage != EVALUATION)
+    after = bool(column["cells"]) and not begun  # the last policy was evaluated; there is no such step
+    # The gap shrinks with the column: narrow columns would be nothing but gap.
+    place = {"x": at, "width": width - min(1.5, 0.2 * width), "height": LEDGER_ROW - 2, "rx": "2"}
+    found = []
+    for row, (stage, cell) in enumerate(zip(stages, cells, strict=True)):
+        if cell is None:
+            if stage != EVALUATION and not after:  # not every step begins with a policy that is evaluated
+                look = "cell missing" if begun else "cell planned"
+                found.append(tag("rect", **place, y=LEDGER_TOP + LEDGER_ROW * row, class_=look))
+            continue
+        shared, unfinished = " shared" if cell["by"] else "", "" if cell["finished"] else " unfinished"
+        look = f"cell {cell_class(cell['by'])}{shared}{unfinished}"
+        told = title(_cell_title(column["step"], stage, cell, runs))
+        found.append(tag("rect", told, **place, y=LEDGER_TOP + LEDGER_ROW * row, class_=look))
+    return found
+
+
+def _cell_title(step: int, stage: str, cell: Mapping[str, Any], runs: Sequence[str]) -> str:
+    rows = ", ".join(f"{count:,} {table}" for table, count in cell["rows"].items() if count) or "no rows"
+    by = runs[cell["by"]]
+    done = seconds(cell["seconds"]) if cell["finished"] else "in parts so far"
+    others = [name for name in cell["used_by"] if name != by]
+    more = f" and {len(others) - MOST_USERS} more" if len(others) > MOST_USERS else ""
+    users = f"\nused by {', '.join(others[:MOST_USERS])}{more}" if others else ""
+    return f"step {step}, {stage.replace('_', ' ')}: {rows}\n{done}, key {cell['key'][:8]}\ncomputed by {by}{users}"
+
+
+def _step_numbers(columns: Sequence[Mapping[str, Any]], width: float, height: float) -> list[str]:
+    if not columns:
+        return []
+    first, last = columns[0]["step"], columns[-1]["step"]
+    wanted = {each for each in ticks(first, last, 12) if each == int(each)}
+    return [
+        text(STAGES_LEFT + width * (place + 0.5), height + 14, label(column["step"]), text_anchor="middle")
+        for place, column in enumerate(columns)
+        if column["step"] in wanted
+    ]
+
+
+TIMELINE_WIDTH, TIMELINE_RIGHT = 1320.0, 14.0
+LANE_ROW, LANE_GAP, TIMELINE_TOP, TIMELINE_BOTTOM = 15.0, 7.0, 30.0, 24.0
+
+
+def timeline(told: Mapping[str, Any], addresses: Mapping[str, str]) -> Markup:
+    """Return lanes of bars, each a link to its step; `told` is as `data.timeline_lanes.lanes` gives it.
+
+    `addresses` are those of steps and, under `v` and the version, of evaluations. A lane's `colour` is its number.
+    """
+    x = Scale(0.0, told["length"], STAGES_LEFT, TIMELINE_WIDTH - TIMELINE_RIGHT)
+    top, parts = TIMELINE_TOP, []
+    for lane in told["lanes"]:
+        parts.append(_lane(lane, x, top, addresses))
+        top += lane["rows"] * LANE_ROW + LANE_GAP
+    lines, below = [], []
+    for each in told["ticks"]:
+        lines.append(tag("path", d=f"M{short(x.at(each['at']))} {short(TIMELINE_TOP - 4)}V{short(top)}"))
+        below.append(text(x.at(each["at"]), top + 15, _elapsed(each["seconds"]), text_anchor="middle"))
+    marks = _events(told, x, top) + _cuts(told, x, top)
+    body = [tag("g", *lines, class_="grid"), tag("g", *below, class_="ticks"), *parts, *marks]
+    named = "Work of the run by stage over time"
+    return svg_document(TIMELINE_WIDTH, top + TIMELINE_BOTTOM, body, class_="timeline", role="group", aria_label=named)
+
+
+def _lane(lane: Mapping[str, Any], x: Scale, top: float, addresses: Mapping[str, str]) -> str:
+    bars = "".join(_bar(bar, lane["stage"], x, top + bar["row"] * LANE_ROW, addresses) for bar in lane["bars"])
+    return _stage_name(lane["stage"], top + LANE_ROW / 2) + tag("g", bars, class_=colour(lane["colour"]))
+
+
+def _bar(bar: Mapping[str, Any], stage: str, x: Scale, top: float, addresses: Mapping[str, str]) -> str:
+    # Work of milliseconds in a run of days is still to be seen and pointed at.
+    start, width = x.at(bar["start"]), max(1.2, x.at(bar["end"]) - x.at(bar["start"]))
+    evaluated = stage.startswith("evaluation")
+    what = f"policy {bar['step']}" if evaluated else f"step {bar['step']}"
+    tokens = f", {bar['tokens']:,} tokens" if bar["tokens"] else ""
+    unfinished = "" if bar["finished"] else ", in parts so far"
+    told = f"{what}: {stage.replace('_', ' ')}, {seconds(bar['seconds'])}{tokens}{unfinished}, key {bar['key'][:8]}"
+    shades = f"bar{' odd' if bar['step'] % 2 else ''}{'' if bar['finished'] else ' unfinished'}"
+    rect = tag("rect", title(told), x=start, y=top, width=width, height=LANE_ROW - 2, rx="2", class_=shades)
+    # A digit is about 6 units wide; a number that does not fit would cover the neighbours.
+    room = width > 8 + 6 * len(str(bar["step"]))
+    number = text(start + width / 2, top + LANE_ROW / 2 + 3, str(bar["step"]), text_anchor="middle") if room else ""
+    address = addresses.get(f"v{bar['step']}" if evaluated else str(bar["step"]))
+    return link(address, rect, number, aria_label=told, tabindex="-1") if address else rect + number
+
+
+def _events(told: Mapping[str, Any], x: Scale, bottom: float) -> list[str]:
+    """Return a line for each event of the run, with its name where there is room."""
+    found, free = [], 0.0
+    for event in told["events"]:
+        at = x.at(event["at"])
+        stem = f"M{short(at)} {short(TIMELINE_TOP - 12)}V{short(bottom)}"
+        line = tag("path", title(event["event"]), d=stem, class_="stem")
+        words = ""
+        # Names that would overlap are left out: the line tells them when it is pointed at.
+        if at >= free:
+            beside, anchor = (-3, "end") if at > TIMELINE_WIDTH - 90 else (3, "start")
+            words = text(at + beside, TIMELINE_TOP - 15, event["event"], text_anchor=anchor)
+            free = at + 7 * len(event["event"]) + 12
+        found.append(tag("g", line, words, class_=f"event {event['look']}"))
+    return found
+
+
+def _cuts(told: Mapping[str, Any], x: Scale, bottom: float) -> list[str]:
+    top = short(TIMELINE_TOP - 4)
+    found = []
+    for cut in told["cuts"]:
+        idle = title(f"nothing was done for {seconds(cut['seconds'])}")
+        found.append(tag("path", idle, d=f"M{short(x.at(cut['at']))} {top}V{short(bottom)}", class_="cut"))
+    return found
+
+
+def _elapsed(value: float) -> str:
+    """Return seconds since the begin, short enough for an axis."""
+    if value < 120:
+        return f"{value:g} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 120:
+        return f"{minutes} min" if not rest else f"{minutes}:{rest:02d}"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h" if not minutes else f"{hours} h {minutes:02d}"

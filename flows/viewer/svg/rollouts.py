@@ -7,10 +7,21 @@ from typing import Any
 
 from markupsafe import Markup
 
-from flows.reporting.formats import number, seconds
-from flows.reporting.svg import Scale, around, label, link, quoted, short, svg_document, tag, text
-from flows.reporting.texts import one_line
-from flows.viewer.svg.colours import diverging, sequential
+from flows.reporting.formats import number, one_line, seconds
+from flows.reporting.svg import (
+    NUM_COLOURS,
+    Scale,
+    around,
+    diverging,
+    label,
+    link,
+    quoted,
+    sequential,
+    short,
+    svg_document,
+    tag,
+    text,
+)
 
 ATTEMPTS_WIDTH, ATTEMPTS_HEIGHT = 320.0, 120.0
 LEFT, RIGHT, TOP, BOTTOM = 34.0, 8.0, 8.0, 20.0
@@ -30,13 +41,13 @@ def attempts(rows: Sequence[Mapping[str, Any]]) -> Markup:
     x = Scale(min(steps) - 0.5, max(steps) + 0.5, LEFT, ATTEMPTS_WIDTH - RIGHT)
     rewards = [each["reward"] for each in rows if each["reward"] is not None]
     y = Scale(*around(rewards), ATTEMPTS_HEIGHT - BOTTOM - 8, TOP)
-    lines = [
-        tag("path", d=f"M{short(LEFT)} {short(y.at(each))}H{short(ATTEMPTS_WIDTH - RIGHT)}") for each in y.ticks(3)
-    ]
+    right = short(ATTEMPTS_WIDTH - RIGHT)
+    lines = [tag("path", d=f"M{short(LEFT)} {short(y.at(each))}H{right}") for each in y.ticks(3)]
     left = [text(LEFT - 5, y.at(each) + 3.5, label(each), text_anchor="end") for each in y.ticks(3)]
     whole = sorted({int(each) for each in x.ticks(6) if min(steps) <= each <= max(steps) and each == int(each)})
     below = [text(x.at(each), ATTEMPTS_HEIGHT - 4, f"{each}", text_anchor="middle") for each in whole]
     apart = [*zip(rows, _apart(rows, x), strict=True)]
+    # The one that is looked at is drawn last, over the others.
     points = [_point(each, at, y) for each, at in sorted(apart, key=lambda pair: bool(pair[0]["here"]))]
     told = f"rewards of {len(rows)} attempts by step"
     grid = tag("g", *lines, class_="grid"), tag("g", *left, *below, class_="ticks")
@@ -76,29 +87,21 @@ def _point(each: Mapping[str, Any], across: float, y: Scale) -> str:
 
 
 ACROSS, DOWN, EDGE, LABEL = 15.0, 18.0, 12.0, 26.0
-MOST_BRANCHES, MOST_ACROSS = 40, 90
-"""Larger graphs are not drawn: the branches can be read one by one."""
 RADIUS = 4.2
 
 
-def drawable(paths: Sequence[Sequence[int]]) -> bool:
-    """Say whether a graph has forks, and is small enough to be seen as a whole."""
-    return 1 < len(paths) <= MOST_BRANCHES and max(len(path) for path in paths) <= MOST_ACROSS
-
-
 def message_graph(paths: Sequence[Sequence[int]], roles: Mapping[str, str], addresses: Sequence[str]) -> Markup:
-    """Return the ways from a root to each leaf: what they share is drawn once; nothing where it is not `drawable`.
+    """Return the ways from a root to each leaf: what they share is drawn once.
 
     `roles` are the classes of messages by number, `addresses` where each branch is read.
     """
-    if not drawable(paths):
-        return Markup("")
     places: dict[int, tuple[float, float]] = {}
     edges, dots, names = [], [], []
     for branch, path in enumerate(paths):
         y = EDGE + branch * DOWN
         names.append(link(addresses[branch], text(0, y + 4, str(branch)), aria_label=f"branch {branch}"))
         for depth, message in enumerate(path):
+            # It was drawn with a branch above: what branches share is there once.
             if message in places:
                 continue
             places[message] = at = (LABEL + depth * ACROSS, y)
@@ -115,23 +118,13 @@ def message_graph(paths: Sequence[Sequence[int]], roles: Mapping[str, str], addr
 
 def _edge(begin: tuple[float, float], end: tuple[float, float]) -> str:
     (x, y), (a, b) = begin, end
-    if y == b:
-        return tag("path", d=f"M{short(x)} {short(y)}H{short(a)}")
-    return tag(
-        "path", d=f"M{short(x)} {short(y)}C{short(x + 9)} {short(b)} {short(x)} {short(b)} {short(a)} {short(b)}"
-    )
+    bend = f"C{short(x + 9)} {short(b)} {short(x)} {short(b)} {short(a)} {short(b)}"
+    return tag("path", d=f"M{short(x)} {short(y)}{f'H{short(a)}' if y == b else bend}")
 
 
 def _dot(message: int, role: str, at: tuple[float, float]) -> str:
-    return link(
-        f"#m{message}", tag("circle", tag("title", f"message {message}"), cx=at[0], cy=at[1], r=RADIUS, class_=role)
-    )
-
-
-def classes(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the class of each message by its number: that of its role, if it is one of the known ones."""
-    known = ("system", "user", "assistant", "tool")
-    return {str(row["message"]): f"by-{row['role'] if row['role'] in known else 'other'}" for row in rows}
+    dot = tag("circle", tag("title", f"message {message}"), cx=at[0], cy=at[1], r=RADIUS, class_=role)
+    return link(f"#m{message}", dot)
 
 
 TIME_WIDTH, TIME_HEIGHT, TIME_GAP = 320.0, 16.0, 1.0
@@ -150,6 +143,7 @@ def trace_time(spans: Sequence[Mapping[str, Any]]) -> Markup:
         parts.append(_span(each["name"], each["seconds"], at, width))
         inside = each["inside"]
         if inside and each["seconds"] > 0:
+            # The model's time is measured apart from the span, and may come out a little longer.
             share = min(inside["seconds"] / each["seconds"], 1.0)
             parts.append(_span(inside["name"], inside["seconds"], at, width * share))
         at += width
@@ -158,12 +152,10 @@ def trace_time(spans: Sequence[Mapping[str, Any]]) -> Markup:
 
 
 def _span(name: str, length: float, at: float, width: float) -> str:
+    if not width:
+        return ""
     title = tag("title", f"{name}: {seconds(length)}")
-    return (
-        tag("rect", title, x=at, y=0.0, width=max(width - TIME_GAP, 0.5), height=TIME_HEIGHT, class_=name)
-        if width
-        else ""
-    )
+    return tag("rect", title, x=at, y=0.0, width=max(width - TIME_GAP, 0.5), height=TIME_HEIGHT, class_=name)
 
 
 ROW_HEIGHT = 18
@@ -175,6 +167,7 @@ def packed_row(row: Mapping[str, Any], capacity: int | None, largest: float | No
     `capacity` are the tokens that fill the width (None: the row's own), `largest` the size of the batch's largest
     advantage, `rewards` its lowest and highest reward: what the colours are measured by.
     """
+    # Without a capacity the row is as wide as its samples.
     longest = max([capacity or 1, *(each["start"] + each["num_tokens"] for each in row["samples"])])
     drawn = Markup("").join(_segment(each, longest, largest, rewards) for each in row["samples"])
     room = "" if capacity is None else f" of {capacity}"
@@ -187,15 +180,9 @@ def packed_row(row: Mapping[str, Any], capacity: int | None, largest: float | No
 
 def _segment(sample: Mapping[str, Any], longest: int, largest: float | None, rewards: tuple[Any, Any]) -> Markup:
     start, width = (100 * sample[name] / longest for name in ("start", "num_tokens"))
-    classes = " ".join(
-        (
-            "seg",
-            f"adv-{diverging(sample['advantage'], largest)}",
-            f"rew-{sequential(sample['reward'], *rewards)}",
-            f"own-{sample['place'] % 8}",
-            f"env-{'none' if sample['of_environment'] is None else sample['of_environment'] % 8}",
-        )
-    )
+    environment = "none" if sample["of_environment"] is None else sample["of_environment"] % NUM_COLOURS
+    shades = f"adv-{diverging(sample['advantage'], largest)} rew-{sequential(sample['reward'], *rewards)}"
+    classes = f"seg {shades} own-{sample['place'] % NUM_COLOURS} env-{environment}"
     inner = Markup('<rect class="{}" x="{:.4f}%" width="{:.4f}%" height="{}"><title>{}</title></rect>').format(
         classes, start, width, ROW_HEIGHT, _sample_title(sample)
     )

@@ -1,6 +1,6 @@
 """`stagecoach trace`: what became of a rollout, its rewards, its messages, and its tokens in colour.
 
-Texts that a model or an environment wrote are made visible (flows.reporting.texts) and put into rich texts, which are
+Texts that a model or an environment wrote are made visible (flows.reporting.formats) and put into rich texts, which are
 never read as markup. Into a pipe, or with NO_COLOR, goes plain text without any escape.
 """
 
@@ -22,11 +22,9 @@ from flows.queries.sentences import sentence
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import tokens
 from flows.queries.trace import FoundTrace, other_runs, outcome_of, trace_use
-from flows.reporting.formats import number, seconds
-from flows.reporting.texts import cut, one_line, visible
+from flows.reporting.formats import number, one_line, seconds, visible
 from flows.viewer import addresses
-from flows.viewer.terminal.style import MEASURES, Indented, Wanted
-from flows.viewer.terminal.trace_body import conversation, token_list
+from flows.viewer.terminal.trace_body import MEASURES, Indented, Wanted, conversation, text_cut, token_list
 from storage.errors import border
 
 WIDTH = 120
@@ -56,11 +54,11 @@ def main(
     with border("reading the tables", library.store.root.address):
         found = trace_use(library, text, library.latest() if run == "latest" else run)
         if save:
+            # Templates and pages are loaded for this alone: the command answers sooner without them.
             from flows.viewer.rendering import save_page
 
-            parts: list[RenderableType] = [
-                save_page(library, addresses.trace(found.run, found.trace_id, found.key), Path(save))
-            ]
+            address = addresses.trace(found.run, found.trace_id, found.key)
+            parts: list[RenderableType] = [save_page(library, address, Path(save))]
         elif as_json:
             parts = [json.dumps(as_values(library, found, wanted), allow_nan=False)]
         else:
@@ -105,6 +103,7 @@ def within(rows: pl.DataFrame, wanted: Wanted) -> pl.DataFrame:
 
 def _ends(span: str) -> tuple[int, int | None]:
     first, colon, last = span.partition(":")
+    # int() would take digits of other scripts and underscores too, which are mistakes here.
     if not all(each == "" or (each.isascii() and each.isdecimal()) for each in (first, last)) or span == ":":
         raise BadQuestion(f"--messages {span}: write 4, 3:7, 3: or :7; both ends are included")
     if not colon:
@@ -126,6 +125,7 @@ def as_values(library: StoreReader, found: FoundTrace, wanted: Wanted) -> dict[s
         "messages": own.to_dicts(),
         "tokens": tokens(library, found, own["message"].to_list()).to_dicts(),
     }
+    # Times and the like become texts once, here, so that whoever prints it has JSON values alone.
     shown: dict[str, Any] = json.loads(json.dumps(plain(values), default=str))
     return shown
 
@@ -211,15 +211,10 @@ def _error(row: Mapping[str, Any], whole: bool) -> Iterator[RenderableType]:
     kind = f"{row['error_class']} error{': ' + row['error_type'] if row['error_type'] else ''}"
     yield Text(f"\n{one_line(kind, LINE)}", "bold red")
     if row["error_message"]:
-        yield Indented(Text(visible(_head(row["error_message"], whole))), 2)
+        yield Indented(text_cut(row["error_message"], whole, most=TRACEBACK), 2)
     if row["error_traceback"]:
         text = row["error_traceback"]
         shown = text if whole else text[-TRACEBACK:]
         left_out = len(text) - len(shown)
         note = f"... {left_out} characters before this (--whole shows all)\n" if left_out else ""
         yield Indented(Text.assemble((note, "dim"), visible(shown)), 2)
-
-
-def _head(text: str, whole: bool) -> str:
-    shown, left_out = (text, 0) if whole else cut(text, TRACEBACK)
-    return f"{shown}\n... {left_out} more characters (--whole shows all)" if left_out else shown

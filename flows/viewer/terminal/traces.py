@@ -14,19 +14,16 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.run import RunConfig
-from flows.queries import rollout_choice as step_choice
-from flows.queries import rollouts as step_traces
-from flows.queries import step as data
-from flows.queries import step as step_search
-from flows.queries import step_figures
 from flows.queries.request import NotThere, plain
-from flows.queries.rollout_choice import TraceChoice
-from flows.queries.rollout_columns import LEFT
-from flows.queries.step import with_mismatch
+from flows.queries.rollout_list import LEFT, TraceChoice, choose, listed
+from flows.queries.rollouts import evaluation_traces, lineages_of, search_mask, steps_of, traces_of, with_mismatch
+from flows.queries.step import figures as figures_of_step
+from flows.queries.step import written_of
 from flows.queries.store_reader import StoreReader
 from flows.reporting import formats
-from flows.reporting.texts import one_line
+from flows.reporting.formats import one_line
 from storage.errors import border
+from tasks.metrics.names import Values
 
 WIDEST, WIDEST_PIPED = 28, 400
 """Characters of one cell, on a terminal and in a pipe: there, a whole id has to be found."""
@@ -53,13 +50,14 @@ def main(
     library = StoreReader.at(store or RunConfig().store)
     with border("reading the tables", library.store.root.address):
         name = library.latest() if run == "latest" else run
-        title, frame = _frame(library, name, step, evaluation, set_name, (*choice.columns, choice.sort))
-        chosen = step_choice.choose(frame, choice, step_search.search_mask(library, name, frame, choice.search))
-        found = data.listed(frame, chosen, choice)
-        figures = step_figures.figures(frame)
+        title, frame, written = _frame(library, name, step, evaluation, set_name, (*choice.columns, choice.sort))
+        chosen = choose(frame, choice, search_mask(library, name, frame, choice.search))
+        found = listed(frame, chosen, choice)
+        figures = figures_of_step(frame, written)
     if as_json:
         print(json.dumps(plain({"run": name, "of": title, "figures": figures, "traces": found})))
         return 0
+    # In a pipe no line is wrapped: a line is a trace, to be searched and counted.
     piped = not sys.stdout.isatty()
     out = Console(width=100_000 if piped else None, markup=False, emoji=False, highlight=False)
     out.print(Text(_headline(name, title, figures)))
@@ -70,37 +68,36 @@ def main(
 
 def _frame(
     library: StoreReader, run: str, step: int | None, evaluation: int | None, set_name: str | None, names: Sequence[str]
-) -> tuple[str, pl.DataFrame]:
+) -> tuple[str, pl.DataFrame, Values]:
+    """Return the title of a list, its traces, and the metrics that the step has written of them."""
     if evaluation is not None:
-        return f"evaluation of policy {evaluation}", step_traces.evaluation_traces(library, run, evaluation, set_name)
-    steps = step_traces.steps_of(library, run)
+        return f"evaluation of policy {evaluation}", evaluation_traces(library, run, evaluation, set_name), {}
+    steps = steps_of(library, run)
     if not steps:
         raise NotThere(f"run {run!r} has no rollouts yet")
     place = steps[-1] if step is None else step
-    lineages = step_traces.lineages_of(library, run, place)
-    return f"step {place}", with_mismatch(library, run, lineages, step_traces.traces_of(library, run, lineages), names)
+    lineages = lineages_of(library, run, place)
+    rows = with_mismatch(library, run, lineages, traces_of(library, run, lineages), names)
+    return f"step {place}", rows, written_of(library, run, lineages)
 
 
 def _headline(run: str, title: str, figures: Mapping[str, Any]) -> str:
     reward = figures["reward"]
     spread = f" ± {formats.number(reward['spread'])}" if reward["spread"] is not None else ""
-    outcomes = ", ".join(
-        f"{each['num_traces']} {' '.join(filter(None, (each['outcome'], one_line(each['detail'], 40))))}"
-        for each in figures["outcomes"]
-    )
+    counts = ((each["num_traces"], each["outcome"], one_line(each["detail"], 40)) for each in figures["outcomes"])
+    outcomes = ", ".join(" ".join(str(part) for part in each if part != "") for each in counts)
     return f"{one_line(run, 60)}, {title}: reward {formats.number(reward['mean'])}{spread}; {outcomes}"
 
 
 def _print_rows(out: Console, found: Mapping[str, Any], chosen_by_user: bool, piped: bool) -> None:
     """Print a line for each trace; of the usual columns as many as the width has room for."""
     columns, widest = found["columns"], WIDEST_PIPED if piped else WIDEST
-    cells = {
-        each["name"]: [cell_text(row, each, found["id_length"], piped) for row in found["rows"]] for each in columns
-    }
-    widths = {
-        each["name"]: min(max(cell_len(text) for text in (each["title"], *cells[each["name"]])), widest)
-        for each in columns
-    }
+    cells, widths = {}, {}
+    for each in columns:
+        own = [cell_text(row, each, found["id_length"], piped) for row in found["rows"]]
+        cells[each["name"]] = own
+        widths[each["name"]] = min(max(map(cell_len, (each["title"], *own))), widest)
+    # Columns that somebody named are shown though lines get too long; the usual ones give way.
     shown = [each["name"] for each in columns] if chosen_by_user else _that_fit(widths, out.width)
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_edge=False)
     left_out = [each["name"] for each in columns if each["name"] not in shown]
@@ -109,10 +106,8 @@ def _print_rows(out: Console, found: Mapping[str, Any], chosen_by_user: bool, pi
         side: JustifyMethod = "left" if each["kind"] in LEFT else "right"
         table.add_column(Text(one_line(each["title"], widest)), justify=side, no_wrap=True, overflow="ellipsis")
     for at, row in enumerate(found["rows"]):
-        style = STYLES.get(row["outcome"], "")
-        table.add_row(
-            *(Text(cells[each["name"]][at], style=style if each["name"] == "outcome" else "") for each in columns)
-        )
+        styles = {"outcome": STYLES.get(row["outcome"], "")}
+        table.add_row(*(Text(cells[each["name"]][at], styles.get(each["name"], "")) for each in columns))
     if found["rows"]:
         out.print(table, no_wrap=True)
     if left_out:

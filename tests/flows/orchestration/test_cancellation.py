@@ -6,8 +6,7 @@ import pytest
 
 from flows.orchestration.states import ASK_SECONDS, Cancellation
 from flows.reporting import artifacts
-from flows.reporting.events import PanelWatcher
-from flows.reporting.panel import Panel
+from flows.reporting.panel import Panel, PanelWatcher
 
 
 class Api:

@@ -12,7 +12,7 @@ from configs.load import load
 from flows.cli.algorithms import VARIANTS, Credited, asked_of, credit_all, figures, samples, toml
 from flows.cli.credited import described, page
 from flows.cli.curves import main as curves
-from flows.queries.recorded_run import recorded_run
+from flows.queries.store_reader import recorded_run
 from flows.replays.config import prepare_replay
 from flows.reporting.curve import Point, curves_svg
 from storage.read.frames import Frames

@@ -2,9 +2,14 @@
 
 from typing import Any
 
-from flows.reporting.events import MonitorWatcher, describe_scores
-from flows.reporting.formats import EVALUATION_HEADINGS, describe_difference, evaluation_cells, with_interval
-from flows.reporting.tracking import Monitor
+from flows.reporting.formats import (
+    EVALUATION_HEADINGS,
+    describe_difference,
+    describe_scores,
+    evaluation_cells,
+    with_interval,
+)
+from flows.reporting.tracking import Monitor, MonitorWatcher
 
 ROW: dict[str, Any] = {
     **{"set": "hard", "versions": [0, 4], "environment": "sums", "figure": "avg", "num_examples": 6},

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from flows.reporting.panel import Panel, duration, is_terminal, plot, printable, summary
+from flows.reporting.panel import Panel, duration, is_terminal, plot, printable
 from tests.fixtures.waiting import PATIENCE
 
 
@@ -148,10 +148,6 @@ def test_plots_are_as_wide_and_high_as_asked(values: list[float | None], rows: i
 
 def test_durations() -> None:
     assert [duration(value) for value in (None, 0, 7.4, 750, 3723)] == ["-", "0:00", "0:07", "12:30", "1:02:03"]
-
-
-def test_summary() -> None:
-    assert summary({"before": 0.1, "after": None}) == "before 0.100, after -"
 
 
 def test_importing_the_panel_does_not_import_prefect() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from configs.run import View
 from flows.orchestration.states import EmptyBatch
-from flows.reporting.texts import visible
+from flows.reporting.formats import visible
 from storage.store import open_store
 from tasks.runtime.stage import Policy, Tables
 from tests.fixtures import rehearsal

@@ -10,8 +10,7 @@ import pytest
 
 from flows.cli.run_summary import describe
 from flows.queries.scores import recorded_evaluations
-from flows.reporting.events import PanelWatcher
-from flows.reporting.panel import Panel
+from flows.reporting.panel import Panel, PanelWatcher
 from flows.runtime import evaluation as evaluating
 from flows.runtime.evaluation import evaluation_configs
 from flows.runtime.loops import loop_train

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 
 from configs.run import View
-from flows.queries.store_reader import StoreReader
 from storage.store import Store, open_store
 from tasks.runtime.stage import Policy, Tables
 from tests.fixtures import rehearsal, replays
@@ -62,18 +61,6 @@ def played(**functions: Any) -> Iterator[None]:
         for stage, function in functions.items():
             patch.setitem(rehearsal.STAND_INS, stage, replace(rehearsal.STAND_INS[stage], function=function))
         yield
-
-
-_made: list[Path] = []
-
-
-def library(tmp: pytest.TempPathFactory) -> StoreReader:
-    """Return a library over the store, which is made once for all tests of a process: they only look."""
-    if not _made:
-        root = tmp.mktemp("compared") / "store"
-        make(root)
-        _made.append(root)
-    return StoreReader.at(_made[0])
 
 
 def make(root: Path) -> Store:

@@ -1,5 +1,6 @@
 """A person who looks at everything: all addresses of a store, and a client that asks for them."""
 
+import json
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from itertools import islice, pairwise
@@ -10,12 +11,12 @@ import polars as pl
 import pytest
 from starlette.testclient import TestClient
 
-from flows.queries.metrics import metrics
-from flows.queries.series import numbers
+from flows.queries.metrics import metrics, numbers
+from flows.queries.request import PageRequest
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
-from flows.viewer.app import application
-from flows.viewer.rendering import parsed_address
+from flows.viewer.app import application, respond
+from flows.viewer.rendering import PAGES, parsed_address
 from storage.read.frames import Frames
 
 MOST_EACH = 2
@@ -29,6 +30,21 @@ def visitor(store: Path | str | StoreReader, token: str = "", hosts: tuple[str, 
     library = store if isinstance(store, StoreReader) else StoreReader.at(store)
     app = application(library, hosts, token)
     return TestClient(app, base_url="http://127.0.0.1:8265", raise_server_exceptions=False, follow_redirects=False)
+
+
+def answer(library: StoreReader, address: str, **query: str) -> tuple[int, str]:
+    """How an address is answered, with more of a question: the status and the body."""
+    name, asked = parsed_address(address)
+    found = respond(PAGES[name], library, PageRequest(asked.address, asked.path, {**asked.query, **query}))
+    return found.status_code, bytes(found.body).decode()
+
+
+def values(library: StoreReader, address: str, **query: str) -> dict[str, Any]:
+    """What a page says, as JSON."""
+    status, text = answer(library, address, **query, format="json")
+    assert status == 200, text
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def everything(library: StoreReader, *only: str) -> list[str]:

@@ -1,5 +1,6 @@
-"""The packed batch as the viewer reads it: against the tables themselves, before and after training, row by row."""
+"""The packed batch: against the tables themselves, before and after training; and what its pages make of it."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,19 @@ import pytest
 
 from flows.orchestration.states import GateRefused
 from flows.queries import batch
-from flows.queries import batch as batch_row
+from flows.queries.batch import decisions, packed, row_samples, rows, samples, updates
 from flows.queries.request import NotThere
 from flows.queries.store_reader import StoreReader
+from flows.reporting.svg import diverging, sequential
+from flows.viewer import addresses
+from flows.viewer.pages.batch import _token, rows_per_page, trace_of
+from flows.viewer.svg.rollouts import packed_row
 from storage.read.frames import Frames
 from tests.fixtures.builders import trace
 from tests.fixtures.rehearsal import rehearse
 from tests.flows.viewer.hand_made import RUN, HandMade, credit, update
-from tests.flows.viewer.hand_made import batch as packed_row
+from tests.flows.viewer.hand_made import batch as row_of
+from tests.flows.viewer.looking import answer, values
 
 REFUSED = {"type": "rule", "rule": "reward_mean > 0.45"}  # of the first step it is 0.51, of the second 0.44
 
@@ -42,8 +48,8 @@ def stored(library: StoreReader, table: str, step: int, run: str = "run") -> lis
 def test_rows_are_those_of_the_table_and_padding_holds_nothing(
     library: StoreReader, run: str, step: int, padding: bool
 ) -> None:
-    of = batch.packed(library, run, step)
-    found = {row["row"]: row for row in batch.rows(library, of).to_dicts()}
+    of = packed(library, run, step)
+    found = {row["row"]: row for row in rows(library, of).to_dicts()}
     expected = stored(library, "batches", step, run)
     assert list(found) == [row["row"] for row in expected]
     assert any(not row["sample_ids"] for row in expected) == padding
@@ -56,8 +62,8 @@ def test_rows_are_those_of_the_table_and_padding_holds_nothing(
 
 
 def test_samples_stand_where_the_borders_say_and_know_their_traces(library: StoreReader) -> None:
-    of = batch.packed(library, "run", 0)
-    found = batch.samples(library, of).to_dicts()
+    of = packed(library, "run", 0)
+    found = samples(library, of).to_dicts()
     expected = [
         (row["row"], place, row["cu_seqlens"][place], name)
         for row in stored(library, "batches", 0)
@@ -73,44 +79,41 @@ def test_samples_stand_where_the_borders_say_and_know_their_traces(library: Stor
         assert (each["key"], each["example_id"]) == (trace["key"], trace["example_id"])
 
 
-def test_a_rows_tokens_and_weights_are_those_it_was_packed_with(library: StoreReader) -> None:
-    of = batch.packed(library, "run", 0)
+def test_a_rows_tokens_and_weights_are_those_it_was_packed_with_and_padding_has_none(library: StoreReader) -> None:
+    of = packed(library, "run", 0)
     row = next(each for each in stored(library, "batches", 0) if len(each["sample_ids"]) > 1)
-    found = batch_row.tokens(library, of, row["row"])
+    found = batch.tokens(library, of, row["row"])
     assert found["token_id"].to_list() == row["token_ids"]
     assert found["advantage"].to_list() == row["advantages"]
     lengths = [b - a for a, b in zip(row["cu_seqlens"], row["cu_seqlens"][1:], strict=False)]
     assert found["place"].to_list() == [place for place, length in enumerate(lengths) for _ in range(length)]
-    sums = batch_row.row_samples(library, of, row["row"])
+    sums = row_samples(library, of, row["row"])
     for place, (start, length) in enumerate(zip(row["cu_seqlens"], lengths, strict=False)):
         weights = row["rl_weights"][start : start + length]
         assert sums["rl_weights"][place] == pytest.approx(sum(weights)) and sum(weights) > 0
         assert sums["num_weighted"][place] == sum(weight != 0 for weight in weights)
         assert sums["ce_weights"][place] == 0
-
-
-def test_a_padding_row_has_tokens_of_no_sample(library: StoreReader) -> None:
-    of = batch.packed(library, "wide", 0)
+    of = packed(library, "wide", 0)
     number = next(row["row"] for row in stored(library, "batches", 0, "wide") if not row["sample_ids"])
-    assert batch_row.tokens(library, of, number)["place"].to_list() == [None, None]
-    assert batch_row.row_samples(library, of, number).is_empty()
+    assert batch.tokens(library, of, number)["place"].to_list() == [None, None]
+    assert row_samples(library, of, number).is_empty()
 
 
 def test_a_batch_that_was_not_trained_has_nothing_measured_and_says_who_held_it_back(library: StoreReader) -> None:
-    trained, held = (batch.packed(library, "run", step) for step in (0, 1))
-    assert batch.updates(library, trained)["update"].to_list() == [0], "the learner that is played makes one row"
-    assert held.updates is None and batch.updates(library, held).is_empty()
-    assert [each["approved"] for each in batch.decisions(library, held)] == [False]
-    assert [each["approved"] for each in batch.decisions(library, trained)] == [True]
+    trained, held = (packed(library, "run", step) for step in (0, 1))
+    assert updates(library, trained)["update"].to_list() == [0], "the learner that is played makes one row"
+    assert held.updates is None and updates(library, held).is_empty()
+    assert [each["approved"] for each in decisions(library, held)] == [False]
+    assert [each["approved"] for each in decisions(library, trained)] == [True]
 
 
 def test_what_is_not_there_is_named_with_what_is(library: StoreReader) -> None:
     with pytest.raises(NotThere, match="no packed batch of step 7; it has batches of the steps 0-1"):
-        batch.packed(library, "run", 7)
+        packed(library, "run", 7)
     with pytest.raises(NotThere, match="no row 99"):
-        batch_row.tokens(library, batch.packed(library, "run", 0), 99)
+        batch.tokens(library, packed(library, "run", 0), 99)
     with pytest.raises(NotThere):
-        batch.packed(library, "nobody", 0)
+        packed(library, "nobody", 0)
 
 
 def test_of_several_packings_the_one_trained_last_counts(tmp_path: Path) -> None:
@@ -119,14 +122,127 @@ def test_of_several_packings_the_one_trained_last_counts(tmp_path: Path) -> None
     above = hand.step([trace("t0")], [], [sample])
     above = {"advantage": above["advantage"], "rollout": above["rollout"]}
     packings = {
-        name: hand.work(f"packing {name}", {"batches": [packed_row([sample["sample_id"]])]}, 0, **above)
-        for name in "abc"
+        name: hand.work(f"packing {name}", {"batches": [row_of([sample["sample_id"]])]}, 0, **above) for name in "abc"
     }
-    assert batch.packed(StoreReader.at(tmp_path / "store"), RUN, 0).batches.key == packings["c"], (
-        "none is trained: the last"
-    )
+    assert packed(StoreReader.at(tmp_path / "store"), RUN, 0).batches.key == packings["c"], "none is trained: the last"
     for name in "ab":
         hand.work(f"training {name}", {"updates": [update()]}, packing=packings[name])
-    found = batch.packed(StoreReader.at(tmp_path / "store"), RUN, 0)
+    found = packed(StoreReader.at(tmp_path / "store"), RUN, 0)
     assert found.batches.key == packings["b"] and found.updates is not None
-    assert found.capacity is None and batch.rows(StoreReader.at(tmp_path / "store"), found)["fill"].to_list() == [None]
+    assert found.capacity is None and rows(StoreReader.at(tmp_path / "store"), found)["fill"].to_list() == [None]
+
+
+@pytest.fixture(scope="module")
+def paged(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
+    root = tmp_path_factory.mktemp("pages") / "store"
+    rehearse(root, "run", steps=2, packing={"tokens_per_row": 64, "data_parallel": 8})
+    return StoreReader.at(root)
+
+
+BATCH, ROW = addresses.batch("run", 0), addresses.row("run", 0, 0)
+
+
+def test_a_batch_says_what_was_measured_and_which_policy_came_of_it(paged: StoreReader) -> None:
+    said = values(paged, addresses.batch("run", 1))
+    assert (said["state"], said["policy"]["made"], said["policy"]["from"]) == ("trained", "run:2", "run:1")
+    assert (said["previous"], said["next"], said["num_samples"]) == (0, None, 12)
+    (update,) = said["updates"]
+    assert update["measured"]["loss"] == 0.1, "what the learner that is played says of step 1"
+    assert update["rl_tokens"] > 0 and update["ce_tokens"] == 0
+    assert said["num_padding"] == sum(not row["samples"] for row in said["rows"])
+    assert said["largest"] == max(abs(sample["advantage"]) for row in said["rows"] for sample in row["samples"])
+
+
+def test_a_row_tells_every_token_and_leaves_what_was_not_measured_open(paged: StoreReader) -> None:
+    said = values(paged, ROW)
+    tokens = [token for piece in said["drawn"]["samples"] for token in piece["tokens"]]
+    assert len(tokens) == said["row"]["num_tokens"] == sum(sample["num_tokens"] for sample in said["samples"])
+    assert said["drawn"]["after"] is None
+    weighted = [token for token in tokens if token["rl_weights"]]
+    assert len(weighted) == sum(sample["num_weighted"] for sample in said["samples"]) > 0
+    assert all(token["advantage"] is not None and token["levels"]["com"] == "rl" for token in weighted)
+    rest = [token for token in tokens if not token["rl_weights"]]
+    assert rest and all(token["advantage"] is None and token["logprob"] is None for token in rest)
+    assert all(token["text"] == f"⟨{token['token_id']}⟩" for token in tokens), "the run has no tokenizer"
+
+
+@pytest.mark.parametrize(("rl_weight", "logprob"), [(0.5, 0.0), (0.0, None)])
+def test_a_token_that_was_certain_is_not_one_that_was_not_sampled(rl_weight: float, logprob: float | None) -> None:
+    weights = {"rl_weights": rl_weight, "ce_weights": 0.0, "ref_kl_weights": 0.0}
+    token = _token({"token_id": 1, "logprob": 0.0, "advantage": 0.5, **weights}, ("a", False), 1.0)
+    assert token["logprob"] == logprob and token["advantage"] == (0.5 if rl_weight else None)
+
+
+def test_long_rows_are_drawn_in_parts_that_join(paged: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.viewer.pages.batch.MOST_TOKENS", 20)
+    narrow = StoreReader.at(paged.store.root.address)
+    row = next(row["row"] for row in values(narrow, BATCH)["rows"] if len(row["samples"]) > 1)
+    seen, first = [], 0
+    while first is not None:
+        drawn = values(narrow, addresses.row("run", 0, row), first=str(first))["drawn"]
+        seen += [piece["place"] for piece in drawn["samples"]]
+        assert sum(len(piece["tokens"]) for piece in drawn["samples"]) <= 20
+        first = drawn["after"]
+    assert seen == list(range(len(seen))) and len(seen) > 1
+
+
+def test_of_a_sample_without_end_the_beginning_is_drawn_and_the_rest_counted(
+    paged: StoreReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.viewer.pages.batch.MOST_TOKENS", 4)
+    said = values(paged, ROW)
+    (piece,) = said["drawn"]["samples"]
+    assert len(piece["tokens"]) == 4 and piece["left_out"] == said["samples"][0]["num_tokens"] - 4 > 0
+    assert f"{piece['left_out']} more tokens" in answer(paged, ROW)[1]
+
+
+@pytest.mark.parametrize(
+    ("address", "status"),
+    [
+        (addresses.batch("run", 9), 404), (addresses.row("run", 0, 99), 404), (f"{BATCH}?colour=taste", 400),
+        (f"{BATCH}?page=7", 400), (f"{ROW}?first=99", 400),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_answered_says_so(paged: StoreReader, address: str, status: int) -> None:
+    assert answer(paged, address)[0] == status
+
+
+def test_steps_of_colour_keep_signs_zeros_and_nothing_apart() -> None:
+    assert [diverging(value, 2.0) for value in (-2.0, -0.001, 0.0, None, 0.5, 0.51, 9.0)] == [
+        "n4", "n1", "0", "none", "p1", "p2", "p4",
+    ]  # fmt: skip
+    shades = [sequential(value, 0.0, 1.0) for value in (None, 0.0, 0.49, 0.5, 1.0, 7.0)]
+    assert shades == ["none", "0", "1", "2", "4", "4"]
+    assert sequential(1.0, 1.0, 1.0) == "4"
+
+
+def test_a_bar_escapes_what_environments_named() -> None:
+    hostile = '"><script>alert(1)</script>\u202e'
+    sample: dict[str, Any] = {"place": 0, "start": 0, "num_tokens": 3}
+    sample |= dict.fromkeys(("advantage", "reward", "baseline"))
+    sample |= {"sample_id": f"{hostile}/0", "trace_id": hostile, "environment": hostile, "example_id": hostile}
+    sample |= {"of_environment": 0, "address": addresses.trace("run", hostile)}
+    drawn = packed_row({"row": 0, "num_samples": 1, "num_tokens": 3, "samples": [sample]}, 6, None, (None, None))
+    assert "<script" not in drawn and "\u202e" not in drawn
+    assert not re.search(r'=""[^>]*>', drawn), "no attribute was ended early"
+    assert 'width="50.0000%"' in drawn and "adv-none" in drawn
+
+
+def test_a_sample_leads_to_its_branch_of_the_trace() -> None:
+    sample = {"trace_id": "t", "key": "k", "branch": 2}
+    assert trace_of("run", sample) == "/runs/run/traces/t?key=k&branch=2"
+    assert trace_of("run", sample | {"branch": 0}) == "/runs/run/traces/t?key=k"
+    assert trace_of("run", sample | {"trace_id": None}) is None
+
+
+def test_a_page_of_a_batch_holds_so_many_samples(paged: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    def per_page(*num_samples: int) -> int:
+        return rows_per_page(pl.DataFrame({"num_samples": num_samples}, schema={"num_samples": pl.Int64}))
+
+    assert per_page(0, 0) == per_page(*[20] * 500) == 100
+    assert per_page(*[40] * 136) == 50 and per_page(*[5000] * 3) == 1
+
+    whole = values(paged, BATCH)["rows"]
+    monkeypatch.setattr("flows.viewer.pages.batch.MOST_SAMPLES", 6)
+    pages = [values(paged, BATCH, page=str(n)) for n in range(values(paged, BATCH)["num_pages"])]
+    assert len(pages) > 1 and [row for each in pages for row in each["rows"]] == whole

@@ -1,8 +1,6 @@
 """Two runs side by side: the same values as the command's, and the pages that show them; evaluations in pairs."""
 
 import json
-import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,45 +10,31 @@ import pytest
 from flows.queries.compare import FIGURES, compare, compared, compared_evaluations, compared_steps
 from flows.queries.compare_summary import ledger_cells, replayed_settings, summary_sentences
 from flows.queries.compare_traces import compared_attempts
-from flows.queries.request import NotThere, PageRequest
+from flows.queries.request import NotThere
+from flows.queries.run_state import any_going
 from flows.queries.store_reader import StoreReader
-from flows.viewer.app import respond
-from flows.viewer.pages import PAGES
-from flows.viewer.pages.run import any_going
+from flows.viewer import addresses
 from storage.read.frames import existing_store
 from tests.fixtures.evaluations import HELD_OUT, Sampler, train
 from tests.fixtures.rehearsal import rehearse
-from tests.flows.viewer import compared_runs
+from tests.flows.viewer import looking
 
 pytestmark = pytest.mark.engine  # ten runs are walked, a third of a second each
 PAIRS = [
-    ("base", "twin"),
-    ("base", "credited"),
-    ("credited", "base"),
-    ("base", "seeded"),
-    ("base", "longer"),
-    ("base", "broken"),
-    ("first", "later"),
-    ("strict", "faster"),
-    ("base", "base"),
-]
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
-    return compared_runs.library(tmp_path_factory)
+    ("base", "twin"), ("base", "credited"), ("credited", "base"), ("base", "seeded"), ("base", "longer"),
+    ("base", "broken"), ("first", "later"), ("strict", "faster"), ("base", "base"),
+]  # fmt: skip
 
 
 def answer(library: StoreReader, a: str, b: str, **query: str) -> tuple[int, str]:
-    found = respond(PAGES["compare"], library, PageRequest(f"/compare/{a}/{b}", {"a": a, "b": b}, query))
-    return found.status_code, bytes(found.body).decode()
+    return looking.answer(library, addresses.compare(a, b), **query)
 
 
 @pytest.mark.parametrize(("a", "b"), PAIRS)
-def test_what_the_page_says_is_what_the_command_says_to_the_last_bit(library: StoreReader, a: str, b: str) -> None:
-    expected = json.loads(json.dumps(compare(StoreReader(existing_store(library.store.root.address)), a, b)))
-    assert json.loads(json.dumps(compared(library, a, b))) == expected
-    status, text = answer(library, a, b, format="json")
+def test_what_the_page_says_is_what_the_command_says_to_the_last_bit(ten_runs: StoreReader, a: str, b: str) -> None:
+    expected = json.loads(json.dumps(compare(StoreReader(existing_store(ten_runs.store.root.address)), a, b)))
+    assert json.loads(json.dumps(compared(ten_runs, a, b))) == expected
+    status, text = answer(ten_runs, a, b, format="json")
     said = json.loads(text)
     assert status == 200
     for name in ("runs", "pieces", "same_work", "together", "weights_part_at", "evaluations"):
@@ -60,7 +44,7 @@ def test_what_the_page_says_is_what_the_command_says_to_the_last_bit(library: St
     assert [{name: step[name] for name in kept} for step in said["steps"]] == [
         {name: step[name] for name in kept} for step in expected["steps"]
     ]
-    status, html = answer(library, a, b)
+    status, html = answer(ten_runs, a, b)
     assert status == 200 and all(sentence in html for sentence in said["told"])
 
 
@@ -76,13 +60,13 @@ SAID = {
 
 
 @pytest.mark.parametrize(("pair", "sentence"), SAID.items(), ids=str)
-def test_where_two_runs_part_is_said_in_a_sentence(library: StoreReader, pair: tuple[str, str], sentence: str) -> None:
-    assert summary_sentences(compared(library, *pair))[0] == sentence
+def test_where_two_runs_part_is_said_in_a_sentence(ten_runs: StoreReader, pair: tuple[str, str], sentence: str) -> None:
+    assert summary_sentences(compared(ten_runs, *pair))[0] == sentence
 
 
-def test_runs_of_unlike_lengths_say_which_steps_one_has_alone(library: StoreReader) -> None:
-    assert summary_sentences(compared(library, "base", "longer"))[1] == "Only in b: step 2."
-    rows = compared_steps(library, "base", "longer").select("step", "only", "first_difference", "loss_a", "loss_b")
+def test_runs_of_unlike_lengths_say_which_steps_one_has_alone(ten_runs: StoreReader) -> None:
+    assert summary_sentences(compared(ten_runs, "base", "longer"))[1] == "Only in b: step 2."
+    rows = compared_steps(ten_runs, "base", "longer").select("step", "only", "first_difference", "loss_a", "loss_b")
     assert rows.rows() == [
         (0, None, None, 0.0, 0.0),
         (1, None, None, 0.1, 0.1),
@@ -90,59 +74,48 @@ def test_runs_of_unlike_lengths_say_which_steps_one_has_alone(library: StoreRead
     ]
 
 
-def test_a_replay_beside_its_source_is_told_first_with_what_it_changed(library: StoreReader) -> None:
-    changed = [each for each in compared(library, "base", "credited")["config"] if each["in_keys"]]
-    (told_of,) = replayed_settings(library, "base", "credited", changed)
+def test_a_replay_beside_its_source_is_told_first_with_what_it_changed(ten_runs: StoreReader) -> None:
+    changed = [each for each in compared(ten_runs, "base", "credited")["config"] if each["in_keys"]]
+    (told_of,) = replayed_settings(ten_runs, "base", "credited", changed)
     assert told_of == {
         **{"side": "b", "run": "credited", "of": "base", "beside_source": True},
         **{"from_stage": "advantage", "until": "packing", "stages": ["advantage", "packing"]},
         **{"first_step": 0, "last_step": 1, "policies": None, "regraded": False, "changed": changed},
     }
     assert ("algorithm.type", "grpo", "rloo") in [(each["key"], each["a"], each["b"]) for each in changed]
-    (turned,) = replayed_settings(library, "credited", "base", changed)
+    (turned,) = replayed_settings(ten_runs, "credited", "base", changed)
     assert turned["side"] == "a"
-    both = replayed_settings(library, "first", "later", changed)
+    both = replayed_settings(ten_runs, "first", "later", changed)
     assert [(each["side"], each["beside_source"], each["changed"]) for each in both] == [
         ("a", False, []),
         ("b", False, []),
     ]
-    _, html = answer(library, "credited", "base")
+    _, html = answer(ten_runs, "credited", "base")
     assert html.index("is a replay of") < html.index("They part at") and "&#34;grpo&#34; → &#34;rloo&#34;" in html
 
 
-def test_the_ledger_of_both_is_one_picture_of_states(library: StoreReader) -> None:
-    drawn = ledger_cells(compared(library, "base", "credited")["pieces"])
+def test_the_ledger_of_both_is_one_picture_of_states(ten_runs: StoreReader) -> None:
+    drawn = ledger_cells(compared(ten_runs, "base", "credited")["pieces"])
     assert drawn["steps"] == [0, 1]
     assert {row["stage"]: row["states"] for row in drawn["rows"]} == {
-        "policy_import": ["only in a", None],
-        "examples": ["same key", None],
-        "assignment": ["same key", "same key"],
-        "rollout": ["same key", "same key"],
-        "filtering": ["same key", "same key"],
-        "advantage": ["different key", "different key"],
-        "packing": ["different key", "different key"],
+        "policy_import": ["only in a", None], "examples": ["same key", None], "assignment": ["same key", "same key"],
+        "rollout": ["same key", "same key"], "filtering": ["same key", "same key"],
+        "advantage": ["different key", "different key"], "packing": ["different key", "different key"],
         "training": ["only in a", "only in a"],
-    }
+    }  # fmt: skip
     assert drawn["counts"] == {"same key": 7, "different key": 4, "only in a": 3, "only in b": 0}
-    _, html = answer(library, "base", "credited")
-    cells = re.findall(r'<a class="cell (\w+)"[^>]* href="([^"]+)"', html)
-    assert (
-        sorted(where for _, where in cells)
-        == ["/compare/base/credited/steps/0"] * 8 + ["/compare/base/credited/steps/1"] * 6
-    )
-    assert Counter(state for state, _ in cells) == {"same": 7, "different": 4, "lone_a": 3}
 
 
-def test_a_run_that_failed_in_the_middle_has_no_figures_of_what_it_did_not_do(library: StoreReader) -> None:
-    rows = compared_steps(library, "base", "broken")
+def test_a_run_that_failed_in_the_middle_has_no_figures_of_what_it_did_not_do(ten_runs: StoreReader) -> None:
+    rows = compared_steps(ten_runs, "base", "broken")
     assert rows["loss_b"].to_list() == [0.0, None] and rows["loss_difference"].to_list() == [0.0, None]
     assert rows["weights_equal"].to_list() == [False, None]
-    assert not any_going(library, "base", "broken")
-    assert "failed" in answer(library, "base", "broken")[1]
+    assert not any_going(ten_runs, "base", "broken")
+    assert "failed" in answer(ten_runs, "base", "broken")[1]
 
 
-def test_steps_as_a_frame_hold_both_figures_and_their_difference(library: StoreReader) -> None:
-    rows = compared_steps(library, "strict", "faster")
+def test_steps_as_a_frame_hold_both_figures_and_their_difference(ten_runs: StoreReader) -> None:
+    rows = compared_steps(ten_runs, "strict", "faster")
     assert rows.columns[:3] == ["step", "first_difference", "only"]
     assert [name for name in rows.columns if name.endswith("_difference")][:20] == [
         "first_difference",
@@ -155,23 +128,20 @@ def test_steps_as_a_frame_hold_both_figures_and_their_difference(library: StoreR
     assert rows.filter(pl.col("step") == 1)["reward_mean_difference"].to_list() == [None]
 
 
-def test_a_figure_is_chosen_and_what_is_not_known_is_refused(library: StoreReader) -> None:
-    status, html = answer(library, "base", "credited", figure="fill")
+def test_a_figure_is_chosen_and_what_is_not_known_is_refused(ten_runs: StoreReader) -> None:
+    status, html = answer(ten_runs, "base", "credited", figure="fill")
     assert status == 200 and '<option value="fill" selected>' in html
-    assert answer(library, "base", "credited", figure="luck")[0] == 400
-    status, text = answer(library, "base", "nobody")
+    assert answer(ten_runs, "base", "credited", figure="luck")[0] == 400
+    status, text = answer(ten_runs, "base", "nobody")
     assert status == 404 and "nobody" in text
-
-
-def test_unknown_runs_are_not_there(library: StoreReader) -> None:
     with pytest.raises(NotThere, match="nobody"):
-        compared(library, "nobody", "base")
+        compared(ten_runs, "nobody", "base")
 
 
-def test_a_comparison_is_made_once_for_the_same_work(library: StoreReader) -> None:
-    first: Any = compared(library, "base", "longer")
-    assert compared(library, "base", "longer") is first
-    assert compared(library, "longer", "base") is not first
+def test_a_comparison_is_made_once_for_the_same_work(ten_runs: StoreReader) -> None:
+    first: Any = compared(ten_runs, "base", "longer")
+    assert compared(ten_runs, "base", "longer") is first
+    assert compared(ten_runs, "longer", "base") is not first
 
 
 def test_a_run_that_has_only_begun_is_compared_live_and_has_nothing_yet(tmp_path: Path) -> None:
@@ -189,15 +159,15 @@ def test_a_run_that_has_only_begun_is_compared_live_and_has_nothing_yet(tmp_path
     assert "Neither has finished any work." in neither and "Neither has made a step yet." in neither
 
 
-def test_a_step_that_is_there_for_its_examples_alone_is_not_in_both(library: StoreReader) -> None:
+def test_a_step_that_is_there_for_its_examples_alone_is_not_in_both(ten_runs: StoreReader) -> None:
     """A replay of later steps has the examples of step 0, and no step 0."""
-    assert summary_sentences(compared(library, "base", "later")) == [
+    assert summary_sentences(compared(ten_runs, "base", "later")) == [
         "They part at step 1, stage advantage: the key is another one. 4 pieces are shared.",
         "Only in a: step 0.",
     ]
-    said = json.loads(answer(library, "base", "later", format="json")[1])
+    said = json.loads(answer(ten_runs, "base", "later", format="json")[1])
     assert said["parts_at"] == 1
-    assert '<a href="/compare/base/later/steps/1">Look at step 1</a>' in answer(library, "base", "later")[1]
+    assert '<a href="/compare/base/later/steps/1">Look at step 1</a>' in answer(ten_runs, "base", "later")[1]
     assert [step["only"] for step in said["steps"]] == ["only in a", None]
 
 
@@ -208,7 +178,7 @@ def test_what_a_run_had_before_it_did_more_is_let_go(tmp_path: Path) -> None:
     rehearse(tmp_path / "store", "base", steps=2)
     second = compared(library, "base", "base")
     assert len(first["steps"]) == 1 and len(second["steps"]) == 2
-    assert library.held(("compared", "base", "base"))[1] is second
+    assert library.cache.held(("compared", "base", "base"))[1] is second
     assert [entry.step for entry in store.ledger.entries(run="base", stage="training")] == [0, 1]
 
 
@@ -248,16 +218,9 @@ def test_averages_are_those_of_the_command_and_a_run_beside_itself_is_the_same_w
     assert itself["same_work"].all() and set(itself["difference"]) == {0.0} and set(itself["low"]) == {None}
 
 
-def test_the_page_shows_differences_with_their_intervals(evaluated: StoreReader) -> None:
-    asked = PageRequest("/compare/one/two", {"a": "one", "b": "two"})
-    html = bytes(respond(PAGES["compare"], evaluated, asked).body).decode()
-    assert 'href="/runs/one/evaluations/1">1</a> and <a href="/runs/two/evaluations/2">2</a>' in html
-
-
 def test_held_out_attempts_of_two_versions_stand_beside_each_other(evaluated: StoreReader) -> None:
     rows = compared_attempts(evaluated, "two", "two", "reverse_text", "held-1")
     assert set(rows["for_training"]) == {False} and rows.filter(side="a")["step"].to_list() == [0, 0, 1, 1, 2, 2]
-    query = {"environment": "reverse_text", "id": "held-1", "version_a": "0", "version_b": "2"}
-    asked = PageRequest("/compare/two/two/example", {"a": "two", "b": "two"}, query)
-    html = bytes(respond(PAGES["compare_example"], evaluated, asked).body).decode()
+    beside = addresses.compare_example("two", "two", "reverse_text", "held-1", version_a="0", version_b="2")
+    _, html = looking.answer(evaluated, beside)
     assert "held out, policy 0" in html and "held out, policy 2" in html and "version_a=0" in html

@@ -1,6 +1,5 @@
 """Two policies on the same example: which attempts stand beside each other, and what of them is told."""
 
-import json
 from typing import Any
 
 import polars as pl
@@ -17,49 +16,36 @@ from flows.queries.compare_traces import (
 from flows.queries.request import NotThere, PageRequest
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import find_trace
+from flows.viewer import addresses
 from flows.viewer.addresses import Page
-from flows.viewer.app import respond
-from flows.viewer.pages import PAGES
 from flows.viewer.rendering import as_html
-from tests.flows.viewer import compared_runs
+from tests.flows.viewer import looking
 
 pytestmark = pytest.mark.engine  # see test_compare
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
-    return compared_runs.library(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def example(library: StoreReader) -> tuple[str, str]:
+def example(ten_runs: StoreReader) -> tuple[str, str]:
     """An example that the longer run tried more than once, and the base run too."""
-    rows = library.frames("longer")["assignments"].select("step", "environment", "example_id").unique().collect()
-    own = library.frames("base")["assignments"].select("example_id").collect()["example_id"]
+    rows = ten_runs.frames("longer")["assignments"].select("step", "environment", "example_id").unique().collect()
+    own = ten_runs.frames("base")["assignments"].select("example_id").collect()["example_id"]
     often = rows.filter(pl.col("example_id").is_in(own.implode())).group_by("environment", "example_id").len()
     environment, name, _ = often.sort("len", "example_id", descending=[True, False]).row(0)
     return environment, name
 
 
 def answer(library: StoreReader, a: str, b: str, example: tuple[str, str], **query: str) -> tuple[int, str]:
-    asked = {"environment": example[0], "id": example[1], **query}
-    found = respond(
-        PAGES["compare_example"], library, PageRequest(f"/compare/{a}/{b}/example", {"a": a, "b": b}, asked)
-    )
-    return found.status_code, bytes(found.body).decode()
+    return looking.answer(library, addresses.compare_example(a, b, *example), **query)
 
 
 def values(library: StoreReader, a: str, b: str, example: tuple[str, str], **query: str) -> dict[str, Any]:
-    status, text = answer(library, a, b, example, format="json", **query)
-    assert status == 200, text
-    found: dict[str, Any] = json.loads(text)
-    return found
+    return looking.values(library, addresses.compare_example(a, b, *example), **query)
 
 
-def test_attempts_are_those_of_both_runs_in_order(library: StoreReader, example: tuple[str, str]) -> None:
-    rows = compared_attempts(library, "base", "longer", *example)
+def test_attempts_are_those_of_both_runs_in_order(ten_runs: StoreReader, example: tuple[str, str]) -> None:
+    rows = compared_attempts(ten_runs, "base", "longer", *example)
     for side, run in (("a", "base"), ("b", "longer")):
-        traces = library.frames(run)["traces"].filter(pl.col("example_id") == example[1]).collect()
+        traces = ten_runs.frames(run)["traces"].filter(pl.col("example_id") == example[1]).collect()
         own = rows.filter(pl.col("side") == side)
         assert sorted(own["trace_id"]) == sorted(traces["trace_id"]) and set(own["run"]) == {run}
         assert own["step"].is_sorted() and own["for_training"].all()
@@ -70,7 +56,7 @@ def test_attempts_are_those_of_both_runs_in_order(library: StoreReader, example:
         assert mean == pytest.approx(rows.filter(side=side, step=step)["reward"].mean())
 
 
-def test_the_attempt_that_is_shown_is_a_typical_one(library: StoreReader) -> None:
+def test_the_attempt_that_is_shown_is_a_typical_one(ten_runs: StoreReader) -> None:
     rows = pl.DataFrame({"trace_id": ["w", "x", "y", "z"], "reward": [None, 0.0, 0.5, 1.0]})
     shown = typical(rows)
     assert shown is not None and shown["trace_id"] == "y"
@@ -80,9 +66,9 @@ def test_the_attempt_that_is_shown_is_a_typical_one(library: StoreReader) -> Non
 
 
 def test_without_a_choice_the_last_attempts_stand_beside_each_other(
-    library: StoreReader, example: tuple[str, str]
+    ten_runs: StoreReader, example: tuple[str, str]
 ) -> None:
-    said = values(library, "base", "longer", example)
+    said = values(ten_runs, "base", "longer", example)
     for side in "ab":
         last = said[f"of_{side}"]["moments"][-1]
         assert said[f"of_{side}"]["shown"]["step"] == last["step"]
@@ -90,22 +76,22 @@ def test_without_a_choice_the_last_attempts_stand_beside_each_other(
         assert said[f"chosen_{side}"]["trace_id"] in [row["trace_id"] for row in said[f"of_{side}"]["attempts"]]
 
 
-def test_one_run_stands_beside_itself_early_and_late(library: StoreReader, example: tuple[str, str]) -> None:
-    steps = [each["step"] for each in values(library, "longer", "longer", example)["of_a"]["moments"]]
-    said = values(library, "longer", "longer", example)
+def test_one_run_stands_beside_itself_early_and_late(ten_runs: StoreReader, example: tuple[str, str]) -> None:
+    steps = [each["step"] for each in values(ten_runs, "longer", "longer", example)["of_a"]["moments"]]
+    said = values(ten_runs, "longer", "longer", example)
     assert (said["of_a"]["shown"]["step"], said["of_b"]["shown"]["step"]) == (steps[0], steps[-1])
-    turned = values(library, "longer", "longer", example, step_a=str(steps[-1]), step_b=str(steps[0]))
+    turned = values(ten_runs, "longer", "longer", example, step_a=str(steps[-1]), step_b=str(steps[0]))
     assert turned["of_a"]["attempts"] == [row | {"side": "a"} for row in said["of_b"]["attempts"]]
 
 
-def test_the_same_rollout_in_a_replay_is_told_token_by_token(library: StoreReader) -> None:
-    (trace,) = library.frames("base")["traces"].filter(pl.col("step") == 0).head(1).collect().to_dicts()
+def test_the_same_rollout_in_a_replay_is_told_token_by_token(ten_runs: StoreReader) -> None:
+    (trace,) = ten_runs.frames("base")["traces"].filter(pl.col("step") == 0).head(1).collect().to_dicts()
     example = trace["environment"], trace["example_id"]
-    one, other = (find_trace(library, run, trace["trace_id"]) for run in ("base", "credited"))
-    rows = compared_tokens(library, one, other)
+    one, other = (find_trace(ten_runs, run, trace["trace_id"]) for run in ("base", "credited"))
+    rows = compared_tokens(ten_runs, one, other)
     assert rows.height == trace["num_output_tokens"]
     credits = [
-        library.frames(run)["samples"].filter(pl.col("trace_id") == trace["trace_id"]).collect().row(0, named=True)
+        ten_runs.frames(run)["samples"].filter(pl.col("trace_id") == trace["trace_id"]).collect().row(0, named=True)
         for run in ("base", "credited")
     ]
     for name, column in (("a", 0), ("b", 1)):
@@ -115,38 +101,35 @@ def test_the_same_rollout_in_a_replay_is_told_token_by_token(library: StoreReade
         **{"advantage": rows.height, "rl_weight": 0, "ce_weight": 0, "ref_kl_weight": 0, "signal": 0},
         "trained_rl_weight": rows["trained_rl_weight_a"].count(),  # the replay ended before training
     }
-    said = values(library, "base", "credited", example, step_a="0", step_b="0")
+    said = values(ten_runs, "base", "credited", example, step_a="0", step_b="0")
     assert said["chosen_a"]["trace_id"] == said["chosen_b"]["trace_id"] and said["tokens"]["by"] == "advantage"
     levels = {each["level"] for each in said["tokens"]["shown"]}
     assert len(levels) == 1 and levels <= {"n4", "p4"}, "all tokens of a rollout move alike, and the most of all"
-    assert answer(library, "base", "credited", example, step_a="0", step_b="0", by="luck")[0] == 400
-    assert values(library, "base", "strict", example, step_a="0", step_b="0")["tokens"] is not None
+    assert answer(ten_runs, "base", "credited", example, step_a="0", step_b="0", by="luck")[0] == 400
+    assert values(ten_runs, "base", "strict", example, step_a="0", step_b="0")["tokens"] is not None
 
 
 @pytest.mark.parametrize(
     ("query", "status"),
     [
-        ({"step_a": "0", "version_a": "0"}, 400),
-        ({"step_a": "one"}, 400),
-        ({"trace_a": "no-such-trace"}, 404),
-        ({"step_b": "99"}, 200),
-        ({"version_a": "0"}, 200),
+        ({"step_a": "0", "version_a": "0"}, 400), ({"step_a": "one"}, 400), ({"trace_a": "no-such-trace"}, 404),
+        ({"step_b": "99"}, 200), ({"version_a": "0"}, 200),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_chosen_is_refused_or_empty(
-    library: StoreReader, example: tuple[str, str], query: dict[str, str], status: int
+    ten_runs: StoreReader, example: tuple[str, str], query: dict[str, str], status: int
 ) -> None:
-    found, html = answer(library, "base", "longer", example, **query)
+    found, html = answer(ten_runs, "base", "longer", example, **query)
     assert found == status
     assert status != 200 or "No attempts then." in html
 
 
-def test_an_example_that_neither_tried_is_not_there_and_the_nearest_are_named(library: StoreReader) -> None:
-    rows = library.frames("base")["assignments"].select("environment", "example_id").collect()
+def test_an_example_that_neither_tried_is_not_there_and_the_nearest_are_named(ten_runs: StoreReader) -> None:
+    rows = ten_runs.frames("base")["assignments"].select("environment", "example_id").collect()
     environment, known = rows.row(0)
     with pytest.raises(NotThere, match=rf"neither 'base' nor 'twin'.*the nearest examples are .*{environment}/example"):
-        compared_attempts(library, "base", "twin", environment, known + "0000")
-    assert answer(library, "base", "twin", ("", ""))[0] == 400
+        compared_attempts(ten_runs, "base", "twin", environment, known + "0000")
+    assert answer(ten_runs, "base", "twin", ("", ""))[0] == 400
 
 
 def test_turns_are_laid_side_by_side_with_what_both_were_given_once() -> None:
@@ -165,15 +148,9 @@ def test_hostile_texts_stand_on_the_page_as_texts() -> None:
     nothing: dict[str, Any] = {"moments": [], "shown": None, "attempts": [], "reward": None}
     one = {"trace_id": "t", "key": "k", "reward": None}
     said = {
-        "agents": ["x"],
-        "agent": "x",
-        "a": "x",
-        "b": "y",
-        "of_a": nothing,
-        "of_b": nothing,
-        "chosen_a": one,
+        "agents": ["x"], "agent": "x", "a": "x", "b": "y", "of_a": nothing, "of_b": nothing, "chosen_a": one,
         "chosen_b": one,
-    }
+    }  # fmt: skip
     page = Page("compare_example.html", "t", said | {"tokens": None, "texts": found})
     html = as_html(page, PageRequest("/compare/x/y/example")).decode()
     said_of_a = html.partition('class="halves spoken"')[2]

@@ -1,6 +1,5 @@
 """The same step of two runs: which rollouts are the same, and what of them changed, as `stagecoach diff` has it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,40 +10,29 @@ from configs.run import View
 from flows.queries.compare import compare, step_pair
 from flows.queries.compare_rows import changed_advantages, changed_verdicts
 from flows.queries.compare_traces import compared_groups, compared_samples, compared_traces
-from flows.queries.request import NotThere, PageRequest
+from flows.queries.request import NotThere
 from flows.queries.store_reader import StoreReader
-from flows.viewer.app import respond
-from flows.viewer.pages import PAGES
+from flows.viewer import addresses
 from tasks.runtime.stage import Policy, Tables
 from tests.fixtures.rehearsal import rehearse
-from tests.flows.viewer import compared_runs
+from tests.flows.viewer import compared_runs, looking
 from tests.flows.viewer.compared_runs import with_column
 
 pytestmark = pytest.mark.engine  # see test_compare
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
-    return compared_runs.library(tmp_path_factory)
-
-
 def answer(library: StoreReader, a: str, b: str, step: int, **query: str) -> tuple[int, str]:
-    path = {"a": a, "b": b, "step": str(step)}
-    found = respond(PAGES["compare_step"], library, PageRequest(f"/compare/{a}/{b}/steps/{step}", path, query))
-    return found.status_code, bytes(found.body).decode()
+    return looking.answer(library, addresses.compare_step(a, b, step), **query)
 
 
 def values(library: StoreReader, a: str, b: str, step: int, **query: str) -> dict[str, Any]:
-    status, text = answer(library, a, b, step, format="json", **query)
-    assert status == 200, text
-    found: dict[str, Any] = json.loads(text)
-    return found
+    return looking.values(library, addresses.compare_step(a, b, step), **query)
 
 
 @pytest.mark.parametrize(("a", "b"), [("base", "credited"), ("base", "strict"), ("base", "twin"), ("strict", "seeded")])
-def test_groups_samples_and_verdicts_are_those_of_the_command(library: StoreReader, a: str, b: str) -> None:
-    found = compare(library, a, b, step=0)
-    groups = {row["group_a"]: row for row in compared_groups(library, a, b, 0).to_dicts() if row["num_shared"]}
+def test_groups_samples_and_verdicts_are_those_of_the_command(ten_runs: StoreReader, a: str, b: str) -> None:
+    found = compare(ten_runs, a, b, step=0)
+    groups = {row["group_a"]: row for row in compared_groups(ten_runs, a, b, 0).to_dicts() if row["num_shared"]}
     for row in found["detail"]["groups"]:
         own = groups.get(row["group_id"])
         if own is None:
@@ -53,38 +41,33 @@ def test_groups_samples_and_verdicts_are_those_of_the_command(library: StoreRead
         assert (own["reward_a"], own["reward_b"]) == (row["reward_mean_a"], row["reward_mean_b"])
         assert (own["kept_a"], own["kept_b"]) == (row["num_kept_a"], row["num_kept_b"])
         assert own["max_advantage_difference"] == row["max_advantage_difference"]
-    pair = step_pair(library, a, b, 0)
-    moved = compared_samples(library, a, b, 0).filter(pl.col("difference") != 0)
+    pair = step_pair(ten_runs, a, b, 0)
+    moved = compared_samples(ten_runs, a, b, 0).filter(pl.col("difference") != 0)
     expected = changed_advantages(*pair).sort("sample_id")
-    assert moved.select("sample_id", "a", "b", "difference").equals(
-        expected.select("sample_id", "a", "b", "difference")
-    )
-    traces = compared_traces(library, a, b, 0)
-    judged = (
-        traces.filter(pl.col("outcome_a") != pl.col("outcome_b"))
-        .sort("trace_id")
-        .select("trace_id", "outcome_a", "outcome_b")
-    )
-    assert judged.rows() == changed_verdicts(*pair).rows()
+    columns = ("sample_id", "a", "b", "difference")
+    assert moved.select(columns).equals(expected.select(columns))
+    traces = compared_traces(ten_runs, a, b, 0)
+    judged = traces.filter(pl.col("outcome_a") != pl.col("outcome_b")).sort("trace_id")
+    assert judged.select("trace_id", "outcome_a", "outcome_b").rows() == changed_verdicts(*pair).rows()
     assert (traces["side"] == "both").sum() == found["steps"][0]["between"]["num_shared_traces"]
 
 
-def test_a_replay_from_the_advantage_has_the_same_rollouts_credited_otherwise(library: StoreReader) -> None:
-    traces = compared_traces(library, "base", "credited", 0)
+def test_a_replay_from_the_advantage_has_the_same_rollouts_credited_otherwise(ten_runs: StoreReader) -> None:
+    traces = compared_traces(ten_runs, "base", "credited", 0)
     assert traces["side"].to_list() == ["both"] * 12 and traces["key_a"].equals(traces["key_b"].rename("key_a"))
     # RLOO leaves the rollout itself out of the mean: with four in a group that is 4/3 of the distance to the mean.
     for row in traces.iter_rows(named=True):
         assert row["advantage_b"] == pytest.approx(4 / 3 * row["advantage_a"])
-    groups = compared_groups(library, "base", "credited", 0)
+    groups = compared_groups(ten_runs, "base", "credited", 0)
     largest = traces.group_by("group").agg(((pl.col("advantage_b") - pl.col("advantage_a")).abs()).max()).sort("group")
     assert groups["max_advantage_difference"].to_list() == largest["advantage_b"].to_list()
     assert groups["difference"].to_list() == [0.0] * 3 and groups["num_shared"].to_list() == [4] * 3
 
 
-def test_groups_of_another_seed_are_paired_by_their_example_alone(library: StoreReader) -> None:
-    traces = compared_traces(library, "base", "seeded", 0)
+def test_groups_of_another_seed_are_paired_by_their_example_alone(ten_runs: StoreReader) -> None:
+    traces = compared_traces(ten_runs, "base", "seeded", 0)
     assert set(traces["side"]) == {"a", "b"} and traces.height == 24
-    groups = compared_groups(library, "base", "seeded", 0)
+    groups = compared_groups(ten_runs, "base", "seeded", 0)
     for row in groups.iter_rows(named=True):
         own = traces.filter(pl.col("group") == row["group"])
         assert set(own["example_id"]) == {row["example_id"]}
@@ -99,41 +82,39 @@ def test_groups_of_another_seed_are_paired_by_their_example_alone(library: Store
     assert set(lone["difference"]) <= {None} and set(lone["max_advantage_difference"]) <= {None}
 
 
-def test_a_step_that_only_one_has_stands_alone(library: StoreReader) -> None:
-    said = values(library, "base", "longer", 2)
+def test_a_step_that_only_one_has_stands_alone(ten_runs: StoreReader) -> None:
+    said = values(ten_runs, "base", "longer", 2)
     assert said["work"]["only"] == "only in b" and said["in_run"] == {"a": False, "b": True}
     assert said["rollouts"] == {"both": 0, "a": 0, "b": 12}
     assert [(row["num_a"], row["reward_a"], row["num_b"]) for row in said["rows"]] == [(0, None, 4)] * 3
     assert (said["previous"], said["next"]) == (1, None)
     with pytest.raises(NotThere, match="neither 'base' nor 'longer' has step 7; the nearest are 2, 1, 0"):
-        step_pair(library, "base", "longer", 7)
-    assert answer(library, "base", "longer", 7)[0] == 404
+        step_pair(ten_runs, "base", "longer", 7)
+    assert answer(ten_runs, "base", "longer", 7)[0] == 404
 
 
-def test_what_was_sampled_anew_is_in_one_only(library: StoreReader) -> None:
-    said = values(library, "base", "faster", 1, view="lone", sort="reward", down="1")
+def test_what_was_sampled_anew_is_in_one_only(ten_runs: StoreReader) -> None:
+    said = values(ten_runs, "base", "faster", 1, view="lone", sort="reward", down="1")
     assert said["rollouts"] == {"both": 0, "a": 12, "b": 12} and said["num_rows"] == 24
     rewards = [row["reward"] for row in said["rows"]]
     assert rewards == sorted(rewards, reverse=True) and {row["side"] for row in said["rows"]} == {"a", "b"}
     assert said["work"]["first_difference"] == "rollout"
 
 
-def test_verdicts_that_differ_are_told_with_their_reasons(library: StoreReader) -> None:
-    said = values(library, "base", "strict", 0, view="verdicts")
+def test_verdicts_that_differ_are_told_with_their_reasons(ten_runs: StoreReader) -> None:
+    said = values(ten_runs, "base", "strict", 0, view="verdicts")
     assert said["rows"] and {(row["outcome_a"], row["outcome_b"]) for row in said["rows"]} == {
         ("kept", "zero_advantage")
     }
-    _, html = answer(library, "base", "strict", 0, view="verdicts")
-    assert html.count('<span class="chip warn">zero_advantage</span>') == len(said["rows"])
 
 
 @pytest.mark.parametrize("view", ["groups", "verdicts", "samples", "lone"])
 @pytest.mark.parametrize("pair", [("base", "credited"), ("base", "seeded"), ("base", "broken"), ("twin", "base")])
 def test_every_table_is_a_page_and_leads_to_the_traces_in_both_runs(
-    library: StoreReader, view: str, pair: tuple[str, str]
+    ten_runs: StoreReader, view: str, pair: tuple[str, str]
 ) -> None:
-    said = values(library, *pair, 0, view=view)
-    status, html = answer(library, *pair, 0, view=view)
+    said = values(ten_runs, *pair, 0, view=view)
+    status, html = answer(ten_runs, *pair, 0, view=view)
     assert status == 200 and len(said["rows"]) == said["num_rows"]
     assert {each["name"]: each["num"] for each in said["views"]}[view] == said["num_rows"]
     for row in said["rows"]:
@@ -144,14 +125,16 @@ def test_every_table_is_a_page_and_leads_to_the_traces_in_both_runs(
                 assert f'href="/runs/{run}/traces/{row["trace_id"]}?key={key}"' in html
 
 
-def test_samples_come_the_farthest_first_and_sort_by_any_column(library: StoreReader) -> None:
-    sizes = [row["size"] for row in values(library, "base", "credited", 0, view="samples")["rows"]]
+def test_samples_come_the_farthest_first_and_sort_by_any_column(ten_runs: StoreReader) -> None:
+    sizes = [row["size"] for row in values(ten_runs, "base", "credited", 0, view="samples")["rows"]]
     assert sizes == sorted(sizes, reverse=True) and len(sizes) == 12
-    ids = [row["sample_id"] for row in values(library, "base", "credited", 0, view="samples", sort="sample_id")["rows"]]
+    ids = [
+        row["sample_id"] for row in values(ten_runs, "base", "credited", 0, view="samples", sort="sample_id")["rows"]
+    ]
     assert ids == sorted(ids)
-    assert answer(library, "base", "credited", 0, view="samples", sort="luck")[0] == 400
-    assert answer(library, "base", "credited", 0, view="luck")[0] == 400
-    assert values(library, "base", "credited", 0, page="9")["rows"] == []
+    assert answer(ten_runs, "base", "credited", 0, view="samples", sort="luck")[0] == 400
+    assert answer(ten_runs, "base", "credited", 0, view="luck")[0] == 400
+    assert values(ten_runs, "base", "credited", 0, page="9")["rows"] == []
 
 
 def test_agents_of_an_episode_are_compared_each_with_its_like(tmp_path: Path) -> None:
@@ -173,7 +156,5 @@ def test_agents_of_an_episode_are_compared_each_with_its_like(tmp_path: Path) ->
     assert own.select("agent", "num_a", "reward_a").rows() == [("first", 2, 1.0), ("second", 2, -1.0)] * 3
     assert set(groups.drop_nulls("difference")["difference"]) <= {0.0}
     said = values(library, "one", "other", 0)
-    assert (
-        said["agents"] == 2 and [row["group_a"] for row in said["rows"][:6]] == ["0-0"] * 2 + ["0-1"] * 2 + ["0-2"] * 2
-    )
-    assert '<span class="chip">second</span>' in answer(library, "one", "other", 0)[1]
+    assert said["agents"] == 2
+    assert [row["group_a"] for row in said["rows"][:6]] == ["0-0"] * 2 + ["0-1"] * 2 + ["0-2"] * 2

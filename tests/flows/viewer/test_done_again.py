@@ -10,8 +10,7 @@ import pytest
 
 from flows.queries.request import plain
 from flows.queries.store_reader import StoreReader
-from flows.viewer.pages import PAGES
-from flows.viewer.rendering import parsed_address
+from flows.viewer.rendering import PAGES, parsed_address
 from storage.maintenance.plan import plan_removal
 from storage.maintenance.sweep import carry_out
 from storage.store import open_store

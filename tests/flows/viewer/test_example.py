@@ -6,13 +6,12 @@ from typing import Any
 import polars as pl
 import pytest
 
-from flows.queries.example import attempts, by_step, example
-from flows.queries.request import NotThere, PageRequest
+from flows.queries.request import NotThere
+from flows.queries.rollouts import attempts, by_step, example
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
-from flows.viewer.app import respond
-from flows.viewer.pages import PAGES
 from tests.fixtures import builders
+from tests.flows.viewer import looking
 from tests.flows.viewer.hand_made import RUN, HandMade, batch, credit, update
 
 ENVIRONMENT = "reverse"
@@ -43,21 +42,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     return StoreReader.at(hand.store.root.address)
 
 
-def test_attempts_are_those_at_the_example_alone_in_training_and_in_evaluations(library: StoreReader) -> None:
+def test_attempts_are_those_at_the_example_alone_and_each_step_is_counted(library: StoreReader) -> None:
     found = attempts(library, RUN, ENVIRONMENT, "wanted")
     assert found.select("step", "for_training", "agent", "reward", "outcome").rows() == [
-        (0, True, "agent", 1.0, "trained"),
-        (0, True, "agent", 0.5, "no weight"),
-        (0, True, "agent", None, "no weight"),
-        (1, True, "agent", 1.5, "pending"),
-        (2, False, "solver", 0.0, "evaluated"),
-        (2, False, "solver", 1.0, "evaluated"),
-    ]
+        (0, True, "agent", 1.0, "trained"), (0, True, "agent", 0.5, "no weight"),
+        (0, True, "agent", None, "no weight"), (1, True, "agent", 1.5, "pending"),
+        (2, False, "solver", 0.0, "evaluated"), (2, False, "solver", 1.0, "evaluated"),
+    ]  # fmt: skip
     assert found["advantage"].to_list() == [0.5, *[None] * 5]
     assert found["set"].to_list() == [None] * 4 + [""] * 2
-
-
-def test_each_step_is_counted_and_what_was_not_scored_is_no_zero(library: StoreReader) -> None:
     steps = by_step(attempts(library, RUN, ENVIRONMENT, "wanted"))
     told = steps.select("step", "num_attempts", "num_scored", "reward", "lowest", "highest", "num_passed", "pass_rate")
     assert told.rows() == [
@@ -79,27 +72,20 @@ def test_an_example_that_was_listed_and_never_tried_has_no_attempts(library: Sto
 
 
 def answer(library: StoreReader, **query: str) -> tuple[int, str]:
-    asked = PageRequest(f"/runs/{RUN}/example", {"run": RUN}, {"environment": ENVIRONMENT} | query)
-    found = respond(PAGES["example"], library, asked)
-    return found.status_code, bytes(found.body).decode()
+    return looking.answer(library, addresses.example(RUN, ENVIRONMENT, ""), **query)
 
 
 def test_the_page_leads_to_every_attempt_and_to_the_steps(library: StoreReader) -> None:
-    status, text = answer(library, id="wanted")
-    assert status == 200 and "Turn it round" in text
-    said = json.loads(answer(library, id="wanted", format="json")[1])
-    assert said["overall"]["training"] == {
-        "num_attempts": 4,
-        "num_scored": 3,
-        "num_failed": 0,
-        "reward": 1.0,
-        "num_passed": 2,
+    said = looking.values(library, addresses.example(RUN, ENVIRONMENT, "wanted"))
+    counts = {"num_attempts": 4, "num_scored": 3, "num_failed": 0, "num_passed": 2}
+    assert said["prompt"] == "Turn it round" and said["overall"]["training"] == {
+        **{**counts, "reward": 1.0},
         "pass_rate": 2 / 3,
     }
     for each in said["attempts"]:
-        assert f'href="{addresses.trace(RUN, each["trace_id"], each["key"])}"' in text
-    for where in (addresses.step(RUN, 0), addresses.step(RUN, 1), addresses.evaluation(RUN, 2)):
-        assert f'href="{where}"' in text
+        assert each["address"] == addresses.trace(RUN, each["trace_id"], each["key"])
+    steps = [addresses.step(RUN, 0), addresses.step(RUN, 1), addresses.evaluation(RUN, 2)]
+    assert [each["address"] for each in said["by_step"]] == steps
     rates = {each["title"]: {one["name"]: one["values"] for one in each["series"]} for each in said["charts"]}
     assert rates["Pass rate"] == {"training": [0.5, 1.0, None], "evaluations": [None, None, 0.5]}
     assert rates["Mean reward"]["training"] == [0.75, 1.5, None]

@@ -8,35 +8,23 @@ from typing import Any
 import pytest
 
 from flows.queries.charts import charts
-from flows.queries.series import StepNumbers
+from flows.queries.metrics import StepNumbers
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.addresses import PATTERNS
-from flows.viewer.app import respond
-from flows.viewer.pages import PAGES
-from flows.viewer.rendering import parsed_address
+from flows.viewer.rendering import PAGES, parsed_address
 from tasks.metrics.names import ALL
 from tests.fixtures.builders import message, trace
-from tests.fixtures.rehearsal import rehearse
-from tests.fixtures.replays import RLOO, ask, walk
 from tests.flows.viewer.hand_made import RUN, HandMade
-from tests.flows.viewer.looking import one_of_each
+from tests.flows.viewer.looking import answer, one_of_each, values
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def pages(forked: StoreReader) -> dict[str, str]:
     """The text of a page of each kind, of a run of two steps and its fork."""
-    root = tmp_path_factory.mktemp("words") / "store"
-    rehearse(root, "base", steps=2)
-    walk(ask(root, name="fork", overrides=[RLOO]))
-    library = StoreReader.at(root)
-    found = {}
-    for name, address in one_of_each(library).items():
-        kind, question = parsed_address(address)
-        answer = respond(PAGES[kind], library, question)
-        assert answer.status_code == 200, address
-        found[name] = bytes(answer.body).decode()
-    return found
+    found = {name: answer(forked, address) for name, address in one_of_each(forked).items()}
+    assert {status for status, _ in found.values()} == {200}
+    return {name: text for name, (_, text) in found.items()}
 
 
 def crumbs(text: str) -> list[str]:
@@ -74,14 +62,12 @@ def test_an_example_that_two_policies_tried_leads_to_both_side_by_side(tmp_path:
     library = StoreReader.at(tmp_path / "store")
 
     def beside(example_id: str) -> list[str]:
-        kind, question = parsed_address(addresses.example(RUN, trace("x")["environment"], example_id))
-        text = bytes(respond(PAGES[kind], library, question).body).decode()
+        _, text = answer(library, addresses.example(RUN, trace("x")["environment"], example_id))
         return [unescape(each) for each in re.findall(r'href="([^"]*/compare/[^"]*)"', text)]
 
     (way,) = beside("again")
     assert "step_a=0" in way and "step_b=1" in way
-    kind, question = parsed_address(way)
-    sides = PAGES[kind](library, question).values
+    sides = values(library, way)
     assert [[each["trace_id"] for each in sides[f"of_{side}"]["attempts"]] for side in "ab"] == [["before"], ["after"]]
     assert beside("once") == []
 
@@ -98,14 +84,6 @@ SAME = {"evaluation": "step"}
 """Pages whose names are those of another."""
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
-    root = tmp_path_factory.mktemp("json") / "store"
-    rehearse(root, "base")
-    walk(ask(root, name="fork", overrides=(RLOO,)))
-    return StoreReader.at(root)
-
-
 def sections() -> dict[str, set[str]]:
     """Return the names that each page's section has in code type, and of what is everywhere under ''."""
     head, *parts = re.split(r"^## `(.+)`$", DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -114,17 +92,17 @@ def sections() -> dict[str, set[str]]:
 
 
 @pytest.mark.engine  # it opens a page of each kind: seconds
-def test_every_value_of_every_page_is_written_down(library: StoreReader) -> None:
+def test_every_value_of_every_page_is_written_down(forked: StoreReader) -> None:
     written = sections()
     everywhere = written.pop("")
     patterns = {name: pattern.replace(":path", "") for name, pattern in PATTERNS.items() if name != "compare_choice"}
     assert set(written) == set(patterns.values()), "a section for each page"
     missing = []
-    for kind, address in one_of_each(library, "base", "fork").items():
+    for kind, address in one_of_each(forked, "base", "fork").items():
         if kind == "compare_choice":
             continue
         name, question = parsed_address(address)
-        values = set(PAGES[name](library, question).values)
+        values = set(PAGES[name](forked, question).values)
         said = written[patterns[kind]] | everywhere | written[patterns[SAME.get(kind, kind)]]
         missing += [(kind, each) for each in sorted(values - said)]
         assert kind == name and len(values) > 1

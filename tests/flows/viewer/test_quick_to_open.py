@@ -1,21 +1,19 @@
-"""What a page does not do unless it is asked: read a large run for one trace, draw twice, show a whole batch."""
+"""What a page does not do unless it is asked: read a large run for one trace, or draw twice."""
 
 import math
 from typing import Any
 
-import polars as pl
 import pytest
 
 from flows.queries.request import PageRequest
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses, rendering, serving
-from flows.viewer.app import respond
-from flows.viewer.pages import PAGES
-from flows.viewer.pages import batch as batches
-from flows.viewer.pages import trace as traces
+from flows.viewer.pages.trace import trace_page
+from flows.viewer.rendering import parsed_address
 from flows.viewer.svg.charts import chart
 from storage.errors import StoreError
 from tests.fixtures.rehearsal import rehearse
+from tests.flows.viewer.looking import answer, traces
 
 
 @pytest.fixture(scope="module")
@@ -25,51 +23,25 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     return StoreReader.at(root)
 
 
-def about(library: StoreReader, **query: str) -> PageRequest:
-    row = (
-        library.frames("run")
-        .rows([library.history("run").lineages[0].traces], "traces")
-        .first()
-        .collect()
-        .row(0, named=True)
-    )
-    path = {"run": "run", "trace": row["trace_id"]}
-    return PageRequest(addresses.trace("run", row["trace_id"]), path, {"key": row["key"], **query})
-
-
 def test_a_trace_of_a_large_run_reads_its_history_only_when_asked(
     library: StoreReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = traces.trace_page(library, about(library)).values["history"]
+    address, num_batches = addresses.trace("run", next(traces(library, "run"))), len(library.history("run").lineages)
+
+    def history(**query: str) -> Any:
+        _, asked = parsed_address(address)
+        return trace_page(library, PageRequest(asked.address, asked.path, query)).values["history"]
+
+    whole = history()
     assert whole, "a small run has it at once"
-    monkeypatch.setattr(traces, "SMALL_RUN", len(library.history("run").lineages))
-    assert traces.trace_page(library, about(library)).values["history"] == whole
-    monkeypatch.setattr(traces, "SMALL_RUN", len(library.history("run").lineages) - 1)
-    assert traces.trace_page(library, about(library)).values["history"] is None
+    monkeypatch.setattr("flows.viewer.pages.trace.SMALL_RUN", num_batches)
+    assert history() == whole
+    monkeypatch.setattr("flows.viewer.pages.trace.SMALL_RUN", num_batches - 1)
+    assert history() is None
     for how in ({"history": "1"}, {"format": "json"}, {"format": "file"}):
-        assert traces.trace_page(library, about(library, **how)).values["history"] == whole
-    text = respond(PAGES["trace"], library, about(library)).body
-    assert b"history=1#history" in text and b'id="history"' in text
-    assert b'class="attempts"' not in text
-    assert b'class="attempts"' in respond(PAGES["trace"], library, about(library, history="1")).body
-
-
-def test_a_page_of_a_batch_holds_so_many_samples(library: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    def per_page(*num_samples: int) -> int:
-        return batches.rows_per_page(pl.DataFrame({"num_samples": num_samples}, schema={"num_samples": pl.Int64}))
-
-    assert per_page(0, 0) == per_page(*[20] * 500) == 100
-    assert per_page(*[40] * 136) == 50 and per_page(*[5000] * 3) == 1
-
-    asked = PageRequest(addresses.batch("run", 0), {"run": "run", "step": "0"}, {})
-    whole = batches.batch_page(library, asked).values["rows"]
-    monkeypatch.setattr(batches, "MOST_SAMPLES", 6)
-    first = batches.batch_page(library, asked).values
-    pages = [
-        batches.batch_page(library, PageRequest(asked.address, asked.path, {"page": str(n)})).values
-        for n in range(first["num_pages"])
-    ]
-    assert len(pages) > 1 and [row for each in pages for row in each["rows"]] == whole
+        assert history(**how) == whole
+    _, text = answer(library, address)
+    assert "history=1#history" in text and 'class="attempts"' not in text
 
 
 def told(value: float | None, title: str = "Reward") -> dict[str, Any]:
@@ -103,5 +75,5 @@ def test_warming_leaves_what_is_wrong_to_the_first_page(library: StoreReader, mo
 
     monkeypatch.setattr(StoreReader, "moment", torn)
     serving.warm(library)
-    found = respond(PAGES["runs"], library, PageRequest("/"))
-    assert found.status_code == 503 and b"the ledger is torn" in found.body
+    status, text = answer(library, "/")
+    assert status == 503 and "the ledger is torn" in text

@@ -1,6 +1,7 @@
 """Looking changes nothing: no byte, no name and no time in a store, whatever is opened and however little is there."""
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from flows.cli import main
 from flows.queries.store_reader import StoreReader
 from storage.errors import StoreUnavailable
 from storage.read.frames import existing_store
-from storage.store import Store, open_store
+from storage.store import LAYOUT, Store, open_store
 from tests.fixtures.rehearsal import SMALL, rehearse
 from tests.fixtures.s3_host import S3Host
 from tests.flows.viewer.looking import everything, formed, traces, visitor
@@ -89,19 +90,14 @@ def test_a_terminal_changes_nothing(root: Path, capsys: pytest.CaptureFixture[st
 def test_a_store_that_holds_nothing_yet_stays_so(tmp_path: Path) -> None:
     root = tmp_path / "store"
     root.mkdir()
-    (root / "format.json").write_text('{"layout": 1}')
+    (root / "format.json").write_text(json.dumps({"layout": LAYOUT}))
     before = state(root)
     library = StoreReader.at(root)
     client = visitor(library)
     for form in FORMS:
         assert client.get("/", params={"format": form}).status_code == 200
-        for address in (
-            "/runs/a",
-            "/runs/a/steps/0",
-            "/traces/x",
-            "/compare/a/b",
-            "/runs/a/example?environment=a&id=b",
-        ):
+        example = "/runs/a/example?environment=a&id=b"
+        for address in ("/runs/a", "/runs/a/steps/0", "/traces/x", "/compare/a/b", example):
             assert client.get(formed(address, form)).status_code == 404, address
     first = client.get("/mark").json()
     assert state(root) == before

@@ -6,22 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from flows.queries import rollouts as step_traces
-from flows.queries import runs, tokens, trace
-from flows.queries.outcomes import EXPIRED
+from flows.queries.outcomes import EXPIRED, explain
 from flows.queries.request import NotThere
+from flows.queries.rollouts import traces
+from flows.queries.runs import runs
 from flows.queries.sentences import sentence
 from flows.queries.store_reader import StoreReader
-from flows.queries.why import explain
-from flows.viewer.app import respond
-from flows.viewer.pages import PAGES
+from flows.queries.tokens import tokens
+from flows.queries.trace import find_trace
 from flows.viewer.rendering import parsed_address
 from storage.maintenance.sweep import Retention, expire
 from storage.store import open_store
 from tests.fixtures import builders
 from tests.fixtures.rehearsal import rehearse
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
-from tests.flows.viewer.looking import everything
+from tests.flows.viewer.looking import answer, everything
 
 TABLES = ("assignments", "traces", "messages", "verdicts", "samples", "batches", "updates")
 Without = Callable[[str], StoreReader]
@@ -49,25 +48,23 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> Without:
 def test_every_page_opens_and_says_which_rows_went(without: Without, table: str) -> None:
     library, told = without(table), {}
     for address in everything(without("")):
-        name, question = parsed_address(address)
-        answer = respond(PAGES[name], library, question)
-        assert answer.status_code in (200, 404), address
-        if answer.status_code == 404:
-            assert b"dropped for their age" in answer.body or name.startswith(("any_trace", "compare")), address
+        name = parsed_address(address)[0]
+        status, text = answer(library, address)
+        assert status in (200, 404), address
+        if status == 404:
+            assert "dropped for their age" in text or name.startswith(("any_trace", "compare")), address
         else:
-            told[name] = b"rows dropped" in answer.body
+            told[name] = "rows dropped" in text
     assert told["run"] and told["compare"]
     assert told["step"] == (table != "assignments")
-    assert not any(
-        b"rows dropped" in respond(PAGES[n], without(""), q).body for n, q in map(parsed_address, ["/runs/run"])
-    )
+    assert "rows dropped" not in answer(without(""), "/runs/run")[1]
 
 
 @pytest.mark.parametrize("table", ["verdicts", "samples", "batches"])
 def test_nobody_says_that_a_rollout_had_no_weight_whose_batch_cannot_be_read(without: Without, table: str) -> None:
-    before, library = step_traces.traces(without(""), "run", 0), without(table)
+    before, library = traces(without(""), "run", 0), without(table)
     assert set(before["outcome"]) == {"trained"} and before["trained"].all()
-    found = step_traces.traces(library, "run", 0)
+    found = traces(library, "run", 0)
     known = table == "verdicts"  # a packed sample was trained on whatever its verdict said
     assert set(found["outcome"]) == {"trained" if known else EXPIRED}
     assert found["trained"].to_list() == [True if known else None] * len(before)
@@ -78,20 +75,19 @@ def test_nobody_says_that_a_rollout_had_no_weight_whose_batch_cannot_be_read(wit
 
 
 def test_tokens_of_runs_outlive_the_rows_that_they_were_counted_in(without: Without) -> None:
-    whole = runs.runs(without("")).row(0, named=True)
+    whole = runs(without("")).row(0, named=True)
     assert whole["tokens_sampled"] > 0 and whole["tokens_trained"] is not None
     for table in ("traces", "updates"):
-        kept = runs.runs(without(table)).row(0, named=True)
-        assert {name: kept[name] for name in ("tokens_sampled", "tokens_trained", "rewards", "losses")} == {
-            name: whole[name] for name in ("tokens_sampled", "tokens_trained", "rewards", "losses")
-        }
-    lost = runs.runs(without("metrics")).row(0, named=True)
+        kept = runs(without(table)).row(0, named=True)
+        for name in ("tokens_sampled", "tokens_trained", "rewards", "losses"):
+            assert kept[name] == whole[name]
+    lost = runs(without("metrics")).row(0, named=True)
     assert (lost["tokens_sampled"], lost["tokens_trained"]) == (None, None), "unknown is not zero"
 
 
 def test_a_trace_whose_row_went_is_said_to_be_gone(without: Without) -> None:
     with pytest.raises(NotThere, match="dropped for their age"):
-        trace.find_trace(without("traces"), "run", "trace-0-0-0")
+        find_trace(without("traces"), "run", "trace-0-0-0")
 
 
 @pytest.mark.parametrize("table", ["", "samples", "batches", "token_masks", "updates"])
@@ -108,7 +104,7 @@ def test_tokens_are_not_called_untrained_or_inside(tmp_path: Path, table: str) -
     if table:
         expire(made.store, Retention(table, 0))
     library = StoreReader.at(tmp_path)
-    found = tokens.tokens(library, trace.find_trace(library, RUN, FORKED))
+    found = tokens(library, find_trace(library, RUN, FORKED))
     unknown = table in ("samples", "batches")
     assert found["trained"].to_list() == [None] * 11 if unknown else set(found["trained"]) == {True, False}
     outside = [each for each in found["outside"] if each is not None]
@@ -126,7 +122,7 @@ def test_nothing_is_called_inside_once_nobody_knows_whether_masks_were_kept(
     made.step([builders.trace(FORKED)], forked(), credits, batches=[batch(credits)], **learnt)
     expire(made.store, Retention(table, 0))
     library = StoreReader.at(tmp_path)
-    found = tokens.tokens(library, trace.find_trace(library, RUN, FORKED))
+    found = tokens(library, find_trace(library, RUN, FORKED))
     assert found["trained"].sum() == 6
     assert found["outside"].drop_nulls().unique().to_list() == outside
     assert found["learner_logprob"].count() == (0 if table == "token_statistics" else 6)

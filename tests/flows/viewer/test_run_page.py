@@ -1,5 +1,6 @@
-"""The page of a run: its charts and where they lead, its ledger beside its fork's, its time, and what was said."""
+"""The page of a run: charts and where they lead, ledger, time, and what was said; and every metric of it by itself."""
 
+import math
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -8,36 +9,26 @@ import polars as pl
 import pytest
 
 from flows.cli import run_summary as show
+from flows.queries.ledger import STAGE_TIMES, lanes, ledger, slices, stage_times
+from flows.queries.metrics import ABOUT, About, about, ends, matching, metrics, numbers, steps
 from flows.queries.request import BadQuestion, NotThere, PageRequest
-from flows.queries.run_state import scores
 from flows.queries.runs import runs
-from flows.queries.shared_slices import ledger, slices
+from flows.queries.scores import scores
 from flows.queries.store_reader import StoreReader
-from flows.queries.timeline import STAGE_TIMES, lanes, stage_times
 from flows.reporting.formats import DASH
 from flows.viewer import addresses
 from flows.viewer.addresses import Page
-from flows.viewer.pages.run import run_page
+from flows.viewer.pages.runs import metric_page, run_page
 from storage.store import open_store
 from tests.fixtures.builders import trace
 from tests.fixtures.evaluations import Sampler, evaluate, train
 from tests.fixtures.rehearsal import rehearse
-from tests.fixtures.replays import RLOO, ask, walk
 from tests.flows.viewer.hand_made import RUN, HandMade, batch, credit, update
 from tests.flows.viewer.looking import Elements, visitor
 from tests.flows.viewer.stepped import begun
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 HOSTILE = "</p><script>alert(1)</script>\x1b[31mred\u202e\n" + "long " * 200 + "end"
-
-
-@pytest.fixture(scope="module")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
-    """A run of two steps, and a replay of it with another algorithm, up to packing."""
-    root = tmp_path_factory.mktemp("run") / "store"
-    rehearse(root, "base", steps=2)
-    walk(ask(root, name="fork", overrides=[RLOO]))
-    return StoreReader.at(root)
 
 
 def told(library: StoreReader, run: str, **query: str) -> Page:
@@ -68,17 +59,7 @@ def test_the_charts_hold_what_was_measured(forked: StoreReader) -> None:
     assert "Reward by environment" not in known, "there is one environment"
 
 
-def test_every_point_leads_to_its_step(forked: StoreReader) -> None:
-    with visitor(forked) as client:
-        elements = Elements(client.get(addresses.run("base")).text)
-    hrefs = [value for tag, name, value in elements.values if (tag, name) == ("a", "href")]
-    assert elements.odd == []
-    num_charts = len(charts(told(forked, "base").values))
-    for step in (0, 1):
-        assert hrefs.count(addresses.step("base", step)) > num_charts, "in each chart, the ledger and the table"
-
-
-def test_a_fork_shows_what_it_shares(forked: StoreReader) -> None:
+def test_a_fork_shows_what_it_shares_and_planned_steps_have_empty_columns(forked: StoreReader) -> None:
     found = ledger(forked, "fork")
     assert found["stages"] == ["assignment", "rollout", "filtering", "advantage", "packing", "metrics"]
     assert found["runs"] == ["fork", "base"] and found["num_pieces"] == [6, 6]
@@ -92,28 +73,19 @@ def test_a_fork_shows_what_it_shares(forked: StoreReader) -> None:
     assert sorted(own) == ["advantage", "metrics", "packing"]
     shared = frame.filter(~pl.col("own") & (pl.col("stage") == "rollout"))
     assert set(shared["computed_by"]) == {"base"} and shared["used_by"].to_list()[0] == ["base", "fork"]
-    with visitor(forked) as client:
-        text = client.get(addresses.run("fork")).text
-    assert text.count("cell s1 shared") == 6 and text.count('class="cell s0"') == 6
-    assert f'href="{addresses.compare("base", "fork")}"' in text and f'href="{addresses.run("base")}"' in text
+    assert [len(each["cells"]) for each in ledger(forked, "base", 4)["columns"]] == [7, 7, 0, 0]
 
 
 def test_a_fork_tells_what_was_set_otherwise(forked: StoreReader) -> None:
     values = told(forked, "fork").values
-    assert (
-        values["parent"] == "base"
-        and {"key": "algorithm.type", "a": "grpo", "b": "rloo", "in_keys": True} in values["differences"]
-    )
+    assert values["parent"] == "base"
+    assert {"key": "algorithm.type", "a": "grpo", "b": "rloo", "in_keys": True} in values["differences"]
     assert told(forked, "base").values["forks"] == ["fork"]
     assert values["timeline"]["lanes"] and {lane["stage"] for lane in values["timeline"]["lanes"]} == {
         "advantage",
         "packing",
         "metrics",
     }, "what another run computed was done in that run's time"
-
-
-def test_steps_that_are_planned_have_empty_columns(forked: StoreReader) -> None:
-    assert [len(each["cells"]) for each in ledger(forked, "base", 4)["columns"]] == [7, 7, 0, 0]
 
 
 def test_times_are_those_of_the_ledger(forked: StoreReader) -> None:
@@ -136,17 +108,6 @@ def test_a_run_without_work_says_so(tmp_path: Path) -> None:
     assert "None" not in words and DASH in words, "what is not known is a dash"
 
 
-def test_a_failure_is_shown_whole_and_does_nothing(tmp_path: Path) -> None:
-    HandMade(tmp_path).store.runs.record(run=RUN, event="failed", message=HOSTILE)
-    with visitor(tmp_path) as client:
-        text = client.get(addresses.run(RUN)).text
-        values = client.get(f"{addresses.run(RUN)}?format=json").json()
-    elements = Elements(text)
-    assert values["message"] == HOSTILE and elements.odd == []
-    said = "".join(elements.texts)
-    assert "long end" in said and "<script>alert(1)" in said and "\x1b" not in text and "\u202e" not in text
-
-
 def test_an_unfinished_step_and_odd_values_are_drawn(tmp_path: Path) -> None:
     library = begun(tmp_path, 2)
     values = told(library, RUN).values
@@ -166,9 +127,7 @@ def test_what_is_not_finite_is_in_the_json_by_name(tmp_path: Path) -> None:
     )
     with visitor(tmp_path) as client:
         known = charts(client.get(f"{addresses.run(RUN)}?format=json").json())
-        text = client.get(addresses.run(RUN)).text
     assert known["Loss"]["series"][0]["values"] == ["NaN"] and "Entropy" not in known
-    assert 'class="odd"' in text
 
 
 def test_unknown_runs_and_questions_are_refused(forked: StoreReader) -> None:
@@ -197,10 +156,8 @@ def test_errors_that_did_not_happen_are_zero_and_not_a_gap(tmp_path: Path) -> No
     made = HandMade(tmp_path)
     made.step([trace("a0"), trace("a1", reward=None, error_class="timeout")], [])
     made.step([trace("b0"), trace("b1")], [], step=1)
-    errors = {
-        each["name"]: each["values"] for each in charts(told(StoreReader.at(tmp_path), RUN).values)["Errors"]["series"]
-    }
-    assert errors == {"all": [0.5, 0.0], "timeout": [0.5, 0.0]}
+    chart = charts(told(StoreReader.at(tmp_path), RUN).values)["Errors"]
+    assert {each["name"]: each["values"] for each in chart["series"]} == {"all": [0.5, 0.0], "timeout": [0.5, 0.0]}
 
 
 def work(stage: str, step: int, start: float, end: float, own: bool = True) -> dict[str, Any]:
@@ -210,13 +167,8 @@ def work(stage: str, step: int, start: float, end: float, own: bool = True) -> d
 
 
 def test_bars_keep_begin_and_end_and_overlaps_are_seen() -> None:
-    rows = [
-        work("rollout", 0, 0, 10),
-        work("training", 0, 10, 14),
-        work("rollout", 1, 8, 18),
-        work("rollout", 2, 20, 30),
-    ]
-    rows.append(work("rollout", 3, 0, 99, own=False))
+    spans = (("rollout", 0, 0, 10), ("training", 0, 10, 14), ("rollout", 1, 8, 18), ("rollout", 2, 20, 30))
+    rows = [*(work(*each) for each in spans), work("rollout", 3, 0, 99, own=False)]
     found = lanes(pl.DataFrame(rows, schema=STAGE_TIMES), [])
     bars = {lane["stage"]: {bar["step"]: bar for bar in lane["bars"]} for lane in found["lanes"]}
     assert [lane["stage"] for lane in found["lanes"]] == ["rollout", "training"]
@@ -259,9 +211,8 @@ def test_evaluations_are_points_that_lead_to_them(tmp_path: Path) -> None:
     assert [each["address"] for each in held["steps"]] == [addresses.evaluation("a", n) for n in range(3)]
     assert scores(library, "a")["average"].to_list() == points["values"]
     assert {row["run"]: row["held_out"] for row in runs(library).to_dicts()}["a"] == points["values"][-1]
-    with visitor(library) as client:
-        text = client.get(addresses.run("b")).text
-    assert 'data-live="nothing" hidden' in text and addresses.evaluation("b", 0) in text
+    (alone,) = told(library, "b").values["evaluations"]
+    assert alone["address"] == addresses.evaluation("b", 0)
 
 
 def test_an_environment_has_one_colour_in_all_charts(tmp_path: Path) -> None:
@@ -278,11 +229,130 @@ def test_an_environment_has_one_colour_in_all_charts(tmp_path: Path) -> None:
 def test_a_long_run_has_its_last_numbers_until_all_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.viewer.pages.run.MOST_NUMBERS", 1)
+    monkeypatch.setattr("flows.viewer.pages.runs.MOST_NUMBERS", 1)
     made = HandMade(tmp_path)
     for step in range(2):
         made.work("rollout", {"traces": [trace(f"t{step}")]}, step)
-    with visitor(tmp_path) as client:
-        few, every = (client.get(f"{addresses.run(RUN)}{question}").text for question in ("", "?numbers=all"))
-    first, last = (f'<td class="number"><a href="{addresses.step(RUN, step)}">' for step in (0, 1))
-    assert first in every and last in every and first not in few and last in few
+    library = StoreReader.at(tmp_path)
+    assert [told(library, RUN, **query).values["numbers_from"] for query in ({}, {"numbers": "all"})] == [1, 0]
+
+
+ODD_NAME = "../<script>alert(1)</script>\u202e?#%"
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
+    root = tmp_path_factory.mktemp("metrics") / "store"
+    rehearse(root, RUN, steps=2)
+    return StoreReader.at(root)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> StoreReader:
+    """Two steps of two environments; the second step has no error."""
+    made = HandMade(tmp_path)
+    named = f'{{"{ODD_NAME}": 3.0}}'
+    rows = [
+        trace("a", environment="debate", reward=1.0, metrics=named),
+        trace("b", environment="sums", reward=None, error_class="timeout"),
+    ]
+    made.step(rows, [])
+    made.step([{**each, "trace_id": f"{each['trace_id']}2", "error_class": None} for each in rows], [], step=1)
+    return StoreReader.at(tmp_path)
+
+
+def listed(library: StoreReader, words: str = "") -> dict[str, Any]:
+    found = run_page(library, PageRequest(addresses.run(RUN), {"run": RUN}, {"metric": words})).values["metrics"]
+    return {each["name"]: each for group in found["groups"] for each in group["metrics"]}
+
+
+def opened(library: StoreReader, name: str) -> Any:
+    return metric_page(library, PageRequest(addresses.metric(RUN, name), {"run": RUN, "metric": name})).values
+
+
+def test_every_number_of_every_step_is_there(two: StoreReader) -> None:
+    found = {one["name"]: one["values"] for each in metrics(numbers(two, RUN)) for one in each["series"]}
+    recorded = steps(two, RUN).drop("run", "step", "finished")
+    assert set(found) == set(recorded.columns)
+    for name in recorded.columns:
+        told = zip(found[name], recorded[name].to_list(), strict=True)
+        assert all(shown == value for shown, value in told if value is not None)
+
+
+def test_of_one_environment_all_is_told_alone(walked: StoreReader, two: StoreReader) -> None:
+    assert {len(each["series"]) for each in listed(walked).values()} == {1}
+    assert [one["scope"] for one in listed(two)["num_turns"]["series"]] == ["all", "debate", "sums"]
+
+
+def test_what_was_counted_and_is_not_there_is_zero_and_anything_else_a_gap(two: StoreReader) -> None:
+    found = listed(two)
+    assert [one["values"] for one in found["errored_rollout/timeout"]["series"]] == [[0.5, 0.0], [1.0, 0.0]]
+    assert found["accounting/errored/timeout"]["series"][0]["values"] == [1.0, 0.0]
+    by_scope = {one["scope"]: one["values"] for one in found["reward/mean"]["series"]}
+    assert by_scope == {"all": [1.0, 1.0], "debate": [1.0, 1.0]}, "where nothing was scored there is no line"
+
+
+def test_words_find_metrics_by_name_unit_and_environment(two: StoreReader) -> None:
+    every = metrics(numbers(two, RUN))
+    assert [each["name"] for each in matching(every, "TIMEOUT share")] == ["errored_rollout/timeout"]
+    assert {each["name"] for each in matching(every, "reward sums")} == set(), "it was not scored"
+    assert matching(every, "") == every and matching(every, "nothing like it") == []
+    assert set(listed(two, "timeout")) == {"errored_rollout/timeout", "accounting/errored/timeout"}
+
+
+def test_a_metric_is_named_by_its_measure_or_in_full(two: StoreReader) -> None:
+    short, full = opened(two, "reward/mean"), opened(two, "reward/debate/mean")
+    assert short == full and short["metric"]["name"] == "reward/mean"
+    assert short["previous"] is None or short["previous"]["address"].startswith(f"/runs/{RUN}/metrics/")
+    assert short["metric"]["series"][0]["last"] == {"value": 1.0, "step": 1}
+    with pytest.raises(NotThere, match=r"has the metric 'reward/men'; the nearest names are .*reward/mean"):
+        opened(two, "reward/men")
+
+
+def test_whatever_an_environment_calls_it_has_an_address_and_does_nothing(two: StoreReader) -> None:
+    name = f"metrics/{ODD_NAME}"
+    with visitor(two) as client:
+        answer = client.get(addresses.metric(RUN, name))
+        elements = Elements(answer.text)
+        assert answer.status_code == 200 and elements.odd == [] and "\u202e" not in answer.text
+        assert client.get(f"{addresses.metric(RUN, name)}?format=json").json()["metric"]["name"] == name
+        saved = client.get(f"{addresses.metric(RUN, name)}?format=file")
+        assert saved.status_code == 200 and "svg" in saved.text and "script>alert" not in saved.text
+
+
+def test_the_ends_of_a_series() -> None:
+    nan = math.nan
+    found = ends([None, 2.0, 1.0, nan, 5.0, -math.inf, None], range(7))
+    assert found["first"] == {"value": 2.0, "step": 1} and found["last"] == {"value": -math.inf, "step": 5}
+    assert found["least"] == {"value": 1.0, "step": 2} and found["most"] == {"value": 5.0, "step": 4}
+    assert set(ends([None], [0]).values()) == {None}
+
+
+def test_every_metric_of_ours_says_what_it_is(walked: StoreReader) -> None:
+    assert [each["name"] for each in metrics(numbers(walked, RUN)) if not each["told"]] == []
+    assert about("timing/stage/rollout") == ABOUT["timing/stage"] and about("timing/model") == ABOUT["timing"]
+    assert about("update/entropy").unit == "nats" and "last optimizer step" in about("update/entropy").told
+    told = [about(name).told.partition(" ")[0] for name in ("update/mismatch_kl", "update/mismatch_kl_max")]
+    assert told == ["mean", "most"]
+    assert about("updates/ref_kl_loss/mean").unit == "" and about("nobody/knows") == About("", "")
+
+
+def test_what_became_of_rollouts_is_stacked_by_outcome_with_zeros(tmp_path: Path) -> None:
+    made = HandMade(tmp_path)
+    made.step([trace("a0"), trace("a1", reward=None, error_class="timeout")], [])
+    made.step([trace("b0"), trace("b1")], [], step=1)
+    chart = charts(told(StoreReader.at(tmp_path), RUN).values)["What became of them"]
+    found = {each["name"]: (each["values"], each["measure"], each["kind"]) for each in chart["series"]}
+    assert found == {
+        "errored": ([1.0, 0.0], "accounting/errored/timeout", "bars"),
+        "pending": ([1.0, 2.0], "accounting/pending", "bars"),
+    }
+    assert len({each["colour"] for each in chart["series"]}) == 2
+
+
+def test_every_line_of_a_chart_leads_to_a_metric_that_is_there(walked: StoreReader) -> None:
+    known = set(listed(walked))
+    named = {one.get("measure") for each in charts(told(walked, RUN).values).values() for one in each["series"]} - {
+        None
+    }
+    assert len(named) > 20 and named <= known

@@ -1,7 +1,6 @@
 """The numbers of a run by step: the rows of table `metrics`, wherever they are shown, and read once."""
 
 import math
-import os
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +10,12 @@ import polars as pl
 import pytest
 
 from flows.cli import run_summary as show
-from flows.queries.series import numbers, series, steps
+from flows.queries.metrics import numbers, series, steps
 from flows.queries.store_reader import StoreReader
-from flows.reporting.events import MonitorWatcher
+from flows.reporting.tracking import MonitorWatcher
 from flows.runtime import pipeline
 from flows.runtime.session import record_run
 from flows.runtime.step_report import finish_step
-from storage.read.frames import Frames
 from storage.refs import Entry
 from tasks.metrics.names import full_name, metric_values
 from tasks.metrics.rollouts import rollout_metrics
@@ -25,10 +23,8 @@ from tasks.metrics.stage import metrics_table
 from tests.fixtures.builders import table, trace, verdict
 from tests.fixtures.rehearsal import EQUAL, REFILL, SOURCE, Rehearsal, play, rehearse, session_for
 from tests.flows.viewer.hand_made import NOW, RUN, HandMade
+from tests.flows.viewer.looking import what_is_read
 from tests.flows.viewer.stepped import begun
-
-ONE_LOOK = [("metrics", 1)]
-"""Tables that are read, and at how many pieces of work, where there is one new step."""
 
 
 @pytest.fixture(scope="module")
@@ -55,23 +51,17 @@ def test_page_show_and_monitor_give_what_the_table_says(tmp_path: Path, monkeypa
         assert set(each.values) - set(table) == set(_of_ledger(told))
         assert {full_name(*name): value for name, value in each.values.items()} == logged[each.step]
         assert told["reward"] == table["all", "reward/mean"] == each.value("reward/mean", "all")
+        assert told["kept"] == each.value("kept")
+        for name in ("loss", "grad_norm", "mismatch_kl"):
+            assert each.value(f"updates/{name}/mean") == pytest.approx(told[name], rel=1e-12)
+        assert {stage: each.value(f"timing/stage/{stage}") for stage in told["seconds"]} == told["seconds"]
+        assert {stage: each.value(f"tokens/stage/{stage}") for stage in told["tokens"]} == told["tokens"]
 
 
 def _of_ledger(told: dict[str, Any]) -> set[tuple[str, str]]:
     seconds, tokens = told["seconds"], told["tokens"]
     names = [f"timing/stage/{stage}" for stage in seconds] + [f"tokens/stage/{stage}" for stage in tokens]
     return {("", name) for name in [*names, *(f"tokens_per_second/{stage}" for stage in tokens)]}
-
-
-def test_the_numbers_are_those_that_show_prints(walked: StoreReader) -> None:
-    told = show.describe(walked.store, "a", walked.config("a"))["steps"]
-    for each, shown in zip(numbers(walked, "a"), told, strict=True):
-        assert each.value("reward/mean", "all") == pytest.approx(shown["reward"], rel=1e-12)
-        assert each.value("kept") == shown["kept"]
-        for name in ("loss", "grad_norm", "mismatch_kl"):
-            assert each.value(f"updates/{name}/mean") == pytest.approx(shown[name], rel=1e-12)
-        assert {stage: each.value(f"timing/stage/{stage}") for stage in shown["seconds"]} == shown["seconds"]
-        assert {stage: each.value(f"tokens/stage/{stage}") for stage in shown["tokens"]} == shown["tokens"]
 
 
 def test_what_is_not_finite_stays_so(tmp_path: Path) -> None:
@@ -82,15 +72,11 @@ def test_what_is_not_finite_stays_so(tmp_path: Path) -> None:
     assert each.value("rollouts", "all") == 3
 
 
-def test_of_an_unfinished_step_no_number_is_told(tmp_path: Path) -> None:
-    (each,) = numbers(begun(tmp_path, 2), RUN)
+def test_of_an_unfinished_step_only_the_ledger_is_told_and_no_number(tmp_path: Path) -> None:
+    (each,) = numbers(begun(tmp_path / "begun", 2), RUN)
     assert (each.work.finished, each.values) == (False, {})
-
-
-def test_of_an_unfinished_step_only_the_ledger_is_told(tmp_path: Path) -> None:
-    made = HandMade(tmp_path)
-    made.work("rollout", {"traces": [trace("t0")]})
-    (each,) = numbers(StoreReader.at(tmp_path), RUN)
+    HandMade(tmp_path / "worked").work("rollout", {"traces": [trace("t0")]})
+    (each,) = numbers(StoreReader.at(tmp_path / "worked"), RUN)
     assert not each.work.finished and {name for _, name in each.values} == {"timing/stage/rollout"}
 
 
@@ -124,36 +110,21 @@ def test_the_frames_say_the_same_wide_and_long(walked: StoreReader) -> None:
     assert long.height == sum(len(each.values) for each in numbers(walked, "a")) > 100
 
 
-class Counted:
-    """Counts which work is read of which table."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reads: list[tuple[str, int]] = []
-        read = Frames.rows
-
-        def of(frames: Frames, works: Any, name: str) -> pl.LazyFrame:
-            asked = list(works)
-            self.reads += [(name, len(asked))] if asked else []
-            return read(frames, asked, name)
-
-        monkeypatch.setattr(Frames, "rows", of)
-
-
 @pytest.mark.engine  # a whole run of its own
 def test_a_refresh_reads_only_the_new_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "store"
     rehearse(root, "a", steps=1)
-    library, counted = StoreReader.at(root), Counted(monkeypatch)
+    library, read = StoreReader.at(root), what_is_read(monkeypatch)
     first = numbers(library, "a")
-    assert sorted(counted.reads) == ONE_LOOK, "one look at each table"
-    counted.reads.clear()
+    assert read == [("metrics", 0)], "one look at the one table"
+    read.clear()
     rehearse(root, "a", steps=2)
     later = numbers(library, "a")
-    assert sorted(counted.reads) == ONE_LOOK
+    assert read == [("metrics", 1)]
     assert [each.values for each in later[:1]] == [each.values for each in first] and len(later) == 2
-    counted.reads.clear()
+    read.clear()
     numbers(library, "a")
-    assert counted.reads == []
+    assert read == []
 
 
 @pytest.mark.engine  # a whole run of its own
@@ -169,11 +140,3 @@ def test_groups_that_were_replaced_count_together(tmp_path: Path, monkeypatch: p
         assert each.value("reward/mean", "all") == pytest.approx(shown["reward"], rel=1e-12)
         assert {stage: each.value(f"timing/stage/{stage}") for stage in shown["seconds"]} == shown["seconds"]
         assert each.value("rollouts", "all") == shown["rows"]["rollout"]["traces"]
-
-
-def test_nothing_is_written(walked: StoreReader) -> None:
-    root = Path(walked.store.root.address)
-    before = sorted((path, os.stat(path).st_mtime_ns) for path in root.rglob("*"))
-    numbers(walked, "a")
-    steps(walked, "a")
-    assert sorted((path, os.stat(path).st_mtime_ns) for path in root.rglob("*")) == before

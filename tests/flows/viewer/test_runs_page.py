@@ -14,14 +14,13 @@ from flows.queries.run_state import GONE, is_going, seconds_at_work, state_of
 from flows.queries.runs import RUNS, parent_of, runs
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
-from flows.viewer.app import respond
 from flows.viewer.pages.runs import runs_page, tree
 from storage.read.frames import Frames
 from storage.records import Event
 from storage.store import open_store
 from tests.fixtures.rehearsal import rehearse
 from tests.fixtures.replays import RLOO, ask, walk
-from tests.flows.viewer.looking import Elements, visitor
+from tests.flows.viewer.looking import visitor
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e"
@@ -37,19 +36,6 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     store.runs.record(run="broken", event="started", kind="train", config={"name": "broken", "steps": 7})
     store.runs.record(run="broken", event="failed", message=HOSTILE)
     return StoreReader.at(root)
-
-
-def test_a_saved_list_says_what_was_chosen_and_asks_for_nothing(forked: StoreReader) -> None:
-    def text(**query: str) -> str:
-        return bytes(
-            respond(runs_page, forked, PageRequest("/", {}, {"q": "base", "sort": "run"} | query)).body
-        ).decode()
-
-    live, saved = text(), text(format="file")
-    assert ("input", "value", "base") in set(Elements(live).values) & set(Elements(saved).values)
-    assert ("fieldset", "disabled", "") in set(Elements(saved).values) - set(Elements(live).values)
-    for button in ("Filter</button>", "Compare A with B</button>"):
-        assert button in live and button not in saved
 
 
 def listed(library: StoreReader, **query: str) -> list[dict[str, Any]]:
@@ -84,11 +70,6 @@ def test_without_a_word_a_parent_is_who_computed_most_and_is_still_there(forked:
     assert parent_of("fork", event("started", parent_run="gone"), steps, {"fork", "base"}) is None
 
 
-def test_forks_stand_below_what_they_branched_off(forked: StoreReader) -> None:
-    shown = listed(forked)
-    assert [(row["run"], row["depth"]) for row in shown] == [("broken", 0), ("base", 0), ("fork", 1)]
-
-
 def row(name: str, parent: str | None, minutes: int) -> dict[str, Any]:
     return {"run": name, "parent": parent, "changed_at": T0 + timedelta(minutes=minutes)}
 
@@ -101,7 +82,7 @@ def test_a_tree_has_every_run_once() -> None:
     assert sorted(each["run"] for each in tree(ring)) == ["x", "y"], "two that took of each other are shown, once"
 
 
-def test_the_list_is_filtered_and_sorted(forked: StoreReader) -> None:
+def test_the_list_is_filtered_and_sorted_and_forks_stand_below_what_they_branched_off(forked: StoreReader) -> None:
     assert [row["run"] for row in listed(forked, q="RLOO")] == ["fork"]
     assert [row["run"] for row in listed(forked, q="reverse_text grpo")] == ["base"]
     assert listed(forked, q="nothing like it") == []
@@ -111,6 +92,8 @@ def test_the_list_is_filtered_and_sorted(forked: StoreReader) -> None:
     assert [row["run"] for row in listed(forked, sort="reward", down="1")][-1] == "broken"
     with pytest.raises(BadQuestion, match="sort='colour' is not known"):
         listed(forked, sort="colour")
+    shown = listed(forked)
+    assert [(row["run"], row["depth"]) for row in shown] == [("broken", 0), ("base", 0), ("fork", 1)]
 
 
 def test_all_runs_are_read_in_one_look_and_not_again(forked: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,20 +109,6 @@ def test_all_runs_are_read_in_one_look_and_not_again(forked: StoreReader, monkey
     assert sorted(reads) == [("metrics", 4)], "two steps of two runs"
     runs(library)
     assert len(reads) == 1
-
-
-def test_the_page_is_harmless_and_leads_on(forked: StoreReader) -> None:
-    with visitor(forked) as client:
-        elements = Elements(client.get("/").text)
-        assert elements.odd == [] and "script" in "".join(elements.texts) and "\x1b" not in "".join(elements.texts)
-        links = {value for tag, name, value in elements.values if (tag, name) == ("a", "href")}
-        assert {addresses.run(name) for name in ("base", "fork", "broken")} <= links
-        named = [(tag, value) for tag, name, value in elements.values if name == "name" and value in ("a", "b")]
-        assert named.count(("input", "a")) == named.count(("input", "b")) == 3, "each run can be chosen, as A and as B"
-        assert client.get(addresses.compare_choice("base", "fork")).status_code == 200
-        assert client.get(addresses.compare_choice("base")).status_code == 400
-        said = client.get("/?format=json").json()
-        assert [each["run"] for each in said["runs"]] == ["broken", "base", "fork"]
 
 
 def test_an_empty_store_says_so(tmp_path: Path) -> None:
@@ -190,14 +159,9 @@ def test_the_list_says_that_it_is_live_only_while_a_run_is_going(forked: StoreRe
         "followed: something may begin"
     )
     store = open_store(tmp_path)
-    store.runs.record(run="a", event="started", kind="train", config={"name": "a", "steps": 3})
-    seen = []
-    for _ in ("going", "over"):
-        with visitor(tmp_path) as client:
-            found = [names for tag, names in Elements(client.get("/").text).tags if "data-live-state" in names]
-        seen += [["hidden" in names for names in found]]
-        store.runs.record(run="a", event="finished")
-    assert seen == [[False], [True]]
+    for event_name, quiet in (("started", False), ("finished", True)):
+        store.runs.record(run="a", event=event_name, kind="train", config={"name": "a", "steps": 3})
+        assert runs_page(StoreReader.at(tmp_path), PageRequest("/")).quiet is quiet
 
 
 def test_a_run_of_this_process_is_going() -> None:

@@ -148,9 +148,6 @@ def test_what_is_no_store_is_refused_and_nothing_is_made(tmp_path: Path, capsys:
         assert main(["view", "--store", str(tmp_path / name)]) == 2
         assert "there is no store" in capsys.readouterr().err
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_latest_of_a_store_without_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     open_store(tmp_path / "store")
     assert main(["view", "--store", str(tmp_path / "store"), "--run", "latest"]) == 2
     assert "there is no run" in capsys.readouterr().err

@@ -10,39 +10,39 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.queries import rollout_columns as step_columns
-from flows.queries import step
 from flows.queries.request import BadQuestion, PageRequest
-from flows.queries.rollout_choice import LARGEST_PAGE, OUTCOMES, TraceChoice, choose, known_values, ordered
+from flows.queries.rollout_list import (
+    COLUMNS,
+    LARGEST_PAGE,
+    OUTCOMES,
+    RolloutColumn,
+    TraceChoice,
+    choice_of,
+    choose,
+    columns,
+    known_values,
+    named_columns,
+    ordered,
+    read_names,
+    written_names,
+)
+from flows.queries.step import level
 
 ROWS: list[dict[str, Any]] = [
     {"environment": "a", "agent": "x", "outcome": "trained", "reward": 0.5, "detected": [], "group_id": "0"},
     {"environment": "a", "agent": "y", "outcome": "trained", "reward": 0.5, "detected": ["long"], "group_id": "0"},
     {"environment": "b", "agent": "x", "outcome": "filtered", "reason": "long", "reward": 1.0, "detected": ["long"]},
     {
-        "environment": "b",
-        "agent": "x",
-        "outcome": "filtered",
-        "reason": "loud",
-        "reward": -2.0,
+        "environment": "b", "agent": "x", "outcome": "filtered", "reason": "loud", "reward": -2.0,
         "detected": ["loud", "long"],
     },
     {"environment": "b", "agent": "y", "outcome": "errored", "error_class": "timeout", "detected": ["errored"]},
     {"environment": "b", "agent": "y", "outcome": "quarantined", "reason": "quarantined", "detected": None},
     {"environment": "a", "agent": "x", "outcome": "pending", "reward": 0.0, "detected": None, "example_id": "two"},
-]
+]  # fmt: skip
 TEXTS = (
-    "environment",
-    "agent",
-    "outcome",
-    "reason",
-    "error_class",
-    "group_id",
-    "example_id",
-    "trace_id",
-    "key",
-    "detail",
-)
+    "environment", "agent", "outcome", "reason", "error_class", "group_id", "example_id", "trace_id", "key", "detail",
+)  # fmt: skip
 FILTERS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "environment": ("b", lambda row: row["environment"] == "b"),
     "agent": ("x", lambda row: row["agent"] == "x"),
@@ -71,7 +71,7 @@ def frame(rows: list[dict[str, Any]] = ROWS) -> pl.DataFrame:
             rewards=pl.lit("{}"),
         )
     )
-    others = [each.name for each in step_columns.COLUMNS if each.name not in made.columns]
+    others = [each.name for each in COLUMNS if each.name not in made.columns]
     return made.with_columns(pl.lit(None, pl.Int64).alias(name) for name in others)
 
 
@@ -164,7 +164,7 @@ TYPES = {"text": pl.String, "number": pl.Float64, "whole": pl.Int64, "flag": pl.
 def test_orders_are_those_of_plain_sorting(kind: str, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.none() | VALUES[kind], max_size=12))
     rows = pl.DataFrame({"value": pl.Series(values, dtype=TYPES[kind])}).with_row_index("place")
-    column = step_columns.RolloutColumn("value", "value", kind, "")
+    column = RolloutColumn("value", "value", kind, "")
     for descending in (False, True):
         found = ordered(rows, column, descending)["place"].to_list()
         # `reverse=True` keeps equals in their order, as we do.
@@ -175,11 +175,11 @@ def test_orders_are_those_of_plain_sorting(kind: str, data: st.DataObject) -> No
 def test_equals_of_a_large_step_stay_as_they_came(descending: bool) -> None:
     values = [(n * 7919) % 3 or None for n in range(20_000)]  # few values: a sort that is not stable mixes thousands
     rows = pl.DataFrame({"value": values}).with_row_index("place")
-    found = ordered(rows, step_columns.RolloutColumn("value", "value", "whole", ""), descending)["place"].to_list()
+    found = ordered(rows, RolloutColumn("value", "value", "whole", ""), descending)["place"].to_list()
     assert found == slowly(rows.to_dicts(), "value", descending)
 
 
-@pytest.mark.parametrize("name", [each.name for each in step_columns.COLUMNS])
+@pytest.mark.parametrize("name", [each.name for each in COLUMNS])
 @pytest.mark.parametrize("order", ["asc", "desc"])
 def test_every_column_can_be_sorted_by(name: str, order: str) -> None:
     made = frame()
@@ -189,14 +189,8 @@ def test_every_column_can_be_sorted_by(name: str, order: str) -> None:
 
 def test_by_reward_by_hand_and_by_its_heading() -> None:
     assert ids(choose(frame(), TraceChoice(sort="reward", order="desc")).rows) == [
-        "t2",
-        "t0",
-        "t1",
-        "t6",
-        "t3",
-        "t4",
-        "t5",
-    ]
+        "t2", "t0", "t1", "t6", "t3", "t4", "t5",
+    ]  # fmt: skip
     assert ids(choose(frame(), TraceChoice(sort="reward")).rows) == ["t3", "t6", "t0", "t1", "t2", "t4", "t5"]
     assert ids(choose(frame(), TraceChoice(sort="trace", order="desc")).rows)[0] == "t6"
     assert ids(choose(frame(), TraceChoice(order="desc")).rows) == [f"t{n}" for n in range(6, -1, -1)]
@@ -224,43 +218,39 @@ def test_named_rewards_and_metrics_are_columns() -> None:
     assert [each.name for each in chosen.columns] == ["trace_id", "metric:a,b", "reward:style"]
     assert chosen.rows["reward:style"].to_list() == [2.0, 0.5, None, None, None, None, None]
     assert ids(chosen.rows)[:3] == ["t5", "t0", "t1"]
-    assert dict(step_columns.named_columns(named())) == {"reward:style": 3, "metric:a,b": 3, "metric:flag": 1}
+    assert dict(named_columns(named())) == {"reward:style": 3, "metric:a,b": 3, "metric:flag": 1}
 
 
 def test_lists_of_columns_read_back_as_they_were_written() -> None:
     names = ("reward", "metric:a,b", "metric:50%", "reward:\u00e9 ")
-    assert step_columns.read_names(step_columns.written_names(names)) == names
-    assert step_columns.read_names(" reward , outcome ,") == ("reward", "outcome")
+    assert read_names(written_names(names)) == names
+    assert read_names(" reward , outcome ,") == ("reward", "outcome")
 
 
 def test_columns_that_say_nothing_are_not_among_the_usual() -> None:
-    usual = [each.name for each in step_columns.columns((), frame())]
+    usual = [each.name for each in columns((), frame())]
     assert "reward" in usual and "detected" in usual and "agent" in usual
     assert not {"advantage", "error_type", "detail", "place"} & set(usual)
     alone = frame().with_columns(agent=pl.lit("x"), detected=pl.lit([], pl.List(pl.String)))
-    assert not {"agent", "detected"} & {each.name for each in step_columns.columns((), alone)}
+    assert not {"agent", "detected"} & {each.name for each in columns((), alone)}
 
 
 def test_an_address_says_a_choice() -> None:
     query = {
-        "environment": "a",
-        "sort": "reward",
-        "order": "desc",
-        "page": "2",
-        "size": "10",
+        "environment": "a", "sort": "reward", "order": "desc", "page": "2", "size": "10",
         "columns": "outcome,metric:x",
-    }
-    found = step.choice_of(PageRequest("/runs/r/steps/0", {}, query | {"search": "50%"}))
+    }  # fmt: skip
+    found = choice_of(PageRequest("/runs/r/steps/0", {}, query | {"search": "50%"}))
     assert found == TraceChoice(
         "a", search="50%", sort="reward", order="desc", page=2, size=10, columns=("outcome", "metric:x")
     )
-    assert step.choice_of(PageRequest("/")) == TraceChoice()
+    assert choice_of(PageRequest("/")) == TraceChoice()
     for wrong in ({"page": "0"}, {"size": "501"}, {"page": "x"}, {"size": "-1"}):
         with pytest.raises(BadQuestion):
-            step.choice_of(PageRequest("/", {}, wrong))
+            choice_of(PageRequest("/", {}, wrong))
 
 
 def test_colours_of_rewards() -> None:
-    assert [step.level(reward, (0.0, 1.0)) for reward in (0.0, 0.26, 1.0, 2.0, -1.0)] == [0, 3, 10, 10, 0]
-    assert [step.level(reward, (0.0, 1.0)) for reward in (None, math.nan, math.inf)] == [None, None, None]
-    assert step.level(0.5, None) is None
+    assert [level(reward, (0.0, 1.0)) for reward in (0.0, 0.26, 1.0, 2.0, -1.0)] == [0, 3, 10, 10, 0]
+    assert [level(reward, (0.0, 1.0)) for reward in (None, math.nan, math.inf)] == [None, None, None]
+    assert level(0.5, None) is None

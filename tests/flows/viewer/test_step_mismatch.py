@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 
 from flows.queries.request import PageRequest
-from flows.queries.rollouts import lineages_of, traces
-from flows.queries.step import NAME, TITLE, with_mismatch
+from flows.queries.rollouts import MISMATCH, MISMATCH_TITLE, lineages_of, traces, with_mismatch
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
-from flows.viewer.app import respond
-from flows.viewer.pages import PAGES
 from flows.viewer.pages.step import step_page
 from tests.fixtures.builders import message, trace
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
@@ -72,11 +69,11 @@ def k3(log_ratio: float) -> float:
     return math.exp(log_ratio) - 1 - log_ratio
 
 
-@pytest.mark.parametrize("name", [NAME, TITLE])
+@pytest.mark.parametrize("name", [MISMATCH, MISMATCH_TITLE])
 def test_it_is_the_mean_over_all_tokens_of_a_trace_with_rl_weight(library: StoreReader, name: str) -> None:
     lineages = lineages_of(library, RUN, 0)
     found = with_mismatch(library, RUN, lineages, traces(library, RUN, 0), ["reward", name])
-    told = dict(zip(found["trace_id"], found[NAME], strict=True))
+    told = dict(zip(found["trace_id"], found[MISMATCH], strict=True))
     assert told == {
         FORKED: pytest.approx(2 * k3(-0.5) / 4),  # two of the four tokens of both samples are half a nat apart
         "near": pytest.approx(k3(-0.25)),
@@ -89,21 +86,18 @@ def test_it_is_the_mean_over_all_tokens_of_a_trace_with_rl_weight(library: Store
 def test_it_is_read_only_where_it_is_asked_for(library: StoreReader) -> None:
     lineages = lineages_of(library, RUN, 0)
     found = with_mismatch(library, RUN, lineages, traces(library, RUN, 0), ["reward"])
-    assert found[NAME].null_count() == 4
-    untrained = with_mismatch(library, RUN, [], traces(library, RUN, 0), [NAME])
-    assert untrained[NAME].null_count() == 4, "the same address goes on from step to step, trained or not yet"
+    assert found[MISMATCH].null_count() == 4
+    untrained = with_mismatch(library, RUN, [], traces(library, RUN, 0), [MISMATCH])
+    assert untrained[MISMATCH].null_count() == 4, "the same address goes on from step to step, trained or not yet"
 
 
 def test_the_page_of_a_step_sorts_by_it_and_leads_to_that(library: StoreReader) -> None:
     where, path = addresses.step(RUN, 0), {"run": RUN, "step": "0"}
-    found = step_page(library, PageRequest(where, path, {"sort": NAME, "order": "desc"})).values["traces"]
+    found = step_page(library, PageRequest(where, path, {"sort": MISMATCH, "order": "desc"})).values["traces"]
     assert [row["trace_id"] for row in found["rows"]] == [FORKED, "near", "outside", "unused"]
-    assert [each["name"] for each in found["columns"]][:2] == ["trace_id", NAME], "what it is sorted by is seen"
-    narrow = step_page(library, PageRequest(where, path, {"sort": NAME, "columns": "reward"})).values["traces"]
+    assert [each["name"] for each in found["columns"]][:2] == ["trace_id", MISMATCH], "what it is sorted by is seen"
+    narrow = step_page(library, PageRequest(where, path, {"sort": MISMATCH, "columns": "reward"})).values["traces"]
     assert [each["name"] for each in narrow["columns"]] == ["trace_id", "reward"], "columns that were chosen stay"
     plain = step_page(library, PageRequest(where, path)).values["traces"]
-    assert NAME not in [each["name"] for each in plain["columns"]]
-    assert NAME in [each["name"] for each in plain["offered"]]
-    text = bytes(respond(PAGES["step"], library, PageRequest(where, path)).body).decode()
-    assert f'href="{where}?sort={NAME}&amp;order=desc#traces"' in text
-    assert f'href="{where}?sort=reward&amp;order=asc#traces"' in text
+    assert MISMATCH not in [each["name"] for each in plain["columns"]]
+    assert MISMATCH in [each["name"] for each in plain["offered"]]

@@ -7,17 +7,14 @@ from typing import Any
 
 import pytest
 
-from flows.queries import rollouts as step_traces
-from flows.queries.request import NotThere, PageRequest
+from flows.queries.rollouts import steps_of, traces
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
-from flows.viewer.app import respond
-from flows.viewer.pages import step as evaluation_page
-from flows.viewer.pages import step as step_page
+from flows.viewer.pages.step import step_page
+from flows.viewer.rendering import parsed_address
 from storage.store import open_store
 from tests.fixtures import evaluations
-from tests.fixtures.rehearsal import rehearse
-from tests.fixtures.replays import RLOO, ask, walk
+from tests.flows.viewer import looking
 from tests.flows.viewer.hand_made import RUN
 from tests.flows.viewer.looking import Elements
 from tests.flows.viewer.stepped import HOSTILE, PARTLY, begun, stepped
@@ -33,39 +30,21 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     return stepped(root, hostile=bad, lines=bad | {"agent": "x" * 1_000_000})
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
-    """A run of two steps, and a replay of them until they are packed."""
-    root = tmp_path_factory.mktemp("stepping") / "store"
-    rehearse(root, "base")
-    walk(ask(root, name="fork", overrides=(RLOO,)))
-    return StoreReader.at(root)
-
-
-def asked(run: str, number: int | str, **query: str) -> PageRequest:
-    return PageRequest(f"/runs/{run}/steps/{number}", {"run": run, "step": str(number)}, query)
-
-
 def values(library: StoreReader, run: str, number: int | str, **query: str) -> dict[str, Any]:
-    """The page as JSON."""
-    found = respond(step_page.step_page, library, asked(run, number, **query | {"format": "json"}))
-    read: dict[str, Any] = json.loads(bytes(found.body))
-    return read | {"status": found.status_code}
+    """The page as JSON, with how it was answered."""
+    status, text = looking.answer(library, f"/runs/{run}/steps/{number}", **query, format="json")
+    return {**json.loads(text), "status": status}
 
 
 def html(library: StoreReader, run: str, number: int | str, **query: str) -> Elements:
-    found = respond(step_page.step_page, library, asked(run, number, **query))
-    assert found.status_code == 200, bytes(found.body).decode()
-    return Elements(bytes(found.body).decode())
+    status, text = looking.answer(library, f"/runs/{run}/steps/{number}", **query)
+    assert status == 200, text
+    return Elements(text)
 
 
-def links(page: Elements, start: str = "") -> list[str]:
-    return [value for tag, name, value in page.values if (tag, name) == ("a", "href") and value.startswith(start)]
-
-
-def test_the_values_are_those_of_the_frames(library: StoreReader) -> None:
-    found = values(library, "base", 0)
-    frame = step_traces.traces(library, "base", 0)
+def test_the_values_are_those_of_the_frames(forked: StoreReader) -> None:
+    found = values(forked, "base", 0)
+    frame = traces(forked, "base", 0)
     assert found["figures"]["num_traces"] == frame.height == found["traces"]["num_chosen"] == 12
     assert [row["trace_id"] for row in found["traces"]["rows"]] == frame["trace_id"].to_list()
     assert [row["advantage"] for row in found["traces"]["rows"]] == frame["advantage"].to_list()
@@ -78,78 +57,51 @@ def test_the_values_are_those_of_the_frames(library: StoreReader) -> None:
     assert sum(map(sum, (each["counts"] for each in found["histogram"]))) == 12
 
 
-def test_every_trace_group_and_neighbour_is_led_to(library: StoreReader) -> None:
-    page = html(library, "base", 0)
-    frame = step_traces.traces(library, "base", 0)
-    for row in frame.to_dicts():
-        there = addresses.trace("base", row["trace_id"], row["key"])
-        assert links(page, there) == [there, there]  # as a cell and as a row
-        assert addresses.example("base", row["environment"], row["example_id"]) in links(page)
-    assert addresses.batch("base", 0) in links(page)
-    assert addresses.step("base", 1) in links(page) and page.odd == []
-    assert addresses.compare_step("base", "fork", 0) in links(html(library, "fork", 0))
-    names = {name for _, names in page.tags for name in names}
-    assert {"data-row", "data-search", "data-next", "data-live"} <= names and "data-previous" not in names
-    assert "style" not in names and not [name for name in names if name.startswith("on")]
-
-
-def test_the_address_filters_sorts_and_pages(library: StoreReader) -> None:
+def test_the_address_filters_sorts_and_pages(forked: StoreReader) -> None:
     query = {"sort": "reward", "order": "desc", "size": "5", "group": "0-1"}
-    found = values(library, "base", 0, **query)["traces"]
-    frame = step_traces.traces(library, "base", 0).filter(group_id="0-1")
+    found = values(forked, "base", 0, **query)["traces"]
+    frame = traces(forked, "base", 0).filter(group_id="0-1")
     best = frame.sort("reward", descending=True)["trace_id"].to_list()
     assert [row["trace_id"] for row in found["rows"]] == best and found["num_chosen"] == 4
-    pages = [values(library, "base", 0, size="5", page=str(page))["traces"] for page in (1, 2, 3)]
+    pages = [values(forked, "base", 0, size="5", page=str(page))["traces"] for page in (1, 2, 3)]
     assert [len(each["rows"]) for each in pages] == [5, 5, 2] and {each["num_pages"] for each in pages} == {3}
-    page = html(library, "base", 0, sort="reward", order="desc", columns="reward,outcome", size="5")
-    assert addresses.step("base", 1, sort="reward", order="desc", columns="reward,outcome", size="5") in links(page)
-    assert len([each for each in page.tags if each[0] == "th" and "aria-sort" in each[1]]) == 2  # groups have an order
+    chosen = {"sort": "reward", "order": "desc", "columns": "reward,outcome", "size": "5"}
+    assert values(forked, "base", 0, **chosen)["carried"] == chosen, "it goes along to the steps beside"
 
 
-def test_groups_are_sorted_and_paged(library: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    every = values(library, "base", 0, group_sort="mean", group_order="desc")["groups"]
+def test_groups_are_sorted_and_paged(forked: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = values(forked, "base", 0, group_sort="mean", group_order="desc")["groups"]
     means = [row["reward_mean"] for row in every["rows"]]
     assert means == sorted(means, reverse=True) and len(set(means)) == 3
     monkeypatch.setattr("flows.queries.step.GROUPS_PER_PAGE", 2)
     monkeypatch.setattr("flows.queries.step.MOST_CELLS", 3)
-    first, second = (values(library, "base", 0, group_page=str(page))["groups"] for page in (1, 2))
+    first, second = (values(forked, "base", 0, group_page=str(page))["groups"] for page in (1, 2))
     assert [row["group_id"] for row in (*first["rows"], *second["rows"])] == ["0-0", "0-1", "0-2"]
     assert first["num_pages"] == 2 and {len(row["cells"]) + row["num_more"] for row in first["rows"]} == {4}
-    assert "+1" in "".join(html(library, "base", 0).texts)
 
 
 @pytest.mark.parametrize(
     ("query", "status"),
     [
-        ({"outcome": "lost"}, 400),
-        ({"sort": "beauty"}, 400),
-        ({"group_sort": "beauty"}, 400),
-        ({"group_order": "up"}, 400),
-        ({"group_page": "2"}, 400),
-        ({"page": "2"}, 400),
-        ({"size": "0"}, 400),
-        ({"columns": "reward,beauty"}, 400),
-        ({"outcome": "errored"}, 200),
-        ({"search": "'\"<>&%_\\\x00"}, 200),
+        ({"outcome": "lost"}, 400), ({"sort": "beauty"}, 400), ({"group_sort": "beauty"}, 400),
+        ({"group_order": "up"}, 400), ({"group_page": "2"}, 400), ({"page": "2"}, 400), ({"size": "0"}, 400),
+        ({"columns": "reward,beauty"}, 400), ({"outcome": "errored"}, 200), ({"search": "'\"<>&%_\\\x00"}, 200),
     ],
-)
-def test_what_cannot_be_asked_is_said(library: StoreReader, query: dict[str, str], status: int) -> None:
-    assert values(library, "base", 0, **query)["status"] == status
+)  # fmt: skip
+def test_what_cannot_be_asked_is_said(forked: StoreReader, query: dict[str, str], status: int) -> None:
+    assert values(forked, "base", 0, **query)["status"] == status
 
 
-def test_what_is_not_there(library: StoreReader) -> None:
-    assert [values(library, run, step)["status"] for run, step in (("base", 9), ("nobody", 0), ("base", "x"))] == [
-        404
-    ] * 3
-    with pytest.raises(NotThere):
-        evaluation_page.evaluation_page(library, asked("base", 0))
+def test_what_is_not_there(forked: StoreReader) -> None:
+    for address in ("base/steps/9", "nobody/steps/0", "base/steps/x", "base/evaluations/0"):
+        assert looking.answer(forked, f"/runs/{address}")[0] == 404
 
 
-def test_a_forks_rows_are_told_as_computed_by_the_other(library: StoreReader) -> None:
-    found = values(library, "fork", 1)
+def test_a_forks_rows_are_told_as_computed_by_the_other(forked: StoreReader) -> None:
+    found = values(forked, "fork", 1)
     assert found["compared"] == "base" and found["computed_by"] == ["base"]
     assert found["policies"]["after"] is None and {row["outcome"] for row in found["traces"]["rows"]} == {"pending"}
-    same = step_traces.traces(library, "base", 1)["trace_id"].to_list()
+    same = traces(forked, "base", 1)["trace_id"].to_list()
     assert [row["trace_id"] for row in found["traces"]["rows"]] == same
 
 
@@ -180,9 +132,9 @@ def test_a_step_of_which_parts_are_done(tmp_path: Path) -> None:
     assert [row["trace_id"] for row in rows] == ["p0-0", "p0-1", "p1-0", "p1-1", "p2-0", "p2-1"]
 
 
-def test_the_page_is_live_while_the_run_goes(library: StoreReader, tmp_path: Path) -> None:
-    assert step_page.step_page(begun(tmp_path / "store", 1), asked(RUN, 0)).live
-    assert not step_page.step_page(library, asked("base", 0)).live
+def test_the_page_is_live_while_the_run_goes(forked: StoreReader, tmp_path: Path) -> None:
+    for store, address, live in ((begun(tmp_path / "store", 1), f"/runs/{RUN}", True), (forked, "/runs/base", False)):
+        assert step_page(store, parsed_address(f"{address}/steps/0")[1]).live == live
 
 
 @pytest.fixture(scope="module")
@@ -197,12 +149,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreReader]:
 
 
 def evaluated(library: StoreReader, version: int, **query: str) -> dict[str, Any]:
-    given = PageRequest(
-        f"/runs/base/evaluations/{version}", {"run": "base", "step": str(version)}, query | {"format": "json"}
-    )
-    found = respond(evaluation_page.evaluation_page, library, given)
-    read: dict[str, Any] = json.loads(bytes(found.body))
-    return read | {"status": found.status_code}
+    return looking.values(library, addresses.evaluation("base", version), **query)
 
 
 def test_an_evaluation_and_its_sets(scored: StoreReader) -> None:
@@ -228,16 +175,10 @@ def test_an_evaluation_and_its_sets(scored: StoreReader) -> None:
 
 
 def test_evaluations_lead_to_each_other(scored: StoreReader) -> None:
-    versions = step_traces.steps_of(scored, "base", for_training=False)
+    versions = steps_of(scored, "base", for_training=False)
     assert len(versions) > 1
     for at, version in enumerate(versions):
         found = evaluated(scored, version)
         assert found["previous"] == (versions[at - 1] if at else None) and found["packed"] is False
-    assert evaluated(scored, 1, set="middling")["status"] == 400 and evaluated(scored, 7)["status"] == 404
-
-
-def test_an_evaluation_as_a_page(scored: StoreReader) -> None:
-    given = PageRequest("/runs/base/evaluations/1", {"run": "base", "step": "1"}, {"set": "hard", "sort": "reward"})
-    page = Elements(bytes(respond(evaluation_page.evaluation_page, scored, given).body).decode())
-    assert page.odd == [] and "Evaluation of policy 1" in "".join(page.texts)
-    assert addresses.evaluation("base", 2, sort="reward", set="hard") in links(page)
+    for address, status in (("1?set=middling", 400), ("7", 404)):
+        assert looking.answer(scored, f"/runs/base/evaluations/{address}")[0] == status

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.queries import rollouts as step_traces
-from flows.queries import step as step_search
-from flows.queries.rollout_choice import TraceChoice, choose
+from flows.queries.rollout_list import TraceChoice, choose
+from flows.queries.rollouts import said_beside, search_mask, traces
 from flows.queries.store_reader import StoreReader
 from tests.flows.viewer.hand_made import RUN
 from tests.flows.viewer.looking import what_is_read
@@ -25,43 +24,23 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
 
 
 def holding(library: StoreReader, text: str, step: int = 0) -> list[str]:
-    frame = step_traces.traces(library, RUN, step)
-    found = step_search.search_mask(library, RUN, frame, text)
+    frame = traces(library, RUN, step)
+    found = search_mask(library, RUN, frame, text)
     return choose(frame, TraceChoice(), found).rows["trace_id"].to_list()
 
 
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("quick BROWN", ["plain"]),
-        ("100%", ["percent"]),
-        ("%", ["percent"]),
-        ("a_b", ["percent"]),
-        ("a.b", []),
-        ("c.*d", ["percent"]),
-        (".*", ["percent"]),
-        ("[e] (f)", ["percent"]),
-        ("\\g ^h$", ["percent"]),
-        ("'i' \"j\"", ["percent"]),
-        ("ΟΔΌΣ", ["greek"]),
-        ("οδος", ["greek"]),
-        ("STRAßE", ["street"]),
-        ("istanbul", ["street"]),
-        ("<SCRIPT>", ["hostile"]),
-        ("[bold red]\x1b", ["hostile"]),
-        ("\u202e", ["hostile"]),
-        ("\x00", ["hostile"]),
-        ("first\nsecond", ["lines"]),
-        ("second\t", ["lines"]),
-        ("nowhere", []),
-        ("later", []),
-        ("E1", ["street", "hostile", "lines"]),
-        ("G0", ["plain", "percent", "greek"]),
-        ("PERCENT", ["percent"]),
-        ("readtimeout", ["silent"]),
-        ("[ANSWER]\x1b[2j", ["silent"]),
+        ("quick BROWN", ["plain"]), ("100%", ["percent"]), ("%", ["percent"]), ("a_b", ["percent"]), ("a.b", []),
+        ("c.*d", ["percent"]), (".*", ["percent"]), ("[e] (f)", ["percent"]), ("\\g ^h$", ["percent"]),
+        ("'i' \"j\"", ["percent"]), ("ΟΔΌΣ", ["greek"]), ("οδος", ["greek"]), ("STRAßE", ["street"]),
+        ("istanbul", ["street"]), ("<SCRIPT>", ["hostile"]), ("[bold red]\x1b", ["hostile"]), ("\u202e", ["hostile"]),
+        ("\x00", ["hostile"]), ("first\nsecond", ["lines"]), ("second\t", ["lines"]), ("nowhere", []), ("later", []),
+        ("E1", ["street", "hostile", "lines"]), ("G0", ["plain", "percent", "greek"]), ("PERCENT", ["percent"]),
+        ("readtimeout", ["silent"]), ("[ANSWER]\x1b[2j", ["silent"]),
     ],
-)
+)  # fmt: skip
 def test_text_is_found_as_it_is_written(library: StoreReader, text: str, names: list[str]) -> None:
     assert holding(library, text) == names
 
@@ -81,8 +60,8 @@ BODIES: list[tuple[dict[str, Any], list[str]]] = [
 
 @pytest.mark.parametrize(("body", "said"), BODIES)
 def test_what_a_message_says_beside_its_content(body: dict[str, Any], said: list[str]) -> None:
-    assert step_search.said_beside(json.dumps(body)) == said
-    assert step_search.said_beside("[" * 100_000) == step_search.said_beside("no JSON") == []
+    assert said_beside(json.dumps(body)) == said
+    assert said_beside("[" * 100_000) == said_beside("no JSON") == []
 
 
 def test_tool_calls_and_thoughts_are_searched(tmp_path: Path) -> None:
@@ -93,19 +72,16 @@ def test_tool_calls_and_thoughts_are_searched(tmp_path: Path) -> None:
     assert holding(library, "call_7") == holding(library, "reasoning_content") == []
 
 
-def test_nothing_to_look_for_is_no_search(library: StoreReader) -> None:
-    frame = step_traces.traces(library, RUN, 0)
-    assert step_search.search_mask(library, RUN, frame, "") is None
-    assert choose(frame, TraceChoice(), None).num_found is None
-    half = step_search.search_mask(library, RUN, frame, "quick \ud800")  # half a letter, as a terminal may give it
-    assert half is not None and half.sum() == 0
-
-
 def test_how_many_hold_it_is_told_beside_how_many_were_chosen(library: StoreReader) -> None:
-    frame = step_traces.traces(library, RUN, 0)
-    found = step_search.search_mask(library, RUN, frame, "e")
+    frame = traces(library, RUN, 0)
+    found = search_mask(library, RUN, frame, "e")
     chosen = choose(frame, TraceChoice(group="g0", search="e"), found)
     assert chosen.num_found == len(holding(library, "e")) > chosen.rows.height == 3
+    frame = traces(library, RUN, 0)
+    assert search_mask(library, RUN, frame, "") is None
+    assert choose(frame, TraceChoice(), None).num_found is None
+    half = search_mask(library, RUN, frame, "quick \ud800")  # half a letter, as a terminal may give it
+    assert half is not None and half.sum() == 0
 
 
 LETTERS = st.sampled_from("aAbB%_.*+?()[]{}|^$\\-# \n\tß\u03a3\u03c3\u03c2éÉжЖ\u202e\x1b<>&\"'")
@@ -128,9 +104,9 @@ def test_only_this_steps_messages_are_read_once_and_of_them_only_what_is_said(
     library: StoreReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fresh = StoreReader(library.store)
-    frame = step_traces.traces(fresh, RUN, 0)
+    frame = traces(fresh, RUN, 0)
     read = what_is_read(monkeypatch)
-    assert step_search.search_mask(fresh, RUN, frame, "fox").sum() == 1
+    assert search_mask(fresh, RUN, frame, "fox").sum() == 1
     assert read == [("messages", 0)]
-    assert step_search.search_mask(fresh, RUN, frame, "fox").sum() == 1 and len(read) == 1
-    assert step_search.search_mask(fresh, RUN, frame, "dog").sum() == 0 and len(read) == 2
+    assert search_mask(fresh, RUN, frame, "fox").sum() == 1 and len(read) == 1
+    assert search_mask(fresh, RUN, frame, "dog").sum() == 0 and len(read) == 2

@@ -10,8 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from flows.reporting.svg import MOST_POINTS, Scale, around, attributes, label, text, thinned, ticks
-from flows.viewer.svg.charts import chart, sparkline
-from flows.viewer.svg.runs import cell_class, ledger, timeline
+from flows.viewer.svg.charts import cell_class, chart, ledger, sparkline, timeline
 
 HOSTILE = "</text><script>alert(1)</script>\"' onload=x \x1b[31m\u202e&"
 
@@ -36,14 +35,8 @@ def test_a_line_goes_through_its_values_and_leaves_gaps() -> None:
     assert len([each for each in svg.iter("circle")]) == 5, "the point alone between gaps is a dot too"
     heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", line)]
     assert heights == sorted(heights, reverse=True), "more is higher"
-
-
-def test_a_gap_is_no_zero() -> None:
     assert lines(drawn([1.0, None, 1.0])) == [], "no line over a gap, not even down to zero"
     assert lines(drawn([1.0, 0.0, 1.0]))[0].count("L") == 2
-
-
-def test_one_point_is_a_point() -> None:
     svg = drawn([0.5])
     assert lines(svg) == [] and len(list(svg.iter("circle"))) == 1
 
@@ -130,9 +123,6 @@ def test_texts_stay_in_their_place() -> None:
     assert series["name"].startswith("</text>") and not {"\x1b", "\u202e"} & set(series["name"]), (
         "the tip shows it as it is"
     )
-
-
-def test_attributes_and_texts_are_escaped() -> None:
     assert attributes(a_b='"<', class_=None, x=1.04) == ' a-b="&#34;&lt;" x="1"'
     assert text(1, 2, "<b>\x00") == '<text x="1" y="2">&lt;b&gt;␀</text>'
 
@@ -140,14 +130,10 @@ def test_attributes_and_texts_are_escaped() -> None:
 @pytest.mark.parametrize(
     ("values", "zero", "ends"),
     [
-        ([], False, (0.0, 1.0)),
-        ([math.nan, math.inf], False, (0.0, 1.0)),
-        ([2.0], False, (1.0, 3.0)),
-        ([0.0], True, (0.0, 1.0)),
-        ([0.0, 1.0], True, (0.0, 1.06)),
-        ([-1.0, 1.0], False, (-1.12, 1.12)),
+        ([], False, (0.0, 1.0)), ([math.nan, math.inf], False, (0.0, 1.0)), ([2.0], False, (1.0, 3.0)),
+        ([0.0], True, (0.0, 1.0)), ([0.0, 1.0], True, (0.0, 1.06)), ([-1.0, 1.0], False, (-1.12, 1.12)),
     ],
-)
+)  # fmt: skip
 def test_the_ends_of_a_scale(values: list[float], zero: bool, ends: tuple[float, float]) -> None:
     assert around(values, zero) == pytest.approx(ends)
 
@@ -190,13 +176,8 @@ def test_a_sparkline_has_gaps_and_an_end() -> None:
 
 def told(**more: Any) -> dict[str, Any]:
     cell = {
-        "key": "k" * 32,
-        "by": 1,
-        "finished": False,
-        "rows": {"traces": 4},
-        "seconds": 1.5,
-        "used_by": ["a", HOSTILE],
-    }
+        "key": "k" * 32, "by": 1, "finished": False, "rows": {"traces": 4}, "seconds": 1.5, "used_by": ["a", HOSTILE],
+    }  # fmt: skip
     columns = [{"step": 0, "cells": [cell, None]}, {"step": 1, "cells": []}]
     return {"stages": ["rollout", "evaluation"], "columns": columns, "runs": ["a", HOSTILE], **more}
 

@@ -1,4 +1,4 @@
-"""Tokens of a trace: what stands in which table comes to the right token, and what was not measured is not zero."""
+"""Tokens of a trace: what each table says of a token; what was not measured is not zero; and their shades."""
 
 import math
 from pathlib import Path
@@ -8,9 +8,11 @@ import polars as pl
 import pytest
 
 from flows.queries.messages import branches, messages, rejected
+from flows.queries.shown_tokens import COLOURINGS, NONE, default_colouring, drawn_text, largest, plain_number
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import TOKENS, tokens
 from flows.queries.trace import find_trace, samples
+from flows.viewer.terminal.trace_body import MEASURES
 from tests.fixtures import builders
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
 
@@ -36,13 +38,9 @@ REFERENCES = [
 ]
 SAMPLES = [credit(FORKED, 0, PATHS[0], FIRST), credit(FORKED, 1, PATHS[1], SECOND)]
 WHOLE: dict[str, Any] = {
-    "samples": SAMPLES,
-    "batches": [batch(SAMPLES[:1]), batch(["other/0", SAMPLES[1]], row=1, scale=0.5)],
-    "updates": [update()],
-    "token_statistics": STATISTICS,
-    "token_masks": MASKS,
-    "references": REFERENCES,
-}
+    "samples": SAMPLES, "batches": [batch(SAMPLES[:1]), batch(["other/0", SAMPLES[1]], row=1, scale=0.5)],
+    "updates": [update()], "token_statistics": STATISTICS, "token_masks": MASKS, "references": REFERENCES,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -186,19 +184,16 @@ def test_the_first_token_of_a_sample_has_no_weight_in_its_batch(tmp_path: Path) 
     assert found["learner_logprob"].to_list() == [None, -1]
 
 
-def test_a_window_has_the_same_tokens_as_the_whole(library: StoreReader, found: pl.DataFrame) -> None:
-    some = tokens(library, find_trace(library, RUN, FORKED), within=[1, 4])
-    assert some.equals(found.filter(pl.col("message").is_in([1, 4])))
-
-
-def test_messages_have_texts_and_counts_and_ways_to_their_leaves(library: StoreReader) -> None:
-    found = find_trace(library, RUN, FORKED)
-    rows = messages(library, found)
+def test_messages_have_texts_and_counts_and_a_window_the_same_tokens(library: StoreReader, found: pl.DataFrame) -> None:
+    trace = find_trace(library, RUN, FORKED)
+    rows = messages(library, trace)
     assert rows["num_tokens"].to_list() == [3, 3, 1, 2, 2] and rows["num_sampled"].to_list() == [0, 2, 0, 2, 2]
     assert branches(rows) == [list(way) for way in PATHS]
-    assert rejected(found, rows) == []
-    packed = samples(library, found).select("branch", "row", "update").rows()
+    assert rejected(trace, rows) == []
+    packed = samples(library, trace).select("branch", "row", "update").rows()
     assert packed == [(0, 0, 0), (1, 1, 0)]
+    some = tokens(library, trace, within=[1, 4])
+    assert some.equals(found.filter(pl.col("message").is_in([1, 4])))
 
 
 def test_a_rejected_attempt_is_named(tmp_path: Path) -> None:
@@ -208,3 +203,85 @@ def test_a_rejected_attempt_is_named(tmp_path: Path) -> None:
     library = StoreReader.at(tmp_path / "store")
     found = find_trace(library, RUN, FORKED)
     assert rejected(found, messages(library, found)) == [4]
+
+
+BY_NAME = {each.name: each for each in COLOURINGS}
+
+
+def shades(name: str, values: list[float | None] | list[bool | None], size: float = 0.0) -> str:
+    """The letters of a column's values, the column that a colouring looks at."""
+    column = "log_ratio" if name == "ratio" else BY_NAME[name].column
+    frame = pl.DataFrame({column: values}, schema={column: TOKENS[column]})
+    return BY_NAME[name].shades(frame, size)
+
+
+def test_shades_around_zero_are_measured_by_the_largest() -> None:
+    values = [None, -1.0, -0.75, -0.5, -0.25, -1e-9, 0.0, 1e-9, 0.25, 0.26, 0.5, 1.0, 7.0]
+    assert shades("advantage", values, size=1.0) == "-abcddoeeffhh"
+    assert shades("advantage", [0.0, 0.0]) == "oo", "a largest size of zero divides nothing"
+
+
+def test_the_importance_ratio_is_shaded_around_one() -> None:
+    values = [None, 0.0, 0.0005, -0.0005, 0.001, -0.01, 0.1, -0.1, 0.5, -0.5, math.inf, -math.inf]
+    assert shades("ratio", values) == "-ooo" + "ec" + "gb" + "ha" + "ha"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "letters"),
+    [
+        ("mismatch", [None, 0.0, 1e-8, 9e-7, 1e-6, 0.05, 0.1, math.inf], "-ABBCGHH"),
+        ("entropy", [None, 0.0, 0.0101, 0.31, 3.9, 4.0], "-ABDGH"),
+    ],
+)
+def test_shades_that_rise_begin_at_their_edge(name: str, values: list[float | None], letters: str) -> None:
+    assert shades(name, values) == letters
+
+
+def test_log_probs_are_deeper_the_less_likely_a_token_was() -> None:
+    values = [None, *(math.log(chance) for chance in (1.0, 0.995, 0.95, 0.6, 0.3, 0.05, 0.001))]
+    assert shades("engine", values) == shades("learner", values) == "-AABDEGH"
+
+
+def test_flags_and_the_mask_have_letters_of_their_own() -> None:
+    assert shades("outside", [True, False, None]) == "xi-"
+    assert shades("trained", [True, False]) == "yn"
+    given = {"sampled": [True, False, False, False], "is_content": [None, True, False, None]}
+    assert BY_NAME["mask"].shades(pl.DataFrame(given), 0.0) == "sptu"
+
+
+def test_every_shade_that_can_be_is_in_its_legend() -> None:
+    for each in COLOURINGS:
+        letters = [letter for letter, _ in each.legend(2.0)]
+        assert len(set(letters)) == len(letters) and NONE not in letters
+    assert BY_NAME["advantage"].legend(2.0)[0] == ("a", "-2") and BY_NAME["advantage"].legend(2.0)[-1] == ("h", "+2")
+    assert [label for _, label in BY_NAME["ratio"].legend(0.0)][3:6] == ["< 0.999", "1", "> 1.001"]
+
+
+def test_what_is_looked_at_first_is_what_there_is() -> None:
+    def tokens(**columns: list[float | None]) -> pl.DataFrame:
+        names = ("rl_weight", "ce_weight", "engine_logprob")
+        return pl.DataFrame(
+            {name: columns.get(name, [None]) for name in names}, schema=dict.fromkeys(names, pl.Float32)
+        )
+
+    assert default_colouring(tokens(rl_weight=[1.0], ce_weight=[1.0])) == "advantage"
+    assert default_colouring(tokens(rl_weight=[0.0], ce_weight=[1.0])) == "ce_weight"
+    assert default_colouring(tokens(engine_logprob=[-1.0])) == "engine"
+    assert default_colouring(tokens()) == "mask" and largest(tokens(), "rl_weight") == 0.0
+
+
+def test_blanks_of_tokens_can_be_seen() -> None:
+    assert drawn_text(" the  end ", 1) == "·the··end·"
+    assert drawn_text("two words", 1) == "two words"
+    assert drawn_text("a\n\tb", 1) == "a⏎\n⇥b"
+    assert drawn_text("", 1) == "∅" and drawn_text(None, 12) == "⟨12⟩"
+
+
+def test_numbers_are_plain_json() -> None:
+    assert plain_number(0.123456789012) == 0.123456789 and plain_number(math.inf) == "Infinity"
+    assert plain_number(-math.inf) == "-Infinity" and plain_number(math.nan) == "NaN"
+    assert plain_number(None) is None and plain_number(True) is True and plain_number(7) == 7
+
+
+def test_the_terminal_has_the_colourings_of_the_page_by_the_same_names() -> None:
+    assert set(MEASURES) - {"weight"} == {each.name for each in COLOURINGS}

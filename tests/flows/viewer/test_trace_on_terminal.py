@@ -18,8 +18,8 @@ from configs.run import RunConfig
 from flows import cli
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import trace_use
-from flows.viewer.terminal.style import LONG, MEASURES, Colours, Indented, Wanted
 from flows.viewer.terminal.trace import terminal, trace_parts
+from flows.viewer.terminal.trace_body import LONG, MEASURES, Colours, Indented, Wanted
 from tests.fixtures import builders
 from tests.fixtures.hostile import ALL, acting
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
@@ -135,17 +135,8 @@ def test_tokens_are_listed_with_what_was_measured(made: Path, capsys: pytest.Cap
     out = printed(made, FORKED, "--tokens", "--messages", "1", "--width", "120", capsys=capsys)
     lines = [line.split() for line in out.splitlines() if re.match(r"^(message| +1) ", line)]
     assert lines[0] == [
-        "message",
-        "place",
-        "id",
-        "token",
-        "advantage",
-        "rl",
-        "rl-train",
-        "engine",
-        "outside",
-        "trained",
-    ]
+        "message", "place", "id", "token", "advantage", "rl", "rl-train", "engine", "outside", "trained",
+    ]  # fmt: skip
     assert lines[1:] == [
         ["1", "0", "4", "<4>", "\u2013", "0", "\u2013", "\u2013", "\u2013", "no"],
         ["1", "1", "5", "<5>", "0.5", "1", "0.75", "-1", "no", "yes"],

@@ -1,24 +1,24 @@
-"""The page of a trace: what it says, what it leads to, and that nothing a rollout wrote acts on it."""
+"""The page of a trace: what it says and where it leads, also from a list that was filtered, searched, sorted."""
 
 import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from flows.queries.message_parts import LONGEST
-from flows.queries.request import PageRequest
+from flows.queries.messages import LONGEST
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
-from flows.viewer.app import respond
-from flows.viewer.pages import PAGES
 from tests.fixtures import builders
+from tests.flows.viewer import looking
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
+from tests.flows.viewer.looking import Elements
+from tests.flows.viewer.stepped import HOSTILE as ODD
+from tests.flows.viewer.stepped import SAID, stepped
 
 HOSTILE = (
     "<script>alert(1)</script>\x1b[31mred\x1b[0m\u202egnp.exe\u202c\x00 '\"><img src=x onerror=alert(2)>"
@@ -98,51 +98,31 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     return StoreReader.at(made.store.root.address)
 
 
-def values(library: StoreReader, trace_id: str = FORKED, page: str = "trace", **query: str) -> dict[str, Any]:
-    """What the page says."""
-    asked = PageRequest(addresses.trace(RUN, trace_id), {"run": RUN, "trace": trace_id}, {**query, "format": "json"})
-    answer = respond(PAGES[page], library, asked)
-    found: dict[str, Any] = json.loads(answer.body)
-    return found
+def values(library: StoreReader, trace_id: str = FORKED, **query: str) -> dict[str, Any]:
+    return looking.values(library, addresses.trace(RUN, trace_id), **query)
 
 
 def html(library: StoreReader, trace_id: str = FORKED, **query: str) -> str:
     """The page as a browser gets it."""
-    asked = PageRequest(addresses.trace(RUN, trace_id), {"run": RUN, "trace": trace_id}, query)
-    answer = respond(PAGES["trace"], library, asked)
-    assert answer.status_code == 200, answer.body
-    return bytes(answer.body).decode()
+    status, text = looking.answer(library, addresses.trace(RUN, trace_id), **query)
+    assert status == 200, text
+    return text
 
 
-class Elements(HTMLParser):
-    """Every element of a page with its attributes."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-
-    def of(self, *names: str) -> list[Mapping[str, str | None]]:
-        return [attributes for tag, attributes in self.found if tag in names]
+def refused(library: StoreReader, address: str = addresses.trace(RUN, FORKED), **query: str) -> str:
+    """What an address is answered that cannot be."""
+    status, text = looking.answer(library, address, **query)
+    assert status in (400, 404)
+    return text
 
 
 def test_the_top_says_what_became_of_it_and_leads_there(library: StoreReader) -> None:
     found = values(library)
-    assert found["outcome"]["outcome"] == "trained" and found["outcome"]["sentence"].startswith(
-        f"Run {RUN} trained on it"
-    )
+    assert found["outcome"]["outcome"] == "trained"
+    assert found["outcome"]["sentence"].startswith(f"Run {RUN} trained on it")
     assert found["samples"][0]["address"] == addresses.row(RUN, 0, 0)
     assert [each["trained"] for each in found["samples"]] == [True, False]
     assert found["policies"]["made"]["version"] == 0, "its training names no policy as input here"
-    links = {each.get("href") for each in Elements(html(library)).of("a")}
-    assert {addresses.row(RUN, 0, 0), addresses.step(RUN, 0), addresses.run(RUN)} <= links
-    assert addresses.example(RUN, "reverse", "e0") in links
-
-
-def test_reward_parts_tell_null_from_zero(library: StoreReader) -> None:
     assert values(library)["reward_parts"] == [
         {"name": "good", "score": 0.5, "weight": 2.0, "product": 1.0},
         {"name": "unscored", "score": None, "weight": None, "product": None},
@@ -210,7 +190,7 @@ def test_only_images_of_safe_kinds_that_are_what_they_say_are_shown(library: Sto
         "its bytes are no image of this type",
         "images of other addresses are not loaded",
     ]
-    sources = [each["src"] for each in Elements(html(library, EVIL)).of("img")]
+    sources = [value for tag, name, value in Elements(html(library, EVIL)).values if (tag, name) == ("img", "src")]
     assert sources == [images[0]["url"]]
 
 
@@ -227,23 +207,16 @@ def test_a_line_of_ten_megabytes_is_cut_and_whole_in_the_json(tmp_path: Path) ->
 
 
 def test_tokens_carry_all_values_and_a_shade_for_every_colouring(library: StoreReader) -> None:
-    text = html(library, color="advantage")
-    groups = [each for each in Elements(text).of("div") if each.get("class") == "tokens"]
-    columns = json.loads(str(groups[1]["data-tokens"]))
-    assert columns["token_id"] == [4, 5, 6] and columns["advantage"] == [None, 0.5, 0.5]
-    assert columns["learner_logprob"] == [None, -1.5, -2]
-    shades = json.loads(str(groups[1]["data-shades"]))
+    tokens = values(library, color="advantage")["messages"][1]["tokens"]
+    assert tokens["columns"]["token_id"] == [4, 5, 6] and tokens["columns"]["advantage"] == [None, 0.5, 0.5]
+    assert tokens["columns"]["learner_logprob"] == [None, -1.5, -2]
+    shades = tokens["shades"]
     assert shades["advantage"] == "-hh" and shades["trained"] == "nyy" and shades["mask"] == "tss"
     assert {len(letters) for letters in shades.values()} == {3}
-    drawn = [each["class"] for each in Elements(text).of("span") if str(each.get("class")).startswith("t ")]
-    assert drawn[3:6] == ["t k-", "t kh", "t kh"]
 
 
 def test_the_colouring_of_the_address_is_the_one_that_is_drawn(library: StoreReader) -> None:
-    for color in ("ratio", "entropy", "none"):
-        text = html(library, color=color)
-        legends = [each for each in Elements(text).of("div") if each.get("class") == "legend"]
-        assert [each["data-legend"] for each in legends if "hidden" not in each] == [color] * (color != "none")
+    assert [values(library, color=color)["color"] for color in ("ratio", "none")] == ["ratio", "none"]
     assert values(library)["color"] == "advantage" and values(library, EVIL)["color"] == "engine"
     assert "is not known" in refused(library, color="purple")
 
@@ -256,20 +229,80 @@ def test_tokens_beyond_what_a_page_draws_are_told(library: StoreReader, monkeypa
     assert "message=1&amp;at=1" in html(library)
 
 
-def test_a_trace_of_one_run_is_found_without_its_run(library: StoreReader) -> None:
-    found = values(library, FORKED[:8], page="any_trace")
+def test_a_trace_is_found_without_its_run_and_an_unknown_one_refused_with_the_nearest(library: StoreReader) -> None:
+    found = looking.values(library, addresses.any_trace(FORKED[:8]))
     assert found["trace_id"] == FORKED and found["run"] == RUN
-    assert "has a trace" in refused(library, page="any_trace", trace_id="mote")
-
-
-def test_an_unknown_trace_is_refused_with_the_nearest(library: StoreReader) -> None:
-    assert "the nearest ids are mate" in refused(library, trace_id="mat")
+    assert "has a trace" in refused(library, addresses.any_trace("mote"))
+    assert "the nearest ids are mate" in refused(library, addresses.trace(RUN, "mat"))
     assert values(library, FORKED, key="f" * 32)["trace_id"] == FORKED, "a hint that is wrong is no error"
 
 
-def refused(library: StoreReader, trace_id: str = FORKED, page: str = "trace", **query: str) -> str:
-    """What an address is answered that cannot be."""
-    asked = PageRequest(addresses.trace(RUN, trace_id), {"run": RUN, "trace": trace_id}, query)
-    answer = respond(PAGES[page], library, asked)
-    assert answer.status_code in (400, 404)
-    return bytes(answer.body).decode()
+GREEK = addresses.trace(RUN, "greek")
+LISTED = "sort=reward&order=desc"
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
+    """A step of a trace for each of SAID, in whose order rewards rise."""
+    return stepped(tmp_path_factory.mktemp("walk") / "store")
+
+
+def links(listed: StoreReader, address: str, **query: str) -> list[str]:
+    _, text = looking.answer(listed, address, **query)
+    return [value for _, name, value in Elements(text).values if name == "href"]
+
+
+def test_a_list_leads_through_its_traces_in_its_order_and_ends(listed: StoreReader) -> None:
+    by_reward = list(SAID)[::-1]
+    walked, here = [], by_reward[0]
+    while here:
+        walked.append(here)
+        found = values(listed, here, list=LISTED)
+        assert (found["place"], found["num_traces"]) == (len(walked) - 1, len(SAID))
+        assert found["previous"] == (walked[-2] if len(walked) > 1 else None)
+        here = found["next"]
+    assert walked == by_reward
+    assert values(listed, by_reward[0])["previous"] == by_reward[1], "without a list they are as they came"
+
+
+def test_what_was_searched_for_is_walked_alone(listed: StoreReader) -> None:
+    found = values(listed, "lines", list="search=S&trained=no&order=desc")
+    holding = [name for name in list(SAID)[::-1] if "s" in (name + SAID[name]).casefold()]
+    assert 1 < len(holding) < len(SAID)
+    assert (found["place"], found["num_traces"]) == (holding.index("lines"), len(holding))
+
+
+def test_the_list_goes_along_and_is_the_way_up(listed: StoreReader) -> None:
+    up = addresses.step(RUN, 0, sort="reward", order="desc")
+    assert up in links(listed, GREEK, list=LISTED)
+    (onward,) = [each for each in links(listed, GREEK, list=LISTED) if "/percent?" in each and "list=" in each]
+    assert dict(parse_qsl(urlsplit(onward).query))["list"] == LISTED
+    assert addresses.step(RUN, 0) in links(listed, GREEK)
+
+
+def test_the_list_of_a_step_says_what_it_was_asked_for(listed: StoreReader) -> None:
+    query = {"sort": "reward", "order": "desc", "page": "1", "size": "3", "columns": "reward", "group_sort": "mean"}
+    step = addresses.step(RUN, 0)
+    of_list = [each for each in links(listed, step, **query) if "/traces/" in each and "list=" in each]
+    assert len(of_list) == 3
+    assert {dict(parse_qsl(urlsplit(each).query))["list"] for each in of_list} == {LISTED}
+    assert "list=" not in " ".join(links(listed, step)), "an address says no more than was asked"
+
+
+@pytest.mark.parametrize("stale", ["outcome=errored", "nonsense", "page=9", "sort=reward&group=g2", ODD])
+def test_a_list_without_the_trace_counts_as_none(listed: StoreReader, stale: str) -> None:
+    found = values(listed, "plain", list=stale)
+    assert (found["place"], found["num_traces"], found["walking"]) == (0, len(SAID), {})
+    onward = links(listed, addresses.trace(RUN, "plain"), list=stale)
+    assert not [each for each in onward if "list=" in each and "/traces/percent" in each]
+
+
+def test_a_list_of_what_is_not_known_is_refused(listed: StoreReader) -> None:
+    status, text = looking.answer(listed, addresses.trace(RUN, "plain"), list="sort=rewrd")
+    assert status == 400 and "rewrd" in text
+
+
+def test_filters_keep_the_page_of_groups(listed: StoreReader) -> None:
+    _, text = looking.answer(listed, addresses.step(RUN, 0), group_page="1", group_sort="mean")
+    named = {value for tag, name, value in Elements(text).values if tag == "input" and name == "name"}
+    assert {"group_page", "group_sort", "search"} == named

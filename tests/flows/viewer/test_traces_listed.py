@@ -4,21 +4,18 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from flows import cli
-from flows.queries.request import PageRequest
-from flows.queries.rollout_choice import OUTCOMES
+from flows.queries.rollout_list import OUTCOMES
 from flows.queries.store_reader import StoreReader
 from flows.reporting.formats import DASH
-from flows.viewer.app import respond
-from flows.viewer.pages import step as step_page
 from flows.viewer.terminal import traces as listing
-from flows.viewer.terminal.style import MEASURES
+from flows.viewer.terminal.trace_body import MEASURES
 from flows.viewer.terminal.traces import _ending, _that_fit
 from tests.flows.viewer.hand_made import RUN
+from tests.flows.viewer.looking import values
 from tests.flows.viewer.stepped import HOSTILE, SAID, begun, stepped
 
 BROKEN = {"reward": None, "error_class": "timeout", "error_type": HOSTILE, "error_message": "too slow\nfor us"}
@@ -58,20 +55,11 @@ def test_a_line_is_a_trace_with_all_its_columns(capsys: pytest.CaptureFixture[st
     printed = lines(capsys, root, "--step", "0", "--columns", columns)
     assert printed[1].split() == [
         *(
-            "trace",
-            "group",
-            "environment",
-            "reward",
-            "outcome",
-            "by",
-            "error",
-            "turns",
-            "truncated",
-            "set-up",
+            "trace", "group", "environment", "reward", "outcome", "by", "error", "turns", "truncated", "set-up",
             "started",
         ),
         *("found", "by"),
-    ]
+    ]  # fmt: skip
     (greek,) = [line for line in printed if line.startswith("greek")]
     assert greek.split() == ["greek", "g0", "reverse", "0.2", "pending", DASH, "1", "no", "0", "2026-01-01", "00:00:00"]
 
@@ -109,8 +97,7 @@ def test_counts_are_told(capsys: pytest.CaptureFixture[str], root: Path) -> None
 
 def test_json_is_that_of_the_page(capsys: pytest.CaptureFixture[str], root: Path) -> None:
     found = json.loads("".join(lines(capsys, root, "--step", "0", "--sort", "reward", "--limit", "50", "--json")))
-    asked = PageRequest(f"/runs/{RUN}/steps/0", {"run": RUN, "step": "0"}, {"sort": "reward", "format": "json"})
-    page: dict[str, Any] = json.loads(bytes(respond(step_page.step_page, StoreReader.at(root), asked).body))
+    page = values(StoreReader.at(root), f"/runs/{RUN}/steps/0", sort="reward")
     assert found["traces"] == page["traces"] and found["figures"] == page["figures"]
 
 
@@ -193,11 +180,6 @@ def test_a_page_that_is_saved_is_not_served(
     assert cli.main(["view", "--save", "/", str(file), "--store", str(root)]) == 0 and file.exists()
 
 
-def test_a_command_that_is_offered_runs_nothing_of_a_rollout() -> None:
-    found = {"num_chosen": 1, "num_all": 1, "num_found": None, "num_pages": 1, "id_length": 12}
-    assert _ending({**found, "rows": [{"trace_id": "$(reboot);x y z"}]}).endswith("stagecoach trace '$(reboot);x '")
-
-
 def test_a_run_that_has_just_begun(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     begun(tmp_path / "store", 0)
     assert lines(capsys, tmp_path / "store", status=2) == ["stagecoach: run 'hand' has no rollouts yet"]
@@ -205,7 +187,9 @@ def test_a_run_that_has_just_begun(capsys: pytest.CaptureFixture[str], tmp_path:
     assert ids(lines(capsys, tmp_path / "store")) == ["p0-0", "p0-1"]
 
 
-def test_a_cut_id_is_long_enough_to_name_its_trace() -> None:
+def test_a_cut_id_names_its_trace_and_a_command_that_is_offered_runs_nothing_of_a_rollout() -> None:
     row, column = {"trace_id": "abcdefgh-1"}, {"name": "trace_id", "kind": "text"}
     assert listing.cell_text(row, column, 8, piped=False) == "abcdefgh"
     assert listing.cell_text(row, column, 8, piped=True) == "abcdefgh-1"
+    found = {"num_chosen": 1, "num_all": 1, "num_found": None, "num_pages": 1, "id_length": 12}
+    assert _ending({**found, "rows": [{"trace_id": "$(reboot);x y z"}]}).endswith("stagecoach trace '$(reboot);x '")

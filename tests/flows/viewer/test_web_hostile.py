@@ -15,8 +15,7 @@ from flows.queries.request import plain
 from flows.queries.store_reader import StoreReader
 from flows.viewer import rendering
 from flows.viewer.addresses import Page
-from flows.viewer.pages import PAGES
-from flows.viewer.rendering import parsed_address
+from flows.viewer.rendering import PAGES, parsed_address
 from tests.fixtures.hostile import ALL, Hostile, acting, hostile_store
 from tests.flows.viewer.looking import Elements, everything, visitor
 

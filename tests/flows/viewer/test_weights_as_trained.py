@@ -12,19 +12,17 @@ import pytest
 from flows import cli
 from flows.orchestration.states import GateRefused
 from flows.queries import batch
-from flows.queries import batch as batch_row
+from flows.queries.batch import row_samples
 from flows.queries.compare_traces import changed_measures, compared_tokens
-from flows.queries.request import PageRequest
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import TRAINED_WEIGHTS, WEIGHTS, tokens
 from flows.queries.trace import FoundTrace, find_trace, samples
 from flows.viewer import addresses
-from flows.viewer.app import respond
 from flows.viewer.notebook import open_viewer
-from flows.viewer.pages import PAGES
 from flows.viewer.rendering import save_page
 from storage.schemas.stage_tables import BATCHES
 from tests.fixtures.rehearsal import rehearse
+from tests.flows.viewer import looking
 
 pytestmark = pytest.mark.engine  # whole runs of several algorithms
 LENGTH = 50
@@ -79,12 +77,7 @@ def trained(library: StoreReader) -> FoundTrace:
 
 def values_of(library: StoreReader, found: FoundTrace, **query: str) -> Values:
     """What the page of a trace says as JSON."""
-    return dict(json.loads(bytes(asked_for(library, found, format="json", **query).body)))
-
-
-def asked_for(library: StoreReader, found: FoundTrace, **query: str) -> Any:
-    asked = PageRequest(addresses.trace(found.run, found.trace_id), {"run": found.run, "trace": found.trace_id}, query)
-    return respond(PAGES["trace"], library, asked)
+    return looking.values(library, addresses.trace(found.run, found.trace_id), **query)
 
 
 @pytest.mark.parametrize("run", list(ALGORITHMS))
@@ -130,7 +123,7 @@ def test_the_sums_on_the_page_are_those_of_the_batch_row(library: StoreReader) -
         if sample["row"] is None:
             assert total == 0 and sample["address"] is sample["weights"] is None
             continue
-        in_row = batch_row.row_samples(library, of, sample["row"]).filter(pl.col("trace_id") == found.trace_id)
+        in_row = row_samples(library, of, sample["row"]).filter(pl.col("trace_id") == found.trace_id)
         assert total == in_row["rl_weights"][0] == sample["weights"]["rl_weights"] > 0
 
 
@@ -152,7 +145,7 @@ def test_every_way_to_a_trace_has_both(library: StoreReader, root: Path, capsys:
     assert weight in open_viewer(root).trace(found.trace_id, "dr_grpo").tokens["trained_rl_weight"]
     address = addresses.trace("dr_grpo", found.trace_id, found.key)
     save_page(library, address, root.parent / "saved.html")
-    for text in (bytes(asked_for(library, found).body).decode(), (root.parent / "saved.html").read_text()):
+    for text in (looking.answer(library, address)[1], (root.parent / "saved.html").read_text()):
         assert 'data-scaled="rl_weight"' in text
         assert re.search(rf'"trained_rl_weight": ?\[[^]]*\b{re.escape(str(weight))}\b', text)
 

@@ -10,7 +10,7 @@ import pytest
 from flows.queries.outcomes import DERIVED
 from storage.read.frames import Frames
 from storage.store import open_store
-from tests.flows.asking import asked
+from tests.flows.queries import every_outcome
 
 Row = dict[str, Any]
 Rows = Callable[[str, str], list[Row]]
@@ -19,9 +19,9 @@ Rows = Callable[[str, str], list[Row]]
 @pytest.fixture(scope="session")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The root of the store."""
-    place = tmp_path_factory.mktemp("asked") / "store"
-    asked.everything(place)
-    open_store(place).quarantines.record([asked.UNFIT], where="trace_id = '...'", reason=asked.REASON)
+    place = tmp_path_factory.mktemp("outcomes") / "store"
+    every_outcome.everything(place)
+    open_store(place).quarantines.record([every_outcome.UNFIT], where="trace_id = '...'", reason=every_outcome.REASON)
     return place
 
 

@@ -1,5 +1,6 @@
-"""When the stages of a run were at work, out of the ledger, as frames and as lanes of bars."""
+"""The ledger of a run: its slices and who shares them, as a grid of cells, and when the stages were at work."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -9,7 +10,98 @@ import polars as pl
 from flows.queries.store_reader import StoreReader
 from flows.reporting.svg import ticks
 from storage.read.lineage import Work
-from tasks.stages import EVALUATION, EVALUATION_ASSIGNMENT, names, shown_stage
+from tasks.stages import EVALUATION, EVALUATION_ASSIGNMENT, STEP_STAGES, names, shown_stage
+
+SLICES: dict[str, Any] = {
+    "run": pl.String,
+    "step": pl.Int64,
+    "stage": pl.String,
+    "key": pl.String,
+    "table": pl.String,
+    "rows": pl.Int64,
+    "own": pl.Boolean,
+    "computed_by": pl.String,
+    "finished": pl.Boolean,
+    "used_by": pl.List(pl.String),
+    "seconds": pl.Float64,
+}
+"""One row for each table that a piece of work made rows of: `used_by` names all runs that use it."""
+
+
+def slices(library: StoreReader, run: str) -> pl.DataFrame:
+    """Return the slices that a run uses, as in SLICES, by step. Raises NotThere."""
+    rows = [
+        _described(run, work)
+        | {"table": table, "rows": work.num_rows(table), "used_by": list(work.runs), "seconds": _seconds(work)}
+        for work in library.frames(run).graph.works.values()
+        for table in sorted(work.tables)
+    ]
+    return pl.DataFrame(rows, schema=SLICES).sort("step", "stage", "key", "table")
+
+
+def _described(run: str, work: Work) -> dict[str, Any]:
+    """Return what a piece of work is to a run that uses it."""
+    return {
+        "run": run,
+        "step": work.step,
+        "stage": shown_stage(work.stage, work.inputs),
+        "key": work.key,
+        "own": work.computed_by == run,
+        "computed_by": work.computed_by,
+        "finished": work.finished,
+    }
+
+
+def ledger(library: StoreReader, run: str, num_steps: int = 0) -> dict[str, Any]:
+    """Return the ledger of a run as a grid of plain values. Raises NotThere.
+
+    `stages` are the rows from top to bottom, `columns` one for each step with its `cells`, one for each stage; a cell
+    is None where nothing is there, and one of `num_steps` that is not begun has no cells at all. `runs` are the runs
+    that computed something of it, the run itself first; a cell's `by` is a number in it.
+    """
+    placed = [(each.step, work.stage, work) for each in library.history(run).sampled_steps for work in each.works]
+    shown = [(work, shown_stage(work.stage, work.inputs)) for work in library.frames(run).graph.works.values()]
+    placed += [(work.step, stage, work) for work, stage in shown if stage == EVALUATION]
+    by_step: dict[int, dict[str, list[Work]]] = {}
+    for step, stage, work in placed:
+        by_step.setdefault(step, {}).setdefault(stage, []).append(work)
+    present = {stage for stages in by_step.values() for stage in stages}
+    stages = [stage for stage in (*STEP_STAGES, EVALUATION) if stage in present]
+    computed = Counter(work.computed_by for own in by_step.values() for each in own.values() for work in each)
+    runs = [run, *(other for other, _ in computed.most_common() if other != run)]
+    steps = sorted(by_step) or [0]
+    # Steps that are planned are columns too, so that the grid shows how far the run is.
+    last = max(steps[-1], num_steps - 1)
+    columns = [
+        {"step": step, "cells": [_cell(by_step[step].get(stage), runs) for stage in stages] if step in by_step else []}
+        for step in range(steps[0], last + 1)
+    ]
+    return {"stages": stages, "columns": columns, "runs": runs, "num_pieces": [computed[name] for name in runs]}
+
+
+def _cell(works: list[Work] | None, runs: list[str]) -> dict[str, Any] | None:
+    """Return one stage of a step; of several pieces of work, the first one's key stands for all."""
+    if not works:
+        return None
+    rows: Counter[str] = Counter()
+    for work in works:
+        rows.update({table: work.num_rows(table) for table in work.tables})
+    return {
+        "key": works[0].key,
+        "by": runs.index(works[-1].computed_by),
+        "finished": all(work.finished for work in works),
+        "rows": dict(sorted(rows.items())),
+        "seconds": sum(seconds for work in works if (seconds := _seconds(work)) is not None),
+        "used_by": sorted({name for work in works for name in work.runs}),
+    }
+
+
+def _seconds(work: Work) -> float | None:
+    """Return the wall-clock of finished work; None as long as parts are missing."""
+    if not work.finished:
+        return None
+    return (work.entry.finished_at - work.entry.started_at).total_seconds()
+
 
 MOMENT = pl.Datetime("us", "UTC")
 STAGE_TIMES: dict[str, Any] = {
@@ -37,25 +129,13 @@ def stage_times(library: StoreReader, run: str) -> pl.DataFrame:
     rows = []
     for work in library.frames(run).graph.works.values():
         begun, ended, tokens = _span(library, work)
-        rows.append(
-            {
-                "run": run,
-                "step": work.step,
-                "stage": shown_stage(work.stage, work.inputs),
-                "key": work.key,
-                "own": work.computed_by == run,
-                "computed_by": work.computed_by,
-                "finished": work.finished,
-                "started_at": begun,
-                "finished_at": ended,
-                "seconds": (ended - begun).total_seconds(),
-                "tokens": tokens,
-            }
-        )
+        times = {"started_at": begun, "finished_at": ended, "seconds": (ended - begun).total_seconds()}
+        rows.append(_described(run, work) | times | {"tokens": tokens})
     return pl.DataFrame(rows, schema=STAGE_TIMES).sort("started_at", "step", "key")
 
 
 def _span(library: StoreReader, work: Work) -> tuple[datetime, datetime, int]:
+    # A finished entry spans all its parts; before that they are all there is.
     entries = [work.entry] if work.finished else library.store.ledger.parts(work.key) or [work.entry]
     tokens = sum(each.tokens for each in entries)
     return min(each.started_at for each in entries), max(each.finished_at for each in entries), tokens
@@ -115,6 +195,7 @@ class _Shown:
     def __init__(self, spans: Sequence[tuple[float, float]]) -> None:
         busy = _merged(spans)
         work = sum(end - start for start, end in busy) or 1.0
+        # Measured by the time of work, not by all time: else a night of standing still would hide every other pause.
         pieces = _merged(spans, CUT_SHARE * work)
         self.cuts: list[dict[str, float]] = []
         self._pieces: list[tuple[float, float, float]] = []
@@ -147,6 +228,7 @@ class _Shown:
             first = int(-(-start // width))
             for number in range(first, int(end // width) + 1):
                 place = self.at(number * width)
+                # Beside a cut, round numbers that are far apart lie close together: labels must not overlap.
                 if not found or place - found[-1]["at"] > 0.6 * width:
                     found.append({"at": place, "seconds": number * width})
         return found
@@ -167,6 +249,7 @@ def _rows(bars: list[dict[str, Any]]) -> dict[str, Any]:
     """Return bars in as few rows as keep them apart."""
     ends: list[float] = []
     for bar in sorted(bars, key=lambda bar: (bar["start"], bar["end"])):
+        # The first row that is free, in order of starts, takes as few rows as can be.
         row = next((number for number, end in enumerate(ends) if end <= bar["start"]), len(ends))
         ends[row:] = [bar["end"], *ends[row + 1 :]]
         bar["row"] = row

@@ -8,12 +8,11 @@ import pytest
 
 from flows import cli
 from flows.cli.lineage import as_values, trace_lineage
-from flows.queries.identify import UnknownId, identify, nearest
+from flows.queries.row_lineage import UnknownId, identify, nearest
 from storage.read.frames import Frames
-from tests.flows.asking.asked import UNFIT
-from tests.flows.asking.conftest import Row, Rows
+from tests.flows.queries.conftest import Row, Rows
+from tests.flows.queries.every_outcome import RUNS, UNFIT
 
-RUNS = ("base", "branch", "gated", "regraded", "begun", "hurried")
 Names = set[tuple[str, str, str]]
 
 

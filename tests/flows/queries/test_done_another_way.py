@@ -8,21 +8,19 @@ import pytest
 
 from flows.cli.run_summary import describe
 from flows.orchestration.states import GateRefused
-from flows.queries import batch
-from flows.queries.identify import identify
-from flows.queries.outcomes import DERIVED, outcomes
-from flows.queries.recorded_run import recorded_run
+from flows.queries.batch import packed
+from flows.queries.outcomes import DERIVED, explain, outcomes
 from flows.queries.request import PageRequest
+from flows.queries.row_lineage import identify
 from flows.queries.sentences import sentence
 from flows.queries.step_history import StepHistory, StepLineage, step_history
-from flows.queries.store_reader import StoreReader
+from flows.queries.store_reader import StoreReader, recorded_run
 from flows.queries.tokens import tokens
 from flows.queries.trace import find_trace
-from flows.queries.why import explain
 from flows.viewer import addresses
 from flows.viewer.app import respond
-from flows.viewer.pages import PAGES
-from flows.viewer.trace_facts import trained_in
+from flows.viewer.pages.trace import trained_in
+from flows.viewer.rendering import PAGES
 from storage.read.frames import Frames
 from storage.store import open_store
 from tasks.filtering import stage as filtering
@@ -87,7 +85,7 @@ def test_what_was_trained_stays_trained_where_the_batch_is_packed_again_and_held
 def agreed(root: Path, trained: StepLineage) -> None:
     """Everybody who says which batch of the step was trained says the same one."""
     library = StoreReader.at(root)
-    of = batch.packed(library, "run", 0)
+    of = packed(library, "run", 0)
     assert (of.batches.key, of.updates and of.updates.key) == (trained.batches.key, trained.updates.key)
     (step,) = library.history("run").sampled_steps
     assert (step.batches.key, step.updates.key) == (trained.batches.key, trained.updates.key)

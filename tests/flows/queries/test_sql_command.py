@@ -11,7 +11,7 @@ import pytest
 
 from flows import cli
 from storage.read.frames import Frames
-from tests.flows.asking.conftest import Rows
+from tests.flows.queries.conftest import Rows
 
 BY_RUN = "select run, count(*) as num from outcomes group by run order by run"
 

@@ -6,18 +6,17 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from flows.queries import rollouts as groups
-from flows.queries import rollouts as step_traces
-from flows.queries import step_figures
+from flows.queries.outcomes import explain
 from flows.queries.request import NotThere
+from flows.queries.rollouts import evaluation_traces, lineages_of, steps_of, traces, traces_of
+from flows.queries.step import figures, groups, histogram, natural, of_traces, policies, scale, updates, written_of
 from flows.queries.store_reader import StoreReader
-from flows.queries.why import explain
 from storage.read.frames import Frames
 from tasks.metrics.accounting import EVALUATED
-from tests.flows.asking import asked
+from tests.fixtures import fixed
+from tests.flows.queries import every_outcome
+from tests.flows.queries.every_outcome import RUNS
 from tests.flows.viewer.looking import what_is_read
-
-RUNS = ("base", "branch", "gated", "regraded", "begun", "hurried")
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +32,10 @@ def told(rows: pl.DataFrame) -> dict[str, tuple[str, str]]:
 @pytest.mark.parametrize("run", RUNS)
 def test_outcomes_are_those_of_the_derived_table(library: StoreReader, run: str) -> None:
     every = library.frames(run)["outcomes"].collect()
-    steps = step_traces.steps_of(library, run)
+    steps = steps_of(library, run)
     assert steps
     for step in steps:
-        found = step_traces.traces(library, run, step)
+        found = traces(library, run, step)
         expected = every.filter(pl.col("step") == step, pl.col("outcome") != EVALUATED)
         assert told(found) == told(expected) and found.height == expected.height > 0
         assert found["place"].to_list() == list(range(found.height))
@@ -45,7 +44,7 @@ def test_outcomes_are_those_of_the_derived_table(library: StoreReader, run: str)
 @pytest.mark.parametrize("run", ["branch", "gated", "hurried"])
 def test_outcomes_and_numbers_are_those_that_why_tells(library: StoreReader, run: str) -> None:
     frames = library.frames(run)
-    for row in step_traces.traces(library, run, 0).gather_every(5).to_dicts():
+    for row in traces(library, run, 0).gather_every(5).to_dicts():
         (use,) = [each for each in explain(frames, row["trace_id"])["runs"] if each["step"] == 0]
         assert (row["outcome"], row["detail"]) == (use["outcome"], use["detail"])
         assert row["reason"] == (use["verdict"] and use["verdict"]["reason"])
@@ -55,7 +54,7 @@ def test_outcomes_and_numbers_are_those_that_why_tells(library: StoreReader, run
 
 
 def test_rows_by_hand(library: StoreReader) -> None:
-    rows = {row["trace_id"]: row for row in step_traces.traces(library, "base", 0).to_dicts()}
+    rows = {row["trace_id"]: row for row in traces(library, "base", 0).to_dicts()}
     assert len(rows) == 18
     kept, cut, two, failed = (rows[f"trace-0-0-{member}"] for member in range(4))
     assert (kept["outcome"], kept["detail"], kept["keep"], kept["trained"]) == ("trained", "", True, True)
@@ -75,46 +74,46 @@ def test_rows_by_hand(library: StoreReader) -> None:
 
 
 def test_what_is_regraded_has_the_reward_of_today(library: StoreReader) -> None:
-    before = step_traces.traces(library, "base", 0).select("trace_id", old="reward")
-    now = step_traces.traces(library, "regraded", 0)
+    before = traces(library, "base", 0).select("trace_id", old="reward")
+    now = traces(library, "regraded", 0)
     both = now.join(before, on="trace_id").drop_nulls(["reward", "old"])
     assert both.height > 10 and (both["reward"] - both["old"]).to_list() == pytest.approx([0.5] * both.height)
-    (unfit,) = now.filter(trace_id=asked.UNFIT).to_dicts()
+    (unfit,) = now.filter(trace_id=every_outcome.UNFIT).to_dicts()
     assert (unfit["outcome"], unfit["reason"]) == ("quarantined", "quarantined")
 
 
 def test_only_the_step_is_read_and_only_once(library: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
     fresh, read = StoreReader(library.store), what_is_read(monkeypatch)
     monkeypatch.setattr(Frames, "__getitem__", lambda *_: pytest.fail("a whole table was read"))
-    one = step_traces.traces(fresh, "base", 1)
+    one = traces(fresh, "base", 1)
     assert {step for _, step in read} == {1} and {table for table, _ in read} >= {"traces", "verdicts", "samples"}
     read.clear()
-    assert step_traces.traces(fresh, "base", 1) is one and read == []
+    assert traces(fresh, "base", 1) is one and read == []
     assert not [name for name in one.columns if one.schema[name] == pl.List(pl.Float32)]
 
 
 def test_an_evaluation_by_version(library: StoreReader) -> None:
-    assert step_traces.steps_of(library, "base", for_training=False) == [1, 2]
-    rows = step_traces.evaluation_traces(library, "base", 1)
+    assert steps_of(library, "base", for_training=False) == [1, 2]
+    rows = evaluation_traces(library, "base", 1)
     assert rows.height == 8 and set(rows["outcome"]) == {"evaluated"}
     assert rows.select("set", "round", "replaced").unique().rows() == [("", 0, False)]
     assert rows["keep"].null_count() == rows["advantage"].null_count() == 8
-    (score,) = groups.of_traces(rows).select(pl.col("num_traces").sum()).to_series().to_list()
+    (score,) = of_traces(rows).select(pl.col("num_traces").sum()).to_series().to_list()
     assert score == 8
 
 
 def test_what_is_not_there(library: StoreReader) -> None:
     with pytest.raises(NotThere, match=r"run 'base' has no rollouts at step 7; the nearest are at 1, 0"):
-        step_traces.traces(library, "base", 7)
+        traces(library, "base", 7)
     with pytest.raises(NotThere, match="has no evaluation of policy 0; it has none at all"):
-        step_traces.evaluation_traces(library, "branch", 0)
+        evaluation_traces(library, "branch", 0)
     with pytest.raises(NotThere, match="there is no run 'nobody'"):
-        step_traces.traces(library, "nobody", 0)
+        traces(library, "nobody", 0)
 
 
 def test_the_figures_of_a_step(library: StoreReader) -> None:
-    frame = step_traces.traces(library, "base", 0)
-    found = step_figures.figures(frame)
+    frame = traces(library, "base", 0)
+    found = figures(frame)
     rows = frame.to_dicts()
     scored = [row["reward"] for row in rows if row["reward"] is not None]
     assert (found["num_traces"], found["num_groups"], found["num_judged"]) == (18, 3, 18)
@@ -130,43 +129,60 @@ def test_the_figures_of_a_step(library: StoreReader) -> None:
 
 
 def test_stopped_rollouts_are_in_no_mean(library: StoreReader) -> None:
-    frame = step_traces.traces(library, "hurried", 0)
+    frame = traces(library, "hurried", 0)
     stopped = frame.filter(outcome="stopped")
     assert stopped.height == 5
     loud = frame.with_columns(reward=pl.when(outcome="stopped").then(100.0).otherwise("reward"))
-    assert step_figures.figures(loud)["reward"] == step_figures.figures(frame)["reward"]
-    group = groups.of_traces(loud).filter(pl.col("num_stopped") > 0).to_dicts()[0]
+    assert figures(loud)["reward"] == figures(frame)["reward"]
+    group = of_traces(loud).filter(pl.col("num_stopped") > 0).to_dicts()[0]
     assert group["num_stopped"] == 5 and group["reward_max"] < 100
-    assert "straggler" not in {each["error_class"] for each in step_figures.figures(frame)["errors"]}
+    assert "straggler" not in {each["error_class"] for each in figures(frame)["errors"]}
+
+
+@pytest.mark.parametrize("run", ["base", "branch", "gated", "hurried"])
+def test_figures_of_a_finished_step_are_those_that_it_has_written(library: StoreReader, run: str) -> None:
+    lineages = lineages_of(library, run, 0)
+    frame, written = traces_of(library, run, lineages), written_of(library, run, lineages)
+    counted, shown = figures(frame), figures(frame, written)
+    assert shown["reward"]["mean"] == written["all", "reward/mean"]
+    for name in ("reward", "means"):
+        assert shown[name] == pytest.approx(counted[name], nan_ok=True)
+    parts = {("all", "reward/std"): 7.0, ("all", "num_turns"): 8.0, (fixed.ENVIRONMENT, "reward/min"): -9.0}
+    other = figures(frame, parts)
+    assert (other["reward"]["spread"], other["means"]["num_turns"], other["environments"][0]["min"]) == (7.0, 8.0, -9.0)
+    assert other["reward"]["mean"] == counted["reward"]["mean"], "what is not written is counted"
+
+
+@pytest.mark.parametrize("run", ["begun", "regraded"])
+def test_nothing_is_written_of_a_step_that_is_not_finished(library: StoreReader, run: str) -> None:
+    assert written_of(library, run, lineages_of(library, run, 0)) == {}
 
 
 def test_the_updates_and_policies_of_a_step(library: StoreReader) -> None:
-    lineages = step_traces.lineages_of(library, "base", 1)
-    updates = step_figures.updates(library, "base", lineages)
-    assert [each["update"] for each in updates] == [0, 1] and updates[0]["loss"] == 0.1
-    found = step_figures.policies(library, "base", step_traces.traces(library, "base", 1), lineages)
+    lineages = lineages_of(library, "base", 1)
+    measured = updates(library, "base", lineages)
+    assert [each["update"] for each in measured] == [0, 1] and measured[0]["loss"] == 0.1
+    found = policies(library, "base", traces(library, "base", 1), lineages)
     assert [each["name"] for each in found["before"]] == ["base:1"] and found["after"]["name"] == "base:2"
-    begun = step_traces.lineages_of(library, "begun", 0)
-    assert step_figures.updates(library, "begun", begun) == []
-    assert (
-        step_figures.policies(library, "begun", step_traces.traces_of(library, "begun", begun), begun)["after"] is None
-    )
+    begun = lineages_of(library, "begun", 0)
+    assert updates(library, "begun", begun) == []
+    assert policies(library, "begun", traces_of(library, "begun", begun), begun)["after"] is None
 
 
 def test_rewards_in_bins(library: StoreReader) -> None:
-    frame = step_traces.traces(library, "base", 0).with_columns(
+    frame = traces(library, "base", 0).with_columns(
         reward=pl.Series([None, 0.0, 0.09, 0.1, 0.55, 1.0, float("nan"), *[None] * 11], dtype=pl.Float64)
     )
-    (found,) = step_figures.histogram(frame, bins=10)
+    (found,) = histogram(frame, bins=10)
     assert (found["low"], found["high"], found["counts"]) == (0.0, 1.0, [2, 1, 0, 0, 0, 1, 0, 0, 0, 1])
-    assert step_figures.scale(pl.Series([-0.5, 0.5])) == (-1.0, 1.0)
-    assert step_figures.scale(pl.Series([2.0, 6.0])) == (2.0, 6.0)
-    assert step_figures.scale(pl.Series([3.0, 3.0])) == (2.5, 3.5)
+    assert scale(pl.Series([-0.5, 0.5])) == (-1.0, 1.0)
+    assert scale(pl.Series([2.0, 6.0])) == (2.0, 6.0)
+    assert scale(pl.Series([3.0, 3.0])) == (2.5, 3.5)
 
 
 def test_groups_by_hand(library: StoreReader) -> None:
-    frame = step_traces.traces(library, "base", 0)
-    found = {row["group_id"]: row for row in groups.groups(library, "base", 0).to_dicts()}
+    frame = traces(library, "base", 0)
+    found = {row["group_id"]: row for row in groups(library, "base", 0).to_dicts()}
     assert list(found) == ["0-0", "0-1", "0-2"]
     for name, row in found.items():
         own = frame.filter(group_id=name).to_dicts()
@@ -179,11 +195,11 @@ def test_groups_by_hand(library: StoreReader) -> None:
         assert row["num_kept"] == sum(each["keep"] for each in own)
         assert row["num_errored"] == 1 and row["num_trained"] == sum(each["trained"] for each in own)
     assert found["0-1"]["baseline"] is None and found["0-0"]["baseline"] is not None
-    loo = groups.groups(library, "branch", 0)  # each has the mean of the others
+    loo = groups(library, "branch", 0)  # each has the mean of the others
     assert loo["baseline"].null_count() == loo.height
-    assert groups.groups(library, "begun", 0)["num_kept"].null_count() == 3
+    assert groups(library, "begun", 0)["num_kept"].null_count() == 3
 
 
 def test_groups_are_in_the_order_that_people_count_in() -> None:
     names = ["3-10", "3-2", "3.1-0", "3-0"]
-    assert sorted(names, key=groups.natural) == ["3-0", "3-2", "3-10", "3.1-0"]
+    assert sorted(names, key=natural) == ["3-0", "3-2", "3-10", "3.1-0"]

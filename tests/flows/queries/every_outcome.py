@@ -1,4 +1,4 @@
-"""A store to ask: runs that share work and part ways, with every outcome of a rollout in a run of its own kind.
+"""A store with every outcome of a rollout: runs that share work and part ways, each kind in a run of its own.
 
 `base` trains two steps and scores its policies; `branch` shares its first rollouts and gives other advantages; `gated`
 is refused at its first step; `regraded` scores the first rollouts again and leaves one out that is in quarantine;
@@ -14,7 +14,6 @@ from typing import Any
 from configs.run import View
 from flows.orchestration.states import GateRefused
 from flows.runtime import pipeline
-from flows.runtime import pipeline as drawing
 from flows.runtime.evaluation import evaluation_contexts
 from flows.runtime.session import Session, record_run
 from tasks.assignment import examples as listing
@@ -32,6 +31,7 @@ from tests.fixtures import fixed
 from tests.fixtures.builders import example, exchange, failed, message, table
 from tests.fixtures.rehearsal import SOURCE, Played, Rehearsal, session_for, trained
 
+RUNS = ("base", "branch", "gated", "regraded", "begun", "hurried")
 UNFIT = "trace-0-0-0"
 """The rollout that is in quarantine."""
 REASON = "the verifier took an empty answer"
@@ -126,7 +126,7 @@ STAND_INS: dict[str, Stage] = {
 REGRADE = StageTask(Stage("regrade", 1, ("traces",), ("traces", "regrades"), (), scored_again))
 
 
-class Asked(Rehearsal):
+class PlayedStages(Rehearsal):
     """Does stages as in a run; what would need an engine or a learner is played, policies and failures included."""
 
     def __call__(self, task: StageTask, *arguments: Any, **named: Any) -> Ref:
@@ -148,7 +148,7 @@ def run(root: Path, name: str, **changes: Any) -> Session:
     """Walk a run, score its policies where it is to, and return its session."""
     session = session_for(root, name, **SETTINGS | changes)
     every = session.config.evaluation.every
-    do, score = Asked(session), Asked(session, evaluation_contexts(session.context)[""])
+    do, score = PlayedStages(session), PlayedStages(session, evaluation_contexts(session.context)[""])
     with record_run(session):
         for finished in pipeline.run_steps(do, SOURCE, session.config):
             if every:
@@ -159,14 +159,14 @@ def run(root: Path, name: str, **changes: Any) -> Session:
 def regrade(root: Path) -> None:
     """Score the first rollouts of `base` again, without the one in quarantine, and train on them."""
     session = session_for(root, "regraded", **SETTINGS)
-    do = Asked(session)
+    do = PlayedStages(session)
     with record_run(session):
         found, policy = pipeline.start(do, SOURCE)
         drawn = pipeline.build_batch(do, 0, found, policy, session.config)
         again = do(REGRADE, 0, drawn.traces)
         traces = (again, *drawn.traces)
         verdicts = do(filtering.task, 0, traces, parameters={"quarantined": {UNFIT: REASON}})
-        credits = drawing.credit(do, 0, traces, verdicts, session.config, None)
+        credits = pipeline.credit(do, 0, traces, verdicts, session.config, None)
         batches = do(packing.task, 0, (credits, *traces))
         pipeline.train(do, 0, replace(drawn, traces=traces, packing=batches), policy)
 
@@ -174,7 +174,7 @@ def regrade(root: Path) -> None:
 def begin(root: Path) -> None:
     """Take over the first rollouts of `base` and stop."""
     session = session_for(root, "begun", **SETTINGS)
-    do = Asked(session)
+    do = PlayedStages(session)
     with record_run(session):
         found, policy = pipeline.start(do, SOURCE)
         assigned = do(assignment.task, 0, (found,), parameters={"batch": 0, "groups": None})

@@ -1,0 +1,23 @@
+"""Stores for all tests of the viewer that only look at them: a run and its replay; ten runs to compare."""
+
+import pytest
+
+from flows.queries.store_reader import StoreReader
+from tests.fixtures.rehearsal import rehearse
+from tests.fixtures.replays import RLOO, ask, walk
+from tests.flows.viewer import compared_runs
+
+
+@pytest.fixture(scope="session")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
+    """A run of two steps, and a replay of it with another algorithm, up to packing."""
+    root = tmp_path_factory.mktemp("forked") / "store"
+    rehearse(root, "base", steps=2)
+    walk(ask(root, name="fork", overrides=[RLOO]))
+    return StoreReader.at(root)
+
+
+@pytest.fixture(scope="session")
+def ten_runs(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
+    """The runs of `compared_runs`."""
+    return StoreReader.at(compared_runs.make(tmp_path_factory.mktemp("compared") / "store").root.address)
