@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from configs.fields import Section, operational
-from configs.functions import version_of
+from configs.fields import Section, operational, version_of
 
 
 class AlgorithmSection(Section):
@@ -244,3 +243,9 @@ AlgorithmConfig = Annotated[
     | CustomConfig,
     Field(discriminator="type"),
 ]
+
+
+def teacher_of(algorithm: AlgorithmConfig) -> TeacherConfig | None:
+    """Return the teacher of an algorithm; None where it has none."""
+    teacher: TeacherConfig | None = getattr(algorithm, "teacher", None)
+    return teacher

@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from configs.fields import Section, operational, section_types
-from configs.functions import version_of
+from configs.fields import Section, operational, section_types, version_of
 
 
 class ErroredFilter(Section):

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from configs.errors import ConfigError
-from configs.functions import imported_functions, with_versions
+from configs.fields import imported_functions
 from configs.run import RunConfig
 
 OPEN: Mapping[str, Mapping[str, Any]] = {
@@ -81,3 +81,14 @@ def _fill(section: Any, found: Mapping[str, Any], fields: Mapping[str, Any]) -> 
     unknown = set(found) - set(fields)
     assert not unknown, f"versions {sorted(unknown)} of {type(section).__name__} are not fields that may be filled in"
     return {name: value for name, value in found.items() if getattr(section, name) == fields[name]}
+
+
+def with_versions(tree: dict[str, Any], versions: Mapping[str, str]) -> dict[str, Any]:
+    """Return a config as plain JSON values with versions set, by the dotted key of their fields; `tree` is edited."""
+    for key, version in versions.items():
+        *sections, name = key.split(".")
+        place: Any = tree
+        for section in sections:
+            place = place[int(section)] if isinstance(place, list) else place[section]
+        place[name] = version
+    return tree

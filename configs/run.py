@@ -18,7 +18,7 @@ from configs.environments import EnvironmentConfig, SeatRule
 from configs.evaluation import EvaluationConfig, ExternalModelConfig
 from configs.fields import Section, in_key, is_elsewhere, operational
 from configs.filters import FilteringConfig, filter_name
-from configs.replay import GateConfig, NoGate, ReplayConfig
+from configs.replay import GateConfig, NoGate, ReplayConfig, StageName, replayed_stages
 from configs.sections import (
     AdmissionConfig,
     AssignmentConfig,
@@ -71,6 +71,16 @@ class RunConfig(Section):
     def algorithms(self) -> dict[str, AlgorithmConfig]:
         """The algorithms of environments that have one of their own, by the environment's name."""
         return {each.name: each.algorithm for each in self.environments if each.algorithm is not None}
+
+    @property
+    def used_algorithms(self) -> dict[str, AlgorithmConfig]:
+        """The algorithms that credit rollouts of the run, by where the config names them."""
+        own = {f"environments.{i}.algorithm": each.algorithm for i, each in enumerate(self.environments)}
+        used = {where: algorithm for where, algorithm in own.items() if algorithm is not None}
+        # Demonstrations belong to no environment: the run's own algorithm credits them, whatever environments have.
+        if self.kind != "sft" and used and len(used) == len(own):
+            return used
+        return {"algorithm": self.algorithm, **used}
 
     @property
     def learns_from_equals(self) -> dict[str, bool | None]:
@@ -133,6 +143,10 @@ class RunConfig(Section):
     def stateful(self) -> bool:
         """Whether an algorithm carries state from step to step."""
         return any(each.stateful for each in (self.algorithm, *self.algorithms.values()))
+
+    def computes(self, *stages: StageName) -> bool:
+        """Tell whether rows of all these stages are made: by a training run of each, by a replay where it asks so."""
+        return self.kind == "train" or (self.kind == "replay" and {*stages} <= {*replayed_stages(self.replay)})
 
     def algorithm_of(self, environment: str) -> AlgorithmConfig:
         """Return the algorithm that credits an environment's rollouts: its own, or else the run's."""
@@ -208,3 +222,20 @@ def content(value: Any, *, in_place: bool = False) -> Any:
 def for_environment(by_environment: Mapping[str, Setting | None], environment: str) -> Setting | None:
     """Return the setting of an environment: its own, or else the run's, which is under the empty name."""
     return by_environment[environment] if environment in by_environment else by_environment.get("")
+
+
+def needs_reference_scores(config: RunConfig) -> bool:
+    """Tell whether a run has rollouts scored by a reference: of a replay, whether it does so again."""
+    return config.computes("advantage") and bool(config.scorers)
+
+
+def policy_scores(config: RunConfig) -> bool:
+    """Tell whether the policy that sampled rollouts scores some of them itself."""
+    return any(each is not None and each.scored_by == "policy" for each in config.scorers.values())
+
+
+def only_teachers_sample(config: RunConfig) -> bool:
+    """Tell whether no environment's rollouts are sampled by the policy, so that they do not depend on it."""
+    return bool(config.teachers) and all(
+        for_environment(config.teachers, each.name) is not None for each in config.environments
+    )

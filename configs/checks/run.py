@@ -5,31 +5,30 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from configs.algorithms import AlgorithmConfig, GroupSection
-from configs.checks.algorithms import algorithm_problems
-from configs.checks.assignment import assignment_problems
-from configs.checks.environments import environment_problems
-from configs.checks.evaluation import evaluation_problems
-from configs.checks.teachers import teacher_problems
+from configs.checks.algorithms import algorithm_problems, assignment_problems
+from configs.checks.environments import environment_problems, evaluation_problems
 from configs.checks.training import training_problems
 from configs.errors import ConfigError
 from configs.filters import RESERVED_NAMES, CustomFilter, filter_name
-from configs.replay import replayed_stages
 from configs.run import RunConfig
 
 
 def problems(config: RunConfig) -> list[str]:
     """Return one line for each thing in `config` that cannot work, whatever the machine."""
-    checks = [training_problems(config), _filter_problems(config), _length_shaping_problems(config)]
-    checks += [algorithm_problems(config, algorithms(config)), teacher_problems(config, algorithms(config))]
-    checks += [assignment_problems(config, algorithms(config))]
+    checks = [
+        training_problems(config),
+        _filter_problems(config),
+        algorithm_problems(config),
+        assignment_problems(config),
+    ]
     if config.kind in ("train", "evaluate"):
         checks += [environment_problems(config), _sampling_problems(config), evaluation_problems(config)]
-    elif config.kind == "replay" and "rollout" in replayed_stages(config.replay):
+    elif config.computes("rollout"):
         checks.append(environment_problems(config))
-    checks += {"train": [_rl_problems(config)], "sft": [_sft_problems(config)], "evaluate": [], "replay": []}[
-        config.kind
-    ]
+    if config.kind == "train":
+        checks.append(_rl_problems(config))
+    elif config.kind == "sft":
+        checks.append(_sft_problems(config))
     return [line for check in checks for line in check]
 
 
@@ -113,26 +112,6 @@ def _rl_problems(config: RunConfig) -> Iterator[str]:
             yield f"environments.{index}.temperature: training needs a temperature above 0"
 
 
-def _length_shaping_problems(config: RunConfig) -> Iterator[str]:
-    for where, algorithm in algorithms(config):
-        overlong = algorithm.overlong if isinstance(algorithm, GroupSection) else None
-        if overlong is not None and overlong.buffer_tokens > overlong.max_tokens:
-            yield (
-                f"{where}.overlong.buffer_tokens: {overlong.buffer_tokens} is more than max_tokens, "
-                f"{overlong.max_tokens}; the penalty would begin below zero tokens"
-            )
-
-
-def algorithms(config: RunConfig) -> Iterator[tuple[str, AlgorithmConfig]]:
-    """Yield every algorithm that credits rollouts of the run, with where the config names it."""
-    own = config.algorithms
-    if not config.environments or len(own) < len(config.environments):
-        yield "algorithm", config.algorithm
-    for index, environment in enumerate(config.environments):
-        if environment.algorithm is not None:
-            yield f"environments.{index}.algorithm", environment.algorithm
-
-
 def _sft_problems(config: RunConfig) -> Iterator[str]:
     if not config.data.path:
         yield "data.path: a run of kind sft needs a JSONL or Parquet file"
@@ -141,9 +120,8 @@ def _sft_problems(config: RunConfig) -> Iterator[str]:
             f"packing.tokens_per_row: a row of {config.packing.tokens_per_row} tokens cannot hold the longest sample, "
             f"data.max_length {config.data.max_length}"
         )
-    own = ((f"environments.{i}.algorithm", each.algorithm) for i, each in enumerate(config.environments))
-    for where, algorithm in (("algorithm", config.algorithm), *own):
-        if algorithm is not None and algorithm.type != "supervised":
+    for where, algorithm in config.used_algorithms.items():
+        if algorithm.type != "supervised":
             yield f"{where}.type: a run of kind sft needs 'supervised'; it is {algorithm.type!r}"
     if config.evaluation.evaluates_training:
         yield (

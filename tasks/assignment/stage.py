@@ -17,10 +17,9 @@ from storage.schemas.stage_tables import ASSIGNMENTS
 from tasks.arrays.columns import texts
 from tasks.arrays.group_counts import num_begun, oversampled_turn
 from tasks.arrays.permutation import digest, shares, turns
-from tasks.assignment.evaluation_retries import errored_assignments
-from tasks.assignment.example_fields import having
-from tasks.assignment.samplers import SAMPLERS, difficulties
-from tasks.assignment.samplers.sampler import SampleRequest
+from tasks.assignment.examples import having
+from tasks.assignment.samplers import SAMPLERS
+from tasks.assignment.samplers.sampler import SampleRequest, known_difficulties, rewards_by_environment
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.stage import Stage, Tables
 
@@ -47,9 +46,9 @@ def assignment(
     if settings.oversampling > 1:
         slots = _oversampled(slots, settings.oversampling)
     examples = {each.name: _examples(tables["examples"], each.name, "train", wanted=1) for each in environments}
-    state = difficulties.known(tables, step, batch, config.drawn_by_learners) if settings.sampler.stateful else None
+    state = known_difficulties(tables, step, batch, config.drawn_by_learners) if settings.sampler.stateful else None
     taken = _taken(tables["assignments"]) if batch and "assignments" in tables else {}
-    rewards = {} if state is None else difficulties.by_environment(state)
+    rewards = {} if state is None else rewards_by_environment(state)
     chosen: dict[str, Iterator[str]] = {}
     for name in examples:
         turns_of = [turn for each, turn in slots if each == name]
@@ -174,6 +173,24 @@ def _rollouts(groups: Iterable[tuple[str, str, str]], group_size: int, seed: int
             columns["example_id"].append(example)
             columns["seed"].append(digest("sampling", seed, group, member) >> 1)
     return pa.table({name: columns[name] for name in ASSIGNMENTS.arrow.names}, schema=ASSIGNMENTS.arrow)
+
+
+def latest_attempts(rounds: Sequence[pa.Table]) -> pa.Table:
+    """Return traces in which those of an assignment that was made again take the place of its earlier ones.
+
+    `rounds` are in order of time, each with the column `assignment_id`.
+    """
+    kept = list(rounds[:1])
+    for later in rounds[1:]:
+        again = later["assignment_id"].combine_chunks()
+        kept = [each.filter(pc.invert(pc.is_in(each["assignment_id"], value_set=again))) for each in kept]
+        kept.append(later)
+    return pa.concat_tables(kept)
+
+
+def errored_assignments(traces: pa.Table) -> list[str]:
+    """Return the assignments of which any trace ended with an error, in order."""
+    return sorted(set(texts(traces.filter(pc.is_valid(traces["error_class"]))["assignment_id"])))
 
 
 STAGE = Stage(

@@ -8,7 +8,7 @@ from configs.errors import ConfigError
 from configs.filters import FilteringConfig
 from configs.load import load
 from configs.run import RunConfig, View
-from configs.samplers import DifficultyPoolsSampler
+from configs.sections import DifficultyPoolsSampler
 from storage.keys import content_key
 from tasks.advantage import stage as advantage
 from tasks.assignment import stage as assignment

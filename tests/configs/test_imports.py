@@ -3,7 +3,7 @@
 import pytest
 
 from configs.errors import ConfigError
-from configs.functions import ImportedFunction, imported_functions
+from configs.fields import ImportedFunction, imported_functions
 from configs.load import load
 from configs.resolve import reopen_versions, require_agreement, resolve
 from configs.run import RunConfig, View

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from math import log
 
-from configs.samplers import DifficultyPoolsSampler
-from configs.sections import AssignmentConfig
+from configs.sections import AssignmentConfig, DifficultyPoolsSampler
 from tasks.arrays.permutation import digest
 from tasks.assignment.samplers.sampler import SampleRequest
 

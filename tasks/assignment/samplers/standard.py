@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from functools import cache
 
-from configs.samplers import StandardSampler
-from configs.sections import AssignmentConfig
+from configs.sections import AssignmentConfig, StandardSampler
 from tasks.arrays.permutation import digest, permutation
 from tasks.assignment.samplers.sampler import SampleRequest
 

@@ -8,8 +8,12 @@ from hypothesis import strategies as st
 from configs.environments import SeatRule
 from storage.schemas.stage_tables import DIFFICULTIES
 from storage.schemas.validation import RowPlace, check_rows
-from tasks.assignment.samplers import difficulties
-from tasks.assignment.samplers.difficulties import DifficultiesMissing
+from tasks.assignment.samplers.sampler import (
+    DifficultiesMissing,
+    known_difficulties,
+    rewards_by_environment,
+    update_difficulties,
+)
 from tests.fixtures.builders import failed, table, trace
 
 EMPTY = DIFFICULTIES.arrow.empty_table()
@@ -27,7 +31,7 @@ def tried(example, rewards, group, **others):
 
 
 def after(before, *traces):
-    found = difficulties.updated(before, table("traces", [one for group in traces for one in group]))
+    found = update_difficulties(before, table("traces", [one for group in traces for one in group]))
     check_rows(found, DIFFICULTIES, RowPlace("difficulties"))
     return found.to_pylist()
 
@@ -63,14 +67,14 @@ def test_where_one_seat_learns_its_reward_alone_says_how_hard_an_example_was():
         *(trace(f"x{n}", group_id="0-0", example_id="a", reward=-1.0, agent="against", info=info) for n in range(3)),
     ]
     rules = {"reverse": SeatRule(learner_seat=True)}
-    assert difficulties.updated(EMPTY, table("traces", rows), rules).to_pylist() == [row("a", 1 / 3)]
+    assert update_difficulties(EMPTY, table("traces", rows), rules).to_pylist() == [row("a", 1 / 3)]
     assert after(EMPTY, rows) == [row("a", -1 / 3)], "of all seats, where all are trained"
 
 
 def test_environments_do_not_share_an_example():
     found = after(EMPTY, tried("a", [1.0], "0-0"), tried("a", [0.0], "0-1", environment="sums"))
     assert found == [row("a", 1.0), row("a", 0.0, environment="sums")]
-    assert difficulties.by_environment(table("difficulties", found)) == {"reverse": {"a": 1.0}, "sums": {"a": 0.0}}
+    assert rewards_by_environment(table("difficulties", found)) == {"reverse": {"a": 1.0}, "sums": {"a": 0.0}}
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.floats(0, 1)), max_size=12), st.randoms())
@@ -85,11 +89,11 @@ def test_it_does_not_matter_which_rollout_finished_first(made, chance):
 
 
 def test_nothing_is_known_at_the_start_and_it_must_be_known_later():
-    assert difficulties.known({}, 0, 0).equals(EMPTY)
+    assert known_difficulties({}, 0, 0).equals(EMPTY)
     for step, batch in ((1, 0), (0, 1)):
         with pytest.raises(DifficultiesMissing, match=f"before step {step}, batch {batch}.*cold start"):
-            difficulties.known({}, step, batch)
+            known_difficulties({}, step, batch)
     before = table("difficulties", [row("a", 1.0)])
-    assert difficulties.known({"difficulties": before}, 0, 1) is before
+    assert known_difficulties({"difficulties": before}, 0, 1) is before
     traces: pa.Table = table("traces", tried("a", [0.0], "0-0"))
-    assert difficulties.known({"difficulties": before, "traces": traces}, 1, 0).to_pylist() == [row("a", 0.0, 2)]
+    assert known_difficulties({"difficulties": before, "traces": traces}, 1, 0).to_pylist() == [row("a", 0.0, 2)]

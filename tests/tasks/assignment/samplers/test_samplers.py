@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.samplers import DifficultyPoolsSampler, StandardSampler
-from configs.sections import AssignmentConfig
+from configs.sections import AssignmentConfig, DifficultyPoolsSampler, StandardSampler
 from tasks.arrays.permutation import digest
 from tasks.assignment.samplers import SAMPLERS
 from tasks.assignment.samplers.difficulty_pools import weight_of
