@@ -45,7 +45,8 @@ class Draft:
 
     def merge(self, tree: Mapping[str, Any], source: str) -> None:
         """Lay `tree` over what is there: tables are merged, lists and values replaced."""
-        self._merge(self.tree, tree, (), source)
+        for key, value in tree.items():
+            self._set(self.tree, key, value, (), source)
 
     def override(self, text: str) -> None:
         """Set one value from `dotted.key=value`; the value is TOML, `null`, or else a bare string.
@@ -64,15 +65,12 @@ class Draft:
             node = node[item]
         self._set(node, self._index(node, keys[-1], location, source), parse(value.strip()), location, source)
 
-    def _merge(self, old: dict[str, Any], new: Mapping[str, Any], location: Location, source: str) -> None:
-        for key, value in new.items():
-            self._set(old, key, value, location, source)
-
     def _set(self, node: Any, key: str | int, value: Any, location: Location, source: str) -> None:
         here = (*location, key)
         current = node.get(key) if isinstance(node, dict) else node[key]
         if isinstance(value, Mapping) and isinstance(current, dict) and not _switches(current, value):
-            self._merge(current, value, here, source)
+            for name, item in value.items():
+                self._set(current, name, item, here, source)
             return
         if key == "type" and isinstance(node, dict) and current not in (None, value):
             # Another kind of thing: the fields of the old kind mean nothing to it.

@@ -41,14 +41,25 @@ def resolve(config: RunConfig, versions: Mapping[str, Any] | None = None) -> Run
     functions = versions.get("functions", {})
     opened = {each.version_key: functions.get(each.key, "") for each in imported_functions(config) if not each.version}
     opened |= {f"{where}.version": version for where, version in versions.get("teachers", {}).items()}
-    # Validated again, because a copy with updates takes any value.
-    return RunConfig.model_validate(with_versions(config.model_copy(update=updates).model_dump(mode="json"), opened))
+    return with_versions(config.model_copy(update=updates), opened)
 
 
 def reopen_versions(config: RunConfig, stages: Collection[str]) -> RunConfig:
     """Return `config` with the versions of imported functions open again, for the stages that call them."""
-    opened = {each.version_key: "" for each in imported_functions(config) if each.stage in stages}
-    return RunConfig.model_validate(with_versions(config.model_dump(mode="json"), opened)) if opened else config
+    return with_versions(config, {each.version_key: "" for each in imported_functions(config) if each.stage in stages})
+
+
+def with_versions(config: RunConfig, versions: Mapping[str, str]) -> RunConfig:
+    """Return `config` with versions set, by the dotted key of their fields."""
+    tree = config.model_dump(mode="json")
+    for key, version in versions.items():
+        *sections, name = key.split(".")
+        place: Any = tree
+        for section in sections:
+            place = place[int(section)] if isinstance(place, list) else place[section]
+        place[name] = version
+    # Validated again, because a copy with updates takes any value.
+    return RunConfig.model_validate(tree)
 
 
 def require_agreement(config: RunConfig, versions: Mapping[str, Any]) -> None:
@@ -81,14 +92,3 @@ def _fill(section: Any, found: Mapping[str, Any], fields: Mapping[str, Any]) -> 
     unknown = set(found) - set(fields)
     assert not unknown, f"versions {sorted(unknown)} of {type(section).__name__} are not fields that may be filled in"
     return {name: value for name, value in found.items() if getattr(section, name) == fields[name]}
-
-
-def with_versions(tree: dict[str, Any], versions: Mapping[str, str]) -> dict[str, Any]:
-    """Return a config as plain JSON values with versions set, by the dotted key of their fields; `tree` is edited."""
-    for key, version in versions.items():
-        *sections, name = key.split(".")
-        place: Any = tree
-        for section in sections:
-            place = place[int(section)] if isinstance(place, list) else place[section]
-        place[name] = version
-    return tree

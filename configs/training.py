@@ -63,23 +63,26 @@ class ConstantSchedule(Section):
     type: Literal["constant"] = "constant"
 
 
-class LinearSchedule(Section):
+class DecaySchedule(Section):
+    """What the schedules that decay have in common."""
+
+    min_ratio: float = Field(0.0, ge=0, le=1)
+    """Share of the peak that is left at `decay_steps` and after."""
+
+
+class LinearSchedule(DecaySchedule):
     """A straight line from the end of warm-up to `decay_steps`; without `decay_steps` the rate stays at the peak."""
 
     type: Literal["linear"] = "linear"
-    min_ratio: float = Field(0.0, ge=0, le=1)
-    """Share of the peak that is left at `decay_steps` and after."""
 
 
-class CosineSchedule(Section):
+class CosineSchedule(DecaySchedule):
     """Half a cosine from the end of warm-up to `decay_steps`."""
 
     type: Literal["cosine"] = "cosine"
-    min_ratio: float = Field(0.0, ge=0, le=1)
-    """Share of the peak that is left at `decay_steps` and after."""
 
 
-class WsdSchedule(Section):
+class WsdSchedule(DecaySchedule):
     """Warm-up, stable, decay: the peak until shortly before `decay_steps`, then down."""
 
     type: Literal["wsd"] = "wsd"
@@ -87,8 +90,6 @@ class WsdSchedule(Section):
     """Steps of the decay; it begins at `decay_steps - final_steps`."""
     shape: Literal["sqrt", "linear"] = "sqrt"
     """How it falls over the decay's share x that is done: sqrt is 1 - sqrt(x), linear is 1 - x."""
-    min_ratio: float = Field(0.0, ge=0, le=1)
-    """Share of the peak that is left at `decay_steps` and after."""
 
 
 ScheduleConfig = Annotated[

@@ -25,17 +25,14 @@ def problems(config: RunConfig) -> list[str]:
         checks += [environment_problems(config), _sampling_problems(config), evaluation_problems(config)]
     elif config.computes("rollout"):
         checks.append(environment_problems(config))
-    if config.kind == "train":
-        checks.append(_rl_problems(config))
-    elif config.kind == "sft":
-        checks.append(_sft_problems(config))
+    if config.kind in ("train", "sft"):
+        checks += [_row_problems(config), _rl_problems(config) if config.kind == "train" else _sft_problems(config)]
     return [line for check in checks for line in check]
 
 
 def require(config: RunConfig) -> RunConfig:
     """Return `config`, or raise ConfigError with all its problems."""
-    found = problems(config)
-    if found:
+    if found := problems(config):
         raise ConfigError(found)
     return config
 
@@ -55,8 +52,7 @@ def missing_files(config: RunConfig) -> list[str]:
 
 def require_files(config: RunConfig) -> None:
     """Raise ConfigError where a file that `config` names is missing. Meant to be called before anything starts."""
-    found = missing_files(config)
-    if found:
+    if found := missing_files(config):
         raise ConfigError(found)
 
 
@@ -66,9 +62,7 @@ def _too_long_for_model(config: RunConfig) -> Iterator[str]:
         positions = json.loads(file.read_text(encoding="utf-8")).get("max_position_embeddings")
     except (OSError, ValueError, AttributeError):
         return  # Not there, or not one that we can judge; whoever loads it says so.
-    key, longest = ("data.max_length", config.data.max_length)
-    if config.kind != "sft":
-        key, longest = ("engine.max_model_len", config.engine.max_model_len)
+    key, longest = _longest_sample(config)
     if isinstance(positions, int) and longest > positions:
         yield f"{key}: {longest} is longer than the model's max_position_embeddings, {positions} ({file})"
 
@@ -99,12 +93,23 @@ def _filter_problems(config: RunConfig) -> Iterator[str]:
         yield "filtering.filters: 'errored' may not be left out; errored traces must be in no baseline"
 
 
-def _rl_problems(config: RunConfig) -> Iterator[str]:
-    if config.packing.tokens_per_row < config.engine.max_model_len:
+def _longest_sample(config: RunConfig) -> tuple[str, int]:
+    """Return the key that bounds the tokens of a sample, and the bound."""
+    if config.kind == "sft":
+        return "data.max_length", config.data.max_length
+    return "engine.max_model_len", config.engine.max_model_len
+
+
+def _row_problems(config: RunConfig) -> Iterator[str]:
+    key, longest = _longest_sample(config)
+    if config.packing.tokens_per_row < longest:
         yield (
             f"packing.tokens_per_row: a row of {config.packing.tokens_per_row} tokens cannot hold the longest sample, "
-            f"engine.max_model_len {config.engine.max_model_len}"
+            f"{key} {longest}"
         )
+
+
+def _rl_problems(config: RunConfig) -> Iterator[str]:
     if config.rollout.temperature == 0:
         yield "rollout.temperature: training needs a temperature above 0; at 0 the rollouts of a group are all the same"
     for index, environment in enumerate(config.environments):
@@ -115,11 +120,6 @@ def _rl_problems(config: RunConfig) -> Iterator[str]:
 def _sft_problems(config: RunConfig) -> Iterator[str]:
     if not config.data.path:
         yield "data.path: a run of kind sft needs a JSONL or Parquet file"
-    if config.packing.tokens_per_row < config.data.max_length:
-        yield (
-            f"packing.tokens_per_row: a row of {config.packing.tokens_per_row} tokens cannot hold the longest sample, "
-            f"data.max_length {config.data.max_length}"
-        )
     for where, algorithm in config.used_algorithms.items():
         if algorithm.type != "supervised":
             yield f"{where}.type: a run of kind sft needs 'supervised'; it is {algorithm.type!r}"

@@ -170,7 +170,7 @@ def reopened_teachers(config: RunConfig) -> RunConfig:
     """Return `config` with the versions of the teachers open again that it asks: another one may be named."""
     asked = asked_teachers(config)
     opened = {f"{where}.version": "" for where, each in asked if each.url or is_here(each)}
-    return RunConfig.model_validate(with_versions(config.model_dump(mode="json"), opened)) if opened else config
+    return with_versions(config, opened)
 
 
 def require_teachers(config: RunConfig) -> None:

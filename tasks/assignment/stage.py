@@ -118,7 +118,8 @@ def evaluation_assignment(tables: Tables, config: View) -> Tables:
             continue
         fitting = having(tables["examples"], name, "eval", settings.where) if settings.where else tables["examples"]
         held_out = _examples(fitting, name, "eval", wanted=settings.num_examples)
-        chosen = _in_hash_order(name, held_out)[: settings.num_examples]
+        in_hash_order = sorted(held_out, key=lambda example: (digest("held out", name, example), example))
+        chosen = in_hash_order[: settings.num_examples]
         groups += [(f"eval-{name}-{i}", name, example) for i, example in enumerate(chosen)]
     return {"assignments": _rollouts(groups, settings.attempts, config.seed)}
 
@@ -155,10 +156,6 @@ def _remedy(split: str) -> str:
     if split == "train":
         return "Lower the environment's holdout_fraction, raise its max_examples, or see whether its taskset is empty."
     return "Lower evaluation.num_examples, or raise holdout_fraction or max_examples of the environment."
-
-
-def _in_hash_order(environment: str, examples: list[str]) -> list[str]:
-    return sorted(examples, key=lambda example: (digest("held out", environment, example), example))
 
 
 def _rollouts(groups: Iterable[tuple[str, str, str]], group_size: int, seed: int) -> pa.Table:

@@ -41,7 +41,9 @@ def filtering(tables: Tables, config: View, *, quarantined: Mapping[str, str] = 
     trainable = traces["trainable"].to_numpy().astype(np.bool_)
     unfit = _unfit(texts(traces["trace_id"]), quarantined)
     seats = seat_rules(traces, config.seat_rules)
-    seated = _seated(traces, trainable & ~seats.dropped)
+    # Filters see the traces of seats that are left out as no more trainable than those of others.
+    trained = pa.array(trainable & ~seats.dropped)
+    seated = traces.set_column(traces.schema.get_field_index("trainable"), "trainable", trained)
     findings: dict[int, Finding] = {}
     standing = trainable & ~unfit.hits & ~seats.dropped
     for of_groups in (False, True):
@@ -61,11 +63,6 @@ def filtering(tables: Tables, config: View, *, quarantined: Mapping[str, str] = 
     found = [(QUARANTINED, True, unfit), (JUDGE, True, seats.judge), (OTHER_SEAT, True, seats.other)]
     found += [(filter_name(settings), settings.enforce, findings[place]) for place, settings in enumerate(filters)]
     return {"verdicts": _verdicts(traces, found, trainable)}
-
-
-def _seated(traces: pa.Table, trained: Flags) -> pa.Table:
-    """Return the traces as filters see them: those of seats that are left out are as little trainable as others'."""
-    return traces.set_column(traces.schema.get_field_index("trainable"), "trainable", pa.array(trained))
 
 
 def _unfit(trace_ids: Sequence[str], quarantined: Mapping[str, str]) -> Finding:

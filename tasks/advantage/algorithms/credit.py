@@ -74,6 +74,20 @@ class Credit:
     states: pa.Table | None = None
     """The rows of table `estimator_states` after these traces, for the next step; None where there is no state."""
 
+    @classmethod
+    def none(cls, kept: GroupedTraces) -> "Credit":
+        """Return the credit of traces that nothing is made of: no baseline, no advantage, and weight on no token."""
+        missing = np.full(kept.traces.num_rows, np.nan)
+        zero = np.zeros(len(kept.mask.values), np.float32)
+        return cls(missing, missing.copy(), zero, zero.copy(), zero.copy())  # of its own each, to be written to
+
+    @classmethod
+    def of_advantages(cls, kept: GroupedTraces, baseline: Scalars, advantage: Scalars) -> "Credit":
+        """Return rl weight 1 on every sampled token of the traces with an advantage; NaN is none, and no weight."""
+        credited = ~np.isnan(advantage)[kept.owner[kept.mask.row_of_value]]
+        weights = (kept.mask.values & credited).astype(np.float32)
+        return replace(cls.none(kept), baseline=baseline, advantage=advantage, rl=weights)
+
     def signals(self, kept: GroupedTraces) -> Weights:
         """Return what the column `advantages` holds of every token, flat."""
         if self.signal is not None:

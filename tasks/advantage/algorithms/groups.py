@@ -91,14 +91,10 @@ class Groups:
         return centred - self.mean(centred)
 
     def credit(self, kept: GroupedTraces, baseline: Values, advantage: Values) -> Credit:
-        """Return the credit of baselines and advantages of members: rl weight 1 on every sampled token of a trace that
-        has an advantage; NaN, and a trace without a reward, is none and gets no weight."""
+        """Return the credit of baselines and advantages of members; a trace without a reward has none."""
         baselines, advantages = (np.full(kept.traces.num_rows, np.nan) for _ in range(2))
         baselines[self.members], advantages[self.members] = baseline, advantage
-        credited = ~np.isnan(advantages)[kept.owner[kept.mask.row_of_value]]
-        zero = np.zeros(len(kept.mask.values), np.float32)
-        weights = (kept.mask.values & credited).astype(np.float32)
-        return Credit(baselines, advantages, rl=weights, ce=zero, ref_kl=zero)
+        return Credit.of_advantages(kept, baselines, advantages)
 
 
 def by_example(kept: GroupedTraces) -> NDArray[np.int64]:

@@ -3,6 +3,8 @@
 Source: R. Agarwal et al., On-Policy Distillation of Language Models, arXiv 2306.13649, with the reverse KL.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from configs.algorithms import OpdConfig
@@ -25,10 +27,8 @@ def drawn_to_reference(kept: GroupedTraces, algorithm: str) -> Credit:
     samples is minus the reverse KL of the policy from the reference. Raises AdvantageBreach if a sampled token was not
     scored.
     """
-    mask = kept.mask.values
-    none = np.full(kept.traces.num_rows, np.nan)
-    zero = np.zeros(len(mask), np.float32)
-    return Credit(none, none.copy(), zero, zero.copy(), mask.astype(np.float32), _signal(kept, algorithm))
+    weights = kept.mask.values.astype(np.float32)
+    return replace(Credit.none(kept), ref_kl=weights, signal=_signal(kept, algorithm))
 
 
 def _signal(kept: GroupedTraces, algorithm: str) -> Weights:
