@@ -93,7 +93,7 @@ DEMO_FAULTS = [
     ),
     ("training.loss.sequence_mask={low=2.0, high=1.0}", "training.loss.sequence_mask: low 2.0 is not below high 1.0"),
     (
-        "training.loss.sequence_mask=.low=null",
+        "training.loss.sequence_mask.low=null",
         "training.loss.sequence_mask.high=null",
         "training.loss.sequence_mask: low and high are both null",
     ),
