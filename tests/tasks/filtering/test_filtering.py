@@ -30,9 +30,6 @@ def test_every_filter_of_the_config_has_a_detector():
 def test_a_clean_trace_is_kept():
     verdict = judged([trace("a", reward=1.0), trace("b", reward=0.0)])["a"]
     assert verdict["keep"] and verdict["reason"] is None and verdict["detected"] == [] and verdict["evidence"] == {}
-
-
-def test_no_rows_give_no_verdicts():
     assert judged([], []) == {}
 
 
@@ -168,15 +165,16 @@ def test_a_token_that_was_not_sampled_breaks_a_run():
     assert judged([trace("a")], [answer], LOOP)["a"]["keep"]
 
 
-def test_runs_by_hand():
-    flags = np.array([1, 1, 0, 1, 1, 1, 0, 1], bool)
-    start, length = runs(flags, np.array([0, 4, 4, 8]))
-    assert start.tolist() == [0, 3, 4, 7] and length.tolist() == [2, 1, 2, 1]
-
-
-def test_a_row_of_one_token_is_a_run_of_its_own_and_an_empty_one_none():
-    start, length = runs(np.array([True, True]), np.array([0, 0, 1, 2, 2]))
-    assert start.tolist() == [0, 1] and length.tolist() == [1, 1]
+@pytest.mark.parametrize(
+    ("flags", "offsets", "starts", "lengths"),
+    [
+        ([1, 1, 0, 1, 1, 1, 0, 1], [0, 4, 4, 8], [0, 3, 4, 7], [2, 1, 2, 1]),
+        ([1, 1], [0, 0, 1, 2, 2], [0, 1], [1, 1]),  # a row of one token is a run of its own, an empty one none
+    ],
+)
+def test_runs_by_hand(flags, offsets, starts, lengths):
+    start, length = runs(np.array(flags, bool), np.array(offsets))
+    assert start.tolist() == starts and length.tolist() == lengths
 
 
 def test_bounds_of_log_probs_are_outside():

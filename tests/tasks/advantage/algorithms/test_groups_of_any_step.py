@@ -188,7 +188,9 @@ SHAPING = st.fixed_dictionaries(
         "length_penalty": st.sampled_from(
             ({}, {"output": 0.5, "input": 0.0, "turns": 0.3, "passing": 0.5}, {"passing": 3.5})  # nothing passes
         ),
-        "overlong": st.just({"max_tokens": 10, "buffer_tokens": 4, "penalty": 0.5}),
+        "overlong": st.sampled_from(
+            ({"max_tokens": 10, "buffer_tokens": 4, "penalty": 0.5}, {"max_tokens": 8, "buffer_tokens": 8})
+        ),
     },
 )
 
