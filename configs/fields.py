@@ -55,6 +55,7 @@ def in_key(field: FieldInfo, value: Any) -> bool:
 
 
 def _mark(field: FieldInfo, mark: str) -> Any:
+    # pydantic takes a function there as well, which is no mark of ours.
     return field.json_schema_extra.get(mark) if isinstance(field.json_schema_extra, dict) else None
 
 
@@ -105,7 +106,7 @@ def imported_functions(config: BaseModel, where: str = "") -> Iterator[ImportedF
         if of := _mark(field, "version_of"):
             if path := getattr(config, of):
                 yield ImportedFunction(f"{where}{of}", where + name, path, getattr(config, name))
-            continue
+            continue  # a version is text: there is no section inside
         value = getattr(config, name)
         for key, each in enumerate(value) if isinstance(value, tuple) else [("", value)]:
             if isinstance(each, BaseModel):

@@ -38,6 +38,7 @@ def load(
     `base` is a recorded config to start from instead of the defaults. Raises ConfigError with everything that is
     wrong: unknown keys and wrong types first, then what does not fit together.
     """
+    # With the defaults in it, a merge knows the `type` that stands there, and an override reaches items of lists.
     draft = Draft(RunConfig().model_dump(mode="json"))
     if base is not None:
         base = dict(base)
@@ -45,7 +46,7 @@ def load(
         draft.merge(base, "recorded config")
     for file in files:
         draft.merge(*read(file))
-    misplaced = _apply_overrides(draft, overrides)
+    misplaced = _apply_overrides(draft, overrides)  # told with what validation finds, all at once
     translate(draft.tree)
     return require(_validate(draft.tree, draft.source, misplaced))
 
@@ -113,11 +114,13 @@ def _unknown(location: Location, owner: type[BaseModel] | None, model: type[Base
 
 
 def _nearest(name: str, parent: str, owner: type[BaseModel] | None, model: type[BaseModel]) -> str | None:
+    # Reversed, so that of several keys with one last name the first of the config stays.
     elsewhere = {known.rpartition(".")[2]: known for known in reversed(list(known_keys(model)))}
     if name in elsewhere:
         return elsewhere[name]
     for near in get_close_matches(name, owner.model_fields if owner else (), 1, 0.6):
         return f"{parent}.{near}" if parent else near
+    # Among the keys of all sections there are many more, so one has to be nearer to be what was meant.
     return next((elsewhere[near] for near in get_close_matches(name, elsewhere, 1, 0.8)), None)
 
 
@@ -138,6 +141,7 @@ def _locate(model: type[BaseModel], loc: tuple[str | int, ...]) -> tuple[Locatio
     owner: type[BaseModel] | None = None
     for part in loc:
         at = plain_annotation(at)
+        # The tag of a union stands in the location as if it were a key.
         tagged = [m for m in section_types(at) if "type" in m.model_fields and m.model_fields["type"].default == part]
         if get_origin(at) in (Union, UnionType) and tagged:
             at = tagged[0]

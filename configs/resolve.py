@@ -82,6 +82,7 @@ def require_agreement(config: RunConfig, versions: Mapping[str, Any]) -> None:
         f"{key}: recorded as {recorded!r}, here it is {here!r}; install that version, or start a new run with "
         f"{key}={here!r}"
         for key, recorded, here in triples
+        # An open one is filled in, and of one that is not here (a replay without engine) nothing is known.
         if recorded and here and here != recorded
     ]
     if lines:
@@ -91,4 +92,5 @@ def require_agreement(config: RunConfig, versions: Mapping[str, Any]) -> None:
 def _fill(section: Any, found: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     unknown = set(found) - set(fields)
     assert not unknown, f"versions {sorted(unknown)} of {type(section).__name__} are not fields that may be filled in"
+    # What stands there already was given, or recorded by the run that goes on.
     return {name: value for name, value in found.items() if getattr(section, name) == fields[name]}

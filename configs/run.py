@@ -120,6 +120,7 @@ class RunConfig(Section):
     @property
     def seat_rules(self) -> dict[str, SeatRule]:
         """Which seats of an environment are trained, where that is not all but the judge's."""
+        # Only what differs: a rule that every environment has would be in all keys and say nothing.
         return {each.name: each.seat_rule for each in self.environments if each.seat_rule != SeatRule()}
 
     @property
@@ -160,6 +161,7 @@ class RunConfig(Section):
     @field_validator("name")
     @classmethod
     def _slug(cls, name: str) -> str:
+        # It is part of paths, in the store and of logs, and of what is typed: RUN:VERSION.
         if name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise ValueError(
                 f"{name!r}: use letters, digits, dot, dash and underscore, starting with a letter or digit"
@@ -196,6 +198,7 @@ class View:
     def content(self) -> dict[str, Any]:
         """What goes into the key: the declared sections without operational fields, as plain JSON values."""
         fields = RunConfig.model_fields
+        # What is empty is left out, so that a feature that is off leaves no trace in keys.
         collected = {name: content(value) for name, value in self._sections.items() if name not in fields and value}
         own = {name: value for name, value in self._sections.items() if name in fields}
         return {name: content(value) for name, value in own.items() if in_key(fields[name], value)} | collected
@@ -214,7 +217,7 @@ def content(value: Any, *, in_place: bool = False) -> Any:
         }
     if isinstance(value, Mapping):
         return {str(name): content(item, in_place=in_place) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple)):  # JSON knows lists alone
         return [content(item, in_place=in_place) for item in value]
     return value
 

@@ -71,6 +71,7 @@ def _temperature_problems(config: RunConfig, where: str, algorithm: AlgorithmCon
     )
     if config.rollout.top_p != 1:
         yield f"rollout.top_p: {config.rollout.top_p:g}: {why}"
+    # An algorithm of the run scores the environments that have none of their own.
     concerned = {
         index: each
         for index, each in enumerate(config.environments)
@@ -82,6 +83,7 @@ def _temperature_problems(config: RunConfig, where: str, algorithm: AlgorithmCon
         if each.temperature not in (None, 1.0):
             yield f"environments.{index}.temperature: {each.temperature:g}: {why}"
         for name, seat in each.seats.items():
+            # Only what the policy sampled to be trained on is compared with the reference.
             if seat.trainable and seat.model is None and seat.temperature not in (None, 1.0):
                 yield f"environments.{index}.seats.{name}.temperature: {seat.temperature:g}: {why}"
 
@@ -122,6 +124,7 @@ def assignment_problems(config: RunConfig) -> Iterator[str]:
 def _refill_problems(config: RunConfig) -> Iterator[str]:
     """Yield a line for each algorithm whose groups without signal would be trained on and never replaced."""
     gate = config.admission
+    # Such a gate refuses every group without signal, whoever made it so.
     if gate is not None and gate.reject_min <= 0 <= gate.reject_max:
         return
     filtered = any(each.type == "zero_advantage" and each.enforce for each in config.filtering.filters)

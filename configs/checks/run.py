@@ -44,7 +44,7 @@ def missing_files(config: RunConfig) -> list[str]:
         lines.append("model.path: say which directory (or hub id) holds the starting weights")
     elif _is_local(config.model.path) and not Path(config.model.path).expanduser().is_dir():
         lines.append(f"model.path: there is no directory {config.model.path}")
-    data = config.data.path
+    data = config.data.path  # whether a URL can be read is for its reader to find out
     if config.kind == "sft" and data and "://" not in data and not Path(data).expanduser().is_file():
         lines.append(f"data.path: there is no file {data}")
     return [*lines, *_too_long_for_model(config)]
@@ -74,6 +74,7 @@ def _is_local(path: str) -> bool:
 
 def _sampling_problems(config: RunConfig) -> Iterator[str]:
     longest = config.engine.max_model_len
+    # A model of others has an engine of its own, of which this section says nothing.
     if config.rollout.max_tokens >= longest and not config.external:
         yield (
             f"rollout.max_tokens: {config.rollout.max_tokens} leaves no room for a prompt within "

@@ -95,6 +95,7 @@ def credit_by_environment(
     """
     environment = np.array(texts(kept.traces["environment"]), object)
     names = list(dict.fromkeys(environment))
+    # What most runs have is not copied apart and together again.
     if len(names) == 1 and kept.states is None:
         return credited(kept, algorithm_of(names[0]))
     signal = np.zeros(len(kept.mask.values), np.float32)

@@ -43,6 +43,7 @@ class Scores:
         self._messages = messages
         self._mask = Ragged.of(messages["mask"])
         self._tokens = Ragged.of(messages["token_ids"])
+        # Zero, and not NaN, on tokens that were not sampled: they are no part of any signal.
         self._values: npt.NDArray[np.float32] = np.zeros(len(self._mask.values), np.float32)
         self._sampled = np.zeros(messages.num_rows, np.bool_)
         self._sampled[self._mask.row_of_value[self._mask.values]] = True
@@ -108,6 +109,7 @@ def reference(
     scores = Scores(messages)
     paths = list(scores.paths(owners(messages, traces, "messages")))
     environments, rows = texts(traces["environment"]), traces.to_pylist()
+    # Pinned: nobody may load another policy into the engine between two calls.
     with engine.pinned(policy) if policy else nullcontext():
         for name in dict.fromkeys(environments):
             own = [path for path in paths if environments[path.trace] == name]
@@ -121,6 +123,8 @@ def reference(
             tokens = [scores.tokens(path) for path in own]
             whole = [shown(rows[path.trace], each) for path, each in zip(own, tokens, strict=True)]
             more = [len(sequence) - len(each) for sequence, each in zip(whole, tokens, strict=True)]
+            # Before the first is scored, so that a refusal wastes no work. What is shown goes before the first token,
+            # so that one that was sampled has something to be predicted from.
             for path, sequence, count in zip(own, whole, more, strict=True):
                 _refuse(
                     rows[path.trace], sequence, config.engine.max_model_len, not count and scores.begins_sampled(path)

@@ -58,7 +58,7 @@ def read_rows(path: Path) -> pl.DataFrame:
     Raises DemonstrationsUnusable naming the file, and the row when one has neither `messages` nor `prompt` and
     `completion`.
     """
-    if path.is_file() and not path.stat().st_size:
+    if path.is_file() and not path.stat().st_size:  # polars says it in other words for each format
         raise DemonstrationsUnusable(f"data.path: {path} is empty. {_MEND}")
     try:
         # Types are taken from all rows: those of the first hundred may not fit the rest.
@@ -90,6 +90,7 @@ def _first_unusable(frame: pl.DataFrame) -> int | None:
 
 
 def _example(number: int, row: dict[str, Any]) -> dict[str, str]:
+    # Sorted, so that the order of fields in a file does not change the digest, which is the id.
     content: dict[str, Any] = json.loads(json.dumps({"messages": _messages(row)}, sort_keys=True))
     if tools := row.get("tools"):
         # In the order given: a template writes a schema as it comes, and a server offers it in that order too.
@@ -156,6 +157,7 @@ def having(examples: pa.Table, environment: str, split: str, where: Mapping[str,
 
 
 def _same(value: Any, wanted: Any) -> bool:
+    # Python calls True equal to 1; who asks for tier 1 does not mean a flag.
     return bool(value == wanted) and isinstance(value, bool) == isinstance(wanted, bool)
 
 

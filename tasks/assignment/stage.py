@@ -58,6 +58,7 @@ def assignment(
     prefix = f"{step}.{batch}" if batch else f"{step}"
     drawn = [(f"{prefix}-{slot}", name, next(chosen[name])) for slot, (name, _) in enumerate(slots)]
     made = {"assignments": _rollouts(drawn, settings.group_size, config.seed)}
+    # Within a step nothing new is known: its first batch has written the state, which later ones read.
     if state is not None and ("traces" in tables or "difficulties" not in tables):
         made["difficulties"] = state
     return made
@@ -87,6 +88,7 @@ def _oversampled(slots: Sequence[tuple[str, int]], factor: float) -> list[tuple[
     """
     needed = Counter(name for name, _ in slots)
     first = {name: min(had for each, had in slots if each == name) for name in needed}
+    # From where the environment would stand had every step before been oversampled as well.
     orders = {name: counting(oversampled_turn(had, factor)) for name, had in first.items()}
     more = [name for name, count in needed.items() for _ in range(num_begun(count, factor) - count)]
     return [(name, next(orders[name])) for name in [*(name for name, _ in slots), *more]]
@@ -168,6 +170,7 @@ def _rollouts(groups: Iterable[tuple[str, str, str]], group_size: int, seed: int
             columns["member"].append(member)
             columns["environment"].append(environment)
             columns["example_id"].append(example)
+            # Tables hold signed numbers of 64 bits, and a seed is not negative.
             columns["seed"].append(digest("sampling", seed, group, member) >> 1)
     return pa.table({name: columns[name] for name in ASSIGNMENTS.arrow.names}, schema=ASSIGNMENTS.arrow)
 

@@ -46,6 +46,7 @@ def filtering(tables: Tables, config: View, *, quarantined: Mapping[str, str] = 
     seated = traces.set_column(traces.schema.get_field_index("trainable"), "trainable", trained)
     findings: dict[int, Finding] = {}
     standing = trainable & ~unfit.hits & ~seats.dropped
+    # Twice: filters of groups judge what those of single traces left.
     for of_groups in (False, True):
         material = FilterInput(
             seated,
@@ -98,6 +99,7 @@ def _verdicts(traces: pa.Table, findings: Sequence[tuple[str, bool, Finding]], t
     for row in range(traces.num_rows):
         found = [(name, enforce, finding) for name, enforce, finding in findings if finding.hits[row]]
         enforced = [name for name, enforce, _ in found if enforce]
+        # Who was never to be trained is not excluded for a finding; a quarantine is said of every trace alike.
         if not trainable[row] and QUARANTINED not in enforced:
             enforced = [UNTRAINABLE]
         detected.append([name for name, _, _ in found])

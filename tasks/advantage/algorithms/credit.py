@@ -48,7 +48,7 @@ class GroupedTraces:
         return GroupedTraces(
             self.traces.take(traces),
             self.messages.take(messages),
-            np.searchsorted(traces, self.owner[messages]),
+            np.searchsorted(traces, self.owner[messages]),  # rows rise, so the place of an old one is the new one
             self.mask.take(messages),
             self.references and self.references.take(messages),
             states,

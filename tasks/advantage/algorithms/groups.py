@@ -42,7 +42,7 @@ def length_penalty(reward: Values, code: NDArray[np.int64], traces: pa.Table, se
         length = traces[column].to_numpy().astype(np.float64)
         longest = np.zeros(len(passed))
         np.maximum.at(longest, code, length)
-        weighted += weight * length / np.maximum(longest, 1)[code]
+        weighted += weight * length / np.maximum(longest, 1)[code]  # lengths are whole: below 1 all are 0
     penalty: Values = passed[code] * weighted
     return penalty
 
@@ -75,6 +75,7 @@ class Groups:
         """Return the groups of the kept traces: those with the same number in `compared`, which has one for each."""
         reward = kept.traces["reward"].to_numpy()
         members = np.flatnonzero(~np.isnan(reward))
+        # Numbered anew among those with a reward: a gap would be a group of size zero to divide by.
         _, code = np.unique(compared[members], return_inverse=True)
         worth = shaped(reward[members], code, kept.traces.select(LENGTHS).take(members), settings)
         return cls(members, code, worth, np.bincount(code))

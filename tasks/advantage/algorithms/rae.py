@@ -30,6 +30,7 @@ def rae(kept: GroupedTraces, settings: RaeConfig) -> Credit:
     baseline = np.full(len(reward), np.nan)
     columns = (texts(kept.traces[name]) for name in ("environment", "example_id", "agent"))
     for row, seat in enumerate(zip(*columns, strict=True)):
+        # Row by row and not in arrays: each baseline depends on the one that the row before left.
         if np.isnan(reward[row]):
             continue
         before, count = seats.get(seat, (0.0, 0))

@@ -22,6 +22,7 @@ def standard(asked: SampleRequest, assignment: AssignmentConfig, settings: Stand
         first = asked.examples[order(epoch)[place]]
         walk = (asked.examples[order(epoch)[(place + further) % count]] for further in range(count))
         chosen.append(next((each for each in walk if each not in tried), first))
+        # In the first batch of a step turns alone decide: an example comes twice where an epoch ends within it.
         if asked.taken:
             tried.add(chosen[-1])
     return chosen

@@ -1,4 +1,4 @@
-"""Custom: a function of one's own is called, and what it returns is held to what training needs, as all algorithms are."""
+"""Custom: a function of one's own is called, and what it returns is held to what training needs; so are all others."""
 
 from dataclasses import replace
 
