@@ -114,14 +114,13 @@ def reference(
         for name in dict.fromkeys(environments):
             own = [path for path in paths if environments[path.trace] == name]
             settings = for_environment(config.scorers, name)
-            at = _at(settings, policy, engine, teachers)
-            shown = (
-                DemonstrationPrompt(settings, config.model, at).prepend
-                if isinstance(settings, OpsdConfig)
-                else _as_it_is
-            )
+            at, most = _scorer(settings, policy, engine, teachers)
+            demonstrated = DemonstrationPrompt(settings, config.model, at) if isinstance(settings, OpsdConfig) else None
             tokens = [scores.tokens(path) for path in own]
-            whole = [shown(rows[path.trace], each) for path, each in zip(own, tokens, strict=True)]
+            whole = tokens
+            if demonstrated is not None:
+                pairs = zip(own, tokens, strict=True)
+                whole = [demonstrated.prepend(rows[path.trace], each) for path, each in pairs]
             more = [len(sequence) - len(each) for sequence, each in zip(whole, tokens, strict=True)]
             # Before the first is scored, so that a refusal wastes no work. What is shown goes before the first token,
             # so that one that was sampled has something to be predicted from.
@@ -129,7 +128,7 @@ def reference(
                 _refuse(
                     rows[path.trace], sequence, config.engine.max_model_len, not count and scores.begins_sampled(path)
                 )
-            for path, count, found in zip(own, more, _scored(whole, at, _most(settings)), strict=True):
+            for path, count, found in zip(own, more, _scored(whole, at, most), strict=True):
                 scores.lay(path, found[count:])
     return {"references": scores.rows()}
 
@@ -148,29 +147,20 @@ def _scored(sequences: Sequence[Sequence[int]], at: Callable[[], ServedModel], m
     return [done[place] for place in range(len(sequences))]
 
 
-def _at(
+def _scorer(
     settings: AlgorithmConfig | None, policy: Policy | None, engine: EngineService, teachers: TeacherService
-) -> Callable[[], ServedModel]:
-    """Return what says where the scorer is served, and waits until it is."""
+) -> tuple[Callable[[], ServedModel], int]:
+    """Return what says where the scorer is served, and waits until it is, and how many sequences it takes at once."""
     if isinstance(settings, OpdConfig):
         teacher = settings.teacher
-        return lambda: teachers.serve(teacher)
+        return lambda: teachers.serve(teacher), teacher.max_in_flight
+    assert isinstance(settings, OpsdConfig), f"{settings} scores nothing"
     if policy is None:
         raise NotScorable(
             "algorithm opsd scores with the policy that sampled the rollouts, and no policy of the store sampled "
             f"these. {SAFE}. Choose another algorithm"
         )
-    held = policy
-    return lambda: engine.serve(held)
-
-
-def _most(settings: AlgorithmConfig | None) -> int:
-    assert isinstance(settings, (OpdConfig, OpsdConfig)), f"{settings} scores nothing"
-    return settings.teacher.max_in_flight if isinstance(settings, OpdConfig) else settings.max_in_flight
-
-
-def _as_it_is(trace: object, tokens: Sequence[int]) -> list[int]:
-    return list(tokens)
+    return lambda: engine.serve(policy), settings.max_in_flight
 
 
 def _traces(tables: Tables, config: View) -> pa.Table:

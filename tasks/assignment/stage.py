@@ -4,7 +4,7 @@ Reads examples, of earlier batches of a step assignments, and where the sampler 
 and difficulties of the step before; writes assignments, and difficulties where the sampler has any.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count as counting
 
@@ -47,12 +47,12 @@ def assignment(
         slots = _oversampled(slots, settings.oversampling)
     examples = {each.name: _examples(tables["examples"], each.name, "train", wanted=1) for each in environments}
     state = known_difficulties(tables, step, batch, config.drawn_by_learners) if settings.sampler.stateful else None
-    taken = _taken(tables["assignments"]) if batch and "assignments" in tables else {}
+    tried = tables["assignments"] if batch and "assignments" in tables else ASSIGNMENTS.arrow.empty_table()
     rewards = {} if state is None else rewards_by_environment(state)
     chosen: dict[str, Iterator[str]] = {}
     for name in examples:
         turns_of = [turn for each, turn in slots if each == name]
-        seen = frozenset(taken.get(name, ()))
+        seen = frozenset(texts(tried.filter(pc.field("environment") == name)["example_id"]))
         asked = SampleRequest(name, examples[name], turns_of, config.seed, step, batch, seen, rewards.get(name, {}))
         chosen[name] = iter(SAMPLERS[settings.sampler.type](asked, settings, settings.sampler))
     prefix = f"{step}.{batch}" if batch else f"{step}"
@@ -92,14 +92,6 @@ def _oversampled(slots: Sequence[tuple[str, int]], factor: float) -> list[tuple[
     orders = {name: counting(oversampled_turn(had, factor)) for name, had in first.items()}
     more = [name for name, count in needed.items() for _ in range(num_begun(count, factor) - count)]
     return [(name, next(orders[name])) for name in [*(name for name, _ in slots), *more]]
-
-
-def _taken(assignments: pa.Table) -> Mapping[str, set[str]]:
-    """Return by environment the examples that some assignments try."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for name, example in zip(texts(assignments["environment"]), texts(assignments["example_id"]), strict=True):
-        found[name].add(example)
-    return found
 
 
 def evaluation_assignment(tables: Tables, config: View) -> Tables:
@@ -162,17 +154,20 @@ def _remedy(split: str) -> str:
 
 def _rollouts(groups: Iterable[tuple[str, str, str]], group_size: int, seed: int) -> pa.Table:
     """Return `group_size` rows for each (group id, environment, example id), each with a 63-bit seed of its own."""
-    columns: dict[str, list[object]] = defaultdict(list)
-    for group, environment, example in groups:
-        for member in range(group_size):
-            columns["assignment_id"].append(f"{group}/{member}")
-            columns["group_id"].append(group)
-            columns["member"].append(member)
-            columns["environment"].append(environment)
-            columns["example_id"].append(example)
+    rows = [
+        {
+            "assignment_id": f"{group}/{member}",
+            "group_id": group,
+            "member": member,
+            "environment": environment,
+            "example_id": example,
             # Tables hold signed numbers of 64 bits, and a seed is not negative.
-            columns["seed"].append(digest("sampling", seed, group, member) >> 1)
-    return pa.table({name: columns[name] for name in ASSIGNMENTS.arrow.names}, schema=ASSIGNMENTS.arrow)
+            "seed": digest("sampling", seed, group, member) >> 1,
+        }
+        for group, environment, example in groups
+        for member in range(group_size)
+    ]
+    return pa.Table.from_pylist(rows, schema=ASSIGNMENTS.arrow)
 
 
 def latest_attempts(rounds: Sequence[pa.Table]) -> pa.Table:
