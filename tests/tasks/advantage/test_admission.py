@@ -13,10 +13,10 @@ from tasks.advantage.algorithms.credit import Credit, GroupedTraces
 from tasks.advantage.stage import STAGE, advantage, silenced
 from tasks.arrays.parse_errors import StrangeFlag
 from tasks.arrays.ragged import Ragged
-from tasks.filtering.stage import STAGE as FILTERING
-from tasks.filtering.stage import filtering
-from tests.fixtures.builders import exchange, message, table, trace, verdict, view
+from tests.fixtures.builders import exchange, message, table, trace, view
+from tests.fixtures.crediting import tables_of
 from tests.fixtures.exactly import exactly
+from tests.fixtures.stages import judged
 
 WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
 EXTRAS = {"extras": {"parse_error": True}}
@@ -38,9 +38,7 @@ def turns(trace_id, flagged=None):
 
 
 def credited(traces, messages, **sections):
-    tables = {"traces": table("traces", traces), "messages": table("messages", messages)}
-    tables["verdicts"] = table("verdicts", [verdict(row["trace_id"], group_id=row["group_id"]) for row in traces])
-    rows = advantage(tables, view(STAGE, **sections))["samples"]
+    rows = advantage(tables_of(traces, messages), view(STAGE, **sections))["samples"]
     check_rows(rows, SAMPLES, RowPlace("samples"))
     return {row["sample_id"]: row for row in rows.to_pylist()}
 
@@ -105,11 +103,10 @@ def test_no_algorithm_trains_it_in_any_component(algorithm):
 @pytest.mark.parametrize("enforce", [False, True])
 def test_the_filter_says_which_turns_and_excludes_only_when_it_enforces(enforce):
     traces = [trace("a", info=json.dumps({"parse_errors": [1, 3]})), trace("b", reward=0.0)]
-    tables = {"traces": table("traces", traces), "messages": table("messages", [*turns("a"), *turns("b")])}
     filters = [{"type": "errored"}, {"type": "parse_error", "enforce": enforce}]
-    found = filtering(tables, view(FILTERING, filtering={"filters": filters}), quarantined={})["verdicts"].to_pylist()
+    found = [*judged(traces, [*turns("a"), *turns("b")], filters).values()]
     assert [row["detected"] for row in found] == [["parse_error"], []]
-    assert json.loads(found[0]["evidence"]) == {"parse_error": {"messages": [1, 3], "tokens": 5}}
+    assert found[0]["evidence"] == {"parse_error": {"messages": [1, 3], "tokens": 5}}
     assert [row["keep"] for row in found] == [not enforce, True]
 
 

@@ -72,8 +72,7 @@ QUARTERS = st.integers(-4, 4).map(lambda quarters: quarters / 4)
 
 def run(traces, messages, own, states=None, step=1):
     """Return credits by sample and the states, with an algorithm for each environment."""
-    verdicts = [verdict(one["trace_id"], group_id=one["group_id"]) for one in traces]
-    tables = tables_of(traces, messages, verdicts)
+    tables = tables_of(traces, messages)
     if states is not None:
         tables["estimator_states"] = table("estimator_states", states)
     named = [{"name": name, "taskset": {"id": name}, "algorithm": section} for name, section in own.items()]
