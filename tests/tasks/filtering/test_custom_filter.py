@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from configs.checks.run import problems
@@ -11,8 +10,6 @@ from configs.filters import RESERVED_NAMES
 from configs.load import load
 from configs.resolve import resolve
 from flows.runtime.versions import function_facts
-from tasks.arrays.finding import FilterInput
-from tasks.arrays.message_graph import owners
 from tasks.filtering.filters import FILTERS
 from tasks.filtering.filters.custom import NoFinding
 from tasks.filtering.stage import STAGE, filtering
@@ -84,9 +81,7 @@ def test_what_it_does_to_its_arguments_is_its_own_affair():
     for _ in range(2):
         found = filtering(tables, config, quarantined={})["verdicts"].to_pylist()
         assert [row["detected"] for row in found] == [["zero_advantage"], ["short", "zero_advantage"]]
-    given = FilterInput(
-        *tables.values(), owners(tables["messages"], tables["traces"], "messages"), 1000, np.ones(2, bool)
-    )
+    given = stages.material(("a", "b"), ("c", "d"))
     FILTERS["custom"].detect(given, config.filtering.filters[1])
     assert given.owner.tolist() == [0, 0, 1, 1] and given.standing.all()
 
