@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from configs.fields import Section, operational
-from configs.functions import version_of
+from configs.fields import Section, operational, version_of
+from configs.services import EngineProcess
 
 
 class AlgorithmSection(Section):
@@ -138,45 +138,38 @@ class EchoConfig(GrpoConfig):
     """Name and version of its package, or the digest of its file; filled in when resolved."""
 
 
-class TeacherConfig(Section):
+class TeacherConfig(EngineProcess):
     """A frozen model that scores or samples: from a directory of weights, or behind a URL that someone else serves."""
 
     path: str = operational("")
     """Directory (or hub id) of its weights; an engine is started for it. Not in keys: `version` is."""
-    url: str = operational("")
-    """Base URL of an engine that someone else runs; empty starts one on `path`."""
     api_key_variable: str = operational("STAGECOACH_TEACHER_KEY")
     """Environment variable that holds the key of an external engine."""
     version: str = ""
     """Digest of its weights, or what an external engine says that it serves; filled in when resolved."""
     max_in_flight: int = operational(64, ge=1)
     """Most sequences that are scored at once."""
-    threads: int = operational(0, ge=0)
-    """OpenMP threads of its engine; 0 leaves one core to everything else."""
-    memory_gib: float = operational(1.0, gt=0)
-    """Memory for its engine's key-value cache, in GiB, on the CPU."""
     gpu_memory_utilization: float = operational(0.3, gt=0, le=1)
     """Share of a GPU's memory for its engine; those of the policy's engine and the learner come on top."""
     gpus: str = operational("")
     """Which GPUs its engine sees, as CUDA_VISIBLE_DEVICES has it, for example `1`; empty is all that we see."""
-    startup_seconds: float = operational(300.0, gt=0)
-    """Longest wait until its engine answers a real one-token generation."""
-    max_restarts: int = operational(3, ge=0)
-    """Restarts of its engine in one run before the run stops."""
 
 
-class OpdConfig(AlgorithmSection):
+class ImitationSection(AlgorithmSection):
+    """What algorithms have in common that look at tokens and not at rewards."""
+
     compares_group: ClassVar[bool] = False
     per_agent: ClassVar[bool] = True
+
+
+class OpdConfig(ImitationSection):
     scored_by: ClassVar[Literal["", "teacher", "policy"]] = "teacher"
     type: Literal["opd"] = "opd"
     teacher: TeacherConfig = TeacherConfig()
     """Whose log-probs the policy is drawn to, on its own tokens."""
 
 
-class OpsdConfig(AlgorithmSection):
-    compares_group: ClassVar[bool] = False
-    per_agent: ClassVar[bool] = True
+class OpsdConfig(ImitationSection):
     scored_by: ClassVar[Literal["", "teacher", "policy"]] = "policy"
     type: Literal["opsd"] = "opsd"
     demonstration: str = "answer"
@@ -187,18 +180,14 @@ class OpsdConfig(AlgorithmSection):
     """Most sequences that are scored at once."""
 
 
-class SftConfig(AlgorithmSection):
-    compares_group: ClassVar[bool] = False
-    per_agent: ClassVar[bool] = True
+class SftConfig(ImitationSection):
     sampled_by: ClassVar[Literal["policy", "teacher"]] = "teacher"
     type: Literal["sft"] = "sft"
     teacher: TeacherConfig = TeacherConfig()
     """Whose tokens are trained on; it shares the policy's tokenizer."""
 
 
-class SupervisedConfig(AlgorithmSection):
-    compares_group: ClassVar[bool] = False
-    per_agent: ClassVar[bool] = True
+class SupervisedConfig(ImitationSection):
     type: Literal["supervised"] = "supervised"
 
 
@@ -244,3 +233,9 @@ AlgorithmConfig = Annotated[
     | CustomConfig,
     Field(discriminator="type"),
 ]
+
+
+def teacher_of(algorithm: AlgorithmConfig) -> TeacherConfig | None:
+    """Return the teacher of an algorithm; None where it has none."""
+    teacher: TeacherConfig | None = getattr(algorithm, "teacher", None)
+    return teacher

@@ -88,7 +88,9 @@ class EvaluationConfig(Section):
         alone = self.model_copy(update={"sets": ()})
         if not self.sets:
             return {"": alone}
-        return {each.name: alone.model_copy(update=_set_fields(each)) for each in self.sets}
+        # What a set leaves open is null, and stays as the evaluation itself has it.
+        own = {each.name: each.model_dump(exclude={"name"}, exclude_none=True) for each in self.sets}
+        return {name: alone.model_copy(update=fields) for name, fields in own.items()}
 
     @property
     def evaluates_training(self) -> bool:
@@ -100,9 +102,3 @@ class EvaluationConfig(Section):
         if not self.every:
             return False
         return version % self.every == 0 if version else self.at_start
-
-
-def _set_fields(chosen: EvaluationSet) -> dict[str, Any]:
-    """Return the fields that a set gives itself."""
-    given = {name: getattr(chosen, name) for name in EvaluationSet.model_fields if name != "name"}
-    return {name: value for name, value in given.items() if value is not None}

@@ -4,51 +4,51 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from configs.fields import Section, operational, section_types
-from configs.functions import version_of
+from configs.fields import Section, operational, section_types, version_of
 
 
-class ErroredFilter(Section):
+class FilterSection(Section):
+    """What every filter's section says of it."""
+
+    type: str
+    enforce: bool = False
+    """Whether what is found is left out of training, or only recorded."""
+
+
+class ErroredFilter(FilterSection):
     type: Literal["errored"] = "errored"
     enforce: Literal[True] = True
     """Errored traces are in no baseline, whatever one would wish."""
 
 
-class TruncatedFilter(Section):
+class TruncatedFilter(FilterSection):
     type: Literal["truncated"] = "truncated"
-    enforce: bool = False
-    """Whether what is found is left out of training, or only recorded."""
 
 
-class ZeroAdvantageFilter(Section):
+class ZeroAdvantageFilter(FilterSection):
     type: Literal["zero_advantage"] = "zero_advantage"
     enforce: bool = True
-    """Whether what is found is left out of training, or only recorded."""
     tolerance: float = Field(1e-9, ge=0)
     """Largest spread of rewards in a group that counts as none."""
 
 
-class GibberishFilter(Section):
+class GibberishFilter(FilterSection):
     type: Literal["gibberish"] = "gibberish"
-    enforce: bool = False
-    """Whether what is found is left out of training, or only recorded."""
     token_id_threshold: int = Field(100_000, ge=0)
     """Token ids above this are rare in a vocabulary sorted by frequency of merges."""
     logprob_offset: float = 2.0
     """A rare token counts when its log-prob is below -log(vocabulary size) minus this, in nats."""
 
 
-class RepetitionFilter(Section):
+class RepetitionFilter(FilterSection):
     type: Literal["repetition"] = "repetition"
-    enforce: bool = False
-    """Whether what is found is left out of training, or only recorded."""
     window: int = Field(3000, ge=1)
     """Shortest run of near-certain tokens that counts as a loop."""
     probability: float = Field(0.99, gt=0, lt=1)
     """A token is near certain when its log-prob is above the log of this."""
 
 
-class ParseErrorFilter(Section):
+class ParseErrorFilter(FilterSection):
     """Finds rollouts with a turn that the environment could not read; that turn is never trained on, whatever this
     filter does with the rest."""
 
@@ -57,15 +57,14 @@ class ParseErrorFilter(Section):
     """Whether the whole rollout is left out of training, or only recorded."""
 
 
-class IncompleteGroupFilter(Section):
+class IncompleteGroupFilter(FilterSection):
     """Finds groups of which a member failed or was not scored; for environments that score a group as one."""
 
     type: Literal["incomplete_group"] = "incomplete_group"
     enforce: bool = True
-    """Whether what is found is left out of training, or only recorded."""
 
 
-class CustomFilter(Section):
+class CustomFilter(FilterSection):
     """Finds what a function of one's own finds."""
 
     type: Literal["custom"] = "custom"
@@ -78,8 +77,6 @@ class CustomFilter(Section):
     """Its keyword arguments, plain values."""
     of_groups: bool = False
     """Whether it compares the members of a group, so that it looks at what the other filters left standing."""
-    enforce: bool = False
-    """Whether what is found is left out of training, or only recorded."""
     version: str = version_of("function")
     """Name and version of its package, or the digest of its file; filled in when resolved."""
 

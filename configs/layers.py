@@ -38,6 +38,7 @@ class Draft:
 
     def source(self, location: Location) -> str:
         """Return where the value at `location`, or else what is nearest to it, came from; empty for a default."""
+        # First what is around it, for whole tables and lists are laid down at once; then what was set inside.
         for length in range(len(location), 0, -1):
             if location[:length] in self._sources:
                 return self._sources[location[:length]]
@@ -45,7 +46,8 @@ class Draft:
 
     def merge(self, tree: Mapping[str, Any], source: str) -> None:
         """Lay `tree` over what is there: tables are merged, lists and values replaced."""
-        self._merge(self.tree, tree, (), source)
+        for key, value in tree.items():
+            self._set(self.tree, key, value, (), source)
 
     def override(self, text: str) -> None:
         """Set one value from `dotted.key=value`; the value is TOML, `null`, or else a bare string.
@@ -64,21 +66,19 @@ class Draft:
             node = node[item]
         self._set(node, self._index(node, keys[-1], location, source), parse(value.strip()), location, source)
 
-    def _merge(self, old: dict[str, Any], new: Mapping[str, Any], location: Location, source: str) -> None:
-        for key, value in new.items():
-            self._set(old, key, value, location, source)
-
     def _set(self, node: Any, key: str | int, value: Any, location: Location, source: str) -> None:
         here = (*location, key)
         current = node.get(key) if isinstance(node, dict) else node[key]
         if isinstance(value, Mapping) and isinstance(current, dict) and not _switches(current, value):
-            self._merge(current, value, here, source)
+            for name, item in value.items():
+                self._set(current, name, item, here, source)
             return
         if key == "type" and isinstance(node, dict) and current not in (None, value):
             # Another kind of thing: the fields of the old kind mean nothing to it.
             node.clear()
         node[key] = deepcopy(value)
         self._sources[here] = source
+        # What was set inside of the old value went with it.
         for deeper in self._inside(here):
             del self._sources[deeper]
 
@@ -88,6 +88,7 @@ class Draft:
 
     def _enter(self, node: Any, key: str, location: Location, source: str) -> tuple[str | int, Location]:
         item = self._index(node, key, location, source)
+        # A section that is off, and null, comes into being by the first setting in it.
         if isinstance(node, dict) and node.get(key) is None:
             node[key] = {}
         return item, (*location, item)
@@ -120,7 +121,7 @@ def parse(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return text
+        return text  # so that paths and names need no quotes of their own within those of a shell
 
 
 def read(file: Path | str) -> tuple[dict[str, Any], str]:
@@ -143,6 +144,7 @@ def find(file: Path | str) -> Path:
     if path.is_file():
         return path
     preset = PRESETS / f"{file}.toml"
+    # A path that is not there is a mistake, even where its last part is the name of a preset.
     if path.name == str(file) and preset.is_file():
         return preset
     raise ConfigError([f"{file}: no such file, and no such preset; the presets are {', '.join(presets())}"])
@@ -191,6 +193,7 @@ def _translate_advantage(tree: dict[str, Any]) -> None:
     if not isinstance(old, dict):
         return
     current = tree.get("algorithm") or {}
+    # The defaults of another algorithm mean nothing to this one.
     switched = old.get("type", current.get("type")) != current.get("type")
     tree["algorithm"] = old if switched else current | old
     warnings.warn("advantage is deprecated: the section is called algorithm", FutureWarning, stacklevel=4)

@@ -38,6 +38,7 @@ def load(
     `base` is a recorded config to start from instead of the defaults. Raises ConfigError with everything that is
     wrong: unknown keys and wrong types first, then what does not fit together.
     """
+    # With the defaults in it, a merge knows the `type` that stands there, and an override reaches items of lists.
     draft = Draft(RunConfig().model_dump(mode="json"))
     if base is not None:
         base = dict(base)
@@ -45,7 +46,7 @@ def load(
         draft.merge(base, "recorded config")
     for file in files:
         draft.merge(*read(file))
-    misplaced = _apply_overrides(draft, overrides)
+    misplaced = _apply_overrides(draft, overrides)  # told with what validation finds, all at once
     translate(draft.tree)
     return require(_validate(draft.tree, draft.source, misplaced))
 
@@ -80,23 +81,18 @@ def _validate(tree: Any, origin: Origin, problems: Sequence[str] = ()) -> RunCon
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError([*problems, *explain(error, RunConfig, origin)]) from error
+        raise ConfigError([*problems, *(_line(details, origin) for details in error.errors())]) from error
     if problems or json_problems(tree):
         raise ConfigError([*problems, *json_problems(tree)])
     return config
 
 
-def explain(error: ValidationError, model: type[BaseModel], origin: Origin) -> list[str]:
-    """Return one line for each error of validating `model`."""
-    return [_line(details, model, origin) for details in error.errors()]
-
-
-def _line(details: ErrorDetails, model: type[BaseModel], origin: Origin) -> str:
-    location, owner = _locate(model, details["loc"])
+def _line(details: ErrorDetails, origin: Origin) -> str:
+    location, owner = _locate(details["loc"])
     came_from = origin(location)
     where = f" ({came_from})" if came_from else ""
     if details["type"] == "extra_forbidden":
-        return _unknown(location, owner, model, where)
+        return _unknown(location, owner, where)
     if details["type"] == "union_tag_not_found":
         return f"{dotted_key(location)}: say of which `type` it is{where}"
     message = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
@@ -104,20 +100,22 @@ def _line(details: ErrorDetails, model: type[BaseModel], origin: Origin) -> str:
     return f"{dotted_key(location)}: {message}{given}{where}"
 
 
-def _unknown(location: Location, owner: type[BaseModel] | None, model: type[BaseModel], where: str) -> str:
+def _unknown(location: Location, owner: type[BaseModel] | None, where: str) -> str:
     advice = removed_key(dotted_key(location))
     if advice:
         return f"{dotted_key(location)}: no longer a key{where}; {advice}"
-    near = _nearest(str(location[-1]), dotted_key(location[:-1]), owner, model)
+    near = _nearest(str(location[-1]), dotted_key(location[:-1]), owner)
     return f"{dotted_key(location)}: unknown key{where}" + (f"; did you mean {near}?" if near else "")
 
 
-def _nearest(name: str, parent: str, owner: type[BaseModel] | None, model: type[BaseModel]) -> str | None:
-    elsewhere = {known.rpartition(".")[2]: known for known in reversed(list(known_keys(model)))}
+def _nearest(name: str, parent: str, owner: type[BaseModel] | None) -> str | None:
+    # Reversed, so that of several keys with one last name the first of the config stays.
+    elsewhere = {known.rpartition(".")[2]: known for known in reversed(list(known_keys(RunConfig)))}
     if name in elsewhere:
         return elsewhere[name]
     for near in get_close_matches(name, owner.model_fields if owner else (), 1, 0.6):
         return f"{parent}.{near}" if parent else near
+    # Among the keys of all sections there are many more, so one has to be nearer to be what was meant.
     return next((elsewhere[near] for near in get_close_matches(name, elsewhere, 1, 0.8)), None)
 
 
@@ -131,13 +129,14 @@ def known_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield from known_keys(member, f"{prefix}{name}.{inside}")
 
 
-def _locate(model: type[BaseModel], loc: tuple[str | int, ...]) -> tuple[Location, type[BaseModel] | None]:
+def _locate(loc: tuple[str | int, ...]) -> tuple[Location, type[BaseModel] | None]:
     """Return pydantic's location without the tags of unions, and the model that the last key belongs to."""
-    at: Any = model
+    at: Any = RunConfig
     location: Location = ()
     owner: type[BaseModel] | None = None
     for part in loc:
         at = plain_annotation(at)
+        # The tag of a union stands in the location as if it were a key.
         tagged = [m for m in section_types(at) if "type" in m.model_fields and m.model_fields["type"].default == part]
         if get_origin(at) in (Union, UnionType) and tagged:
             at = tagged[0]

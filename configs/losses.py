@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from configs.fields import Section
-from configs.functions import version_of
+from configs.fields import Section, version_of
 
 
 class TruncatedImportance(Section):

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from configs.errors import ConfigError
-from configs.functions import imported_functions, with_versions
+from configs.fields import imported_functions
 from configs.run import RunConfig
 
 OPEN: Mapping[str, Mapping[str, Any]] = {
@@ -41,14 +41,25 @@ def resolve(config: RunConfig, versions: Mapping[str, Any] | None = None) -> Run
     functions = versions.get("functions", {})
     opened = {each.version_key: functions.get(each.key, "") for each in imported_functions(config) if not each.version}
     opened |= {f"{where}.version": version for where, version in versions.get("teachers", {}).items()}
-    # Validated again, because a copy with updates takes any value.
-    return RunConfig.model_validate(with_versions(config.model_copy(update=updates).model_dump(mode="json"), opened))
+    return with_versions(config.model_copy(update=updates), opened)
 
 
 def reopen_versions(config: RunConfig, stages: Collection[str]) -> RunConfig:
     """Return `config` with the versions of imported functions open again, for the stages that call them."""
-    opened = {each.version_key: "" for each in imported_functions(config) if each.stage in stages}
-    return RunConfig.model_validate(with_versions(config.model_dump(mode="json"), opened)) if opened else config
+    return with_versions(config, {each.version_key: "" for each in imported_functions(config) if each.stage in stages})
+
+
+def with_versions(config: RunConfig, versions: Mapping[str, str]) -> RunConfig:
+    """Return `config` with versions set, by the dotted key of their fields."""
+    tree = config.model_dump(mode="json")
+    for key, version in versions.items():
+        *sections, name = key.split(".")
+        place: Any = tree
+        for section in sections:
+            place = place[int(section)] if isinstance(place, list) else place[section]
+        place[name] = version
+    # Validated again, because a copy with updates takes any value.
+    return RunConfig.model_validate(tree)
 
 
 def require_agreement(config: RunConfig, versions: Mapping[str, Any]) -> None:
@@ -71,6 +82,7 @@ def require_agreement(config: RunConfig, versions: Mapping[str, Any]) -> None:
         f"{key}: recorded as {recorded!r}, here it is {here!r}; install that version, or start a new run with "
         f"{key}={here!r}"
         for key, recorded, here in triples
+        # An open one is filled in, and of one that is not here (a replay without engine) nothing is known.
         if recorded and here and here != recorded
     ]
     if lines:
@@ -80,4 +92,5 @@ def require_agreement(config: RunConfig, versions: Mapping[str, Any]) -> None:
 def _fill(section: Any, found: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     unknown = set(found) - set(fields)
     assert not unknown, f"versions {sorted(unknown)} of {type(section).__name__} are not fields that may be filled in"
+    # What stands there already was given, or recorded by the run that goes on.
     return {name: value for name, value in found.items() if getattr(section, name) == fields[name]}

@@ -18,7 +18,7 @@ from configs.environments import EnvironmentConfig, SeatRule
 from configs.evaluation import EvaluationConfig, ExternalModelConfig
 from configs.fields import Section, in_key, is_elsewhere, operational
 from configs.filters import FilteringConfig, filter_name
-from configs.replay import GateConfig, NoGate, ReplayConfig
+from configs.replay import GateConfig, NoGate, ReplayConfig, StageName, replayed_stages
 from configs.sections import (
     AdmissionConfig,
     AssignmentConfig,
@@ -73,6 +73,16 @@ class RunConfig(Section):
         return {each.name: each.algorithm for each in self.environments if each.algorithm is not None}
 
     @property
+    def used_algorithms(self) -> dict[str, AlgorithmConfig]:
+        """The algorithms that credit rollouts of the run, by where the config names them."""
+        own = {f"environments.{i}.algorithm": each.algorithm for i, each in enumerate(self.environments)}
+        used = {where: algorithm for where, algorithm in own.items() if algorithm is not None}
+        # Demonstrations belong to no environment: the run's own algorithm credits them, whatever environments have.
+        if self.kind != "sft" and used and len(used) == len(own):
+            return used
+        return {"algorithm": self.algorithm, **used}
+
+    @property
     def learns_from_equals(self) -> dict[str, bool | None]:
         """Whether an environment's algorithm learns from a group of equal rewards."""
         return self._by_environment(_learns_from_equals)
@@ -110,6 +120,7 @@ class RunConfig(Section):
     @property
     def seat_rules(self) -> dict[str, SeatRule]:
         """Which seats of an environment are trained, where that is not all but the judge's."""
+        # Only what differs: a rule that every environment has would be in all keys and say nothing.
         return {each.name: each.seat_rule for each in self.environments if each.seat_rule != SeatRule()}
 
     @property
@@ -134,6 +145,10 @@ class RunConfig(Section):
         """Whether an algorithm carries state from step to step."""
         return any(each.stateful for each in (self.algorithm, *self.algorithms.values()))
 
+    def computes(self, *stages: StageName) -> bool:
+        """Tell whether rows of all these stages are made: by a training run of each, by a replay where it asks so."""
+        return self.kind == "train" or (self.kind == "replay" and {*stages} <= {*replayed_stages(self.replay)})
+
     def algorithm_of(self, environment: str) -> AlgorithmConfig:
         """Return the algorithm that credits an environment's rollouts: its own, or else the run's."""
         return self.algorithms.get(environment, self.algorithm)
@@ -146,6 +161,7 @@ class RunConfig(Section):
     @field_validator("name")
     @classmethod
     def _slug(cls, name: str) -> str:
+        # It is part of paths, in the store and of logs, and of what is typed: RUN:VERSION.
         if name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise ValueError(
                 f"{name!r}: use letters, digits, dot, dash and underscore, starting with a letter or digit"
@@ -182,6 +198,7 @@ class View:
     def content(self) -> dict[str, Any]:
         """What goes into the key: the declared sections without operational fields, as plain JSON values."""
         fields = RunConfig.model_fields
+        # What is empty is left out, so that a feature that is off leaves no trace in keys.
         collected = {name: content(value) for name, value in self._sections.items() if name not in fields and value}
         own = {name: value for name, value in self._sections.items() if name in fields}
         return {name: content(value) for name, value in own.items() if in_key(fields[name], value)} | collected
@@ -200,7 +217,7 @@ def content(value: Any, *, in_place: bool = False) -> Any:
         }
     if isinstance(value, Mapping):
         return {str(name): content(item, in_place=in_place) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple)):  # JSON knows lists alone
         return [content(item, in_place=in_place) for item in value]
     return value
 
@@ -208,3 +225,20 @@ def content(value: Any, *, in_place: bool = False) -> Any:
 def for_environment(by_environment: Mapping[str, Setting | None], environment: str) -> Setting | None:
     """Return the setting of an environment: its own, or else the run's, which is under the empty name."""
     return by_environment[environment] if environment in by_environment else by_environment.get("")
+
+
+def needs_reference_scores(config: RunConfig) -> bool:
+    """Tell whether a run has rollouts scored by a reference: of a replay, whether it does so again."""
+    return config.computes("advantage") and bool(config.scorers)
+
+
+def policy_scores(config: RunConfig) -> bool:
+    """Tell whether the policy that sampled rollouts scores some of them itself."""
+    return any(each is not None and each.scored_by == "policy" for each in config.scorers.values())
+
+
+def only_teachers_sample(config: RunConfig) -> bool:
+    """Tell whether no environment's rollouts are sampled by the policy, so that they do not depend on it."""
+    return bool(config.teachers) and all(
+        for_environment(config.teachers, each.name) is not None for each in config.environments
+    )

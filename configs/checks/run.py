@@ -5,38 +5,34 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from configs.algorithms import AlgorithmConfig, GroupSection
-from configs.checks.algorithms import algorithm_problems
-from configs.checks.assignment import assignment_problems
-from configs.checks.environments import environment_problems
-from configs.checks.evaluation import evaluation_problems
-from configs.checks.teachers import teacher_problems
+from configs.checks.algorithms import algorithm_problems, assignment_problems
+from configs.checks.environments import environment_problems, evaluation_problems
 from configs.checks.training import training_problems
 from configs.errors import ConfigError
 from configs.filters import RESERVED_NAMES, CustomFilter, filter_name
-from configs.replay import replayed_stages
 from configs.run import RunConfig
 
 
 def problems(config: RunConfig) -> list[str]:
     """Return one line for each thing in `config` that cannot work, whatever the machine."""
-    checks = [training_problems(config), _filter_problems(config), _length_shaping_problems(config)]
-    checks += [algorithm_problems(config, algorithms(config)), teacher_problems(config, algorithms(config))]
-    checks += [assignment_problems(config, algorithms(config))]
+    checks = [
+        training_problems(config),
+        _filter_problems(config),
+        algorithm_problems(config),
+        assignment_problems(config),
+    ]
     if config.kind in ("train", "evaluate"):
         checks += [environment_problems(config), _sampling_problems(config), evaluation_problems(config)]
-    elif config.kind == "replay" and "rollout" in replayed_stages(config.replay):
+    elif config.computes("rollout"):
         checks.append(environment_problems(config))
-    checks += {"train": [_rl_problems(config)], "sft": [_sft_problems(config)], "evaluate": [], "replay": []}[
-        config.kind
-    ]
+    if config.kind in ("train", "sft"):
+        checks += [_row_problems(config), _rl_problems(config) if config.kind == "train" else _sft_problems(config)]
     return [line for check in checks for line in check]
 
 
 def require(config: RunConfig) -> RunConfig:
     """Return `config`, or raise ConfigError with all its problems."""
-    found = problems(config)
-    if found:
+    if found := problems(config):
         raise ConfigError(found)
     return config
 
@@ -48,7 +44,7 @@ def missing_files(config: RunConfig) -> list[str]:
         lines.append("model.path: say which directory (or hub id) holds the starting weights")
     elif _is_local(config.model.path) and not Path(config.model.path).expanduser().is_dir():
         lines.append(f"model.path: there is no directory {config.model.path}")
-    data = config.data.path
+    data = config.data.path  # whether a URL can be read is for its reader to find out
     if config.kind == "sft" and data and "://" not in data and not Path(data).expanduser().is_file():
         lines.append(f"data.path: there is no file {data}")
     return [*lines, *_too_long_for_model(config)]
@@ -56,8 +52,7 @@ def missing_files(config: RunConfig) -> list[str]:
 
 def require_files(config: RunConfig) -> None:
     """Raise ConfigError where a file that `config` names is missing. Meant to be called before anything starts."""
-    found = missing_files(config)
-    if found:
+    if found := missing_files(config):
         raise ConfigError(found)
 
 
@@ -67,9 +62,7 @@ def _too_long_for_model(config: RunConfig) -> Iterator[str]:
         positions = json.loads(file.read_text(encoding="utf-8")).get("max_position_embeddings")
     except (OSError, ValueError, AttributeError):
         return  # Not there, or not one that we can judge; whoever loads it says so.
-    key, longest = ("data.max_length", config.data.max_length)
-    if config.kind != "sft":
-        key, longest = ("engine.max_model_len", config.engine.max_model_len)
+    key, longest = _longest_sample(config)
     if isinstance(positions, int) and longest > positions:
         yield f"{key}: {longest} is longer than the model's max_position_embeddings, {positions} ({file})"
 
@@ -81,6 +74,7 @@ def _is_local(path: str) -> bool:
 
 def _sampling_problems(config: RunConfig) -> Iterator[str]:
     longest = config.engine.max_model_len
+    # A model of others has an engine of its own, of which this section says nothing.
     if config.rollout.max_tokens >= longest and not config.external:
         yield (
             f"rollout.max_tokens: {config.rollout.max_tokens} leaves no room for a prompt within "
@@ -100,12 +94,23 @@ def _filter_problems(config: RunConfig) -> Iterator[str]:
         yield "filtering.filters: 'errored' may not be left out; errored traces must be in no baseline"
 
 
-def _rl_problems(config: RunConfig) -> Iterator[str]:
-    if config.packing.tokens_per_row < config.engine.max_model_len:
+def _longest_sample(config: RunConfig) -> tuple[str, int]:
+    """Return the key that bounds the tokens of a sample, and the bound."""
+    if config.kind == "sft":
+        return "data.max_length", config.data.max_length
+    return "engine.max_model_len", config.engine.max_model_len
+
+
+def _row_problems(config: RunConfig) -> Iterator[str]:
+    key, longest = _longest_sample(config)
+    if config.packing.tokens_per_row < longest:
         yield (
             f"packing.tokens_per_row: a row of {config.packing.tokens_per_row} tokens cannot hold the longest sample, "
-            f"engine.max_model_len {config.engine.max_model_len}"
+            f"{key} {longest}"
         )
+
+
+def _rl_problems(config: RunConfig) -> Iterator[str]:
     if config.rollout.temperature == 0:
         yield "rollout.temperature: training needs a temperature above 0; at 0 the rollouts of a group are all the same"
     for index, environment in enumerate(config.environments):
@@ -113,37 +118,11 @@ def _rl_problems(config: RunConfig) -> Iterator[str]:
             yield f"environments.{index}.temperature: training needs a temperature above 0"
 
 
-def _length_shaping_problems(config: RunConfig) -> Iterator[str]:
-    for where, algorithm in algorithms(config):
-        overlong = algorithm.overlong if isinstance(algorithm, GroupSection) else None
-        if overlong is not None and overlong.buffer_tokens > overlong.max_tokens:
-            yield (
-                f"{where}.overlong.buffer_tokens: {overlong.buffer_tokens} is more than max_tokens, "
-                f"{overlong.max_tokens}; the penalty would begin below zero tokens"
-            )
-
-
-def algorithms(config: RunConfig) -> Iterator[tuple[str, AlgorithmConfig]]:
-    """Yield every algorithm that credits rollouts of the run, with where the config names it."""
-    own = config.algorithms
-    if not config.environments or len(own) < len(config.environments):
-        yield "algorithm", config.algorithm
-    for index, environment in enumerate(config.environments):
-        if environment.algorithm is not None:
-            yield f"environments.{index}.algorithm", environment.algorithm
-
-
 def _sft_problems(config: RunConfig) -> Iterator[str]:
     if not config.data.path:
         yield "data.path: a run of kind sft needs a JSONL or Parquet file"
-    if config.packing.tokens_per_row < config.data.max_length:
-        yield (
-            f"packing.tokens_per_row: a row of {config.packing.tokens_per_row} tokens cannot hold the longest sample, "
-            f"data.max_length {config.data.max_length}"
-        )
-    own = ((f"environments.{i}.algorithm", each.algorithm) for i, each in enumerate(config.environments))
-    for where, algorithm in (("algorithm", config.algorithm), *own):
-        if algorithm is not None and algorithm.type != "supervised":
+    for where, algorithm in config.used_algorithms.items():
+        if algorithm.type != "supervised":
             yield f"{where}.type: a run of kind sft needs 'supervised'; it is {algorithm.type!r}"
     if config.evaluation.evaluates_training:
         yield (

@@ -36,6 +36,7 @@ def _schedule_problems(training: TrainingConfig) -> Iterator[str]:
     schedule = training.schedule
     if schedule.type == "constant" and training.decay_steps:
         yield f"training.decay_steps: {training.decay_steps}, but training.schedule 'constant' has no decay; take 0"
+    # A straight line down to zero is the default, and without an end it stays at the peak; a floor asks for a decay.
     falls = schedule.type in ("cosine", "wsd") or (schedule.type == "linear" and schedule.min_ratio > 0)
     if falls and not training.decay_steps:
         yield f"training.decay_steps: training.schedule {schedule.type!r} needs the step at which its decay ends"

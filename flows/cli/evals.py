@@ -22,7 +22,7 @@ from storage.errors import border
 from storage.read.frames import existing_store
 from storage.store import Store
 from tasks.arrays.columns import texts
-from tasks.assignment.example_fields import values_of
+from tasks.assignment.examples import values_of
 from tasks.evaluation.paired import Difference, paired_differences
 from tasks.evaluation.stage import example_means, rewards_of
 

@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from configs.checks.teachers import needs_reference_scores
 from configs.errors import ConfigError
 from configs.load import load
 from configs.replay import ORDER, ReplayConfig, needs_weights, replayed_stages
 from configs.resolve import reopen_versions, resolve
-from configs.run import RunConfig, content
+from configs.run import RunConfig, content, needs_reference_scores
 from flows.queries.step_history import RecordedStep, StepHistory, step_history, trace_ids
 from flows.queries.store_reader import recorded_config
 from flows.replays.request import (

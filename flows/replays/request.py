@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.checks.environments import OF_OUR_SERVERS
-from configs.checks.teachers import needs_reference_scores
 from configs.environments import SeatRule
 from configs.errors import ConfigError
 from configs.replay import ORDER, StageName, needs_weights, replayed_stages
-from configs.run import RunConfig, View
+from configs.run import RunConfig, View, needs_reference_scores
 from tasks.stages import BY_NAME, REPLAYABLE
 
 SERVICES = {name: next(each for each in REPLAYABLE if name in BY_NAME[each].services) for name in ("learner", "engine")}

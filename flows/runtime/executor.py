@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from configs.run import RunConfig
 from flows.runtime.empty_batch import explain_empty_batches, missing_groups
 from storage.refs import Entry
-from tasks.assignment.evaluation_retries import errored_assignments
+from tasks.assignment.stage import errored_assignments
 from tasks.metrics import stage as metrics
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext, StageKeys

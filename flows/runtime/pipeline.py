@@ -12,8 +12,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from configs.checks.teachers import only_teachers_sample, policy_scores
-from configs.run import RunConfig
+from configs.run import RunConfig, only_teachers_sample, policy_scores
 from flows.orchestration.states import EmptyBatch, GateRefused
 from flows.runtime.executor import Executor
 from tasks.advantage import reference

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.checks.teachers import only_teachers_sample, policy_scores
-from configs.run import RunConfig
+from configs.run import RunConfig, only_teachers_sample, policy_scores
 from flows.runtime.prepare import nothing_started
 from flows.services.teachers import asked_teachers
 from storage.errors import NoSpace

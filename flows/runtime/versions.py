@@ -7,11 +7,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from configs.checks.teachers import needs_reference_scores as scores_again
 from configs.errors import ConfigError
-from configs.functions import imported_functions
+from configs.fields import imported_functions
 from configs.replay import replayed_stages
 from configs.run import RunConfig
+from configs.run import needs_reference_scores as scores_again
 from configs.training import TrainingConfig
 from tasks.inference.engine import model_info
 from tasks.inference.engine.model_files import model_directory, tokenizer_digest

@@ -10,12 +10,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from configs.algorithms import TeacherConfig
-from configs.checks.run import algorithms
-from configs.checks.teachers import teacher_of
+from configs.algorithms import TeacherConfig, teacher_of
 from configs.errors import ConfigError
-from configs.functions import with_versions
 from configs.replay import needs_weights, replayed_stages
+from configs.resolve import with_versions
 from configs.run import RunConfig
 from flows.services.base import RunService, Supervisor
 from flows.services.engine import is_healthy
@@ -133,7 +131,7 @@ def asked_teachers(config: RunConfig) -> Iterator[tuple[str, TeacherConfig]]:
         yield from _players(config)
     if config.kind == "evaluate":
         return
-    for where, algorithm in algorithms(config):
+    for where, algorithm in config.used_algorithms.items():
         teacher = teacher_of(algorithm)
         stage = "rollout" if algorithm.sampled_by == "teacher" else "advantage"
         if teacher is not None and stage in again:
@@ -172,7 +170,7 @@ def reopened_teachers(config: RunConfig) -> RunConfig:
     """Return `config` with the versions of the teachers open again that it asks: another one may be named."""
     asked = asked_teachers(config)
     opened = {f"{where}.version": "" for where, each in asked if each.url or is_here(each)}
-    return RunConfig.model_validate(with_versions(config.model_dump(mode="json"), opened)) if opened else config
+    return with_versions(config, opened)
 
 
 def require_teachers(config: RunConfig) -> None:

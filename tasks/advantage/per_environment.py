@@ -1,6 +1,7 @@
 """Credits each environment's traces by its own algorithm, and checks that the algorithm fits its agents."""
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -94,9 +95,11 @@ def credit_by_environment(
     """
     environment = np.array(texts(kept.traces["environment"]), object)
     names = list(dict.fromkeys(environment))
+    # What most runs have is not copied apart and together again.
     if len(names) == 1 and kept.states is None:
         return credited(kept, algorithm_of(names[0]))
-    whole = _blank(kept)
+    signal = np.zeros(len(kept.mask.values), np.float32)
+    whole = Credit.none(kept)
     seen = [] if kept.states is None else list(dict.fromkeys(texts(kept.states["environment"])))
     states = {name: kept.of(name).states for name in seen}
     for name in names:
@@ -105,14 +108,8 @@ def credit_by_environment(
         of_token = of_trace[kept.owner[kept.mask.row_of_value]]
         whole.baseline[of_trace], whole.advantage[of_trace] = part.baseline, part.advantage
         whole.rl[of_token], whole.ce[of_token], whole.ref_kl[of_token] = part.rl, part.ce, part.ref_kl
-        assert whole.signal is not None
-        whole.signal[of_token] = part.signals(kept.of(name))
+        signal[of_token] = part.signals(kept.of(name))
         states[name] = part.states
     found = [each for each in states.values() if each is not None]
-    return Credit(**(vars(whole) | {"states": pa.concat_tables(found) if found else kept.states and kept.states[:0]}))
-
-
-def _blank(kept: GroupedTraces) -> Credit:
-    none = np.full(kept.traces.num_rows, np.nan)
-    zero = np.zeros(len(kept.mask.values), np.float32)
-    return Credit(none, none.copy(), zero, zero.copy(), zero.copy(), zero.copy())
+    after = pa.concat_tables(found) if found else kept.states and kept.states[:0]
+    return replace(whole, signal=signal, states=after)

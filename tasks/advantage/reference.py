@@ -43,6 +43,7 @@ class Scores:
         self._messages = messages
         self._mask = Ragged.of(messages["mask"])
         self._tokens = Ragged.of(messages["token_ids"])
+        # Zero, and not NaN, on tokens that were not sampled: they are no part of any signal.
         self._values: npt.NDArray[np.float32] = np.zeros(len(self._mask.values), np.float32)
         self._sampled = np.zeros(messages.num_rows, np.bool_)
         self._sampled[self._mask.row_of_value[self._mask.values]] = True
@@ -108,24 +109,26 @@ def reference(
     scores = Scores(messages)
     paths = list(scores.paths(owners(messages, traces, "messages")))
     environments, rows = texts(traces["environment"]), traces.to_pylist()
+    # Pinned: nobody may load another policy into the engine between two calls.
     with engine.pinned(policy) if policy else nullcontext():
         for name in dict.fromkeys(environments):
             own = [path for path in paths if environments[path.trace] == name]
             settings = for_environment(config.scorers, name)
-            at = _at(settings, policy, engine, teachers)
-            shown = (
-                DemonstrationPrompt(settings, config.model, at).prepend
-                if isinstance(settings, OpsdConfig)
-                else _as_it_is
-            )
+            at, most = _scorer(settings, policy, engine, teachers)
+            demonstrated = DemonstrationPrompt(settings, config.model, at) if isinstance(settings, OpsdConfig) else None
             tokens = [scores.tokens(path) for path in own]
-            whole = [shown(rows[path.trace], each) for path, each in zip(own, tokens, strict=True)]
+            whole = tokens
+            if demonstrated is not None:
+                pairs = zip(own, tokens, strict=True)
+                whole = [demonstrated.prepend(rows[path.trace], each) for path, each in pairs]
             more = [len(sequence) - len(each) for sequence, each in zip(whole, tokens, strict=True)]
+            # Before the first is scored, so that a refusal wastes no work. What is shown goes before the first token,
+            # so that one that was sampled has something to be predicted from.
             for path, sequence, count in zip(own, whole, more, strict=True):
                 _refuse(
                     rows[path.trace], sequence, config.engine.max_model_len, not count and scores.begins_sampled(path)
                 )
-            for path, count, found in zip(own, more, _scored(whole, at, _most(settings)), strict=True):
+            for path, count, found in zip(own, more, _scored(whole, at, most), strict=True):
                 scores.lay(path, found[count:])
     return {"references": scores.rows()}
 
@@ -144,29 +147,20 @@ def _scored(sequences: Sequence[Sequence[int]], at: Callable[[], ServedModel], m
     return [done[place] for place in range(len(sequences))]
 
 
-def _at(
+def _scorer(
     settings: AlgorithmConfig | None, policy: Policy | None, engine: EngineService, teachers: TeacherService
-) -> Callable[[], ServedModel]:
-    """Return what says where the scorer is served, and waits until it is."""
+) -> tuple[Callable[[], ServedModel], int]:
+    """Return what says where the scorer is served, and waits until it is, and how many sequences it takes at once."""
     if isinstance(settings, OpdConfig):
         teacher = settings.teacher
-        return lambda: teachers.serve(teacher)
+        return lambda: teachers.serve(teacher), teacher.max_in_flight
+    assert isinstance(settings, OpsdConfig), f"{settings} scores nothing"
     if policy is None:
         raise NotScorable(
             "algorithm opsd scores with the policy that sampled the rollouts, and no policy of the store sampled "
             f"these. {SAFE}. Choose another algorithm"
         )
-    held = policy
-    return lambda: engine.serve(held)
-
-
-def _most(settings: AlgorithmConfig | None) -> int:
-    assert isinstance(settings, (OpdConfig, OpsdConfig)), f"{settings} scores nothing"
-    return settings.teacher.max_in_flight if isinstance(settings, OpdConfig) else settings.max_in_flight
-
-
-def _as_it_is(trace: object, tokens: Sequence[int]) -> list[int]:
-    return list(tokens)
+    return lambda: engine.serve(policy), settings.max_in_flight
 
 
 def _traces(tables: Tables, config: View) -> pa.Table:

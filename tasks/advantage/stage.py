@@ -51,6 +51,7 @@ def refused(kept: GroupedTraces, credit: Credit, settings: AdmissionConfig) -> F
     lowest, highest = (end + sign * _slack(end) for end, sign in ((settings.reject_min, -1), (settings.reject_max, 1)))
     apart = (worth < lowest) | (worth > highest)
     weighed, differing = (np.bincount(group, flags, len(groups)) for flags in (rl, rl & apart))
+    # A group is refused whole, and so are its tokens of other components.
     found: Flags = ((weighed > 0) & (differing == 0))[group]
     return found
 
@@ -103,6 +104,7 @@ def advantage(tables: Tables, config: View, *, step: int = 0) -> Tables:
     rules = config.seat_rules
     one_learner = [name for name, rule in rules.items() if rule.learner_seat]
     require_agents(trained_seats(tables["traces"], rules), algorithms, step, one_learner)
+    # The gate comes last: a turn that nobody could read must not be what admits a group.
     credit = silenced(kept, credit_by_environment(kept, algorithms.__getitem__, _credited), mute)
     check_sampled(kept, credit)
     if config.admission is not None:
@@ -132,6 +134,7 @@ def check_zero_sum(traces: pa.Table, credit: Credit) -> None:
     code, names = codes(traces["group_id"])
     values = np.nan_to_num(credit.advantage)
     total, scale = np.bincount(code, values, len(names)), np.bincount(code, np.abs(values), len(names))
+    # Not `>`: a sum that is not a number is wrong, too.
     wrong = np.flatnonzero(~(np.abs(total) <= 1e-9 * (1 + scale)))
     if len(wrong):
         raise AdvantageBreach(
@@ -191,6 +194,7 @@ def _references(tables: Tables, messages: pa.Table) -> Ragged | None:
         each: row for row, each in enumerate(zip(texts(rows["trace_id"]), rows["message"].to_pylist(), strict=True))
     }
     names = list(zip(texts(messages["trace_id"]), messages["message"].to_pylist(), strict=True))
+    # Messages without a sampled token have no row; nor has what no algorithm asked a score for.
     own = np.array([row for row, each in enumerate(names) if each in place], np.int64)
     found = np.array([place[names[row]] for row in own], np.int64)
     scored, lengths = Ragged.of(rows["logprobs"]), Ragged.of(messages["mask"]).lengths
@@ -213,6 +217,7 @@ def _breach(table: str, column: str, what: str) -> AdvantageBreach:
 def _credits(kept: GroupedTraces, credit: Credit, branches: Branches) -> pa.Table:
     tokens = kept.mask.take(branches.path.values)
     counts = branches.path.lengths
+    # A token that branches share is laid along each of them, and weighs in the first alone.
     once = np.repeat(branches.first, tokens.lengths)
 
     def along(stream: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Ragged:

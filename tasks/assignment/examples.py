@@ -1,18 +1,21 @@
-"""Examples: what the environments, or a file of demonstrations, have to offer.
+"""Examples: what the environments, or a file of demonstrations, have to offer, and which have wanted values.
 
 Reads nothing but its source; writes examples.
 """
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from configs.run import View
 from storage.schemas.stage_tables import EXAMPLES
+from tasks.arrays.columns import texts
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.services import ExampleSource
 from tasks.runtime.stage import Stage, Tables
@@ -55,7 +58,7 @@ def read_rows(path: Path) -> pl.DataFrame:
     Raises DemonstrationsUnusable naming the file, and the row when one has neither `messages` nor `prompt` and
     `completion`.
     """
-    if path.is_file() and not path.stat().st_size:
+    if path.is_file() and not path.stat().st_size:  # polars says it in other words for each format
         raise DemonstrationsUnusable(f"data.path: {path} is empty. {_MEND}")
     try:
         # Types are taken from all rows: those of the first hundred may not fit the rest.
@@ -87,6 +90,7 @@ def _first_unusable(frame: pl.DataFrame) -> int | None:
 
 
 def _example(number: int, row: dict[str, Any]) -> dict[str, str]:
+    # Sorted, so that the order of fields in a file does not change the digest, which is the id.
     content: dict[str, Any] = json.loads(json.dumps({"messages": _messages(row)}, sort_keys=True))
     if tools := row.get("tools"):
         # In the order given: a template writes a schema as it comes, and a server offers it in that order too.
@@ -104,6 +108,57 @@ def _messages(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _as_messages(value: str | list[dict[str, Any]], role: str) -> list[dict[str, Any]]:
     return [{"role": role, "content": value}] if isinstance(value, str) else list(value)
+
+
+ABSENT = object()
+"""What a field is that a task does not have; one that is null is there."""
+
+
+class FieldMissing(ValueError):
+    """Examples are to be told apart by a field that their tasks do not have."""
+
+
+def field_of(task: Mapping[str, Any], name: str) -> Any:
+    """Return a field of a task's data, nested ones with dots; ABSENT where there is none."""
+    value: Any = task
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return ABSENT
+        value = value[part]
+    return value
+
+
+def values_of(examples: pa.Table, environment: str, name: str) -> list[Any]:
+    """Return a field of every example in turn, all of one environment. Raises FieldMissing where one lacks it."""
+    tasks = [json.loads(text) for text in texts(examples["task"])]
+    found = [field_of(task, name) for task in tasks]
+    lacking = [number for number, value in enumerate(found) if value is ABSENT]
+    if lacking:
+        has = ", ".join(sorted(tasks[lacking[0]])) or "none"
+        raise FieldMissing(
+            f"environment {environment!r}: {len(lacking)} of {len(tasks)} examples have no field {name!r}, first "
+            f"{examples['example_id'][lacking[0]]}, whose task has the fields {has}. Nothing was sampled. Name a field "
+            "that all have, or give the environment a set of its own (evaluation.sets)"
+        )
+    return found
+
+
+def having(examples: pa.Table, environment: str, split: str, where: Mapping[str, Sequence[Any]]) -> pa.Table:
+    """Return the examples of an environment's split whose fields have wanted values, in order; all without a filter.
+
+    Values are the same where they are of one type and equal: true is not 1. Raises FieldMissing.
+    """
+    kept = examples.filter((pc.field("environment") == environment) & (pc.field("split") == split))
+    for name, wanted in where.items():
+        values = values_of(kept, environment, name)
+        fits = [any(_same(value, each) for each in wanted) for value in values]
+        kept = kept.filter(pa.array(fits, pa.bool_()))
+    return kept
+
+
+def _same(value: Any, wanted: Any) -> bool:
+    # Python calls True equal to 1; who asks for tier 1 does not mean a flag.
+    return bool(value == wanted) and isinstance(value, bool) == isinstance(wanted, bool)
 
 
 STAGE = Stage(

@@ -4,7 +4,7 @@ Reads examples, of earlier batches of a step assignments, and where the sampler 
 and difficulties of the step before; writes assignments, and difficulties where the sampler has any.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count as counting
 
@@ -17,10 +17,9 @@ from storage.schemas.stage_tables import ASSIGNMENTS
 from tasks.arrays.columns import texts
 from tasks.arrays.group_counts import num_begun, oversampled_turn
 from tasks.arrays.permutation import digest, shares, turns
-from tasks.assignment.evaluation_retries import errored_assignments
-from tasks.assignment.example_fields import having
-from tasks.assignment.samplers import SAMPLERS, difficulties
-from tasks.assignment.samplers.sampler import SampleRequest
+from tasks.assignment.examples import having
+from tasks.assignment.samplers import SAMPLERS
+from tasks.assignment.samplers.sampler import SampleRequest, known_difficulties, rewards_by_environment
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.stage import Stage, Tables
 
@@ -47,18 +46,19 @@ def assignment(
     if settings.oversampling > 1:
         slots = _oversampled(slots, settings.oversampling)
     examples = {each.name: _examples(tables["examples"], each.name, "train", wanted=1) for each in environments}
-    state = difficulties.known(tables, step, batch, config.drawn_by_learners) if settings.sampler.stateful else None
-    taken = _taken(tables["assignments"]) if batch and "assignments" in tables else {}
-    rewards = {} if state is None else difficulties.by_environment(state)
+    state = known_difficulties(tables, step, batch, config.drawn_by_learners) if settings.sampler.stateful else None
+    tried = tables["assignments"] if batch and "assignments" in tables else ASSIGNMENTS.arrow.empty_table()
+    rewards = {} if state is None else rewards_by_environment(state)
     chosen: dict[str, Iterator[str]] = {}
     for name in examples:
         turns_of = [turn for each, turn in slots if each == name]
-        seen = frozenset(taken.get(name, ()))
+        seen = frozenset(texts(tried.filter(pc.field("environment") == name)["example_id"]))
         asked = SampleRequest(name, examples[name], turns_of, config.seed, step, batch, seen, rewards.get(name, {}))
         chosen[name] = iter(SAMPLERS[settings.sampler.type](asked, settings, settings.sampler))
     prefix = f"{step}.{batch}" if batch else f"{step}"
     drawn = [(f"{prefix}-{slot}", name, next(chosen[name])) for slot, (name, _) in enumerate(slots)]
     made = {"assignments": _rollouts(drawn, settings.group_size, config.seed)}
+    # Within a step nothing new is known: its first batch has written the state, which later ones read.
     if state is not None and ("traces" in tables or "difficulties" not in tables):
         made["difficulties"] = state
     return made
@@ -88,17 +88,10 @@ def _oversampled(slots: Sequence[tuple[str, int]], factor: float) -> list[tuple[
     """
     needed = Counter(name for name, _ in slots)
     first = {name: min(had for each, had in slots if each == name) for name in needed}
+    # From where the environment would stand had every step before been oversampled as well.
     orders = {name: counting(oversampled_turn(had, factor)) for name, had in first.items()}
     more = [name for name, count in needed.items() for _ in range(num_begun(count, factor) - count)]
     return [(name, next(orders[name])) for name in [*(name for name, _ in slots), *more]]
-
-
-def _taken(assignments: pa.Table) -> Mapping[str, set[str]]:
-    """Return by environment the examples that some assignments try."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for name, example in zip(texts(assignments["environment"]), texts(assignments["example_id"]), strict=True):
-        found[name].add(example)
-    return found
 
 
 def evaluation_assignment(tables: Tables, config: View) -> Tables:
@@ -119,7 +112,8 @@ def evaluation_assignment(tables: Tables, config: View) -> Tables:
             continue
         fitting = having(tables["examples"], name, "eval", settings.where) if settings.where else tables["examples"]
         held_out = _examples(fitting, name, "eval", wanted=settings.num_examples)
-        chosen = _in_hash_order(name, held_out)[: settings.num_examples]
+        in_hash_order = sorted(held_out, key=lambda example: (digest("held out", name, example), example))
+        chosen = in_hash_order[: settings.num_examples]
         groups += [(f"eval-{name}-{i}", name, example) for i, example in enumerate(chosen)]
     return {"assignments": _rollouts(groups, settings.attempts, config.seed)}
 
@@ -158,22 +152,40 @@ def _remedy(split: str) -> str:
     return "Lower evaluation.num_examples, or raise holdout_fraction or max_examples of the environment."
 
 
-def _in_hash_order(environment: str, examples: list[str]) -> list[str]:
-    return sorted(examples, key=lambda example: (digest("held out", environment, example), example))
-
-
 def _rollouts(groups: Iterable[tuple[str, str, str]], group_size: int, seed: int) -> pa.Table:
     """Return `group_size` rows for each (group id, environment, example id), each with a 63-bit seed of its own."""
-    columns: dict[str, list[object]] = defaultdict(list)
-    for group, environment, example in groups:
-        for member in range(group_size):
-            columns["assignment_id"].append(f"{group}/{member}")
-            columns["group_id"].append(group)
-            columns["member"].append(member)
-            columns["environment"].append(environment)
-            columns["example_id"].append(example)
-            columns["seed"].append(digest("sampling", seed, group, member) >> 1)
-    return pa.table({name: columns[name] for name in ASSIGNMENTS.arrow.names}, schema=ASSIGNMENTS.arrow)
+    rows = [
+        {
+            "assignment_id": f"{group}/{member}",
+            "group_id": group,
+            "member": member,
+            "environment": environment,
+            "example_id": example,
+            # Tables hold signed numbers of 64 bits, and a seed is not negative.
+            "seed": digest("sampling", seed, group, member) >> 1,
+        }
+        for group, environment, example in groups
+        for member in range(group_size)
+    ]
+    return pa.Table.from_pylist(rows, schema=ASSIGNMENTS.arrow)
+
+
+def latest_attempts(rounds: Sequence[pa.Table]) -> pa.Table:
+    """Return traces in which those of an assignment that was made again take the place of its earlier ones.
+
+    `rounds` are in order of time, each with the column `assignment_id`.
+    """
+    kept = list(rounds[:1])
+    for later in rounds[1:]:
+        again = later["assignment_id"].combine_chunks()
+        kept = [each.filter(pc.invert(pc.is_in(each["assignment_id"], value_set=again))) for each in kept]
+        kept.append(later)
+    return pa.concat_tables(kept)
+
+
+def errored_assignments(traces: pa.Table) -> list[str]:
+    """Return the assignments of which any trace ended with an error, in order."""
+    return sorted(set(texts(traces.filter(pc.is_valid(traces["error_class"]))["assignment_id"])))
 
 
 STAGE = Stage(

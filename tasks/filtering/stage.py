@@ -37,48 +37,31 @@ def filtering(tables: Tables, config: View, *, quarantined: Mapping[str, str] = 
     trace does not say which seat learns and has to.
     """
     traces, messages = tables["traces"], tables["messages"]
-    filters = _with_errored(config.filtering.filters)
+    filters = config.filtering.filters
+    if not any(settings.type == "errored" for settings in filters):
+        filters = (ErroredFilter(), *filters)
     trainable = traces["trainable"].to_numpy().astype(np.bool_)
-    unfit = _unfit(texts(traces["trace_id"]), quarantined)
+    names = enumerate(texts(traces["trace_id"]))
+    said = {row: {"reason": quarantined[name]} for row, name in names if name in quarantined}
+    unfit = hits_from(said, traces.num_rows)
     seats = seat_rules(traces, config.seat_rules)
-    seated = _seated(traces, trainable & ~seats.dropped)
+    # Filters see the traces of seats that are left out as no more trainable than those of others.
+    trained = pa.array(trainable & ~seats.dropped)
+    seated = traces.set_column(traces.schema.get_field_index("trainable"), "trainable", trained)
+    owner = owners(messages, traces, "messages")
+    eligible = trainable & ~unfit.hits & ~seats.dropped
     findings: dict[int, Finding] = {}
-    standing = trainable & ~unfit.hits & ~seats.dropped
+    # Twice: filters of groups judge what those of single traces left.
     for of_groups in (False, True):
-        material = FilterInput(
-            seated,
-            messages,
-            owners(messages, traces, "messages"),
-            config.model.vocab_size,
-            standing,
-            config.learns_from_equals,
-            config.episode_agents,
-        )
+        standing = eligible & ~_excluded(filters, findings, traces.num_rows)
+        vocab_size, learns, episodic = config.model.vocab_size, config.learns_from_equals, config.episode_agents
+        material = FilterInput(seated, messages, owner, vocab_size, standing, learns, episodic)
         for place, settings in enumerate(filters):
             if _looks_last(settings) == of_groups:
                 findings[place] = FILTERS[settings.type].detect(material, settings)
-        standing = trainable & ~unfit.hits & ~seats.dropped & ~_excluded(filters, findings, traces.num_rows)
     found = [(QUARANTINED, True, unfit), (JUDGE, True, seats.judge), (OTHER_SEAT, True, seats.other)]
     found += [(filter_name(settings), settings.enforce, findings[place]) for place, settings in enumerate(filters)]
     return {"verdicts": _verdicts(traces, found, trainable)}
-
-
-def _seated(traces: pa.Table, trained: Flags) -> pa.Table:
-    """Return the traces as filters see them: those of seats that are left out are as little trainable as others'."""
-    return traces.set_column(traces.schema.get_field_index("trainable"), "trainable", pa.array(trained))
-
-
-def _unfit(trace_ids: Sequence[str], quarantined: Mapping[str, str]) -> Finding:
-    """Return the finding of the quarantine; the evidence is what was said of the trace."""
-    return hits_from(
-        {row: {"reason": quarantined[name]} for row, name in enumerate(trace_ids) if name in quarantined},
-        len(trace_ids),
-    )
-
-
-def _with_errored(filters: Sequence[Any]) -> Sequence[Any]:
-    listed = any(settings.type == "errored" for settings in filters)
-    return filters if listed else (ErroredFilter(), *filters)
 
 
 def _looks_last(settings: Any) -> bool:
@@ -101,6 +84,7 @@ def _verdicts(traces: pa.Table, findings: Sequence[tuple[str, bool, Finding]], t
     for row in range(traces.num_rows):
         found = [(name, enforce, finding) for name, enforce, finding in findings if finding.hits[row]]
         enforced = [name for name, enforce, _ in found if enforce]
+        # Who was never to be trained is not excluded for a finding; a quarantine is said of every trace alike.
         if not trainable[row] and QUARANTINED not in enforced:
             enforced = [UNTRAINABLE]
         detected.append([name for name, _, _ in found])

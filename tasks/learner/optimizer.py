@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from configs.optimizers import MuonOptimizer, SignSgdOptimizer, WsdSchedule
-from configs.training import TrainingConfig
+from configs.training import MuonOptimizer, SignSgdOptimizer, TrainingConfig, WsdSchedule
 from tasks.learner.distributed import World, like, local, whole
 from tasks.learner.model import PolicyModel
 

@@ -34,6 +34,7 @@ def by_constant_length(
     num_weighted = np.bincount(row[samples.streams["rl_weights"] != 0], minlength=len(samples.ids))
     factor = np.ones(len(samples.ids))
     for members in updates:
+        # A sample of another component alone has no part in the rl denominator.
         weighted = members[num_weighted[members] > 0]
         owner = samples.owner[weighted]
         denominator = num_weighted[weighted][counts_for[owner] == 0].sum() + counts_for[np.unique(owner)].sum()
@@ -126,6 +127,7 @@ def _batch(samples: Samples, rows: Rows, update: int, first_row: int, num_ranks:
     }
     for name, stream in _streams(samples, rows).items():
         columns[name] = stream.arrow(TOKENS if name == "token_ids" else FLOATS)
+        # The denominator is that of the whole update, and stands in each row: a rank sees its own rows alone.
         if name.endswith("_weights"):
             counted = np.full(len(rows), np.count_nonzero(stream.values), np.int64)
             columns[f"{name.removesuffix('_weights')}_tokens"] = pa.array(counted)
@@ -139,6 +141,7 @@ def _streams(samples: Samples, rows: Rows) -> dict[str, Ragged]:
     num_padding = sum(tokens_in_row) - len(where)
     streams = {}
     for name, values in samples.streams.items():
+        # Logits are divided by the temperature, of padding too.
         padding = np.full(num_padding, 1 if name == "temperatures" else 0, values.dtype)
         streams[name] = Ragged.from_lengths(np.concatenate((values[where], padding)), tokens_in_row)
     return streams

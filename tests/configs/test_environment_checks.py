@@ -8,6 +8,9 @@ from configs.errors import ConfigError
 from configs.load import load
 
 SEAT = "environments.0.seats.rival"
+LABELS = "sandbox_labels=['run-7']"
+FROZEN = "seats={rival={model={path='a'}}}"
+OF_OTHERS = "address='tcp://127.0.0.1:9'"
 FAULTS = [
     ("env={id=3}", "environments.0.env.id: 3 is no name"),
     ("env={taskset={id='other'}}", "environments.0.env.taskset: the taskset has a section of its own"),
@@ -15,18 +18,24 @@ FAULTS = [
     ("seats={rival={model={}}}", f"{SEAT}.model: give the path of its weights, or the url"),
     ("seats={rival={model={path='a', url='http://b'}}}", f"{SEAT}.model: give the path .* both are set"),
     ("evaluation_seat='judge'", "environments.0.evaluation_seat: the judge is left out by drop_judge"),
-    ("sandbox_labels=['run-7']", "environments.0.sandbox_labels: nothing here runs in a sandbox that takes labels"),
+    (LABELS, "environments.0.sandbox_labels: nothing here runs in a sandbox that takes labels"),
+    (FROZEN, OF_OTHERS, f"{SEAT}.model: the environment server at tcp://127.0.0.1:9 is someone else's"),
+    (FROZEN, "evaluation_seat='rival'", "environments.0.evaluation_seat: 'rival' is played by a frozen model"),
+    (
+        *("seats={rival={trainable=false}}", "evaluation_seat='rival'"),
+        "environments.0.evaluation_seat: 'rival' has trainable = false",
+    ),
 ]
 FINE = [
-    "seats={rival={temperature=0.0, trainable=false}}",
-    "seats={rival={temperature=0.0, model={path='a'}}}",
-    "seats={rival={model={url='http://b'}, max_turns=2}}",
-    "env={id='best-of-n', n=3}",
-    "evaluation_seat='rival'",
-    "address='tcp://127.0.0.1:9'",
-    "pool={type='elastic', max_workers=4}",
+    ("seats={rival={temperature=0.0, trainable=false}}",),
+    ("seats={rival={temperature=0.0, model={path='a'}}}",),
+    ("seats={rival={model={url='http://b'}, max_turns=2}}",),
+    ("env={id='best-of-n', n=3}",),
+    ("evaluation_seat='rival'",),
+    (OF_OTHERS,),
+    ("pool={type='elastic', max_workers=4}",),
+    ("evaluation_seat='judge'", "drop_judge=false"),  # a judge that is trained
 ]
-LABELS = "sandbox_labels=['run-7']"
 
 
 def found(*settings):
@@ -37,30 +46,16 @@ def found(*settings):
     return []
 
 
-@pytest.mark.parametrize(("setting", "said"), FAULTS)
-def test_each_fault_is_found_and_nothing_else(setting, said):
-    (line,) = found(setting)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault[-1])
+def test_each_fault_is_found_and_nothing_else(fault):
+    *settings, said = fault
+    (line,) = found(*settings)
     assert re.match(said, line), line
 
 
-@pytest.mark.parametrize("setting", FINE)
-def test_what_can_work_is_let_through(setting):
-    assert found(setting) == []
-
-
-def test_a_server_of_others_takes_no_model_for_a_seat():
-    (line,) = found("seats={rival={model={path='a'}}}", "address='tcp://127.0.0.1:9'")
-    assert line.startswith(f"{SEAT}.model: the environment server at tcp://127.0.0.1:9 is someone else's")
-
-
-def test_an_evaluation_counts_no_frozen_seat():
-    (line,) = found("seats={rival={model={path='a'}}}", "evaluation_seat='rival'")
-    assert line.startswith("environments.0.evaluation_seat: 'rival' is played by a frozen model")
-
-
-def test_an_evaluation_counts_no_seat_that_is_not_trained():
-    (line,) = found("seats={rival={trainable=false}}", "evaluation_seat='rival'")
-    assert line.startswith("environments.0.evaluation_seat: 'rival' has trainable = false")
+@pytest.mark.parametrize("settings", FINE, ids=str)
+def test_what_can_work_is_let_through(settings):
+    assert found(*settings) == []
 
 
 def test_a_replay_that_samples_is_held_to_the_same():
@@ -81,16 +76,12 @@ def test_an_evaluation_may_play_a_seat_at_temperature_zero():
     assert load(("demo",), ["kind=evaluate", seat]).environments[0].seats["rival"].temperature == 0
 
 
-def test_a_judge_that_is_trained_may_be_evaluated():
-    assert found("evaluation_seat='judge'", "drop_judge=false") == []
-
-
 @pytest.mark.parametrize(
     "setting", ["pool={num_workers=2, type='static'}", "hang_seconds=3.0", "startup_seconds=3.0", "max_restarts=0"]
 )
 def test_what_is_said_about_a_server_is_refused_for_one_of_others(setting):
     assert found(setting) == []
-    (line,) = found(setting, "address='tcp://127.0.0.1:9'")
+    (line,) = found(setting, OF_OTHERS)
     name = setting.partition("=")[0]
     assert line.startswith(f"environments.0.{name}: the environment server at tcp://127.0.0.1:9 is someone else's")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from configs.checks.evaluation import evaluation_problems
+from configs.checks.environments import evaluation_problems
 from configs.evaluation import EvaluationConfig
 from configs.run import RunConfig, View, content
 

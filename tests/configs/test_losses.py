@@ -51,30 +51,3 @@ def test_an_unknown_loss_names_the_known_ones() -> None:
 def test_values_out_of_range_are_refused(overrides: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         loss(*overrides)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["training.loss.sequence_mask={low=2.0, high=1.0}"], "low 2.0 is not below high 1.0"),
-        (["training.loss.sequence_mask.low=null", "training.loss.sequence_mask.high=null"], "both null"),
-        (["training.loss.type=cispo", "training.loss.tis.cap=5.0"], "a cap of 5.0 does nothing"),
-        (["training.loss.type=cispo", "training.loss.clip_low=0.5", "training.loss.tis.cap=0.5"], "least weight 0.5"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(overrides: list[str], words: str) -> None:
-    with pytest.raises(ConfigError, match=f"has a problem.*\\n.*training.loss.*{words}"):
-        loss(*overrides)
-
-
-def test_those_beside_them_work() -> None:
-    near = [
-        ["training.loss.sequence_mask={low=1.0, high=2.0}"],
-        ["training.loss.sequence_mask.low=null"],
-        ["training.loss.type=cispo", "training.loss.tis.cap=4.9"],
-        ["training.loss.type=cispo", 'training.loss.tis={cap=9.0, level="sequence"}'],
-        ["training.loss.type=cispo", "training.loss.clip_low=0.5", "training.loss.tis.cap=0.6"],
-        ["training.loss.type=ppo", "training.loss.tis.cap=5.0"],
-    ]
-    found = [loss(*overrides) for overrides in near]
-    assert [each.type for each in found] == ["dppo", "dppo", "cispo", "cispo", "cispo", "ppo"]

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from configs.checks.run import problems
-from configs.checks.teachers import needs_reference_scores, only_teachers_sample, policy_scores
-from configs.run import RunConfig, View
+from configs.run import RunConfig, View, needs_reference_scores, only_teachers_sample, policy_scores
 from tasks.advantage import reference
 from tasks.rollout import stage as rollout
 

@@ -13,9 +13,9 @@ from configs.evaluation import EvaluationSet, ExternalModelConfig
 from configs.fields import Section, in_key, is_elsewhere, is_operational, later, section_types
 from configs.filters import CustomFilter
 from configs.losses import CustomLoss
-from configs.optimizers import WsdSchedule
 from configs.run import RunConfig, View, content
-from configs.samplers import DifficultyPool
+from configs.sections import DifficultyPool
+from configs.training import WsdSchedule
 
 Path = tuple[str, ...]
 

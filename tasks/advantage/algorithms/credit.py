@@ -48,7 +48,7 @@ class GroupedTraces:
         return GroupedTraces(
             self.traces.take(traces),
             self.messages.take(messages),
-            np.searchsorted(traces, self.owner[messages]),
+            np.searchsorted(traces, self.owner[messages]),  # rows rise, so the place of an old one is the new one
             self.mask.take(messages),
             self.references and self.references.take(messages),
             states,
@@ -73,6 +73,20 @@ class Credit:
     """Per token: what the column `advantages` holds; None is the trace's advantage wherever there is rl weight."""
     states: pa.Table | None = None
     """The rows of table `estimator_states` after these traces, for the next step; None where there is no state."""
+
+    @classmethod
+    def none(cls, kept: GroupedTraces) -> "Credit":
+        """Return the credit of traces that nothing is made of: no baseline, no advantage, and weight on no token."""
+        missing = np.full(kept.traces.num_rows, np.nan)
+        zero = np.zeros(len(kept.mask.values), np.float32)
+        return cls(missing, missing.copy(), zero, zero.copy(), zero.copy())  # of its own each, to be written to
+
+    @classmethod
+    def of_advantages(cls, kept: GroupedTraces, baseline: Scalars, advantage: Scalars) -> "Credit":
+        """Return rl weight 1 on every sampled token of the traces with an advantage; NaN is none, and no weight."""
+        credited = ~np.isnan(advantage)[kept.owner[kept.mask.row_of_value]]
+        weights = (kept.mask.values & credited).astype(np.float32)
+        return replace(cls.none(kept), baseline=baseline, advantage=advantage, rl=weights)
 
     def signals(self, kept: GroupedTraces) -> Weights:
         """Return what the column `advantages` holds of every token, flat."""

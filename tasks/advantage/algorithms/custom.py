@@ -40,7 +40,7 @@ def require_credit(kept: GroupedTraces, credit: object, keeps_state: bool = Fals
     """
     if not isinstance(credit, Credit):
         raise AdvantageBreach(f"it returned {type(credit).__name__}, not tasks.advantage.algorithms.Credit")
-    _require_shapes(kept, credit)
+    _require_shapes(kept, credit)  # first, since all below index by token
     for name in ("rl", "ref_kl"):
         if (getattr(credit, name)[~kept.mask.values] != 0).any():
             raise AdvantageBreach(f"{name} has weight on tokens that the policy did not sample")

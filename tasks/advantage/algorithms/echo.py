@@ -27,6 +27,7 @@ def keep_mask(kept: GroupedTraces, path: str, version: str, arguments: Mapping[s
     """
     found = load_version(path, version)(kept.messages, **deepcopy(dict(arguments)))
     try:
+        # An empty list has no type of its own, and numpy would call it one of floats.
         rows = [np.asarray(row, np.bool_ if len(row) == 0 else None) for row in found]
     except (TypeError, ValueError) as error:
         raise _breach(path, f"it returned {type(found).__name__}, not lists of truth values ({error})") from error
@@ -59,7 +60,7 @@ def tool_names(messages: pa.Table, branches: Branches) -> dict[int, str | None]:
     }
     names: dict[int, str | None] = {}
     for start, end in zip(branches.path.offsets[:-1], branches.path.offsets[1:], strict=True):
-        called: dict[str, str] = {}
+        called: dict[str, str] = {}  # anew on each branch: ids of calls may come again on another
         for row in branches.path.values[start:end].tolist():
             if role[row] == "assistant":
                 called |= _calls(bodies[row])
@@ -126,6 +127,7 @@ def _alphas(kept: GroupedTraces, settings: EchoConfig) -> Weights:
 def _later(sampled: NDArray[np.bool_], branches: Branches) -> NDArray[np.bool_]:
     """Return, per message, whether a sampled one comes before it on its branch."""
     path = branches.path
+    # Counted over all paths laid end to end, less what was counted before the own path began.
     before = np.concatenate(([0], np.cumsum(sampled[path.values])))
     later = np.zeros(len(sampled), np.bool_)
     later[path.values] = before[:-1] > np.repeat(before[path.offsets[:-1]], path.lengths)
@@ -135,6 +137,7 @@ def _later(sampled: NDArray[np.bool_], branches: Branches) -> NDArray[np.bool_]:
 def _content(kept: GroupedTraces) -> NDArray[np.bool_]:
     """Return, per token, whether it is known to be body."""
     known = Ragged.of(kept.messages["is_content"])
+    # Empty where the server did not say it.
     whole = known.lengths == kept.mask.lengths
     content = np.zeros(len(kept.mask.values), np.bool_)
     content[whole[kept.mask.row_of_value]] = known.values[whole[known.row_of_value]]

@@ -42,7 +42,7 @@ def length_penalty(reward: Values, code: NDArray[np.int64], traces: pa.Table, se
         length = traces[column].to_numpy().astype(np.float64)
         longest = np.zeros(len(passed))
         np.maximum.at(longest, code, length)
-        weighted += weight * length / np.maximum(longest, 1)[code]
+        weighted += weight * length / np.maximum(longest, 1)[code]  # lengths are whole: below 1 all are 0
     penalty: Values = passed[code] * weighted
     return penalty
 
@@ -75,6 +75,7 @@ class Groups:
         """Return the groups of the kept traces: those with the same number in `compared`, which has one for each."""
         reward = kept.traces["reward"].to_numpy()
         members = np.flatnonzero(~np.isnan(reward))
+        # Numbered anew among those with a reward: a gap would be a group of size zero to divide by.
         _, code = np.unique(compared[members], return_inverse=True)
         worth = shaped(reward[members], code, kept.traces.select(LENGTHS).take(members), settings)
         return cls(members, code, worth, np.bincount(code))
@@ -91,14 +92,10 @@ class Groups:
         return centred - self.mean(centred)
 
     def credit(self, kept: GroupedTraces, baseline: Values, advantage: Values) -> Credit:
-        """Return the credit of baselines and advantages of members: rl weight 1 on every sampled token of a trace that
-        has an advantage; NaN, and a trace without a reward, is none and gets no weight."""
+        """Return the credit of baselines and advantages of members; a trace without a reward has none."""
         baselines, advantages = (np.full(kept.traces.num_rows, np.nan) for _ in range(2))
         baselines[self.members], advantages[self.members] = baseline, advantage
-        credited = ~np.isnan(advantages)[kept.owner[kept.mask.row_of_value]]
-        zero = np.zeros(len(kept.mask.values), np.float32)
-        weights = (kept.mask.values & credited).astype(np.float32)
-        return Credit(baselines, advantages, rl=weights, ce=zero, ref_kl=zero)
+        return Credit.of_advantages(kept, baselines, advantages)
 
 
 def by_example(kept: GroupedTraces) -> NDArray[np.int64]:

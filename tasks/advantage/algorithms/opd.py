@@ -3,9 +3,13 @@
 Source: R. Agarwal et al., On-Policy Distillation of Language Models, arXiv 2306.13649, with the reverse KL.
 """
 
+from dataclasses import replace
+
+import numpy as np
+
 from configs.algorithms import OpdConfig
-from tasks.advantage.algorithms.credit import Credit, GroupedTraces
-from tasks.advantage.algorithms.references import drawn_to_reference
+from tasks.advantage.algorithms.credit import AdvantageBreach, Credit, GroupedTraces, Weights
+from tasks.arrays.ragged import Ragged
 
 
 def opd(kept: GroupedTraces, settings: OpdConfig) -> Credit:
@@ -14,3 +18,30 @@ def opd(kept: GroupedTraces, settings: OpdConfig) -> Credit:
     Rewards are not looked at. Raises AdvantageBreach if a sampled token was not scored by the teacher.
     """
     return drawn_to_reference(kept, settings.type)
+
+
+def drawn_to_reference(kept: GroupedTraces, algorithm: str) -> Credit:
+    """Return reference-KL weight 1 on sampled tokens, with the signal log pi_ref - log pi_engine of each, in nats.
+
+    There is no advantage and no baseline: rewards are not looked at. The mean of the signal over what the policy
+    samples is minus the reverse KL of the policy from the reference. Raises AdvantageBreach if a sampled token was not
+    scored.
+    """
+    weights = kept.mask.values.astype(np.float32)
+    return replace(Credit.none(kept), ref_kl=weights, signal=_signal(kept, algorithm))
+
+
+def _signal(kept: GroupedTraces, algorithm: str) -> Weights:
+    mask = kept.mask.values
+    scored = np.full(len(mask), np.nan, np.float32) if kept.references is None else kept.references.values
+    unscored = np.flatnonzero(mask & np.isnan(scored))
+    if len(unscored):
+        message = int(kept.mask.row_of_value[unscored[0]])
+        raise AdvantageBreach(
+            f"table references, column logprobs: {len(unscored)} sampled tokens have no log-prob under the reference, "
+            f"first of message {kept.messages['message'][message]} of trace {kept.messages['trace_id'][message]}; "
+            f"algorithm {algorithm} needs all of them. Nothing was trained; all that was sampled is safe. Run the "
+            "stage reference again."
+        )
+    engine = Ragged.of(kept.messages["logprobs"]).values
+    return np.where(mask, scored - engine, np.float32(0)).astype(np.float32)

@@ -6,7 +6,7 @@ conversation; the policy's own tokens follow verbatim, and are scored by the pol
 
 from configs.algorithms import OpsdConfig
 from tasks.advantage.algorithms.credit import Credit, GroupedTraces
-from tasks.advantage.algorithms.references import drawn_to_reference
+from tasks.advantage.algorithms.opd import drawn_to_reference
 
 
 def opsd(kept: GroupedTraces, settings: OpsdConfig) -> Credit:

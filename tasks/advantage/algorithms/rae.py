@@ -3,6 +3,8 @@
 SPIRAL, arXiv 2506.24119, algorithm 1. There the baseline has the reward in it when it is subtracted (order `post`).
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 
@@ -28,17 +30,14 @@ def rae(kept: GroupedTraces, settings: RaeConfig) -> Credit:
     baseline = np.full(len(reward), np.nan)
     columns = (texts(kept.traces[name]) for name in ("environment", "example_id", "agent"))
     for row, seat in enumerate(zip(*columns, strict=True)):
+        # Row by row and not in arrays: each baseline depends on the one that the row before left.
         if np.isnan(reward[row]):
             continue
         before, count = seats.get(seat, (0.0, 0))
         after = settings.decay * before + (1 - settings.decay) * float(reward[row])
         baseline[row] = after if settings.order == "post" else before
         seats[seat] = (after, count + 1)
-    advantage = reward - baseline
-    credited = ~np.isnan(advantage)[kept.owner[kept.mask.row_of_value]]
-    zero = np.zeros(len(kept.mask.values), np.float32)
-    weights = (kept.mask.values & credited).astype(np.float32)
-    return Credit(baseline, advantage, rl=weights, ce=zero, ref_kl=zero, states=_states(seats))
+    return replace(Credit.of_advantages(kept, baseline, reward - baseline), states=_states(seats))
 
 
 def _remembered(states: pa.Table | None) -> dict[Seat, tuple[float, int]]:

@@ -18,6 +18,6 @@ def reinforce_pp(kept: GroupedTraces, settings: ReinforcePpConfig) -> Credit:
     """
     groups = Groups.of(kept, settings, by_example(kept))
     centred = groups.centred()
-    if len(centred):
+    if len(centred):  # the mean of nothing is a warning and NaN
         centred = (centred - centred.mean()) / (centred.std() + settings.epsilon)
     return groups.credit(kept, groups.mean(groups.reward), centred)

@@ -19,6 +19,7 @@ def rloo(kept: GroupedTraces, settings: RlooConfig) -> Credit:
     """
     groups = Groups.of(kept, settings, by_example(kept))
     size = groups.size[groups.code].astype(np.float64)
+    # NaN in place of a division by zero: it makes the advantage none.
     others = np.where(size > 1, size - 1, np.nan)
     advantage = groups.centred() * size / others
     return groups.credit(kept, groups.reward - advantage, advantage)

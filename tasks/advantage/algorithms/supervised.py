@@ -1,5 +1,7 @@
 """Supervised: raise the likelihood of the tokens that the mask names, whatever reward they brought."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from configs.algorithms import SupervisedConfig
@@ -13,6 +15,4 @@ def supervised(kept: GroupedTraces, settings: SupervisedConfig) -> Credit:
 
 def weighted_on_mask(kept: GroupedTraces) -> Credit:
     """Return what every algorithm does that imitates the tokens which the mask names."""
-    none = np.full(kept.traces.num_rows, np.nan)
-    zero = np.zeros(len(kept.mask.values), np.float32)
-    return Credit(baseline=none, advantage=none, rl=zero, ce=kept.mask.values.astype(np.float32), ref_kl=zero)
+    return replace(Credit.none(kept), ce=kept.mask.values.astype(np.float32))

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from math import log
 
-from configs.samplers import DifficultyPoolsSampler
-from configs.sections import AssignmentConfig
+from configs.sections import AssignmentConfig, DifficultyPoolsSampler
 from tasks.arrays.permutation import digest
 from tasks.assignment.samplers.sampler import SampleRequest
 
@@ -40,4 +39,5 @@ def _drawn(asked: SampleRequest, settings: DifficultyPoolsSampler) -> Iterator[s
 
 def _uniform(*parts: object) -> float:
     """Return a number above 0 and below 1 that depends on every part and on nothing else."""
+    # 53 bits are what a float holds exactly; the half keeps away from 0, which has no logarithm.
     return float(((digest(*parts) >> 11) + 0.5) / 2**53)

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from functools import cache
 
-from configs.samplers import StandardSampler
-from configs.sections import AssignmentConfig
+from configs.sections import AssignmentConfig, StandardSampler
 from tasks.arrays.permutation import digest, permutation
 from tasks.assignment.samplers.sampler import SampleRequest
 
@@ -23,6 +22,7 @@ def standard(asked: SampleRequest, assignment: AssignmentConfig, settings: Stand
         first = asked.examples[order(epoch)[place]]
         walk = (asked.examples[order(epoch)[(place + further) % count]] for further in range(count))
         chosen.append(next((each for each in walk if each not in tried), first))
+        # In the first batch of a step turns alone decide: an example comes twice where an epoch ends within it.
         if asked.taken:
             tried.add(chosen[-1])
     return chosen

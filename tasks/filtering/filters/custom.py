@@ -36,12 +36,13 @@ def _problem(evidence: object, num_traces: int) -> str:
     if not isinstance(evidence, dict):
         return f"returned {type(evidence).__name__}, not a dictionary of evidence by row"
     for row, found in evidence.items():
+        # Not isinstance: True is an int, and would be row 1.
         if type(row) is not int or not 0 <= row < num_traces:
             return f"names row {row!r} of {num_traces} traces"
         if not isinstance(found, dict):
             return f"gave {type(found).__name__} for row {row}, not a dictionary"
     try:
-        json.dumps(list(evidence.values()), allow_nan=False)
+        json.dumps(list(evidence.values()), allow_nan=False)  # NaN is no JSON, whatever Python writes
     except (TypeError, ValueError) as error:
         return f"gave evidence that JSON cannot hold: {error}"
     return ""

@@ -20,6 +20,7 @@ def incomplete_group(material: FilterInput, settings: IncompleteGroupFilter) -> 
     code, groups = codes(traces["group_id"])
     size = np.bincount(code[trainable], minlength=len(groups))
     scored = np.bincount(code[trainable & ~lost], minlength=len(groups))
+    # Those that do not stand have a reason already, which this one would hide.
     evidence = {
         int(row): {"members": int(scored[code[row]]), "size": int(size[code[row]])}
         for row in np.flatnonzero(material.standing & (scored < size)[code])

@@ -14,6 +14,7 @@ from tasks.arrays.ragged import Ragged
 def parse_error(material: FilterInput, settings: ParseErrorFilter) -> Finding:
     """Hit every trace with a sampled message that is flagged; the evidence is their numbers and tokens."""
     rows = np.flatnonzero(parse_error_flags(material.traces, material.messages, material.owner))
+    # Messages may lie in any order; split below wants those of a trace together.
     rows = rows[np.argsort(material.owner[rows], kind="stable")]
     traces, first = np.unique(material.owner[rows], return_index=True)
     numbers = material.messages["message"].to_numpy()

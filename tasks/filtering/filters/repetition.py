@@ -20,6 +20,7 @@ def repetition(material: FilterInput, settings: RepetitionFilter) -> Finding:
     long = np.flatnonzero(length >= settings.window)
     by_length = long[np.argsort(length[long], kind="stable")]
     message = mask.row_of_value[start]
+    # Shortest first, so that of the runs of a trace the longest is the one that stays.
     evidence = {
         int(material.owner[message[i]]): {
             "message": material.messages["message"][int(message[i])].as_py(),
@@ -36,6 +37,7 @@ def runs(flags: Flags, offsets: Integers) -> tuple[Integers, Integers]:
     opens, closes = flags.copy(), flags.copy()
     opens[1:] &= ~flags[:-1]
     closes[:-1] &= ~flags[1:]
+    # At the borders of rows there is no neighbour: what came before is of another message.
     full = offsets[:-1][np.diff(offsets) > 0]
     opens[full] = flags[full]
     ends = offsets[1:][np.diff(offsets) > 0] - 1

@@ -39,6 +39,7 @@ def _compared(material: FilterInput) -> "pa.ChunkedArray[pa.StringScalar]":
     """Return, per trace, the name of what it is compared within: group and agent, and maybe episode."""
     columns = (texts(material.traces[name]) for name in ("environment", "group_id", "agent", "episode_id"))
     names = [
+        # The unit separator is in no id, so that no two comparisons share a name.
         "\x1f".join(
             (group, agent, episode if agent in (for_environment(material.episode_agents, environment) or ()) else "")
         )

@@ -11,7 +11,7 @@ import pytest
 from flows.cli import evals
 from flows.queries.compare import compare
 from flows.queries.store_reader import StoreReader
-from tasks.assignment.example_fields import FieldMissing
+from tasks.assignment.examples import FieldMissing
 from tests.fixtures.evaluations import HELD_OUT, Sampler, evaluate, train
 
 pytestmark = pytest.mark.engine  # whole runs: about a second each

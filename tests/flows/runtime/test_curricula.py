@@ -15,7 +15,7 @@ from flows.runtime.plan import plan_work
 from flows.runtime.session import record_run
 from storage.policies.store import Policies
 from storage.store import Store, open_store
-from tasks.assignment.samplers.difficulties import DifficultiesMissing
+from tasks.assignment.samplers.sampler import DifficultiesMissing
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.stage import Policy, Ref, Tables
 from tests.fixtures import rehearsal

@@ -18,7 +18,7 @@ from flows.runtime.plan import plan_work
 from flows.runtime.session import record_run
 from flows.services.process import ServiceFailed
 from storage.store import open_store
-from tasks.assignment.example_fields import FieldMissing
+from tasks.assignment.examples import FieldMissing
 from tasks.runtime.stage import Policy
 from tests.fixtures import evaluations
 from tests.fixtures.evaluations import HELD_OUT, Sampler, evaluate, played, train

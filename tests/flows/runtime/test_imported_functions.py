@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
-from configs.functions import imported_functions
+from configs.fields import imported_functions
 from flows.runtime.prepare import prepare
 from flows.runtime.session import record_run
 from flows.runtime.versions import function_facts

@@ -13,9 +13,8 @@ from tasks.advantage.algorithms.credit import Credit, GroupedTraces
 from tasks.advantage.stage import STAGE, advantage, silenced
 from tasks.arrays.parse_errors import StrangeFlag
 from tasks.arrays.ragged import Ragged
-from tasks.filtering.stage import STAGE as FILTERING
-from tasks.filtering.stage import filtering
-from tests.fixtures.builders import exactly, exchange, message, table, trace, verdict, view
+from tests.fixtures.builders import exactly, exchange, message, table, trace, view
+from tests.fixtures.stages import judged, tables_of
 
 WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
 EXTRAS = {"extras": {"parse_error": True}}
@@ -37,9 +36,7 @@ def turns(trace_id, flagged=None):
 
 
 def credited(traces, messages, **sections):
-    tables = {"traces": table("traces", traces), "messages": table("messages", messages)}
-    tables["verdicts"] = table("verdicts", [verdict(row["trace_id"], group_id=row["group_id"]) for row in traces])
-    rows = advantage(tables, view(STAGE, **sections))["samples"]
+    rows = advantage(tables_of(traces, messages), view(STAGE, **sections))["samples"]
     check_rows(rows, SAMPLES, RowPlace("samples"))
     return {row["sample_id"]: row for row in rows.to_pylist()}
 
@@ -64,26 +61,19 @@ def test_a_branch_that_goes_on_from_such_a_turn_trains_its_own():
 @pytest.mark.parametrize(
     "of_trace",
     [
-        {"info": json.dumps({"note": "no parse_error"})},
-        {"info": json.dumps({"parse_errors": [0, 2]})},
-        {"info": json.dumps({"parse_errors": []})},
-        {"info": json.dumps({"parse_errors": 2})},
-        {"info": json.dumps({"parse_errors": True})},
-        {"info": json.dumps({"parse_errors": ["no closing tag"]})},
-        {"record": json.dumps({"nodes": [{}, {"extras": {"parse_error": False}}]})},
-        {"record": json.dumps({"nodes": ["parse_error"]})},
-        {"record": json.dumps({"nodes": None, "note": "parse_error"})},
-        {"record": json.dumps(["parse_error"])},
-        {"info": json.dumps(["parse_errors"])},
+        *({"info": {"parse_errors": each}} for each in ([0, 2], [], 2, True, ["no closing tag"])),
+        *({"record": {"nodes": each}} for each in ([{}, {"extras": {"parse_error": False}}], ["parse_error"])),
+        {"record": {"nodes": None, "note": "parse_error"}},
+        {"record": ["parse_error"]},
+        {"info": ["parse_errors"]},
+        {"info": {"note": "no parse_error"}},
     ],
-    ids=[
-        *["mentioned", "not sampled", "none", "a count", "a truth", "words", "false"],
-        *["no node", "no nodes", "no record", "no notes"],
-    ],
+    ids=str,
 )
 def test_what_is_no_flag_of_a_sampled_turn_masks_nothing(of_trace):
     rows = [trace("a"), trace("b", reward=0.0)]
     plain = credited(rows, [*turns("a"), *turns("b")])
+    of_trace = {name: json.dumps(value) for name, value in of_trace.items()}
     assert credited([rows[0] | of_trace, rows[1]], [*turns("a"), *turns("b")]) == plain
 
 
@@ -111,11 +101,10 @@ def test_no_algorithm_trains_it_in_any_component(algorithm):
 @pytest.mark.parametrize("enforce", [False, True])
 def test_the_filter_says_which_turns_and_excludes_only_when_it_enforces(enforce):
     traces = [trace("a", info=json.dumps({"parse_errors": [1, 3]})), trace("b", reward=0.0)]
-    tables = {"traces": table("traces", traces), "messages": table("messages", [*turns("a"), *turns("b")])}
     filters = [{"type": "errored"}, {"type": "parse_error", "enforce": enforce}]
-    found = filtering(tables, view(FILTERING, filtering={"filters": filters}), quarantined={})["verdicts"].to_pylist()
+    found = [*judged(traces, [*turns("a"), *turns("b")], filters).values()]
     assert [row["detected"] for row in found] == [["parse_error"], []]
-    assert json.loads(found[0]["evidence"]) == {"parse_error": {"messages": [1, 3], "tokens": 5}}
+    assert found[0]["evidence"] == {"parse_error": {"messages": [1, 3], "tokens": 5}}
     assert [row["keep"] for row in found] == [not enforce, True]
 
 
@@ -163,19 +152,10 @@ def test_one_token_is_enough_to_refuse_a_group():
     assert [sum(row["rl_weights"]) for row in found.values()] == [0.0, 1.0, 1.0]
 
 
-def test_both_ends_of_the_range_are_refused_and_one_token_outside_admits_the_group():
-    groups = two_groups([0.0, 0.5], [0.0, 1.0])
-    within = {"reject_min": -0.25, "reject_max": 0.25}
-    assert [any(row["rl_weights"]) for row in credited(*groups, admission=within).values()] == [
-        False,
-        False,
-        True,
-        True,
-    ]
-    half = {"reject_min": -0.5, "reject_max": 0.25}
-    assert [any(row["rl_weights"]) for row in credited(*groups, admission=half).values()] == [False, False, True, True]
-    whole = {"reject_min": -0.5, "reject_max": 0.5}
-    assert not any(any(row["rl_weights"]) for row in credited(*groups, admission=whole).values())
+@pytest.mark.parametrize(("low", "high", "refused"), [(-0.25, 0.25, "g"), (-0.5, 0.25, "g"), (-0.5, 0.5, "gh")])
+def test_both_ends_of_the_range_are_refused_and_one_token_outside_admits_the_group(low, high, refused):
+    rows = credited(*two_groups([0.0, 0.5], [0.0, 1.0]), admission={"reject_min": low, "reject_max": high})
+    assert [any(row["rl_weights"]) for row in rows.values()] == [name[0] not in refused for name in rows]
 
 
 def test_a_group_that_rl_does_not_train_is_admitted():

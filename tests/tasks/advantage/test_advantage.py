@@ -1,5 +1,6 @@
 """Advantage: baselines by hand, invariants that stop the stage, tokens of forks trained exactly once."""
 
+import re
 from dataclasses import replace
 from typing import get_args
 
@@ -12,10 +13,8 @@ from configs.algorithms import AlgorithmConfig
 from tasks.advantage.algorithms import ALGORITHMS
 from tasks.advantage.algorithms.credit import AdvantageBreach, Credit
 from tasks.advantage.stage import check_zero_sum
-from tests.fixtures.builders import exchange, failed, message, table, trace, verdict
+from tests.fixtures.builders import exchange, failed, message, table, verdict
 from tests.fixtures.stages import advantages, credited, forked, group
-
-REWARDS = st.lists(st.floats(-100, 100).map(lambda r: round(r, 3)), min_size=1, max_size=12)
 
 
 def test_every_algorithm_of_the_config_is_there():
@@ -40,42 +39,6 @@ def test_rloo_by_hand():
     assert rows[0]["rl_weights"] == [0, 0, 0, 1, 1]
 
 
-@given(REWARDS)
-def test_rloo_is_the_mean_of_the_others_and_a_multiple_of_grpo(rewards):
-    rows, grouped = (credited(group(*rewards), type=kind) for kind in ("rloo", "grpo"))
-    size = len(rewards)
-    if size == 1:
-        assert advantages(rows) == [None] and rows[0]["baseline"] is None and not any(rows[0]["rl_weights"])
-        return
-    others = [(sum(rewards) - reward) / (size - 1) for reward in rewards]
-    assert advantages(rows) == pytest.approx([r - o for r, o in zip(rewards, others, strict=True)], abs=1e-9)
-    assert advantages(rows) == pytest.approx([a * size / (size - 1) for a in advantages(grouped)], abs=1e-9)
-
-
-def test_an_errored_member_is_in_no_baseline():
-    first, *others = group(1.0, 1.0, 0.0, 0.0)
-    rows = credited([first | {"error_class": "timeout"}, *others])
-    assert advantages(rows) == pytest.approx([2 / 3, -1 / 3, -1 / 3])
-    assert [row["baseline"] for row in rows] == pytest.approx([1 / 3] * 3)
-
-
-def test_a_filtered_member_is_in_no_baseline():
-    verdicts = [verdict("g0-0", reason="truncated"), verdict("g0-1"), verdict("g0-2"), verdict("g0-3")]
-    rows = credited(group(9.0, 1.0, 1.0, 0.0), verdicts=verdicts)
-    assert advantages(rows) == pytest.approx([1 / 3, 1 / 3, -2 / 3])
-
-
-def test_no_reward_is_not_a_reward_of_zero():
-    rows = credited(group(1.0, 0.0, None))
-    assert advantages(rows) == [0.5, -0.5, None]
-    assert rows[2]["baseline"] is None and rows[2]["reward"] is None and rows[2]["rl_weights"] == [0.0] * 5
-
-
-def test_groups_do_not_mix():
-    rows = credited([*group(1.0, 0.0), *group(7.0, 5.0, group_id="g1")])
-    assert advantages(rows) == [0.5, -0.5, 1.0, -1.0]
-
-
 def test_standard_deviation_is_the_populations():
     rows = credited(group(1.0, 1.0, 0.0, 0.0), type="grpo", normalise_std=True, epsilon=0.5)
     assert advantages(rows) == [0.5, 0.5, -0.5, -0.5]
@@ -85,23 +48,6 @@ def test_standard_deviation_is_the_populations():
 
 def test_equal_rewards_divide_by_epsilon_and_not_by_zero():
     assert advantages(credited(group(0.1, 0.1, 0.1), type="grpo", normalise_std=True)) == pytest.approx([0.0] * 3)
-
-
-@settings(max_examples=25)
-@given(rewards=REWARDS, normalise=st.booleans())
-def test_a_groups_advantages_add_up_to_zero(rewards, normalise):
-    rows = credited(group(*rewards), type="grpo", normalise_std=normalise)
-    assert sum(advantages(rows)) == pytest.approx(0, abs=1e-9 * (1 + sum(map(abs, advantages(rows)))))
-
-
-@settings(max_examples=25)
-@given(rewards=REWARDS, data=st.data())
-def test_order_does_not_matter(rewards, data):
-    traces = [*group(*rewards), *group(1.0, 0.0, group_id="g1")]
-    shuffled = data.draw(st.permutations(traces))
-    before = {row["trace_id"]: row["advantage"] for row in credited(traces)}
-    after = {row["trace_id"]: row["advantage"] for row in credited(shuffled)}
-    assert after == pytest.approx(before, abs=1e-9)
 
 
 def test_large_rewards_with_a_small_spread_still_add_up():
@@ -121,12 +67,6 @@ def test_sampled_tokens_that_branches_share_are_trained_once(algorithm, stream):
     assert [row["sample_id"] for row in rows] == ["g0-0/0", "g0-0/1", "g0-1/0"]
     assert rows[0]["path"] == [0, 1, 2, 3] and rows[0][stream] == [0, 0, 1, 1, 0, 1]
     assert rows[1]["path"] == [0, 1, 4, 5] and rows[1][stream] == [0, 0, 0, 0, 0, 1, 1]
-
-
-def test_advantages_are_zero_where_weights_are():
-    rows = credited(group(1.0, 0.0), [*forked("g0-0"), *exchange("g0-1")])
-    for row in rows:
-        assert [a != 0 for a in row["advantages"]] == [w != 0 for w in row["rl_weights"]]
 
 
 @settings(max_examples=25)
@@ -168,11 +108,6 @@ def test_a_kept_trace_without_messages_stops_the_stage():
         credited(group(1.0, 0.0), exchange("g0-0"))
 
 
-def test_grpo_does_not_average_over_different_seats():
-    with pytest.raises(AdvantageBreach, match="'first' and 'second'"):
-        credited([trace("a", agent="first"), trace("b", agent="second")])
-
-
 def test_an_algorithm_that_lets_an_outsider_into_a_group_stops_the_stage(monkeypatch):
     grpo = ALGORITHMS["grpo"]
 
@@ -187,26 +122,15 @@ def test_an_algorithm_that_lets_an_outsider_into_a_group_stops_the_stage(monkeyp
     assert advantages(credited(group(1.0, 0.0))) == [0.75, -0.25]
 
 
-def test_advantages_that_do_not_add_up_stop_the_stage():
-    traces = table("traces", group(1.0, 0.0))
-    stream = np.zeros(0, np.float32)
-    honest = Credit(np.array([0.5, 0.5]), np.array([0.5, -0.5]), stream, stream, stream)
-    check_zero_sum(traces, honest)
-    wrong = Credit(np.array([0.5, 0.5]), np.array([0.5, -0.4]), stream, stream, stream)
-    with pytest.raises(AdvantageBreach, match=r"group g0 adds up to 0\.1"):
-        check_zero_sum(traces, wrong)
-
-
-def test_zero_is_up_to_rounding_of_what_is_added_up():
+def test_advantages_of_a_group_add_up_to_zero_up_to_rounding_of_what_is_added_up():
     traces = table("traces", group(1.0, 0.0))
     stream = np.zeros(0, np.float32)
 
     def of(*advantage):
         return Credit(np.zeros(2), np.array(advantage), stream, stream, stream)
 
-    check_zero_sum(traces, of(1e6, -1e6 + 5e-4))
-    with pytest.raises(AdvantageBreach, match=r"adds up to 0\.005"):
-        check_zero_sum(traces, of(1e6, -1e6 + 5e-3))
-    check_zero_sum(traces, of(0.5e-9, 0.0))
-    with pytest.raises(AdvantageBreach, match=r"adds up to 1\.5e-09"):
-        check_zero_sum(traces, of(1.5e-9, 0.0))
+    for fine in ((0.5, -0.5), (1e6, -1e6 + 5e-4), (0.5e-9, 0.0)):
+        check_zero_sum(traces, of(*fine))
+    for wrong, total in (((0.5, -0.4), "0.1"), ((1e6, -1e6 + 5e-3), "0.005"), ((1.5e-9, 0.0), "1.5e-09")):
+        with pytest.raises(AdvantageBreach, match=rf"group g0 adds up to {re.escape(total)}"):
+            check_zero_sum(traces, of(*wrong))

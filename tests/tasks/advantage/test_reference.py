@@ -16,7 +16,8 @@ from tasks.inference.engine.client import EngineLost
 from tasks.inference.engine.scoring import NotScorable, ServedModel
 from tasks.runtime.services import MOST_LOSSES
 from tasks.runtime.stage import Policy
-from tests.fixtures.builders import exchange, message, table, trace, verdict, view
+from tests.fixtures.builders import exchange, message, trace, verdict, view
+from tests.fixtures.stages import tables_of
 
 TEACHER = {"type": "opd", "teacher": {"path": "/teacher", "max_in_flight": 3}}
 
@@ -65,13 +66,10 @@ def scored(
 ) -> dict[tuple[str, int], list[float]]:
     """Return the references of some traces, all of which are kept, by trace and message."""
     monkeypatch.setattr(stage, "score", played.score)
-    tables = {
-        "traces": table("traces", traces),
-        "messages": table("messages", messages),
-        "verdicts": table("verdicts", [verdict(each["trace_id"]) for each in traces]),
-    }
     config = view(STAGE, **({"algorithm": TEACHER, "engine": {"max_model_len": 64}} | sections))
-    rows = reference(tables, config, policy=None, engine=played, teachers=played)["references"].to_pylist()
+    rows = reference(tables_of(traces, messages), config, policy=None, engine=played, teachers=played)[
+        "references"
+    ].to_pylist()
     return {(row["trace_id"], row["message"]): row["logprobs"] for row in rows}
 
 
@@ -104,14 +102,9 @@ def test_a_message_that_branches_share_is_scored_on_the_first_of_them(monkeypatc
 def test_only_kept_traces_of_environments_with_a_scorer_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     own = {"name": "own", "taskset": {"id": "own"}, "algorithm": TEACHER}
     traces = [trace("t0", environment="own"), trace("t1", environment="other"), trace("t2", environment="own")]
-    messages = [*exchange("t0"), *exchange("t1"), *exchange("t2")]
     played = Played()
     monkeypatch.setattr(stage, "score", played.score)
-    tables = {
-        "traces": table("traces", traces),
-        "messages": table("messages", messages),
-        "verdicts": table("verdicts", [verdict("t0"), verdict("t1"), verdict("t2", reason="truncated")]),
-    }
+    tables = tables_of(traces, verdicts=[verdict("t0"), verdict("t1"), verdict("t2", reason="truncated")])
     config = view(STAGE, algorithm={"type": "grpo"}, environments=(own,))
     made = reference(tables, config, policy=None, engine=played, teachers=played)["references"]
     assert made["trace_id"].to_pylist() == ["t0"]
@@ -152,11 +145,7 @@ def test_the_policy_must_be_known_where_it_scores(monkeypatch: pytest.MonkeyPatc
 
 def test_a_missing_demonstration_is_said_with_environment_and_example(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played()
-    tables = {
-        "traces": table("traces", [trace("t0", example_id="e9", info=json.dumps({"answer": ""}))]),
-        "messages": table("messages", exchange("t0")),
-        "verdicts": table("verdicts", [verdict("t0")]),
-    }
+    tables = tables_of([trace("t0", example_id="e9", info=json.dumps({"answer": ""}))])
     config = view(STAGE, algorithm={"type": "opsd"})
     with pytest.raises(NotScorable, match=r"environment reverse, example e9 \(trace t0\).*'answer'"):
         reference(tables, config, policy=Policy("key", 0), engine=played, teachers=played)

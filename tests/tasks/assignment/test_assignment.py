@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import ASSIGNMENTS, DIFFICULTIES
-from tasks.assignment.example_fields import FieldMissing
+from tasks.assignment.examples import FieldMissing
 from tasks.assignment.stage import EVALUATION_STAGE, STAGE, TooFewExamples, assignment, evaluation_assignment
 from tests.fixtures.builders import example, table, trace, view
 

@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from tasks.assignment.evaluation_retries import errored_assignments, latest_attempts
+from tasks.assignment.stage import errored_assignments, latest_attempts
 from tasks.evaluation.confidence import of_mean
 from tasks.evaluation.stage import PassAt, estimates, pass_at_k
 from tests.fixtures.builders import failed, table, trace

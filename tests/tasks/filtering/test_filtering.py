@@ -1,5 +1,6 @@
 """Filtering: what each filter finds, what it says about it, and what is kept."""
 
+import json
 from math import exp, log
 from typing import get_args
 
@@ -29,9 +30,6 @@ def test_every_filter_of_the_config_has_a_detector():
 def test_a_clean_trace_is_kept():
     verdict = judged([trace("a", reward=1.0), trace("b", reward=0.0)])["a"]
     assert verdict["keep"] and verdict["reason"] is None and verdict["detected"] == [] and verdict["evidence"] == {}
-
-
-def test_no_rows_give_no_verdicts():
     assert judged([], []) == {}
 
 
@@ -167,15 +165,16 @@ def test_a_token_that_was_not_sampled_breaks_a_run():
     assert judged([trace("a")], [answer], LOOP)["a"]["keep"]
 
 
-def test_runs_by_hand():
-    flags = np.array([1, 1, 0, 1, 1, 1, 0, 1], bool)
-    start, length = runs(flags, np.array([0, 4, 4, 8]))
-    assert start.tolist() == [0, 3, 4, 7] and length.tolist() == [2, 1, 2, 1]
-
-
-def test_a_row_of_one_token_is_a_run_of_its_own_and_an_empty_one_none():
-    start, length = runs(np.array([True, True]), np.array([0, 0, 1, 2, 2]))
-    assert start.tolist() == [0, 1] and length.tolist() == [1, 1]
+@pytest.mark.parametrize(
+    ("flags", "offsets", "starts", "lengths"),
+    [
+        ([1, 1, 0, 1, 1, 1, 0, 1], [0, 4, 4, 8], [0, 3, 4, 7], [2, 1, 2, 1]),
+        ([1, 1], [0, 0, 1, 2, 2], [0, 1], [1, 1]),  # a row of one token is a run of its own, an empty one none
+    ],
+)
+def test_runs_by_hand(flags, offsets, starts, lengths):
+    start, length = runs(np.array(flags, bool), np.array(offsets))
+    assert start.tolist() == starts and length.tolist() == lengths
 
 
 def test_bounds_of_log_probs_are_outside():
@@ -190,6 +189,30 @@ def test_of_runs_of_equal_length_the_last_is_told():
     messages = exchange("a", completion=[5] * 200, logprobs=[-0.01, -0.01, -9.0, -0.01, -9.0] * 40)
     found = judged([trace("a")], messages, [{"type": "repetition", "window": 1, "probability": 0.9}])["a"]
     assert found["evidence"]["repetition"] == {"message": 1, "position": 195, "length": 2}
+
+
+def talk(trace_id):
+    """A question and two answers of one and two tokens."""
+    return [
+        message(trace_id, 0),
+        message(trace_id, 1, parent=0, tokens=(4,), sampled=True),
+        message(trace_id, 2, parent=1, tokens=(7, 8), sampled=True),
+    ]
+
+
+def test_each_rollout_is_found_with_its_own_unreadable_turns_in_whatever_order_messages_lie():
+    flags = {"a": [2], "b": [], "c": [1, 2], "d": [1], "asked": [0]}
+    traces = [trace(name, info=json.dumps({"parse_errors": numbers})) for name, numbers in flags.items()]
+    rows = [talk(name) for name in flags]
+    mixed = [each[number] for number in (1, 0, 2) for each in reversed(rows)]
+    found = judged(traces, mixed, [{"type": "errored"}, {"type": "parse_error"}])
+    assert {name: row["evidence"].get("parse_error") for name, row in found.items()} == {
+        "a": {"messages": [2], "tokens": 2},
+        "b": None,
+        "c": {"messages": [1, 2], "tokens": 3},
+        "d": {"messages": [1], "tokens": 1},
+        "asked": None,  # what was asked is no turn of the policy
+    }
 
 
 def test_a_quarantined_trace_goes_first_and_no_group_sees_it():

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from configs.losses import DppoLoss
-from configs.optimizers import MuonOptimizer, SignSgdOptimizer
-from configs.training import TrainingConfig
+from configs.training import MuonOptimizer, SignSgdOptimizer, TrainingConfig
 from tasks.learner.checkpoint import moment_tensors
 from tasks.learner.distributed import World, like, shard, start_world, whole
 from tasks.learner.loop import accumulate_gradients

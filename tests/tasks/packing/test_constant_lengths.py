@@ -54,36 +54,6 @@ def test_each_update_has_its_own_denominator():
     assert (by_group["g"]["rl_tokens"], by_group["h"]["rl_tokens"]) == (3, 7)
 
 
-def test_one_update_of_the_same_has_one_denominator():
-    traces = [trace(f"{g}{i}", group_id=g, reward=float(i)) for g in "gh" for i in range(2)]
-    (row,) = packed(traces, answers(g0=1, g1=2, h0=3, h1=4))
-    assert set(row["rl_weights"]) == {0, np.float32(10 / 40)} and row["rl_tokens"] == 10
-
-
-@pytest.mark.parametrize("constant", ["run", "environment"])
-def test_other_environments_count_their_tokens(constant):
-    traces = [
-        trace("a"),
-        trace("b", reward=0.0),
-        trace("c", group_id="g1", environment="other"),
-        trace("d", group_id="g1", environment="other", reward=0.0),
-    ]
-    messages = answers(a=1, b=2, c=3, d=4)
-    if constant == "run":
-        (row,) = packed(traces, messages, DR_GRPO, [("other", {"type": "grpo"})])
-        expected = 10 / (2 * 10 + 3 + 4)
-    else:
-        (row,) = packed(traces, messages, {"type": "grpo"}, [("other", DR_GRPO)])
-        expected = 10 / (1 + 2 + 2 * 10)
-    assert set(row["rl_weights"]) == {0, np.float32(expected)} and row["rl_tokens"] == 10
-
-
-def test_environments_have_constants_of_their_own():
-    traces = [trace("a"), trace("b", group_id="g1", environment="other")]
-    (row,) = packed(traces, answers(a=1, b=2), DR_GRPO, [("other", DR_GRPO | {"length_normaliser": 5})])
-    assert set(row["rl_weights"]) == {0, np.float32(3 / 15)}
-
-
 def test_a_rollout_of_two_branches_counts_once_and_in_two_updates_twice():
     (row,) = packed([trace("a")], forked("a"))
     assert sorted(row["sample_ids"]) == ["a/0", "a/1"] and row["rl_tokens"] == 5
@@ -91,13 +61,6 @@ def test_a_rollout_of_two_branches_counts_once_and_in_two_updates_twice():
     first, second = packed([trace("a")], forked("a"), updates_per_step=2)
     assert [first["rl_tokens"], second["rl_tokens"]] == [3, 2]
     assert set(first["rl_weights"]) == {0, np.float32(3 / 10)} and set(second["rl_weights"]) == {0, np.float32(2 / 10)}
-
-
-def test_a_rollout_without_rl_weight_does_not_count():
-    unrewarded = trace("c", group_id="g1", reward=None)
-    traces = [trace("a"), trace("b", reward=0.0), unrewarded]
-    (row,) = packed(traces, answers(a=1, b=1, c=9))
-    assert set(row["rl_weights"]) == {0, np.float32(2 / 20)}
 
 
 def test_a_sample_that_another_component_alone_weighs_does_not_count():

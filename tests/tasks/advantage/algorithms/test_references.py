@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tasks.advantage.algorithms.credit import AdvantageBreach
 from tasks.advantage.stage import STAGE, ImportedWithoutTokens, advantage
-from tests.fixtures.builders import exchange, message, table, trace, verdict, view
+from tests.fixtures.builders import exchange, message, table, trace, view
+from tests.fixtures.stages import tables_of
 
 OPD: dict[str, Any] = {"type": "opd", "teacher": {"path": "/teacher"}}
 SFT: dict[str, Any] = {"type": "sft", "teacher": {"path": "/teacher"}}
@@ -21,12 +22,8 @@ def scored(trace_id: str, number: int, logprobs: list[float]) -> dict[str, Any]:
 
 def credited(algorithm: dict[str, Any], messages: list[Any], references: list[Any] | None = None, **of_trace: Any):
     """Return the credits of the traces that some messages are of."""
-    names = list(dict.fromkeys(each["trace_id"] for each in messages))
-    tables = {
-        "traces": table("traces", [trace(name, **of_trace) for name in names]),
-        "messages": table("messages", messages),
-        "verdicts": table("verdicts", [verdict(name) for name in names]),
-    }
+    names = dict.fromkeys(each["trace_id"] for each in messages)
+    tables = tables_of([trace(name, **of_trace) for name in names], messages)
     if references is not None:
         tables["references"] = table("references", references)
     return advantage(tables, view(STAGE, algorithm=algorithm))["samples"].to_pylist()
@@ -57,12 +54,8 @@ def test_a_sampled_token_without_a_reference_is_a_breach(references: list[Any] |
 
 def test_each_environment_is_drawn_to_its_own_rows() -> None:
     traces = [trace("t0", environment="x"), trace("t1", environment="y"), trace("t2", environment="x")]
-    tables = {
-        "traces": table("traces", traces),
-        "messages": table("messages", [row for one in traces for row in exchange(one["trace_id"], (1,), (4, 5))]),
-        "verdicts": table("verdicts", [verdict(one["trace_id"]) for one in traces]),
-        "references": table("references", [scored(f"t{n}", 1, [-n, -2.0 * n]) for n in range(3)]),
-    }
+    tables = tables_of(traces, [row for one in traces for row in exchange(one["trace_id"], (1,), (4, 5))])
+    tables["references"] = table("references", [scored(f"t{n}", 1, [-n, -2.0 * n]) for n in range(3)])
     rows = advantage(tables, view(STAGE, algorithm=OPD))["samples"].to_pylist()
     assert [row["advantages"] for row in rows] == [[0, 1 - n, 1 - 2 * n] for n in range(3)]
 

@@ -47,28 +47,10 @@ def test_each_length_has_its_own_weight(name, column):
     assert advantages(credited(traces, type="grpo", length_penalty=weights)) == pytest.approx([0.3, -0.3])
 
 
-def test_lengths_that_are_zero_in_the_whole_group_add_nothing():
-    rows = credited(of_lengths((1.0, 0.0), (0, 0)), type="grpo", length_penalty={})
-    assert advantages(rows) == [0.5, -0.5] and rows[0]["baseline"] == 0.5
-
-
-def test_rollouts_of_one_turn_all_have_the_longest():
-    rows = credited(of_lengths((1.0, 1.0), (0, 0), turns=1), type="grpo", length_penalty={"turns": 0.25})
-    assert rows[0]["baseline"] == 0.75
-
-
 def test_the_pass_rate_is_of_the_raw_rewards_at_or_above_passing():
     lengths = {"output": 1.0, "input": 0.0, "turns": 0.0, "passing": 0.5}
     rows = credited(of_lengths((0.5, 0.4, 0.6, 0.0), (4, 4, 4, 4)), type="grpo", length_penalty=lengths)
     assert rows[0]["baseline"] == pytest.approx(1.5 / 4 - 0.5)
-
-
-def test_every_group_has_its_own_longest_and_its_own_pass_rate():
-    lengths = {"output": 1.0, "input": 0.0, "turns": 0.0}
-    traces = [*of_lengths((1.0, 1.0), (1, 2)), *of_lengths((1.0, 0.0), (50, 100), group_id="g1")]
-    rows = credited([traces[2], traces[0], traces[3], traces[1]], type="grpo", length_penalty=lengths)
-    found = {row["trace_id"]: (row["baseline"], row["advantage"]) for row in rows}
-    assert found == {"g0-0": (0.25, 0.25), "g0-1": (0.25, -0.25), "g1-0": (0.125, 0.625), "g1-1": (0.125, -0.625)}
 
 
 @pytest.mark.parametrize("gone", ["errored", "filtered", "unrewarded"])
@@ -89,37 +71,6 @@ def test_overlong_rises_over_the_buffer(tokens, expected):
     section = {"max_tokens": 100, "buffer_tokens": 20, "penalty": 0.5}
     (row,) = credited(of_lengths((2.0,), (tokens,)), type="grpo", overlong=section)
     assert row["baseline"] == pytest.approx(2 - expected) and row["reward"] == 2
-
-
-def test_the_whole_penalty_is_one_as_in_dapo():
-    rows = credited(of_lengths((1.0, 1.0), (10, 4)), type="grpo", overlong={"max_tokens": 8, "buffer_tokens": 4})
-    assert advantages(rows) == [-0.5, 0.5]
-
-
-def test_both_penalties_go_by_the_raw_reward():
-    sections = {
-        "length_penalty": {"output": 0.5, "input": 0.0, "turns": 0.0},
-        "overlong": {"max_tokens": 8, "buffer_tokens": 4},
-    }
-    rows = credited(of_lengths((1.0, 1.0), (8, 4)), type="grpo", **sections)
-    # All pass: 1 - 0.5 - 1 and 1 - 0.25 - 0.
-    assert advantages(rows) == [-0.625, 0.625] and rows[0]["baseline"] == 0.125
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected", "baseline"),
-    [
-        ("grpo", [0.25, -0.25], 0.75),
-        ("dr_grpo", [0.25, -0.25], 0.75),
-        ("rloo", [0.5, -0.5], 0.5),
-        ("max_rl", [1 / 3, -1 / 3], 0.75),
-        ("reinforce_pp", [1, -1], 0.75),
-        ("hierarchical_grpo", [0.25, -0.25], 0.75),
-    ],
-)
-def test_every_algorithm_of_groups_compares_shaped_rewards(kind, expected, baseline):
-    rows = credited(of_lengths((1.0, 1.0), (4, 6)), type=kind, overlong={"max_tokens": 8, "buffer_tokens": 4})
-    assert advantages(rows) == pytest.approx(expected, rel=1e-5) and rows[0]["baseline"] == pytest.approx(baseline)
 
 
 def test_shaping_that_is_off_is_the_same_as_none():

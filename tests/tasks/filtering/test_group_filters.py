@@ -1,21 +1,71 @@
-"""Zero advantage: what is compared with what, against a loop over traces."""
+"""Filters of groups: one lost member and the whole group goes; what is compared with what, against a loop."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.filtering.stage import STAGE, filtering
-from tests.fixtures.builders import exchange, table, trace, view
+from tests.fixtures.builders import failed, trace
+from tests.fixtures.stages import judged
 
+ALONE = [{"type": "errored"}, {"type": "incomplete_group"}]
 ZERO = [{"type": "errored"}, {"type": "zero_advantage"}]
 
 
+def incomplete(traces, filters=ALONE, **others):
+    return judged(traces, filters=filters, **others)
+
+
+def test_the_rest_of_a_group_that_lost_a_member_goes_too():
+    rows = [trace("a"), trace("b", reward=0.0), failed("c"), trace("d", group_id="g1"), trace("e", group_id="g1")]
+    verdicts = incomplete(rows)
+    reasons = {name: verdict["reason"] for name, verdict in verdicts.items()}
+    assert reasons == {"a": "incomplete_group", "b": "incomplete_group", "c": "errored", "d": None, "e": None}
+    assert verdicts["a"]["evidence"]["incomplete_group"] == {"members": 2, "size": 3}
+
+
+def test_a_member_without_a_reward_is_lost_and_one_that_another_filter_found_is_not():
+    assert incomplete([trace("a"), trace("b", reward=None)])["a"]["reason"] == "incomplete_group"
+    filters = [*ALONE, {"type": "truncated", "enforce": True}]
+    assert incomplete([trace("a"), trace("b", is_truncated=True)], filters)["a"]["keep"]
+    assert incomplete([trace("a"), trace("b")], quarantined={"b": "why"})["a"]["keep"], (
+        "it was scored, whatever was found since"
+    )
+
+
+def test_a_reward_does_not_make_up_for_an_error():
+    reasons = {name: row["reason"] for name, row in incomplete([trace("a"), failed("b", reward=1.0)]).items()}
+    assert reasons == {"a": "incomplete_group", "b": "errored"}
+
+
+def test_a_group_of_frozen_seats_alone_loses_nobody():
+    rows = [trace("a"), trace("b", reward=0.0), trace("judge", group_id="g1", trainable=False, reward=None)]
+    verdicts = incomplete(rows)
+    assert [verdicts[name]["detected"] for name in ("a", "b", "judge")] == [[], [], []]
+
+
+def test_seats_that_are_not_trained_may_have_no_reward():
+    assert incomplete([trace("a"), trace("judge", trainable=False, reward=None)])["a"]["keep"]
+
+
+def test_it_is_only_recorded_where_it_does_not_enforce():
+    verdict = incomplete([trace("a"), failed("b")], [ALONE[0], ALONE[1] | {"enforce": False}])["a"]
+    assert verdict["keep"] and verdict["detected"] == ["incomplete_group"]
+
+
+@given(st.lists(st.tuples(st.sampled_from("gh"), st.sampled_from(["fine", "failed", "unscored"])), max_size=8))
+def test_a_group_is_kept_as_a_whole_or_not_at_all(made):
+    kinds = {"fine": trace, "failed": failed, "unscored": lambda name, **others: trace(name, reward=None, **others)}
+    rows = [kinds[kind](f"t{n}", group_id=group) for n, (group, kind) in enumerate(made)]
+    verdicts = incomplete(rows)
+    for group in "gh":
+        outcomes = [kind for of, kind in made if of == group]
+        kept = [verdicts[f"t{n}"]["keep"] for n, (of, _) in enumerate(made) if of == group]
+        assert kept == [set(outcomes) == {"fine"}] * len(kept)
+
+
 def left_out(traces, **sections):
-    messages = [row for one in traces for row in exchange(one["trace_id"])]
-    tables = {"traces": table("traces", traces), "messages": table("messages", messages)}
-    config = view(STAGE, **({"filtering": {"filters": ZERO}} | sections))
-    rows = filtering(tables, config, quarantined={})["verdicts"].to_pylist()
-    return {row["trace_id"] for row in rows if row["reason"] == "zero_advantage"}
+    verdicts = judged(traces, filters=ZERO, **sections)
+    return {name for name, row in verdicts.items() if row["reason"] == "zero_advantage"}
 
 
 def environments(**algorithms):

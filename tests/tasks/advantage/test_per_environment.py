@@ -1,13 +1,63 @@
-"""Combining: every environment is credited as if it were alone, wherever its rows lie among the others'."""
+"""Environments: each is credited as if it were alone, and refused where its algorithm cannot credit its agents."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.advantage.algorithms.credit import GroupedTraces
+from tasks.advantage.algorithms.credit import AdvantageBreach, GroupedTraces
 from tasks.advantage.stage import STAGE, advantage
-from tests.fixtures.builders import message, table, trace, verdict, view
+from tests.fixtures.builders import failed, message, table, trace, verdict, view
 from tests.fixtures.stages import credited, group, tables_of
+
+TWO = [trace("a", agent="first"), trace("b", agent="second", reward=0.0)]
+CUSTOM = {"type": "custom", "function": "nowhere:credit"}
+
+
+@pytest.mark.parametrize("section", [{"type": "grpo"}, {"type": "rloo"}, {"type": "echo"}, CUSTOM], ids=str)
+@pytest.mark.parametrize("step", [0, 3])
+def test_several_agents_are_refused_by_what_keeps_none_apart(section, step):
+    with pytest.raises(AdvantageBreach, match=r"environment 'reverse' holds trainable agents 'first' and 'second'"):
+        credited(TWO, step=step, **section)
+
+
+def test_a_seat_whose_traces_are_all_filtered_still_counts():
+    verdicts = [verdict("a"), verdict("b", reason="truncated")]
+    with pytest.raises(AdvantageBreach, match="'first' and 'second'"):
+        credited(TWO, verdicts=verdicts, type="grpo")
+
+
+def test_a_frozen_seat_and_a_rollout_that_failed_before_it_began_do_not_count():
+    frozen = trace("b", agent="second", trainable=False)
+    lost = failed("c", agent="agent", num_turns=0)
+    verdicts = [verdict("a"), verdict("b", reason="untrainable"), verdict("c", reason="errored")]
+    rows = credited([TWO[0], frozen, lost], verdicts=verdicts, step=0, type="grpo")
+    assert [row["trace_id"] for row in rows] == ["a"]
+
+
+def test_another_seat_in_another_group_is_compared_with_nobody():
+    rows = credited([*group(1.0, 0.0, agent="first"), *group(1.0, 0.0, group_id="g1", agent="second")], type="grpo")
+    assert [row["advantage"] for row in rows] == [0.5, -0.5, 0.5, -0.5]
+
+
+@pytest.mark.parametrize("kind", ["rae", "hierarchical_grpo"])
+def test_a_single_agent_is_refused_by_what_has_a_baseline_for_each(kind):
+    with pytest.raises(AdvantageBreach, match=f"environment 'reverse' has one trainable agent, 'agent', and {kind!r}"):
+        credited(group(1.0, 0.0), type=kind, step=0)
+
+
+def test_later_a_seat_may_be_missing():
+    assert credited(group(1.0, 0.0, agent="solver"), type="hierarchical_grpo", step=3)
+
+
+def test_environments_of_both_kinds_are_refused_in_one_run():
+    own = {"duel": {"type": "hierarchical_grpo"}, "reverse": {"type": "grpo"}}
+    duel = [
+        trace(f"d{i}", environment="duel", group_id="d", agent=agent) for i, agent in enumerate(("solver", "other"))
+    ]
+    with pytest.raises(AdvantageBreach, match="environment 'duel' has 2 trainable agents and 'reverse' has one: a run"):
+        credited([*duel, *group(1.0, 0.0)], environments=own, step=0)
+    assert len(credited([*duel, *group(1.0, 0.0)], environments=own, step=1)) == 4
+
 
 ALGORITHMS = [
     {"type": "grpo"},
@@ -22,8 +72,7 @@ QUARTERS = st.integers(-4, 4).map(lambda quarters: quarters / 4)
 
 def run(traces, messages, own, states=None, step=1):
     """Return credits by sample and the states, with an algorithm for each environment."""
-    verdicts = [verdict(one["trace_id"], group_id=one["group_id"]) for one in traces]
-    tables = tables_of(traces, messages, verdicts)
+    tables = tables_of(traces, messages)
     if states is not None:
         tables["estimator_states"] = table("estimator_states", states)
     named = [{"name": name, "taskset": {"id": name}, "algorithm": section} for name, section in own.items()]
@@ -91,14 +140,6 @@ def test_each_by_its_own_by_hand():
     }
 
 
-def test_an_environment_that_was_not_drawn_keeps_its_state():
-    known = [{"environment": "z", "example_id": "e0", "agent": "agent", "values": [0.7], "num_traces": 9}]
-    traces = group(1.0, 0.0, environment="x")
-    messages = [row for one in traces for row in answered(one["trace_id"])]
-    _, states = run(traces, messages, {"x": {"type": "grpo"}, "z": {"type": "rae"}}, known, step=3)
-    assert states == known
-
-
 def test_each_environment_is_taken_apart_once_however_many_seats_it_remembers(monkeypatch):
     taken = []
     of = GroupedTraces.of
@@ -113,15 +154,10 @@ def test_each_environment_is_taken_apart_once_however_many_seats_it_remembers(mo
     assert len(states) == 50 and len(taken) <= 3
 
 
-def test_state_is_for_algorithms_that_have_any():
+@pytest.mark.parametrize(("environment", "kept"), [("z", True), ("x", False)], ids=["not drawn", "without state"])
+def test_state_stays_where_an_environment_was_not_drawn_and_its_algorithm_has_any(environment, kept):
+    known = [{"environment": environment, "example_id": "e0", "agent": "agent", "values": [0.7], "num_traces": 9}]
     traces = group(1.0, 0.0, environment="x")
     messages = [row for one in traces for row in answered(one["trace_id"])]
-    known = [{"environment": "x", "example_id": "e0", "agent": "agent", "values": [0.7], "num_traces": 9}]
     _, states = run(traces, messages, {"x": {"type": "grpo"}, "z": {"type": "rae"}}, known, step=3)
-    assert states == []
-
-
-@pytest.mark.parametrize("environment", ["x", "other"])
-def test_the_runs_algorithm_is_for_environments_without_one(environment):
-    rows = credited(group(1.0, 0.0, environment=environment), environments={"x": {"type": "rloo"}}, type="grpo")
-    assert rows[0]["advantage"] == (1.0 if environment == "x" else 0.5)
+    assert states == (known if kept else [])

@@ -1,6 +1,5 @@
 """A filter of one's own: what it is given, what it finds, what cannot be a finding."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,8 @@ from tasks.filtering.filters import FILTERS
 from tasks.filtering.filters.custom import NoFinding
 from tasks.filtering.stage import STAGE, filtering
 from tasks.runtime.import_paths import NotImportable
+from tests.fixtures import stages
 from tests.fixtures.builders import exchange, table, trace, view
-from tests.tasks.filtering.filters.looking import material
 
 SECTION = {"type": "custom", "name": "short", "function": "short_filter:short"}
 FOUND = """
@@ -46,17 +45,14 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def judged(filters, *traces):
-    messages = [row for one in traces for row in exchange(one["trace_id"])]
-    tables = {"traces": table("traces", traces), "messages": table("messages", messages)}
-    config = view(STAGE, filtering={"filters": [{"type": "errored"}, *filters]})
-    return filtering(tables, config, quarantined={})["verdicts"].to_pylist()
+    return [*stages.judged(traces, filters=[{"type": "errored"}, *filters]).values()]
 
 
 def test_it_records_under_its_name_and_excludes_where_it_enforces():
     rows = [trace("a", num_output_tokens=1), trace("b", num_output_tokens=4)]
     recorded = judged([SECTION], *rows)
     assert [row["detected"] for row in recorded] == [["short"], []] and all(row["keep"] for row in recorded)
-    assert json.loads(recorded[0]["evidence"]) == {"short": {"tokens": 1}}
+    assert recorded[0]["evidence"] == {"short": {"tokens": 1}}
     enforced = judged([SECTION | {"enforce": True, "arguments": {"most": 4}}], *rows)
     assert [row["reason"] for row in enforced] == ["short", "short"]
 
@@ -79,14 +75,13 @@ def test_it_is_told_who_stands_before_any_filter_looked():
 def test_what_it_does_to_its_arguments_is_its_own_affair():
     section = SECTION | {"function": "short_filter:careless", "arguments": {"rows": [0, 1]}}
     rows = [trace("a", reward=0.0), trace("b", reward=0.0)]
+    tables = {"traces": table("traces", rows), "messages": table("messages", [*exchange("a"), *exchange("b")])}
     filters = [{"type": "errored"}, section | {"of_groups": True}, {"type": "zero_advantage"}]
     config = view(STAGE, filtering={"filters": filters})
-    messages = [row for one in rows for row in exchange(one["trace_id"])]
-    tables = {"traces": table("traces", rows), "messages": table("messages", messages)}
     for _ in range(2):
         found = filtering(tables, config, quarantined={})["verdicts"].to_pylist()
         assert [row["detected"] for row in found] == [["zero_advantage"], ["short", "zero_advantage"]]
-    given = material(("a", "b"), ("c", "d"))
+    given = stages.material(("a", "b"), ("c", "d"))
     FILTERS["custom"].detect(given, config.filtering.filters[1])
     assert given.owner.tolist() == [0, 0, 1, 1] and given.standing.all()
 

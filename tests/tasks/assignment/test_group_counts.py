@@ -1,16 +1,35 @@
-"""Oversampling: how many groups are begun, which are enough, and that epochs still miss nothing."""
+"""Oversampling and refilling: how many groups are begun, which are enough, and how many are missing."""
 
 from collections import Counter
 from fractions import Fraction
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.arrays.group_counts import groups_to_refill, num_begun, num_needed, oversampled_turn
+from storage.schemas.stage_tables import SAMPLES
+from tasks.arrays.group_counts import admitted_groups, groups_to_refill, num_begun, num_needed, oversampled_turn
 from tasks.assignment.stage import STAGE, assignment
 from tests.fixtures.builders import example, table, view
-from tests.tasks.assignment.groups import assignments, credits
+
+STREAMS = ("rl_weights", "ce_weights", "ref_kl_weights")
+
+
+def assignments(*groups):
+    """Two members of each group; a group is named after its environment and a number."""
+    rows = [{"group_id": group, "environment": group[0]} for group in groups for _ in range(2)]
+    return pa.Table.from_pylist(rows, schema=pa.schema([("group_id", pa.string()), ("environment", pa.string())]))
+
+
+def credits(*samples):
+    """Samples as group and weights in the rl component, or in the one named."""
+    rows = []
+    for group, weights, *stream in samples:
+        row = dict.fromkeys(STREAMS, [0.0] * len(weights)) | {stream[0] if stream else "rl_weights": weights}
+        rows.append({"group_id": group, **row})
+    return pa.Table.from_pylist(rows, schema=pa.schema([SAMPLES.arrow.field(name) for name in ("group_id", *STREAMS)]))
+
 
 FACTORS = st.integers(100, 400).map(lambda percent: percent / 100)
 
@@ -77,3 +96,48 @@ def test_groups_beyond_the_needed_ones_need_no_replacement():
     held = credits(("a0", [0.0, 1.0]), ("a1", [0.0, 1.0]), ("b2", [0.0, 1.0]))
     assert groups_to_refill(first, first, held, 1.5) == {"b": 1}
     assert groups_to_refill(first, first, held) == {"a": 1, "b": 2}
+
+
+def test_a_group_is_admitted_with_a_weight_that_training_uses():
+    found = credits(
+        ("a0", [0.0, 0.0, 1.0]),
+        ("a1", [0.0, 0.0]),
+        ("a2", [1.0, 0.0]),  # the first token is predicted from nothing
+        ("a3", [0.0, 0.5], "ce_weights"),
+        ("a4", [0.0, -1.0], "ref_kl_weights"),
+        ("a5", []),
+        ("a1", [0.0]),
+    )
+    assert admitted_groups(found) == {"a0", "a3", "a4"}
+
+
+def test_what_is_missing_is_missing_by_environment():
+    first = assignments("a0", "a1", "b0", "b1", "b2")
+    held = credits(("a0", [0.0, 1.0]), ("b2", [0.0, 1.0]))
+    assert groups_to_refill(first, first, held) == {"a": 1, "b": 2}
+    later = pa.concat_tables([first, assignments("a.1-0", "b.1-0", "b.1-1")])
+    more = pa.concat_tables([held, credits(("b.1-1", [0.0, 1.0]), ("a.1-0", [0.0, 1.0]))])
+    assert groups_to_refill(first, later, more) == {"b": 1}
+    assert groups_to_refill(first, later, pa.concat_tables([more, credits(("b0", [0.0, 1.0]))])) == {}
+
+
+def test_all_is_missing_where_nothing_was_credited():
+    first = assignments("a0", "a1", "b0")
+    assert groups_to_refill(first, first, credits()) == {"a": 2, "b": 1}
+
+
+@given(
+    groups=st.lists(st.tuples(st.sampled_from("ab"), st.booleans()), min_size=1, max_size=8),
+    wanted=st.integers(1, 8),
+)
+def test_it_is_what_a_loop_says(groups, wanted):
+    names = [f"{environment}{number}" for number, (environment, _) in enumerate(groups)]
+    first = assignments(*names[:wanted])
+    held = credits(*[(name, [0.0, float(good)]) for name, (_, good) in zip(names, groups, strict=True)])
+    expected = {}
+    for environment in "ab":
+        asked_for = sum(name[0] == environment for name in names[:wanted])
+        got = sum(good for of, good in groups if of == environment)
+        if asked_for > got:
+            expected[environment] = asked_for - got
+    assert groups_to_refill(first, assignments(*names), held) == expected

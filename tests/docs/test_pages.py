@@ -1,0 +1,134 @@
+"""What pages tell people to type exists, their settings and ids are the program's, and their links lead to files."""
+
+import inspect
+import re
+import shlex
+import subprocess
+import tomllib
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import flows.queries
+import flows.viewer
+from configs.layers import presets
+from configs.load import load
+from configs.run import RunConfig
+from flows import cli
+from flows.cli.arguments import split_items
+from flows.queries.row_lineage import __doc__ as ids_of_the_program
+from flows.runtime.plan import plan_work
+from flows.runtime.prepare import prepare
+from flows.runtime.session import open_session
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+QUESTIONS = ROOT / "docs" / "questions.md"
+BLOCK = re.compile(r"```(?:bash|sh)\n(.*?)```", re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s#:]+)(?:#[^)]*)?\)")
+"""The target of a relative link or picture, without a heading; addresses have a colon."""
+
+
+def typed(document: Path) -> list[str]:
+    """Return the command lines of a document's shell blocks, without comments."""
+    text = "".join(BLOCK.findall(document.read_text(encoding="utf-8")))
+    return [line.partition(" #")[0].strip() for line in text.splitlines() if line.strip() and line[0] != "#"]
+
+
+COMMAND_LINES = [(document, line) for document in DOCUMENTS for line in typed(document)]
+COMMANDS = [shlex.split(line)[1:] for _, line in COMMAND_LINES if line.split()[0] == "stagecoach"]
+TARGETS = sorted({line.split()[1] for _, line in COMMAND_LINES if line.startswith("make ")})
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_make_targets_exist(target: str) -> None:
+    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_commands_are_understood(arguments: list[str]) -> None:
+    command = cli.parse(arguments)
+    assert isinstance(command, partial)
+    takes_items = "items" in inspect.signature(command.func).parameters
+    files, overrides = split_items(command.args if takes_items else ())
+    files = [file for file in files if arguments[0] in ("run", "sft", "eval", "check") and file in presets()]
+    load(files or ["demo"], [*overrides, *command.keywords.get("overrides", ())])
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert {"demo", "test"} <= set(TARGETS)
+    assert {"run", "show", "check", "doctor"} <= {arguments[0] for arguments in COMMANDS}
+
+
+def test_every_command_of_the_page_on_questions_is_one() -> None:
+    commands = re.findall(r"^(?:\$ )?stagecoach (.*)$", QUESTIONS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(commands) == 5 and all(cli.parse(shlex.split(command)) for command in commands)
+
+
+def test_the_page_on_questions_and_the_program_read_the_same_ids() -> None:
+    page = QUESTIONS.read_text(encoding="utf-8").split("An id is written as")[1].split("Keys and")[0]
+    names = re.findall(r"`([A-Z]+(?:[:/][A-Z]+)*)`", page)
+    assert names and [name for name in names if name not in (ids_of_the_program or "")] == []
+
+
+def test_every_setting_of_the_page_on_evaluation_is_one() -> None:
+    page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    blocks = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)]
+    sets, external = (RunConfig.model_validate({"kind": "evaluate"} | block).evaluation for block in blocks)
+    assert list(sets.of_sets()) == ["hard", "all"] and sets.of_sets()["all"].every == 50
+    assert external.external is not None and external.external.model == "NAME"
+
+
+def test_a_model_of_others_needs_neither_weights_nor_an_engine(tmp_path: Path) -> None:
+    settings = ["evaluation.external.url=http://127.0.0.1:1/v1", "evaluation.external.model=m"]
+    config = prepare("evaluate", [], settings, name="of-others", store=str(tmp_path / "store"), seed=1)
+    assert config.model.path == "" and config.external is not None and config.external.model == "m"
+    with open_session(config) as session:
+        stages = [piece.stage for piece in plan_work(session.context, session.source)]
+    assert stages == ["examples", "evaluation_assignment", "rollout"], "no weights are brought in"
+
+
+def pages() -> list[Path]:
+    """Return the pages of this checkout; what begins with a dot (environments, caches) is not ours."""
+    found = sorted(ROOT.rglob("*.md"))
+    return [page for page in found if not any(part.startswith(".") for part in page.relative_to(ROOT).parts)]
+
+
+def targets(page: Path) -> list[str]:
+    """Return the relative links of a page; what looks like one in a block of code is none."""
+    return LINK.findall(re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL))
+
+
+LINKS = [(page.relative_to(ROOT), target) for page in pages() for target in targets(page)]
+
+
+@pytest.mark.parametrize(("page", "target"), LINKS, ids=str)
+def test_links_lead_somewhere(page: Path, target: str) -> None:
+    assert (ROOT / page.parent / target).exists()
+
+
+def test_links_are_found() -> None:
+    """Of pages of every kind, so that the above is not vacuous."""
+    assert (Path("README.md"), "docs/replay.md") in LINKS
+    assert (Path("docs/prefect.md"), "images/prefect-form.png") in LINKS
+    assert {page.parts[0] for page, _ in LINKS} >= {"README.md", "CONTRIBUTING.md", "docs"}
+
+
+@pytest.mark.parametrize("folder", ["docs", "docs/decisions"])
+def test_an_index_names_every_page_once(folder: str) -> None:
+    named = [Path(target).name for target in targets(ROOT / folder / "README.md") if not target.startswith("..")]
+    named = ["decisions" if name == "README.md" else name for name in named]
+    others = [page.name for page in (ROOT / folder).iterdir() if page.suffix == ".md" and page.name != "README.md"]
+    assert sorted(named) == sorted([*others, *(["decisions"] if folder == "docs" else [])])
+
+
+@pytest.mark.parametrize("package", [flows.viewer, flows.queries], ids=lambda package: package.__name__)
+def test_every_file_has_its_place_in_the_list(package: ModuleType) -> None:
+    folder = Path(str(package.__file__)).parent
+    names = {path.stem for path in folder.glob("[a-z]*") if path.suffix in ("", ".py")}
+    assert len(names) >= 10
+    words = set(re.findall(r"[a-z_]+", package.__doc__ or ""))
+    assert sorted(names - words) == []

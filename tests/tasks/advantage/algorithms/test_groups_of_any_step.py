@@ -1,0 +1,303 @@
+"""Every algorithm that compares groups: against a slow reference on any step, and by laws of order and scale.
+
+The reference goes by one trace and one token at a time, in fractions and not in floats. Rewards are in thousandths, so
+that a mean of zero is zero there whatever rounding makes of it elsewhere.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fixtures.builders import exchange, failed, message, trace, verdict
+from tests.fixtures.stages import credited, forked, group
+
+Row = dict[str, Any]
+Worth = tuple[float, float] | None
+"""Baseline and advantage; None is none."""
+
+
+def slow_credit(kept: Sequence[Row], section: Mapping[str, Any]) -> dict[str, Worth]:
+    """Return what each kept trace is worth under an algorithm's section, by trace id."""
+    groups = defaultdict(list)
+    for row in kept:
+        if row["reward"] is not None:
+            groups[_key(row, section)].append(row)
+    credits: dict[str, Worth] = {row["trace_id"]: None for row in kept}
+    centred = {}
+    for members in groups.values():
+        rewards = [slow_reward(row, members, section) for row in members]
+        mean = sum(rewards) / len(rewards)
+        for row, reward in zip(members, rewards, strict=True):
+            centred[row["trace_id"]] = reward - mean
+            credits[row["trace_id"]] = _one(reward, rewards, mean, section)
+    if section["type"] == "reinforce_pp" and centred:
+        overall = sum(centred.values()) / len(centred)
+        spread = math.sqrt(sum((value - overall) ** 2 for value in centred.values()) / len(centred))
+        for name, value in centred.items():
+            credits[name] = (credits[name][0], float(value - overall) / (spread + section.get("epsilon", 1e-6)))
+    return credits
+
+
+def _key(row: Row, section: Mapping[str, Any]) -> tuple[str, ...]:
+    if section["type"] != "hierarchical_grpo":
+        return (row["group_id"],)
+    alone = row["agent"] in section.get("episode_agents", ("solver",))
+    return (row["group_id"], row["agent"], *([row["episode_id"]] if alone else []))
+
+
+def _one(reward: Fraction, rewards: Sequence[Fraction], mean: Fraction, section: Mapping[str, Any]) -> Worth:
+    if section["type"] == "rloo":
+        if len(rewards) == 1:
+            return None
+        others = (sum(rewards) - reward) / (len(rewards) - 1)
+        return float(others), float(reward - others)
+    if section["type"] == "max_rl":
+        return float(mean), float((reward - mean) / mean) if mean > 0 else 0.0
+    if section.get("normalise_std"):
+        spread = math.sqrt(sum((one - mean) ** 2 for one in rewards) / len(rewards))
+        return float(mean), float(reward - mean) / (spread + section.get("epsilon", 1e-6))
+    return float(mean), float(reward - mean)
+
+
+def slow_reward(row: Row, members: Sequence[Row], section: Mapping[str, Any]) -> Fraction:
+    """Return the shaped reward of one member of a comparison group."""
+    reward = exact(row["reward"])
+    if (penalty := section.get("length_penalty")) is not None:
+        passing = exact(penalty.get("passing", 1.0))
+        rate = Fraction(sum(exact(one["reward"]) >= passing for one in members), len(members))
+        for name, default, column in (
+            ("output", 0.25, "num_output_tokens"),
+            ("input", 0.1, "num_input_tokens"),
+            ("turns", 0.1, "num_turns"),
+        ):
+            longest = max(one[column] for one in members)
+            if longest:
+                reward -= rate * exact(penalty.get(name, default)) * Fraction(row[column], longest)
+    if (overlong := section.get("overlong")) is not None:
+        start = overlong["max_tokens"] - overlong["buffer_tokens"]
+        share = Fraction(row["num_output_tokens"] - start, overlong["buffer_tokens"])
+        reward -= exact(overlong.get("penalty", 1.0)) * min(max(share, Fraction(0)), Fraction(1))
+    return reward
+
+
+def exact(value: float) -> Fraction:
+    """Return the number of thousandths that a float was written as."""
+    return Fraction(round(value * 1000), 1000)
+
+
+def slow_streams(trace_id: str, messages: Sequence[Row], worth: Worth) -> dict[str, tuple[list[float], list[float]]]:
+    """Return rl weights and advantages of every sample of a trace, token by token, by sample id.
+
+    Samples are the paths to leaves, in the order of the leaves; a token that several share counts in the first.
+    """
+    own = {row["message"]: row for row in messages if row["trace_id"] == trace_id}
+    parents = {row["parent"] for row in own.values()}
+    seen: set[int] = set()
+    found = {}
+    for number, leaf in enumerate(sorted(name for name in own if name not in parents)):
+        path = []
+        step: int | None = leaf
+        while step is not None:
+            path.insert(0, step)
+            step = own[step]["parent"]
+        weights = []
+        for step in path:
+            for sampled in own[step]["mask"]:
+                weights.append(1.0 if sampled and worth is not None and step not in seen else 0.0)
+            seen.add(step)
+        found[f"{trace_id}/{number}"] = (weights, [weight * (worth[1] if worth else 0.0) for weight in weights])
+    return found
+
+
+Row = dict[str, Any]
+
+THOUSANDTHS = st.sampled_from((0, 1000, 1000, -1000)) | st.integers(-3000, 3000)
+OUTCOMES = ("kept", "kept", "kept", "kept", "unrewarded", "errored", "filtered", "truncated")
+SHAPES = ("exchange", "exchange", "forked", "masked", "empty")
+
+
+@dataclass(frozen=True)
+class Step:
+    """The rows of a step, as the advantage stage reads them."""
+
+    traces: list[Row]
+    messages: list[Row]
+    verdicts: list[Row]
+
+    @property
+    def kept(self) -> list[Row]:
+        """The traces that are kept."""
+        names = {row["trace_id"] for row in self.verdicts if row["keep"]}
+        return [row for row in self.traces if row["trace_id"] in names]
+
+    def ordered(self, order: list[int]) -> "Step":
+        """Return the same step with its traces in another order."""
+        traces = [self.traces[i] for i in order]
+        return Step(traces, self.messages, self.verdicts)
+
+    def rewarded(self, change: Any) -> "Step":
+        """Return the same step with every reward that there is changed by a function."""
+        traces = [row | {"reward": None if row["reward"] is None else change(row["reward"])} for row in self.traces]
+        return Step(traces, self.messages, self.verdicts)
+
+
+def steps(*, seats: bool = False, rewards: st.SearchStrategy[int] = THOUSANDTHS) -> st.SearchStrategy[Step]:
+    """Draw a step of up to eight traces; with `seats`, of proposers and solvers in several episodes."""
+    lengths = st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(0, 4))
+    one = st.tuples(st.integers(0, 2), rewards, st.sampled_from(OUTCOMES), st.sampled_from(SHAPES), lengths)
+    seat = st.tuples(st.sampled_from(("proposer", "solver")), st.integers(0, 1)) if seats else st.none()
+    return st.lists(st.tuples(one, seat), min_size=1, max_size=8).map(_step)
+
+
+def _step(drawn: list[tuple[Any, Any]]) -> Step:
+    step = Step([], [], [])
+    for number, ((of, reward, outcome, shape, lengths), seat) in enumerate(drawn):
+        name, columns = f"t{number}", {"group_id": f"g{of}"}
+        columns |= dict(zip(("num_output_tokens", "num_input_tokens", "num_turns"), lengths, strict=True))
+        if seat is not None:
+            columns |= {"agent": seat[0], "episode_id": f"g{of}-{seat[1]}"}
+        row = (failed if outcome == "errored" else trace)(name, **columns, reward=reward / 1000)
+        row |= {"unrewarded": {"reward": None}, "truncated": {"is_truncated": True}}.get(outcome, {})
+        reason = {"errored": "errored", "filtered": "gibberish"}.get(outcome)
+        step.traces.append(row)
+        step.messages.extend(_messages(name, shape))
+        step.verdicts.append(verdict(name, group_id=f"g{of}", reason=reason))
+    return step
+
+
+def _messages(name: str, shape: str) -> list[Row]:
+    """Return a trace's messages; `masked` has no sampled token, `empty` an answer without any token."""
+    if shape == "forked":
+        return forked(name)
+    if shape == "masked":
+        return [message(name, 0)]
+    return exchange(name, completion=() if shape == "empty" else (4, 5))
+
+
+KINDS = ("grpo", "dr_grpo", "rloo", "max_rl", "reinforce_pp", "hierarchical_grpo")
+SHAPING = st.fixed_dictionaries(
+    {},
+    optional={
+        "length_penalty": st.sampled_from(
+            ({}, {"output": 0.5, "input": 0.0, "turns": 0.3, "passing": 0.5}, {"passing": 3.5})  # nothing passes
+        ),
+        "overlong": st.sampled_from(
+            ({"max_tokens": 10, "buffer_tokens": 4, "penalty": 0.5}, {"max_tokens": 8, "buffer_tokens": 8})
+        ),
+    },
+)
+
+
+def against_reference(step: Step, section: dict) -> None:
+    """Compare the credits of a step, sample by sample and token by token."""
+    expected = slow_credit(step.kept, section)
+    rows = credited(step.traces, step.messages, step.verdicts, **section)
+    streams = {
+        sample: (name, *found)
+        for name, worth in expected.items()
+        for sample, found in slow_streams(name, step.messages, worth).items()
+    }
+    assert {row["sample_id"] for row in rows} == set(streams)
+    for row in rows:
+        name, weights, advantages = streams[row["sample_id"]]
+        if (worth := expected[name]) is None:
+            assert row["baseline"] is None and row["advantage"] is None
+        else:
+            assert (row["baseline"], row["advantage"]) == pytest.approx(worth, rel=1e-9, abs=1e-9)
+        assert row["rl_weights"] == weights
+        assert row["advantages"] == pytest.approx(advantages, rel=1e-6, abs=1e-6)
+        assert not any(row["ce_weights"]) and not any(row["ref_kl_weights"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=15)
+@given(data=st.data())
+def test_any_step_is_credited_as_one_trace_at_a_time_says(kind, data):
+    step = data.draw(steps(seats=kind == "hierarchical_grpo"))
+    against_reference(step, {"type": kind} | data.draw(SHAPING))
+
+
+@settings(max_examples=15)
+@given(step=steps(), epsilon=st.sampled_from((1e-6, 0.5)))
+def test_grpo_with_standard_deviations_too(step, epsilon):
+    against_reference(step, {"type": "grpo", "normalise_std": True, "epsilon": epsilon})
+
+
+def test_the_reference_tells_algorithms_apart():
+    traces = [*group(1.0, 1.0, 0.0), *group(0.5, 0.0, group_id="g1")]
+    answers = {kind: tuple(slow_credit(traces, {"type": kind}).values()) for kind in KINDS}
+    assert len(set(answers.values())) == 4 and answers["grpo"] == answers["dr_grpo"] == answers["hierarchical_grpo"]
+
+
+def test_steps_hold_what_they_should():
+    found: list[Step] = []
+
+    @settings(max_examples=60, derandomize=True, database=None)
+    @given(step=steps(seats=True))
+    def collect(step):
+        found.append(step)
+
+    collect()
+    assert any(row["message"] == 5 for step in found for row in step.messages)
+    assert any(row["error_class"] for step in found for row in step.traces if len(step.kept) > 2)
+    kept = [row for step in found for row in step.kept]
+    assert any(row["reward"] is None for row in kept) and any(row["is_truncated"] for row in kept)
+    assert any(row["reward"] < 0 for row in kept if row["reward"] is not None)
+    groups = [[row["group_id"] for row in step.kept] for step in found]
+    assert any(order != sorted(order) and len(set(order)) < len(order) for order in groups)
+
+
+LENGTHY = {"length_penalty": {}, "overlong": {"max_tokens": 10, "buffer_tokens": 6}}
+
+
+def worth(step, kind, **section):
+    """The advantage of every trace that has credits, by trace id."""
+    rows = credited(step.traces, step.messages, step.verdicts, type=kind, **section)
+    return {row["trace_id"]: row["advantage"] for row in rows}
+
+
+def close(expected, *, rel=1e-9):
+    """What is equal to these advantages up to rounding; None is none."""
+    return {
+        name: value if value is None else pytest.approx(value, rel=rel, abs=1e-9) for name, value in expected.items()
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=8)
+@given(data=st.data(), shaping=st.sampled_from(({}, LENGTHY)))
+def test_the_order_of_rows_does_not_matter(kind, data, shaping):
+    step = data.draw(steps(seats=kind == "hierarchical_grpo"))
+    order = data.draw(st.permutations(range(len(step.traces))))
+    assert worth(step.ordered(order), kind, **shaping) == close(worth(step, kind, **shaping))
+
+
+@settings(max_examples=8)
+@given(step=steps(), scale=st.sampled_from((1e-3, 0.5, 3.0, 1e6)))
+def test_max_rl_does_not_depend_on_the_unit_of_rewards(step, scale):
+    assert worth(step.rewarded(lambda reward: reward * scale), "max_rl") == close(worth(step, "max_rl"))
+
+
+@settings(max_examples=8)
+@given(step=steps(), scale=st.sampled_from((0.5, 3.0, 100.0)), shift=st.sampled_from((-7.0, 0.0, 2.5)))
+def test_reinforce_pp_does_not_depend_on_the_unit_of_rewards_nor_on_their_zero(step, scale, shift):
+    changed = step.rewarded(lambda reward: reward * scale + shift)
+    found, expected = (worth(each, "reinforce_pp", epsilon=1e-12) for each in (changed, step))
+    if any(value is not None and abs(value) > 1e-2 for value in expected.values()):  # else rounding over rounding
+        assert found == close(expected, rel=1e-6)
+
+
+@settings(max_examples=8)
+@given(step=steps(), scale=st.sampled_from((0.5, 3.0, 100.0)), shift=st.sampled_from((-7.0, 0.0, 2.5)))
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo"])
+def test_what_divides_by_nothing_scales_with_the_rewards(kind, step, scale, shift):
+    changed = worth(step.rewarded(lambda reward: reward * scale + shift), kind)
+    expected = {name: value if value is None else value * scale for name, value in worth(step, kind).items()}
+    assert changed == close(expected)
