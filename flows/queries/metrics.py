@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from flows.queries.series import StepNumbers
-from tasks.metrics.figures import MEANINGS
-from tasks.metrics.names import ALL, full_name
+from tasks.metrics.figures import ALL, MEANINGS, full_name
 
 
 class About(NamedTuple):

@@ -9,7 +9,7 @@ from flows.queries.step_history import RecordedStep
 from flows.queries.step_metrics import Span, ledger_metrics, read_metrics
 from flows.queries.store_reader import StoreReader, each_once
 from storage.refs import Entry
-from tasks.metrics.names import Values, full_name
+from tasks.metrics.figures import Values, full_name
 
 LONG = {"run": pl.String, "step": pl.Int64, "finished": pl.Boolean, "scope": pl.String, "name": pl.String}
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from storage.read.frames import Frames
 from storage.read.lineage import Work
-from tasks.metrics.names import Values
+from tasks.metrics.figures import Values
 
 
 @dataclass(frozen=True)

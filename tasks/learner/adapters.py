@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from configs.training import LoraConfig
 from storage.policies.manifest import BASE_FILE, adapter_base
 from tasks.learner.digest import over_base, tensors_sha256, weights_sha256
-from tasks.learner.errors import LearnerError
+from tasks.learner.protocol import LearnerError
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from tasks.learner import adapters
 from tasks.learner.digest import OPTIMIZER_FILE, tensors_sha256, weights_sha256
 from tasks.learner.distributed import World, like, whole
-from tasks.learner.errors import LearnerError, NoOptimizerState
 from tasks.learner.model import PolicyModel
 from tasks.learner.optimizer import Optimizer, OptimizerPart
+from tasks.learner.protocol import LearnerError, NoOptimizerState
 
 COMPANION_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken"}
 STEP = "step"

@@ -9,8 +9,8 @@ from typing import Any, Self
 import pyarrow as pa
 
 from configs.services import LearnerConfig
-from tasks.learner import wire
-from tasks.learner.errors import BY_NAME, LearnerError, LearnerLost
+from tasks.learner import protocol
+from tasks.learner.protocol import BY_NAME, LearnerError, LearnerLost
 
 __all__ = ["Learner", "LearnerError", "LearnerLost", "command"]
 
@@ -102,7 +102,7 @@ class Learner:
     def probe(self, token_ids: Sequence[int]) -> list[float]:
         """Return the log-prob of each token given those before it at temperature 1, in nats; the first is 0.0."""
         answer, _ = self._ask("probe", token_ids=[int(token) for token in token_ids])
-        return list(answer["logprobs"])
+        return list(answer)
 
     def state(self) -> dict[str, Any]:
         """Return policy_key (None: no policy is loaded), step, weights_sha256, pid and versions of the learner."""
@@ -123,8 +123,8 @@ class Learner:
 
     def _ask(self, request: str, table: pa.Table | None = None, **arguments: Any) -> tuple[Any, pa.Table | None]:
         try:
-            wire.send(self._socket, {"request": request, "arguments": arguments}, table)
-            answer, answer_table = wire.receive(self._socket)
+            protocol.send(self._socket, {"request": request, "arguments": arguments}, table)
+            answer, answer_table = protocol.receive(self._socket)
         except (OSError, EOFError) as error:
             self.close()
             raise LearnerLost(

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.learner.errors import LearnerError
+from tasks.learner.protocol import LearnerError
 
 COMPONENTS = ("rl", "ce", "ref_kl")
 STREAMS = ("logprobs", "temperatures", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")

@@ -1,4 +1,4 @@
-"""Accounting: what became of every rollout that a step assigned, and of its tokens."""
+"""Accounting: what became of every rollout that a step assigned and of its tokens, and the metrics of that."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -10,7 +10,9 @@ import pyarrow.compute as pc
 
 from tasks.arrays.columns import texts
 from tasks.arrays.finding import QUARANTINED
+from tasks.arrays.group_counts import admitted_groups
 from tasks.inference.sampling.failures import STRAGGLER
+from tasks.runtime.stage import Tables
 
 TRAINED, FILTERED, ERRORED, NO_WEIGHT = "trained", "filtered", "errored", "no weight"
 STOPPED = "stopped"
@@ -20,15 +22,10 @@ PENDING, REFUSED = "pending", "refused"
 EVALUATED = "evaluated"
 """Sampled to score a policy, never to train on."""
 
-COLUMNS = [
-    "trace_id",
-    "episode_id",
-    "assignment_id",
-    "error_class",
-    "num_input_tokens",
-    "num_output_tokens",
-]
+COLUMNS = ["trace_id", "episode_id", "assignment_id", "error_class", "num_input_tokens", "num_output_tokens"]
 """What accounting reads of a trace."""
+CHECKED = ("assignments", "traces", "verdicts", "samples", "batches")
+"""The tables that account for every rollout of a step together."""
 
 
 class AccountBreach(ValueError):
@@ -147,4 +144,54 @@ def _breach(table: str, column: str, what: str) -> AccountBreach:
         f"table {table}, column {column}: {what}. Every assignment must be trained, filtered, quarantined, "
         "errored or without weight, exactly once. The rows stay as they are; look at the stage that wrote the table "
         "before going on."
+    )
+
+
+def account_metrics(tables: Tables) -> dict[str, float]:
+    """Return how many rollouts met which outcome: `accounting/trained`, `accounting/filtered/zero_advantage`.
+
+    Of a step that was not trained, what nothing held back is pending, or refused where a gate said no. An outcome that
+    no rollout met has no entry. Raises AccountBreach where the step was packed and a rollout is lost or counted twice.
+    """
+    outcome = _packed_outcome(tables)
+    if all(name in tables for name in CHECKED):
+        counts = Counter[tuple[str, str]]()
+        for share in account(*(tables[name] for name in CHECKED)):
+            counts[outcome if share.outcome == TRAINED else share.outcome, share.detail] += share.num_traces
+    else:
+        counts = _outcome_counts(tables, outcome)
+    return {"/".join(filter(None, ("accounting", *outcome))): float(count) for outcome, count in sorted(counts.items())}
+
+
+def group_metrics(wanted: int, num_batches: int, assignments: pa.Table, credits: pa.Table) -> dict[str, float]:
+    """Return how many groups a step wanted, drew and has something to train on of, and in how many batches."""
+    counts = {
+        "wanted": wanted,
+        "drawn": len(set(texts(assignments["group_id"]))),
+        "admitted": len(admitted_groups(credits)),
+    }
+    return {f"groups/{name}": float(count) for name, count in (counts | {"batches": num_batches}).items()}
+
+
+def _packed_outcome(tables: Tables) -> str:
+    """Return the outcome of a rollout that was packed."""
+    if "updates" in tables:
+        return TRAINED
+    refused = "decisions" in tables and not all(tables["decisions"]["approved"].to_pylist())
+    return REFUSED if refused else PENDING
+
+
+def _outcome_counts(tables: Tables, outcome: str) -> Counter[tuple[str, str]]:
+    """Count the outcomes of rollouts of which not everything is there."""
+    judged = tables.get("verdicts")
+    reasons = dict(zip(texts(judged["trace_id"]), judged["reason"].to_pylist(), strict=True)) if judged else {}
+    packed = packed_traces(tables["samples"], tables["batches"]) if {"samples", "batches"} <= tables.keys() else None
+    rows = tables["traces"].select(["trace_id", "error_class"]).to_pylist()
+    return Counter(
+        outcome_of(
+            row["error_class"],
+            reasons.get(row["trace_id"]),
+            outcome if packed is None or row["trace_id"] in packed else NO_WEIGHT,
+        )
+        for row in rows
     )

@@ -17,13 +17,10 @@ from configs.run import View
 from storage.schemas.learner_tables import TOKEN_MASKS
 from storage.schemas.stage_tables import METRICS, VERDICTS
 from tasks.arrays.columns import texts
-from tasks.metrics.accounts import account_metrics, group_metrics
-from tasks.metrics.figures import Figures, credit_figures, packing_figures, trace_figures, verdict_figures
-from tasks.metrics.names import Values
-from tasks.metrics.retokenised import retokenised_turns
-from tasks.metrics.rollouts import rollout_metrics
-from tasks.metrics.tokens import token_metrics
-from tasks.metrics.updates import update_metrics
+from tasks.metrics.accounting import account_metrics, group_metrics
+from tasks.metrics.figures import Values, batch_figures
+from tasks.metrics.rollouts import retokenised_turns, rollout_metrics
+from tasks.metrics.updates import token_metrics, update_metrics
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.stage import Stage, Tables
 
@@ -61,20 +58,8 @@ def _unscoped(tables: Tables, config: View, num_batches: int) -> Iterator[Mappin
         yield group_metrics(config.wanted_groups, num_batches, tables["assignments"], tables["samples"])
     if "updates" in tables:
         yield update_metrics(tables["updates"].to_pylist())
-    figures = _figures(tables, config.packing.tokens_per_row)
+    figures = batch_figures(tables, config.packing.tokens_per_row)  # those that a gate is asked about
     yield {f"batch/{name}": float(value) for name, value in figures.items() if value is not None}
-
-
-def _figures(tables: Tables, tokens_per_row: int) -> Figures:
-    """Return the figures that a gate is asked about, of the tables that there are."""
-    found = dict(trace_figures(tables["traces"]))
-    if "verdicts" in tables:
-        found |= verdict_figures(tables["traces"], tables["verdicts"])
-    if "samples" in tables:
-        found |= credit_figures(tables["samples"])
-    if "batches" in tables:
-        found |= packing_figures(tables["batches"], tables["batches"].num_rows * tokens_per_row)
-    return found
 
 
 def _retokenised(tables: Tables) -> dict[str, int] | None:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from configs.run import View
 from storage.schemas.learner_tables import TOKEN_MASKS, UPDATES
-from tasks.learner.errors import LearnerLost
+from tasks.learner.protocol import LearnerLost
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.services import LearnerService, retry_lost
 from tasks.runtime.stage import Policy, Stage, Tables

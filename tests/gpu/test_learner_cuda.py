@@ -5,8 +5,7 @@ import torch
 
 from configs.services import LearnerConfig
 from configs.training import TrainingConfig
-from tasks.learner.attention import Segments, packed_attention
-from tasks.learner.model import load_policy, run_row
+from tasks.learner.model import Segments, load_policy, packed_attention, run_row
 from tasks.learner.rows import batches_from_table
 from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.packed import batches, sample

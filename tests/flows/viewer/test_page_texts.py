@@ -15,7 +15,7 @@ from flows.viewer.addresses import PATTERNS
 from flows.viewer.app import respond
 from flows.viewer.pages import PAGES
 from flows.viewer.rendering import parsed_address
-from tasks.metrics.names import ALL
+from tasks.metrics.figures import ALL
 from tests.fixtures.builders import message, trace
 from tests.fixtures.rehearsal import rehearse
 from tests.fixtures.replays import RLOO, ask, walk

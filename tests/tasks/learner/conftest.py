@@ -40,11 +40,8 @@ def exact_policy(model_directory):
     import torch
     from transformers import AutoModelForCausalLM
 
-    from tasks.learner import attention
-    from tasks.learner.model import PolicyModel
+    from tasks.learner.model import ATTENTION, PolicyModel, register_attention
 
-    attention.register()
-    causal = AutoModelForCausalLM.from_pretrained(
-        model_directory, dtype=torch.float64, attn_implementation=attention.NAME
-    )
+    register_attention()
+    causal = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float64, attn_implementation=ATTENTION)
     return PolicyModel(causal, chunk=8).train()

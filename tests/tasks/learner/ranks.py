@@ -59,10 +59,10 @@ def policy_in(directory: Path, dtype: torch.dtype) -> PolicyModel:
     """Return the model, sharded over the ranks of this process's world."""
     from transformers import AutoModelForCausalLM
 
-    from tasks.learner import attention
+    from tasks.learner.model import ATTENTION, register_attention
 
-    attention.register()
-    causal = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=attention.NAME)
+    register_attention()
+    causal = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=ATTENTION)
     policy = PolicyModel(causal, chunk=8).train()
     shard(policy, causal.get_decoder().layers, CPU, half=False)
     return policy

@@ -10,7 +10,7 @@ from configs.services import LearnerConfig
 from configs.training import TrainingConfig
 from storage.policies.manifest import adapter_base
 from tasks.learner.digest import over_base, weights_sha256
-from tasks.learner.errors import LearnerError
+from tasks.learner.protocol import LearnerError
 from tests.fixtures.packed import batches, sample
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
@@ -174,7 +174,7 @@ def test_other_weights_below_are_found(loaded, model_directory, tmp_path):
 def test_merged_weights_are_the_policy(loaded, model_directory, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from tasks.learner.adapter_merge import merge
+    from tasks.learner.adapter_tools import merge
 
     train(loaded, 0, tmp_path)
     merge(model_directory, tmp_path / "p1", tmp_path / "merged")

@@ -9,9 +9,9 @@ import threading
 import pyarrow as pa
 import pytest
 
-from tasks.learner import wire
+from tasks.learner import protocol
 from tasks.learner.client import Learner
-from tasks.learner.errors import LearnerError, LearnerLost, NoOptimizerState
+from tasks.learner.protocol import LearnerError, LearnerLost, NoOptimizerState
 from tests.fixtures.waiting import PATIENCE
 
 TABLE = pa.table({"tokens": pa.array([[1, 2], []], pa.list_(pa.int32()))})
@@ -46,8 +46,8 @@ def test_messages_come_back_as_they_went():
     left, right = socket.socketpair()
     with left, right:
         for table in (None, TABLE, TABLE.slice(0, 0)):
-            wire.send(left, {"request": "ü", "value": None}, table)
-            header, received = wire.receive(right)
+            protocol.send(left, {"request": "ü", "value": None}, table)
+            header, received = protocol.receive(right)
             assert header == {"request": "ü", "value": None}
             assert (received is None) == (table is None)
             assert table is None or received.equals(table)
@@ -59,7 +59,7 @@ def test_a_message_cut_off_is_an_end_of_file():
         left.sendall(struct.pack("!IQ", 10, 0) + b"{}")
         left.close()
         with pytest.raises(EOFError, match="2 of 10"):
-            wire.receive(right)
+            protocol.receive(right)
 
 
 def test_what_is_no_message_is_refused_before_memory_is_taken():
@@ -67,15 +67,15 @@ def test_what_is_no_message_is_refused_before_memory_is_taken():
     with left, right:
         left.sendall(b"\xff" * 12)
         with pytest.raises(ValueError, match="none of ours"):
-            wire.receive(right)
+            protocol.receive(right)
 
 
 def test_request_and_answer(server):
     seen = []
 
     def behave(connection):
-        seen.append(wire.receive(connection))
-        wire.send(connection, {"result": [{"loss": 1.0}]}, TABLE)
+        seen.append(protocol.receive(connection))
+        protocol.send(connection, {"result": [{"loss": 1.0}]}, TABLE)
 
     with Learner(server(behave)) as learner:
         updates, statistics = learner.train(
@@ -99,8 +99,8 @@ def test_request_and_answer(server):
 )
 def test_the_worker_s_error_comes_back_with_its_message(server, name, kind):
     def behave(connection):
-        wire.receive(connection)
-        wire.send(connection, {"error": name, "message": "what, where, what to do"})
+        protocol.receive(connection)
+        protocol.send(connection, {"error": name, "message": "what, where, what to do"})
 
     with Learner(server(behave)) as learner, pytest.raises(kind, match="what, where, what to do") as caught:
         learner.state()
@@ -108,7 +108,7 @@ def test_the_worker_s_error_comes_back_with_its_message(server, name, kind):
 
 
 def test_a_connection_that_ends_before_the_answer_is_a_lost_learner(server):
-    learner = Learner(server(wire.receive))
+    learner = Learner(server(protocol.receive))
     with pytest.raises(LearnerLost, match="during 'probe'"):
         learner.probe([1, 2])
     with pytest.raises(LearnerLost):

@@ -111,13 +111,10 @@ def test_any_order_and_any_cut(policy_and_split, order, cuts):
 def policy_and_split(model_directory):
     from transformers import AutoModelForCausalLM
 
-    from tasks.learner import attention
-    from tasks.learner.model import PolicyModel
+    from tasks.learner.model import ATTENTION, PolicyModel, register_attention
 
-    attention.register()
-    causal = AutoModelForCausalLM.from_pretrained(
-        model_directory, dtype=torch.float64, attn_implementation=attention.NAME
-    )
+    register_attention()
+    causal = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float64, attn_implementation=ATTENTION)
     policy = PolicyModel(causal, chunk=8)
     return policy, gradient(policy, [[each] for each in SAMPLES])
 

@@ -15,7 +15,7 @@ from configs.losses import (
     SequenceMask,
     TruncatedImportance,
 )
-from tasks.learner.errors import LearnerError
+from tasks.learner.protocol import LearnerError
 from tasks.runtime.import_paths import code_version
 from tests.tasks.learner.slow_losses import Token, packed
 

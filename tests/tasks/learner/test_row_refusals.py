@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.learner.errors import LearnerError
+from tasks.learner.protocol import LearnerError
 from tasks.learner.rows import batches_from_table
 from tests.fixtures.exactly import exactly
 from tests.fixtures.packed import batches, changed, padding, sample

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tasks.learner.errors import LearnerError
+from tasks.learner.protocol import LearnerError
 from tasks.learner.rows import batches_from_table, idle_row
 from tests.fixtures.packed import STREAMS, batches, changed, padding, sample
 

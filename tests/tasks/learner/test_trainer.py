@@ -11,7 +11,7 @@ from configs.services import LearnerConfig
 from configs.training import TrainingConfig
 from storage.schemas.learner_tables import TOKEN_STATISTICS, UPDATES
 from tasks.learner.digest import weights_sha256
-from tasks.learner.errors import LearnerError, NoOptimizerState
+from tasks.learner.protocol import LearnerError, NoOptimizerState
 from tasks.training.stage import token_tables
 from tests.fixtures.packed import batches, changed, padding, sample
 

@@ -11,7 +11,7 @@ import pytest
 from configs.services import LearnerConfig
 from configs.training import TrainingConfig
 from tasks.learner.client import Learner
-from tasks.learner.errors import LearnerError, LearnerLost
+from tasks.learner.protocol import LearnerError, LearnerLost
 from tests.fixtures.waiting import PATIENCE
 from tests.tasks.learner.processes import process, train
 

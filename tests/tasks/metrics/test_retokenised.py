@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tasks.metrics.retokenised import retokenised_turns
+from tasks.metrics.rollouts import retokenised_turns
 from tests.fixtures.builders import message, table
 
 

@@ -9,9 +9,8 @@ import pytest
 from configs.run import RunConfig, View
 from storage.schemas.stage_tables import METRICS, TRACES, VERDICTS
 from tasks.inference.sampling.failures import STRAGGLER
-from tasks.metrics.accounting import AccountBreach
-from tasks.metrics.accounts import account_metrics
-from tasks.metrics.names import full_name, metric_values
+from tasks.metrics.accounting import AccountBreach, account_metrics
+from tasks.metrics.figures import full_name, metric_values
 from tasks.metrics.rollouts import rollout_metrics
 from tasks.metrics.stage import STAGE, metrics
 from tasks.metrics.updates import update_metrics

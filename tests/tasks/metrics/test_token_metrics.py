@@ -8,8 +8,8 @@ import pytest
 
 from storage.schemas.learner_tables import TOKEN_MASKS, TOKEN_STATISTICS
 from storage.schemas.stage_tables import BATCHES
-from tasks.metrics.names import full_name
-from tasks.metrics.tokens import token_metrics
+from tasks.metrics.figures import full_name
+from tasks.metrics.updates import token_metrics
 from tests.fixtures.builders import table
 
 ENVIRONMENTS = {"a/0": "math", "b/0": "chat", "c/0": "math"}

@@ -1,4 +1,4 @@
-"""Messages between the client and the worker: a JSON header and, where there is one, an Arrow table.
+"""Messages between the pipeline and the learner, and the errors that travel in them. Imports no torch.
 
 On the wire: header length (4 bytes), payload length (8 bytes), both big-endian, then the header as UTF-8 JSON, then the
 table as an Arrow IPC stream. A payload length of zero means no table.
@@ -10,6 +10,22 @@ import struct
 from typing import Any
 
 import pyarrow as pa
+
+
+class LearnerError(ValueError):
+    """The learner refused or failed a request, with the reason; it still answers."""
+
+
+class NoOptimizerState(LearnerError):
+    """The policy's directory has no optimizer state and a fresh optimizer was not asked for."""
+
+
+class LearnerLost(ConnectionError):
+    """The learner's process is gone, or was never there; the policy in its memory is lost."""
+
+
+BY_NAME: dict[str, type[LearnerError]] = {error.__name__: error for error in (LearnerError, NoOptimizerState)}
+"""The errors that travel from the learner to its client, by the name that is sent."""
 
 LENGTHS = struct.Struct("!IQ")
 LONGEST_HEADER = 1 << 20
