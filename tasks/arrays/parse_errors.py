@@ -14,13 +14,12 @@ from collections.abc import Collection
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tasks.arrays.finding import Flags
 from tasks.arrays.ragged import Integers
 
-Flags = npt.NDArray[np.bool_]
 FLAG = "parse_error"
 
 

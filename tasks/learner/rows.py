@@ -8,9 +8,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tasks.arrays.samples import COMPONENTS
 from tasks.learner.protocol import LearnerError
 
-COMPONENTS = ("rl", "ce", "ref_kl")
 STREAMS = ("logprobs", "temperatures", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
 
 Array = npt.NDArray[Any]

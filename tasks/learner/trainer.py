@@ -15,6 +15,7 @@ import transformers
 from configs.services import LearnerConfig
 from configs.training import TrainingConfig
 from storage.schemas.learner_tables import TOKEN_MASKS, TOKEN_STATISTICS
+from tasks.arrays.samples import COMPONENTS
 from tasks.learner.adapters import open_adapter
 from tasks.learner.checkpoint import companions, load_optimizer, memory_sha256, save_policy
 from tasks.learner.digest import weights_sha256
@@ -24,23 +25,10 @@ from tasks.learner.loss import GROUPS, Objective
 from tasks.learner.model import PolicyModel, load_policy, run_row
 from tasks.learner.optimizer import Optimizer, apply_gradients, clip_gradients, learning_rate, new_optimizer
 from tasks.learner.protocol import LearnerError
-from tasks.learner.rows import COMPONENTS, STREAMS, PackedBatch, Row, batches_from_table
+from tasks.learner.rows import STREAMS, PackedBatch, Row, batches_from_table
 
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 """The quantiles of the importance ratio that are reported."""
-
-
-@dataclass(frozen=True)
-class Measurements:
-    """The measurements of one optimizer step; `grad_norm` is before clipping."""
-
-    learning_rate: float
-    grad_norm: float
-    clipped: bool
-    totals: Totals
-    statistics: list[RowStatistics]
-    threads: int
-    processes: int
 
 
 @dataclass
@@ -113,21 +101,30 @@ class Trainer:
         batches = batches_from_table(table, self._world.size)
         for batch in batches:
             _check_vocabulary(batch.rows, loaded.policy)
-        digests, measurements = [loaded.weights_sha256], []
+        digests, updates, statistics = [loaded.weights_sha256], list[dict[str, Any]](), list[RowStatistics]()
         for number, batch in enumerate(batches):
             if number:  # the digest before the first update is that of the loaded policy
                 digests.append(memory_sha256(loaded.policy, self._world))
                 self._beat()
-            measurements.append(self._update(loaded, batch, step * len(batches) + number))
+            measured, rows = self._update(loaded, batch, step * len(batches) + number)
+            updates.append({"version": step + 1, "policy_key_in": policy_key_in, "update": number, **measured})
+            statistics += rows
         optimizer = loaded.optimizer if save_optimizer else None
         digests.append(save_policy(loaded.policy, optimizer, loaded.files, directory, self._world, self._beat))
-        common = {"version": step + 1, "policy_key_in": policy_key_in}
-        updates = update_rows(common, batches, measurements, digests, save_optimizer)
+        for update, before, after in zip(updates, digests, digests[1:], strict=False):
+            # Optimizer state is stored beside the last weights alone.
+            update |= {"weights_sha256_in": before, "weights_sha256": after}
+            update["has_optimizer"] = save_optimizer and update is updates[-1]
         self._loaded = _LoadedPolicy(policy_key_out, step, digests[-1], loaded.policy, loaded.optimizer, loaded.files)
-        return updates, statistics_table([entry for update in measurements for entry in update.statistics])
+        return updates, statistics_table(statistics)
 
-    def _update(self, loaded: _LoadedPolicy, batch: PackedBatch, optimizer_step: int) -> Measurements:
-        """Make one optimizer step. Raises LearnerError, before the weights change, when the gradient is not finite."""
+    def _update(
+        self, loaded: _LoadedPolicy, batch: PackedBatch, optimizer_step: int
+    ) -> tuple[dict[str, Any], list[RowStatistics]]:
+        """Make one optimizer step; return what it measured, see `measurements`, and the statistics of its rows.
+
+        Raises LearnerError, before the weights change, when the gradient is not finite.
+        """
         settings = self._require_settings()
         objective = Objective(settings.loss, settings.ref_kl)
         totals, statistics = accumulate_gradients(
@@ -145,15 +142,15 @@ class Trainer:
         rate = learning_rate(optimizer_step, settings)
         apply_gradients(loaded.optimizer, rate)
         self._beat()
-        return Measurements(
-            learning_rate=rate,
-            grad_norm=grad_norm,
-            clipped=grad_norm > settings.max_grad_norm,
-            totals=totals,
-            statistics=statistics,
-            threads=torch.get_num_threads(),
-            processes=self._world.size,
-        )
+        measured = measurements(batch, totals, statistics) | {"learning_rate": rate, "grad_norm": grad_norm}
+        measured["metrics"] |= {
+            "clipped": grad_norm > settings.max_grad_norm,
+            # Recorded because sums are rounded in another order with another number of either: weights then agree, but
+            # not to the last bit.
+            "threads": torch.get_num_threads(),
+            "processes": self._world.size,
+        }
+        return measured, statistics
 
     @torch.no_grad()
     def probe(self, token_ids: list[int]) -> list[float]:
@@ -226,41 +223,17 @@ def _check_vocabulary(rows: tuple[Row, ...], policy: PolicyModel) -> None:
             )
 
 
-def update_rows(
-    common: dict[str, Any],
-    batches: list[PackedBatch],
-    measurements: list[Measurements],
-    digests: list[str],
-    save_optimizer: bool,
-) -> list[dict[str, Any]]:
-    """Return the rows of `updates`, one for each optimizer step, with `metrics` as a dictionary and `common` columns.
+def measurements(batch: PackedBatch, totals: Totals, statistics: list[RowStatistics]) -> dict[str, Any]:
+    """Return the columns of a row of `updates` that follow from the batch's totals, with `metrics` as a dictionary.
 
-    `digests` are those of the weights before each step and after the last. Optimizer state belongs to the last only.
+    Means are over rl tokens, and null when there are none.
     """
-    last = len(batches) - 1
-    return [
-        {
-            **common,
-            "update": number,
-            "weights_sha256_in": digests[number],
-            "weights_sha256": digests[number + 1],
-            "has_optimizer": save_optimizer and number == last,
-            **_update_row(batches[number], measurements[number]),
-        }
-        for number in range(len(batches))
-    ]
-
-
-def _update_row(batch: PackedBatch, measurements: Measurements) -> dict[str, Any]:
-    """Means are over rl tokens, and null when there are none."""
-    totals, counts = measurements.totals, batch.denominators
+    counts = batch.denominators
     losses = {f"{name}_loss": totals.sums[f"{name}_loss"] for name in COMPONENTS}
     samples = [row for row in batch.rows if row.sample_ids]
     return {
-        "learning_rate": measurements.learning_rate,
         "loss": sum(losses.values()),
         **losses,
-        "grad_norm": measurements.grad_norm,
         "entropy": _share(totals.sums["entropy"], counts["rl"]),
         "mismatch_kl": _share(totals.sums["mismatch_kl"], counts["rl"]),
         "mismatch_kl_max": totals.maxima["mismatch_kl"] if counts["rl"] else None,
@@ -268,7 +241,7 @@ def _update_row(batch: PackedBatch, measurements: Measurements) -> dict[str, Any
         "num_rows": len(samples),
         "num_tokens": sum(len(row.token_ids) for row in samples),
         **{f"{name}_tokens": counts[name] for name in COMPONENTS},
-        "metrics": _other_metrics(measurements, counts),
+        "metrics": _other_metrics(totals, statistics, counts),
     }
 
 
@@ -287,24 +260,19 @@ def statistics_table(statistics: list[RowStatistics]) -> pa.Table:
     return pa.table(parts, schema=TOKEN_STATISTICS.arrow.append(TOKEN_MASKS.arrow.field("masked")))
 
 
-def _other_metrics(measurements: Measurements, counts: dict[str, int]) -> dict[str, Any]:
+def _other_metrics(totals: Totals, statistics: list[RowStatistics], counts: dict[str, int]) -> dict[str, Any]:
     """Return the metrics that have no column.
 
     A value that is not finite is null, because JSON cannot hold it, and is named in `not_finite`: null alone would read
     as "not measured".
     """
-    sums, maxima = measurements.totals.sums, measurements.totals.maxima
+    sums, maxima = totals.sums, totals.maxima
     metrics = {
-        "clipped": measurements.clipped,
-        # Recorded because sums are rounded in another order with another number of either: weights then agree, but not
-        # to the last bit.
-        "threads": measurements.threads,
-        "processes": measurements.processes,
         "masked_fraction_positive": _share(sums["masked_positive"], sums["positive"]),
         "masked_fraction_negative": _share(sums["masked_negative"], sums["negative"]),
         "truncated_fraction": _share(sums["truncated"], counts["rl"]),
-        **_mismatch(measurements.totals, counts["rl"]),
-        **ratio_quantiles(measurements.statistics),
+        **_mismatch(totals, counts["rl"]),
+        **ratio_quantiles(statistics),
         "ce_nll_mean": _share(sums["ce_nll"], counts["ce"]),
         "ce_nll_max": maxima["ce_nll"] if counts["ce"] else None,
         "ref_kl_mean": _share(sums["ref_kl"], counts["ref_kl"]),

@@ -1,7 +1,7 @@
 """Accounting: what became of every rollout that a step assigned and of its tokens, and the metrics of that."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,13 +153,9 @@ def account_metrics(tables: Tables) -> dict[str, float]:
     Of a step that was not trained, what nothing held back is pending, or refused where a gate said no. An outcome that
     no rollout met has no entry. Raises AccountBreach where the step was packed and a rollout is lost or counted twice.
     """
-    outcome = _packed_outcome(tables)
     if all(name in tables for name in CHECKED):
-        counts = Counter[tuple[str, str]]()
-        for share in account(*(tables[name] for name in CHECKED)):
-            counts[outcome if share.outcome == TRAINED else share.outcome, share.detail] += share.num_traces
-    else:
-        counts = _outcome_counts(tables, outcome)
+        account(*(tables[name] for name in CHECKED))  # for the breaches: it counts the same
+    counts = Counter(_outcomes(tables))
     return {"/".join(filter(None, ("accounting", *outcome))): float(count) for outcome, count in sorted(counts.items())}
 
 
@@ -173,25 +169,13 @@ def group_metrics(wanted: int, num_batches: int, assignments: pa.Table, credits:
     return {f"groups/{name}": float(count) for name, count in (counts | {"batches": num_batches}).items()}
 
 
-def _packed_outcome(tables: Tables) -> str:
-    """Return the outcome of a rollout that was packed."""
-    if "updates" in tables:
-        return TRAINED
+def _outcomes(tables: Tables) -> Iterator[tuple[str, str]]:
+    """Yield outcome and detail of every rollout, as far as the tables of the step go."""
     refused = "decisions" in tables and not all(tables["decisions"]["approved"].to_pylist())
-    return REFUSED if refused else PENDING
-
-
-def _outcome_counts(tables: Tables, outcome: str) -> Counter[tuple[str, str]]:
-    """Count the outcomes of rollouts of which not everything is there."""
+    of_packed = TRAINED if "updates" in tables else REFUSED if refused else PENDING
     judged = tables.get("verdicts")
     reasons = dict(zip(texts(judged["trace_id"]), judged["reason"].to_pylist(), strict=True)) if judged else {}
     packed = packed_traces(tables["samples"], tables["batches"]) if {"samples", "batches"} <= tables.keys() else None
-    rows = tables["traces"].select(["trace_id", "error_class"]).to_pylist()
-    return Counter(
-        outcome_of(
-            row["error_class"],
-            reasons.get(row["trace_id"]),
-            outcome if packed is None or row["trace_id"] in packed else NO_WEIGHT,
-        )
-        for row in rows
-    )
+    for row in tables["traces"].select(["trace_id", "error_class"]).to_pylist():
+        kept = of_packed if packed is None or row["trace_id"] in packed else NO_WEIGHT
+        yield outcome_of(row["error_class"], reasons.get(row["trace_id"]), kept)

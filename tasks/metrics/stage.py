@@ -35,7 +35,7 @@ def metrics(tables: Tables, config: View, *, num_batches: int) -> Tables:
     verdicts = tables.get("verdicts", VERDICTS.arrow.empty_table())
     filters = config.filter_names if verdicts.num_rows else ()
     found = rollout_metrics(traces, verdicts, filters, _retokenised(tables))
-    found |= token_metrics(*tokens) if (tokens := _tokens(tables)) else {}
+    found |= _token_metrics(tables)
     for unscoped in _unscoped(tables, config, num_batches):
         found |= {("", name): value for name, value in unscoped.items()}
     return {"metrics": metrics_table(found)}
@@ -73,26 +73,22 @@ def _retokenised(tables: Tables) -> dict[str, int] | None:
     return retokenised_turns(tables["messages"]) if several else {}
 
 
-def _tokens(tables: Tables) -> tuple[pa.Table, pa.Table, pa.Table | None, dict[str, str]] | None:
-    """Return batches, statistics, masks and the environment of each sample; None of a step without statistics.
+def _token_metrics(tables: Tables) -> Values:
+    """Return the metrics of tokens; none of a step without statistics.
 
     Masks are not known where some tokens were masked and nobody kept which.
     """
     needed = ("batches", "token_statistics", "samples", "updates")
     if not all(name in tables and tables[name].num_rows for name in needed):
-        return None
+        return {}
     masks = tables.get("token_masks")
     if masks is None and not any(tables["updates"]["masked_fraction"].to_pylist()):
         masks = TOKEN_MASKS.arrow.empty_table()
-    traces, credits = tables["traces"], tables["samples"]
+    traces, samples = tables["traces"], tables["samples"]
     environments = dict(zip(texts(traces["trace_id"]), texts(traces["environment"]), strict=True))
-    pairs = zip(texts(credits["sample_id"]), texts(credits["trace_id"]), strict=True)
-    return (
-        tables["batches"],
-        tables["token_statistics"],
-        masks,
-        {sample: environments[trace] for sample, trace in pairs},
-    )
+    pairs = zip(texts(samples["sample_id"]), texts(samples["trace_id"]), strict=True)
+    of_samples = {sample: environments[trace] for sample, trace in pairs}
+    return token_metrics(tables["batches"], tables["token_statistics"], masks, of_samples)
 
 
 STAGE = Stage(

@@ -7,7 +7,6 @@ Those of tokens are over all updates of the step and not over rollouts, for all 
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -22,27 +21,21 @@ QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 """Of the importance ratio."""
 STREAMS = ("logprobs", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
 Array = npt.NDArray[Any]
+Tokens = Mapping[str, Array]
+"""Streams of a step's samples, (T,) each: STREAMS of the packed rows, `learner`, `entropies` and, where it is known,
+`masked` of what was measured, and `environment`, the number of each token's environment."""
+
+
+def _select(tokens: Tokens, chosen: Array) -> Tokens:
+    return {name: stream[chosen] for name, stream in tokens.items()}
+
+
 _NOT_NUMBERS = ("policy_key_in", "weights_sha256_in", "weights_sha256", "metrics")
 SPREAD = (
     *("loss", "rl_loss", "ce_loss", "ref_kl_loss", "grad_norm", "entropy", "mismatch_kl", "masked_fraction"),
     "learning_rate",
 )
 """What is also told as mean, least and most of all optimizer steps on a batch."""
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Per token of a step's samples, (T,)."""
-
-    streams: Mapping[str, Array]
-    """Of the packed rows, and `learner`, `entropies` and, where it is known, `masked` of what was measured."""
-    environment: Array
-    """Number of its environment."""
-
-    def of(self, chosen: Array) -> "Tokens":
-        """Return the chosen tokens."""
-        streams = {name: stream[chosen] for name, stream in self.streams.items()}
-        return Tokens(streams, self.environment[chosen])
 
 
 def update_metrics(updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -97,7 +90,9 @@ def token_metrics(
     tokens = _packed_tokens(
         batches, statistics, masks, {sample: names.index(name) for sample, name in environments.items()}
     )
-    scopes = {ALL: tokens} | {name: tokens.of(tokens.environment == number) for number, name in enumerate(names)}
+    scopes = {ALL: tokens} | {
+        name: _select(tokens, tokens["environment"] == number) for number, name in enumerate(names)
+    }
     return {(scope, name): value for scope, own in scopes.items() for name, value in _measures(own).items()}
 
 
@@ -115,8 +110,8 @@ def _packed_tokens(
     streams |= {"learner": _flat(measured["logprobs"]), "entropies": _flat(measured["entropies"])}
     if masks is not None:
         streams["masked"] = _mask_stream(samples, lengths, masks)
-    environment = np.array([numbers[sample] for sample in samples], np.int64)
-    return Tokens(streams, np.repeat(environment, lengths))
+    streams["environment"] = np.repeat([numbers[sample] for sample in samples], lengths)
+    return streams
 
 
 def _mask_stream(samples: Sequence[str], lengths: Array, masks: pa.Table) -> Array:
@@ -135,21 +130,20 @@ def _flat(column: "pa.ChunkedArray[Any]") -> Array:
 
 def _measures(tokens: Tokens) -> dict[str, float]:
     """Return the measures of some tokens by name, without a scope."""
-    streams = tokens.streams
-    members = {name: streams[f"{name}_weights"] != 0 for name in ("rl", "ce", "ref_kl")}
+    members = {name: tokens[f"{name}_weights"] != 0 for name in ("rl", "ce", "ref_kl")}
     found = {f"{name}_tokens": float(member.sum()) for name, member in members.items()}
-    log_ratios = streams["learner"] - streams["logprobs"]
+    log_ratios = tokens["learner"] - tokens["logprobs"]
     rl, ce, ref_kl = members.values()
     if rl.any():
-        found |= _of_rl_tokens(tokens.of(rl).streams, log_ratios[rl])
+        found |= _of_rl_tokens(_select(tokens, rl), log_ratios[rl])
     if ce.any():
-        found |= _spread("ce_nll", -streams["learner"][ce])
+        found |= _spread("ce_nll", -tokens["learner"][ce])
     if ref_kl.any():
-        found["ref_kl/mean"] = float(np.mean(log_ratios[ref_kl] - streams["advantages"][ref_kl]))
+        found["ref_kl/mean"] = float(np.mean(log_ratios[ref_kl] - tokens["advantages"][ref_kl]))
     return found
 
 
-def _of_rl_tokens(streams: Mapping[str, Array], log_ratios: Array) -> dict[str, float]:
+def _of_rl_tokens(streams: Tokens, log_ratios: Array) -> dict[str, float]:
     # A ratio that is not finite makes a metric that is not: it is kept as it is, and named where it is exported.
     with np.errstate(over="ignore", invalid="ignore"):
         mismatch = np.expm1(log_ratios) - log_ratios
