@@ -84,4 +84,5 @@ def _flagged_nodes(record: Any) -> Collection[int]:
 def _noted_errors(info: Any) -> Collection[int]:
     """Return the numbers that `parse_errors` lists; a count or a list of words is a note of another kind."""
     noted = info.get("parse_errors") if isinstance(info, dict) else None
+    # By exact type: a bool is an int for isinstance, and names no message.
     return set(noted) if isinstance(noted, list) and all(type(each) is int for each in noted) else ()

@@ -65,6 +65,7 @@ def _write_adapter(model: Path, directory: Path, training: TrainingConfig, seed:
     policy = load_policy(model, training, torch.device("cpu"), open_adapter(BASE, model, None, training.lora))
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in policy.causal.named_parameters():
+        # As initialised, with B zero, an adapter is its base, and a check of engines would show nothing.
         if parameter.requires_grad and ".lora_B." in name:
             parameter.copy_(like(SPREAD * torch.randn(parameter.shape, generator=generator), parameter))
     save_policy(policy, None, {}, directory, world)

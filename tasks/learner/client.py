@@ -50,7 +50,9 @@ class Learner:
             self._socket = socket.create_connection((host, int(port)), timeout=connect_seconds)
         except OSError as error:
             raise LearnerLost(f"no learner answers at {address}: {error}; start it again and load a policy") from error
+        # A step may take hours; one that hangs is found by the pulse and not by a timeout.
         self._socket.settimeout(None)
+        # Requests are short and wait for an answer: the kernel must not hold them back to fill a packet.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def configure(self, training: dict[str, Any], learner: dict[str, Any]) -> None:

@@ -94,6 +94,7 @@ def token_loss(
         "ce": tokens.ce * -torch.where(tokens.ce != 0, logprobs, 0.0),
         "ref_kl": tokens.ref_kl * pulled.values,
     }
+    # A component without tokens has no weights, too: its share is zero over one.
     shares = {name: term / max(denominators[name], 1) for name, term in terms.items()}
     loss = sum((share.sum() for share in shares.values()), start=logprobs.new_zeros(()))
     with torch.no_grad():
@@ -126,6 +127,7 @@ def ref_kl_term(logprobs: Tensor, tokens: WeightedTokens, settings: RefKlConfig)
 
 def _members(logprobs: Tensor, tokens: WeightedTokens, member: Tensor, settings: LossConfig | None = None) -> RlTokens:
     return RlTokens(
+        # Where a token is no member both log-probs are the same constant: ratio one, no gradient, never NaN.
         torch.where(member, logprobs, logprobs.detach()),
         torch.where(member, tokens.engine_logprobs, logprobs.detach()),
         torch.where(member, tokens.advantages, 0.0),
@@ -144,6 +146,7 @@ def measure_loss(
     Mismatch is r - 1 - log r, an unbiased, non-negative estimate of the KL divergence of engine and learner
     (Schulman 2020, "Approximating KL Divergence", k3).
     """
+    # In float64: for ratios near one the terms cancel to a number far below the rounding of float32.
     exact = rl.log_ratio.double()
     mismatch = torch.expm1(exact) - exact
     nll = -ce_logprobs.double()

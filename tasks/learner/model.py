@@ -74,10 +74,12 @@ def load_policy(
     if adapter:
         adapters.attach(causal, adapter)
     policy = PolicyModel(causal.to(device), settings.logprob_chunk, adapter)
+    # Before the model is sharded: it is called from within here, past the hooks that gather sharded weights.
     _check_head(policy, device)
     if settings.gradient_checkpointing:
         _enable_checkpointing(causal, settings, device)
     _switch_off_dropout(policy)
+    # Layers recompute their activations in training mode alone; dropout is off by now.
     policy.train()
     shard(policy, _layers(causal), device, half=computes_in_half(settings, device))
     return policy
@@ -218,6 +220,7 @@ def packed_attention(
 
 def _by_segment(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:
     grouped = query.shape[1] != key.shape[1]
+    # One call for each segment: exact in any precision, and no mask of the size of the row squared.
     outputs = [
         scaled_dot_product_attention(
             query[:, :, start:end],

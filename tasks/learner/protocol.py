@@ -36,6 +36,7 @@ def send(connection: socket.socket, header: dict[str, Any], table: pa.Table | No
     """Send one message. Raises OSError when the other end is gone."""
     text = json.dumps(header).encode()
     payload = b"" if table is None else _pack(table)
+    # Two calls: joining them would copy the table, which may be gigabytes.
     connection.sendall(LENGTHS.pack(len(text), len(payload)) + text)
     connection.sendall(payload)
 
@@ -62,6 +63,7 @@ def _pack(table: pa.Table) -> pa.Buffer:
 
 
 def _read(connection: socket.socket, size: int) -> bytearray:
+    # Filled in place: parts that are joined at the end would hold a table twice.
     data = bytearray(size)
     view, filled = memoryview(data), 0
     while filled < size:

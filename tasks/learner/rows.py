@@ -115,6 +115,7 @@ def _row(record: dict[str, Any]) -> Row:
 def _check_row(row: Row) -> None:
     where = f"batches row {row.row}"
     for name, stream in row.streams.items():
+        # Other tokens' values are never used: prompts have no log-probs, and may have anything in their place.
         if not np.isfinite(stream[row.weighted]).all():
             raise LearnerError(f"{where}: {name} is not finite on a weighted token")
     if (row.streams["temperatures"][row.weighted] <= 0).any():
@@ -131,6 +132,7 @@ def _check_row(row: Row) -> None:
 
 def _check_ranks(rows: tuple[Row, ...], num_ranks: int) -> None:
     slots = [(row.rank, row.micro_step) for row in rows]
+    # `on_rank` takes one row for each micro-step: of two it would silently train one.
     if len(set(slots)) != len(slots):
         raise LearnerError("batches: two rows of an update share a rank and a micro_step")
     if not all(0 <= row.rank < num_ranks for row in rows):
@@ -144,6 +146,7 @@ def _check_ranks(rows: tuple[Row, ...], num_ranks: int) -> None:
 def _denominators(table: pa.Table, rows: tuple[Row, ...]) -> dict[str, int]:
     counted = {name: sum(int(np.count_nonzero(row.streams[f"{name}_weights"])) for row in rows) for name in COMPONENTS}
     for name, count in counted.items():
+        # Stated in every row by the stage that packs, and counted again: a wrong one scales the gradient unseen.
         stated = np.unique(table[f"{name}_tokens"].to_numpy()).tolist()
         if stated != [count]:
             raise LearnerError(f"batches: {name}_tokens says {stated}, but {count} tokens have {name} weight")

@@ -106,6 +106,7 @@ def byte_tokenizer(vocab_size: int, max_length: int, words: Sequence[str] = ()) 
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     reserved = [f"<|reserved_{index}|>" for index in range(first_reserved, vocab_size)]
+    # Ids are given in the order of these calls.
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in CONTROL_TOKENS])
     tokenizer.add_tokens([AddedToken(token, special=False) for token in (*MARKUP_TOKENS, *words)])
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in reserved])

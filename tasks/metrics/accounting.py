@@ -91,6 +91,7 @@ def outcome_of(error_class: str | None, reason: str | None, otherwise: str) -> t
     """
     if otherwise == EVALUATED:
         return EVALUATED, error_class or ""
+    # Before the other errors: it has a class like theirs, but nothing failed.
     if error_class == STRAGGLER:
         return STOPPED, ""
     if error_class is not None:
@@ -110,6 +111,7 @@ def _check_assignments(assigned: list[str], rows: list[dict[str, Any]]) -> None:
     if strange := answered - set(assigned):
         raise _breach("traces", "assignment_id", f"{min(strange)} was never assigned")
     _once((row["trace_id"] for row in rows), "traces", "trace_id", "trace")
+    # Pairs and not rows: several agents, or one agent several times, may have traces in an episode.
     episodes = {(row["assignment_id"], row["episode_id"]) for row in rows}
     _once((assignment for assignment, _ in episodes), "traces", "episode_id", "assignment with its own episode")
 

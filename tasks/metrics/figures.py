@@ -95,6 +95,7 @@ def verdict_figures(traces: pa.Table, verdicts: pa.Table) -> Figures:
     ours = traces["trace_id"].filter(traces["trainable"]).combine_chunks()
     kept = verdicts["trace_id"].filter(verdicts["keep"])
     trainable: Any = pc.is_in(kept, value_set=ours)
+    # Of no rows Arrow's sum is null unless told that none are enough.
     num_trainable = pc.sum(trainable, min_count=0).as_py()
     ratio = num_trainable / traces.num_rows if traces.num_rows else None
     return {"num_kept": len(kept), "num_trainable": num_trainable, "trainable_ratio": ratio}
@@ -141,5 +142,6 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def mean(values: Iterable[float]) -> float:
     """Return the arithmetic mean of numbers or flags, summed exactly, in whatever order; there must be one."""
+    # Summed exactly, so that the order of rows does not show; fsum raises where infinities of both signs meet.
     found = [float(value) for value in values]
     return math.fsum(found) / len(found) if all(map(math.isfinite, found)) else sum(found) / len(found)

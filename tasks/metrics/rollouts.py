@@ -108,6 +108,7 @@ def _of_agents(rows: Rows) -> Measures:
     for row in rows:
         if row["reward"] is not None:
             rewards.setdefault(row["agent"], []).append(row["reward"])
+    # With one agent its mean is that of the environment.
     for agent, own in sorted(rewards.items()) if len(rewards) > 1 else ():
         yield f"reward/{agent}/mean", mean(own)
 
@@ -117,6 +118,7 @@ def _of_environment(rows: Iterable[Mapping[str, Any]]) -> Measures:
     values: dict[str, list[float]] = {}
     for row in rows:
         for name, value in json.loads(row["metrics"] or "{}").items():
+            # Environments also note texts and lists, which have no mean.
             if isinstance(value, (int, float)):
                 values.setdefault(name, []).append(float(value))
     for name, own in sorted(values.items()):
@@ -154,6 +156,7 @@ def _num_retokenised(rows: list[dict[str, Any]]) -> int:
     numbers: dict[tuple[int | None, str], int] = {}
     conversations: dict[int, int] = {}
     sampled, again = set[int](), Counter[int]()
+    # By number, because a parent has a smaller one than its children.
     for row in sorted(rows, key=lambda row: row["message"]):
         before = None if row["parent"] is None else conversations[row["parent"]]
         number = numbers.setdefault((before, _content(row["body"])), len(numbers))
@@ -169,6 +172,7 @@ def _content(body: str) -> str:
     """Return what a message says, whatever was thought before; an empty text is none."""
     message = json.loads(body)
     kept = {name: message.get(name) or None for name in ("role", "content", "tool_calls", "tool_call_id")}
+    # The same call may come back with other blanks or in another order of names.
     for call in kept["tool_calls"] or ():
         call["arguments"] = _normalised(call.get("arguments"))
     return json.dumps(kept, sort_keys=True)

@@ -64,6 +64,7 @@ def _of_last(update: Mapping[str, Any]) -> dict[str, float]:
     Those further ones that were not finite are null in the JSON, which has no form for them, and NaN here.
     """
     further = json.loads(update.get("metrics") or "{}")
+    # As NaN they stay visible: null alone would read as not measured.
     further |= dict.fromkeys(further.pop("not_finite", ()), math.nan)
     values = {name: value for name, value in update.items() if name not in _NOT_NUMBERS} | further
     return {f"update/{name}": float(value) for name, value in values.items() if isinstance(value, (int, float))}
@@ -103,6 +104,7 @@ def _packed_tokens(
     filled = batches.filter(pc.greater(pc.list_value_length(batches["sample_ids"]), pa.scalar(0)))
     ids = pc.list_flatten(filled["sample_ids"])
     samples = cast(list[str], ids.to_pylist())
+    # Statistics are in the order of training, which need not be that of the packed rows.
     places = pc.index_in(ids, statistics["sample_id"])
     measured = statistics.take(places)
     lengths = pc.list_value_length(measured["logprobs"]).to_numpy()
@@ -118,6 +120,7 @@ def _mask_stream(samples: Sequence[str], lengths: Array, masks: pa.Table) -> Arr
     known = dict(zip(texts(masks["sample_id"]), masks["masked"], strict=True))
     flat = np.zeros(int(lengths.sum()), bool)
     ends = np.cumsum(lengths)
+    # A sample without a masked token has no row in the table of masks.
     for sample, end, length in zip(samples, ends, lengths, strict=True):
         if sample in known:
             flat[end - length : end] = known[sample].values.to_numpy(zero_copy_only=False)

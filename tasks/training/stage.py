@@ -27,6 +27,7 @@ def training(
     A learner that dies is brought back to `policy` and trains the same batches again, which gives the same weights.
     Raises what the service raises when the learner does not come back.
     """
+    # AdamW's state is twice the size of the weights; without it a resumed run trains the steps since again.
     save_optimizer = (step + 1) % config.training.save_optimizer_every == 0
 
     def train() -> Tables:
