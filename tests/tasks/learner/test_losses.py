@@ -17,6 +17,7 @@ from configs.losses import (
 )
 from tasks.learner.protocol import LearnerError
 from tasks.runtime.import_paths import code_version
+from tests.fixtures.exactly import exactly
 from tests.tasks.learner.slow_losses import Token, packed
 
 pytestmark = pytest.mark.engine
@@ -215,18 +216,24 @@ def test_custom_counts_for_nothing_outside_its_tokens():
 
 
 @pytest.mark.parametrize(
-    ("function", "words", "kind"),
-    [
-        (f"{PATH}:missing", "has no 'missing'", LearnerError),
-        ("no.such.module:loss", "does not load", LearnerError),
-        (f"{PATH}:a_sum", r"of shape \(\) for values", ValueError),
-        (f"{PATH}:a_number", "a float for values", ValueError),
-    ],
+    ("function", "words"), [(f"{PATH}:missing", "has no 'missing'"), ("no.such.module:loss", "does not load")]
 )
-def test_a_custom_loss_that_does_not_fit_is_one_clear_error(function, words, kind):
-    with pytest.raises(kind, match=f"training.loss.function.*{words}.*nothing was trained") as caught:
+def test_a_custom_loss_that_does_not_load_is_one_clear_error(function, words):
+    with pytest.raises(LearnerError, match=f"training.loss.function.*{words}.*nothing was trained"):
         run(ROW, CustomLoss(function=function))
-    assert caught.type is kind
+
+
+@pytest.mark.parametrize(
+    ("function", "what"), [("a_sum", "of shape () for values"), ("a_number", "a float for values")]
+)
+def test_a_custom_loss_is_told_what_is_needed(function, what):
+    said = (
+        f"training.loss.function '{PATH}:{function}' gave {what}, where a tensor of shape (2,) is needed, one entry "
+        "for each token; nothing was trained"
+    )
+    with pytest.raises(ValueError, match=exactly(said)) as caught:
+        run(row((0.3, 0.3, 1.0), (0.2, 0.3, 1.0)), CustomLoss(function=f"{PATH}:{function}"))
+    assert caught.type is ValueError, "for the other ranks it may be none, so that the process must end"
 
 
 def test_a_custom_loss_is_the_code_that_the_config_was_resolved_with():
