@@ -53,20 +53,19 @@ def test_messages_come_back_as_they_went():
             assert table is None or received.equals(table)
 
 
-def test_a_message_cut_off_is_an_end_of_file():
+@pytest.mark.parametrize(
+    ("sent", "error", "words"),
+    [
+        (struct.pack("!IQ", 10, 0) + b"{}", EOFError, "2 of 10"),
+        (b"\xff" * 12, ValueError, "none of ours"),  # refused before memory is taken for it
+    ],
+)
+def test_a_message_cut_off_and_what_is_none_are_errors(sent, error, words):
     left, right = socket.socketpair()
     with right:
-        left.sendall(struct.pack("!IQ", 10, 0) + b"{}")
+        left.sendall(sent)
         left.close()
-        with pytest.raises(EOFError, match="2 of 10"):
-            protocol.receive(right)
-
-
-def test_what_is_no_message_is_refused_before_memory_is_taken():
-    left, right = socket.socketpair()
-    with left, right:
-        left.sendall(b"\xff" * 12)
-        with pytest.raises(ValueError, match="none of ours"):
+        with pytest.raises(error, match=words):
             protocol.receive(right)
 
 
@@ -77,21 +76,12 @@ def test_request_and_answer(server):
         seen.append(protocol.receive(connection))
         protocol.send(connection, {"result": [{"loss": 1.0}]}, TABLE)
 
+    given = {"step": 3, "policy_key_in": "a", "policy_key_out": "b", "directory_out": "d", "save_optimizer": False}
     with Learner(server(behave)) as learner:
-        updates, statistics = learner.train(
-            TABLE, step=3, policy_key_in="a", policy_key_out="b", directory_out="d", save_optimizer=False
-        )
+        updates, statistics = learner.train(TABLE, **given)
     assert (updates, statistics.equals(TABLE)) == ([{"loss": 1.0}], True)
-    header, table = seen[0]
-    assert header["request"] == "train"
-    assert header["arguments"] == {
-        "step": 3,
-        "policy_key_in": "a",
-        "policy_key_out": "b",
-        "directory_out": "d",
-        "save_optimizer": False,
-    }
-    assert table.equals(TABLE)
+    ((header, table),) = seen
+    assert header == {"request": "train", "arguments": given} and table.equals(TABLE)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +113,7 @@ def test_nobody_listens():
 
 
 def test_the_client_and_what_starts_the_worker_import_no_torch():
-    code = "import sys, tasks.learner.client, tasks.learner.client, tasks.learner.digest, tasks.learner.tiny\n"
+    code = "import sys, tasks.learner.client, tasks.learner.digest, tasks.learner.tiny\n"
     code += "print([name for name in ('torch', 'transformers', 'safetensors') if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert found.stdout.strip() == "[]"

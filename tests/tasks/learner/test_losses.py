@@ -123,15 +123,6 @@ def test_gspo_s_gradient_is_that_of_the_sequence_ratio():
     assert found[0] == pytest.approx(-3 * 1.5 * ratio.item(), rel=1e-12)
 
 
-@pytest.mark.parametrize("type_", [DppoLoss, IpoLoss, PpoLoss, GspoLoss, CispoLoss])
-def test_a_positive_weight_and_kl_tau_are_the_same_in_all(type_):
-    tokens = [Token(-1.0, -1.0, 2.0, rl=0.5), Token(-2.0, -2.5, 0.0, rl=2.0, segment=1)]
-    value, gradient, _ = packed(tokens, {"rl": 4, "ce": 0, "ref_kl": 0}, type_(kl_tau=0.1))
-    first = -2.0 * 0.5 / 4 * (-1.0 if type_ is CispoLoss else 1.0)
-    assert value == pytest.approx(first + 2 * 0.1 * 0.25 / 4)
-    assert gradient == pytest.approx([-0.25, 2 * 0.1 * 2 * 0.5 / 4])
-
-
 def test_a_cap_on_the_token_s_ratio():
     tis = TruncatedImportance(level="token", cap=1.5)
     assert_terms(run(ROW, DppoLoss(tis=tis, **WIDE)), [-2.5, -1.5, 0.5, 4.5], [-2.5, -1.5, 0.5, 4.5, 0], (0, 2))
