@@ -3,7 +3,6 @@
 import socket
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
@@ -118,9 +117,7 @@ class Learner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _ask(self, request: str, table: pa.Table | None = None, **arguments: Any) -> tuple[Any, pa.Table | None]:

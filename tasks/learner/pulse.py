@@ -113,23 +113,17 @@ def hangs(address: str, seconds: float) -> bool:
     """
     log = logging.getLogger(__name__)
     try:
-        status = _ask_twice(address, seconds)
+        try:
+            status = ask(address, seconds)
+        except TimeoutError:
+            status = ask(address, min(seconds, RETRY_SECONDS))
+    except TimeoutError:
+        log.warning("the learner at %s has not answered for %g s (learner.hang_seconds)", address, seconds)
+        return True
     except (OSError, ValueError) as error:
         log.debug("cannot tell whether the learner at %s hangs: %s", address, error)
         return False
-    if status is None:
-        log.warning("the learner at %s has not answered for %g s (learner.hang_seconds)", address, seconds)
-        return True
-    still = status["still_seconds"]
+    still, request = float(status["still_seconds"]), status["request"]
     if still > seconds:
-        request = status["request"]
         log.warning("the learner at %s: no progress with %r for %g s (learner.hang_seconds)", address, request, still)
-    return bool(still > seconds)
-
-
-def _ask_twice(address: str, seconds: float) -> dict[str, Any] | None:
-    """Return the learner's status; None where it answers neither the first nor the second question."""
-    for wait in (seconds, min(seconds, RETRY_SECONDS)):
-        with suppress(TimeoutError):
-            return ask(address, wait)
-    return None
+    return still > seconds

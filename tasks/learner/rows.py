@@ -76,23 +76,19 @@ def batches_from_table(table: pa.Table, num_ranks: int) -> list[PackedBatch]:
 
 
 def _batch(table: pa.Table, num_ranks: int) -> PackedBatch:
-    rows = tuple(_row(record) for record in _records(table))
+    lists = {name: table[name].combine_chunks() for name in ("token_ids", *STREAMS)}
+    plain = table.select(["row", "rank", "micro_step", "sample_ids", "cu_seqlens"]).to_pylist()
+    rows = tuple(
+        _row(record, {name: column[index].values.to_numpy() for name, column in lists.items()})
+        for index, record in enumerate(plain)
+    )
     for row in rows:
         _check_row(row)
     _check_ranks(rows, num_ranks)
     return PackedBatch(rows, _denominators(table, rows))
 
 
-def _records(table: pa.Table) -> list[dict[str, Any]]:
-    lists = {name: table[name].combine_chunks() for name in ("token_ids", *STREAMS)}
-    plain = table.select(["row", "rank", "micro_step", "sample_ids", "cu_seqlens"]).to_pylist()
-    for index, record in enumerate(plain):
-        record["arrays"] = {name: column[index].values.to_numpy() for name, column in lists.items()}
-    return plain
-
-
-def _row(record: dict[str, Any]) -> Row:
-    arrays = record.pop("arrays")
+def _row(record: dict[str, Any], arrays: dict[str, Array]) -> Row:
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) != 1:
         raise LearnerError(f"batches row {record['row']}: per-token columns differ in length: {lengths}")

@@ -139,12 +139,7 @@ def main() -> None:
     parser.add_argument("--words", type=Path, help="a file with more such texts, a JSON list")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    sizes = {
-        "hidden": given.hidden,
-        "layers": given.layers,
-        "heads": given.heads,
-        "kv_heads": given.kv_heads,
-    }
+    sizes = {name: getattr(given, name) for name in ("hidden", "layers", "heads", "kv_heads")}
     words = given.word + (json.loads(given.words.read_text(encoding="utf-8")) if given.words else [])
     directory = tiny_qwen3(given.directory, **sizes, words=list(dict.fromkeys(words)), seed=given.seed)
     print(json.dumps({"directory": str(directory)}))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tasks.learner import protocol
-from tasks.learner.protocol import BY_NAME, LearnerError
+from tasks.learner.protocol import LearnerError
 from tasks.learner.pulse import Pulse
 from tasks.runtime.quick_imports import quick_imports
 
@@ -89,8 +89,7 @@ class Service:
             self._world.broadcast((header, table))
             return self._execute(header, table)
         except LearnerError as error:
-            name = type(error).__name__ if type(error).__name__ in BY_NAME else LearnerError.__name__
-            return {"error": name, "message": str(error)}, None
+            return {"error": type(error).__name__, "message": str(error)}, None
         except Exception as error:
             # The boundary of the process: an unforeseen error goes to the log in full and to the client in one line.
             traceback.print_exc(file=sys.stderr)

@@ -167,8 +167,9 @@ def group_metrics(wanted: int, num_batches: int, assignments: pa.Table, credits:
         "wanted": wanted,
         "drawn": len(set(texts(assignments["group_id"]))),
         "admitted": len(admitted_groups(credits)),
+        "batches": num_batches,
     }
-    return {f"groups/{name}": float(count) for name, count in (counts | {"batches": num_batches}).items()}
+    return {f"groups/{name}": float(count) for name, count in counts.items()}
 
 
 def _outcomes(tables: Tables) -> Iterator[tuple[str, str]]:
