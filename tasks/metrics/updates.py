@@ -25,11 +25,6 @@ Tokens = Mapping[str, Array]
 """Streams of a step's samples, (T,) each: STREAMS of the packed rows, `learner`, `entropies` and, where it is known,
 `masked` of what was measured, and `environment`, the number of each token's environment."""
 
-
-def _select(tokens: Tokens, chosen: Array) -> Tokens:
-    return {name: stream[chosen] for name, stream in tokens.items()}
-
-
 _NOT_NUMBERS = ("policy_key_in", "weights_sha256_in", "weights_sha256", "metrics")
 SPREAD = (
     *("loss", "rl_loss", "ce_loss", "ref_kl_loss", "grad_norm", "entropy", "mismatch_kl", "masked_fraction"),
@@ -114,6 +109,10 @@ def _packed_tokens(
         streams["masked"] = _mask_stream(samples, lengths, masks)
     streams["environment"] = np.repeat([numbers[sample] for sample in samples], lengths)
     return streams
+
+
+def _select(tokens: Tokens, chosen: Array) -> Tokens:
+    return {name: stream[chosen] for name, stream in tokens.items()}
 
 
 def _mask_stream(samples: Sequence[str], lengths: Array, masks: pa.Table) -> Array:
