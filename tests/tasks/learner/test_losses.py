@@ -1,6 +1,7 @@
 """Every loss of the rl component by hand: values, gradients, what is masked and what is truncated."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -171,6 +172,8 @@ def test_tokens_of_other_components_are_in_no_sequence_ratio():
     alone, with_others = run(SEQUENCES, loss), run(SEQUENCES + others, loss)
     assert (with_others[1][:5], with_others[2]) == (alone[1], alone[2])
     assert all(with_others[1][:5][index] for index in (0, 1, 3))
+    strict = DppoLoss(sequence_mask=SequenceMask(ratio="geometric", low=0.5, high=None), **WIDE)
+    assert run([*SEQUENCES, replace(others[0], segment=2)], strict)[2] == run(SEQUENCES, strict)[2] == (1, 0)
 
 
 def test_a_row_whose_sequences_are_all_masked_gives_zero():
