@@ -34,7 +34,7 @@ from tasks.inference.engine.client import Engine, command
 from tasks.inference.engine.model_files import model_directory
 from tasks.training.policy import probe_token_ids
 
-SAMPLER = "tasks.learner.sample_adapters"
+SAMPLER = "tasks.learner.adapter_tools"
 ROWS = "rows.json"
 
 
@@ -85,7 +85,7 @@ def _sampled(config: RunConfig, model: Path, target: Path) -> list[dict[str, Any
         "learner": config.learner.model_dump(mode="json"),
         "probe": probe_token_ids(model_info.read(model).vocab_size)[:length],
     }
-    argv = [sys.executable, "-m", SAMPLER, json.dumps(request)]
+    argv = [sys.executable, "-m", SAMPLER, "sample", json.dumps(request)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SmokeFailed(f"no adapters could be made over {model}: {done.stderr.strip()[-2000:]}\nNothing was kept")

@@ -22,7 +22,7 @@ from flows.runtime.step_report import rows_of
 from flows.runtime.versions import versions
 from storage.read.frames import Frames, existing_store
 from storage.store import Store
-from tasks.metrics.names import ALL, Values
+from tasks.metrics.figures import ALL, Values
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import ref_of
 from tasks.stages import STEP_STAGES

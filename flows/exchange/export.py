@@ -187,7 +187,7 @@ def _copy_tree(source: Path, draft: Path, leave: Callable[[Any, list[str]], set[
 
 def _merge(base: Path, adapter: Path, draft: Path) -> None:
     """Write merged weights in a process of its own: this one does not load torch."""
-    argv = [sys.executable, "-m", "tasks.learner.adapter_merge", str(base), str(adapter), str(draft)]
+    argv = [sys.executable, "-m", "tasks.learner.adapter_tools", "merge", str(base), str(adapter), str(draft)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ExportRefused(

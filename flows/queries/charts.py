@@ -7,7 +7,7 @@ from flows.queries.metrics import StepNumbers
 from flows.queries.outcomes import EXPIRED
 from tasks.arrays.finding import QUARANTINED
 from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
-from tasks.metrics.names import ALL
+from tasks.metrics.figures import ALL
 from tasks.metrics.rollouts import SPANS
 from tasks.stages import STEP_STAGES
 

@@ -19,12 +19,12 @@ from tasks.metrics.figures import (
     MEANINGS,
     TRACE_COLUMNS,
     VERDICT_COLUMNS,
+    Values,
     credit_figures,
     packing_figures,
     trace_figures,
     verdict_figures,
 )
-from tasks.metrics.names import Values
 from tasks.stages import EVALUATION, makers
 
 REASONS = "reasons/"

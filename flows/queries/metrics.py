@@ -16,8 +16,7 @@ from flows.queries.store_reader import StoreReader
 from storage.read.frames import Frames
 from storage.read.lineage import Work
 from storage.refs import Entry
-from tasks.metrics.figures import MEANINGS
-from tasks.metrics.names import ALL, Values, full_name
+from tasks.metrics.figures import ALL, MEANINGS, Values, full_name
 
 
 @dataclass(frozen=True)

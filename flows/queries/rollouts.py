@@ -268,7 +268,7 @@ def with_mismatch(
     """Return the traces of a step with the column `mismatch_kl`: nulls, unless it is among `names`.
 
     It is the mean of r - 1 - log r over the tokens of a trace with rl weight, as the learner measures it over those of
-    a step (tasks.learner.loss_metrics), r being the learner's probability over the engine's. Null for what was not
+    a step (tasks.learner.loss), r being the learner's probability over the engine's. Null for what was not
     trained on, and where no policy is known to have sampled.
     """
     trained = [lineage for lineage in lineages if lineage.updates]

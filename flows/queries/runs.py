@@ -17,8 +17,7 @@ from flows.queries.step_history import RecordedStep
 from flows.queries.store_reader import StoreReader
 from storage.read.lineage import Work
 from storage.records import Event
-from tasks.metrics.figures import mean
-from tasks.metrics.names import ALL, Values
+from tasks.metrics.figures import ALL, Values, mean
 
 RUNS: dict[str, Any] = {
     "run": pl.String,

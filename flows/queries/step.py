@@ -19,7 +19,7 @@ from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader
 from storage.read.lineage import Work, row_identities
 from tasks.metrics.accounting import ERRORED, FILTERED, STOPPED
-from tasks.metrics.names import ALL, Values
+from tasks.metrics.figures import ALL, Values
 
 BINS = 20
 MEASURED = (

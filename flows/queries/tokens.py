@@ -106,7 +106,7 @@ engine_logprob      as it was sampled, temperature applied; null where it was no
 learner_logprob     before the update, at the same temperature; null where the learner did not measure it
 log_ratio, ratio    learner_logprob - engine_logprob, and its exp: the importance ratio r of tasks.learner.loss; null
                     where no policy is known to have sampled it
-mismatch            r - 1 - log r, as the learner measures it (tasks.learner.loss_metrics)
+mismatch            r - 1 - log r, as the learner measures it (tasks.learner.loss)
 entropy             of the learner's distribution, nats
 outside             the rl loss gave its surrogate no gradient: outside the trust region, clipped, or in a sequence that
                     was left out; null where it has no rl weight, or masks were not kept

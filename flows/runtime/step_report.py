@@ -11,7 +11,7 @@ from flows.runtime.pipeline import FinishedStep, StepBatch
 from flows.runtime.session import Session
 from tasks.metrics.accounting import COLUMNS as TRACE_COLUMNS
 from tasks.metrics.accounting import ERRORED, TRAINED, AccountBreach, Share, account
-from tasks.metrics.names import ALL, Values, full_name, metric_values
+from tasks.metrics.figures import ALL, Values, full_name, metric_values
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref
 

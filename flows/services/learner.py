@@ -20,7 +20,7 @@ from storage.refs import Entry
 from tasks.learner import client as learner_service
 from tasks.learner import pulse
 from tasks.learner.client import Learner
-from tasks.learner.errors import LearnerLost
+from tasks.learner.protocol import LearnerLost
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy
 

@@ -15,8 +15,9 @@ from tasks.advantage.algorithms import ALGORITHMS
 from tasks.advantage.algorithms.credit import AdvantageBreach, Credit, GroupedTraces
 from tasks.advantage.per_environment import credit_by_environment, require_agents
 from tasks.arrays.columns import codes, texts
+from tasks.arrays.finding import Flags
 from tasks.arrays.message_graph import Branches, drop_rejected, find_branches, owners
-from tasks.arrays.parse_errors import Flags, check_flagged_messages, parse_error_flags
+from tasks.arrays.parse_errors import check_flagged_messages, parse_error_flags
 from tasks.arrays.ragged import Ragged, places
 from tasks.arrays.seats import trained_seats
 from tasks.runtime.prefect_task import as_task

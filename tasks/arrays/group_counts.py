@@ -46,7 +46,8 @@ def groups_to_refill(
     assignment begins more than the step needs, and what is more needs no replacement.
     """
     found = admitted_groups(credits)
-    lacking = Counter({name: num_needed(count, oversampling) for name, count in _groups_of(first).items()})
+    begun = Counter(_environments(first).values())
+    lacking = Counter({name: num_needed(count, oversampling) for name, count in begun.items()})
     lacking.subtract(environment for group, environment in _environments(assigned).items() if group in found)
     return {name: count for name, count in sorted(lacking.items()) if count > 0}
 
@@ -58,10 +59,6 @@ def admitted_groups(credits: pa.Table) -> set[str]:
     weighed[streams[0].offsets[:-1][streams[0].lengths > 0]] = False
     groups = texts(credits["group_id"])
     return {groups[row] for row in np.unique(streams[0].row_of_value[weighed])}
-
-
-def _groups_of(assigned: pa.Table) -> Counter[str]:
-    return Counter(_environments(assigned).values())
 
 
 def _environments(assigned: pa.Table) -> dict[str, str]:

@@ -76,6 +76,7 @@ def find_branches(messages: pa.Table, owner: Integers) -> Branches:
     inner = {row for row in above if row is not None}
     leaves = sorted((trace, number) for (trace, number), row in row_of.items() if row not in inner)
     owners = np.array([trace for trace, _ in leaves], np.int64)
+    # Leaves are sorted by trace: the first place of a trace is where its branches begin to count.
     starts = np.searchsorted(owners, owners)
     return Branches(owners, np.arange(len(leaves)) - starts, lists([_path(row_of[leaf], above) for leaf in leaves]))
 
@@ -98,6 +99,7 @@ def drop_rejected(traces: pa.Table, messages: pa.Table) -> pa.Table:
 
     Turns before an attempt stay: they led to the reward. A trace's first message stays where no other would.
     """
+    # A search for the word first: records are long JSON, and only few of them speak of attempts.
     marked = traces.filter(pc.match_substring(traces["record"], ATTEMPT)).select(["trace_id", "record"])
     if not marked.num_rows:
         return messages
@@ -126,6 +128,7 @@ def _rejected_messages(attempts: set[int], rows: Sequence[Row]) -> set[int]:
     """Return the messages of a trace to remove: attempts that are leaves, and messages that lead to nothing else."""
     children = Counter(row["parent"] for row in rows)
     found, above = set[int](), set[int | None]()
+    # From the leaves up: a message whose children are all removed is a leaf once its turn comes.
     for row in sorted(rows, key=lambda row: row["message"], reverse=True):
         number = row["message"]
         if not children[number] and (number in attempts or (number in above and not row["sampled"])):

@@ -14,13 +14,12 @@ from collections.abc import Collection
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tasks.arrays.finding import Flags
 from tasks.arrays.ragged import Integers
 
-Flags = npt.NDArray[np.bool_]
 FLAG = "parse_error"
 
 
@@ -85,4 +84,5 @@ def _flagged_nodes(record: Any) -> Collection[int]:
 def _noted_errors(info: Any) -> Collection[int]:
     """Return the numbers that `parse_errors` lists; a count or a list of words is a note of another kind."""
     noted = info.get("parse_errors") if isinstance(info, dict) else None
+    # By exact type: a bool is an int for isinstance, and names no message.
     return set(noted) if isinstance(noted, list) and all(type(each) is int for each in noted) else ()

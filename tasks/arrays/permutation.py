@@ -38,6 +38,7 @@ def turns(whole_shares: Sequence[int], start: int, count: int) -> list[tuple[int
     period = sum(whole_shares)
     had = [share * (start // period) for share in whole_shares]
     chosen: list[tuple[int, int]] = []
+    # A whole period leaves nobody ahead, so that counting may begin with the period of the first slot.
     for slot in range(start - start % period, start + count):
         deficits = [share * (slot + 1) - period * number for share, number in zip(whole_shares, had, strict=True)]
         turn = deficits.index(max(deficits))
@@ -52,6 +53,7 @@ def permutation(count: int, seed: int) -> Integers:
 
     Sorts by the SplitMix64 finaliser (Steele, Lea and Flood 2014) of seed plus multiples of its golden gamma.
     """
+    # Products and sums of uint64 wrap around, as the hash is defined.
     mixed = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -28,6 +28,7 @@ class Ragged:
     def of(cls, column: "pa.ChunkedArray[Any]") -> "Ragged":
         """Return a list column without nulls as flat values and borders."""
         array = cast("pa.ListArray[Any]", column.combine_chunks())
+        # The borders of a sliced column do not begin at 0, while `flatten` gives the values of the slice alone.
         offsets = np.asarray(array.offsets.to_numpy(zero_copy_only=False), np.int64)
         return cls(array.flatten().to_numpy(zero_copy_only=False), offsets - offsets[0])
 
@@ -64,6 +65,7 @@ class Ragged:
     def arrow(self, kind: "pa.ListType[Any]") -> "pa.ListArray[Any]":
         """Return the rows as an Arrow list array of exactly this type."""
         values: Any = pa.array(self.values, type=kind.value_type)
+        # Arrow's ordinary lists have borders of 32 bits: two thousand million tokens in one table.
         offsets: Any = pa.array(self.offsets, pa.int32())
         return cast("pa.ListArray[Any]", pa.ListArray.from_arrays(offsets, values, type=kind))
 
@@ -83,6 +85,7 @@ def places(offsets: Integers, rows: npt.ArrayLike) -> tuple[Integers, Integers]:
     lengths = np.diff(offsets)[chosen]
     taken = borders(lengths)
     where: Integers = np.arange(taken[-1])
+    # Counts on within a row; at each border it jumps to where the next chosen row begins.
     where += np.repeat(offsets[:-1][chosen] - taken[:-1], lengths)
     return where, taken
 

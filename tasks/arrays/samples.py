@@ -54,6 +54,7 @@ def gather_samples(credits: pa.Table, messages: pa.Table, traces: pa.Table) -> S
     streams = {"token_ids": tokens.values[where], "logprobs": Ragged.of(messages["logprobs"]).values[where]}
     for name in ("advantages", *(f"{component}_weights" for component in COMPONENTS)):
         stream = Ragged.of(credits[name])
+        # Checked for every stream: one that is shifted by a token would train on wrong advantages without any error.
         if not np.array_equal(stream.offsets, offsets):
             raise _mismatch(name, "is not as long as the tokens on its path")
         streams[name] = _without_first(stream)
@@ -69,6 +70,7 @@ def _message_rows(credits: pa.Table, messages: pa.Table) -> Ragged:
     """Return, per sample, the rows of the messages on its path."""
     path = Ragged.of(credits["path"])
     known = pc.unique(credits["trace_id"])
+    # Messages of traces without a sample get a number that no sample has.
     trace = pc.index_in(messages["trace_id"], value_set=known).fill_null(len(known)).to_numpy().astype(np.int64)
     trace_of_sample = pc.index_in(credits["trace_id"], value_set=known).to_numpy().astype(np.int64)
     number = messages["message"].to_numpy().astype(np.int64)

@@ -103,6 +103,7 @@ def evaluated_seats(traces: pa.Table, environments: Iterable[EnvironmentConfig])
         named[row] = agent == seat if seat else not found.unknown[row]
     failed = traces["error_class"].is_valid().to_numpy()
     seen = {rows[row][2] for row in np.flatnonzero(counts & named)}
+    # Episodes that failed before such a seat had a trace: one failed attempt each, however many traces they left.
     for row in np.flatnonzero(counts & ~named & failed):
         if (episode := rows[row][2]) not in seen:
             named[row] = True

@@ -59,9 +59,7 @@ Approve = Callable[[Question], Answer]
 def gate(tables: Tables, config: View, *, step: int, key: str, approve: Approve) -> Tables:
     """Return the one row that says whether the batch goes on. Raises what `approve` raises, and RuleFailed."""
     asked_at = datetime.now(UTC)
-    figures = batch_figures(
-        *(tables[name] for name in ("traces", "verdicts", "samples", "batches")), config.packing.tokens_per_row
-    )
+    figures = batch_figures(tables, config.packing.tokens_per_row)
     rule = config.gate.rule if config.gate.type == "rule" else None
     if rule is not None:
         answer = by_rule(rule, figures)

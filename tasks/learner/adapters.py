@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from configs.training import LoraConfig
 from storage.policies.manifest import BASE_FILE, adapter_base
 from tasks.learner.digest import over_base, tensors_sha256, weights_sha256
-from tasks.learner.errors import LearnerError
+from tasks.learner.protocol import LearnerError
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -80,6 +80,7 @@ def attach(causal: Any, adapter: Adapter) -> None:
     """
     from peft import inject_adapter_in_model
 
+    # From a seed of its own: where an adapter begins must not depend on what drew random numbers before.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(adapter.settings.seed)
         try:
@@ -102,6 +103,7 @@ def attach(causal: Any, adapter: Adapter) -> None:
 
 def tensors(causal: nn.Module) -> dict[str, Tensor]:
     """Return the adapter's tensors by the names that peft stores them under, sharded as they are."""
+    # peft calls the one adapter of a model `default` in memory and leaves that word out of its files.
     trained = ((name, parameter) for name, parameter in causal.named_parameters() if parameter.requires_grad)
     return {PREFIX + name.replace(".default.", "."): parameter.detach() for name, parameter in trained}
 
@@ -114,6 +116,7 @@ def write(directory: Path, values: dict[str, Tensor], adapter: Adapter) -> None:
     save_file(whole, directory / WEIGHTS_FILE, {"format": "pt"})
     config = _peft_config(adapter.settings).to_dict()
     config |= {
+        # By name also where all linear maps are adapted: what counts as one differs between versions of peft.
         "target_modules": _module_names(values),
         "base_model_name_or_path": adapter.base_key,
         "inference_mode": True,
@@ -156,6 +159,7 @@ def _peft_config(settings: LoraConfig) -> Any:
     return PeftConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type] # divided by the rank, whole or not
+        # Like all dropout here: the log-probs of the update must be those of the published policy.
         lora_dropout=0.0,
         target_modules=modules if isinstance(modules, str) else list(modules),
         task_type=TaskType.CAUSAL_LM,
@@ -163,4 +167,5 @@ def _peft_config(settings: LoraConfig) -> Any:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
+    # Sorted, because peft keeps sets in its config: equal adapters have equal files.
     path.write_text(json.dumps(content, indent=2, sort_keys=True, default=sorted) + "\n")

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from tasks.learner import adapters
 from tasks.learner.digest import OPTIMIZER_FILE, tensors_sha256, weights_sha256
 from tasks.learner.distributed import World, like, whole
-from tasks.learner.errors import LearnerError, NoOptimizerState
 from tasks.learner.model import PolicyModel
 from tasks.learner.optimizer import Optimizer, OptimizerPart
+from tasks.learner.protocol import LearnerError, NoOptimizerState
 
 COMPANION_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken"}
 STEP = "step"
@@ -31,6 +31,7 @@ def companions(directory: Path) -> dict[str, bytes]:
     files = {
         path.name: path.read_bytes()
         for path in sorted(directory.iterdir())
+        # An index names the shards of the weights that were read; those that are written get their own.
         if path.is_file() and path.suffix in COMPANION_SUFFIXES and not path.name.endswith(".index.json")
     }
     config = json.loads(files["config.json"])
@@ -155,6 +156,7 @@ def _gather(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
     """Return whole tensors on the CPU, on rank 0; nothing elsewhere, so that no other rank holds the model."""
     gathered = {}
     for name, tensor in tensors.items():
+        # A collective: every rank takes part, although only the first keeps the result.
         full = whole(tensor.detach())
         if world.rank == 0:
             gathered[name] = full.cpu()
@@ -162,6 +164,7 @@ def _gather(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
 
 
 def _sync(directory: Path) -> None:
+    # The files, their entries in the directory, and the entry of the directory itself.
     for path in (*directory.iterdir(), directory, directory.parent):
         descriptor = os.open(path, os.O_RDONLY)
         try:

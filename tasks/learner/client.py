@@ -3,14 +3,13 @@
 import socket
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
 
 from configs.services import LearnerConfig
-from tasks.learner import wire
-from tasks.learner.errors import BY_NAME, LearnerError, LearnerLost
+from tasks.learner import protocol
+from tasks.learner.protocol import BY_NAME, LearnerError, LearnerLost
 
 __all__ = ["Learner", "LearnerError", "LearnerLost", "command"]
 
@@ -50,7 +49,9 @@ class Learner:
             self._socket = socket.create_connection((host, int(port)), timeout=connect_seconds)
         except OSError as error:
             raise LearnerLost(f"no learner answers at {address}: {error}; start it again and load a policy") from error
+        # A step may take hours; one that hangs is found by the pulse and not by a timeout.
         self._socket.settimeout(None)
+        # Requests are short and wait for an answer: the kernel must not hold them back to fill a packet.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def configure(self, training: dict[str, Any], learner: dict[str, Any]) -> None:
@@ -102,7 +103,7 @@ class Learner:
     def probe(self, token_ids: Sequence[int]) -> list[float]:
         """Return the log-prob of each token given those before it at temperature 1, in nats; the first is 0.0."""
         answer, _ = self._ask("probe", token_ids=[int(token) for token in token_ids])
-        return list(answer["logprobs"])
+        return list(answer)
 
     def state(self) -> dict[str, Any]:
         """Return policy_key (None: no policy is loaded), step, weights_sha256, pid and versions of the learner."""
@@ -116,15 +117,13 @@ class Learner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _ask(self, request: str, table: pa.Table | None = None, **arguments: Any) -> tuple[Any, pa.Table | None]:
         try:
-            wire.send(self._socket, {"request": request, "arguments": arguments}, table)
-            answer, answer_table = wire.receive(self._socket)
+            protocol.send(self._socket, {"request": request, "arguments": arguments}, table)
+            answer, answer_table = protocol.receive(self._socket)
         except (OSError, EOFError) as error:
             self.close()
             raise LearnerLost(

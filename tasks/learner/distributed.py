@@ -66,6 +66,7 @@ def shard(policy: nn.Module, layers: nn.ModuleList, device: torch.device, half: 
     )
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision)
+    # Last, because it takes the parameters that no layer has: embedding, final norm and output head.
     fully_shard(policy, mesh=mesh, mp_policy=precision)
 
 

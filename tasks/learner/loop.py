@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 from tasks.learner.distributed import World
-from tasks.learner.loss import Objective, WeightedTokens, token_loss
-from tasks.learner.loss_metrics import LossMetrics
+from tasks.learner.loss import LossMetrics, Objective, WeightedTokens, token_loss
 from tasks.learner.model import PolicyModel, run_row
 from tasks.learner.rows import Array, PackedBatch, Row
 

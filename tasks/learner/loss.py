@@ -40,11 +40,12 @@ import torch
 from torch import Tensor
 
 from configs.losses import LossConfig, RefKlConfig
-from tasks.learner.loss_metrics import LossMetrics, measure_loss
 from tasks.learner.losses import LOSSES
 from tasks.learner.losses.importance import surrogate
-from tasks.learner.losses.sequences import sequences_within_bounds
-from tasks.learner.losses.tokens import RlTokens, Term
+from tasks.learner.losses.tokens import RlTokens, Term, sequences_within_bounds
+
+GROUPS = ("", "masked_", "unmasked_")
+"""Prefixes of the mismatch over all rl tokens, over the masked ones and over the others."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,16 @@ class Objective:
     ref_kl: RefKlConfig = field(default_factory=RefKlConfig)
 
 
+@dataclass(frozen=True)
+class LossMetrics:
+    """Detached float64 scalars: `sums` are added up over rows and ranks, of `maxima` the largest is taken."""
+
+    sums: dict[str, Tensor]
+    maxima: dict[str, Tensor]
+    masked: Tensor
+    """Rl tokens outside the trust region, clipped or in a masked sequence; (N,)."""
+
+
 def token_loss(
     logprobs: Tensor, entropies: Tensor, tokens: WeightedTokens, denominators: dict[str, int], objective: Objective
 ) -> tuple[Tensor, LossMetrics]:
@@ -83,6 +94,7 @@ def token_loss(
         "ce": tokens.ce * -torch.where(tokens.ce != 0, logprobs, 0.0),
         "ref_kl": tokens.ref_kl * pulled.values,
     }
+    # A component without tokens has no weights, too: its share is zero over one.
     shares = {name: term / max(denominators[name], 1) for name, term in terms.items()}
     loss = sum((share.sum() for share in shares.values()), start=logprobs.new_zeros(()))
     with torch.no_grad():
@@ -115,6 +127,7 @@ def ref_kl_term(logprobs: Tensor, tokens: WeightedTokens, settings: RefKlConfig)
 
 def _members(logprobs: Tensor, tokens: WeightedTokens, member: Tensor, settings: LossConfig | None = None) -> RlTokens:
     return RlTokens(
+        # Where a token is no member both log-probs are the same constant: ratio one, no gradient, never NaN.
         torch.where(member, logprobs, logprobs.detach()),
         torch.where(member, tokens.engine_logprobs, logprobs.detach()),
         torch.where(member, tokens.advantages, 0.0),
@@ -123,3 +136,45 @@ def _members(logprobs: Tensor, tokens: WeightedTokens, member: Tensor, settings:
         tokens.num_segments,
         settings.tis if settings is not None else None,
     )
+
+
+def measure_loss(
+    rl: RlTokens, term: Term, entropies: Tensor, ce_logprobs: Tensor, ref_signal: Tensor, pulled: Term
+) -> LossMetrics:
+    """Return sums and maxima over a row; `ce_logprobs` and `ref_signal` are zero on tokens of other components.
+
+    Mismatch is r - 1 - log r, an unbiased, non-negative estimate of the KL divergence of engine and learner
+    (Schulman 2020, "Approximating KL Divergence", k3).
+    """
+    # In float64: for ratios near one the terms cancel to a number far below the rounding of float32.
+    exact = rl.log_ratio.double()
+    mismatch = torch.expm1(exact) - exact
+    nll = -ce_logprobs.double()
+    positive, negative = rl.member & (rl.advantages > 0), rl.member & (rl.advantages < 0)
+    sums = {
+        "entropy": torch.where(rl.member, entropies.double(), 0.0).sum(),
+        "positive": _count(positive),
+        "negative": _count(negative),
+        "masked": _count(term.masked),
+        "masked_positive": _count(term.masked & positive),
+        "masked_negative": _count(term.masked & negative),
+        "truncated": _count(term.truncated),
+        "ce_nll": nll.sum(),
+        "ref_kl": -ref_signal.double().sum(),
+        "ref_kl_masked": _count(pulled.masked),
+    }
+    maxima = {"ce_nll": _largest(nll)}
+    for group, member in zip(GROUPS, (rl.member, term.masked, rl.member & ~term.masked), strict=True):
+        values = torch.where(member, mismatch, 0.0)
+        sums |= {f"{group}mismatch_kl": values.sum(), f"{group}mismatch_kl_squared": (values**2).sum()}
+        maxima[f"{group}mismatch_kl"] = _largest(values)
+    return LossMetrics(sums, maxima, term.masked)
+
+
+def _count(flags: Tensor) -> Tensor:
+    return flags.double().sum()
+
+
+def _largest(values: Tensor) -> Tensor:
+    # All values here are at least 0, so a row without such tokens does not change the maximum.
+    return torch.cat([values.new_zeros(1), values]).max()

@@ -1,21 +1,38 @@
-"""Loads a causal language model as a policy that returns log-probs and entropies of selected tokens."""
+"""The policy: a causal language model that returns log-probs and entropies of selected tokens of a packed row."""
 
+import inspect
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from configs.training import TrainingConfig
-from tasks.learner import adapters, attention
+from tasks.learner import adapters
 from tasks.learner.adapters import Adapter
-from tasks.learner.attention import Segments
 from tasks.learner.distributed import shard
-from tasks.learner.errors import LearnerError
-from tasks.learner.logprob import token_logprobs
+from tasks.learner.protocol import LearnerError
 from tasks.learner.rows import Row
 
+ATTENTION = "packed_segments"
+"""The name under which transformers knows `packed_attention`."""
 HEAD_TOLERANCE = 1e-3
+"""Largest difference of log-probs between the head applied here and the model's own."""
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Borders of a packed row's segments: as numbers, and as an int32 tensor (segments + 1,) on the device."""
+
+    borders: tuple[int, ...]
+    on_device: Tensor
+
+    @property
+    def longest(self) -> int:
+        """Length of the longest segment."""
+        return max(end - start for start, end in zip(self.borders, self.borders[1:], strict=False))
 
 
 class PolicyModel(nn.Module):
@@ -57,10 +74,12 @@ def load_policy(
     if adapter:
         adapters.attach(causal, adapter)
     policy = PolicyModel(causal.to(device), settings.logprob_chunk, adapter)
+    # Before the model is sharded: it is called from within here, past the hooks that gather sharded weights.
     _check_head(policy, device)
     if settings.gradient_checkpointing:
         _enable_checkpointing(causal, settings, device)
     _switch_off_dropout(policy)
+    # Layers recompute their activations in training mode alone; dropout is off by now.
     policy.train()
     shard(policy, _layers(causal), device, half=computes_in_half(settings, device))
     return policy
@@ -85,7 +104,7 @@ def run_row(policy: PolicyModel, row: Row, device: torch.device) -> tuple[Tensor
 def _load_causal(directory: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
-    attention.register()
+    register_attention()
     if not (directory / "config.json").is_file() or not any(directory.glob("*.safetensors")):
         raise LearnerError(
             f"{directory} is not a model directory: it needs config.json and *.safetensors; nothing was loaded"
@@ -94,7 +113,7 @@ def _load_causal(directory: Path) -> Any:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             directory,
             dtype=torch.float32,
-            attn_implementation=attention.NAME,
+            attn_implementation=ATTENTION,
             local_files_only=True,
             output_loading_info=True,
         )
@@ -156,3 +175,157 @@ def _switch_off_dropout(policy: nn.Module) -> None:
             module.p = 0.0
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0  # type: ignore[assignment]
+
+
+def register_attention() -> None:
+    """Make the function known to transformers; calling it again does nothing."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, packed_attention)
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    segments: Segments | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Return causal attention within segments, (1, T, heads, D), of a query (1, heads, T, D).
+
+    Keys and values may have fewer heads (grouped queries). Raises ValueError when the borders are missing, a mask
+    arrives, or the model wants a window, soft cap, sinks or dropout, none of which is computed here: the row would be
+    computed as one long sample, and its samples would attend to each other without any error.
+    """
+    if segments is None:
+        raise ValueError("packed attention got no segment borders: samples would attend to each other")
+    if attention_mask is not None:
+        raise ValueError("packed attention got a mask: borders alone say who sees whom")
+    if query.shape[0] != 1 or query.shape[2] != segments.borders[-1]:
+        raise ValueError(f"packed attention got {tuple(query.shape)} for one row of {segments.borders[-1]} tokens")
+    if sliding_window is not None and sliding_window < segments.longest:
+        raise ValueError(f"packed attention has no sliding window, but the model has one of {sliding_window} tokens")
+    if dropout or others.get("softcap") is not None or others.get("s_aux") is not None:
+        raise ValueError("packed attention has no dropout, soft cap or attention sinks, but the model asks for one")
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+        return _flash(query, key, value, segments, scaling), None
+    return _by_segment(query, key, value, segments, scaling), None
+
+
+def _by_segment(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:
+    grouped = query.shape[1] != key.shape[1]
+    # One call for each segment: exact in any precision, and no mask of the size of the row squared.
+    outputs = [
+        scaled_dot_product_attention(
+            query[:, :, start:end],
+            key[:, :, start:end],
+            value[:, :, start:end],
+            is_causal=True,
+            scale=scaling,
+            enable_gqa=grouped,
+        )
+        for start, end in zip(segments.borders, segments.borders[1:], strict=False)
+    ]
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous()
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    # Torch 2.13 needs the argument for grouped heads; 2.11 does not have it and detects them.
+    grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+    q, k, v = (states[0].transpose(0, 1).contiguous() for states in (query, key, value))
+    borders, longest = segments.on_device, segments.longest
+    # The window (-1, 0) is what makes the kernel causal.
+    out = varlen_attn(q, k, v, borders, borders, longest, longest, scale=scaling, window_size=(-1, 0), **grouped)
+    assert isinstance(out, Tensor)
+    return out[None]
+
+
+def token_logprobs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperatures: Tensor, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """Return log-probs and entropies in nats, both (N,), differentiable in `hidden` and `weight`.
+
+    `hidden` (N, D) are the states that predict `targets` (N,), `weight` (V, D) is the output head, `temperatures` (N,)
+    divide the logits. At most `chunk` rows of logits exist at a time, in float32 (float64 for float64 input).
+    """
+    logprobs, entropies = _TokenLogprobs.apply(hidden, weight, targets, temperatures, chunk)
+    return logprobs, entropies
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """Log-probs and entropies in chunks: the logits of a whole row never exist at once.
+
+    With z = h W^T / T (T the token's temperature), p = softmax(z) and y the sampled token:
+        log-prob  l = z_y - logsumexp(z)             dl/dz_j = [j = y] - p_j
+        entropy   H = logsumexp(z) - sum_j p_j z_j   dH/dz_j = -p_j (log p_j + H)
+    The backward pass recomputes the logits of each chunk: a fourth matrix product for a fraction of the memory.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperatures: Tensor, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        logprobs = torch.empty(len(hidden), dtype=wide, device=hidden.device)
+        entropies = torch.empty_like(logprobs)
+        for part in _chunks(len(hidden), chunk):
+            logits = _logits(hidden[part], weight, temperatures[part])
+            normaliser = logits.logsumexp(-1)
+            logprobs[part] = logits.gather(1, targets[part, None]).squeeze(1) - normaliser
+            probabilities = (logits - normaliser[:, None]).exp_()
+            entropies[part] = normaliser - probabilities.mul_(logits).sum(-1)
+        ctx.save_for_backward(hidden, weight, targets, temperatures, entropies)
+        ctx.chunk = chunk
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        grad_logprobs, grad_entropies = gradients
+        hidden, weight, targets, temperatures, entropies = ctx.saved_tensors
+        grad_hidden = torch.empty_like(hidden)
+        # Summed in float32 also for half-precision heads: adding many chunks in bfloat16 loses half the digits.
+        grad_weight = torch.zeros_like(weight, dtype=entropies.dtype)
+        for part in _chunks(len(hidden), ctx.chunk):
+            logits = _logits(hidden[part], weight, temperatures[part])
+            logp = logits.sub_(logits.logsumexp(-1, keepdim=True))
+            p = logp.exp()
+            grad = logp.add_(entropies[part, None]).mul_(-grad_entropies[part, None]).sub_(grad_logprobs[part, None])
+            grad.mul_(p)
+            # Each row has one target: a plain write, which is deterministic on CUDA as a scattered sum is not.
+            grad[torch.arange(len(grad), device=grad.device), targets[part]] += grad_logprobs[part]
+            grad.div_(temperatures[part, None])
+            grad_hidden[part] = _product(grad.to(weight.dtype), weight).to(hidden.dtype)
+            _accumulate(grad_weight, grad.T, hidden[part])
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None
+
+
+def _chunks(size: int, chunk: int) -> list[slice]:
+    return [slice(start, min(start + chunk, size)) for start in range(0, size, chunk)]
+
+
+def _logits(hidden: Tensor, weight: Tensor, temperatures: Tensor) -> Tensor:
+    return _product(hidden, weight.T).div_(temperatures[:, None])
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """Matrix product of half-precision operands without rounding the result to half precision."""
+    if left.dtype in (torch.float32, torch.float64):
+        return left @ right
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
+
+
+def _accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:
+    if total.dtype == right.dtype:
+        total.addmm_(left, right)
+    else:
+        total += _product(left.to(right.dtype), right)

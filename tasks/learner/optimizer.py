@@ -57,6 +57,7 @@ def new_optimizer(policy: PolicyModel, settings: TrainingConfig) -> Optimizer:
     edges = {id(p) for p in _embedding_and_head(policy)}
     inner = [p for p in parameters if p.ndim == 2 and id(p) not in edges]
     others = [p for p in parameters if p.ndim != 2 or id(p) in edges]
+    # Torch refuses an optimizer without parameters.
     parts = [_muon(inner, settings.optimizer, settings)] if inner else []
     return Optimizer((*parts, *([_adamw(others, settings)] if others else [])))
 
@@ -136,6 +137,7 @@ class WholeMuon(torch.optim.Muon):
             return
         matrix, state = nn.Parameter(whole(parameter.detach())), self.state[parameter]
         matrix.grad = whole(parameter.grad)
+        # An optimizer for this one matrix, so that the update is torch's own to the last bit.
         single = torch.optim.Muon([matrix], **options)
         single.state[matrix] = {name: whole(moment) for name, moment in state.items()}
         single.step()

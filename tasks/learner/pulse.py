@@ -51,6 +51,7 @@ class Pulse:
 
     def beat(self) -> None:
         """Record progress; costs next to nothing."""
+        # Without a lock: both are single numbers, and the working thread must never wait for this one.
         self._last_beat = self._running_seconds
 
     def tick(self) -> None:
@@ -61,6 +62,7 @@ class Pulse:
 
     def status(self) -> dict[str, Any]:
         """Return the running request, empty for none, and for how many seconds it has made no progress."""
+        # Read once: the working thread may end the request at any moment.
         request = self._request
         return {"request": request, "still_seconds": self._running_seconds - self._last_beat if request else 0.0}
 
@@ -96,6 +98,7 @@ def ask(address: str, seconds: float) -> dict[str, Any]:
     with socket.create_connection((host, int(port)), timeout=seconds) as connection:
         while part := connection.recv(LONGEST_ANSWER):
             answer += part
+            # A timeout of zero would mean not to wait at all.
             connection.settimeout(max(deadline - time.monotonic(), 0.001))
     if not answer:
         raise ConnectionResetError(f"the learner at {address} closed the connection without a word")
@@ -110,23 +113,17 @@ def hangs(address: str, seconds: float) -> bool:
     """
     log = logging.getLogger(__name__)
     try:
-        status = _ask_twice(address, seconds)
+        try:
+            status = ask(address, seconds)
+        except TimeoutError:
+            status = ask(address, min(seconds, RETRY_SECONDS))
+    except TimeoutError:
+        log.warning("the learner at %s has not answered for %g s (learner.hang_seconds)", address, seconds)
+        return True
     except (OSError, ValueError) as error:
         log.debug("cannot tell whether the learner at %s hangs: %s", address, error)
         return False
-    if status is None:
-        log.warning("the learner at %s has not answered for %g s (learner.hang_seconds)", address, seconds)
-        return True
-    still = status["still_seconds"]
+    still, request = float(status["still_seconds"]), status["request"]
     if still > seconds:
-        request = status["request"]
         log.warning("the learner at %s: no progress with %r for %g s (learner.hang_seconds)", address, request, still)
-    return bool(still > seconds)
-
-
-def _ask_twice(address: str, seconds: float) -> dict[str, Any] | None:
-    """Return the learner's status; None where it answers neither the first nor the second question."""
-    for wait in (seconds, min(seconds, RETRY_SECONDS)):
-        with suppress(TimeoutError):
-            return ask(address, wait)
-    return None
+    return still > seconds

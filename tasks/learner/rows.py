@@ -8,9 +8,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.learner.errors import LearnerError
+from tasks.arrays.samples import COMPONENTS
+from tasks.learner.protocol import LearnerError
 
-COMPONENTS = ("rl", "ce", "ref_kl")
 STREAMS = ("logprobs", "temperatures", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
 
 Array = npt.NDArray[Any]
@@ -76,23 +76,19 @@ def batches_from_table(table: pa.Table, num_ranks: int) -> list[PackedBatch]:
 
 
 def _batch(table: pa.Table, num_ranks: int) -> PackedBatch:
-    rows = tuple(_row(record) for record in _records(table))
+    lists = {name: table[name].combine_chunks() for name in ("token_ids", *STREAMS)}
+    plain = table.select(["row", "rank", "micro_step", "sample_ids", "cu_seqlens"]).to_pylist()
+    rows = tuple(
+        _row(record, {name: column[index].values.to_numpy() for name, column in lists.items()})
+        for index, record in enumerate(plain)
+    )
     for row in rows:
         _check_row(row)
     _check_ranks(rows, num_ranks)
     return PackedBatch(rows, _denominators(table, rows))
 
 
-def _records(table: pa.Table) -> list[dict[str, Any]]:
-    lists = {name: table[name].combine_chunks() for name in ("token_ids", *STREAMS)}
-    plain = table.select(["row", "rank", "micro_step", "sample_ids", "cu_seqlens"]).to_pylist()
-    for index, record in enumerate(plain):
-        record["arrays"] = {name: column[index].values.to_numpy() for name, column in lists.items()}
-    return plain
-
-
-def _row(record: dict[str, Any]) -> Row:
-    arrays = record.pop("arrays")
+def _row(record: dict[str, Any], arrays: dict[str, Array]) -> Row:
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) != 1:
         raise LearnerError(f"batches row {record['row']}: per-token columns differ in length: {lengths}")
@@ -115,6 +111,7 @@ def _row(record: dict[str, Any]) -> Row:
 def _check_row(row: Row) -> None:
     where = f"batches row {row.row}"
     for name, stream in row.streams.items():
+        # Other tokens' values are never used: prompts have no log-probs, and may have anything in their place.
         if not np.isfinite(stream[row.weighted]).all():
             raise LearnerError(f"{where}: {name} is not finite on a weighted token")
     if (row.streams["temperatures"][row.weighted] <= 0).any():
@@ -131,6 +128,7 @@ def _check_row(row: Row) -> None:
 
 def _check_ranks(rows: tuple[Row, ...], num_ranks: int) -> None:
     slots = [(row.rank, row.micro_step) for row in rows]
+    # `on_rank` takes one row for each micro-step: of two it would silently train one.
     if len(set(slots)) != len(slots):
         raise LearnerError("batches: two rows of an update share a rank and a micro_step")
     if not all(0 <= row.rank < num_ranks for row in rows):
@@ -144,6 +142,7 @@ def _check_ranks(rows: tuple[Row, ...], num_ranks: int) -> None:
 def _denominators(table: pa.Table, rows: tuple[Row, ...]) -> dict[str, int]:
     counted = {name: sum(int(np.count_nonzero(row.streams[f"{name}_weights"])) for row in rows) for name in COMPONENTS}
     for name, count in counted.items():
+        # Stated in every row by the stage that packs, and counted again: a wrong one scales the gradient unseen.
         stated = np.unique(table[f"{name}_tokens"].to_numpy()).tolist()
         if stated != [count]:
             raise LearnerError(f"batches: {name}_tokens says {stated}, but {count} tokens have {name} weight")

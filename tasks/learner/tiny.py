@@ -106,6 +106,7 @@ def byte_tokenizer(vocab_size: int, max_length: int, words: Sequence[str] = ()) 
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     reserved = [f"<|reserved_{index}|>" for index in range(first_reserved, vocab_size)]
+    # Ids are given in the order of these calls.
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in CONTROL_TOKENS])
     tokenizer.add_tokens([AddedToken(token, special=False) for token in (*MARKUP_TOKENS, *words)])
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in reserved])
@@ -138,12 +139,7 @@ def main() -> None:
     parser.add_argument("--words", type=Path, help="a file with more such texts, a JSON list")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    sizes = {
-        "hidden": given.hidden,
-        "layers": given.layers,
-        "heads": given.heads,
-        "kv_heads": given.kv_heads,
-    }
+    sizes = {name: getattr(given, name) for name in ("hidden", "layers", "heads", "kv_heads")}
     words = given.word + (json.loads(given.words.read_text(encoding="utf-8")) if given.words else [])
     directory = tiny_qwen3(given.directory, **sizes, words=list(dict.fromkeys(words)), seed=given.seed)
     print(json.dumps({"directory": str(directory)}))

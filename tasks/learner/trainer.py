@@ -1,5 +1,6 @@
 """The learner's state, one policy with its optimizer, and the requests that use it: configure, load, train, probe."""
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,17 +14,21 @@ import transformers
 
 from configs.services import LearnerConfig
 from configs.training import TrainingConfig
+from storage.schemas.stage_tables import TOKEN_MASKS, TOKEN_STATISTICS
+from tasks.arrays.samples import COMPONENTS
 from tasks.learner.adapters import open_adapter
 from tasks.learner.checkpoint import companions, load_optimizer, memory_sha256, save_policy
 from tasks.learner.digest import weights_sha256
 from tasks.learner.distributed import World
-from tasks.learner.errors import LearnerError
-from tasks.learner.loop import accumulate_gradients
-from tasks.learner.loss import Objective
+from tasks.learner.loop import RowStatistics, Totals, accumulate_gradients
+from tasks.learner.loss import GROUPS, Objective
 from tasks.learner.model import PolicyModel, load_policy, run_row
 from tasks.learner.optimizer import Optimizer, apply_gradients, clip_gradients, learning_rate, new_optimizer
-from tasks.learner.results import Measurements, statistics_table, update_rows
+from tasks.learner.protocol import LearnerError
 from tasks.learner.rows import STREAMS, PackedBatch, Row, batches_from_table
+
+QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
+"""The quantiles of the importance ratio that are reported."""
 
 
 @dataclass
@@ -96,21 +101,30 @@ class Trainer:
         batches = batches_from_table(table, self._world.size)
         for batch in batches:
             _check_vocabulary(batch.rows, loaded.policy)
-        digests, measurements = [loaded.weights_sha256], []
+        digests, updates, statistics = [loaded.weights_sha256], list[dict[str, Any]](), list[RowStatistics]()
         for number, batch in enumerate(batches):
             if number:  # the digest before the first update is that of the loaded policy
                 digests.append(memory_sha256(loaded.policy, self._world))
                 self._beat()
-            measurements.append(self._update(loaded, batch, step * len(batches) + number))
+            measured, rows = self._update(loaded, batch, step * len(batches) + number)
+            updates.append({"version": step + 1, "policy_key_in": policy_key_in, "update": number, **measured})
+            statistics += rows
         optimizer = loaded.optimizer if save_optimizer else None
         digests.append(save_policy(loaded.policy, optimizer, loaded.files, directory, self._world, self._beat))
-        common = {"version": step + 1, "policy_key_in": policy_key_in}
-        updates = update_rows(common, batches, measurements, digests, save_optimizer)
+        for update, before, after in zip(updates, digests, digests[1:], strict=False):
+            # Optimizer state is stored beside the last weights alone.
+            update |= {"weights_sha256_in": before, "weights_sha256": after}
+            update["has_optimizer"] = save_optimizer and update is updates[-1]
         self._loaded = _LoadedPolicy(policy_key_out, step, digests[-1], loaded.policy, loaded.optimizer, loaded.files)
-        return updates, statistics_table([entry for update in measurements for entry in update.statistics])
+        return updates, statistics_table(statistics)
 
-    def _update(self, loaded: _LoadedPolicy, batch: PackedBatch, optimizer_step: int) -> Measurements:
-        """Make one optimizer step. Raises LearnerError, before the weights change, when the gradient is not finite."""
+    def _update(
+        self, loaded: _LoadedPolicy, batch: PackedBatch, optimizer_step: int
+    ) -> tuple[dict[str, Any], list[RowStatistics]]:
+        """Make one optimizer step; return what it measured, see `measurements`, and the statistics of its rows.
+
+        Raises LearnerError, before the weights change, when the gradient is not finite.
+        """
         settings = self._require_settings()
         objective = Objective(settings.loss, settings.ref_kl)
         totals, statistics = accumulate_gradients(
@@ -128,15 +142,15 @@ class Trainer:
         rate = learning_rate(optimizer_step, settings)
         apply_gradients(loaded.optimizer, rate)
         self._beat()
-        return Measurements(
-            learning_rate=rate,
-            grad_norm=grad_norm,
-            clipped=grad_norm > settings.max_grad_norm,
-            totals=totals,
-            statistics=statistics,
-            threads=torch.get_num_threads(),
-            processes=self._world.size,
-        )
+        measured = measurements(batch, totals, statistics) | {"learning_rate": rate, "grad_norm": grad_norm}
+        measured["metrics"] |= {
+            "clipped": grad_norm > settings.max_grad_norm,
+            # Recorded because sums are rounded in another order with another number of either: weights then agree, but
+            # not to the last bit.
+            "threads": torch.get_num_threads(),
+            "processes": self._world.size,
+        }
+        return measured, statistics
 
     @torch.no_grad()
     def probe(self, token_ids: list[int]) -> list[float]:
@@ -207,3 +221,95 @@ def _check_vocabulary(rows: tuple[Row, ...], policy: PolicyModel) -> None:
             raise LearnerError(
                 f"row {row.row}: token ids from {low} to {high}, but the model has {size}: the tokenizer is not its own"
             )
+
+
+def measurements(batch: PackedBatch, totals: Totals, statistics: list[RowStatistics]) -> dict[str, Any]:
+    """Return the columns of a row of `updates` that follow from the batch's totals, with `metrics` as a dictionary.
+
+    Means are over rl tokens, and null when there are none.
+    """
+    counts = batch.denominators
+    losses = {f"{name}_loss": totals.sums[f"{name}_loss"] for name in COMPONENTS}
+    samples = [row for row in batch.rows if row.sample_ids]
+    return {
+        "loss": sum(losses.values()),
+        **losses,
+        "entropy": _share(totals.sums["entropy"], counts["rl"]),
+        "mismatch_kl": _share(totals.sums["mismatch_kl"], counts["rl"]),
+        "mismatch_kl_max": totals.maxima["mismatch_kl"] if counts["rl"] else None,
+        "masked_fraction": _share(totals.sums["masked"], counts["rl"]),
+        "num_rows": len(samples),
+        "num_tokens": sum(len(row.token_ids) for row in samples),
+        **{f"{name}_tokens": counts[name] for name in COMPONENTS},
+        "metrics": _other_metrics(totals, statistics, counts),
+    }
+
+
+def statistics_table(statistics: list[RowStatistics]) -> pa.Table:
+    """Return `token_statistics` with a column `masked` beside them, which is the table `token_masks`.
+
+    One row for each sample, in the order of rows and of samples in them; padding rows give none.
+    """
+    parts: dict[str, list[Any]] = {"sample_id": [], "logprobs": [], "entropies": [], "masked": []}
+    for entry in statistics:
+        borders = entry.row.borders
+        for sample_id, start, end in zip(entry.row.sample_ids, borders, borders[1:], strict=False):
+            parts["sample_id"].append(sample_id)
+            for name in ("logprobs", "entropies", "masked"):
+                parts[name].append(getattr(entry, name)[start:end])
+    return pa.table(parts, schema=TOKEN_STATISTICS.arrow.append(TOKEN_MASKS.arrow.field("masked")))
+
+
+def _other_metrics(totals: Totals, statistics: list[RowStatistics], counts: dict[str, int]) -> dict[str, Any]:
+    """Return the metrics that have no column.
+
+    A value that is not finite is null, because JSON cannot hold it, and is named in `not_finite`: null alone would read
+    as "not measured".
+    """
+    sums, maxima = totals.sums, totals.maxima
+    metrics = {
+        "masked_fraction_positive": _share(sums["masked_positive"], sums["positive"]),
+        "masked_fraction_negative": _share(sums["masked_negative"], sums["negative"]),
+        "truncated_fraction": _share(sums["truncated"], counts["rl"]),
+        **_mismatch(totals, counts["rl"]),
+        **ratio_quantiles(statistics),
+        "ce_nll_mean": _share(sums["ce_nll"], counts["ce"]),
+        "ce_nll_max": maxima["ce_nll"] if counts["ce"] else None,
+        "ref_kl_mean": _share(sums["ref_kl"], counts["ref_kl"]),
+        "ref_kl_masked_fraction": _share(sums["ref_kl_masked"], counts["ref_kl"]),
+    }
+    missing = [name for name, value in metrics.items() if value is not None and not math.isfinite(value)]
+    return metrics | dict.fromkeys(missing) | ({"not_finite": missing} if missing else {})
+
+
+def _mismatch(totals: Totals, num_rl: int) -> dict[str, float | None]:
+    """Return mean, standard deviation and maximum of the mismatch by group; mean and maximum over all are columns."""
+    num_masked = totals.sums["masked"]
+    metrics: dict[str, float | None] = {}
+    for group, count in zip(GROUPS, (num_rl, num_masked, num_rl - num_masked), strict=True):
+        name = f"{group}mismatch_kl"
+        mean, square = _share(totals.sums[name], count), _share(totals.sums[f"{name}_squared"], count)
+        variance = None if mean is None or square is None else square - mean * mean
+        # Rounding may leave a variance just below zero.
+        metrics[f"{name}_std"] = variance if variance is None or math.isnan(variance) else math.sqrt(max(variance, 0.0))
+        if group:
+            metrics |= {f"{name}_mean": mean, f"{name}_max": totals.maxima[name] if count else None}
+    return metrics
+
+
+def ratio_quantiles(statistics: list[RowStatistics]) -> dict[str, float | None]:
+    """Return quantiles of the importance ratio over all rl tokens of an update, exactly; null without any."""
+    parts = [np.zeros(0)]
+    for entry in statistics:
+        member = entry.row.streams["rl_weights"] != 0
+        parts.append(entry.logprobs[member].astype(np.float64) - entry.row.streams["logprobs"][member])
+    log_ratios = np.concatenate(parts)
+    names = [f"ratio_q{quantile:g}" for quantile in QUANTILES]
+    if not log_ratios.size:
+        return dict.fromkeys(names)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return dict(zip(names, np.quantile(np.exp(log_ratios), QUANTILES).tolist(), strict=True))
+
+
+def _share(total: float, count: float) -> float | None:
+    return total / count if count else None

@@ -1,7 +1,7 @@
-"""Accounting: what became of every rollout that a step assigned, and of its tokens."""
+"""Accounting: what became of every rollout that a step assigned and of its tokens, and the metrics of that."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,9 @@ import pyarrow.compute as pc
 
 from tasks.arrays.columns import texts
 from tasks.arrays.finding import QUARANTINED
+from tasks.arrays.group_counts import admitted_groups
 from tasks.inference.sampling.failures import STRAGGLER
+from tasks.runtime.stage import Tables
 
 TRAINED, FILTERED, ERRORED, NO_WEIGHT = "trained", "filtered", "errored", "no weight"
 STOPPED = "stopped"
@@ -20,15 +22,10 @@ PENDING, REFUSED = "pending", "refused"
 EVALUATED = "evaluated"
 """Sampled to score a policy, never to train on."""
 
-COLUMNS = [
-    "trace_id",
-    "episode_id",
-    "assignment_id",
-    "error_class",
-    "num_input_tokens",
-    "num_output_tokens",
-]
+COLUMNS = ["trace_id", "episode_id", "assignment_id", "error_class", "num_input_tokens", "num_output_tokens"]
 """What accounting reads of a trace."""
+CHECKED = ("assignments", "traces", "verdicts", "samples", "batches")
+"""The tables that account for every rollout of a step together."""
 
 
 class AccountBreach(ValueError):
@@ -94,6 +91,7 @@ def outcome_of(error_class: str | None, reason: str | None, otherwise: str) -> t
     """
     if otherwise == EVALUATED:
         return EVALUATED, error_class or ""
+    # Before the other errors: it has a class like theirs, but nothing failed.
     if error_class == STRAGGLER:
         return STOPPED, ""
     if error_class is not None:
@@ -113,6 +111,7 @@ def _check_assignments(assigned: list[str], rows: list[dict[str, Any]]) -> None:
     if strange := answered - set(assigned):
         raise _breach("traces", "assignment_id", f"{min(strange)} was never assigned")
     _once((row["trace_id"] for row in rows), "traces", "trace_id", "trace")
+    # Pairs and not rows: several agents, or one agent several times, may have traces in an episode.
     episodes = {(row["assignment_id"], row["episode_id"]) for row in rows}
     _once((assignment for assignment, _ in episodes), "traces", "episode_id", "assignment with its own episode")
 
@@ -148,3 +147,38 @@ def _breach(table: str, column: str, what: str) -> AccountBreach:
         "errored or without weight, exactly once. The rows stay as they are; look at the stage that wrote the table "
         "before going on."
     )
+
+
+def account_metrics(tables: Tables) -> dict[str, float]:
+    """Return how many rollouts met which outcome: `accounting/trained`, `accounting/filtered/zero_advantage`.
+
+    Of a step that was not trained, what nothing held back is pending, or refused where a gate said no. An outcome that
+    no rollout met has no entry. Raises AccountBreach where the step was packed and a rollout is lost or counted twice.
+    """
+    if all(name in tables for name in CHECKED):
+        account(*(tables[name] for name in CHECKED))  # for the breaches: it counts the same
+    counts = Counter(_outcomes(tables))
+    return {"/".join(filter(None, ("accounting", *outcome))): float(count) for outcome, count in sorted(counts.items())}
+
+
+def group_metrics(wanted: int, num_batches: int, assignments: pa.Table, credits: pa.Table) -> dict[str, float]:
+    """Return how many groups a step wanted, drew and has something to train on of, and in how many batches."""
+    counts = {
+        "wanted": wanted,
+        "drawn": len(set(texts(assignments["group_id"]))),
+        "admitted": len(admitted_groups(credits)),
+        "batches": num_batches,
+    }
+    return {f"groups/{name}": float(count) for name, count in counts.items()}
+
+
+def _outcomes(tables: Tables) -> Iterator[tuple[str, str]]:
+    """Yield outcome and detail of every rollout, as far as the tables of the step go."""
+    refused = "decisions" in tables and not all(tables["decisions"]["approved"].to_pylist())
+    of_packed = TRAINED if "updates" in tables else REFUSED if refused else PENDING
+    judged = tables.get("verdicts")
+    reasons = dict(zip(texts(judged["trace_id"]), judged["reason"].to_pylist(), strict=True)) if judged else {}
+    packed = packed_traces(tables["samples"], tables["batches"]) if {"samples", "batches"} <= tables.keys() else None
+    for row in tables["traces"].select(["trace_id", "error_class"]).to_pylist():
+        kept = of_packed if packed is None or row["trace_id"] in packed else NO_WEIGHT
+        yield outcome_of(row["error_class"], reasons.get(row["trace_id"]), kept)

@@ -1,17 +1,22 @@
-"""Figures: what a step's tables come to in a few numbers, for gates and comparisons.
+"""Figures: what a step's tables come to in a few numbers, for gates and comparisons, and the names of metrics.
 
-Every figure has one name everywhere. A figure that has nothing to be made of is None, which is not zero: the mean
-reward of traces that were not scored, the fill of no rows. Columns per token are not needed.
+Every figure has one name everywhere; that of a metric is a measure in a scope. A figure that has nothing to be made of
+is None, which is not zero: the mean reward of traces that were not scored, the fill of no rows.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.inference.sampling.failures import STRAGGLER
 
+ALL = "all"
+"""The scope of all environments together."""
+Values = dict[tuple[str, str], float]
+"""Values by scope (an environment, `all`, or empty) and measure (`reward/mean`)."""
 NOT_FAILED = pa.array([None, STRAGGLER], pa.string())
 """Error classes of rollouts that did not fail: none, and that of those that were stopped."""
 Figures = Mapping[str, int | float | None]
@@ -45,27 +50,42 @@ MEANINGS = {
 """What each figure is; a rule may name any of them."""
 
 
-def batch_figures(
-    traces: pa.Table, verdicts: pa.Table, credits: pa.Table, batches: pa.Table, tokens_per_row: int
-) -> Figures:
-    """Return every figure of one step's batch, by the names of `MEANINGS` and in their order."""
-    return {
-        **trace_figures(traces),
-        **verdict_figures(traces, verdicts),
-        **credit_figures(credits),
-        **packing_figures(batches, batches.num_rows * tokens_per_row),
-    }
+def metric_values(rows: pa.Table) -> Values:
+    """Return the rows of table `metrics` of one step by scope and measure."""
+    columns = [rows[name].to_pylist() for name in ("scope", "name", "value")]
+    return {(scope, name): value for scope, name, value in zip(*columns, strict=True)}
+
+
+def full_name(scope: str, measure: str) -> str:
+    """Return the name of a measure in a scope: `reward/mean` of `all` is `reward/all/mean`."""
+    if not scope:
+        return measure
+    head, _, rest = measure.partition("/")
+    return "/".join(filter(None, (head, scope, rest)))
+
+
+def batch_figures(tables: Mapping[str, pa.Table], tokens_per_row: int) -> Figures:
+    """Return every figure of one step's batch that its tables give, by the names of `MEANINGS` and in their order."""
+    found = dict(trace_figures(tables["traces"]))
+    if "verdicts" in tables:
+        found |= verdict_figures(tables["traces"], tables["verdicts"])
+    if "samples" in tables:
+        found |= credit_figures(tables["samples"])
+    if "batches" in tables:
+        found |= packing_figures(tables["batches"], tables["batches"].num_rows * tokens_per_row)
+    return found
 
 
 def trace_figures(traces: pa.Table) -> Figures:
     """Return the figures of rollouts."""
-    rewards = spread(traces["reward"].drop_null().to_pylist())
+    rewards = spread(_known(traces["reward"]))
+    ended_well: Any = pc.is_in(traces["error_class"], value_set=NOT_FAILED)
     return {
         "num_traces": traces.num_rows,
         "num_groups": len(pc.unique(traces["group_id"])),
         **{f"reward_{name}": rewards.get(name) for name in ("mean", "std", "min", "max")},
         "truncated_ratio": pc.mean(traces["is_truncated"]).as_py(),
-        "errored_ratio": pc.mean(pc.invert(pc.is_in(traces["error_class"], value_set=NOT_FAILED))).as_py(),
+        "errored_ratio": pc.mean(pc.invert(ended_well)).as_py(),
         "output_tokens_mean": pc.mean(traces["num_output_tokens"]).as_py(),
     }
 
@@ -74,14 +94,16 @@ def verdict_figures(traces: pa.Table, verdicts: pa.Table) -> Figures:
     """Return the figures of what the filters left of the rollouts."""
     ours = traces["trace_id"].filter(traces["trainable"]).combine_chunks()
     kept = verdicts["trace_id"].filter(verdicts["keep"])
-    num_trainable = pc.sum(pc.is_in(kept, value_set=ours), min_count=0).as_py()
+    trainable: Any = pc.is_in(kept, value_set=ours)
+    # Of no rows Arrow's sum is null unless told that none are enough.
+    num_trainable = pc.sum(trainable, min_count=0).as_py()
     ratio = num_trainable / traces.num_rows if traces.num_rows else None
     return {"num_kept": len(kept), "num_trainable": num_trainable, "trainable_ratio": ratio}
 
 
 def credit_figures(credits: pa.Table) -> Figures:
     """Return the figures of training samples and their advantages."""
-    advantages = spread(credits["advantage"].drop_null().to_pylist())
+    advantages = spread(_known(credits["advantage"]))
     return {
         "num_samples": credits.num_rows,
         **{f"advantage_{name}": advantages.get(name) for name in ("mean", "std")},
@@ -90,8 +112,8 @@ def credit_figures(credits: pa.Table) -> Figures:
 
 def packing_figures(batches: pa.Table, capacity: int) -> Figures:
     """Return the figures of packed rows that have room for `capacity` tokens together; padding fills nothing."""
-    rows = batches.filter(pc.greater(pc.list_value_length(batches["sample_ids"]), 0))
-    num_tokens = sum(borders[-1] for borders in rows["cu_seqlens"].to_pylist())
+    rows = batches.filter(pc.greater(pc.list_value_length(batches["sample_ids"]), pa.scalar(0)))
+    num_tokens = sum(borders[-1] for borders in cast(list[list[int]], rows["cu_seqlens"].to_pylist()))
     return {
         "num_packed": len(pc.list_flatten(batches["sample_ids"])),
         "num_rows": batches.num_rows,
@@ -105,6 +127,10 @@ def in_words(figures: Figures) -> str:
     return ", ".join(f"{name} {'null' if value is None else f'{value:.6g}'}" for name, value in figures.items())
 
 
+def _known(column: "pa.ChunkedArray[Any]") -> list[float]:
+    return cast(list[float], column.drop_null().to_pylist())
+
+
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Return mean, std (population), min and max of some numbers, in whatever order; empty of none."""
     if not values:
@@ -116,5 +142,6 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def mean(values: Iterable[float]) -> float:
     """Return the arithmetic mean of numbers or flags, summed exactly, in whatever order; there must be one."""
+    # Summed exactly, so that the order of rows does not show; fsum raises where infinities of both signs meet.
     found = [float(value) for value in values]
     return math.fsum(found) / len(found) if all(map(math.isfinite, found)) else sum(found) / len(found)

@@ -7,18 +7,22 @@ others had ended (oversampling) have a share of their own, `stragglers/all`, and
 tokens, `rollout/all/input_tokens` and `rollout/all/output_tokens`. Where several agents of an environment were scored,
 each has a mean of its own, `reward/debate/affirmative/mean`: that of all of them is 0 in every game in which one wins
 what the other loses.
+
+Re-tokenised turns are replies whose text went back to the model as other tokens than those that it had sampled. A
+renderer that cannot add to a conversation's tokens renders the whole of it anew. Where what comes out differs from what
+was sampled, verifiers begins another branch there (verifiers.v1.graph): the reply is in the trace twice, once sampled
+and once as a part of a later prompt. The sampled one is trained on, once, in its own branch.
 """
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from tasks.inference.sampling.failures import STRAGGLER
-from tasks.metrics.figures import mean, spread
-from tasks.metrics.names import ALL, Values
+from tasks.metrics.figures import ALL, Values, mean, spread
 
 _MEANS = ("num_turns", "num_input_tokens", "num_output_tokens", "is_truncated", "staleness")
 SPANS = ("setup", "generation", "model", "scoring")
@@ -104,6 +108,7 @@ def _of_agents(rows: Rows) -> Measures:
     for row in rows:
         if row["reward"] is not None:
             rewards.setdefault(row["agent"], []).append(row["reward"])
+    # With one agent its mean is that of the environment.
     for agent, own in sorted(rewards.items()) if len(rewards) > 1 else ():
         yield f"reward/{agent}/mean", mean(own)
 
@@ -113,6 +118,7 @@ def _of_environment(rows: Iterable[Mapping[str, Any]]) -> Measures:
     values: dict[str, list[float]] = {}
     for row in rows:
         for name, value in json.loads(row["metrics"] or "{}").items():
+            # Environments also note texts and lists, which have no mean.
             if isinstance(value, (int, float)):
                 values.setdefault(name, []).append(float(value))
     for name, own in sorted(values.items()):
@@ -130,3 +136,51 @@ def _of_filters(rows: Rows, names: Sequence[str]) -> Measures:
     trainable = sum(row["verdict"]["keep"] and row["trainable"] for row in judged)
     yield "trainable/count", float(trainable)
     yield "trainable/ratio", trainable / len(judged)
+
+
+def retokenised_turns(messages: pa.Table) -> dict[str, int]:
+    """Return how many replies of which trace were tokenised again; traces without any are not there.
+
+    A message that was not sampled counts, of role assistant, where one that was sampled says the same after the same
+    conversation. Thoughts are not compared, for those are what templates take out.
+    """
+    traces: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in messages.select(["trace_id", "message", "parent", "role", "sampled", "body"]).to_pylist():
+        traces[row["trace_id"]].append(row)
+    counts = {trace: _num_retokenised(rows) for trace, rows in traces.items()}
+    return {trace: count for trace, count in counts.items() if count}
+
+
+def _num_retokenised(rows: list[dict[str, Any]]) -> int:
+    """Return how often a trace's replies were tokenised again; a number stands for a conversation up to a message."""
+    numbers: dict[tuple[int | None, str], int] = {}
+    conversations: dict[int, int] = {}
+    sampled, again = set[int](), Counter[int]()
+    # By number, because a parent has a smaller one than its children.
+    for row in sorted(rows, key=lambda row: row["message"]):
+        before = None if row["parent"] is None else conversations[row["parent"]]
+        number = numbers.setdefault((before, _content(row["body"])), len(numbers))
+        conversations[row["message"]] = number
+        if row["sampled"]:
+            sampled.add(number)
+        elif row["role"] == "assistant":
+            again[number] += 1
+    return sum(again[number] for number in sampled)
+
+
+def _content(body: str) -> str:
+    """Return what a message says, whatever was thought before; an empty text is none."""
+    message = json.loads(body)
+    kept = {name: message.get(name) or None for name in ("role", "content", "tool_calls", "tool_call_id")}
+    # The same call may come back with other blanks or in another order of names.
+    for call in kept["tool_calls"] or ():
+        call["arguments"] = _normalised(call.get("arguments"))
+    return json.dumps(kept, sort_keys=True)
+
+
+def _normalised(arguments: Any) -> Any:
+    """Return a call's arguments without what their writing decides: the order of names, and blanks."""
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    except (TypeError, ValueError):
+        return arguments

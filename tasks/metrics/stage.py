@@ -16,13 +16,10 @@ import pyarrow.compute as pc
 from configs.run import View
 from storage.schemas.stage_tables import METRICS, TOKEN_MASKS, VERDICTS
 from tasks.arrays.columns import texts
-from tasks.metrics.accounts import account_metrics, group_metrics
-from tasks.metrics.figures import Figures, credit_figures, packing_figures, trace_figures, verdict_figures
-from tasks.metrics.names import Values
-from tasks.metrics.retokenised import retokenised_turns
-from tasks.metrics.rollouts import rollout_metrics
-from tasks.metrics.tokens import token_metrics
-from tasks.metrics.updates import update_metrics
+from tasks.metrics.accounting import account_metrics, group_metrics
+from tasks.metrics.figures import Values, batch_figures
+from tasks.metrics.rollouts import retokenised_turns, rollout_metrics
+from tasks.metrics.updates import token_metrics, update_metrics
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.stage import Stage, Tables
 
@@ -37,7 +34,7 @@ def metrics(tables: Tables, config: View, *, num_batches: int) -> Tables:
     verdicts = tables.get("verdicts", VERDICTS.arrow.empty_table())
     filters = config.filter_names if verdicts.num_rows else ()
     found = rollout_metrics(traces, verdicts, filters, _retokenised(tables))
-    found |= token_metrics(*tokens) if (tokens := _tokens(tables)) else {}
+    found |= _token_metrics(tables)
     for unscoped in _unscoped(tables, config, num_batches):
         found |= {("", name): value for name, value in unscoped.items()}
     return {"metrics": metrics_table(found)}
@@ -60,20 +57,8 @@ def _unscoped(tables: Tables, config: View, num_batches: int) -> Iterator[Mappin
         yield group_metrics(config.wanted_groups, num_batches, tables["assignments"], tables["samples"])
     if "updates" in tables:
         yield update_metrics(tables["updates"].to_pylist())
-    figures = _figures(tables, config.packing.tokens_per_row)
+    figures = batch_figures(tables, config.packing.tokens_per_row)  # those that a gate is asked about
     yield {f"batch/{name}": float(value) for name, value in figures.items() if value is not None}
-
-
-def _figures(tables: Tables, tokens_per_row: int) -> Figures:
-    """Return the figures that a gate is asked about, of the tables that there are."""
-    found = dict(trace_figures(tables["traces"]))
-    if "verdicts" in tables:
-        found |= verdict_figures(tables["traces"], tables["verdicts"])
-    if "samples" in tables:
-        found |= credit_figures(tables["samples"])
-    if "batches" in tables:
-        found |= packing_figures(tables["batches"], tables["batches"].num_rows * tokens_per_row)
-    return found
 
 
 def _retokenised(tables: Tables) -> dict[str, int] | None:
@@ -87,26 +72,22 @@ def _retokenised(tables: Tables) -> dict[str, int] | None:
     return retokenised_turns(tables["messages"]) if several else {}
 
 
-def _tokens(tables: Tables) -> tuple[pa.Table, pa.Table, pa.Table | None, dict[str, str]] | None:
-    """Return batches, statistics, masks and the environment of each sample; None of a step without statistics.
+def _token_metrics(tables: Tables) -> Values:
+    """Return the metrics of tokens; none of a step without statistics.
 
     Masks are not known where some tokens were masked and nobody kept which.
     """
     needed = ("batches", "token_statistics", "samples", "updates")
     if not all(name in tables and tables[name].num_rows for name in needed):
-        return None
+        return {}
     masks = tables.get("token_masks")
     if masks is None and not any(tables["updates"]["masked_fraction"].to_pylist()):
         masks = TOKEN_MASKS.arrow.empty_table()
-    traces, credits = tables["traces"], tables["samples"]
+    traces, samples = tables["traces"], tables["samples"]
     environments = dict(zip(texts(traces["trace_id"]), texts(traces["environment"]), strict=True))
-    pairs = zip(texts(credits["sample_id"]), texts(credits["trace_id"]), strict=True)
-    return (
-        tables["batches"],
-        tables["token_statistics"],
-        masks,
-        {sample: environments[trace] for sample, trace in pairs},
-    )
+    pairs = zip(texts(samples["sample_id"]), texts(samples["trace_id"]), strict=True)
+    of_samples = {sample: environments[trace] for sample, trace in pairs}
+    return token_metrics(tables["batches"], tables["token_statistics"], masks, of_samples)
 
 
 STAGE = Stage(

@@ -8,7 +8,7 @@ import pyarrow as pa
 from configs.run import View
 from storage.schemas.stage_tables import POLICIES
 from tasks.learner.client import Learner
-from tasks.learner.errors import LearnerLost
+from tasks.learner.protocol import LearnerLost
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.services import LearnerService, retry_lost
 from tasks.runtime.stage import Policy, Stage, Tables

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from configs.run import View
 from storage.schemas.stage_tables import TOKEN_MASKS, UPDATES
-from tasks.learner.errors import LearnerLost
+from tasks.learner.protocol import LearnerLost
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.services import LearnerService, retry_lost
 from tasks.runtime.stage import Policy, Stage, Tables
@@ -27,6 +27,7 @@ def training(
     A learner that dies is brought back to `policy` and trains the same batches again, which gives the same weights.
     Raises what the service raises when the learner does not come back.
     """
+    # AdamW's state is twice the size of the weights; without it a resumed run trains the steps since again.
     save_optimizer = (step + 1) % config.training.save_optimizer_every == 0
 
     def train() -> Tables:

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from configs.services import LearnerConfig
 from configs.training import TrainingConfig
-from tasks.learner.attention import Segments, packed_attention
-from tasks.learner.model import load_policy, run_row
+from tasks.learner.model import Segments, load_policy, packed_attention, run_row
 from tasks.learner.rows import batches_from_table
 from tasks.learner.tiny import tiny_qwen3
+from tests.fixtures.learner_steps import new_trainer, train_step
 from tests.fixtures.packed import batches, sample
 
 pytestmark = [
@@ -70,25 +69,12 @@ def test_packed_equals_alone(world, model_directory, dtype, tolerance):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_same_batches_give_the_same_weights(world, model_directory, tmp_path, dtype):
-    from tasks.learner.trainer import Trainer
-
-    trainer = Trainer(world)
-    trainer.configure(TrainingConfig(learning_rate=1e-3, dtype=dtype).model_dump(), LearnerConfig().model_dump())
+    trainer = new_trainer(world, learning_rate=1e-3, dtype=dtype)
     runs = []
     for name in ("one", "two"):
         trainer.load("p0", str(model_directory), fresh_optimizer=True)
-        digests = []
-        for step in range(3):
-            (update,), _ = trainer.train(
-                batches([SAMPLES, SAMPLES[:1]]),
-                step=step,
-                policy_key_in=f"p{step}",
-                policy_key_out=f"p{step + 1}",
-                directory_out=str(tmp_path / f"{name}-{step}"),
-                save_optimizer=True,
-            )
-            digests.append(update["weights_sha256"])
-        runs.append(digests)
+        steps = [train_step(trainer, step, tmp_path / name, batches([SAMPLES, SAMPLES[:1]]), True) for step in range(3)]
+        runs.append([update["weights_sha256"] for (update,), _ in steps])
     assert trainer.state()["device"] == "cuda"
     assert runs[0] == runs[1]
     assert len(set(runs[0])) == 3

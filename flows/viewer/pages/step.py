@@ -23,7 +23,7 @@ from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader, expired_rows
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
-from tasks.metrics.names import Values
+from tasks.metrics.figures import Values
 
 CARRIED = ("sort", "order", "columns", "size", "group_sort", "group_order")
 """What stays in the address on the way to the step before or after."""

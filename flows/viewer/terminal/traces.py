@@ -23,7 +23,7 @@ from flows.queries.store_reader import StoreReader
 from flows.reporting import formats
 from flows.reporting.formats import one_line
 from storage.errors import border
-from tasks.metrics.names import Values
+from tasks.metrics.figures import Values
 
 WIDEST, WIDEST_PIPED = 28, 400
 """Characters of one cell, on a terminal and in a pipe: there, a whole id has to be found."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from configs.losses import CustomLoss
-from tasks.learner.errors import LearnerError
 from tasks.learner.losses.tokens import RlTokens, Term
+from tasks.learner.protocol import LearnerError
 from tasks.runtime.import_paths import NotImportable, code_version, load_function
 
 

@@ -15,8 +15,7 @@ from flows.queries.compare_summary import both_numbers, ranges, sentences
 from flows.queries.store_reader import StoreReader
 from flows.replays.diff import markdown, table_rows
 from storage.store import Store, open_store
-from tasks.metrics.figures import MEANINGS
-from tasks.metrics.names import metric_values
+from tasks.metrics.figures import MEANINGS, metric_values
 from tests.fixtures import replays
 from tests.fixtures.rehearsal import rehearse
 

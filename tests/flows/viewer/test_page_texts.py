@@ -13,7 +13,7 @@ from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.addresses import PATTERNS
 from flows.viewer.rendering import PAGES, parsed_address
-from tasks.metrics.names import ALL
+from tasks.metrics.figures import ALL
 from tests.fixtures.builders import message, trace
 from tests.flows.viewer.hand_made import RUN, HandMade
 from tests.flows.viewer.looking import answer, one_of_each, values

@@ -17,7 +17,7 @@ from flows.runtime import pipeline
 from flows.runtime.session import record_run
 from flows.runtime.step_report import finish_step
 from storage.refs import Entry
-from tasks.metrics.names import full_name, metric_values
+from tasks.metrics.figures import full_name, metric_values
 from tasks.metrics.rollouts import rollout_metrics
 from tasks.metrics.stage import metrics_table
 from tests.fixtures.builders import table, trace, verdict

@@ -115,8 +115,7 @@ def test_a_tiny_mismatch_is_not_rounded_away(tmp_path: Path) -> None:
 def test_the_learners_own_measure_says_the_same(found: pl.DataFrame) -> None:
     torch = pytest.importorskip("torch")
     from configs.losses import DppoLoss
-    from tasks.learner.loss import WeightedTokens, rl_term
-    from tasks.learner.loss_metrics import measure_loss
+    from tasks.learner.loss import WeightedTokens, measure_loss, rl_term
 
     found = found.filter(pl.col("rl_weight") != 0)
     column = {name: torch.tensor(found[name].to_list()) for name in ("engine_logprob", "advantage", "rl_weight")}

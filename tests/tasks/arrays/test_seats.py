@@ -30,12 +30,15 @@ def debate(number, rewards=(1.0, -1.0), group="g0", **others):
     ]
 
 
-def judged(traces, environments=(), filters=None, quarantined=None):
+def tables_of(traces):
     messages = [row for one in traces for row in exchange(one["trace_id"])]
-    tables = {"traces": table("traces", traces), "messages": table("messages", messages)}
+    return {"traces": table("traces", traces), "messages": table("messages", messages)}
+
+
+def judged(traces, environments=(), filters=None, quarantined=None):
     sections = {} if filters is None else {"filtering": {"filters": filters}}
     config = view(STAGE, environments=list(environments), model={"vocab_size": 1000}, **sections)
-    rows = filtering(tables, config, quarantined=quarantined or {})["verdicts"].to_pylist()
+    rows = filtering(tables_of(traces), config, quarantined=quarantined or {})["verdicts"].to_pylist()
     return {row["trace_id"]: (row["reason"], json.loads(row["evidence"])) for row in rows}
 
 
@@ -62,12 +65,8 @@ def test_only_the_learner_is_kept():
     assert {name for name, (reason, _) in found.items() if reason is None} == {"for-0", "for-1"}
     assert found["against-0"] == ("other_seat", {"other_seat": {"learner_seat": "for"}})
     assert found["judge-0"][0] == "judge"
-    assert {name for name, reason in reasons(rows).items() if reason is None} == {
-        "for-0",
-        "for-1",
-        "against-0",
-        "against-1",
-    }
+    both = {name for name, reason in reasons(rows).items() if reason is None}
+    assert both == {"for-0", "for-1", "against-0", "against-1"}
 
 
 @pytest.mark.parametrize("info", ["{}", '{"learner_seat": null}', '{"learner_seat": 3}'])
@@ -77,16 +76,13 @@ def test_a_trace_that_does_not_say_who_learns_stops_the_stage(info):
     assert reasons(debate(0, info=info))["for-0"] != "other_seat"
 
 
-def test_an_errored_trace_need_not_say_who_learns_and_is_a_failure():
+def test_neither_the_judge_nor_an_errored_trace_which_is_a_failure_need_say_who_learns():
     lost = failed("lost", agent="for", num_turns=1)
     rows = [*debate(0, info=says("for")), *debate(1, (-1.0, 1.0), info=says("for")), lost]
     found = reasons(rows, [LEARNER])
     assert found["lost"] == "errored" and found["for-0"] is None
-
-
-def test_the_judge_need_not_say_who_learns():
-    rows = [*debate(0, info=says("for"))[:2], trace("judge-0", agent="judge")]
-    assert reasons(rows, [LEARNER])["judge-0"] == "judge"
+    silent = [*debate(0, info=says("for"))[:2], trace("judge-0", agent="judge")]
+    assert reasons(silent, [LEARNER])["judge-0"] == "judge"
 
 
 def test_dropped_seats_are_no_members_of_their_group():
@@ -117,9 +113,7 @@ def test_keys_know_the_rules_only_where_they_are_not_the_default():
 
 
 def credited(traces, environments=(), algorithm="grpo"):
-    messages = [row for one in traces for row in exchange(one["trace_id"])]
-    tables = {"traces": table("traces", traces), "messages": table("messages", messages)}
-    section = {"environments": list(environments), "algorithm": {"type": algorithm}}
+    tables, section = tables_of(traces), {"environments": list(environments), "algorithm": {"type": algorithm}}
     judging = view(STAGE, model={"vocab_size": 1000}, **section)
     tables |= filtering(tables, judging, quarantined={})
     rows = advantage(tables, view(ADVANTAGE, **section), step=0)["samples"].to_pylist()
@@ -154,10 +148,8 @@ def test_an_errored_trace_of_an_unknown_learner_is_no_second_agent():
     lost = failed("against-2", agent="against", num_turns=3)
     rows = [*debate(0, (1.0, -1.0), info=says("for")), *debate(1, (0.0, 0.0), info=says("for")), lost]
     assert set(credited(rows, [LEARNER])) == {"for-0", "for-1"}
-    assert trained_seats(table("traces", rows), {"reverse": SeatRule(learner_seat=True)})["trace_id"].to_pylist() == [
-        "for-0",
-        "for-1",
-    ]
+    trained = trained_seats(table("traces", rows), {"reverse": SeatRule(learner_seat=True)})
+    assert trained["trace_id"].to_pylist() == ["for-0", "for-1"]
 
 
 def test_no_traces_have_no_seats():

@@ -34,17 +34,11 @@ def learners(tmp_path_factory):
         yield {1: one["address"], 2: two["address"]}
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def exact_policy(model_directory):
-    """The same model in float64 and not sharded."""
+    """The same model in float64 and not sharded; who needs its gradients drops those that are there first."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    from tasks.learner import attention
-    from tasks.learner.model import PolicyModel
+    from tests.tasks.learner.ranks import plain_policy
 
-    attention.register()
-    causal = AutoModelForCausalLM.from_pretrained(
-        model_directory, dtype=torch.float64, attn_implementation=attention.NAME
-    )
-    return PolicyModel(causal, chunk=8).train()
+    return plain_policy(model_directory, torch.float64)

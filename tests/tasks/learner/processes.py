@@ -9,6 +9,7 @@ import psutil
 
 from configs.services import LearnerConfig
 from tasks.learner.client import command
+from tests.fixtures.learner_steps import train_step
 from tests.fixtures.packed import batches, sample
 from tests.fixtures.waiting import PATIENCE, until
 
@@ -43,12 +44,6 @@ def process(directory, processes=1, stdin=subprocess.PIPE):
 
 
 def train(learner, step, directory, processes=1, save_optimizer=False):
-    (update,), statistics = learner.train(
-        batch(step, processes),
-        step=step,
-        policy_key_in=f"p{step}",
-        policy_key_out=f"p{step + 1}",
-        directory_out=str(directory / f"p{step + 1}"),
-        save_optimizer=save_optimizer,
-    )
+    """Train on three samples of the step; return the row of its one update, and the statistics."""
+    (update,), statistics = train_step(learner, step, directory, batch(step, processes), save_optimizer)
     return update, statistics

@@ -15,7 +15,7 @@ from tasks.learner.checkpoint import moment_tensors
 from tasks.learner.distributed import World, like, shard, start_world, whole
 from tasks.learner.loop import accumulate_gradients
 from tasks.learner.loss import Objective
-from tasks.learner.model import PolicyModel
+from tasks.learner.model import ATTENTION, PolicyModel, register_attention
 from tasks.learner.optimizer import apply_gradients, new_optimizer
 from tasks.learner.rows import batches_from_table
 from tests.fixtures.packed import batches, sample
@@ -54,16 +54,19 @@ SPLITS = {
 OPTIMIZERS = {"muon": MuonOptimizer(), "sign_sgd": SignSgdOptimizer()}
 
 
-def policy_in(directory: Path, dtype: torch.dtype) -> PolicyModel:
-    """Return the model, sharded over the ranks of this process's world."""
+def plain_policy(directory: Path, dtype: torch.dtype) -> PolicyModel:
+    """Return the model, not sharded."""
     from transformers import AutoModelForCausalLM
 
-    from tasks.learner import attention
+    register_attention()
+    causal = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=ATTENTION)
+    return PolicyModel(causal, chunk=8).train()
 
-    attention.register()
-    causal = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=attention.NAME)
-    policy = PolicyModel(causal, chunk=8).train()
-    shard(policy, causal.get_decoder().layers, CPU, half=False)
+
+def policy_in(directory: Path, dtype: torch.dtype) -> PolicyModel:
+    """Return the model, sharded over the ranks of this process's world."""
+    policy = plain_policy(directory, dtype)
+    shard(policy, policy.causal.get_decoder().layers, CPU, half=False)
     return policy
 
 

@@ -6,11 +6,10 @@ import shutil
 import numpy as np
 import pytest
 
-from configs.services import LearnerConfig
-from configs.training import TrainingConfig
 from storage.policies.manifest import adapter_base
 from tasks.learner.digest import over_base, weights_sha256
-from tasks.learner.errors import LearnerError
+from tasks.learner.protocol import LearnerError
+from tests.fixtures.learner_steps import new_trainer, train_step
 from tests.fixtures.packed import batches, sample
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
@@ -23,11 +22,7 @@ FILES = {"adapter_config.json", "adapter_model.safetensors", "base.json"}
 
 
 def configured(world, **changed):
-    from tasks.learner.trainer import Trainer
-
-    made = Trainer(world)
-    made.configure(TrainingConfig(**(TRAINING | changed)).model_dump(mode="json"), LearnerConfig().model_dump())
-    return made
+    return new_trainer(world, **TRAINING | changed)
 
 
 @pytest.fixture
@@ -37,19 +32,12 @@ def trainer(world):
 
 @pytest.fixture
 def loaded(trainer, model_directory):
-    trainer.load("base", str(model_directory), fresh_optimizer=True)
+    trainer.load("p0", str(model_directory), fresh_optimizer=True)
     return trainer
 
 
-def train(trainer, step, directory, key_in=None):
-    (update,), _ = trainer.train(
-        BATCHES[step],
-        step=step,
-        policy_key_in=key_in or (f"p{step}" if step else "base"),
-        policy_key_out=f"p{step + 1}",
-        directory_out=str(directory / f"p{step + 1}"),
-        save_optimizer=True,
-    )
+def train(trainer, step, directory):
+    (update,), _ = train_step(trainer, step, directory, BATCHES[step], save_optimizer=True)
     return update
 
 
@@ -65,7 +53,7 @@ def by_transformers(model):
 
 def test_a_new_adapter_changes_nothing_bit_for_bit(world, loaded, model_directory):
     plain = configured(world, lora=None)
-    plain.load("base", str(model_directory), fresh_optimizer=True)
+    plain.load("p0", str(model_directory), fresh_optimizer=True)
     assert loaded.probe(PROBE) == plain.probe(PROBE)
     assert loaded.state()["weights_sha256"] == plain.state()["weights_sha256"] == weights_sha256(model_directory)
 
@@ -74,9 +62,8 @@ def test_a_policy_is_its_adapter_and_names_its_base(loaded, model_directory, tmp
     before = weights_sha256(model_directory)
     first, second = (train(loaded, step, tmp_path) for step in (0, 1))
     assert {path.name for path in (tmp_path / "p2").iterdir()} == FILES | {"optimizer.safetensors"}
-    assert (
-        adapter_base(tmp_path / "p1") == adapter_base(tmp_path / "p2") == "base"
-    )  # not a chain: one step back to whole weights
+    # Not a chain: one step back to whole weights.
+    assert adapter_base(tmp_path / "p1") == adapter_base(tmp_path / "p2") == "p0"
     assert first["weights_sha256_in"] == before
     assert first["weights_sha256"] == second["weights_sha256_in"] == over_base(before, weights_sha256(tmp_path / "p1"))
     assert first["weights_sha256"] != second["weights_sha256"]
@@ -122,14 +109,14 @@ def test_the_seed_decides_where_an_adapter_begins(world, model_directory, tmp_pa
     digests = []
     for name, seed in (("one", 0), ("same", 0), ("other", 1)):
         trainer = configured(world, lora=LORA | {"seed": seed})
-        trainer.load("base", str(model_directory), fresh_optimizer=True)
+        trainer.load("p0", str(model_directory), fresh_optimizer=True)
         digests.append(train(trainer, 0, tmp_path / name)["weights_sha256"])
     assert digests[0] == digests[1] != digests[2]
 
 
 def test_named_modules_alone_are_adapted(world, model_directory, tmp_path):
     trainer = configured(world, lora=LORA | {"target_modules": ["q_proj", "down_proj"]})
-    trainer.load("base", str(model_directory), fresh_optimizer=True)
+    trainer.load("p0", str(model_directory), fresh_optimizer=True)
     train(trainer, 0, tmp_path)
     assert json.loads((tmp_path / "p1" / "adapter_config.json").read_text())["target_modules"] == [
         "down_proj",
@@ -150,10 +137,10 @@ def test_what_does_not_fit_is_refused(world, loaded, model_directory, tmp_path):
             configured(world, lora=lora).load("p1", adapter, fresh_optimizer=True, base=base)
     with pytest.raises(LearnerError, match="no linear map is named z_proj"):
         unknown = configured(world, lora=LORA | {"target_modules": ["q_proj", "z_proj"]})
-        unknown.load("base", base, fresh_optimizer=True)
+        unknown.load("p0", base, fresh_optimizer=True)
     for edge in ("lm_head", "embed_tokens"):  # which check knows by these names alone
         with pytest.raises(LearnerError, match=f"{edge} has the embedding or the output head in it"):
-            configured(world, lora=LORA | {"target_modules": [edge]}).load("base", base, fresh_optimizer=True)
+            configured(world, lora=LORA | {"target_modules": [edge]}).load("p0", base, fresh_optimizer=True)
     with pytest.raises(LearnerError, match="is not a model directory"):
         loaded.load("none", str(tmp_path / "nowhere"), fresh_optimizer=True)
 
@@ -167,14 +154,14 @@ def test_other_weights_below_are_found(loaded, model_directory, tmp_path):
     tensors["model.norm.weight"][0] += 1e-3
     save_file(tensors, changed / "model.safetensors", {"format": "pt"})
     for base in (str(changed), ""):
-        with pytest.raises(LearnerError, match="Put policy base back"):
+        with pytest.raises(LearnerError, match="Put policy p0 back"):
             loaded.load("p1", str(tmp_path / "p1"), fresh_optimizer=True, base=base)
 
 
 def test_merged_weights_are_the_policy(loaded, model_directory, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from tasks.learner.adapter_merge import merge
+    from tasks.learner.adapter_tools import merge
 
     train(loaded, 0, tmp_path)
     merge(model_directory, tmp_path / "p1", tmp_path / "merged")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from tasks.learner.attention import Segments, packed_attention
+from tasks.learner.model import Segments, packed_attention
 
 pytestmark = pytest.mark.engine
 

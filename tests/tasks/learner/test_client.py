@@ -9,9 +9,9 @@ import threading
 import pyarrow as pa
 import pytest
 
-from tasks.learner import wire
+from tasks.learner import protocol
 from tasks.learner.client import Learner
-from tasks.learner.errors import LearnerError, LearnerLost, NoOptimizerState
+from tasks.learner.protocol import LearnerError, LearnerLost, NoOptimizerState
 from tests.fixtures.waiting import PATIENCE
 
 TABLE = pa.table({"tokens": pa.array([[1, 2], []], pa.list_(pa.int32()))})
@@ -46,52 +46,42 @@ def test_messages_come_back_as_they_went():
     left, right = socket.socketpair()
     with left, right:
         for table in (None, TABLE, TABLE.slice(0, 0)):
-            wire.send(left, {"request": "ü", "value": None}, table)
-            header, received = wire.receive(right)
+            protocol.send(left, {"request": "ü", "value": None}, table)
+            header, received = protocol.receive(right)
             assert header == {"request": "ü", "value": None}
             assert (received is None) == (table is None)
             assert table is None or received.equals(table)
 
 
-def test_a_message_cut_off_is_an_end_of_file():
+@pytest.mark.parametrize(
+    ("sent", "error", "words"),
+    [
+        (struct.pack("!IQ", 10, 0) + b"{}", EOFError, "2 of 10"),
+        (b"\xff" * 12, ValueError, "none of ours"),  # refused before memory is taken for it
+    ],
+)
+def test_a_message_cut_off_and_what_is_none_are_errors(sent, error, words):
     left, right = socket.socketpair()
     with right:
-        left.sendall(struct.pack("!IQ", 10, 0) + b"{}")
+        left.sendall(sent)
         left.close()
-        with pytest.raises(EOFError, match="2 of 10"):
-            wire.receive(right)
-
-
-def test_what_is_no_message_is_refused_before_memory_is_taken():
-    left, right = socket.socketpair()
-    with left, right:
-        left.sendall(b"\xff" * 12)
-        with pytest.raises(ValueError, match="none of ours"):
-            wire.receive(right)
+        with pytest.raises(error, match=words):
+            protocol.receive(right)
 
 
 def test_request_and_answer(server):
     seen = []
 
     def behave(connection):
-        seen.append(wire.receive(connection))
-        wire.send(connection, {"result": [{"loss": 1.0}]}, TABLE)
+        seen.append(protocol.receive(connection))
+        protocol.send(connection, {"result": [{"loss": 1.0}]}, TABLE)
 
+    given = {"step": 3, "policy_key_in": "a", "policy_key_out": "b", "directory_out": "d", "save_optimizer": False}
     with Learner(server(behave)) as learner:
-        updates, statistics = learner.train(
-            TABLE, step=3, policy_key_in="a", policy_key_out="b", directory_out="d", save_optimizer=False
-        )
+        updates, statistics = learner.train(TABLE, **given)
     assert (updates, statistics.equals(TABLE)) == ([{"loss": 1.0}], True)
-    header, table = seen[0]
-    assert header["request"] == "train"
-    assert header["arguments"] == {
-        "step": 3,
-        "policy_key_in": "a",
-        "policy_key_out": "b",
-        "directory_out": "d",
-        "save_optimizer": False,
-    }
-    assert table.equals(TABLE)
+    ((header, table),) = seen
+    assert header == {"request": "train", "arguments": given} and table.equals(TABLE)
 
 
 @pytest.mark.parametrize(
@@ -99,8 +89,8 @@ def test_request_and_answer(server):
 )
 def test_the_worker_s_error_comes_back_with_its_message(server, name, kind):
     def behave(connection):
-        wire.receive(connection)
-        wire.send(connection, {"error": name, "message": "what, where, what to do"})
+        protocol.receive(connection)
+        protocol.send(connection, {"error": name, "message": "what, where, what to do"})
 
     with Learner(server(behave)) as learner, pytest.raises(kind, match="what, where, what to do") as caught:
         learner.state()
@@ -108,7 +98,7 @@ def test_the_worker_s_error_comes_back_with_its_message(server, name, kind):
 
 
 def test_a_connection_that_ends_before_the_answer_is_a_lost_learner(server):
-    learner = Learner(server(wire.receive))
+    learner = Learner(server(protocol.receive))
     with pytest.raises(LearnerLost, match="during 'probe'"):
         learner.probe([1, 2])
     with pytest.raises(LearnerLost):
@@ -123,7 +113,7 @@ def test_nobody_listens():
 
 
 def test_the_client_and_what_starts_the_worker_import_no_torch():
-    code = "import sys, tasks.learner.client, tasks.learner.client, tasks.learner.digest, tasks.learner.tiny\n"
+    code = "import sys, tasks.learner.client, tasks.learner.digest, tasks.learner.tiny\n"
     code += "print([name for name in ('torch', 'transformers', 'safetensors') if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert found.stdout.strip() == "[]"

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tasks.learner.logprob import token_logprobs
+from tasks.learner.model import token_logprobs
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
 

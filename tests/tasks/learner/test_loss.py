@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from configs.losses import CispoLoss, DppoLoss, GspoLoss, IpoLoss, PpoLoss, RefKlConfig, TruncatedImportance
+from configs.losses import CispoLoss, CustomLoss, DppoLoss, GspoLoss, IpoLoss, PpoLoss, RefKlConfig, TruncatedImportance
 from tasks.learner.loss import Objective, WeightedTokens, token_loss
 from tests.tasks.learner.slow_losses import Token, packed
 
@@ -34,16 +34,54 @@ def test_rl_by_hand():
     assert [float(measured.sums[name]) for name in counted] == [2, 1, 1, 2, 1, 0]
 
 
-def test_mismatch_is_measured_over_all_masked_and_unmasked_tokens():
-    pairs = [(0.5, 0.4, 1.0), (0.5, 0.2, 3.0), (0.1, 0.4, -2.0), (0.3, 0.3, 0.0)]
-    row = [Token(math.log(p), math.log(q), a, rl=1.0) for p, q, a in pairs]
-    _, _, measured = packed([*row, Token(-1.0, -30.0, 0.0, ce=1.0)], {"rl": 4, "ce": 1, "ref_kl": 0}, DPPO)
-    kl = [r - 1 - math.log(r) for r in (1.25, 2.5, 0.25, 1.0)]
-    for group, members in (("", kl), ("masked_", kl[1:3]), ("unmasked_", [kl[0], kl[3]])):
-        assert float(measured.sums[f"{group}mismatch_kl"]) == pytest.approx(sum(members), abs=1e-14)
-        squares = sum(each**2 for each in members)
-        assert float(measured.sums[f"{group}mismatch_kl_squared"]) == pytest.approx(squares, abs=1e-14)
-        assert float(measured.maxima[f"{group}mismatch_kl"]) == pytest.approx(max(members), abs=1e-14)
+def measured(loss, entropies=(0.5, 0.25, 8.0)):
+    """Loss and measures of two rl tokens, ratios 2 and 1/2, and one ce token."""
+    columns = [[-0.5, -2.0, 0.0], [1.0, -1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
+    streams = [torch.tensor(column, dtype=torch.float32) for column in columns]
+    tokens = WeightedTokens(*streams, torch.tensor([0, 0, 1]), 2)
+    logprobs = torch.tensor([-0.5 + math.log(2), -2.0 - math.log(2), -3.0], requires_grad=True)
+    return token_loss(logprobs, torch.tensor(entropies), tokens, {"rl": 2, "ce": 1, "ref_kl": 0}, Objective(loss))
+
+
+def test_every_sum_and_maximum_by_hand():
+    _, found = measured(DppoLoss(mask_low=9.0, mask_high=0.1, kl_tau=0.0))
+    rose, fell = 1 - math.log(2), -0.5 + math.log(2)
+    assert {name: float(value) for name, value in found.sums.items()} == pytest.approx(
+        {
+            "entropy": 0.75,
+            "positive": 1,
+            "negative": 1,
+            "masked": 1,
+            "masked_positive": 1,
+            "masked_negative": 0,
+            "truncated": 0,
+            "ce_nll": 3,
+            "ref_kl": 0,
+            "ref_kl_masked": 0,
+            "mismatch_kl": rose + fell,
+            "mismatch_kl_squared": rose**2 + fell**2,
+            "masked_mismatch_kl": rose,
+            "masked_mismatch_kl_squared": rose**2,
+            "unmasked_mismatch_kl": fell,
+            "unmasked_mismatch_kl_squared": fell**2,
+            "rl_loss": 0.5 / 2,
+            "ce_loss": 3,
+            "ref_kl_loss": 0,
+        },
+        abs=1e-6,
+    )
+    assert {name: float(value) for name, value in found.maxima.items()} == pytest.approx(
+        {"ce_nll": 3, "mismatch_kl": rose, "masked_mismatch_kl": rose, "unmasked_mismatch_kl": fell}, abs=1e-6
+    )
+    assert found.masked.tolist() == [True, False, False]
+    assert {value.dtype for value in (*found.sums.values(), *found.maxima.values())} == {torch.float64}
+    assert not any(value.requires_grad for value in (*found.sums.values(), *found.maxima.values()))
+
+
+def test_what_a_custom_loss_says_of_other_tokens_is_not_counted():
+    _, found = measured(CustomLoss(function="tests.tasks.learner.own_losses:all_masked"))
+    assert found.masked.tolist() == [True, True, False]
+    assert (float(found.sums["masked"]), float(found.sums["truncated"])) == (2, 2)
 
 
 def test_an_ipo_mask_without_a_sign_counts_as_masked():

@@ -1,6 +1,7 @@
 """Every loss of the rl component by hand: values, gradients, what is masked and what is truncated."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ from configs.losses import (
     SequenceMask,
     TruncatedImportance,
 )
-from tasks.learner.errors import LearnerError
+from tasks.learner.protocol import LearnerError
 from tasks.runtime.import_paths import code_version
+from tests.fixtures.builders import exactly
 from tests.tasks.learner.slow_losses import Token, packed
 
 pytestmark = pytest.mark.engine
@@ -122,15 +124,6 @@ def test_gspo_s_gradient_is_that_of_the_sequence_ratio():
     assert found[0] == pytest.approx(-3 * 1.5 * ratio.item(), rel=1e-12)
 
 
-@pytest.mark.parametrize("type_", [DppoLoss, IpoLoss, PpoLoss, GspoLoss, CispoLoss])
-def test_a_positive_weight_and_kl_tau_are_the_same_in_all(type_):
-    tokens = [Token(-1.0, -1.0, 2.0, rl=0.5), Token(-2.0, -2.5, 0.0, rl=2.0, segment=1)]
-    value, gradient, _ = packed(tokens, {"rl": 4, "ce": 0, "ref_kl": 0}, type_(kl_tau=0.1))
-    first = -2.0 * 0.5 / 4 * (-1.0 if type_ is CispoLoss else 1.0)
-    assert value == pytest.approx(first + 2 * 0.1 * 0.25 / 4)
-    assert gradient == pytest.approx([-0.25, 2 * 0.1 * 2 * 0.5 / 4])
-
-
 def test_a_cap_on_the_token_s_ratio():
     tis = TruncatedImportance(level="token", cap=1.5)
     assert_terms(run(ROW, DppoLoss(tis=tis, **WIDE)), [-2.5, -1.5, 0.5, 4.5], [-2.5, -1.5, 0.5, 4.5, 0], (0, 2))
@@ -179,6 +172,8 @@ def test_tokens_of_other_components_are_in_no_sequence_ratio():
     alone, with_others = run(SEQUENCES, loss), run(SEQUENCES + others, loss)
     assert (with_others[1][:5], with_others[2]) == (alone[1], alone[2])
     assert all(with_others[1][:5][index] for index in (0, 1, 3))
+    strict = DppoLoss(sequence_mask=SequenceMask(ratio="geometric", low=0.5, high=None), **WIDE)
+    assert run([*SEQUENCES, replace(others[0], segment=2)], strict)[2] == run(SEQUENCES, strict)[2] == (1, 0)
 
 
 def test_a_row_whose_sequences_are_all_masked_gives_zero():
@@ -215,18 +210,24 @@ def test_custom_counts_for_nothing_outside_its_tokens():
 
 
 @pytest.mark.parametrize(
-    ("function", "words", "kind"),
-    [
-        (f"{PATH}:missing", "has no 'missing'", LearnerError),
-        ("no.such.module:loss", "does not load", LearnerError),
-        (f"{PATH}:a_sum", r"of shape \(\) for values", ValueError),
-        (f"{PATH}:a_number", "a float for values", ValueError),
-    ],
+    ("function", "words"), [(f"{PATH}:missing", "has no 'missing'"), ("no.such.module:loss", "does not load")]
 )
-def test_a_custom_loss_that_does_not_fit_is_one_clear_error(function, words, kind):
-    with pytest.raises(kind, match=f"training.loss.function.*{words}.*nothing was trained") as caught:
+def test_a_custom_loss_that_does_not_load_is_one_clear_error(function, words):
+    with pytest.raises(LearnerError, match=f"training.loss.function.*{words}.*nothing was trained"):
         run(ROW, CustomLoss(function=function))
-    assert caught.type is kind
+
+
+@pytest.mark.parametrize(
+    ("function", "what"), [("a_sum", "of shape () for values"), ("a_number", "a float for values")]
+)
+def test_a_custom_loss_is_told_what_is_needed(function, what):
+    said = (
+        f"training.loss.function '{PATH}:{function}' gave {what}, where a tensor of shape (2,) is needed, one entry "
+        "for each token; nothing was trained"
+    )
+    with pytest.raises(ValueError, match=exactly(said)) as caught:
+        run(row((0.3, 0.3, 1.0), (0.2, 0.3, 1.0)), CustomLoss(function=f"{PATH}:{function}"))
+    assert caught.type is ValueError, "for the other ranks it may be none, so that the process must end"
 
 
 def test_a_custom_loss_is_the_code_that_the_config_was_resolved_with():

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from configs.training import TrainingConfig
-from tasks.learner.errors import LearnerError
 from tasks.learner.model import load_policy, run_row
+from tasks.learner.protocol import LearnerError
 from tasks.learner.rows import batches_from_table
 from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.packed import batches, sample

@@ -7,8 +7,8 @@ import torch
 
 from configs.training import TrainingConfig
 from tasks.learner.distributed import World
-from tasks.learner.model import PolicyModel
 from tasks.learner.optimizer import apply_gradients, clip_gradients, new_optimizer
+from tests.tasks.learner.ranks import plain_policy
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
@@ -127,7 +127,7 @@ def test_muon_has_the_matrices_of_the_layers_and_adamw_the_rest(policy):
 def test_a_tied_head_is_an_embedding(tmp_path):
     from tasks.learner.tiny import tiny_qwen3
 
-    tied = load(tiny_qwen3(tmp_path / "tied", hidden=32, layers=1, tied=True))
+    tied = plain_policy(tiny_qwen3(tmp_path / "tied", hidden=32, layers=1, tied=True), torch.float32)
     optimizer = new_optimizer(tied, TrainingConfig(optimizer={"type": "muon"}))
     embedding = tied.causal.get_input_embeddings().weight
     assert tied.causal.get_output_embeddings().weight is embedding
@@ -169,13 +169,7 @@ def fill_gradients(policy, seed):
     return {name: parameter.grad.clone() for name, parameter in policy.causal.named_parameters()}
 
 
-def load(directory):
-    from transformers import AutoModelForCausalLM
-
-    return PolicyModel(AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32), chunk=8)
-
-
 @pytest.fixture
 def policy(model_directory):
     """The small model in float32, not sharded."""
-    return load(model_directory)
+    return plain_policy(model_directory, torch.float32)

@@ -9,11 +9,11 @@ import pytest
 
 from flows.reporting.tracking import finite
 from storage.schemas.stage_tables import TOKEN_MASKS, TOKEN_STATISTICS
-from tasks.learner import results
+from tasks.learner import trainer
 from tasks.learner.loop import RowStatistics, Totals
-from tasks.learner.loss_metrics import GROUPS
+from tasks.learner.loss import GROUPS
 from tasks.learner.rows import PackedBatch, Row
-from tasks.metrics import tokens
+from tasks.metrics import updates
 from tasks.metrics.updates import update_metrics
 from tasks.training.stage import token_tables, updates_table
 
@@ -41,11 +41,7 @@ def measured(counts, statistics_=(), **values):
     maxima = {"ce_nll": 0.0, **{name: values.pop(f"{name}_max", 0.0) for name in mismatch}}
     assert values.keys() <= sums.keys()
     totals = Totals(sums | values, maxima)
-    made = results.Measurements(1e-3, 1.0, False, totals, list(statistics_), threads=1, processes=1)
-    (row,) = results.update_rows(
-        {"version": 1, "policy_key_in": "p"}, [PackedBatch((), counts)], [made], ["a", "b"], False
-    )
-    return row
+    return trainer.measurements(PackedBatch((), counts), totals, list(statistics_))
 
 
 RL = {"rl": 4, "ce": 0, "ref_kl": 0}
@@ -92,18 +88,18 @@ def test_quantiles_of_the_ratio_are_exact_over_all_rows():
         statistics([0, *np.log(part)], [0] * (len(part) + 1), [0] + [1] * len(part))
         for part in (ratios[::2], ratios[1::2])
     ]
-    found = results.ratio_quantiles(parts)
+    found = trainer.ratio_quantiles(parts)
     expected = {"ratio_q0.01": 0.51, "ratio_q0.1": 0.6, "ratio_q0.5": 1.0, "ratio_q0.9": 1.4, "ratio_q0.99": 1.49}
     assert found == pytest.approx(expected, rel=1e-6)
-    assert results.ratio_quantiles([statistics([0.0], [0.0], [0.0])]) == dict.fromkeys(expected)
-    assert results.QUANTILES == tokens.QUANTILES
+    assert trainer.ratio_quantiles([statistics([0.0], [0.0], [0.0])]) == dict.fromkeys(expected)
+    assert trainer.QUANTILES == updates.QUANTILES
 
 
 def test_what_is_not_finite_is_null_in_json_and_reaches_the_monitor_s_warning():
     row = measured(
         RL, [statistics([0, -0.1], [0, -2000.0], [0, 1])], mismatch_kl=math.inf, mismatch_kl_squared=math.inf
     )
-    missing = ["mismatch_kl_std", *(f"ratio_q{quantile:g}" for quantile in results.QUANTILES)]
+    missing = ["mismatch_kl_std", *(f"ratio_q{quantile:g}" for quantile in trainer.QUANTILES)]
     assert row["metrics"]["not_finite"] == missing
     table = updates_table([row])
     strict = json.loads(table["metrics"][0].as_py(), parse_constant=pytest.fail)
@@ -124,7 +120,7 @@ def test_masks_have_rows_for_the_samples_that_have_some():
         [0, -1, 0, -1, -2], [0] * 5, [0, 1, 0, 1, 1], [False, False, False, False, True], ("a", "b"), (0, 2, 5)
     )
     other = statistics([0, -1], [0, -1], [0, 1], [False, True], ("c",))
-    made = token_tables(results.statistics_table([row, other]))
+    made = token_tables(trainer.statistics_table([row, other]))
     assert made["token_statistics"].schema.equals(TOKEN_STATISTICS.arrow)
     assert made["token_statistics"]["sample_id"].to_pylist() == ["a", "b", "c"]
     assert made["token_masks"].schema.equals(TOKEN_MASKS.arrow)
@@ -135,6 +131,6 @@ def test_masks_have_rows_for_the_samples_that_have_some():
 
 
 def test_without_any_there_is_no_table():
-    made = token_tables(results.statistics_table([statistics([0, -1], [0, -1], [0, 1])]))
+    made = token_tables(trainer.statistics_table([statistics([0, -1], [0, -1], [0, 1])]))
     assert made.keys() == {"token_statistics"}
     assert isinstance(made["token_statistics"], pa.Table)

@@ -7,12 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from configs.services import LearnerConfig
-from configs.training import TrainingConfig
 from storage.schemas.stage_tables import TOKEN_STATISTICS, UPDATES
 from tasks.learner.digest import weights_sha256
-from tasks.learner.errors import LearnerError, NoOptimizerState
+from tasks.learner.protocol import LearnerError, NoOptimizerState
 from tasks.training.stage import token_tables
+from tests.fixtures.learner_steps import configure, new_trainer, train_step
 from tests.fixtures.packed import batches, changed, padding, sample
 
 pytestmark = pytest.mark.engine
@@ -26,11 +25,7 @@ BATCHES = [
 
 @pytest.fixture
 def trainer(world):
-    from tasks.learner.trainer import Trainer
-
-    made = Trainer(world)
-    made.configure(TrainingConfig(**TRAINING).model_dump(mode="json"), LearnerConfig().model_dump(mode="json"))
-    return made
+    return new_trainer(world, **TRAINING)
 
 
 @pytest.fixture
@@ -40,22 +35,12 @@ def loaded(trainer, model_directory):
 
 
 def train(trainer, step, directory, table=None, save_optimizer=False):
-    return trainer.train(
-        table or BATCHES[step],
-        step=step,
-        policy_key_in=f"p{step}",
-        policy_key_out=f"p{step + 1}",
-        directory_out=str(directory / f"p{step + 1}"),
-        save_optimizer=save_optimizer,
-    )
+    return train_step(trainer, step, directory, table or BATCHES[step], save_optimizer)
 
 
 def test_each_row_each_update_and_each_part_of_saving_is_progress(world, model_directory, tmp_path):
-    from tasks.learner.trainer import Trainer
-
     beats = []
-    made = Trainer(world, lambda: beats.append(None))
-    made.configure(TrainingConfig(**TRAINING).model_dump(mode="json"), LearnerConfig().model_dump(mode="json"))
+    made = new_trainer(world, lambda: beats.append(None), **TRAINING)
     made.load("p0", str(model_directory), fresh_optimizer=True)
     assert beats == []
     train(made, 0, tmp_path)
@@ -166,15 +151,6 @@ def shas(trainer, steps, directory, save_optimizer=False):
     return found
 
 
-def test_the_same_batches_give_the_same_weights(trainer, model_directory, tmp_path):
-    runs = []
-    for name in ("one", "two"):
-        trainer.load("p0", str(model_directory), fresh_optimizer=True)
-        runs.append(shas(trainer, range(4), tmp_path / name))
-    assert runs[0] == runs[1]
-    assert len(set(runs[0])) == 4
-
-
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "sign_sgd"])
 @pytest.mark.essential
 def test_saving_and_loading_in_the_middle_changes_nothing(trainer, model_directory, tmp_path, optimizer):
@@ -188,8 +164,7 @@ def test_saving_and_loading_in_the_middle_changes_nothing(trainer, model_directo
 
 
 def choose(trainer, optimizer, **settings):
-    chosen = TrainingConfig(**TRAINING, optimizer={"type": optimizer, **settings})
-    trainer.configure(chosen.model_dump(mode="json"), LearnerConfig().model_dump(mode="json"))
+    configure(trainer, **TRAINING, optimizer={"type": optimizer, **settings})
 
 
 def test_sign_sgd_without_momentum_keeps_nothing_and_goes_on_all_the_same(trainer, model_directory, tmp_path):
@@ -224,10 +199,8 @@ def test_updates_of_one_batch_are_made_in_turn(trainer, model_directory, tmp_pat
     updates, statistics = train(trainer, 0, tmp_path / "together", table, save_optimizer=True)
     assert [update["weights_sha256"] for update in updates] == apart
     assert updates[1]["weights_sha256_in"] == apart[0]
-    assert [(update["version"], update["update"], update["has_optimizer"]) for update in updates] == [
-        (1, 0, False),
-        (1, 1, True),
-    ]
+    made = [(update["version"], update["update"], update["has_optimizer"]) for update in updates]
+    assert made == [(1, 0, False), (1, 1, True)]
     assert [update["learning_rate"] for update in updates] == [5e-3, 1e-2]
     assert statistics["sample_id"].to_pylist() == ["0a", "0b", "0c", "1a", "1b", "1c"]
 
@@ -278,10 +251,9 @@ def test_config_is_needed_checked_and_kept(world, loaded):
 
     with pytest.raises(LearnerError, match="call configure first"):
         Trainer(world).load("p0", "nowhere", True)
-    same = TrainingConfig(**TRAINING).model_dump(mode="json")
-    loaded.configure(same, LearnerConfig().model_dump(mode="json"))
+    configure(loaded, **TRAINING)
     assert loaded.state()["policy_key"] == "p0"
     with pytest.raises(LearnerError, match="not after warmup_steps"):
-        loaded.configure({**same, "decay_steps": 2}, {})
-    loaded.configure({**same, "learning_rate": 1.0}, {})
+        configure(loaded, **TRAINING, decay_steps=2)
+    configure(loaded, **TRAINING | {"learning_rate": 1.0})
     assert loaded.state()["policy_key"] is None

@@ -1,4 +1,4 @@
-"""The learner as processes: the same weights from each, and every way to lose one."""
+"""The learner as processes: the same weights from each, of one rank or of two, and every way to lose one."""
 
 import os
 import signal
@@ -8,21 +8,19 @@ import threading
 import psutil
 import pytest
 
-from configs.services import LearnerConfig
-from configs.training import TrainingConfig
+from configs.losses import CispoLoss, CustomLoss, GspoLoss, IpoLoss, PpoLoss, SequenceMask, TruncatedImportance
 from tasks.learner.client import Learner
-from tasks.learner.errors import LearnerError, LearnerLost
+from tasks.learner.protocol import LearnerError, LearnerLost
+from tests.fixtures.learner_steps import configure
 from tests.fixtures.waiting import PATIENCE
 from tests.tasks.learner.processes import process, train
 
 pytestmark = pytest.mark.engine
 
-TRAINING = TrainingConfig(learning_rate=1e-2).model_dump(mode="json")
 
-
-def connect(report, model_directory, processes=1):
-    learner = Learner(report["address"])
-    learner.configure(TRAINING, LearnerConfig(processes=processes).model_dump(mode="json"))
+def connect(address, model_directory, processes=1, **training):
+    learner = Learner(address)
+    configure(learner, processes, learning_rate=1e-2, **training)
     learner.load("p0", str(model_directory), fresh_optimizer=True)
     return learner
 
@@ -32,13 +30,13 @@ def test_two_processes_agree_bit_for_bit_and_a_third_goes_on_from_the_middle(mod
     for name in ("one", "two"):
         with process(tmp_path / name) as (child, report):
             assert report["pid"] == child.pid
-            with connect(report, model_directory) as learner:
+            with connect(report["address"], model_directory) as learner:
                 runs.append([train(learner, step, tmp_path / name, save_optimizer=True)[0] for step in range(3)])
                 assert learner.state()["weights_sha256"] == runs[-1][-1]["weights_sha256"]
                 probe = learner.probe([1, 2, 3, 4])
     assert runs[0] == runs[1]
     with process(tmp_path / "three") as (_, report), Learner(report["address"]) as learner:
-        learner.configure(TRAINING, LearnerConfig().model_dump(mode="json"))
+        configure(learner, learning_rate=1e-2)
         learner.load("p1", str(tmp_path / "one" / "p1"), fresh_optimizer=False)
         resumed = [train(learner, step, tmp_path / "three") for step in (1, 2)]
         assert learner.probe([1, 2, 3, 4]) == probe
@@ -50,7 +48,7 @@ def test_two_ranks_equal_one(model_directory, learners, tmp_path):
     found = {}
     for processes, address in learners.items():
         directory = tmp_path / str(processes)
-        with connect({"address": address}, model_directory, processes) as learner:
+        with connect(address, model_directory, processes) as learner:
             assert learner.state()["processes"] == processes
             with pytest.raises(LearnerError, match="is not a model directory"):
                 learner.load("bad", str(tmp_path / "nowhere"), fresh_optimizer=True)
@@ -62,7 +60,7 @@ def test_two_ranks_equal_one(model_directory, learners, tmp_path):
         assert (two["mismatch_kl"], two["entropy"]) == pytest.approx((one["mismatch_kl"], one["entropy"]), rel=1e-6)
         assert (two["rl_tokens"], two["num_rows"]) == (one["rl_tokens"], one["num_rows"])
         assert two_statistics["sample_id"] == one_statistics["sample_id"]
-    with connect({"address": learners[1]}, model_directory) as learner:
+    with connect(learners[1], model_directory) as learner:
         probes = []
         for processes in (1, 2):
             learner.load("p3", str(tmp_path / str(processes) / "p3"), fresh_optimizer=False)
@@ -70,9 +68,65 @@ def test_two_ranks_equal_one(model_directory, learners, tmp_path):
     assert probes[1] == pytest.approx(probes[0], abs=1e-5)
 
 
+def test_two_ranks_train_the_adapter_that_one_does(model_directory, learners, tmp_path):
+    found, probes = {}, {}
+    for processes, address in learners.items():
+        directory = tmp_path / str(processes)
+        with connect(address, model_directory, processes, lora={"rank": 3, "alpha": 6}) as learner:
+            found[processes] = [train(learner, step, directory, processes, True)[0] for step in range(2)]
+            probes[processes] = learner.probe([1, 2, 3, 4])
+            if processes == 1:  # what two ranks need is what one has written, and the other way round
+                learner.load("p1", str(directory / "p1"), fresh_optimizer=False, base=str(model_directory))
+                again, _ = train(learner, 1, tmp_path / "again", 1)
+                assert again["weights_sha256"] == found[1][1]["weights_sha256"]
+            else:
+                learner.load("p1", str(tmp_path / "1" / "p1"), fresh_optimizer=False, base=str(model_directory))
+                train(learner, 1, tmp_path / "handed over", 2)
+                assert learner.probe([1, 2, 3, 4]) == pytest.approx(probes[1], abs=1e-5)
+    assert probes[2] == pytest.approx(probes[1], abs=1e-5)
+    for one, two in zip(found[1], found[2], strict=True):
+        assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-5)
+
+
+LOSSES = {
+    "ipo": IpoLoss(threshold=0.001),
+    "ppo": PpoLoss(tis=TruncatedImportance(level="sequence", cap=1.1)),
+    "cispo": CispoLoss(clip_high=0.5),
+    "gspo": GspoLoss(clip_low=0.3, clip_high=0.3, sequence_mask=SequenceMask(low=0.2, high=3.0)),
+    "custom": CustomLoss(function="tests.tasks.learner.own_losses:reinforce", arguments={"scale": 0.5}),
+}
+
+
+def updates(address, directory, model_directory, processes):
+    """Return the update that each loss makes of the same batch from the same policy, and its statistics."""
+    found = {}
+    for name, loss in LOSSES.items():
+        with connect(address, model_directory, processes, loss=loss) as learner:
+            found[name] = train(learner, 0, directory / name, processes)
+    return found
+
+
+def test_two_ranks_equal_one_with_every_loss(model_directory, learners, tmp_path):
+    one, two = (
+        updates(at, tmp_path / str(processes), model_directory, processes) for processes, at in learners.items()
+    )
+    for name in LOSSES:
+        (mine, my_statistics), (other, other_statistics) = one[name], two[name]
+        columns = ("loss", "grad_norm", "mismatch_kl", "entropy", "masked_fraction")
+        assert [other[key] for key in columns] == pytest.approx([mine[key] for key in columns], rel=1e-6, abs=1e-9)
+        nulls = {key for key, value in mine["metrics"].items() if value is None}
+        assert nulls == {key for key, value in other["metrics"].items() if value is None}
+        known = mine["metrics"].keys() - nulls - {"processes", "threads"}
+        same = {key: mine["metrics"][key] for key in known}
+        assert {key: other["metrics"][key] for key in known} == pytest.approx(same, rel=1e-5, abs=1e-9)
+        assert other_statistics["masked"] == my_statistics["masked"]
+    assert len({update["grad_norm"] for update, _ in one.values()}) == len(LOSSES)
+    assert sum(update["masked_fraction"] for update, _ in one.values()) > 0
+
+
 def test_kill_in_the_middle_is_a_lost_learner(model_directory, tmp_path):
     with process(tmp_path) as (child, report):
-        learner = connect(report, model_directory)
+        learner = connect(report["address"], model_directory)
         # Stopped, it cannot answer: the kill hits a request that is under way.
         os.kill(child.pid, signal.SIGSTOP)
         caught = []
@@ -96,7 +150,7 @@ def test_kill_in_the_middle_is_a_lost_learner(model_directory, tmp_path):
 
 def test_kill_of_one_rank_ends_all(model_directory, tmp_path):
     with process(tmp_path, processes=2) as (child, report):
-        learner = connect(report, model_directory, processes=2)
+        learner = connect(report["address"], model_directory, processes=2)
         ranks = [each for each in psutil.Process(child.pid).children() if "tasks.learner.worker" in each.cmdline()]
         assert len(ranks) == 2
         (other,) = [each for each in ranks if each.pid != learner.state()["pid"]]
@@ -108,7 +162,7 @@ def test_kill_of_one_rank_ends_all(model_directory, tmp_path):
 
 
 def test_several_clients_and_errors_in_one_life(model_directory, tmp_path):
-    with process(tmp_path) as (_, report), connect(report, model_directory) as first:
+    with process(tmp_path) as (_, report), connect(report["address"], model_directory) as first:
         with Learner(report["address"]) as second:
             assert second.state() == first.state()
             assert second.probe([1, 2, 3]) == first.probe([1, 2, 3])
@@ -124,14 +178,14 @@ def test_several_clients_and_errors_in_one_life(model_directory, tmp_path):
         with pytest.raises(LearnerError, match="its log has the traceback"):
             first.configure({"no_such_key": 1}, {})
         assert "no_such_key" in (tmp_path / "log").read_text()
-        first.configure(TRAINING, LearnerConfig().model_dump(mode="json"))
+        configure(first, learning_rate=1e-2)
         first.load("p0", str(model_directory), fresh_optimizer=True)
         update, _ = train(first, 0, tmp_path)
         assert first.state()["weights_sha256"] == update["weights_sha256"]
 
 
 def test_a_disk_that_fails_costs_the_memory_not_the_process(model_directory, tmp_path):
-    with process(tmp_path) as (_, report), connect(report, model_directory) as learner:
+    with process(tmp_path) as (_, report), connect(report["address"], model_directory) as learner:
         (tmp_path / "file").write_text("in the way")
         with pytest.raises(LearnerError, match="NotADirectoryError"):
             train(learner, 0, tmp_path / "file")

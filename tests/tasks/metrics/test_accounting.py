@@ -25,25 +25,23 @@ TRACES = [
 
 
 def assignment(trace_row):
+    names = ("assignment_id", "group_id", "environment", "example_id")
+    return {"member": 0, "seed": 1, **{name: trace_row[name] for name in names}}
+
+
+def sampled(traces, assigned):
+    """Return the tables of a step whose rollouts have ended."""
     return {
-        "assignment_id": trace_row["assignment_id"],
-        "group_id": trace_row["group_id"],
-        "member": 0,
-        "environment": trace_row["environment"],
-        "example_id": trace_row["example_id"],
-        "seed": 1,
+        "assignments": table("assignments", [assignment(row) for row in assigned]),
+        "traces": table("traces", traces),
+        "messages": table("messages", [row for one in traces for row in exchange(one["trace_id"])]),
     }
 
 
 @pytest.fixture(scope="module")
 def step():
     """All tables of one step."""
-    messages = [row for one in TRACES for row in exchange(one["trace_id"])]
-    tables = {
-        "assignments": table("assignments", [assignment(row) for row in TRACES]),
-        "traces": table("traces", TRACES),
-        "messages": table("messages", messages),
-    }
+    tables = sampled(TRACES, TRACES)
     filters = [{"type": "truncated", "enforce": True}, {"type": "zero_advantage"}]
     tables |= filtering(tables, view(FILTERING, filtering={"filters": filters}), quarantined={"i": "a broken verifier"})
     tables |= advantage(tables, view(ADVANTAGE))
@@ -114,12 +112,7 @@ def test_an_agent_may_play_several_times_in_an_episode():
     played = {"episode_id": "e", "assignment_id": "g0/e"}
     seats = (("p", "proposer", 1.0), ("s", "solver", 1.0), ("t", "solver", 0.0), ("u", "solver", None))
     traces = [trace(name, agent=agent, reward=reward, **played) for name, agent, reward in seats]
-    messages = [row for one in traces for row in exchange(one["trace_id"])]
-    tables = {
-        "assignments": table("assignments", [assignment(traces[0])]),
-        "traces": table("traces", traces),
-        "messages": table("messages", messages),
-    }
+    tables = sampled(traces, traces[:1])
     tables |= filtering(tables, view(FILTERING, filtering={"filters": [{"type": "errored"}]}), quarantined={})
     tables |= advantage(tables, view(ADVANTAGE, algorithm={"type": "hierarchical_grpo"}))
     tables |= packing(tables, view(PACKING))
@@ -128,8 +121,5 @@ def test_an_agent_may_play_several_times_in_an_episode():
 
 def test_a_step_that_trains_nothing_is_accounted_for(step):
     empty = {name: step[name].slice(0, 0) for name in ("samples", "batches")}
-    assert {
-        (s.outcome, s.num_traces)
-        for s in shares(step | empty)
-        if s.outcome not in ("filtered", "errored", "quarantined")
-    } == {("no weight", 3)}
+    counts = {(each.outcome, each.num_traces) for each in shares(step | empty)}
+    assert counts == {("filtered", 1), ("errored", 1), ("quarantined", 1), ("no weight", 3)}

@@ -38,7 +38,9 @@ def test_every_figure_of_a_small_batch() -> None:
     verdicts = [verdict("t0"), verdict("t1", reason="truncated"), verdict("t2"), verdict("t3", reason="errored")]
     credits = [credit("t0/0", 1.5), credit("t0/1", -0.5), credit("t2/0", None)]
     batches = batch((["t0/0", "t0/1"], 30), ([], 2))
-    found = batch_figures(table("traces", traces), table("verdicts", verdicts), table("samples", credits), batches, 40)
+    rows = {"traces": traces, "verdicts": verdicts, "samples": credits}
+    tables = {name: table(name, own) for name, own in rows.items()} | {"batches": batches}
+    found = batch_figures(tables, 40)
     assert found == {
         "num_traces": 4,
         "num_groups": 2,
@@ -64,8 +66,7 @@ def test_every_figure_of_a_small_batch() -> None:
 
 
 def test_of_nothing_counts_are_zero_and_the_rest_is_unknown() -> None:
-    empty = [table(name, []) for name in ("traces", "verdicts", "samples", "batches")]
-    found = batch_figures(*empty, tokens_per_row=8)
+    found = batch_figures({name: table(name, []) for name in ("traces", "verdicts", "samples", "batches")}, 8)
     assert {name for name, value in found.items() if value == 0} == {name for name in MEANINGS if name[:4] == "num_"}
     assert {name for name, value in found.items() if value is None} == {name for name in MEANINGS if name[:4] != "num_"}
 
@@ -75,9 +76,7 @@ def test_of_nothing_counts_are_zero_and_the_rest_is_unknown() -> None:
 def test_shares_agree_with_their_counts(rows: list[tuple[bool, bool, float | None]]) -> None:
     traces = [trace(f"t{n}", trainable=ours, reward=reward) for n, (ours, _, reward) in enumerate(rows)]
     verdicts = [verdict(f"t{n}", reason=None if keep else "truncated") for n, (_, keep, _) in enumerate(rows)]
-    found = batch_figures(
-        table("traces", traces), table("verdicts", verdicts), table("samples", []), table("batches", []), 8
-    )
+    found = batch_figures({"traces": table("traces", traces), "verdicts": table("verdicts", verdicts)}, 8)
     assert found["num_kept"] == sum(keep for _, keep, _ in rows)
     assert found["num_trainable"] == sum(ours and keep for ours, keep, _ in rows)
     assert found["trainable_ratio"] == (found["num_trainable"] / len(rows) if rows else None)

@@ -1,5 +1,6 @@
-"""Metrics of rollouts, updates and accounts with exact values, and the rows that the stage makes of all of them."""
+"""Metrics of rollouts and accounts with exact values, and the rows that the stage makes of all metrics."""
 
+import json
 import math
 from typing import Any
 
@@ -9,13 +10,11 @@ import pytest
 from configs.run import RunConfig, View
 from storage.schemas.stage_tables import METRICS, TRACES, VERDICTS
 from tasks.inference.sampling.failures import STRAGGLER
-from tasks.metrics.accounting import AccountBreach
-from tasks.metrics.accounts import account_metrics
-from tasks.metrics.names import full_name, metric_values
-from tasks.metrics.rollouts import rollout_metrics
+from tasks.metrics.accounting import AccountBreach, account_metrics
+from tasks.metrics.figures import full_name, metric_values
+from tasks.metrics.rollouts import retokenised_turns, rollout_metrics
 from tasks.metrics.stage import STAGE, metrics
-from tasks.metrics.updates import update_metrics
-from tests.fixtures.builders import table, trace, verdict
+from tests.fixtures.builders import message, table, trace, verdict
 
 
 def traces(*rows: dict[str, Any]) -> pa.Table:
@@ -125,11 +124,13 @@ def test_scopes_are_symmetric() -> None:
         assert scope in ("all", "one", "two")
 
 
-def test_a_step_without_a_scored_or_any_rollout_has_no_reward() -> None:
+def test_a_reward_may_be_infinite_and_a_step_without_a_scored_or_any_rollout_has_none() -> None:
     unscored = traces({"trace_id": "a", "environment": "one", "error_class": "model"})
     found = named(unscored, verdicts())
     assert found["errored_rollout/one"] == 1
     assert not [name for name in found if name.startswith(("reward/", "filters/", "trainable/"))]
+    boundless = named(traces({"trace_id": "a", "environment": "one", "reward": math.inf}), verdicts())
+    assert boundless["reward/all/mean"] == math.inf
     nothing = {"rollouts/all": 0, "rollout/all/input_tokens": 0, "rollout/all/output_tokens": 0}
     assert named(traces(), verdicts()) == nothing
 
@@ -147,34 +148,6 @@ def test_stopped_rollouts_are_in_their_share_and_the_sums_of_tokens_alone() -> N
     assert (found["stragglers/all"], found["rollouts/all"], found["errored_rollout/all"]) == (0.5, 1, 0)
     assert (found["num_output_tokens/one"], found["rollout/one/output_tokens"]) == (10, 15)
     assert named(traces({"trace_id": "late", **late}), verdicts())["rollouts/one"] == 0
-
-
-def updated(**changes: Any) -> dict[str, Any]:
-    """A row of updates with every number 0."""
-    counts = ("num_rows", "num_tokens", "rl_tokens", "ce_tokens", "ref_kl_tokens")
-    return {**dict.fromkeys(counts, 0), "metrics": "{}", "policy_key_in": "k", **changes}
-
-
-def test_several_updates_on_a_batch_have_a_mean_and_ends() -> None:
-    rows = [updated(loss=loss, entropy=None, rl_tokens=2, ref_kl_tokens=1, num_tokens=5) for loss in (1.0, 4.0)]
-    found = update_metrics(rows)
-    assert (found["update/loss"], found["updates"]) == (4.0, 2.0), "the last one"
-    assert [found[f"updates/loss/{end}"] for end in ("mean", "min", "max")] == [2.5, 1.0, 4.0]
-    assert not {"update/entropy", "updates/entropy/mean", "update/policy_key_in"} & found.keys()
-    assert found["updates/weighted_tokens"] == 4, "reference KL is of tokens that the rl component has"
-    assert found["updates/num_tokens"] == 10 and update_metrics([]) == {}
-
-
-def test_what_is_not_finite_stays_so_whatever_the_order() -> None:
-    further = '{"not_finite": ["worst"], "clipped": true, "extra": 2}'
-    for rows in ([updated(loss=math.nan), updated(loss=1.0)], [updated(loss=1.0), updated(loss=math.nan)]):
-        found = update_metrics([*rows[:-1], rows[-1] | {"metrics": further}])
-        assert all(math.isnan(found[f"updates/loss/{end}"]) for end in ("mean", "min", "max"))
-        assert math.isnan(found["update/worst"]) and found["update/extra"] == 2
-    assert (
-        named(traces({"trace_id": "a", "environment": "one", "reward": math.inf}), verdicts())["reward/all/mean"]
-        == math.inf
-    )
 
 
 ENDS: dict[str, dict[str, Any]] = {
@@ -241,3 +214,57 @@ def test_rows_are_of_the_contract_and_say_only_what_was_measured() -> None:
     assert not [name for _, name in found if name.startswith(("timing/stage", "update", "groups"))]
     empty = metrics({"traces": TABLES[0].slice(0, 0)}, view, num_batches=0)["metrics"]
     assert metric_values(empty)["all", "rollouts"] == 0
+
+
+def said(number, parent, role="assistant", content="yes", sampled=False, trace="t0", **others):
+    body = {"role": role, "content": content} | others
+    return message(trace, number, parent=parent, sampled=sampled, role=role, body=json.dumps(body), content=content)
+
+
+ASKED = [said(0, None, "user", "well?"), said(1, 0, sampled=True)]
+BRIDGED = [*ASKED, said(2, 1, "user", "again"), said(3, 2, sampled=True)]
+AGAIN = [*ASKED, said(2, 0), said(3, 2, "user", "again"), said(4, 3, sampled=True)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "count"),
+    [
+        (ASKED, 0),
+        (BRIDGED, 0),
+        (AGAIN, 1),
+        # The prompt, too, came out as other tokens: the same conversation all the same.
+        (
+            [*ASKED, said(2, None, "user", "well?"), said(3, 2), said(4, 3, "user", "again"), said(5, 4, sampled=True)],
+            1,
+        ),
+        # A reply that nobody sampled: an example in the prompt, or a history that was written anew.
+        ([*ASKED, said(2, 0, content="no"), said(3, 2, "user", "again"), said(4, 3, sampled=True)], 0),
+        ([said(0, None, "user", "a"), said(1, 0), said(2, 1, "user", "well?"), said(3, 2, sampled=True)], 0),
+        # The same words after another conversation.
+        ([*ASKED, said(2, None, "user", "who?"), said(3, 2), said(4, 3, "user", "again"), said(5, 4, sampled=True)], 0),
+        # Both replies of three turns.
+        ([*AGAIN, said(5, 3), said(6, 5, "user", "more"), said(7, 6, sampled=True)], 2),
+        # A thought that a template takes out is no other reply.
+        ([ASKED[0], said(1, 0, sampled=True, reasoning_content="hm"), *AGAIN[2:]], 1),
+        # The same call, written otherwise; None and no text are the same.
+        (
+            [
+                ASKED[0],
+                said(1, 0, sampled=True, content=None, tool_calls=[{"id": "a", "name": "f", "arguments": '{"x":1}'}]),
+                said(2, 0, content="", tool_calls=[{"id": "a", "name": "f", "arguments": '{ "x": 1 }'}]),
+                said(3, 2, "tool", "3", tool_call_id="a"),
+                said(4, 3, sampled=True),
+            ],
+            1,
+        ),
+        ([ASKED[0], said(1, 0, "user", "yes", sampled=False), said(2, 0, sampled=True)], 0),
+    ],
+)
+def test_retokenised_turns_by_hand(rows, count):
+    assert retokenised_turns(table("messages", rows)) == ({"t0": count} if count else {})
+
+
+def test_traces_are_told_apart_and_their_order_does_not_matter():
+    other = [row | {"trace_id": "t1"} for row in BRIDGED]
+    rows = [row for pair in zip(other, AGAIN, strict=False) for row in pair] + AGAIN[4:]
+    assert retokenised_turns(table("messages", rows[::-1])) == {"t0": 1}

@@ -20,7 +20,7 @@ from tasks.inference.environments import servers as environments
 from tasks.inference.sampling import background_loop, rollouts
 from tasks.inference.sampling.attempts import RETRY_SEED_STRIDE
 from tasks.inference.sampling.rollouts import SamplingPlan
-from tasks.metrics.retokenised import retokenised_turns
+from tasks.metrics.rollouts import retokenised_turns
 from tests.fixtures.hosts import ENGINE, KEY, PLUGINS, assigned
 from tests.fixtures.proxy import EMPTY, HELD, MALFORMED, Proxy, check_packed, check_wire, packed, recording
 from tests.fixtures.waiting import until

@@ -20,7 +20,7 @@ from tasks.inference.environments import servers as environments
 from tasks.inference.sampling import rollouts
 from tasks.inference.sampling.adaptive_limit import INITIAL_LIMIT, AdaptiveLimit, Limiter
 from tasks.learner.tiny import tiny_qwen3
-from tasks.metrics.retokenised import retokenised_turns
+from tasks.metrics.rollouts import retokenised_turns
 from tests.fixtures.hosts import ENGINE, KEY, assigned, engine_of, served
 from tests.fixtures.proxy import Proxy, check_packed, check_wire, packed, recording
 from tests.fixtures.waiting import PATIENCE

@@ -12,7 +12,7 @@ import pytest
 from storage.schemas.stage_tables import MESSAGES
 from tasks.inference.engine import model_info
 from tasks.inference.trace_rows.rows import message_rows, wire_record
-from tasks.metrics.retokenised import retokenised_turns
+from tasks.metrics.rollouts import retokenised_turns
 from tests.fixtures.shapes import blank, messages
 
 pytestmark = pytest.mark.engine

@@ -1,6 +1,10 @@
-"""Writes two random adapters over a model, with the learner's log-probs of all three, to check an engine against.
+"""Merges an adapter into the weights of its base, and makes random adapters to check an engine with.
 
-`python -m tasks.learner.sample_adapters REQUEST` with the arguments of `write_adapters` as JSON; writes rows.json.
+`python -m tasks.learner.adapter_tools merge BASE ADAPTER TARGET` writes a model like any other, in float32: config and
+tokenizer of the base, weights W + alpha / rank * B A.
+
+`python -m tasks.learner.adapter_tools sample REQUEST` writes two random adapters over a model, with the learner's
+log-probs of all three as rows.json; REQUEST has the arguments of `write_adapters` as JSON.
 """
 
 import json
@@ -12,7 +16,7 @@ import torch
 
 from configs.training import TrainingConfig
 from tasks.learner.adapters import open_adapter
-from tasks.learner.checkpoint import save_policy
+from tasks.learner.checkpoint import companions, save_policy
 from tasks.learner.distributed import World, like, start_world
 from tasks.learner.model import load_policy
 from tasks.learner.trainer import Trainer
@@ -22,6 +26,17 @@ SPREAD = 0.2
 BASE = "base"
 NAMES = ("first", "second")
 ROWS = "rows.json"
+
+
+def merge(base: Path, adapter: Path, target: Path) -> None:
+    """Write the merged policy to `target`, a directory that does not exist yet."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, local_files_only=True)
+    PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(target)
+    for name, content in companions(base).items():
+        (target / name).write_bytes(content)
 
 
 def write_adapters(
@@ -50,18 +65,22 @@ def _write_adapter(model: Path, directory: Path, training: TrainingConfig, seed:
     policy = load_policy(model, training, torch.device("cpu"), open_adapter(BASE, model, None, training.lora))
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in policy.causal.named_parameters():
+        # As initialised, with B zero, an adapter is its base, and a check of engines would show nothing.
         if parameter.requires_grad and ".lora_B." in name:
             parameter.copy_(like(SPREAD * torch.randn(parameter.shape, generator=generator), parameter))
     save_policy(policy, None, {}, directory, world)
 
 
-def main(request: str) -> None:
+def main(command: str, *arguments: str) -> None:
     """Command line."""
-    arguments = json.loads(request)
-    Path(arguments["target"]).mkdir(parents=True, exist_ok=True)
-    rows = write_adapters(**arguments, world=start_world())
-    Path(arguments["target"], ROWS).write_text(json.dumps(rows), encoding="utf-8")
+    if command == "merge":
+        merge(*map(Path, arguments))
+        return
+    request = json.loads(*arguments)
+    Path(request["target"]).mkdir(parents=True, exist_ok=True)
+    rows = write_adapters(**request, world=start_world())
+    Path(request["target"], ROWS).write_text(json.dumps(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Messages between the client and the worker: a JSON header and, where there is one, an Arrow table.
+"""Messages between the pipeline and the learner, and the errors that travel in them. Imports no torch.
 
 On the wire: header length (4 bytes), payload length (8 bytes), both big-endian, then the header as UTF-8 JSON, then the
 table as an Arrow IPC stream. A payload length of zero means no table.
@@ -11,6 +11,22 @@ from typing import Any
 
 import pyarrow as pa
 
+
+class LearnerError(ValueError):
+    """The learner refused or failed a request, with the reason; it still answers."""
+
+
+class NoOptimizerState(LearnerError):
+    """The policy's directory has no optimizer state and a fresh optimizer was not asked for."""
+
+
+class LearnerLost(ConnectionError):
+    """The learner's process is gone, or was never there; the policy in its memory is lost."""
+
+
+BY_NAME: dict[str, type[LearnerError]] = {error.__name__: error for error in (LearnerError, NoOptimizerState)}
+"""The errors that travel from the learner to its client, by the name that is sent."""
+
 LENGTHS = struct.Struct("!IQ")
 LONGEST_HEADER = 1 << 20
 """Bytes. Headers are small; a longer one comes from a program that does not speak this protocol."""
@@ -20,6 +36,7 @@ def send(connection: socket.socket, header: dict[str, Any], table: pa.Table | No
     """Send one message. Raises OSError when the other end is gone."""
     text = json.dumps(header).encode()
     payload = b"" if table is None else _pack(table)
+    # Two calls: joining them would copy the table, which may be gigabytes.
     connection.sendall(LENGTHS.pack(len(text), len(payload)) + text)
     connection.sendall(payload)
 
@@ -46,6 +63,7 @@ def _pack(table: pa.Table) -> pa.Buffer:
 
 
 def _read(connection: socket.socket, size: int) -> bytearray:
+    # Filled in place: parts that are joined at the end would hold a table twice.
     data = bytearray(size)
     view, filled = memoryview(data), 0
     while filled < size:
