@@ -8,10 +8,8 @@ from prefect import flow
 
 from flows.orchestration.states import OF_A_RUN, reports_its_end
 from flows.replays.config import prepare_replay
-from flows.replays.diff import publish_diff
-from flows.replays.loop import loop_replay, plan_replay
-from flows.replays.request import ReplayRequest
-from flows.replays.sources import finished_message, finished_without_source
+from flows.replays.loop import loop_replay, plan_replay, publish_diff
+from flows.replays.request import ReplayRequest, finished_message, finished_without_source
 from flows.runtime.entry import log_event, session_of
 from flows.runtime.session import current_session
 from flows.runtime.step_report import Outcome

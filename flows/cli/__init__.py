@@ -14,13 +14,13 @@ from typing import Any
 from cyclopts import CycloptsError
 
 from flows import PACKAGES
-from flows.cli import diff, export, run, show, store, traces
+from flows.cli import diff, export, run, show, store
 from flows.cli.arguments import UsageError, app
 from flows.reporting.texts import visible
 
 UNREAD = 141
 """The exit status where who read the output closed it, as a shell tells of a program that SIGPIPE ended."""
-COMMANDS = (run, show, traces, diff, store, export)
+COMMANDS = (run, show, diff, store, export)
 """The modules of commands: importing one adds its commands to the application."""
 
 

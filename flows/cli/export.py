@@ -109,14 +109,14 @@ def export_rollouts(
 
 def _copy_run(run: str, target: str, store: str, with_policies: bool, parts: Mapping[str, object]) -> int:
     """Copy a run into another store; `parts` are the options that would choose a part of it."""
-    from flows.exchange.store_copy import CopyRequest, main
+    from flows.exchange.export import copy
 
     if not run:
         raise UsageError("export --format store needs a RUN, which is copied whole")
     given = [name for name, value in parts.items() if value not in ("", None, False)]
     if given:
         raise UsageError(f"--{given[0]} chooses parts or replaces; a run is copied whole, and nothing is replaced")
-    return main(CopyRequest(run, target, store=store, with_policies=with_policies))
+    return copy(run, target, store, with_policies)
 
 
 def _step_range(text: str) -> tuple[int, int | None]:

@@ -33,14 +33,14 @@ def demo(
     plain: Plain = False,
 ) -> int | None:
     """Train a small model from nothing to good, on this machine."""
-    from flows.cli.demo import main
+    from flows.cli.launch import demo
     from flows.runtime.demo_recipes import RECIPES
 
     presets, overrides = split_items(items)
     if len(presets) > 1 or not set(presets) <= set(RECIPES):
         known = ", ".join(RECIPES)
         raise UsageError(f"demo takes one of {known}, not {' '.join(presets)}; `stagecoach run` takes files")
-    return main(*presets, overrides=overrides, name=name, store=store, plain=plain)
+    return demo(*presets, overrides=overrides, name=name, store=store, plain=plain)
 
 
 @app.command(group=RUN, help_epilogue=ITEMS_HELP)

@@ -18,12 +18,15 @@ from uuid import uuid4
 import pyarrow.parquet as pq
 
 from flows.exchange.export_rows import ExportRefused, RolloutChoice, StepRollouts, chosen_rollouts
+from flows.runtime.maintenance import needs_of
 from flows.runtime.policies import find_policy
 from storage.errors import border
+from storage.maintenance.plan import Needs, is_unfinished, needed_rows
+from storage.maintenance.run_copy import CopyReport, copy_work
 from storage.policies.manifest import adapter_base
 from storage.read.frames import existing_store
 from storage.roots import synchronise
-from storage.store import Store
+from storage.store import Store, open_store
 from tasks.exchange.datasets import Pairs, preferences, samples, table
 from tasks.exchange.episodes import Row, compact
 from tasks.exchange.traces import MARK, source_of
@@ -269,3 +272,41 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def copy_run(run: str, target: str, store: str = "", with_policies: bool = False) -> CopyReport:
+    """Copy a run from `store` to the one at `target`, which is made where there is none.
+
+    With it come the ledger rows, slices and quarantines that it needs; what is there already is left as it is. Of other
+    runs come the rows that went into its own, and of a replay that may go on the whole run that it goes through again.
+    Without its weights it can be shown and replayed, and not trained on from there. Raises RunUnknown, CopyConflict,
+    ExportRefused for a copy of a store into itself, and what `copy_work` raises.
+    """
+    source = existing_store(store)
+    source.runs.events(run)
+    other = open_store(target)
+    if other.root.address == source.root.address:
+        raise ExportRefused(f"{target} is the store that run {run!r} is in. Nothing was written.")
+    needs = needs_of(source)
+    runs = _with_sources(source, run, needs)
+    keys = {key for run in runs if run in needs for key in needs[run].keys}
+    return copy_work(source, other, needed_rows(source, runs, keys), runs, with_policies)
+
+
+def _with_sources(store: Store, run: str, needs: dict[str, Needs]) -> list[str]:
+    """Return a run, behind the one that it goes through again if it is a replay that has not finished, and so on."""
+    runs = [run]
+    while is_unfinished(store, runs[0]) and runs[0] in needs:
+        runs.insert(0, needs[runs[0]].run)
+    return runs
+
+
+def copy(run: str, target: str, store: str, with_policies: bool) -> int:
+    """Copy a run to another store and say what came of it; return the exit status."""
+    done = copy_run(run, target, store, with_policies)
+    if done.nothing:
+        print(f"{target}: run {run} is there already, nothing was copied")
+        return 0
+    weights = f", {done.policies} policies" if with_policies else ""
+    print(f"{target}: run {run} with {done.rows} ledger rows, {done.slices} new slices{weights}")
+    return 0

@@ -25,7 +25,7 @@ from storage.store import FORMAT, Store, open_store
 from tasks.exchange import trace_import
 from tasks.exchange.episodes import SAMPLED, TRAIN, Episode, ImportContext, ImportRefused, Unfit, count_reasons, refusal
 from tasks.exchange.files import STEP, Format, read_files
-from tasks.exchange.placement import ImportedRollouts, arrange, split_repeated, with_unique_ids
+from tasks.exchange.trace_import import ImportedRollouts, arrange, split_repeated, with_unique_ids
 from tasks.exchange.traces import MARK
 from tasks.inference.engine.model_files import TOKENIZER_FILES, file_digest, files_of, model_directory
 from tasks.metrics import stage as metrics

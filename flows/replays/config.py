@@ -16,11 +16,11 @@ from flows.replays.request import (
     as_begun,
     first_stage,
     names_weights,
+    refuse_removed,
     refuse_unread,
     refuse_what_options_say,
     step_range,
 )
-from flows.replays.sources import refuse_removed
 from flows.replays.steps import chosen_steps
 from flows.runtime.policies import whole_weights
 from flows.runtime.prepare import nothing_started, require_same

@@ -11,6 +11,9 @@ from configs.environments import SeatRule
 from configs.errors import ConfigError
 from configs.replay import ORDER, StageName, needs_weights, replayed_stages
 from configs.run import RunConfig, View
+from flows.queries.recorded_run import recorded_config
+from storage.read.frames import existing_store
+from storage.store import Store
 from tasks.stages import BY_NAME, REPLAYABLE
 
 SERVICES = {name: next(each for each in REPLAYABLE if name in BY_NAME[each].services) for name in ("learner", "engine")}
@@ -176,3 +179,52 @@ def _unread(key: str, again: Sequence[StageName], regrade: bool, scored: bool) -
 def _place(stage: str) -> int:
     """Return a stage's place in the order; -1 for one that is misspelt, which the config refuses in its own words."""
     return list(ORDER).index(stage) if stage in ORDER else -1
+
+
+def was_removed(store: Store, run: str) -> bool:
+    """Tell whether a run of the store was removed from it."""
+    return store.runs.events(run)[-1].event == "removed"
+
+
+def refuse_removed(store: Store, source: str, begun: RunConfig | None) -> None:
+    """Raise ConfigError where the run to be replayed was removed; `begun` is the replay that was to go on, if any."""
+    if was_removed(store, source):
+        line = f"run {source!r} was removed from the store (stagecoach gc): its steps are gone"
+        raise ConfigError([f"{line}. {_sentence(removal_advice(begun))}" if begun else line])
+
+
+def finished_without_source(asked: ReplayRequest) -> RunConfig | None:
+    """Return the config of a replay that was asked to go on as it began, is finished, and whose source was removed.
+
+    None of any other: that is looked at as ever.
+    """
+    store = existing_store(asked.store or RunConfig().store)
+    begun = recorded_config(store, asked.name)
+    if begun is None or begun.kind != "replay" or asked.overrides or not was_removed(store, begun.replay.run):
+        return None
+    as_it_began = as_begun(ReplayRequest(run="", name=asked.name, store=asked.store), begun)
+    if as_begun(replace(asked, overrides=()), begun) != as_it_began:
+        return None
+    return begun if store.runs.events(asked.name)[-1].event == "finished" else None
+
+
+def finished_message(config: RunConfig) -> str:
+    """Return what is said where nothing is left to do of a finished replay, though its source is gone."""
+    return (
+        f"replay {config.name!r} is finished: nothing is left to do, and its rows are safe, though run "
+        f"{config.replay.run!r}, which it went through, was removed since (stagecoach gc). Look at it with: "
+        f"stagecoach show {config.name} --store {config.store}"
+    )
+
+
+def removal_advice(config: RunConfig) -> str:
+    """Return what can be done with a replay whose source was removed."""
+    at = f"{config.name} --store {config.store}"
+    return (
+        f"this replay cannot go on. Look at what it finished with stagecoach show {at}; its whole steps can be gone "
+        f"through in turn: stagecoach replay {at}; for the others record a new run (stagecoach run) and replay that"
+    )
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]

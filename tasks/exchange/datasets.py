@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from tasks.exchange.episodes import Row, compact, paths
-from tasks.exchange.nodes import openai_message
+from tasks.exchange.traces import openai_message
 
 Pairs = Literal["extremes", "all"]
 CALL = pa.struct(

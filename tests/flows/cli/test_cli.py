@@ -30,11 +30,10 @@ MAINTAIN = {"store": "s", "retention_hours": 168.0, "retain": (), "force": False
 GC = {"store": "", "keep": (), "keep_last": 0, "remove": (), "force": (), "policies": "all", "yes": False, **QUIET}
 
 MODULES = {
-    "cli.demo": ["main"],
-    "cli.launch": ["start", "resume"],
+    "cli.launch": ["start", "resume", "demo"],
     "cli.maintenance": ["maintain_store", "collect_garbage"],
     "cli.run_summary": ["main"],
-    "cli.evals": ["main"],
+    "cli.comparisons": ["evals"],
 }
 """The modules that do the work of commands, below `flows`, and what commands call of them."""
 
@@ -72,10 +71,10 @@ def test_run_takes_files_and_overrides_in_any_order_with_options_between(calls: 
         ),
         (
             ["evals", "a", "b", "--by", "tier", "--output", "x.parquet"],
-            ("evals.main", (("a", "b"),), {"store": "", "by": "tier", "output": "x.parquet", "as_json": False}),
+            ("comparisons.evals", (("a", "b"),), {"store": "", "by": "tier", "output": "x.parquet", "as_json": False}),
         ),
-        (["demo", "steps=2"], ("demo.main", (), NONE | {"overrides": ["steps=2"]})),
-        (["demo", "--plain"], ("demo.main", (), NONE | {"overrides": [], "plain": True})),
+        (["demo", "steps=2"], ("launch.demo", (), NONE | {"overrides": ["steps=2"]})),
+        (["demo", "--plain"], ("launch.demo", (), NONE | {"overrides": [], "plain": True})),
         (["resume"], ("launch.resume", ("latest",), {"overrides": [], "store": "", "plain": False})),
         (
             ["resume", "a", "--store", "s", "--plain"],

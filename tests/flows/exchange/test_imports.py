@@ -9,10 +9,10 @@ import pytest
 
 from configs.errors import ConfigError
 from flows import cli
+from flows.cli.quarantine import search
 from flows.exchange.export import ExportRequest, export
 from flows.exchange.export_rows import RolloutChoice
 from flows.exchange.imports import ImportOutcome, ImportRequest, import_files
-from flows.quarantine.search import search
 from flows.queries.step_history import step_history
 from flows.runtime.prepare import prepare
 from storage.store import Store, open_store

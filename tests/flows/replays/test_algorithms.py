@@ -9,9 +9,8 @@ import pytest
 from configs.algorithms import RlooConfig
 from configs.errors import ConfigError
 from configs.load import load
-from flows.cli.algorithms import VARIANTS, Credited, asked_of, credit_all, figures, samples, toml
-from flows.cli.credited import described, page
-from flows.cli.curves import main as curves
+from flows.cli.algorithms import VARIANTS, Credited, asked_of, credit_all, described, figures, page, samples, toml
+from flows.cli.comparisons import curves
 from flows.queries.recorded_run import recorded_run
 from flows.replays.config import prepare_replay
 from flows.reporting.curve import Point, curves_svg

@@ -1,19 +1,31 @@
-"""Lineage: what a row came from and what came of it, as a tree for people or as JSON for programs."""
+"""Questions about rows: where one came from and went (lineage), why a rollout was trained on (why), and SQL."""
 
 import json
+import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
 
 from configs.run import RunConfig
 from flows.queries.identify import WORK, identify, policy_names, policy_version
+from flows.queries.outcomes import DERIVED
 from flows.queries.row_lineage import RowNode, RowTree, traverse
-from flows.queries.sentences import KEY, flat, row_line, title_of, work_line
-from flows.reporting.formats import say
+from flows.queries.sentences import KEY, flat, head, in_quarantine, row_line, sentence, title_of, work_line
+from flows.queries.why import explain
+from flows.reporting.formats import console, grid, say
+from flows.reporting.texts import visible
 from storage.errors import border
 from storage.read.frames import Frames, existing_store
 from storage.read.lineage import Graph, Work
+from storage.read.sql import QuestionError, ask, columns_of
 
 MOST_SIBLINGS = 6
 """Rows of one kind below one row that are printed; JSON has all."""
@@ -43,7 +55,7 @@ class Lineage:
         return sorted(found.values(), key=lambda work: (policy_version(work), work.key))
 
 
-def main(
+def lineage(
     text: str,
     up: bool = False,
     down: bool = False,
@@ -204,3 +216,128 @@ def _versions(works: list[Work]) -> dict[str, list[str]]:
         stages = found.setdefault(versions or "versions unknown", [])
         stages.append(f"{work.stage} {work.key[:KEY]}")
     return found
+
+
+def why(text: str, as_json: bool = False, store: str = "", run: str = "") -> int:
+    """Print what became of a rollout in every run that uses it; return the exit status.
+
+    Raises UnknownId, RunUnknown, and LayoutError where there is no store.
+    """
+    frames = Frames(existing_store(store or RunConfig().store))
+    with border("reading the tables", frames.store.root.address):
+        found = explain(frames.run(run) if run else frames, text)
+    if as_json:
+        print(json.dumps(found, default=str))
+        return 0
+    say(head(found))
+    for use in found["runs"]:
+        print()
+        say(sentence(found, use))
+    for each in found["quarantines"]:
+        print()
+        say(in_quarantine(each))
+    return 0
+
+
+MOST_ROWS = 100
+"""Rows that are printed as a table."""
+SAFE = "the store was only read"
+ENDINGS = {".json": "json", ".csv": "csv", ".parquet": "parquet"}
+
+
+def sql(query: str, form: str = "", output: str = "", tokens: bool = False, store: str = "", run: str = "") -> int:
+    """Answer a question, or list the tables where there is none; return the exit status.
+
+    Raises QuestionError with the database's message, RunUnknown, and LayoutError where there is no store.
+    """
+    frames = Frames(existing_store(store or RunConfig().store), DERIVED)
+    frames = frames.run(run) if run else frames
+    if not query:
+        print("\n".join(f"{name}: {', '.join(columns_of(frames, name, tokens))}" for name in frames.names))
+        return 0
+    form = _form(form, output)
+    with border("reading the tables", frames.store.root.address):
+        answer = ask(frames, query, tokens)
+    if output:
+        write(answer, form, Path(output))
+        print(f"{answer.num_rows} rows in {output}")
+    else:
+        show(answer, form)
+    return 0
+
+
+def _form(form: str, output: str) -> str:
+    """Return the format asked for, or that of the file's ending."""
+    form = form or ENDINGS.get(Path(output).suffix, "" if output else "table")
+    if form == "parquet" and not output:
+        raise QuestionError("Parquet is not for the terminal", "", SAFE, "name a file with --output FILE")
+    if output and form in ("", "table"):
+        endings = ", ".join(ENDINGS)
+        raise QuestionError("in which format?", output, SAFE, f"let the file end in {endings}, or give --format")
+    return form
+
+
+def write(answer: pa.Table, form: str, path: Path) -> None:
+    """Write an answer to a new file or over an old one. Raises QuestionError where that cannot be done."""
+    try:
+        if form == "parquet":
+            pq.write_table(answer, path)
+        elif form == "csv":
+            pacsv.write_csv(_without_lists(answer), path)
+        else:
+            path.write_text(as_json(answer))
+    except OSError as error:
+        raise QuestionError(
+            f"the answer cannot be written: {error}", str(path), "the store", "name another file"
+        ) from error
+
+
+def show(answer: pa.Table, form: str) -> None:
+    """Print an answer."""
+    if form == "json":
+        print(as_json(answer))
+    elif form == "csv":
+        sink = pa.BufferOutputStream()
+        pacsv.write_csv(_without_lists(answer), sink)
+        text = sink.getvalue().to_pybytes().decode()
+        sys.stdout.write(visible(text) if sys.stdout.isatty() else text)  # a program gets it exactly
+    else:
+        _print_answer(answer)
+
+
+def as_json(answer: pa.Table) -> str:
+    """Return an answer as a JSON array of objects; times are ISO 8601."""
+    return json.dumps(answer.to_pylist(), default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return float(value) if isinstance(value, Decimal) else str(value)
+
+
+def _without_lists(answer: pa.Table) -> pa.Table:
+    """Write lists and structs as JSON text: CSV has no word for them."""
+    for place, field in enumerate(answer.schema):
+        if pa.types.is_nested(field.type):
+            texts = [
+                None if value is None else json.dumps(value, default=_plain) for value in answer[place].to_pylist()
+            ]
+            answer = answer.set_column(place, field.name, pa.array(texts, pa.string()))
+    return answer
+
+
+def _print_answer(answer: pa.Table) -> None:
+    types = [field.type for field in answer.schema]
+    left = [n for n, each in enumerate(types) if not (pa.types.is_integer(each) or pa.types.is_floating(each))]
+    rows = answer.slice(0, MOST_ROWS).to_pylist()
+    out = console()
+    out.print(grid(answer.column_names, (map(_cell, row.values()) for row in rows), left))
+    if answer.num_rows > MOST_ROWS:
+        out.print(f"... and {answer.num_rows - MOST_ROWS} more rows: --format csv or --output FILE has all")
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ", timespec="seconds")
+    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

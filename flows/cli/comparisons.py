@@ -1,7 +1,4 @@
-"""Evals: evaluations of runs side by side, in all or by a field of the examples, and how far each is from the first.
-
-The rows are in long form, one for each figure, so that any tool can turn them.
-"""
+"""How runs compare, for people and for programs: diff, curves (rewards by step) and evals (held-out examples)."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,9 +12,24 @@ import pyarrow.parquet as pq
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from flows.cli.run_summary import describe
+from flows.queries.compare import compare
+from flows.queries.compare_summary import sentences, sheets
 from flows.queries.recorded_run import recorded_run
 from flows.queries.scores import EvaluationScores, RecordedEvaluation, recorded_evaluations
-from flows.reporting.formats import console, environment_title, grid, interval_text, with_interval
+from flows.queries.store_reader import StoreReader
+from flows.reporting.artifacts import escaped
+from flows.reporting.curve import Point, curves_svg
+from flows.reporting.formats import (
+    console,
+    environment_title,
+    fixed,
+    grid,
+    interval_text,
+    markdown_table,
+    with_interval,
+)
+from flows.reporting.panel import printable
 from storage.errors import border
 from storage.read.frames import existing_store
 from storage.store import Store
@@ -25,6 +37,94 @@ from tasks.arrays.columns import texts
 from tasks.assignment.example_fields import values_of
 from tasks.evaluation.paired import Difference, paired_differences
 from tasks.evaluation.stage import example_means, rewards_of
+
+
+def diff(a: str, b: str, step: int | None = None, as_json: bool = False, store: str = "") -> int:
+    """Print how run `b` differs from run `a`, with `step` down to samples; return the exit status.
+
+    Raises ConfigError for an unknown run or step, LayoutError where there is no store.
+    """
+    found = compare(StoreReader.at(store or RunConfig().store), a, b, step)
+    if as_json:
+        print(json.dumps(found, sort_keys=True))
+    else:
+        _print_diff(found)
+    return 0
+
+
+def _print_diff(found: Mapping[str, Any]) -> None:
+    out = console()
+    for sentence in sentences(found):
+        out.print(printable(sentence))
+    for sheet in sheets(found):
+        out.print(f"\n{printable(sheet.title)}", style="bold")
+        out.print(grid(sheet.headings, sheet.rows))
+
+
+def curves(runs: Sequence[str], store: str = "", output: str = "") -> int:
+    """Print the rewards of runs beside each other, or write a page and, beside it, its picture; return 0.
+
+    Raises ConfigError for an unknown run.
+    """
+    root = existing_store(store or RunConfig().store)
+    named = [recorded_run(root, name) for name in runs]
+    found = [describe(root, name, config, ()) for name, config in named]
+    rows = _reward_rows(found)
+    headings = ["step", *(each["run"] for each in found)]
+    if not output:
+        console().print(grid(headings, rows, left=()))
+        return 0
+    picture = Path(output).with_suffix(".svg")
+    series = {each["run"]: [Point(s["step"], s["reward"]) for s in _scored(each)] for each in found}
+    with border("writing a page", output):
+        picture.write_text(curves_svg(series, "mean reward by step"), encoding="utf-8")
+        Path(output).write_text(
+            _curves_page(runs, picture.name, found, markdown_table(headings, rows)), encoding="utf-8"
+        )
+    print(f"written to {output} and {picture}")
+    return 0
+
+
+def _curves_page(runs: Sequence[str], picture: str, found: Sequence[dict[str, Any]], table: Sequence[str]) -> str:
+    scores = [
+        f"| {each['run']} | {score['version']} | {escaped(one['environment'])} | {fixed(one['average'])} |"
+        for each in found
+        for score in each["evaluations"]
+        for one in score["scores"]
+    ]
+    lines = [
+        "# Learning curves, side by side",
+        "",
+        "The mean reward of each step's rollouts. Made by:",
+        "",
+        "```bash",
+        f"stagecoach curves {' '.join(runs)}",
+        "```",
+        "",
+        f"![curves]({picture})",
+        "",
+        *table,
+    ]
+    if scores:
+        lines += [
+            "",
+            "On held-out examples:",
+            "",
+            "| run | policy version | environment | score |",
+            "|---|---:|---|---:|",
+        ]
+    return "\n".join([*lines, *scores]) + "\n"
+
+
+def _reward_rows(found: Sequence[dict[str, Any]]) -> list[list[str]]:
+    rewards = [{step["step"]: step["reward"] for step in _scored(each)} for each in found]
+    steps = sorted({step for each in rewards for step in each})
+    return [[str(step), *(fixed(each.get(step)) for each in rewards)] for step in steps]
+
+
+def _scored(run: dict[str, Any]) -> list[dict[str, Any]]:
+    return [step for step in run["steps"] if step["reward"] is not None]
+
 
 Row = dict[str, Any]
 SCHEMA = pa.schema(
@@ -60,7 +160,7 @@ class EvaluationPart:
         return self.recorded.set_name, self.environment, self.bucket
 
 
-def main(runs: Sequence[str], by: str = "", output: str = "", as_json: bool = False, store: str = "") -> int:
+def evals(runs: Sequence[str], by: str = "", output: str = "", as_json: bool = False, store: str = "") -> int:
     """Print the evaluations of runs, or write them as Parquet; return the exit status.
 
     `by` is a field of the examples' tasks whose values are told apart. Raises ConfigError for an unknown run or one

@@ -10,7 +10,7 @@ import pytest
 
 from configs.run import RunConfig
 from flows import cli
-from flows.quarantine.search import NoSuchRollouts, search, uses
+from flows.cli.quarantine import NoSuchRollouts, search, uses
 from storage.errors import RunUnknown
 from storage.maintenance.sweep import Retention, expire
 from storage.refs import Entry
