@@ -47,18 +47,14 @@ def diff(a: str, b: str, step: int | None = None, as_json: bool = False, store: 
     found = compare(StoreReader.at(store or RunConfig().store), a, b, step)
     if as_json:
         print(json.dumps(found, sort_keys=True))
-    else:
-        _print_diff(found)
-    return 0
-
-
-def _print_diff(found: Mapping[str, Any]) -> None:
+        return 0
     out = console()
     for sentence in sentences(found):
         out.print(printable(sentence))
     for sheet in sheets(found):
         out.print(f"\n{printable(sheet.title)}", style="bold")
         out.print(grid(sheet.headings, sheet.rows))
+    return 0
 
 
 def curves(runs: Sequence[str], store: str = "", output: str = "") -> int:
@@ -67,31 +63,16 @@ def curves(runs: Sequence[str], store: str = "", output: str = "") -> int:
     Raises ConfigError for an unknown run.
     """
     root = existing_store(store or RunConfig().store)
-    named = [recorded_run(root, name) for name in runs]
-    found = [describe(root, name, config, ()) for name, config in named]
-    rows = _reward_rows(found)
-    headings = ["step", *(each["run"] for each in found)]
+    found = [describe(root, name, config) for name, config in [recorded_run(root, name) for name in runs]]
+    rewards = {run["run"]: {s["step"]: s["reward"] for s in run["steps"] if s["reward"] is not None} for run in found}
+    steps = sorted({step for each in rewards.values() for step in each})
+    headings = ["step", *rewards]
+    rows = [[str(step), *(fixed(each.get(step)) for each in rewards.values())] for step in steps]
     if not output:
         console().print(grid(headings, rows, left=()))
         return 0
     picture = Path(output).with_suffix(".svg")
-    series = {each["run"]: [Point(s["step"], s["reward"]) for s in _scored(each)] for each in found}
-    with border("writing a page", output):
-        picture.write_text(curves_svg(series, "mean reward by step"), encoding="utf-8")
-        Path(output).write_text(
-            _curves_page(runs, picture.name, found, markdown_table(headings, rows)), encoding="utf-8"
-        )
-    print(f"written to {output} and {picture}")
-    return 0
-
-
-def _curves_page(runs: Sequence[str], picture: str, found: Sequence[dict[str, Any]], table: Sequence[str]) -> str:
-    scores = [
-        f"| {each['run']} | {score['version']} | {escaped(one['environment'])} | {fixed(one['average'])} |"
-        for each in found
-        for score in each["evaluations"]
-        for one in score["scores"]
-    ]
+    series = {run: [Point(step, reward) for step, reward in each.items()] for run, each in rewards.items()}
     lines = [
         "# Learning curves, side by side",
         "",
@@ -101,29 +82,28 @@ def _curves_page(runs: Sequence[str], picture: str, found: Sequence[dict[str, An
         f"stagecoach curves {' '.join(runs)}",
         "```",
         "",
-        f"![curves]({picture})",
+        f"![curves]({picture.name})",
         "",
-        *table,
+        *markdown_table(headings, rows),
+        *_score_lines(found),
     ]
-    if scores:
-        lines += [
-            "",
-            "On held-out examples:",
-            "",
-            "| run | policy version | environment | score |",
-            "|---|---:|---|---:|",
-        ]
-    return "\n".join([*lines, *scores]) + "\n"
+    with border("writing a page", output):
+        picture.write_text(curves_svg(series, "mean reward by step"), encoding="utf-8")
+        Path(output).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(f"written to {output} and {picture}")
+    return 0
 
 
-def _reward_rows(found: Sequence[dict[str, Any]]) -> list[list[str]]:
-    rewards = [{step["step"]: step["reward"] for step in _scored(each)} for each in found]
-    steps = sorted({step for each in rewards for step in each})
-    return [[str(step), *(fixed(each.get(step)) for each in rewards)] for step in steps]
-
-
-def _scored(run: dict[str, Any]) -> list[dict[str, Any]]:
-    return [step for step in run["steps"] if step["reward"] is not None]
+def _score_lines(found: Sequence[dict[str, Any]]) -> list[str]:
+    """Return lines of a page on what policies scored on held-out examples; none where no policy was evaluated."""
+    scores = [
+        f"| {each['run']} | {score['version']} | {escaped(one['environment'])} | {fixed(one['average'])} |"
+        for each in found
+        for score in each["evaluations"]
+        for one in score["scores"]
+    ]
+    heads = ["| run | policy version | environment | score |", "|---|---:|---|---:|"]
+    return ["", "On held-out examples:", "", *heads, *scores] if scores else []
 
 
 Row = dict[str, Any]
@@ -167,10 +147,10 @@ def evals(runs: Sequence[str], by: str = "", output: str = "", as_json: bool = F
     without evaluations, FieldMissing for a field that examples lack.
     """
     root = existing_store(store or RunConfig().store)
-    named_runs = [recorded_run(root, name) for name in runs]
-    parts = [part for name, config in named_runs for part in parts_of(root, name, config, by)]
+    named = [recorded_run(root, name) for name in runs]  # all are looked up before the first is read
+    parts = [part for name, config in named for part in parts_of(root, name, config, by)]
     if not parts:
-        tried = ", ".join(name for name, _ in named_runs)
+        tried = ", ".join(name for name, _ in named)
         raise ConfigError([f"{tried}: no policy was evaluated; do so with stagecoach eval"])
     found = list(rows_of(parts))
     if output:
@@ -254,19 +234,17 @@ def _buckets(store: Store, recorded: RecordedEvaluation, environment: str, by: s
     chosen = tried.filter(pc.field("environment") == environment)["example_id"]
     rows = store.read(found.slices("examples"))
     rows = rows.filter((pc.field("environment") == environment) & pc.field("example_id").isin(chosen.combine_chunks()))
-    values = [json.dumps(value, sort_keys=True) for value in values_of(rows, environment, by)]
-    names = texts(rows["example_id"])
-    return {
-        bucket: pa.array([name for name, value in zip(names, values, strict=True) if value == bucket], pa.string())
-        for bucket in sorted(set(values))
-    }
+    names: dict[str, list[str]] = {}
+    for name, value in zip(texts(rows["example_id"]), values_of(rows, environment, by), strict=True):
+        # JSON keeps apart what prints alike, such as 1 and "1".
+        names.setdefault(json.dumps(value, sort_keys=True), []).append(name)
+    return {bucket: pa.array(names[bucket], pa.string()) for bucket in sorted(names)}
 
 
 def _table(rows: Sequence[Row], buckets: bool) -> Any:
     headings = ["run", "policy", "held-out", *(["bucket"] if buckets else []), "figure", "value", "examples"]
     headings += ["errors", "to the first", "95% interval"]
-    left = range(headings.index("value"))
-    return grid(headings, [_cells(row, buckets) for row in rows], left=left)
+    return grid(headings, [_cells(row, buckets) for row in rows], left=range(headings.index("value")))
 
 
 def _cells(row: Row, buckets: bool) -> list[str]:

@@ -37,19 +37,9 @@ def algorithms(
     plain: Plain = False,
 ) -> int | None:
     """A run's rollouts credited by several algorithms, side by side."""
-    from flows.cli.algorithms import main
+    from flows.cli.algorithms import algorithms
 
-    return main(
-        run,
-        names,
-        steps=steps,
-        teacher=teacher,
-        demonstration=demonstration,
-        store=store,
-        output=output,
-        as_json=as_json,
-        plain=plain,
-    )
+    return algorithms(run, names, steps, teacher, demonstration, store, output, as_json=as_json, plain=plain)
 
 
 @app.command(group=COMPARE)

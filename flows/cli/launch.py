@@ -40,25 +40,15 @@ LOOPS: Mapping[str, Callable[[Session], dict[str, Any]]] = {
 
 
 def start(
-    kind: str,
-    files: Sequence[str],
-    overrides: Sequence[str],
-    name: str = "",
-    store: str = "",
-    plain: bool = False,
+    kind: str, files: Sequence[str], overrides: Sequence[str], name: str = "", store: str = "", plain: bool = False
 ) -> int:
     """Resolve a config, run the flow of `kind` and show it, in plain lines if asked; return the exit status."""
     config = prepare(kind, files, overrides, name=name, store=store)
-    _tell(watch(config, plain=plain))
+    _print_comparisons(watch(config, plain=plain))
     where = f"{config.name} --store {config.store}"
     print(f"run {config.name} is in {config.store}; look at it with: stagecoach view --run {where}")
     print(f"or on this terminal: stagecoach show {where}")
     return 0
-
-
-def replay(asked: ReplayRequest, plain: bool = False) -> int:
-    """Go through recorded steps again as asked, and show it; return the exit status."""
-    return replays([asked], plain=plain)
 
 
 def replays(several: Sequence[ReplayRequest], plain: bool = False) -> int:
@@ -83,12 +73,12 @@ def resume(name: str, overrides: Sequence[str] = (), store: str = "", plain: boo
     with nothing_started():
         kind = runs.events(chosen)[-1].kind
     if kind == "replay":
-        return replay(ReplayRequest(run="", overrides=overrides, name=chosen, store=root), plain=plain)
-    _tell(watch(prepare(kind, (), overrides, name=chosen, store=root), plain=plain))
+        return replays([ReplayRequest(run="", overrides=overrides, name=chosen, store=root)], plain=plain)
+    _print_comparisons(watch(prepare(kind, (), overrides, name=chosen, store=root), plain=plain))
     return 0
 
 
-def _tell(outcome: dict[str, Any]) -> None:
+def _print_comparisons(outcome: dict[str, Any]) -> None:
     """Print how the last policy differs from the first on held-out examples, where both were tried on them."""
     if outcome.get("comparisons"):
         console().print(before_after(outcome["comparisons"]))
@@ -104,15 +94,12 @@ def watch(
 
     `before` is called once it is known that there is work to do. `plain` asks for plain lines on a terminal too.
     """
-    with watching(config) as watchers, panel_of(config, plain) as panel:
-        return run(config, (PanelWatcher(panel), *watchers), engine, before)
-
-
-def panel_of(config: RunConfig, plain: bool) -> Panel:
-    """Return the panel for a run of this kind."""
     num_steps = 0 if config.kind == "evaluate" else config.replay.last_step or config.steps
+    # A replay that trains has the recorded rewards, or nearly so: what it changes is seen in the loss.
     measure = "loss" if config.kind == "sft" or trains_again(config) else "reward"
-    return Panel(f"{config.kind} {config.name}", num_steps, plain=plain, measure=measure)
+    panel = Panel(f"{config.kind} {config.name}", num_steps, plain=plain, measure=measure)
+    with watching(config) as watchers, panel:
+        return run(config, (PanelWatcher(panel), *watchers), engine, before)
 
 
 def run(
@@ -130,16 +117,17 @@ def run(
         missing = [ref for ref in planned if ref.computed]
         session.notify("plan", missing=missing, num_pieces=len(planned))
         if not missing:
-            return _run_without_prefect(session)
-        directory = log_directory(config)
+            with record_run(session):
+                return LOOPS[config.kind](session)
         preflight(session, missing)
+        # Both take long to start: Prefect's API begins first and is waited for only when the services have begun, too.
         api = begin_prefect(config)
         session.begin(missing)
         before()
         with prefect_api.termination_reported():
             session.notify("prefect", url=api.wait().ui_url)
-            route_prefect_logs(directory / "prefect.log")
-            return _call_flow(session)
+            route_prefect_logs(log_directory(config) / "prefect.log")
+            return _call_flow(config)
 
 
 def begin_prefect(config: RunConfig) -> prefect_api.PrefectApi:
@@ -151,40 +139,22 @@ def begin_prefect(config: RunConfig) -> prefect_api.PrefectApi:
     return api if api.embedded else api.wait()
 
 
-def _run_without_prefect(session: Session) -> dict[str, Any]:
-    with record_run(session):
-        return LOOPS[session.config.kind](session)
-
-
-def _call_flow(session: Session) -> dict[str, Any]:
+def _call_flow(config: RunConfig) -> dict[str, Any]:
+    # Imported here and not above: Prefect takes a while, and reads which API to use when it is imported.
     from prefect import tags
 
-    config = session.config
-    flow = _flow(config)
+    match config.kind:
+        case "train":
+            from flows.train import train as flow
+        case "sft":
+            from flows.sft import sft as flow
+        case "evaluate":
+            from flows.evaluate import evaluate as flow
+        case "replay":
+            from flows.replay import replay as flow
     with tags(*prefect_api.run_tags(config.name, config.store)):
         outcome: dict[str, Any] = flow(name=config.name, store=config.store, **_parameters(config))
         return outcome
-
-
-def _flow(config: RunConfig) -> Callable[..., Any]:
-    """Return the Prefect flow of a run; importing it loads Prefect, which takes a while."""
-    match config.kind:
-        case "train":
-            from flows.train import train
-
-            return train
-        case "sft":
-            from flows.sft import sft
-
-            return sft
-        case "evaluate":
-            from flows.evaluate import evaluate
-
-            return evaluate
-        case "replay":
-            from flows.replay import replay
-
-            return replay
 
 
 def _parameters(config: RunConfig) -> dict[str, Any]:
@@ -232,22 +202,18 @@ def early_engine(
 
     Start-up is the engine's longest wait; it goes on beside the warm-up, with weights of the same shape.
     """
-    asked = load([preset], [*overrides, f"name={name}", f"store={root}", f"seed={SEED}"])
-    config = resolve(asked, config_versions(asked))
-    return InferenceService(
-        supervisor, RunContext(open_store(root), name, config, versions(config)), Path(asked.model.path)
-    )
+    loaded = load([preset], [*overrides, f"name={name}", f"store={root}", f"seed={SEED}"])
+    config = resolve(loaded, config_versions(loaded))
+    context = RunContext(open_store(root), name, config, versions(config))
+    return InferenceService(supervisor, context, Path(loaded.model.path))
 
 
 def demo_summary(outcome: dict[str, Any], config: RunConfig, recipe: Recipe, seconds: float) -> list[str]:
     """Return the lines that end the demo: what was learnt, where the tables are, what to try next."""
     rewards = [step["reward"] for step in outcome["steps"]]
-    last = rewards[-3:]
-    lines = [
-        "",
-        f"{recipe.about}: mean reward {rewards[0]:.2f} in the first step, "
-        f"{sum(last) / len(last):.2f} over the last {len(last)}.",
-    ]
+    last = rewards[-3:]  # one step alone is as much luck as learning
+    mean = sum(last) / len(last)
+    lines = [f"\n{recipe.about}: mean reward {rewards[0]:.2f} in the first step, {mean:.2f} over the last {len(last)}."]
     for found in outcome["evaluations"]:
         scores = "; ".join(describe_scores(each) for each in found["scores"])
         lines.append(f"Held-out examples, policy {found['version']}: {scores}")

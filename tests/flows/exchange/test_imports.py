@@ -110,7 +110,7 @@ def test_an_import_that_was_interrupted_goes_on(root: Path, monkeypatch: pytest.
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.exchange.placement.ImportedRollouts.traces", interrupted)
+        patch.setattr("tasks.exchange.trace_import.ImportedRollouts.traces", interrupted)
         with pytest.raises(KeyboardInterrupt):
             bring(root, TOKENS)
     assert bring(root, TOKENS).num_computed == 2, "examples and assignments were safe"
