@@ -213,7 +213,8 @@ def demo_summary(outcome: dict[str, Any], config: RunConfig, recipe: Recipe, sec
     rewards = [step["reward"] for step in outcome["steps"]]
     last = rewards[-3:]  # one step alone is as much luck as learning
     mean = sum(last) / len(last)
-    lines = [f"\n{recipe.about}: mean reward {rewards[0]:.2f} in the first step, {mean:.2f} over the last {len(last)}."]
+    learnt = f"{rewards[0]:.2f} in the first step, {mean:.2f} over the last {len(last)}"
+    lines = ["", f"{recipe.about}: mean reward {learnt}."]
     for found in outcome["evaluations"]:
         scores = "; ".join(describe_scores(each) for each in found["scores"])
         lines.append(f"Held-out examples, policy {found['version']}: {scores}")

@@ -2,18 +2,15 @@
 
 import json
 import re
-import sys
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from itertools import groupby
 
 import duckdb
 import polars as pl
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from configs.run import RunConfig
+from flows.reporting.formats import console, grid
 from flows.reporting.panel import printable
 from storage.errors import SliceExpired
 from storage.quarantine import ALL_RUNS, Quarantine
@@ -29,46 +26,29 @@ class NoSuchRollouts(ValueError):
     """A condition describes no rollout, or is none."""
 
 
-@dataclass(frozen=True)
-class FoundRollouts:
-    """The rollouts that a condition describes."""
+def search(store: Store, where: str, run: str = "") -> tuple[list[str], int]:
+    """Return the sorted ids of the rollouts with a row in traces for which `where` holds, and of how many it was asked.
 
-    trace_ids: tuple[str, ...]
-    """Sorted."""
-    looked_at: int
-    """Rollouts that the condition was asked about."""
-
-
-def search(store: Store, where: str, run: str = "") -> FoundRollouts:
-    """Return the rollouts with a row in traces for which `where` holds; of one run, if it is named.
-
-    A rollout that was graded again has a row for each grading; one is enough. Only the columns that the condition
-    mentions are read. Raises RunUnknown, and NoSuchRollouts where the condition is none or holds for nothing.
+    They are of one run, if it is named. A rollout that was graded again has a row for each grading; one is enough. Only
+    the columns that the condition mentions are read. Raises RunUnknown, and NoSuchRollouts where the condition is none
+    or holds for nothing.
     """
     rows = store.scan("traces")
     if run:
         store.runs.events(run)
-        rows = rows.filter(pl.col("attempt").is_in(_attempts(store, run)))
-    read = rows.select({"trace_id", *_columns_in(where)}).collect()
-    found = _holds(read, where)
-    looked_at = read["trace_id"].n_unique()
-    if not found:
+        # Not by the column run: rows that another run computed and this one shares are its own, too.
+        attempts = {piece.attempt for entry in store.ledger.entries(run=run) for piece in entry.slices("traces")}
+        rows = rows.filter(pl.col("attempt").is_in(sorted(attempts)))
+    words = {word.lower() for word in re.findall(r"\w+", where)}
+    read = rows.select({"trace_id", *(name for name in COLUMNS if name.lower() in words)}).collect()
+    fitting, looked_at = _fitting(read, where), read["trace_id"].n_unique()
+    if not fitting:
         place = f"run {run!r}" if run else "any run"
         raise _refusal(f"no rollout of {place} fits: {where!r} holds for none of {looked_at}.")
-    return FoundRollouts(tuple(sorted(found)), looked_at)
+    return sorted(fitting), looked_at
 
 
-def _attempts(store: Store, run: str) -> list[str]:
-    """Return what names the rows that a run uses: those that others computed and it shares are among them."""
-    return sorted({piece.attempt for entry in store.ledger.entries(run=run) for piece in entry.slices("traces")})
-
-
-def _columns_in(where: str) -> Iterable[str]:
-    words = {word.lower() for word in re.findall(r"\w+", where)}
-    return (name for name in COLUMNS if name.lower() in words)
-
-
-def _holds(traces: pl.DataFrame, where: str) -> set[str]:
+def _fitting(traces: pl.DataFrame, where: str) -> set[str]:
     """Return the ids for which the condition holds; the border at which SQL's errors become ours."""
     query = f"SELECT DISTINCT trace_id FROM traces WHERE (\n{where}\n)"  # a comment in it ends with its line
     with duckdb.connect(config={"enable_external_access": "false"}) as connection:
@@ -111,41 +91,32 @@ class BatchUse:
     """Policies of the run that were trained from it, directly or not."""
 
 
-class BatchCounts(NamedTuple):
-    """How much of a batch is of certain rollouts; all None where its rows are kept no longer."""
-
-    num_rows: int | None
-    num_samples: int | None
-    num_tokens: int | None
+Counts = tuple[int | None, int | None, int | None]
+"""Rows, samples and tokens of a batch that are of certain rollouts; all None where its rows are kept no longer."""
 
 
 def uses(store: Store, trace_ids: Iterable[str]) -> list[BatchUse]:
     """Return where rollouts were used, by run and step; a batch that a run shares with another counts for both."""
     wanted = frozenset(trace_ids)
-    touched = _makers(store, wanted)
+    rows = store.scan("traces").select("trace_id", "key").filter(pl.col("trace_id").is_in(sorted(wanted)))
+    touched = set(rows.collect()["key"].to_list())  # rollouts, and what graded them again
     found = []
     for entry in store.ledger.entries(stage="packing"):
         if touched.isdisjoint(entry.inputs.values()):
             continue
         counts = _count(store, entry, wanted)
-        if counts.num_samples != 0:
+        if counts != (0, 0, 0):
             trained = store.ledger.entries(run=entry.run, stage="training")
             found += _uses_of_batch(entry, counts, trained)
     return sorted(found, key=lambda use: (use.run, use.step, use.batch))
 
 
-def _makers(store: Store, trace_ids: Set[str]) -> set[str]:
-    """Return the keys of all work that made a row of these traces: rollouts, and what graded them again."""
-    rows = store.scan("traces").select("trace_id", "key").filter(pl.col("trace_id").is_in(sorted(trace_ids)))
-    return set(rows.collect()["key"].to_list())
-
-
-def _count(store: Store, entry: Entry, trace_ids: Set[str]) -> BatchCounts:
+def _count(store: Store, entry: Entry, trace_ids: Set[str]) -> Counts:
     """Return how many rows, samples and tokens of a batch are of these traces."""
     try:
         batches = store.read(entry.slices("batches"), ["sample_ids", "cu_seqlens"])
     except SliceExpired:
-        return BatchCounts(None, None, None)
+        return None, None, None
     rows, lengths = 0, []
     for row in batches.to_pylist():
         borders = row["cu_seqlens"]
@@ -156,10 +127,10 @@ def _count(store: Store, entry: Entry, trace_ids: Set[str]) -> BatchCounts:
         ]
         rows += bool(own)
         lengths += own
-    return BatchCounts(rows, len(lengths), sum(lengths))
+    return rows, len(lengths), sum(lengths)
 
 
-def _uses_of_batch(batch: Entry, counts: BatchCounts, trained: list[Entry]) -> list[BatchUse]:
+def _uses_of_batch(batch: Entry, counts: Counts, trained: list[Entry]) -> list[BatchUse]:
     made = [entry for entry in trained if entry.inputs.get("packing") == batch.key]
     if not made:
         return [BatchUse(batch.run, batch.step, batch.key, *counts, None, None, 0)]
@@ -180,11 +151,7 @@ def _num_from(policy: str, trained: list[Entry]) -> int:
     return len(line)
 
 
-PRINTED_WIDTH = 140
-"""Columns of output that goes to a file or a pipe."""
-
-
-def main(
+def quarantine(
     where: str = "",
     reason: str = "",
     run: str = "",
@@ -201,57 +168,55 @@ def main(
     if listing:
         _print_all(root.quarantines.all(), as_json)
         return 0
-    found = search(root, where, run)
-    recorded = (
-        None if dry_run else root.quarantines.record(found.trace_ids, where=where, reason=reason, run=run or ALL_RUNS)
-    )
-    described: dict[str, Any] = {
-        "quarantine": recorded.quarantine if recorded else None,
-        "run": run or ALL_RUNS,
-        "where": where,
-        "reason": recorded.reason if recorded else reason,
-        "num_rollouts": len(found.trace_ids),
-        "num_looked_at": found.looked_at,
-        "uses": [asdict(use) for use in uses(root, found.trace_ids)],
-        "trace_ids": list(found.trace_ids),
-    }
-    print(json.dumps(described)) if as_json else _print_found(described, root.root.address)
+    trace_ids, looked_at = search(root, where, run)
+    of_run = run or ALL_RUNS
+    recorded = None if dry_run else root.quarantines.record(trace_ids, where=where, reason=reason, run=of_run)
+    used = uses(root, trace_ids)
+    if as_json:
+        described = {
+            "quarantine": recorded.quarantine if recorded else None,
+            "run": of_run,
+            "where": where,
+            "reason": recorded.reason if recorded else reason,
+            "num_rollouts": len(trace_ids),
+            "num_looked_at": looked_at,
+            "uses": [asdict(use) for use in used],
+            "trace_ids": trace_ids,
+        }
+        print(json.dumps(described))
+        return 0
+    out, count = console(), f"{len(trace_ids)} of {looked_at} rollouts"
+    if recorded is None:
+        out.print(f"{count} fit; nothing was recorded (--dry-run)")
+    else:
+        out.print(f"quarantine {recorded.quarantine}: {count}: {printable(recorded.reason)}")
+    _print_uses(used)
+    if used and recorded is not None:
+        # The run that was asked about knows its own rewards.
+        replayed = used[0].run if of_run == ALL_RUNS else of_run
+        out.print("Leave them out, for example:")
+        out.print(f"  stagecoach replay {replayed} --from filtering --store {root.root.address}")
     return 0
 
 
-def _print_found(described: dict[str, Any], store: str) -> None:
-    console = Console() if sys.stdout.isatty() else Console(width=PRINTED_WIDTH)
-    count = f"{described['num_rollouts']} of {described['num_looked_at']} rollouts"
-    if described["quarantine"] is None:
-        console.print(Text(f"{count} fit; nothing was recorded (--dry-run)"))
-    else:
-        console.print(Text(f"quarantine {described['quarantine']}: {count}: {printable(described['reason'])}"))
-    used = [BatchUse(**use) for use in described["uses"]]
+def _print_uses(used: Sequence[BatchUse]) -> None:
+    out = console()
     if not used:
-        console.print(Text("No batch holds a sample of them."))
+        out.print("No batch holds a sample of them.")
         return
-    _print_uses(console, used)
-    for run in dict.fromkeys(use.run for use in used):
-        console.print(Text(_summary([use for use in used if use.run == run])))
-    if described["quarantine"] is not None:
-        # The run that was asked about knows its own rewards.
-        run = used[0].run if described["run"] == ALL_RUNS else described["run"]
-        console.print(Text("Leave them out, for example:"))
-        console.print(Text(f"  stagecoach replay {run} --from filtering --store {store}"), soft_wrap=True)
-
-
-def _print_uses(console: Console, used: Sequence[BatchUse]) -> None:
-    table = Table("run", "step", "batch", box=None, header_style="bold")
-    for name in ("rows", "samples", "tokens", "policy made", "later ones"):
-        table.add_column(name, justify="right")
+    rows = []
     for use in used:
         made = "none" if use.version is None else f"{use.version} ({(use.policy or '')[:8]})"
-        counts = ("?" if count is None else str(count) for count in (use.num_rows, use.num_samples, use.num_tokens))
-        table.add_row(use.run, str(use.step), use.batch[:8], *counts, made, str(use.num_later))
-    console.print(table)
+        counts = ("?" if count is None else count for count in (use.num_rows, use.num_samples, use.num_tokens))
+        rows.append((use.run, use.step, use.batch[:8], *counts, made, use.num_later))
+    headings = ("run", "step", "batch", "rows", "samples", "tokens", "policy made", "later ones")
+    out.print(grid(headings, rows, left=(0, 1, 2)))
+    for _, of_run in groupby(used, key=lambda use: use.run):
+        out.print(_summary(list(of_run)))
 
 
 def _summary(used: Sequence[BatchUse]) -> str:
+    """Return in a line what one run made of the rollouts."""
     made = [use.version for use in used if use.version is not None]
     samples, tokens = sum(use.num_samples or 0 for use in used), sum(use.num_tokens or 0 for use in used)
     text = f"run {used[0].run}: {samples} samples, {tokens} tokens in {len(used)} batches"
@@ -265,18 +230,11 @@ def _summary(used: Sequence[BatchUse]) -> str:
 
 def _print_all(every: Sequence[Quarantine], as_json: bool) -> None:
     if as_json:
-        rows = [{**asdict(each), "at": each.at.isoformat()} for each in every]
-        print(json.dumps(rows))
+        print(json.dumps([{**asdict(each), "at": each.at.isoformat()} for each in every]))
         return
-    console = Console() if sys.stdout.isatty() else Console(width=PRINTED_WIDTH)
-    if not every:
-        console.print(Text("no quarantines"))
-        return
-    table = Table("quarantine", "at", "run", box=None, header_style="bold")
-    table.add_column("rollouts", justify="right")
-    table.add_column("where")
-    table.add_column("reason")
-    for each in every:
-        texts = (Text(printable(each.where)), Text(printable(each.reason)))
-        table.add_row(each.quarantine, f"{each.at:%Y-%m-%d %H:%M}", each.run, str(len(each.trace_ids)), *texts)
-    console.print(table)
+    rows = [
+        (each.quarantine, f"{each.at:%Y-%m-%d %H:%M}", each.run, len(each.trace_ids), each.where, each.reason)
+        for each in every
+    ]
+    headings = ("quarantine", "at", "run", "rollouts", "where", "reason")
+    console().print(grid(headings, rows, left=(0, 1, 2, 4, 5)) if every else "no quarantines")

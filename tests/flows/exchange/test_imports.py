@@ -220,7 +220,7 @@ def test_two_files_that_number_their_traces_share_none(root: Path, tmp_path: Pat
     one, other = (step_history(store, run).steps[0].work["rollout"].slices_of("traces") for run in ("one", "other"))
     ids = [set(store.read(slices)["trace_id"].to_pylist()) for slices in (one, other)]
     assert [len(each) for each in ids] == [2, 2] and ids[0].isdisjoint(ids[1])
-    assert search(store, f"trace_id = '{min(ids[0])}'").trace_ids == (min(ids[0]),)
+    assert search(store, f"trace_id = '{min(ids[0])}'")[0] == [min(ids[0])]
 
 
 @pytest.mark.engine
