@@ -63,7 +63,7 @@ def curves(runs: Sequence[str], store: str = "", output: str = "") -> int:
     Raises ConfigError for an unknown run.
     """
     root = existing_store(store or RunConfig().store)
-    found = [describe(root, name, config) for name, config in [recorded_run(root, name) for name in runs]]
+    found = [describe(root, *named) for named in [recorded_run(root, name) for name in runs]]
     rewards = {run["run"]: {s["step"]: s["reward"] for s in run["steps"] if s["reward"] is not None} for run in found}
     steps = sorted({step for each in rewards.values() for step in each})
     headings = ["step", *rewards]

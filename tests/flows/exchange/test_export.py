@@ -191,6 +191,6 @@ def test_the_command(root: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "is there already" in capsys.readouterr().err
     assert cli.main(["export", "--format", "sft", "--to", str(tmp_path / "x"), "--store", root]) == 2
     assert "export needs a RUN" in capsys.readouterr().err
-    for steps in ("5:2", ":", "x"):
+    for steps in ("5:2", "x"):
         assert cli.main([*argv, "--steps", steps]) == 2
         assert "--steps" in capsys.readouterr().err
