@@ -61,11 +61,9 @@ def refuse_unfit_state(store: Store, config: RunConfig, recorded: StepHistory) -
         verdicts = store.read(judged.slices_of("verdicts"), ["trace_id", "keep"])
         if found := unfit & {*verdicts.filter(verdicts["keep"])["trace_id"].to_pylist()}:
             raise ConfigError(
-                [
-                    f"--steps: the state that step {replay.first_step} goes on from holds {len(found)} rollout(s) of "
-                    f"step {judged.step} that are in quarantine now, first {min(found)}. Begin at step 0 (without "
-                    "--steps), which leaves them out of it, or keep them (--no-quarantine)"
-                ]
+                f"--steps: the state that step {replay.first_step} goes on from holds {len(found)} rollout(s) of "
+                f"step {judged.step} that are in quarantine now, first {min(found)}. Begin at step 0 (without "
+                "--steps), which leaves them out of it, or keep them (--no-quarantine)"
             )
 
 
@@ -123,9 +121,9 @@ def source_config(store: Store, run: str, begun: RunConfig | None = None) -> Run
     """
     config = recorded_config(store, run)
     if config is None:
-        raise ConfigError([f"store {store.root.address}: there is no run {run!r}; {store.runs.similar_names(run)}"])
+        raise ConfigError(f"store {store.root.address}: there is no run {run!r}; {store.runs.similar_names(run)}")
     if config.kind == "evaluate":
-        raise ConfigError([f"run {run!r} is an evaluation: it has no steps to go through again; replay a training run"])
+        raise ConfigError(f"run {run!r} is an evaluation: it has no steps to go through again; replay a training run")
     refuse_removed(store, run, begun)
     return config
 
@@ -162,7 +160,7 @@ def _requested(
     requested = load((), (), base=changed.model_dump(mode="json") | {"replay": settings})
     if not replayed_stages(requested.replay):
         until = requested.replay.until
-        raise ConfigError([f"replay: --until {until} comes before --from {begin}; the order is {', '.join(ORDER)}"])
+        raise ConfigError(f"replay: --until {until} comes before --from {begin}; the order is {', '.join(ORDER)}")
     return requested
 
 
@@ -203,10 +201,8 @@ def _refuse_lost_scores(requested: RunConfig, steps: list[RecordedStep]) -> None
     if "rollout" in replayed_stages(requested.replay) and any("regrade" in past.work for past in steps):
         run, origin = requested.replay.run, next(past.work["rollout"] for past in steps).computed_by
         raise ConfigError(
-            [
-                f"--from {requested.replay.from_stage}: the rollouts of {run!r} were scored anew, which it would lose; "
-                f"use --from filtering to keep those scores, or replay {origin!r} to sample anew"
-            ]
+            f"--from {requested.replay.from_stage}: the rollouts of {run!r} were scored anew, which it would lose; "
+            f"use --from filtering to keep those scores, or replay {origin!r} to sample anew"
         )
 
 
@@ -217,10 +213,8 @@ def _require_vocabulary(requested: RunConfig) -> None:
     kinds = {each.type for each in requested.filtering.filters}
     if "filtering" in replayed_stages(requested.replay) and "gibberish" in kinds:
         raise ConfigError(
-            [
-                f"model.vocab_size: run {requested.replay.run!r} recorded none, which filter gibberish needs; say "
-                f"it (--set model.vocab_size=N), or name the weights (--set model.path=DIRECTORY)"
-            ]
+            f"model.vocab_size: run {requested.replay.run!r} recorded none, which filter gibberish needs; say "
+            f"it (--set model.vocab_size=N), or name the weights (--set model.path=DIRECTORY)"
         )
 
 
@@ -254,10 +248,8 @@ def _with_weights(store: Store, requested: RunConfig, first: RecordedStep) -> Ru
         return _served_from(store, requested, imported[0].key)  # the directory they came from may be gone
     if policy is None:
         raise ConfigError(
-            [
-                f"model.path: run {replay.run!r} recorded no weights; say which to start from (--set "
-                f"model.path=DIRECTORY), or stop before training (--until packing)"
-            ]
+            f"model.path: run {replay.run!r} recorded no weights; say which to start from (--set "
+            f"model.path=DIRECTORY), or stop before training (--until packing)"
         )
     return _served_from(store, requested, policy.key)
 
@@ -286,8 +278,6 @@ def _resolved(requested: RunConfig) -> RunConfig:
 def _require_device(config: RunConfig) -> None:
     if "training" in replayed_stages(config.replay) and config.training.device == "cuda" and not has_cuda():
         raise ConfigError(
-            [
-                "training.device: recorded as cuda, and this machine has none; replay with --set training.device=cpu "
-                "training.dtype=float32 (other weights will come out), or stop before training (--until packing)"
-            ]
+            "training.device: recorded as cuda, and this machine has none; replay with --set training.device=cpu "
+            "training.dtype=float32 (other weights will come out), or stop before training (--until packing)"
         )

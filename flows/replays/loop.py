@@ -1,6 +1,7 @@
 """Runs an open session of a replay to its end, or plans it, and says what it came to beside what was recorded."""
 
 import logging
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -25,10 +26,15 @@ from flows.runtime.plan import plan_work, unique_results
 from flows.runtime.session import Session
 from flows.runtime.step_report import Outcome, describe
 from storage.errors import NoSpace, StoreError, WorkRemoved
-from storage.read.lineage import Work
 from storage.store import Store
 from tasks.runtime.run_context import LEDGER_SECONDS, RunContext
 from tasks.runtime.stage import Policy, Ref
+
+_log = logging.getLogger("stagecoach")
+OUTSIDE = 0.1
+"""Share of a step's tokens outside the trust region above which it is said that the replay has left it."""
+SAME_WEIGHTS = "weights are the recorded ones at every step"
+MEASURES = ("loss", "grad_norm", "mismatch_kl", "mismatch_kl_max", "masked_fraction", "weights_sha256")
 
 
 def loop_replay(session: Session) -> dict[str, Any]:
@@ -37,6 +43,7 @@ def loop_replay(session: Session) -> dict[str, Any]:
     outcome, apart = Outcome(session.context.run, config.steps), PolicyDistance(store)
     recorded, quarantined = step_history(store, config.replay.run), quarantined_in(store, config.replay)
     steps = replay_steps(Executor(session), session.source, config, recorded, quarantined, check_of(session))
+    # Whoever removes the source meanwhile is not held up: what is missing then is explained.
     with going_through_source(store, config), session.context.buffered():
         for done in steps:
             outcome.add(finish_replayed(session, done, apart))
@@ -49,23 +56,16 @@ def plan_run(context: RunContext, source: Source, policy: Policy | None = None) 
     return plan_replay(context, source) if context.config.kind == "replay" else plan_work(context, source, policy)
 
 
-def plan_replay(context: RunContext, source: Source, policy: Policy | None = None) -> list[Ref]:
-    """Return every result that the replay of `context` consists of, once; `policy` is of no use to a replay.
+def plan_replay(context: RunContext, source: Source) -> list[Ref]:
+    """Return every result that the replay of `context` consists of, once.
 
     Of one that a rule refused, those are the results up to there.
     """
     config, execute = context.config, Executor(context=context)
     recorded, quarantined = step_history(context.store, config.replay.run), quarantined_in(context.store, config.replay)
     with suppress(EmptyBatch, GateRefused):
-        for _ in replay_steps(execute, source, config, recorded, quarantined):
-            pass
+        deque(replay_steps(execute, source, config, recorded, quarantined), maxlen=0)  # for what `execute` notes alone
     return unique_results(execute)
-
-
-_log = logging.getLogger("stagecoach")
-OUTSIDE = 0.1
-"""Share of a step's tokens outside the trust region above which it is said that the replay has left it."""
-MEASURES = ("loss", "grad_norm", "mismatch_kl", "mismatch_kl_max", "masked_fraction", "weights_sha256")
 
 
 class PolicyDistance:
@@ -98,11 +98,13 @@ def finish_replayed(session: Session, done: Replayed, apart: PolicyDistance) -> 
     """Describe a replayed step with what was recorded and tell the watchers, with a warning where it is called for."""
     again = replayed_stages(session.config.replay)
     training = done.past.work.get("training") if "training" in again else None
-    recorded = _measured(session.context.store, training)
+    recorded = None
+    if training is not None:
+        updates = session.context.store.read(training.slices_of("updates"), list(MEASURES))
+        recorded = {"key": training.key, **updates.to_pylist()[-1]}
     described = describe(session.context, done.step, tuple(done.work.values()))
-    described["seconds"] = {
-        stage: value for stage, value in described["seconds"].items() if stage in (*again, "metrics")
-    }
+    # What was shared took its time when it was recorded, not now.
+    described["seconds"] = {name: value for name, value in described["seconds"].items() if name in (*again, "metrics")}
     described["recorded"] = recorded
     described["updates_apart"] = apart.updates(done.policy_in.key if done.policy_in else None, done.sampled_by)
     update = described["update"]
@@ -114,36 +116,21 @@ def finish_replayed(session: Session, done: Replayed, apart: PolicyDistance) -> 
     return described
 
 
-def _measured(store: Store, training: Work | None) -> dict[str, Any] | None:
-    """Return what the recorded training of a step measured last; None where there is none to compare with."""
-    if training is None:
-        return None
-    row = store.read(training.slices_of("updates"), list(MEASURES)).to_pylist()[-1]
-    return {"key": training.key, **row}
-
-
 def _notes(done: Replayed, described: dict[str, Any], apart: PolicyDistance) -> list[str]:
     if done.batch is not None and not done.batch.packing.num_rows("batches"):
         return [f"step {done.step}: the batch is empty under these settings; the policy stays as it is"]
     masked = (described["update"] or {}).get("masked_fraction")
     if masked is None or masked <= OUTSIDE or apart.warned:
         return []
-    apart.warned = True
+    apart.warned = True  # once is enough: a policy that has left seldom comes back
+    before, count = (described["recorded"] or {}).get("masked_fraction"), described["updates_apart"]
+    share = "-" if before is None else f"{before:.0%}"
+    updates = "no number of updates" if count is None else f"{count} update{'' if count == 1 else 's'}"
     return [
-        f"step {done.step}: {masked:.0%} of the tokens are outside the trust region (recorded: "
-        f"{_share(described['recorded'])}); the policy is {_updates(described)} away from the one that sampled. "
-        f"What it learns from these rollouts is less and less its own; to sample anew: stagecoach replay --from rollout"
+        f"step {done.step}: {masked:.0%} of the tokens are outside the trust region (recorded: {share}); the policy is "
+        f"{updates} away from the one that sampled. What it learns from these rollouts is less and less its own; to "
+        "sample anew: stagecoach replay --from rollout"
     ]
-
-
-def _updates(described: dict[str, Any]) -> str:
-    count = described["updates_apart"]
-    return "no number of updates" if count is None else f"{count} update{'' if count == 1 else 's'}"
-
-
-def _share(recorded: dict[str, Any] | None) -> str:
-    value = (recorded or {}).get("masked_fraction")
-    return "-" if value is None else f"{value:.0%}"
 
 
 def trains_again(config: RunConfig) -> bool:
@@ -160,17 +147,13 @@ def summary(outcome: dict[str, Any], config: RunConfig) -> list[str]:
     ]
     compared = [step for step in trained if step["same_weights"] is not None]
     if compared:
-        parted = next((step["step"] for step in compared if not step["same_weights"]), None)
-        what = (
-            "are the recorded ones at every step" if parted is None else f"part from the recorded ones at step {parted}"
-        )
-        lines.append(f"weights {what}")
+        parted = next((f"step {step['step']}" for step in compared if not step["same_weights"]), "")
+        lines.append(f"weights part from the recorded ones at {parted}" if parted else SAME_WEIGHTS)
     masked = [step["update"]["masked_fraction"] for step in trained if step["update"]["masked_fraction"] is not None]
     if masked:
         worst = max(step["update"]["mismatch_kl"] or 0.0 for step in trained)
-        lines.append(
-            f"importance ratio: at most {max(masked):.1%} of tokens outside the trust region, KL up to {worst:.2g}"
-        )
+        outside = f"at most {max(masked):.1%} of tokens outside the trust region"
+        lines.append(f"importance ratio: {outside}, KL up to {worst:.2g}")
     store = "" if config.store == RunConfig().store else f" --store {config.store}"
     return [*lines, f"compare: stagecoach diff {replay.run} {config.name}{store}"]
 

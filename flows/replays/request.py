@@ -47,12 +47,11 @@ def as_begun(asked: ReplayRequest, begun: RunConfig | None) -> ReplayRequest:
     if begun is None:
         return asked
     if begun.kind != "replay":
-        raise ConfigError([f"name: {begun.name!r} is a run of kind {begun.kind}; give the replay a name of its own"])
+        raise ConfigError(f"name: {begun.name!r} is a run of kind {begun.kind}; give the replay a name of its own")
     replay = begun.replay
     if not asked.quarantine and replay.quarantines:
-        raise ConfigError(
-            [f"--no-quarantine: {begun.name!r} began without the rollouts in quarantine; give another replay its name"]
-        )
+        left_out = f"{begun.name!r} began without the rollouts in quarantine"
+        raise ConfigError(f"--no-quarantine: {left_out}; give another replay its name")
     return replace(
         asked,
         run=asked.run or replay.run,
@@ -68,11 +67,11 @@ def step_range(text: str) -> tuple[int, int | None]:
     """Return first and last step of `3:10`, `3:`, `:10` or `3`; the last is not in the range, None is no end."""
     match = re.fullmatch(r"(\d*)(:?)(\d*)", text.strip())
     if match is None:
-        raise ConfigError([f"--steps {text}: say 3:10 (3 to 9), 3: or :10, or one step"])
+        raise ConfigError(f"--steps {text}: say 3:10 (3 to 9), 3: or :10, or one step")
     first = int(match[1] or 0)
     last = int(match[3]) if match[3] else None if match[2] or not text else first + 1
     if last is not None and last <= first:
-        raise ConfigError([f"--steps {text}: holds no step; the second number is the first step left out"])
+        raise ConfigError(f"--steps {text}: holds no step; the second number is the first step left out")
     return first, last
 
 
@@ -83,17 +82,17 @@ def first_stage(source: RunConfig, changed: RunConfig, asked: ReplayRequest, sta
     """
     if asked.regrade:
         if asked.from_stage not in ("", "rollout", "filtering"):
-            raise ConfigError([f"--from {asked.from_stage}: --regrade scores recorded rollouts before filtering"])
+            raise ConfigError(f"--from {asked.from_stage}: --regrade scores recorded rollouts before filtering")
         return "filtering"
     reached = [stage for stage in ORDER if content_of(source, stage) != content_of(changed, stage)]
-    begin = asked.from_stage or min([*reached, "training"], key=_place)
+    # Without a setting that reaches an earlier stage, the last one of the replay is done again and no other.
+    last = asked.until if asked.until in ORDER else "training"
+    begin = asked.from_stage or min([*reached, last], key=_place)
     if standing and _place(begin) > _place("filtering"):
         if asked.from_stage:
             raise ConfigError(
-                [
-                    f"--from {asked.from_stage}: rollouts that are in quarantine now were kept by the recorded "
-                    f"filtering; begin there (--from filtering), or keep them (--no-quarantine)"
-                ]
+                f"--from {asked.from_stage}: rollouts that are in quarantine now were kept by the recorded "
+                f"filtering; begin there (--from filtering), or keep them (--no-quarantine)"
             )
         return "filtering"
     return begin
@@ -105,27 +104,24 @@ def content_of(config: RunConfig, stage: str) -> dict[str, Any]:
     return View(config, BY_NAME[known].stage.sections, stage).content()
 
 
-def request_phrase(overrides: Sequence[str]) -> list[str]:
+def override_keys(overrides: Sequence[str]) -> list[str]:
     """Return the dotted keys that overrides set."""
     return [override.partition("=")[0].strip() for override in overrides]
 
 
 def names_weights(overrides: Sequence[str]) -> bool:
     """Tell whether other weights than the recorded ones were asked for."""
-    return "model.path" in request_phrase(overrides)
+    return "model.path" in override_keys(overrides)
 
 
 def refuse_what_options_say(overrides: Sequence[str]) -> None:
     """Refuse settings that have an option of their own. Raises ConfigError."""
     options = {"replay": "--from, --until, --steps", "steps": "--steps", "name": "--name", "store": "--store"}
     options["kind"] = "another command"
-    lines = [
-        f"{key}: is said by options ({options[key.partition('.')[0]]}), not by --set"
-        for key in request_phrase(overrides)
-        if key.partition(".")[0] in options
-    ]
-    if lines:
-        raise ConfigError(lines)
+    sections = {key: key.partition(".")[0] for key in override_keys(overrides)}
+    said = {key: options[section] for key, section in sections.items() if section in options}
+    if said:
+        raise ConfigError([f"{key}: is said by options ({names}), not by --set" for key, names in said.items()])
 
 
 def refuse_unread(requested: RunConfig, overrides: Sequence[str], supervised: bool) -> None:
@@ -135,16 +131,13 @@ def refuse_unread(requested: RunConfig, overrides: Sequence[str], supervised: bo
     """
     again = replayed_stages(requested.replay)
     if supervised and {"assignment", "rollout"} & set(again):
-        raise ConfigError(
-            ["a supervised run is replayed from filtering on: its demonstrations are of a file that new runs read"]
-        )
+        what = "a supervised run is replayed from filtering on"
+        raise ConfigError(f"{what}: its demonstrations are of a file that new runs read")
     if names_weights(overrides) and not needs_weights(requested.replay):
-        raise ConfigError(["model.path: no weights are needed by the stages that are done again; leave it out"])
+        raise ConfigError("model.path: no weights are needed by the stages that are done again; leave it out")
     scored = needs_reference_scores(requested)
-    lines = [
-        line for key in request_phrase(overrides) if (line := _unread(key, again, requested.replay.regrade, scored))
-    ]
-    if lines:
+    reasons = (_unread(key, again, requested.replay.regrade, scored) for key in override_keys(overrides))
+    if lines := [reason for reason in reasons if reason]:
         raise ConfigError(lines)
 
 
@@ -161,12 +154,9 @@ def _unread(key: str, again: Sequence[StageName], regrade: bool, scored: bool) -
     if section in ANYWAY or SERVICES.get(section) in again or (section == "model" and rest in ("path", "tokenizer")):
         return ""
     if section == "environments" and "assignment" not in again:
-        known = SAMPLED if "rollout" in again else REGRADED if regrade else ()
-        return (
-            ""
-            if field in known
-            else f"{key}: the examples are the recorded ones; use --from assignment, or start a new run"
-        )
+        if field in (SAMPLED if "rollout" in again else REGRADED if regrade else ()):
+            return ""
+        return f"{key}: the examples are the recorded ones; use --from assignment, or start a new run"
     read = [*again, *(["reference"] if scored else [])]
     if any(section in BY_NAME[stage].stage.sections for stage in read):
         return ""
@@ -190,7 +180,7 @@ def refuse_removed(store: Store, source: str, begun: RunConfig | None) -> None:
     """Raise ConfigError where the run to be replayed was removed; `begun` is the replay that was to go on, if any."""
     if was_removed(store, source):
         line = f"run {source!r} was removed from the store (stagecoach gc): its steps are gone"
-        raise ConfigError([f"{line}. {_sentence(removal_advice(begun))}" if begun else line])
+        raise ConfigError(f"{line}. {removal_advice(begun)}" if begun else line)
 
 
 def finished_without_source(asked: ReplayRequest) -> RunConfig | None:
@@ -221,10 +211,6 @@ def removal_advice(config: RunConfig) -> str:
     """Return what can be done with a replay whose source was removed."""
     at = f"{config.name} --store {config.store}"
     return (
-        f"this replay cannot go on. Look at what it finished with stagecoach show {at}; its whole steps can be gone "
+        f"This replay cannot go on. Look at what it finished with stagecoach show {at}; its whole steps can be gone "
         f"through in turn: stagecoach replay {at}; for the others record a new run (stagecoach run) and replay that"
     )
-
-
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:]

@@ -8,6 +8,7 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.replay import replayed_stages
+from flows import cli
 from flows.queries.compare import compare
 from flows.queries.step_history import step_history
 from flows.queries.store_reader import StoreReader
@@ -214,3 +215,18 @@ def test_an_empty_batch_is_not_trained_on_and_the_policy_goes_on(tmp_path: Path)
     assert [step["update"] for step in steps] == [None, None]
     trained = open_store(tmp_path / "store").ledger.entries(run="empty", stage="training")
     assert trained == [] and store.ledger.entries(run="base", stage="training")
+
+
+@pytest.mark.parametrize("until", ["assignment", "filtering", "advantage"])
+def test_a_replay_that_ends_early_describes_what_is_there(
+    tmp_path: Path, until: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rehearse(tmp_path / "store", "base", steps=1)
+    config = ask(tmp_path / "store", until=until, name="short")
+    assert config.replay.from_stage == until, "no setting reaches a stage: the last one is done again"
+    _, (step,) = walk(config)
+    assert step["rows"].keys() >= {until} and step["update"] is None and step["same_weights"] is None
+    assert (step["reward"] is None) == (until == "assignment"), "assignments alone have no rewards"
+    for argv in (["replay", "base", "--until", until, "--name", "short"], ["show", "short"], ["diff", "base", "short"]):
+        assert cli.main([*argv, "--store", str(tmp_path / "store")]) == 0
+    assert "replay short of base" in capsys.readouterr().out
