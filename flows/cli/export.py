@@ -1,5 +1,6 @@
 """Commands that exchange rollouts and weights with other programs: import, export."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -77,10 +78,7 @@ def export_rollouts(
     if form == "store":
         parts = {"sql": sql, "steps": steps, "kept": kept, "min-reward": min_reward, "held-out": held_out}
         parts |= {"quarantined": quarantined, "policy": policy, "force": force}
-        if not run:
-            raise UsageError("export --format store needs a RUN, which is copied whole")
-        if given := [name for name, value in parts.items() if value not in ("", None, False)]:
-            raise UsageError(f"--{given[0]} chooses parts or replaces; a run is copied whole, and nothing is replaced")
+        _require_whole(run, [name for name, value in parts.items() if value not in ("", None, False)])
         return copy(run, target, store or RunConfig().store, with_policies)
     if with_policies:
         raise UsageError("--with-policies belongs to --format store; weights by themselves are --format weights")
@@ -108,3 +106,11 @@ def export_rollouts(
             force=force,
         )
     )
+
+
+def _require_whole(run: str, given: Sequence[str]) -> None:
+    """Refuse what would choose a part of the run that is to be copied. Raises UsageError."""
+    if not run:
+        raise UsageError("export --format store needs a RUN, which is copied whole")
+    if given:
+        raise UsageError(f"--{given[0]} chooses parts or replaces; a run is copied whole, and nothing is replaced")

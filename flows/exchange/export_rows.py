@@ -192,6 +192,7 @@ def _of_entry(
 
 
 def _kept_traces(store: Store, work: RunRollouts) -> set[str]:
+    """Return the ids of the traces that the filters kept."""
     if work.filtered is None:
         raise ExportRefused(
             f"--kept: run {work.run!r} has not filtered the rollouts of step {work.sampled.step}, so none of them is "

@@ -92,7 +92,10 @@ def import_files(request: ImportRequest) -> ImportOutcome:
     inputs = inputs_of_import(request, config)
     key = key_of(config, trace_import.EXAMPLES_STAGE, 0, inputs)
     config = config.model_copy(update={"name": config.name or f"import-{key[:8]}"})
-    if _is_store(config.store):
+    root = open_root(config.store)
+    with border("looking for a store", root.address):
+        found_store = root.exists(FORMAT)  # none is made for asking
+    if found_store:
         store = open_store(config.store)
         _require_free(store, config.name, key)
         earlier = _finished_import(store, config.name, key)
@@ -103,17 +106,9 @@ def import_files(request: ImportRequest) -> ImportOutcome:
     store = open_store(config.store)
     _record(store, config, "started", f"import of {', '.join(str(file) for file in request.files)}")
     computed = _write(RunContext(store, config.name, config, versions(config)), found, inputs)
-    _record(
-        store, config, "finished", json.dumps({"rollouts": figures, "groups": found.groups(), "left out": left_out})
-    )
+    message = {"rollouts": figures, "groups": found.groups(), "left out": left_out}
+    _record(store, config, "finished", json.dumps(message))
     return ImportOutcome(config.name, config.store, computed, len(found.steps), figures, found.groups(), left_out)
-
-
-def _is_store(address: str) -> bool:
-    """Tell whether there is a store already; none is made for asking."""
-    root = open_root(address)
-    with border("looking for a store", root.address):
-        return root.exists(FORMAT)
 
 
 def _require_free(store: Store, name: str, key: str) -> None:
@@ -130,11 +125,7 @@ def _finished_import(store: Store, name: str, key: str) -> list[Entry] | None:
     runs = [entry.run for entry in store.ledger.entries(stage="examples") if entry.key == key]
     for run in sorted(runs, key=lambda run: run != name):
         if any(event.event == "finished" for event in store.runs.events(run)):
-            return [
-                entry
-                for entry in store.ledger.entries(run=run)
-                if entry.key == key or entry.inputs.get("examples") == key
-            ]
+            return [each for each in store.ledger.entries(run=run) if key in (each.key, each.inputs.get("examples"))]
     return None
 
 
@@ -165,12 +156,9 @@ def _read(request: ImportRequest, config: RunConfig) -> tuple[ImportedRollouts, 
         left_out |= {HELD_OUT: len(episodes) - len(training)} if len(training) < len(episodes) else {}
         episodes = training
     if not episodes:
-        raise ImportRefused(f"the files hold no rollouts{_reasons(left_out)}. Nothing was written.")
+        reasons = "".join(f"; {number} x {reason}" for reason, number in left_out.items())
+        raise ImportRefused(f"the files hold no rollouts{reasons}. Nothing was written.")
     return arrange(with_unique_ids(episodes), request.groups_per_step), _figures(episodes), left_out
-
-
-def _reasons(left_out: Mapping[str, int]) -> str:
-    return "".join(f"; {number} x {reason}" for reason, number in left_out.items())
 
 
 def _figures(episodes: Sequence[Episode]) -> dict[str, int]:
@@ -201,9 +189,8 @@ def _write(context: RunContext, found: ImportedRollouts, inputs: Mapping[str, st
 
 
 def _record(store: Store, config: RunConfig, event: str, message: str) -> None:
-    store.runs.record(
-        run=config.name, event=event, kind="train", config=config.model_dump(mode="json"), message=message
-    )
+    settings = config.model_dump(mode="json")
+    store.runs.record(run=config.name, event=event, kind="train", config=settings, message=message)
 
 
 def imported_config(request: ImportRequest) -> RunConfig:
@@ -294,14 +281,14 @@ def outcome_lines(outcome: ImportOutcome) -> list[str]:
     again = f"stagecoach replay {outcome.run} --from filtering --set model.path=DIR{supervised}"
     return [
         f"run {outcome.run}: {steps}; {found}",
-        *_of_groups(outcome.groups),
+        *_group_lines(outcome.groups),
         *([OLD_BLOCK_NOTE] if OLD_BLOCK in outcome.figures else []),
         *(f"left out: {number} x {reason}" for reason, number in outcome.left_out.items()),
         f"train on it with: {again} --store {outcome.store}",
     ]
 
 
-def _of_groups(groups: Mapping[str, int]) -> list[str]:
+def _group_lines(groups: Mapping[str, int]) -> list[str]:
     """Return what to say of the groups, with a warning where no baseline could tell their members apart."""
     if not groups:
         return []

@@ -12,13 +12,8 @@ from tasks.exchange.episodes import Row, compact, paths
 from tasks.exchange.traces import openai_message
 
 Pairs = Literal["extremes", "all"]
-CALL = pa.struct(
-    [
-        ("id", pa.string()),
-        ("type", pa.string()),
-        ("function", pa.struct([("name", pa.string()), ("arguments", pa.string())])),
-    ]
-)
+FUNCTION = pa.struct([("name", pa.string()), ("arguments", pa.string())])
+CALL = pa.struct([("id", pa.string()), ("type", pa.string()), ("function", FUNCTION)])
 FIELDS = {
     "role": pa.string(),
     "content": pa.string(),

@@ -53,9 +53,8 @@ def read_files(paths: Sequence[Path], form: Format, context: ImportContext) -> t
                 problems.append(LineProblem(str(path), line, error.reason, error.detail))
             except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
                 # What is of another shape than its layout shows in many ways; all of them are this line's.
-                problems.append(
-                    LineProblem(str(path), line, "the line is malformed", f"{type(error).__name__}: {error}")
-                )
+                detail = f"{type(error).__name__}: {error}"
+                problems.append(LineProblem(str(path), line, "the line is malformed", detail))
     return episodes, problems
 
 
@@ -144,21 +143,20 @@ def read_conversation(line: Row, origin: Origin, context: ImportContext, step: i
     replies = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
     if not replies or replies[-1] != len(messages) - 1:
         raise Unfit("the conversation does not end with an assistant message")
-    prompt = (
-        messages[: replies[0]]
-        if line.get("messages") is not None
-        else messages[: len(_conversation(line["prompt"], ""))]
-    )
+    # What the file calls the prompt may hold answers of its own; of bare messages it ends with the first answer.
+    num_prompt = replies[0] if line.get("messages") is not None else len(_conversation(line["prompt"], ""))
+    prompt = messages[:num_prompt]
     trace_id = str(line.get("trace_id") or digest("conversation", canonical(line), str(repeat)))
     trace = _trace(line, trace_id, messages, prompt)
     row, rows = trace_rows(trace, context, {"file": origin.number, "line": origin.line, "conversation": True})
     data = trace["task"]["data"]
-    group, kind = line.get("group_id"), line.get("task")
+    group = line.get("group_id")
+    names = [line[name] for name in ("environment", "env_id", "env_name", "task") if isinstance(line.get(name), str)]
     named = first(*(line.get(name) for name in EXAMPLE_IDS if group is None or name != "id"))
     return Episode(
         origin=origin,
         episode_id=trace_id,
-        environment=context.environment or str(first(_name(line), kind if isinstance(kind, str) else None, "imported")),
+        environment=context.environment or first(*names, "imported"),
         example_id=digest(canonical(prompt)) if named is None else str(named),
         task=canonical(data),
         group=None if group is None else str(group),
@@ -169,16 +167,11 @@ def read_conversation(line: Row, origin: Origin, context: ImportContext, step: i
     )
 
 
-def _name(line: Mapping[str, Any]) -> Any:
-    return first(*(line[name] for name in ("environment", "env_id", "env_name") if isinstance(line.get(name), str)))
-
-
 def _messages(line: Mapping[str, Any]) -> list[Row]:
-    found = (
-        _conversation(line["messages"], "user")
-        if line.get("messages") is not None
-        else _conversation(line["prompt"], "user") + _conversation(line["completion"], "assistant")
-    )
+    if line.get("messages") is not None:
+        found = _conversation(line["messages"], "user")
+    else:
+        found = _conversation(line["prompt"], "user") + _conversation(line["completion"], "assistant")
     for number, message in enumerate(found):
         check_message(message, f"message {number}")
     # Parquet fills in fields that only other rows have.

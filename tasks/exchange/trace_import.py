@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import pyarrow as pa
 
@@ -20,71 +19,6 @@ from tasks.exchange.traces import MARK, source_of
 from tasks.inference.trace_rows.images import extract_images
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.stage import Stage, Tables
-
-
-class TraceSource(Protocol):
-    """What the stages ask of whoever has read the files."""
-
-    def examples(self) -> pa.Table:
-        """Return the examples that were tried, in the EXAMPLES schema."""
-        ...
-
-    def assignments(self, step: int) -> pa.Table:
-        """Return the assignments of a step, in the ASSIGNMENTS schema."""
-        ...
-
-    def traces(self, step: int) -> pa.Table:
-        """Return the traces of a step, in the TRACES schema."""
-        ...
-
-    def messages(self, step: int) -> pa.Table:
-        """Return the messages of a step, in the MESSAGES schema."""
-        ...
-
-
-def imported_examples(tables: Tables, config: View, *, source: TraceSource) -> Tables:
-    """List the examples that the imported rollouts tried."""
-    return {"examples": source.examples()}
-
-
-def imported_assignments(tables: Tables, config: View, *, step: int, source: TraceSource) -> Tables:
-    """Say which examples a step tried, in which groups."""
-    return {"assignments": source.assignments(step)}
-
-
-def trace_import(tables: Tables, config: View, *, step: int, source: TraceSource) -> Tables:
-    """Bring in the rollouts of a step; they answer its assignments."""
-    return extract_images(source.traces(step), source.messages(step))
-
-
-EXAMPLES_STAGE = Stage(
-    name="examples",
-    version=2,
-    reads=(),
-    writes=("examples",),
-    sections=(),
-    function=imported_examples,
-)
-ASSIGNMENT_STAGE = Stage(
-    name="assignment",
-    version=2,
-    reads=("examples",),
-    writes=("assignments",),
-    sections=(),
-    function=imported_assignments,
-)
-STAGE = Stage(
-    name="import",
-    version=2,
-    reads=("assignments", "examples"),
-    writes=("traces", "messages", "images"),
-    optional=("images",),
-    sections=(),
-    function=trace_import,
-)
-examples_task = as_task(EXAMPLES_STAGE)
-assignment_task = as_task(ASSIGNMENT_STAGE)
-task = as_task(STAGE)
 
 
 @dataclass(frozen=True)
@@ -131,6 +65,46 @@ def _by_number(assignment: Row) -> list[tuple[int, str]]:
     """Order ids with numbers in them as one would count: 0-2 comes before 0-10."""
     parts = re.split(r"(\d+)", assignment["assignment_id"])
     return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
+
+
+def imported_examples(tables: Tables, config: View, *, source: ImportedRollouts) -> Tables:
+    """List the examples that the imported rollouts tried."""
+    return {"examples": source.examples()}
+
+
+def imported_assignments(tables: Tables, config: View, *, step: int, source: ImportedRollouts) -> Tables:
+    """Say which examples a step tried, in which groups."""
+    return {"assignments": source.assignments(step)}
+
+
+def trace_import(tables: Tables, config: View, *, step: int, source: ImportedRollouts) -> Tables:
+    """Bring in the rollouts of a step; they answer its assignments."""
+    return extract_images(source.traces(step), source.messages(step))
+
+
+EXAMPLES_STAGE = Stage(
+    name="examples", version=2, reads=(), writes=("examples",), sections=(), function=imported_examples
+)
+ASSIGNMENT_STAGE = Stage(
+    name="assignment",
+    version=2,
+    reads=("examples",),
+    writes=("assignments",),
+    sections=(),
+    function=imported_assignments,
+)
+STAGE = Stage(
+    name="import",
+    version=2,
+    reads=("assignments", "examples"),
+    writes=("traces", "messages", "images"),
+    optional=("images",),
+    sections=(),
+    function=trace_import,
+)
+examples_task = as_task(EXAMPLES_STAGE)
+assignment_task = as_task(ASSIGNMENT_STAGE)
+task = as_task(STAGE)
 
 
 def split_repeated(episodes: Sequence[Episode]) -> tuple[list[Episode], list[LineProblem]]:
@@ -182,6 +156,7 @@ def _join_episodes(episodes: Sequence[Episode]) -> list[Episode]:
     """Make one episode of lines that are traces of the same one, at the place of the first."""
     found: dict[object, Episode] = {}
     for number, episode in enumerate(episodes):
+        # A line that has no id of its episode goes by its trace's: it is one by itself.
         by_id = episode.episode_id != episode.traces[0]["trace_id"]
         key = (episode.environment, episode.step, episode.episode_id) if by_id else number
         before = found.get(key)
@@ -194,14 +169,9 @@ def _join_episodes(episodes: Sequence[Episode]) -> list[Episode]:
 
 
 def _deal(episodes: Sequence[Episode], groups_per_step: int) -> list[Episode]:
-    places: dict[object, int] = {}
-    for episode in episodes:
-        places.setdefault(_group_of(episode), len(places))
-    return [replace(episode, step=places[_group_of(episode)] // groups_per_step) for episode in episodes]
-
-
-def _group_of(episode: Episode) -> object:
-    return (episode.step, episode.group, episode.environment, episode.example_id)
+    keys = [(each.step, each.group, each.environment, each.example_id) for each in episodes]
+    places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    return [replace(each, step=places[key] // groups_per_step) for each, key in zip(episodes, keys, strict=True)]
 
 
 def _with_example(episode: Episode, examples: dict[tuple[str, str], tuple[str, Row]]) -> Episode:
@@ -223,14 +193,8 @@ def _with_example(episode: Episode, examples: dict[tuple[str, str], tuple[str, R
 
 
 def _assignment(episode: Episode, group: str, member: int) -> Row:
-    return {
-        "assignment_id": f"{group}/{member}",
-        "group_id": group,
-        "member": member,
-        "environment": episode.environment,
-        "example_id": episode.example_id,
-        "seed": episode.seed,
-    }
+    of_episode = {name: getattr(episode, name) for name in ("environment", "example_id", "seed")}
+    return {"assignment_id": f"{group}/{member}", "group_id": group, "member": member, **of_episode}
 
 
 def _with_assignment(episode: Episode, assignment: Row, step: int) -> Episode:
@@ -258,11 +222,8 @@ def with_unique_ids(episodes: Sequence[Episode]) -> list[Episode]:
 
 
 def _with_unique_ids(episode: Episode) -> Episode:
-    new = {
-        row["trace_id"]: _new_id(row, episode.messages)
-        for row in episode.traces
-        if not UNIQUE.fullmatch(row["trace_id"].replace("-", "").lower())
-    }
+    short = [row for row in episode.traces if not UNIQUE.fullmatch(row["trace_id"].replace("-", "").lower())]
+    new = {row["trace_id"]: _new_id(row, episode.messages) for row in short}
     if not new:
         return episode
     return replace(

@@ -122,11 +122,8 @@ def render_tokens(nodes: Sequence[Row], tools: Sequence[Mapping[str, Any]], rend
     for path in paths([node["parent"] for node in nodes]):
         replies = [place for place, number in enumerate(path) if nodes[number]["message"]["role"] == "assistant"]
         spoken = path[: replies[-1] + 1] if replies else []
-        rows = (
-            render([openai_message(nodes[number]["message"]) for number in spoken], _tool_schemas(tools))
-            if spoken
-            else []
-        )
+        said = [openai_message(nodes[number]["message"]) for number in spoken]
+        rows = render(said, _tool_schemas(tools)) if spoken else []
         for number, row in zip(spoken, rows, strict=True):
             if made.setdefault(number, row)["token_ids"] != row["token_ids"]:
                 raise Unfit("branches render a message they share to different tokens", f"node {number}")
@@ -154,12 +151,10 @@ def _function(call: Mapping[str, Any]) -> Row:
 
 
 def _tool_schemas(tools: Sequence[Mapping[str, Any]]) -> list[Row] | None:
-    plain = [tool if "function" in tool else _tool(tool) for tool in tools]
-    return [dict(tool) for tool in plain] or None
-
-
-def _tool(tool: Mapping[str, Any]) -> Row:
-    return {"type": "function", "function": {name: tool[name] for name in TOOL_FIELDS if tool.get(name) is not None}}
+    """Return tools in the form that chat templates are written for; None for none, which templates tell from []."""
+    functions = [{name: each[name] for name in TOOL_FIELDS if each.get(name) is not None} for each in tools]
+    bare = [{"type": "function", "function": function} for function in functions]
+    return [dict(tool) if "function" in tool else new for tool, new in zip(tools, bare, strict=True)] or None
 
 
 MARK = "imported"
