@@ -171,14 +171,14 @@ class _Step:
     work: dict[str, Ref] = field(default_factory=dict)
 
     @property
-    def again(self) -> tuple[StageName, ...]:
+    def stages_again(self) -> tuple[StageName, ...]:
         """The stages that are done again."""
         return replayed_stages(self.config.replay)
 
     def through(self, check: Check) -> Replayed:
         """Go through all stages; recorded ones are shared, the others done."""
         self.work["examples"] = self.execute(examples.task, 0) if self._listed_otherwise() else self._share("examples")
-        if self.config.assignment.refill and {"assignment", "advantage"} <= {*self.again}:
+        if self.config.assignment.refill and {"assignment", "advantage"} <= {*self.stages_again}:
             self._refill()
         else:
             self._in_turn()
@@ -189,7 +189,7 @@ class _Step:
             early = (*self._of("assignment"), *self._traces, *self._of("filtering"), *self._of("advantage"))
             measured = (*(batch.refs if batch else early), *self._of("training"))
             self.work["metrics"] = pipeline.measure(self.execute, self.past.step, measured)
-        if "rollout" in self.again:
+        if "rollout" in self.stages_again:
             sampled_by = self.sampler.key if self.sampler else None
         else:
             sampled_by = self.past.work["rollout"].inputs.get("policy") if "rollout" in self.past.work else None
@@ -203,10 +203,10 @@ class _Step:
             refs = *self._of("rollout"), self.work["examples"]
             digest = {"graders": self.config.replay.graders}
             self.work["regrade"] = self.execute(regrade.task, self.past.step, refs, extra_inputs=digest)
-        elif "regrade" in self.past.work and "rollout" not in self.again:
+        elif "regrade" in self.past.work and "rollout" not in self.stages_again:
             self.work["regrade"] = self._share("regrade")
         self._stage("filtering", lambda: {"filtering": self._filter(self._traces)})
-        if "reference" in self.past.work and "advantage" not in self.again:
+        if "reference" in self.past.work and "advantage" not in self.stages_again:
             self.work["reference"] = self._share("reference")
         self._stage("advantage", lambda: {"advantage": self._credit(self._traces)})
 
@@ -224,7 +224,7 @@ class _Step:
 
     def _stage(self, stage: StageName, again: Callable[[], Mapping[str, Ref]]) -> None:
         """Do a stage again or share what was recorded; nothing where it lies behind the end of the replay."""
-        if stage in self.again:
+        if stage in self.stages_again:
             self.work |= again()
         elif ORDER.index(stage) < ORDER.index(self.config.replay.from_stage):
             self.work |= {name: self._share(name) for name in self.past.of(stage)}
@@ -252,7 +252,7 @@ class _Step:
     def _listed_otherwise(self) -> bool:
         """Tell whether examples are to be listed again: the recorded ones are of other environments' settings."""
         settings = View(self.config, examples.task.stage.sections, "examples").content()
-        return "assignment" in self.again and settings != dict(self.past.work["examples"].entry.section)
+        return "assignment" in self.stages_again and settings != dict(self.past.work["examples"].entry.section)
 
     def _sample(self) -> dict[str, Ref]:
         """Sample every assignment again."""
@@ -288,7 +288,7 @@ class _Step:
         return StepBatch(self._of("assignment"), self._traces, *named)
 
     def _train(self, batch: StepBatch | None, check: Check) -> Policy | None:
-        if batch is None or "training" not in self.again or not batch.packing.num_rows("batches"):
+        if batch is None or "training" not in self.stages_again or not batch.packing.num_rows("batches"):
             return None
         assert self.policy is not None, "a replay that trains has weights to start from; prepare_replay saw to it"
         check(batch)
