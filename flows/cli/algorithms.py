@@ -216,6 +216,7 @@ def _group(frames: Frames, laid: pl.DataFrame, rows: Sequence[dict[str, Any]]) -
     members = credits.filter(step=step, group_id=group_id).join(laid, "sample_id").join(traces, "trace_id")
     ordered = members.sort("reward", "num_output_tokens", "sample_id", descending=[True, False, False])
     last = ordered.height - 1
+    # Spread evenly from the best to the worst, both included; of a small group some places coincide.
     places = sorted({round(place * last / (SHOWN - 1)) for place in range(SHOWN)})
     return {"step": step, "group_id": group_id, "rows": ordered[places].to_dicts()}
 

@@ -180,6 +180,7 @@ def rows_of(parts: Sequence[EvaluationPart]) -> Iterator[Row]:
     """Yield the figures of evaluations, each with its difference to the first evaluation of the same set."""
     first: dict[tuple[str, str, str | None], EvaluationPart] = {}
     for part in parts:
+        # Only attempts at the same set, environment and bucket are compared example by example.
         base = first.setdefault(part.like, part)
         changes = paired_differences(base.traces, part.traces, part.evaluated.pass_at) if base is not part else []
         paired = {each.figure: each for each in changes}
@@ -230,6 +231,7 @@ def _buckets(store: Store, recorded: RecordedEvaluation, environment: str, by: s
     found = store.ledger.find(recorded.assigned.inputs["examples"]) if recorded.assigned else None
     if found is None or recorded.assigned is None:
         raise ConfigError([f"the examples of policy {recorded.version} are not in the store; leave --by out"])
+    # The table of examples has all of the environment: only those that were assigned are counted.
     tried = store.read(recorded.assigned.slices("assignments"), ["environment", "example_id"])
     chosen = tried.filter(pc.field("environment") == environment)["example_id"]
     rows = store.read(found.slices("examples"))
@@ -258,6 +260,7 @@ def _cells(row: Row, buckets: bool) -> list[str]:
     cells += [row["bucket"]] if buckets else []
     cells += [row["figure"], with_interval(row["value"], {"interval": interval}), str(row["num_examples"])]
     errors = f"{row['num_errors']} of {row['num_attempts']}" if row["num_errors"] else "0"
+    # A difference is over the examples that both have: where those are fewer, it is said.
     fewer = f" (of {row['num_paired']})" if row["num_paired"] != row["num_examples"] else ""
     difference = "-" if row["difference"] is None else f"{row['difference']:+.3f}{fewer}"
     return [*cells, errors, difference, interval_text(change, "+")]

@@ -116,8 +116,8 @@ def requirements() -> Iterator[Diagnosis]:
     except PackageNotFoundError:
         yield Diagnosis("bad", "stagecoach itself is not installed", "run `make install`")
         return
+    # Of our extras none is required: which of the engines is installed, `engine` says.
     kept = [each for each in stated if each.marker is None or each.marker.evaluate({"extra": ""})]
-    # Of our extras neither is required: which of them is installed, `engine` says.
     broken = [each for each in kept if not satisfied(each)]
     if broken:
         shown = ", ".join(f"{each} (installed: {installed(each.name) or 'nothing'})" for each in broken)
@@ -140,6 +140,7 @@ def environments() -> Iterator[Diagnosis]:
 
 def cores_and_memory() -> Iterator[Diagnosis]:
     """Yield whether there are cores and memory for an engine and a learner side by side."""
+    # Those that this process may use: in a container the machine has more.
     cores = len(psutil.Process().cpu_affinity() or [])
     advice = "" if cores > 1 else "engine and learner share one core: runs are slow"
     yield Diagnosis("ok" if cores > 1 else "warn", f"{cores} cores", advice)
@@ -149,6 +150,7 @@ def cores_and_memory() -> Iterator[Diagnosis]:
 
 def space(path: Path, what: str, warn: int, bad: int) -> Iterator[Diagnosis]:
     """Yield whether there is room where `path` is or would be; nothing for an object store."""
+    # Path has made one slash of the two in a URL.
     if "://" in str(path) or ":/" in str(path):
         return
     there = next((parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists()), None)
@@ -167,6 +169,7 @@ def object_store(store: str) -> Iterator[Diagnosis]:
     from storage.store import FORMAT
 
     try:
+        # The root alone: opening a store would make one where there is none.
         root = open_root(store)
         found = root.exists(FORMAT)
     except StoreError as error:
@@ -178,6 +181,7 @@ def object_store(store: str) -> Iterator[Diagnosis]:
 def torch() -> Iterator[Diagnosis]:
     """Yield whether torch imports, in a process of its own, and sees the device that the engine is for."""
     try:
+        # In a process of its own: a torch that does not fit the driver may end it without an exception.
         done = subprocess.run(
             [sys.executable, "-c", TORCH_PROBE], capture_output=True, text=True, timeout=TORCH_SECONDS, check=True
         )

@@ -55,7 +55,9 @@ def decisions(store: Store, run: str) -> list[Mapping[str, Any]]:
 
 def _answer(store: Store, run: str, config: RunConfig, given: Mapping[str, Any]) -> str:
     """Give the answer to the flow run of the run's last event; return its name."""
+    # The last event is of whoever is at work on the run; an earlier flow run of it has ended.
     flow_run = store.runs.events(run)[-1].flow_run
+    # Servers that runs bring along leave a report of their address beside their database.
     directory = log_directory(config).parent / "prefect"
     url = configured_url() or next(embedded_urls(directory), "")
     if not flow_run or not url:
@@ -67,6 +69,7 @@ def _answer(store: Store, run: str, config: RunConfig, given: Mapping[str, Any])
 
 
 def _resume(run: str, flow_run_id: str, given: Mapping[str, Any]) -> str:
+    # Imported here: Prefect reads its settings from the environment when it is imported.
     import httpx
     from prefect.client.orchestration import get_client
 
@@ -78,6 +81,7 @@ def _resume(run: str, flow_run_id: str, given: Mapping[str, Any]) -> str:
             reply = client.resume_flow_run(flow_run_id, run_input=dict(given))
     except httpx.HTTPError as error:
         raise NothingWaits(run, f"the Prefect API could not be asked: {error}") from error
+    # Somebody else may have answered since the state was read.
     if reply.status.value != "ACCEPT":
         reason = getattr(reply.details, "reason", reply.status.value)
         raise NothingWaits(run, f"Prefect does not take the answer: {reason}")

@@ -53,6 +53,7 @@ def start(
 
 def replays(several: Sequence[ReplayRequest], plain: bool = False) -> int:
     """Do replays one after the other, each checked before the first begins; return the exit status."""
+    # All are checked before the first begins: a mistake in the last would be found hours later.
     ended = [finished_without_source(asked) for asked in several]
     configs = [prepare_replay(asked) for asked, done in zip(several, ended, strict=True) if done is None]
     for done in filter(None, ended):
@@ -113,12 +114,14 @@ def run(
     Work that is all in the ledger needs neither Prefect nor services; the watchers are told so.
     """
     with open_session(config, watchers, engine) as session:
+        # A dry run first: it says what is missing, and with it which services have to be started at all.
         planned = plan_run(session.context, session.source, session.policy)
         missing = [ref for ref in planned if ref.computed]
         session.notify("plan", missing=missing, num_pieces=len(planned))
         if not missing:
             with record_run(session):
                 return LOOPS[config.kind](session)
+        # Before anything starts: what cannot work should not cost the start of an engine.
         preflight(session, missing)
         # Both take long to start: Prefect's API begins first and is waited for only when the services have begun, too.
         api = begin_prefect(config)
@@ -181,11 +184,13 @@ def demo(
     began = time.monotonic()
     name, root, recipe = name or preset, store or RunConfig().store, RECIPES[preset]
     open_store(root)  # before anything else lies there: a store is made in an empty directory
+    # The weights and demonstrations are made once for a store and found again by the next demo of this preset.
     sources = build(sources_directory(root, preset), recipe)
     settings = [*sources.overrides, *recipe.warm_up]
     warm_up = prepare("sft", ["sft_demo"], settings, name=f"{name}-warm-up", store=root, seed=SEED)
     with Supervisor(name, log_directory(warm_up)) as supervisor:
         engine = early_engine(supervisor, preset, [*overrides, f"model.path={sources.model}"], name, root)
+        # An engine of others that does not answer is told now and not after the warm-up.
         engine.reach()
         policy = watch(warm_up, before=engine.begin, plain=plain)["policy"]
         weights = warmed_up(root, policy["key"])
@@ -221,6 +226,7 @@ def demo_summary(outcome: dict[str, Any], config: RunConfig, recipe: Recipe, sec
     lines += [describe_difference(row) for row in outcome.get("comparisons", ()) if row["figure"] == "avg"]
     done = f"{outcome['num_computed']} pieces of work were computed, {outcome['num_found']} were in the ledger"
     store = "" if config.store == RunConfig().store else f" --store {config.store}"
+    # A person looks for a directory, wherever the command was given.
     place = config.store if "://" in config.store else Path(config.store).resolve()
     return [
         *lines,

@@ -113,6 +113,7 @@ def _print_end(going: Plan, swept: RemovalReport, as_json: bool, otherwise: str)
 
 def _print_removal(store: Store, going: Plan) -> None:
     out = console()
+    # Runs that were asked for and stay all the same, each with the reason.
     reasons = dict(going.protected)
     rows = []
     for run in (*going.removed, *going.kept, *reasons):
@@ -132,6 +133,7 @@ def _print_removal(store: Store, going: Plan) -> None:
 def _versions(store: Store, run: str, keys: Sequence[str]) -> str:
     """Return the versions of a run's policies as ranges: 1-4, 6."""
     made = [entry for entry in store.ledger.entries(run=run) if entry.key in keys and entry.slices("policies")]
+    # Version minus place is the same all along a run of consecutive versions: that is what groups them.
     numbers = enumerate(sorted(entry.step + 1 for entry in made if "policy" in entry.inputs))
     grouped = groupby(numbers, key=lambda pair: pair[1] - pair[0])
     ranges = [[number for _, number in group] for _, group in grouped]
@@ -171,6 +173,7 @@ def repair_store(
         print(json.dumps(describe_damage(mended, left, damages, forgetting), sort_keys=True))
     else:
         _print_repair(mended, left, damages, forgetting, forget_damaged and not dry_run)
+    # What was forgotten is done again by the next resume; what is lost stays wrong.
     return 1 if left or (damages if dry_run or not forget_damaged else forgetting.lost) else 0
 
 

@@ -30,6 +30,7 @@ SHOWN = 12
 def main(files: Sequence[str], overrides: Sequence[str], as_json: bool = False) -> int:
     """Resolve and validate a config, print the plan, and return 0; raise ConfigError where it cannot run here."""
     config = load(files, overrides)
+    # A plan without a model is useful, so a model that is not named is no mistake here.
     absent = [line for line in missing_files(config) if config.model.path or not line.startswith("model.path")]
     if absent:
         raise ConfigError(absent)
@@ -85,6 +86,7 @@ def unknown_keys(config: RunConfig) -> str:
     """Return why the keys of a run cannot be known before it starts, or an empty string where they can."""
     if config.seed is None:
         return "no seed is given, so each new run draws its own and samples anew"
+    # Their digest is part of the first key, and a plan reads no data.
     if config.kind == "sft":
         return "they depend on the rows of the file"
     directory = Path(config.model.path).expanduser()

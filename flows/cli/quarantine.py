@@ -51,9 +51,11 @@ def search(store: Store, where: str, run: str = "") -> tuple[list[str], int]:
 def _fitting(traces: pl.DataFrame, where: str) -> set[str]:
     """Return the ids for which the condition holds; the border at which SQL's errors become ours."""
     query = f"SELECT DISTINCT trace_id FROM traces WHERE (\n{where}\n)"  # a comment in it ends with its line
+    # The condition is a person's own text: without access to files it can read no others of theirs.
     with duckdb.connect(config={"enable_external_access": "false"}) as connection:
         connection.register("traces", traces.to_arrow())
         try:
+            # A bracket that closes ours could put a statement of its own behind it.
             if len(connection.extract_statements(query)) != 1:
                 raise _refusal(f"--where takes one condition, not {where!r}")
             return {row[0] for row in connection.execute(query).fetchall()}
@@ -101,6 +103,7 @@ def uses(store: Store, trace_ids: Iterable[str]) -> list[BatchUse]:
     rows = store.scan("traces").select("trace_id", "key").filter(pl.col("trace_id").is_in(sorted(wanted)))
     touched = set(rows.collect()["key"].to_list())  # rollouts, and what graded them again
     found = []
+    # By the keys in the inputs first: reading every batch of a store would take minutes.
     for entry in store.ledger.entries(stage="packing"):
         if touched.isdisjoint(entry.inputs.values()):
             continue

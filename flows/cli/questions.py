@@ -69,6 +69,7 @@ def lineage(
     Raises UnknownId, RunUnknown, and LayoutError where there is no store.
     """
     frames = Frames(existing_store(store or RunConfig().store))
+    # Neither or both options ask for both directions.
     directions = [name for name, asked in (("up", up or not down), ("down", down or not up)) if asked]
     with border("reading the tables", frames.store.root.address):
         found = trace_lineage(frames.run(run) if run else frames, text, directions, kind)
@@ -83,6 +84,7 @@ def lineage(
 def trace_lineage(frames: Frames, text: str, directions: list[str], kind: str = "") -> Lineage:
     """Return the lineage of an id within the rows of `frames`."""
     start = identify(frames, text, kind)
+    # Work has no rows of its own to go by: its neighbours in the ledger are its lineage.
     if start.roots[0].kind == WORK:
         trees = {direction: _of_work(frames.graph, start, direction) for direction in directions}
     else:
@@ -150,6 +152,7 @@ def _shown(tree: RowTree) -> RowTree:
 
 
 def _branches(tree: RowTree, node: RowNode, graph: Graph, first: str, rest: str, seen: set[RowNode]) -> Iterator[str]:
+    # A row that is reached by two ways is printed in full once: the tree would grow with every way.
     again = node in seen and bool(tree.next.get(node))
     yield first + row_line(node, tree.facts[node], graph) + (" (as above)" if again else "")
     if again:
@@ -236,6 +239,7 @@ def sql(query: str, form: str = "", output: str = "", tokens: bool = False, stor
     Raises QuestionError with the database's message, RunUnknown, and LayoutError where there is no store.
     """
     frames = Frames(existing_store(store or RunConfig().store), DERIVED)
+    # The tables under their plain names are then those of the run.
     frames = frames.run(run) if run else frames
     if not query:
         print("\n".join(f"{name}: {', '.join(columns_of(frames, name, tokens))}" for name in frames.names))
@@ -284,6 +288,7 @@ def show(answer: pa.Table, form: str) -> None:
         sink = pa.BufferOutputStream()
         pacsv.write_csv(_without_lists(answer), sink)
         text = sink.getvalue().to_pybytes().decode()
+        # On a terminal a cell could move the cursor or colour the screen.
         sys.stdout.write(visible(text) if sys.stdout.isatty() else text)  # a program gets it exactly
     else:
         _print_answer(answer)

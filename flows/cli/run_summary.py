@@ -67,6 +67,7 @@ def changes(store: Store, run: str, config: RunConfig, overrides: Sequence[str])
     """Return, by stage, how many pieces of work the run would find and how many it would compute with `overrides`."""
     changed = load((), overrides, base=config.model_dump(mode="json"))
     context = RunContext(store, run, changed, versions(changed))
+    # The versions are those of today: what another release would compute again is said, too.
     counts: dict[str, Counter[str]] = {}
     for piece in plan_run(context, source_of(changed)):
         counts.setdefault(piece.stage, Counter())["computed" if piece.computed else "found"] += 1
@@ -86,6 +87,7 @@ def _step(run: str, step: RecordedStep, values: Values) -> dict[str, Any]:
     stages = step.by_stage
     refs = {stage: [ref_of(work.entry, computed=False) for work in own] for stage, own in stages.items()}
     tokens = {stage: sum(ref.tokens for ref in own) for stage, own in refs.items()}
+    # A ledger row names slices by the run that computed them.
     shared = (stage for stage, own in stages.items() if any(s.run != run for each in own for s in each.slices))
     return {
         "step": step.step,

@@ -81,6 +81,7 @@ def export(request: ExportRequest) -> ExportResult:
     whatever = choice.quarantined or (request.form == "verifiers" and not choice.kept)
     steps = list(chosen_rollouts(store, replace(choice, quarantined=whatever)))
     left_out = sum(step.num_quarantined for step in steps)
+    # All rows before the file: what cannot be a row is refused before anything is begun.
     rows = list(episode_lines(steps) if request.form == "verifiers" else _dataset_rows(steps, request))
     if not rows:
         raise ExportRefused(f"there is nothing to export{_hint(request, left_out)}. Nothing was written.")
@@ -101,6 +102,7 @@ def episode_lines(steps: Sequence[StepRollouts]) -> Iterator[Row]:
         for rows in episodes.values():
             if not any(row["trace_id"] in step.chosen for row in rows):
                 continue
+            # Conversations were no lines of verifiers when they were read, so they are written as ours are.
             mark = json.loads(rows[0]["record"]).get(MARK)
             if mark is None or "conversation" in mark:
                 example = step.examples[rows[0]["environment"], rows[0]["example_id"]]
@@ -229,6 +231,7 @@ def write_whole(target: Path, write: Callable[[Path], None], force: bool = False
 def _put(draft: Path, target: Path, force: bool) -> None:
     if draft.is_dir():
         old = target.parent / f".{target.name}.{uuid4().hex}"
+        # Out of the way first and removed last: a directory cannot be replaced in one step.
         if force and target.exists():
             os.rename(target, old)
         os.rename(draft, target)  # fails where a directory that is not empty has come meanwhile
@@ -271,6 +274,7 @@ def copy_run(run: str, target: str, store: str = "", with_policies: bool = False
 def _with_sources(store: Store, run: str, needs: dict[str, Needs]) -> list[str]:
     """Return a run, behind the one that it goes through again if it is a replay that has not finished, and so on."""
     runs = [run]
+    # It may still take steps from its source, which may be a replay itself.
     while is_unfinished(store, runs[0]) and runs[0] in needs:
         runs.insert(0, needs[runs[0]].run)
     return runs

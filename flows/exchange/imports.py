@@ -90,6 +90,7 @@ def import_files(request: ImportRequest) -> ImportOutcome:
     """
     config = imported_config(request)
     inputs = inputs_of_import(request, config)
+    # The key of the first stage stands for the whole import: it has the files and how they are read.
     key = key_of(config, trace_import.EXAMPLES_STAGE, 0, inputs)
     config = config.model_copy(update={"name": config.name or f"import-{key[:8]}"})
     root = open_root(config.store)
@@ -145,6 +146,7 @@ def _read(request: ImportRequest, config: RunConfig) -> tuple[ImportedRollouts, 
     """Return what the files hold, figures about it, and how many lines were left out by reason."""
     reading = ImportContext(request.environment, config.model.vocab_size, renderer_of(config))
     episodes, problems = read_files(request.files, request.form, reading)
+    # Across all files: a trace that is in two of them would count twice.
     episodes, again = split_repeated(episodes)
     names = [str(file) for file in request.files]
     problems = sorted([*problems, *again], key=lambda problem: (names.index(problem.file), problem.line))
@@ -197,6 +199,7 @@ def imported_config(request: ImportRequest) -> RunConfig:
     """Return the config of the imported run, its environments and steps still to be filled in."""
     named = {"name": request.environment or UNKNOWN, "taskset": {"id": request.environment or UNKNOWN}}
     given = {"name": request.name, "store": request.store, "model.tokenizer": request.model}
+    # Options come last: they win over overrides that say the same.
     later = [*request.overrides, *assignments({name: value for name, value in given.items() if value})]
     config = load((), later, base={"kind": "train", "environments": [named], "seed": 0})
     # A replay says by model.path which weights it starts from; an imported run has none.
@@ -242,6 +245,7 @@ def inputs_of_import(request: ImportRequest, config: RunConfig) -> dict[str, str
         "steps": [found and found[1] for found in (STEP.search(str(file)) for file in request.files)],
         "model": config.model.model_dump(mode="json", include={"renderer", "tokenizer_digest", "vocab_size"}),
     }
+    # Only where it is asked for, so that imports of before this option keep their keys.
     if request.held_out:
         reading["held_out"] = True
     if config.model.renderer_settings:

@@ -95,17 +95,20 @@ def prepare_replay(asked: ReplayRequest) -> RunConfig:
     with nothing_started():
         refuse_what_options_say(asked.overrides)
         store = existing_store(asked.store or RunConfig().store)
+        # A name that is known: the replay goes on, with what it was asked for when it began.
         begun = recorded_config(store, asked.name)
         asked = as_begun(asked, begun)
         source = source_config(store, asked.run, begun)
         recorded = step_history(store, asked.run)
         requested = _requested(store, begun, source, recorded, asked)
         refuse_unread(requested, asked.overrides, bool(source.data.path))
+        # Settings are checked before the steps: what is misspelt is the likelier reason that nothing fits.
         steps = chosen_steps(requested.replay, recorded)
         _refuse_lost_scores(requested, steps)
         _require_vocabulary(requested)
         config = _resolved(_with_weights(store, _named(_bounded(requested, steps)), steps[0]))
         refuse_lost_state(config, recorded)
+        # One that goes on has its quarantines already: what was found since does not change its rows.
         if asked.quarantine and begun is None:
             refuse_unfit_state(store, config, recorded)
         known = recorded_config(store, config.name)
@@ -174,9 +177,11 @@ def _weights(begun: RunConfig | None, changed: RunConfig, asked: ReplayRequest) 
 def _quarantines(store: Store, steps: dict[int, RecordedStep]) -> tuple[tuple[str, ...], bool]:
     """Return the ids of the quarantines that name a rollout of these steps, sorted, and whether the recorded filtering
     kept such a rollout."""
+    # Most stores have none, and reading the ids of all rollouts takes seconds.
     findings = store.quarantines.all()
     if not findings:
         return (), False
+    # Only those that touch these steps count: any other would give the replay another name for nothing.
     named = {trace_id for each in findings for trace_id in each.trace_ids}
     sampled = {
         name
@@ -231,6 +236,7 @@ def _named(requested: RunConfig) -> RunConfig:
         return requested
     replay = requested.replay
     asked = {"content": content(requested, in_place=True), "replay": replay.model_dump(mode="json")}
+    # Before the versions of this machine are filled in: another release gives the same replay the same name.
     digest = content_key(asked)
     return requested.model_copy(update={"name": f"{replay.run}-{replay.from_stage}-{digest[:8]}"})
 
@@ -269,6 +275,7 @@ def _resolved(requested: RunConfig) -> RunConfig:
         updates["engine"] = requested.engine.model_copy(update={"version": ""})
     if "rollout" in again or requested.replay.regrade:
         updates["environments"] = tuple(each.model_copy(update={"version": ""}) for each in requested.environments)
+    # A version that is empty is filled in with that of what is installed here.
     opened = reopened_teachers(reopen_versions(requested.model_copy(update=updates), again))
     config = resolve(opened, config_versions(requested) | teacher_facts(opened))
     _require_device(config)

@@ -80,6 +80,7 @@ def first_stage(source: RunConfig, changed: RunConfig, asked: ReplayRequest, sta
 
     `standing` tells whether a rollout in quarantine was kept by the recorded filtering.
     """
+    # Scores are read by the filters first, so whatever else was asked for, it begins there.
     if asked.regrade:
         if asked.from_stage not in ("", "rollout", "filtering"):
             raise ConfigError(f"--from {asked.from_stage}: --regrade scores recorded rollouts before filtering")
@@ -88,6 +89,7 @@ def first_stage(source: RunConfig, changed: RunConfig, asked: ReplayRequest, sta
     # Without a setting that reaches an earlier stage, the last one of the replay is done again and no other.
     last = asked.until if asked.until in ORDER else "training"
     begin = asked.from_stage or min([*reached, last], key=_place)
+    # Later stages go by the verdicts: a rollout that is unfit would be credited and trained on.
     if standing and _place(begin) > _place("filtering"):
         if asked.from_stage:
             raise ConfigError(
@@ -149,6 +151,7 @@ def _unread(key: str, again: Sequence[StageName], regrade: bool, scored: bool) -
         section = "algorithm"  # read by whoever reads the run's
     if section == "environments" and field in SeatRule.model_fields:
         section = "filtering"  # which says whose rollouts are left out; later stages go by that
+    # It would be in a key and be a lie: what computes is what is installed.
     if key.endswith(".version"):
         return f"{key}: versions are those of what is installed here"
     if section in ANYWAY or SERVICES.get(section) in again or (section == "model" and rest in ("path", "tokenizer")):
@@ -190,6 +193,7 @@ def finished_without_source(asked: ReplayRequest) -> RunConfig | None:
     """
     store = existing_store(asked.store or RunConfig().store)
     begun = recorded_config(store, asked.name)
+    # Anything that was asked for beside the name needs the source: only the same again is nothing.
     if begun is None or begun.kind != "replay" or asked.overrides or not was_removed(store, begun.replay.run):
         return None
     as_it_began = as_begun(ReplayRequest(run="", name=asked.name, store=asked.store), begun)

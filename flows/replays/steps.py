@@ -49,6 +49,7 @@ def _lacking(replay: ReplayConfig, past: RecordedStep, refills: bool) -> list[st
 
     Where groups are replaced, a step that was not packed may still lack rollouts; those recorded would be some of them.
     """
+    # Examples are of the run and not of a step, but every assignment is made of them.
     needed = ["examples", *ORDER[: ORDER.index(replay.from_stage)]]
     if refills and replay.from_stage != "assignment":
         needed.append("packing")
@@ -178,6 +179,7 @@ class _Step:
     def through(self, check: Check) -> Replayed:
         """Go through all stages; recorded ones are shared, the others done."""
         self.work["examples"] = self.execute(examples.task, 0) if self._listed_otherwise() else self._share("examples")
+        # Replacing groups needs the credits of those sampled: the stages between go round together.
         if self.config.assignment.refill and {"assignment", "advantage"} <= {*self.stages_again}:
             self._refill()
         else:
@@ -262,6 +264,7 @@ class _Step:
 
     def _filter(self, traces: tuple[Ref, ...]) -> Ref:
         """Filter; a step that no quarantine touches keeps the key that it would have without one."""
+        # A regrade has the same traces as its rollouts.
         sampled = [ref for ref in traces if ref.stage != "regrade"]
         found = {name: reason for ref in sampled for name, reason in self.quarantined(ref).items()}
         extra = {"quarantine": content_key(sorted(found.items()))} if found else {}

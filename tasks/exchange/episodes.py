@@ -79,6 +79,7 @@ def compact(value: Any) -> str:
     Half of a surrogate pair stays an escape, and so does then all that is not ASCII: a record of the store may hold it.
     """
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    # Tables and files are UTF-8, in which half of a pair cannot be written.
     try:
         text.encode()
     except UnicodeEncodeError:

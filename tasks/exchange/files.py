@@ -70,6 +70,7 @@ def _episode(
     step = int(named[1]) if named else None
     if found == "verifiers":
         return read_episode(value, origin, context, step)
+    # Conversations have no ids: the n-th of equal lines is told apart by its number.
     text = canonical(value)
     repeats[text] += 1
     return read_conversation(value, origin, context, step, repeats[text] - 1)
@@ -115,6 +116,7 @@ def _parquet(path: Path) -> pl.DataFrame:
 def _parse(text: bytes) -> Any:
     try:
         value = json.loads(text)
+        # json takes it, and the first write to a table would fail far from here.
         if b"\\ud" in text.lower():  # half of a surrogate pair is JSON and no text
             canonical(value).encode()
     except (UnicodeDecodeError, UnicodeEncodeError) as error:

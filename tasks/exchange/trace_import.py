@@ -141,6 +141,7 @@ def arrange(episodes: Sequence[Episode], groups_per_step: int = 0) -> ImportedRo
     for episode in joined:
         known = _with_example(episode, examples)
         step = known.step or 0
+        # The file's group is split by example: a baseline compares attempts at one example.
         key = (step, known.group, known.environment, known.example_id)
         if key not in slots:
             slots[key] = f"{step}-{num_groups[step]}"
@@ -202,6 +203,7 @@ def _with_assignment(episode: Episode, assignment: Row, step: int) -> Episode:
     names = ("assignment_id", "group_id", "environment", "example_id")
     decided = {name: assignment[name] for name in names} | {"episode_id": episode.episode_id}
     unknown = {"policy_version": step, "staleness": 0}
+    # In this order: what a trace says of its policy wins over what is assumed, the assignment over both.
     traces = [{**unknown, **row, **decided} for row in episode.traces]
     return replace(episode, assignment=assignment, traces=traces)
 

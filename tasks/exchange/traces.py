@@ -70,6 +70,7 @@ def _node(number: int, node: Any, vocab_size: int) -> dict[str, Any]:
 
 def _check_tokens(node: Mapping[str, Any], where: str, vocab_size: int) -> None:
     tokens, mask, content = node["token_ids"], node["mask"], node["is_content"]
+    # type() and not isinstance(): true and false are whole numbers to Python.
     limit = vocab_size or LARGEST_ID
     if not all(type(token) is int and 0 <= token < limit for token in tokens):
         raise Unfit("a token id is out of range", f"{where}: ids are whole numbers from 0 to {limit - 1}")
@@ -88,6 +89,7 @@ def _check_logprobs(logprobs: Sequence[Any], num_sampled: int, where: str) -> No
         raise Unfit("a log-prob is no number", where)
     if logprobs and len(logprobs) != num_sampled:
         raise Unfit("log-probs and sampled tokens differ in number", f"{where}: {len(logprobs)} for {num_sampled}")
+    # As the table will hold them: a finite double may be infinite in single precision.
     with np.errstate(over="ignore"):
         values = np.asarray(logprobs, np.float64).astype(np.float32)
     if not (np.isfinite(values) & (values <= 0)).all():
@@ -120,6 +122,7 @@ def render_tokens(nodes: Sequence[Row], tools: Sequence[Mapping[str, Any]], rend
         raise Unfit("there are no token ids, and no model was named to make them (--model DIR, model.renderer=NAME)")
     made: dict[int, Row] = {}
     for path in paths([node["parent"] for node in nodes]):
+        # What follows the last reply was never shown to the model as a prompt.
         replies = [place for place, number in enumerate(path) if nodes[number]["message"]["role"] == "assistant"]
         spoken = path[: replies[-1] + 1] if replies else []
         said = [openai_message(nodes[number]["message"]) for number in spoken]
@@ -205,6 +208,7 @@ def sampling_temperature(trace: Mapping[str, Any]) -> float | None:
     """Return the temperature that a trace was sampled at, None where it does not say; raise Unfit for several."""
     calls = [mapping(mapping(call).get("sampling")).get("temperature") for call in trace.get("calls") or []]
     said = {float(value) for value in calls if isinstance(value, (int, float))}
+    # One column for the trace: log-probs at two temperatures cannot share a ratio.
     if len(said) > 1:
         raise Unfit("calls of one trace differ in temperature", ", ".join(map(str, sorted(said))))
     config = mapping(mapping(trace.get("agent")).get("config"))
@@ -254,6 +258,7 @@ def _with_record(row: Row, messages: Sequence[Row], trace: Mapping[str, Any], ma
     rest = {name: value for name, value in trace.items() if name not in OWN_COLUMNS}
     rest["nodes"] = [{name: node[name] for name in node if name not in NODE_COLUMNS} for node in trace["nodes"]]
     row = {**row, "record": compact({**rest, MARK: mark})}
+    # Against what rebuilding gives and not against the columns: only then does nothing get lost.
     patch = difference(_rebuild(row, messages), dict(trace))
     return row if patch is None else {**row, "record": compact({**rest, MARK: {**mark, "patch": patch}})}
 
@@ -331,6 +336,7 @@ def _plain(values: list[Any]) -> bool:
 
 
 def _same(old: Any, new: Any) -> bool:
+    # NaN differs from itself, and would make a patch that changes nothing.
     if isinstance(old, float) and isinstance(new, float) and old != old and new != new:
         return True
     return type(old) is type(new) and bool(old == new)

@@ -69,6 +69,7 @@ def _count_failure(
     whole = failure_of_error(errors[-1]) if errors and not outer.get("ok", True) else None
     if rows:
         return [with_failure(row, whole) if whole and row["error_class"] is None else row for row in rows], messages
+    # A rollout without a trace still answers an assignment, or a group would lose a member unseen.
     nothing = Failure("incomplete", "NoTrace", "the environment ran no agent and recorded no error")
     mark = {"tokens": "", "file": origin.number, "line": origin.line, "at": 0, "episode": outer}
     row = with_failure(empty_row(digest("no trace", str(line.get("id")), canonical(outer))), whole or nothing)
@@ -107,6 +108,7 @@ def _example(task: Any) -> tuple[str, str]:
     data = task.get("data", task)
     if not isinstance(data, Mapping):
         raise Unfit("the task's data is no object")
+    # idx is the task's place in a list, which says nothing of the task.
     content = canonical({name: value for name, value in data.items() if name != "idx"})
     found = first(data.get("id"), task.get("key"), task.get("hash"), digest(content))
     return str(found), canonical(data)
@@ -180,6 +182,7 @@ def _trace(row: Row, messages: list[Row], task: Row) -> Row | None:
 
 
 def _node(message: Row) -> Row:
+    # The table has one for every token; verifiers has them of sampled tokens alone.
     logprobs = [value for value, sampled in zip(message["logprobs"], message["mask"], strict=True) if sampled]
     return {
         "parent": message["parent"],
