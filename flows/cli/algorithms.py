@@ -100,7 +100,11 @@ def algorithms(
     elif as_json:
         print(json.dumps(found, sort_keys=True))
     else:
-        _print(found)
+        out = console()
+        out.print(f"the rollouts of {found['run']}, credited side by side")
+        out.print(grid(HEADINGS, map(_cells, found["algorithms"])))
+        for each in found["refused"]:
+            out.print(f"{each['name']} refused: {' '.join(each['refusal'].split())}")
     return 0
 
 
@@ -260,11 +264,3 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 def _number(value: float | None) -> str:
     return compact_number(0 if value is not None and abs(value) < ROUNDING else value)
-
-
-def _print(found: dict[str, Any]) -> None:
-    out = console()
-    out.print(f"the rollouts of {found['run']}, credited side by side")
-    out.print(grid(HEADINGS, map(_cells, found["algorithms"])))
-    for each in found["refused"]:
-        out.print(f"{each['name']} refused: {' '.join(each['refusal'].split())}")

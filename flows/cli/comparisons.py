@@ -160,7 +160,10 @@ def evals(runs: Sequence[str], by: str = "", output: str = "", as_json: bool = F
     elif as_json:
         print(json.dumps(found, sort_keys=True))
     else:
-        console().print(_table(found, bool(by)))
+        headings = ["run", "policy", "held-out", *(["bucket"] if by else []), "figure", "value", "examples"]
+        headings += ["errors", "to the first", "95% interval"]
+        rows = [_cells(row, bool(by)) for row in found]
+        console().print(grid(headings, rows, left=range(headings.index("value"))))
     return 0
 
 
@@ -241,12 +244,6 @@ def _buckets(store: Store, recorded: RecordedEvaluation, environment: str, by: s
         # JSON keeps apart what prints alike, such as 1 and "1".
         names.setdefault(json.dumps(value, sort_keys=True), []).append(name)
     return {bucket: pa.array(names[bucket], pa.string()) for bucket in sorted(names)}
-
-
-def _table(rows: Sequence[Row], buckets: bool) -> Any:
-    headings = ["run", "policy", "held-out", *(["bucket"] if buckets else []), "figure", "value", "examples"]
-    headings += ["errors", "to the first", "95% interval"]
-    return grid(headings, [_cells(row, buckets) for row in rows], left=range(headings.index("value")))
 
 
 def _cells(row: Row, buckets: bool) -> list[str]:

@@ -58,8 +58,7 @@ def refuse_unfit_state(store: Store, config: RunConfig, recorded: StepHistory) -
         return
     unfit = {name for each in store.quarantines.all() for name in each.trace_ids}
     for judged in recorded.judged_before(replay.first_step) if unfit else ():
-        verdicts = store.read(judged.slices_of("verdicts"), ["trace_id", "keep"])
-        if found := unfit & {*verdicts.filter(verdicts["keep"])["trace_id"].to_pylist()}:
+        if found := unfit & _kept(store, judged):
             raise ConfigError(
                 f"--steps: the state that step {replay.first_step} goes on from holds {len(found)} rollout(s) of "
                 f"step {judged.step} that are in quarantine now, first {min(found)}. Begin at step 0 (without "
@@ -106,7 +105,11 @@ def prepare_replay(asked: ReplayRequest) -> RunConfig:
         steps = chosen_steps(requested.replay, recorded)
         _refuse_lost_scores(requested, steps)
         _require_vocabulary(requested)
-        config = _resolved(_with_weights(store, _named(_bounded(requested, steps)), steps[0]))
+        # Which steps are meant is settled now, also where the source goes on meanwhile.
+        bounds = {"first_step": steps[0].step, "last_step": steps[-1].step + 1}
+        replay = requested.replay.model_copy(update=bounds)
+        bounded = requested.model_copy(update={"replay": replay, "steps": len(steps)})
+        config = _resolved(_with_weights(store, _named(bounded), steps[0]))
         refuse_lost_state(config, recorded)
         # One that goes on has its quarantines already: what was found since does not change its rows.
         if asked.quarantine and begun is None:
@@ -189,16 +192,16 @@ def _quarantines(store: Store, steps: dict[int, RecordedStep]) -> tuple[tuple[st
         for work in past.of("rollout").values()
         for name in trace_ids(store, work.slices_of("traces"))
     }
-    kept = {name for past in steps.values() for name in _kept(store, past)}
+    filtered = [past.work["filtering"] for past in steps.values() if "filtering" in past.work]
+    kept = {name for each in filtered for name in _kept(store, each)}
     touching = {each.quarantine for each in findings if not sampled.isdisjoint(each.trace_ids)}
     return tuple(sorted(touching)), bool(named & kept)
 
 
-def _kept(store: Store, past: RecordedStep) -> list[str]:
-    if "filtering" not in past.work:
-        return []
-    verdicts = store.read(past.work["filtering"].slices_of("verdicts"), ["trace_id", "keep"])
-    return [str(name) for name in verdicts.filter(verdicts["keep"])["trace_id"].to_pylist()]
+def _kept(store: Store, filtered: Work) -> set[str]:
+    """Return the ids of the traces that filtering kept."""
+    verdicts = store.read(filtered.slices_of("verdicts"), ["trace_id", "keep"])
+    return {*verdicts.filter(verdicts["keep"])["trace_id"].to_pylist()}
 
 
 def _refuse_lost_scores(requested: RunConfig, steps: list[RecordedStep]) -> None:
@@ -221,13 +224,6 @@ def _require_vocabulary(requested: RunConfig) -> None:
             f"model.vocab_size: run {requested.replay.run!r} recorded none, which filter gibberish needs; say "
             f"it (--set model.vocab_size=N), or name the weights (--set model.path=DIRECTORY)"
         )
-
-
-def _bounded(requested: RunConfig, steps: list[RecordedStep]) -> RunConfig:
-    """Say which steps are meant, also when the source goes on meanwhile."""
-    bounds = {"first_step": steps[0].step, "last_step": steps[-1].step + 1}
-    replay = requested.replay.model_copy(update=bounds)
-    return requested.model_copy(update={"replay": replay, "steps": len(steps)})
 
 
 def _named(requested: RunConfig) -> RunConfig:

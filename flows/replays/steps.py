@@ -178,7 +178,10 @@ class _Step:
 
     def through(self, check: Check) -> Replayed:
         """Go through all stages; recorded ones are shared, the others done."""
-        self.work["examples"] = self.execute(examples.task, 0) if self._listed_otherwise() else self._share("examples")
+        # Examples are listed again where they are to be those of other environments' settings.
+        settings = View(self.config, examples.task.stage.sections, "examples").content()
+        other = "assignment" in self.stages_again and settings != dict(self.past.work["examples"].entry.section)
+        self.work["examples"] = self.execute(examples.task, 0) if other else self._share("examples")
         # Replacing groups needs the credits of those sampled: the stages between go round together.
         if self.config.assignment.refill and {"assignment", "advantage"} <= {*self.stages_again}:
             self._refill()
@@ -250,11 +253,6 @@ class _Step:
         verdicts = self.work["filtering"]
         arguments = self.past.step, traces, verdicts, self.config, self.samples, self.sampled_by
         return pipeline.credit(self.execute, *arguments)
-
-    def _listed_otherwise(self) -> bool:
-        """Tell whether examples are to be listed again: the recorded ones are of other environments' settings."""
-        settings = View(self.config, examples.task.stage.sections, "examples").content()
-        return "assignment" in self.stages_again and settings != dict(self.past.work["examples"].entry.section)
 
     def _sample(self) -> dict[str, Ref]:
         """Sample every assignment again."""

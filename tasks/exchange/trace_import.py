@@ -132,7 +132,9 @@ def arrange(episodes: Sequence[Episode], groups_per_step: int = 0) -> ImportedRo
     """
     joined = _join_episodes(episodes)
     if groups_per_step:
-        joined = _deal(joined, groups_per_step)
+        keys = [(each.step, each.group, each.environment, each.example_id) for each in joined]
+        places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+        joined = [replace(each, step=places[key] // groups_per_step) for each, key in zip(joined, keys, strict=True)]
     members: Counter[str] = Counter()
     num_groups: Counter[int] = Counter()
     slots: dict[tuple[object, ...], str] = {}
@@ -167,12 +169,6 @@ def _join_episodes(episodes: Sequence[Episode]) -> list[Episode]:
             traces, messages = [*before.traces, *episode.traces], [*before.messages, *episode.messages]
             found[key] = replace(before, traces=traces, messages=messages)
     return list(found.values())
-
-
-def _deal(episodes: Sequence[Episode], groups_per_step: int) -> list[Episode]:
-    keys = [(each.step, each.group, each.environment, each.example_id) for each in episodes]
-    places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
-    return [replace(each, step=places[key] // groups_per_step) for each, key in zip(episodes, keys, strict=True)]
 
 
 def _with_example(episode: Episode, examples: dict[tuple[str, str], tuple[str, Row]]) -> Episode:
