@@ -171,11 +171,8 @@ def test_weights_are_a_directory_without_the_optimizer(tmp_path: Path) -> None:
         (made / name).write_text(name)
     store.policies.publish(made, key)
     copy_weights(store, key, tmp_path / "weights", force=False)
-    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == [
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-    ]
+    names = sorted(path.name for path in (tmp_path / "weights").iterdir())
+    assert names == ["config.json", "model.safetensors", "tokenizer.json"]
     with pytest.raises(ExportRefused):
         copy_weights(store, key, tmp_path / "weights", force=False)
     copy_weights(store, key, tmp_path / "weights", force=True)

@@ -32,7 +32,7 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("text", "steps"), [("", [0, 1, 2]), ("1", [1]), ("1:", [1, 2]), (":2", [0, 1]), ("1:2", [1]), ("0:3", [0, 1, 2])]
+    ("text", "steps"), [("", [0, 1, 2]), (":", [0, 1, 2]), ("1", [1]), ("1:", [1, 2]), (":2", [0, 1]), ("1:2", [1])]
 )
 def test_steps(origin: Path, text: str, steps: list[int]) -> None:
     config = ask(origin, from_stage="packing", steps=text)
@@ -40,11 +40,8 @@ def test_steps(origin: Path, text: str, steps: list[int]) -> None:
     assert [piece.step for piece in pieces(config) if piece.stage == "packing"] == steps
 
 
-@pytest.mark.parametrize("text", ["a", "1-2", "2:1", "1:1", ":", "1:2:3"])
+@pytest.mark.parametrize("text", ["a", "1-2", "2:1", "1:1", "1:2:3"])
 def test_steps_that_say_nothing_sensible(origin: Path, text: str) -> None:
-    if text == ":":
-        assert ask(origin, from_stage="packing", steps=text).steps == STEPS
-        return
     with pytest.raises(ConfigError, match="--steps"):
         ask(origin, from_stage="packing", steps=text)
 
