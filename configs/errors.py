@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 
 class ConfigError(ValueError):
-    """A config that cannot be used: one line for each thing wrong with it, all at once."""
+    """A config that cannot be used: one line for each thing wrong with it, all at once; or one line alone."""
 
     def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
+        self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
         count = "a problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
         super().__init__(f"The config has {count}; nothing was started.\n" + "\n".join(f"  {p}" for p in self.problems))

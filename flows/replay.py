@@ -8,10 +8,8 @@ from prefect import flow
 
 from flows.orchestration.states import OF_A_RUN, reports_its_end
 from flows.replays.config import prepare_replay
-from flows.replays.diff import publish_diff
-from flows.replays.loop import loop_replay, plan_replay
-from flows.replays.request import ReplayRequest
-from flows.replays.sources import finished_message, finished_without_source
+from flows.replays.loop import loop_replay, plan_run, publish_diff
+from flows.replays.request import ReplayRequest, finished_message, finished_without_source
 from flows.runtime.entry import log_event, session_of
 from flows.runtime.session import current_session
 from flows.runtime.step_report import Outcome
@@ -49,7 +47,7 @@ def replay(
     if current_session() is None and (done := finished_without_source(asked)):
         log_event("note", {"text": finished_message(done)})
         return asdict(Outcome(done.name, done.steps))
-    with session_of(partial(prepare_replay, asked), plan_replay) as session:
+    with session_of(partial(prepare_replay, asked), plan_run) as session:
         outcome = loop_replay(session)
         if session.config.prefect.artifacts:
             publish_diff(session.context.store, session.config.replay.run, session.config.name)

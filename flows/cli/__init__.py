@@ -14,13 +14,13 @@ from typing import Any
 from cyclopts import CycloptsError
 
 from flows import PACKAGES
-from flows.cli import diff, export, run, show, store, traces
+from flows.cli import diff, export, run, show, store
 from flows.cli.arguments import UsageError, app
 from flows.reporting.formats import visible
 
 UNREAD = 141
 """The exit status where who read the output closed it, as a shell tells of a program that SIGPIPE ended."""
-COMMANDS = (run, show, traces, diff, store, export)
+COMMANDS = (run, show, diff, store, export)
 """The modules of commands: importing one adds its commands to the application."""
 
 
@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = parse(sys.argv[1:] if argv is None else argv)() or 0
         sys.stdout.flush()
         return status
+    # Before any other error: of the standard output it is no fault, and nobody is there to be told.
     except BrokenPipeError:
         if not _nobody_reads():
             raise
@@ -57,10 +58,12 @@ def _nobody_reads() -> bool:
         output = sys.stdout.fileno()
     except (AttributeError, ValueError, OSError):  # there is none, or it is no file
         return False
+    # Asking the descriptor, for the error itself does not say which pipe it is of: a service has pipes, too.
     ends = select.poll()
     ends.register(output, 0)
     if not any(told & (select.POLLERR | select.POLLHUP) for _, told in ends.poll(0)):
         return False
+    # Or Python would write what is still buffered when it ends, and complain of the same pipe again.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, output)
     os.close(nowhere)
@@ -69,6 +72,7 @@ def _nobody_reads() -> bool:
 
 def explanation(error: BaseException) -> str | None:
     """Return what to tell a person about `error`, or None where only a traceback would explain it."""
+    # By its text: what noticed it may be Arrow, Delta or SQLite, each with an error class of its own.
     if "No space left on device" in str(error):
         return f"the disk is full: {error}. What is committed is safe: make room, then `stagecoach resume`."
     if type(error).__module__.partition(".")[0] not in PACKAGES:
@@ -91,6 +95,7 @@ def parse(argv: Sequence[str]) -> Callable[[], Any]:
 
 def _print_help(write: Callable[[], None]) -> None:
     """Print what `write` writes to the application's console, which itself ends the program where nobody reads."""
+    # rich ends the process with a status of its own where the pipe is closed; `print` raises what `main` catches.
     with app.console.capture() as captured:
         write()
     print(captured.get(), end="")

@@ -1,12 +1,14 @@
-"""Credits a run's recorded rollouts by several algorithms, each in a replay of its own, side by side.
+"""Credits a run's recorded rollouts by several algorithms, each in a replay of its own, and lays them side by side.
 
 The rollouts, the verdicts and all before them are shared; only the advantage stage is done again, so that what differs
 between two columns is the algorithm and nothing else.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +20,35 @@ from flows.cli.launch import watch
 from flows.queries.store_reader import recorded_run
 from flows.replays.config import prepare_replay
 from flows.replays.request import ReplayRequest
+from flows.reporting.artifacts import escaped
+from flows.reporting.formats import compact_number, console, grid, markdown_table
 from flows.runtime.policies import find_policy
+from storage.errors import border
 from storage.read.frames import Frames, existing_store
+from storage.store import Store
 from tasks.advantage.algorithms.credit import AdvantageBreach
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "grpo": {"type": "grpo", "normalise_std": False},
     "grpo_std": {"type": "grpo", "normalise_std": True},
     "grpo_short": {"type": "grpo", "normalise_std": False, "length_penalty": {}},
-    "dr_grpo": {"type": "dr_grpo"},
-    "rloo": {"type": "rloo"},
-    "max_rl": {"type": "max_rl"},
-    "reinforce_pp": {"type": "reinforce_pp"},
-    "hierarchical_grpo": {"type": "hierarchical_grpo"},
-    "rae": {"type": "rae"},
-    "echo": {"type": "echo"},
-    "supervised": {"type": "supervised"},
-    "opsd": {"type": "opsd"},
-    "opd": {"type": "opd"},
+    **{name: {"type": name} for name in ("dr_grpo", "rloo", "max_rl", "reinforce_pp", "hierarchical_grpo", "rae")},
+    **{name: {"type": name} for name in ("echo", "supervised", "opsd", "opd")},
 }
 """What is tried, by the name that its column has. sft would sample anew, so it is not here."""
 NEED_ENGINE = ("opsd", "opd")
 """opsd has to be told where the demonstration is, opd who the teacher is."""
+COMPONENTS = ("rl", "ce", "ref_kl")
+ZERO = 1e-9
+"""An advantage below this teaches nothing."""
+ROUNDING = 5e-7
+"""A figure below this is what is left of a sum that is zero."""
+HEADINGS = ("algorithm", "samples", "rl tokens", "ce tokens", "ref_kl tokens", "mean", "std", "min", "max", "none",
+            "with grpo", "signal")  # fmt: skip
+COLUMNS = ("num_samples", "rl_tokens", "ce_tokens", "ref_kl_tokens", "advantage_mean", "advantage_std",
+           "advantage_min", "advantage_max", "zero_ratio", "agreement", "signal")  # fmt: skip
+SHOWN = 8
+"""Rollouts of a group that are shown one by one."""
 
 
 @dataclass(frozen=True)
@@ -53,36 +62,53 @@ class Credited:
     """Why it refused them."""
 
 
-def credit_all(
+def algorithms(
     run: str,
     names: Sequence[str] = (),
     steps: str = "",
     teacher: str = "",
     demonstration: str = "",
     store: str = "",
+    output: str = "",
+    as_json: bool = False,
     plain: bool = False,
-) -> tuple[Frames, str, list[Credited]]:
-    """Credit a run's rollouts by each of the algorithms named, all that need no engine by default.
+) -> int:
+    """Credit a run's rollouts by the algorithms named, all that need no engine by default; print what came of it.
 
     `teacher` is a directory of weights, or RUN or RUN:VERSION of the store; with it opd is among the default ones, with
-    `demonstration`, the field that holds one, opsd. Returns the store's tables, the run's name and what came of each.
-    Raises ConfigError for an unknown run, algorithm or teacher; what an algorithm refuses is an answer.
+    `demonstration`, the field that holds one, opsd. `output` is written as a page. Returns 0; raises ConfigError for an
+    unknown run, algorithm or teacher; what an algorithm refuses is an answer.
     """
     root = existing_store(store or RunConfig().store)
     run, recorded = recorded_run(root, run)
-    told: dict[str, dict[str, Any]] = {}
+    given: dict[str, dict[str, Any]] = {}
     if teacher:
-        told["opd"] = {"teacher": {"path": _teacher(root, teacher)}}
+        given["opd"] = {"teacher": {"path": _teacher(root, teacher)}}
     if demonstration:
-        told["opsd"] = {"demonstration": demonstration}
-    chosen = names or [name for name in VARIANTS if name not in NEED_ENGINE or name in told]
+        given["opsd"] = {"demonstration": demonstration}
+    chosen = names or [name for name in VARIANTS if name not in NEED_ENGINE or name in given]
     if unknown := [name for name in chosen if name not in VARIANTS]:
         raise ConfigError([f"algorithms: {', '.join(unknown)}: the known ones are {', '.join(VARIANTS)}"])
-    asked = [(name, asked_of(recorded, name, steps, told.get(name, {}), store)) for name in chosen]
-    return Frames(root), run, [_credited(name, each, plain) for name, each in asked]
+    requests = {name: credit_request(recorded, name, steps, given.get(name, {}), store) for name in chosen}
+    credited = [_credit(name, request, plain or as_json) for name, request in requests.items()]
+    found = describe_credits(Frames(root), run, credited)
+    if output:
+        options = {"steps": steps, "teacher": teacher, "demonstration": demonstration}
+        with border("writing a page", output):
+            Path(output).write_text(page(found, options), encoding="utf-8")
+        print(f"written to {output}")
+    elif as_json:
+        print(json.dumps(found, sort_keys=True))
+    else:
+        out = console()
+        out.print(f"the rollouts of {found['run']}, credited side by side")
+        out.print(grid(HEADINGS, map(_cells, found["algorithms"])))
+        for each in found["refused"]:
+            out.print(f"{each['name']} refused: {' '.join(each['refusal'].split())}")
+    return 0
 
 
-def _teacher(root: Any, teacher: str) -> str:
+def _teacher(root: Store, teacher: str) -> str:
     if Path(teacher).expanduser().is_dir():
         return teacher
     policy = find_policy(root, teacher)
@@ -90,31 +116,25 @@ def _teacher(root: Any, teacher: str) -> str:
     return str(root.policies.directory(policy.key))
 
 
-def asked_of(
-    recorded: RunConfig, name: str, steps: str = "", told: Mapping[str, Any] | None = None, store: str = ""
+def credit_request(
+    recorded: RunConfig, name: str, steps: str = "", given: Mapping[str, Any] | None = None, store: str = ""
 ) -> ReplayRequest:
     """Return what is asked of the replay that credits all rollouts of a run by one variant, and by nothing else.
 
-    `told` are settings that the variant has to be told. Neither what the run set for that type stays, nor the algorithm
-    that one of its environments has of its own.
+    `given` are settings that the variant has to be told. Neither what the run set for that type stays, nor the
+    algorithm that one of its environments has of its own.
     """
-    settings = {**VARIANTS[name], **(told or {})}
+    settings = {**VARIANTS[name], **(given or {})}
     other = "grpo" if settings["type"] == "supervised" else "supervised"
     own = [number for number, each in enumerate(recorded.environments) if each.algorithm is not None]
+    overrides = [
+        f"algorithm.type={other}",  # another type first: the settings of a type go when the type changes
+        f"algorithm={toml(settings)}",
+        *(f"environments.{number}.algorithm=null" for number in own),
+    ]
+    of_steps = f"-{steps.replace(':', '-')}" if steps else ""
     run = recorded.name
-    return ReplayRequest(
-        run,
-        "advantage",
-        "advantage",
-        steps,
-        [
-            f"algorithm.type={other}",  # which forgets the settings of any
-            f"algorithm={toml(settings)}",
-            *(f"environments.{number}.algorithm=null" for number in own),
-        ],
-        name=f"{run}-by-{name}" + (f"-{steps.replace(':', '-')}" if steps else ""),
-        store=store,
-    )
+    return ReplayRequest(run, "advantage", "advantage", steps, overrides, f"{run}-by-{name}{of_steps}", store)
 
 
 def toml(value: Any) -> str:
@@ -124,47 +144,123 @@ def toml(value: Any) -> str:
     return json.dumps(value)
 
 
-def _credited(name: str, asked: ReplayRequest, plain: bool) -> Credited:
+def _credit(name: str, request: ReplayRequest, plain: bool) -> Credited:
     try:
-        config = prepare_replay(asked)
+        config = prepare_replay(request)
         watch(config, plain=plain)
     except (ConfigError, AdvantageBreach) as refused:
         return Credited(name, "", str(refused))
     return Credited(name, config.name)
 
 
+def describe_credits(frames: Frames, run: str, credited: Sequence[Credited]) -> dict[str, Any]:
+    """Return everything that is shown, as plain values: figures by algorithm, one group by rollout, refusals."""
+    held = [each for each in credited if each.run]
+    laid = samples(frames, held)
+    rows = [
+        {"name": each.name, "run": each.run, **figures(frames, each), "agreement": _agreement(laid, each.name)}
+        for each in held
+    ]
+    refused = [{"name": each.name, "refusal": each.refusal} for each in credited if not each.run]
+    return {"run": run, "algorithms": rows, "refused": refused, "group": _group(frames, laid, rows)}
+
+
 def samples(frames: Frames, credited: Sequence[Credited]) -> pl.DataFrame:
-    """Return a row for each training sample: what it is, and the advantage that each algorithm gave it, by its name."""
-    whole: pl.DataFrame | None = None
-    for each in _held(credited):
-        credits = frames.run(each.run)["samples"].select("sample_id", pl.col("advantage").alias(each.name)).collect()
-        whole = credits if whole is None else whole.join(credits, "sample_id", "full", coalesce=True)
-    return pl.DataFrame() if whole is None else whole
+    """Return a row for each training sample: its id, and the advantage that each algorithm gave it, by its name."""
+    columns = [
+        frames.run(each.run)["samples"].select("sample_id", pl.col("advantage").alias(each.name)).collect()
+        for each in credited
+    ]
+    # Algorithms differ in which samples they make, so a sample that one lacks stays, with null there.
+    return reduce(lambda one, other: one.join(other, "sample_id", "full", coalesce=True), columns or [pl.DataFrame()])
 
 
 def figures(frames: Frames, each: Credited) -> dict[str, Any]:
     """Return what one algorithm's credits come to: samples, tokens by component, and the spread of what it gave."""
-    credits = frames.run(each.run)["samples"]
-    weighted = [pl.col(f"{name}_weights").list.eval(pl.element() != 0).list.sum().sum() for name in COMPONENTS]
-    found = credits.select(
-        pl.len().alias("num_samples"),
-        *(count.alias(f"{name}_tokens") for name, count in zip(COMPONENTS, weighted, strict=True)),
-        pl.col("advantage").mean().alias("advantage_mean"),
-        pl.col("advantage").std(ddof=0).alias("advantage_std"),
-        pl.col("advantage").min().alias("advantage_min"),
-        pl.col("advantage").max().alias("advantage_max"),
-        (pl.col("advantage").abs() < ZERO).mean().alias("zero_ratio"),
-        pl.col("advantages").list.sum().sum().alias("signal"),
+    advantage = pl.col("advantage")
+    weighted = {
+        f"{name}_tokens": pl.col(f"{name}_weights").list.eval(pl.element() != 0).list.sum().sum() for name in COMPONENTS
+    }
+    found = frames.run(each.run)["samples"].select(
+        num_samples=pl.len(),
+        **weighted,
+        advantage_mean=advantage.mean(),
+        advantage_std=advantage.std(ddof=0),
+        advantage_min=advantage.min(),
+        advantage_max=advantage.max(),
+        zero_ratio=(advantage.abs() < ZERO).mean(),
+        signal=pl.col("advantages").list.sum().sum(),
     )
     row = found.collect().row(0, named=True)
+    # What a token carries in ce is a weight and no advantage, so those tokens are no part of the mean.
     num_tokens = row["rl_tokens"] + row["ref_kl_tokens"]
     return row | {"signal": row["signal"] / num_tokens if num_tokens else None}
 
 
-COMPONENTS = ("rl", "ce", "ref_kl")
-ZERO = 1e-9
-"""An advantage below this teaches nothing."""
+def _agreement(laid: pl.DataFrame, name: str) -> float | None:
+    """Return the correlation of an algorithm's advantages with grpo's; None without grpo, or where all are equal."""
+    if "grpo" not in laid.columns:
+        return None
+    both = laid.select(grpo="grpo", other=name).drop_nulls()
+    value = both.select(pl.corr("grpo", "other")).item() if both.height else None
+    return None if value is None or math.isnan(value) else value
 
 
-def _held(credited: Sequence[Credited]) -> Iterator[Credited]:
-    return (each for each in credited if each.run)
+def _group(frames: Frames, laid: pl.DataFrame, rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the group with the most different rewards, and rollouts of it from the best to the worst."""
+    if not rows or not laid.height:
+        return None
+    own = frames.run(rows[0]["run"])
+    credits = own["samples"].select("sample_id", "trace_id", "group_id", "step", "reward").collect()
+    rewards = pl.col("reward")
+    spread = credits.group_by("step", "group_id").agg(kinds=rewards.n_unique(), spread=rewards.std())
+    widest = spread.sort("kinds", "spread", "step", "group_id", descending=[True, True, False, False], nulls_last=True)
+    step, group_id = widest.row(0)[:2]
+    traces = own["traces"].select("trace_id", "num_output_tokens").collect()
+    members = credits.filter(step=step, group_id=group_id).join(laid, "sample_id").join(traces, "trace_id")
+    ordered = members.sort("reward", "num_output_tokens", "sample_id", descending=[True, False, False])
+    last = ordered.height - 1
+    # Spread evenly from the best to the worst, both included; of a small group some places coincide.
+    places = sorted({round(place * last / (SHOWN - 1)) for place in range(SHOWN)})
+    return {"step": step, "group_id": group_id, "rows": ordered[places].to_dicts()}
+
+
+def page(found: dict[str, Any], options: Mapping[str, str] | None = None) -> str:
+    """Return the comparison as markdown; `options` are those of the command."""
+    names = [row["name"] for row in found["algorithms"]]
+    words = [found["run"], *names, *(each["name"] for each in found["refused"])]
+    words += [f"--{name} {value}" for name, value in (options or {}).items() if value]
+    lines = [
+        f"# The rollouts of {found['run']}, credited side by side",
+        "",
+        "Made by the command below. The rollouts and verdicts are the same in every row; only the advantage stage was",
+        "done again. Advantages are those of samples: `none` is the share of samples whose advantage is zero, and",
+        "`with grpo` the correlation (Pearson) of the samples' advantages with grpo's. `signal` is the mean of what",
+        "tokens carry in rl and ref_kl; in ref_kl that is log pi_ref - log pi. A dash: there is none, or all are",
+        "equal.",
+        "",
+        "```bash",
+        f"stagecoach algorithms {' '.join(words)}",
+        "```",
+        "",
+        *markdown_table(HEADINGS, map(_cells, found["algorithms"])),
+        "",
+    ]
+    if group := found["group"]:
+        shown = [name for name in names if any(row[name] is not None for row in group["rows"])]
+        rows = [[_number(row["reward"]), row["num_output_tokens"], *(_number(row[name]) for name in shown)]
+                for row in group["rows"]]  # fmt: skip
+        lines += [f"## One group: step {group['step']}, group {group['group_id']}", ""]
+        lines += markdown_table(("reward", "tokens", *shown), rows)
+    if found["refused"]:
+        refusals = (f"- `{each['name']}`: {escaped(each['refusal'])}" for each in found["refused"])
+        lines += ["", "## Refused", "", *refusals]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    return [row["name"], *(_number(row[name]) for name in COLUMNS)]
+
+
+def _number(value: float | None) -> str:
+    return compact_number(0 if value is not None and abs(value) < ROUNDING else value)

@@ -53,6 +53,7 @@ def option(text: str = "", metavar: str | None = None, **more: Any) -> Parameter
 
 def _whole_number(_: object, tokens: Sequence[Token]) -> int:
     """Read a whole number. Raises ValueError for any other text: cyclopts rounds 1.5, and would take 0x10."""
+    # int() alone would take 1_000, too.
     text = tokens[0].value
     if re.fullmatch(r"[+-]?\d+", text) is None:
         raise ValueError(f'"{text}" is not a whole number')
@@ -74,6 +75,7 @@ def split_items(items: Iterable[str]) -> tuple[list[str], list[str]]:
     """Return the files or runs, and the overrides, of items in any order."""
     files: list[str] = []
     overrides: list[str] = []
+    # A file may have an equals sign in its name: one that is there is a file.
     for item in items:
         (overrides if "=" in item and not Path(item).is_file() else files).append(item)
     return files, overrides

@@ -16,9 +16,9 @@ def diff(
     as_json: Json = False,
 ) -> int | None:
     """How two runs differ: settings, shared work, and what came of it."""
-    from flows.replays.diff import main
+    from flows.cli.comparisons import diff
 
-    return main(run_a, run_b, step=step, as_json=as_json, store=store)
+    return diff(run_a, run_b, step=step, as_json=as_json, store=store)
 
 
 @app.command(group=COMPARE)
@@ -37,19 +37,9 @@ def algorithms(
     plain: Plain = False,
 ) -> int | None:
     """A run's rollouts credited by several algorithms, side by side."""
-    from flows.cli.credited import main
+    from flows.cli.algorithms import algorithms
 
-    return main(
-        run,
-        names,
-        steps=steps,
-        teacher=teacher,
-        demonstration=demonstration,
-        store=store,
-        output=output,
-        as_json=as_json,
-        plain=plain,
-    )
+    return algorithms(run, names, steps, teacher, demonstration, store, output, as_json=as_json, plain=plain)
 
 
 @app.command(group=COMPARE)
@@ -59,9 +49,9 @@ def curves(
     store: Store = "",
 ) -> int | None:
     """The rewards of several runs by step, side by side."""
-    from flows.cli.curves import main
+    from flows.cli.comparisons import curves
 
-    return main(runs, store=store, output=output)
+    return curves(runs, store=store, output=output)
 
 
 @app.command(group=COMPARE)
@@ -73,6 +63,6 @@ def evals(
     as_json: Json = False,
 ) -> int | None:
     """The evaluations of runs, and how far each is from the first."""
-    from flows.cli.evals import main
+    from flows.cli.comparisons import evals
 
-    return main(runs or ["latest"], store=store, by=by, output=output, as_json=as_json)
+    return evals(runs or ["latest"], store=store, by=by, output=output, as_json=as_json)

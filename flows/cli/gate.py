@@ -21,6 +21,12 @@ from storage.store import Store
 class NothingWaits(ValueError):
     """No flow run of that name waits for an answer."""
 
+    def __init__(self, run: str, why: str) -> None:
+        super().__init__(
+            f"run {run} does not wait for an answer: {why}. Nothing was changed. Look at it with: stagecoach show "
+            f"{run}; its decisions so far: stagecoach gate {run}"
+        )
+
 
 def main(run: str, approve: bool | None, by: str = "", reason: str = "", store: str = "") -> int:
     """Answer the gate that `run` waits at, or with `approve` None print its decisions; return the exit status.
@@ -42,21 +48,20 @@ def main(run: str, approve: bool | None, by: str = "", reason: str = "", store: 
 
 def decisions(store: Store, run: str) -> list[Mapping[str, Any]]:
     """Return the decisions at the gates of a run in order of time, each with its step."""
-    found = [
-        {"step": entry.step, **row}
-        for entry in store.ledger.entries(run=run, stage="gate")
-        for row in store.read(entry.slices("decisions")).to_pylist()
-    ]
+    entries = store.ledger.entries(run=run, stage="gate")
+    found = [{"step": each.step, **row} for each in entries for row in store.read(each.slices("decisions")).to_pylist()]
     return sorted(found, key=lambda row: row["decided_at"])
 
 
 def _answer(store: Store, run: str, config: RunConfig, given: Mapping[str, Any]) -> str:
     """Give the answer to the flow run of the run's last event; return its name."""
+    # The last event is of whoever is at work on the run; an earlier flow run of it has ended.
     flow_run = store.runs.events(run)[-1].flow_run
+    # Servers that runs bring along leave a report of their address beside their database.
     directory = log_directory(config).parent / "prefect"
     url = configured_url() or next(embedded_urls(directory), "")
     if not flow_run or not url:
-        raise _nothing(run, "it is not at work, or on another machine")
+        raise NothingWaits(run, "it is not at work, or on another machine")
     if not configured_url():
         assert "prefect" not in sys.modules, "Prefect reads which API to use when it is imported"
         os.environ |= embedded_settings(directory, url)
@@ -64,6 +69,7 @@ def _answer(store: Store, run: str, config: RunConfig, given: Mapping[str, Any])
 
 
 def _resume(run: str, flow_run_id: str, given: Mapping[str, Any]) -> str:
+    # Imported here: Prefect reads its settings from the environment when it is imported.
     import httpx
     from prefect.client.orchestration import get_client
 
@@ -71,12 +77,14 @@ def _resume(run: str, flow_run_id: str, given: Mapping[str, Any]) -> str:
         with get_client(sync_client=True) as client:
             flow_run = client.read_flow_run(flow_run_id)
             if flow_run.state is None or not flow_run.state.is_paused():
-                raise _nothing(run, f"its flow run is {flow_run.state_name}")
+                raise NothingWaits(run, f"its flow run is {flow_run.state_name}")
             reply = client.resume_flow_run(flow_run_id, run_input=dict(given))
     except httpx.HTTPError as error:
-        raise _nothing(run, f"the Prefect API could not be asked: {error}") from error
+        raise NothingWaits(run, f"the Prefect API could not be asked: {error}") from error
+    # Somebody else may have answered since the state was read.
     if reply.status.value != "ACCEPT":
-        raise _nothing(run, f"Prefect does not take the answer: {getattr(reply.details, 'reason', reply.status.value)}")
+        reason = getattr(reply.details, "reason", reply.status.value)
+        raise NothingWaits(run, f"Prefect does not take the answer: {reason}")
     return str(flow_run.name)
 
 
@@ -84,12 +92,5 @@ def embedded_urls(directory: Path) -> Iterator[str]:
     """Yield the API addresses of the servers that live runs have embedded; they share one database."""
     for report in directory.glob("server-*.json"):
         process = report.stem.removeprefix("server-")
-        if Path("/proc", process).exists():
+        if Path("/proc", process).exists():  # a run that was killed leaves its report behind
             yield f"{json.loads(report.read_text())['url']}/api"
-
-
-def _nothing(run: str, why: str) -> NothingWaits:
-    return NothingWaits(
-        f"run {run} does not wait for an answer: {why}. Nothing was changed. Look at it with: stagecoach show {run}; "
-        f"its decisions so far: stagecoach gate {run}"
-    )

@@ -1,26 +1,33 @@
-"""Starts a flow from the command line, with everything that must live as long as it."""
+"""Starts a flow from the command line, with everything that must live as long as it; the demo, too."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
+from configs.load import load
+from configs.resolve import resolve
 from configs.run import RunConfig
 from flows.orchestration import server as prefect_api
 from flows.orchestration.process_setup import route_prefect_logs
 from flows.replays.config import prepare_replay
-from flows.replays.loop import loop_replay, plan_run
-from flows.replays.report import summary, trains_again
-from flows.replays.request import ReplayRequest
-from flows.replays.sources import finished_message, finished_without_source
-from flows.reporting.formats import before_after, console
+from flows.replays.loop import loop_replay, plan_run, summary, trains_again
+from flows.replays.request import ReplayRequest, finished_message, finished_without_source
+from flows.reporting.formats import before_after, console, describe_difference, describe_scores
 from flows.reporting.panel import Panel, PanelWatcher
+from flows.runtime.demo_recipes import RECIPES, SEED, Recipe
+from flows.runtime.demo_sources import FIRST, build, sources_directory, warmed_up
 from flows.runtime.entry import watching
 from flows.runtime.loops import loop_evaluate, loop_sft, loop_train
 from flows.runtime.preflight import preflight
 from flows.runtime.prepare import nothing_started, prepare
 from flows.runtime.session import Session, Watcher, log_directory, open_session, record_run
+from flows.runtime.versions import config_versions, versions
+from flows.services.base import Supervisor
 from flows.services.engine import InferenceService
 from storage.store import open_store
+from tasks.runtime.run_context import RunContext
 
 LOOPS: Mapping[str, Callable[[Session], dict[str, Any]]] = {
     "train": loop_train,
@@ -32,29 +39,20 @@ LOOPS: Mapping[str, Callable[[Session], dict[str, Any]]] = {
 
 
 def start(
-    kind: str,
-    files: Sequence[str],
-    overrides: Sequence[str],
-    name: str = "",
-    store: str = "",
-    plain: bool = False,
+    kind: str, files: Sequence[str], overrides: Sequence[str], name: str = "", store: str = "", plain: bool = False
 ) -> int:
     """Resolve a config, run the flow of `kind` and show it, in plain lines if asked; return the exit status."""
     config = prepare(kind, files, overrides, name=name, store=store)
-    _tell(watch(config, plain=plain))
+    _print_comparisons(watch(config, plain=plain))
     where = f"{config.name} --store {config.store}"
     print(f"run {config.name} is in {config.store}; look at it with: stagecoach view --run {where}")
     print(f"or on this terminal: stagecoach show {where}")
     return 0
 
 
-def replay(asked: ReplayRequest, plain: bool = False) -> int:
-    """Go through recorded steps again as asked, and show it; return the exit status."""
-    return replays([asked], plain=plain)
-
-
 def replays(several: Sequence[ReplayRequest], plain: bool = False) -> int:
     """Do replays one after the other, each checked before the first begins; return the exit status."""
+    # All are checked before the first begins: a mistake in the last would be found hours later.
     ended = [finished_without_source(asked) for asked in several]
     configs = [prepare_replay(asked) for asked, done in zip(several, ended, strict=True) if done is None]
     for done in filter(None, ended):
@@ -75,12 +73,12 @@ def resume(name: str, overrides: Sequence[str] = (), store: str = "", plain: boo
     with nothing_started():
         kind = runs.events(chosen)[-1].kind
     if kind == "replay":
-        return replay(ReplayRequest(run="", overrides=overrides, name=chosen, store=root), plain=plain)
-    _tell(watch(prepare(kind, (), overrides, name=chosen, store=root), plain=plain))
+        return replays([ReplayRequest(run="", overrides=overrides, name=chosen, store=root)], plain=plain)
+    _print_comparisons(watch(prepare(kind, (), overrides, name=chosen, store=root), plain=plain))
     return 0
 
 
-def _tell(outcome: dict[str, Any]) -> None:
+def _print_comparisons(outcome: dict[str, Any]) -> None:
     """Print how the last policy differs from the first on held-out examples, where both were tried on them."""
     if outcome.get("comparisons"):
         console().print(before_after(outcome["comparisons"]))
@@ -96,15 +94,12 @@ def watch(
 
     `before` is called once it is known that there is work to do. `plain` asks for plain lines on a terminal too.
     """
-    with watching(config) as watchers, panel_of(config, plain) as panel:
-        return run(config, (PanelWatcher(panel), *watchers), engine, before)
-
-
-def panel_of(config: RunConfig, plain: bool) -> Panel:
-    """Return the panel for a run of this kind."""
     num_steps = 0 if config.kind == "evaluate" else config.replay.last_step or config.steps
+    # A replay that trains has the recorded rewards, or nearly so: what it changes is seen in the loss.
     measure = "loss" if config.kind == "sft" or trains_again(config) else "reward"
-    return Panel(f"{config.kind} {config.name}", num_steps, plain=plain, measure=measure)
+    panel = Panel(f"{config.kind} {config.name}", num_steps, plain=plain, measure=measure)
+    with watching(config) as watchers, panel:
+        return run(config, (PanelWatcher(panel), *watchers), engine, before)
 
 
 def run(
@@ -118,20 +113,23 @@ def run(
     Work that is all in the ledger needs neither Prefect nor services; the watchers are told so.
     """
     with open_session(config, watchers, engine) as session:
+        # A dry run first: it says what is missing, and with it which services have to be started at all.
         planned = plan_run(session.context, session.source, session.policy)
         missing = [ref for ref in planned if ref.computed]
         session.notify("plan", missing=missing, num_pieces=len(planned))
         if not missing:
-            return _run_without_prefect(session)
-        directory = log_directory(config)
+            with record_run(session):
+                return LOOPS[config.kind](session)
+        # Before anything starts: what cannot work should not cost the start of an engine.
         preflight(session, missing)
+        # Both take long to start: Prefect's API begins first and is waited for only when the services have begun, too.
         api = begin_prefect(config)
         session.begin(missing)
         before()
         with prefect_api.termination_reported():
             session.notify("prefect", url=api.wait().ui_url)
-            route_prefect_logs(directory / "prefect.log")
-            return _call_flow(session)
+            route_prefect_logs(log_directory(config) / "prefect.log")
+            return _call_flow(config)
 
 
 def begin_prefect(config: RunConfig) -> prefect_api.PrefectApi:
@@ -143,40 +141,22 @@ def begin_prefect(config: RunConfig) -> prefect_api.PrefectApi:
     return api if api.embedded else api.wait()
 
 
-def _run_without_prefect(session: Session) -> dict[str, Any]:
-    with record_run(session):
-        return LOOPS[session.config.kind](session)
-
-
-def _call_flow(session: Session) -> dict[str, Any]:
+def _call_flow(config: RunConfig) -> dict[str, Any]:
+    # Imported here and not above: Prefect takes a while, and reads which API to use when it is imported.
     from prefect import tags
 
-    config = session.config
-    flow = _flow(config)
+    match config.kind:
+        case "train":
+            from flows.train import train as flow
+        case "sft":
+            from flows.sft import sft as flow
+        case "evaluate":
+            from flows.evaluate import evaluate as flow
+        case "replay":
+            from flows.replay import replay as flow
     with tags(*prefect_api.run_tags(config.name, config.store)):
         outcome: dict[str, Any] = flow(name=config.name, store=config.store, **_parameters(config))
         return outcome
-
-
-def _flow(config: RunConfig) -> Callable[..., Any]:
-    """Return the Prefect flow of a run; importing it loads Prefect, which takes a while."""
-    match config.kind:
-        case "train":
-            from flows.train import train
-
-            return train
-        case "sft":
-            from flows.sft import sft
-
-            return sft
-        case "evaluate":
-            from flows.evaluate import evaluate
-
-            return evaluate
-        case "replay":
-            from flows.replay import replay
-
-            return replay
 
 
 def _parameters(config: RunConfig) -> dict[str, Any]:
@@ -190,3 +170,70 @@ def _parameters(config: RunConfig) -> dict[str, Any]:
         return {"seed": config.seed, "url": config.external.url, "url_model": config.external.model}
     last_one = {"policy": config.evaluation.policy} if config.kind == "evaluate" else {"steps": config.steps}
     return {"seed": config.seed, **last_one}
+
+
+def demo(
+    preset: str = FIRST, overrides: Sequence[str] = (), name: str = "", store: str = "", plain: bool = False
+) -> int:
+    """Run the demo of a preset, print what was learnt and what to try next; return the exit status.
+
+    Takes up the demo of that name where it stopped. `overrides` are for the reinforcement learning; `plain` asks for
+    plain lines on a terminal too.
+    """
+    began = time.monotonic()
+    name, root, recipe = name or preset, store or RunConfig().store, RECIPES[preset]
+    open_store(root)  # before anything else lies there: a store is made in an empty directory
+    # The weights and demonstrations are made once for a store and found again by the next demo of this preset.
+    sources = build(sources_directory(root, preset), recipe)
+    settings = [*sources.overrides, *recipe.warm_up]
+    warm_up = prepare("sft", ["sft_demo"], settings, name=f"{name}-warm-up", store=root, seed=SEED)
+    with Supervisor(name, log_directory(warm_up)) as supervisor:
+        engine = early_engine(supervisor, preset, [*overrides, f"model.path={sources.model}"], name, root)
+        # An engine of others that does not answer is told now and not after the warm-up.
+        engine.reach()
+        policy = watch(warm_up, before=engine.begin, plain=plain)["policy"]
+        weights = warmed_up(root, policy["key"])
+        config = prepare("train", [preset], [f"model.path={weights}", *overrides], name=name, store=root, seed=SEED)
+        outcome = watch(config, engine=engine, plain=plain)
+    print("\n".join(demo_summary(outcome, config, recipe, time.monotonic() - began)))
+    return 0
+
+
+def early_engine(
+    supervisor: Supervisor, preset: str, overrides: Sequence[str], name: str, root: str
+) -> InferenceService:
+    """Return the engine of the training run, able to start before its first policy exists.
+
+    Start-up is the engine's longest wait; it goes on beside the warm-up, with weights of the same shape.
+    """
+    loaded = load([preset], [*overrides, f"name={name}", f"store={root}", f"seed={SEED}"])
+    config = resolve(loaded, config_versions(loaded))
+    context = RunContext(open_store(root), name, config, versions(config))
+    return InferenceService(supervisor, context, Path(loaded.model.path))
+
+
+def demo_summary(outcome: dict[str, Any], config: RunConfig, recipe: Recipe, seconds: float) -> list[str]:
+    """Return the lines that end the demo: what was learnt, where the tables are, what to try next."""
+    rewards = [step["reward"] for step in outcome["steps"]]
+    last = rewards[-3:]  # one step alone is as much luck as learning
+    mean = sum(last) / len(last)
+    learnt = f"{rewards[0]:.2f} in the first step, {mean:.2f} over the last {len(last)}"
+    lines = ["", f"{recipe.about}: mean reward {learnt}."]
+    for found in outcome["evaluations"]:
+        scores = "; ".join(describe_scores(each) for each in found["scores"])
+        lines.append(f"Held-out examples, policy {found['version']}: {scores}")
+    lines += [describe_difference(row) for row in outcome.get("comparisons", ()) if row["figure"] == "avg"]
+    done = f"{outcome['num_computed']} pieces of work were computed, {outcome['num_found']} were in the ledger"
+    store = "" if config.store == RunConfig().store else f" --store {config.store}"
+    # A person looks for a directory, wherever the command was given.
+    place = config.store if "://" in config.store else Path(config.store).resolve()
+    return [
+        *lines,
+        f"{done}; {seconds:.0f} s.",
+        f"Every rollout, verdict, advantage, batch and weight is in {place}.",
+        "Try next:",
+        f"  stagecoach view --run {config.name}{store}",
+        f"  stagecoach show {config.name}{store}",
+        f"  stagecoach show {config.name}{store} {recipe.try_next}",
+        f"  stagecoach resume {config.name}{store} steps={config.steps + 5}",
+    ]

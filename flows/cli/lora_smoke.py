@@ -63,10 +63,12 @@ def probes(config: RunConfig) -> Iterator[ProbeResult]:
     where an engine does not start.
     """
     require_files(config)
+    # With a key, so that nobody else on this machine can use the engines.
     model, key = model_directory(config.model.path), secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix="stagecoach-adapters-") as directory:
         base, *adapters = _sampled(config, model, Path(directory) / "adapters")
         with Supervisor("lora-smoke", Path(directory)) as supervisor:
+            # Side by side, with adapters and without: what adapters cost is the difference of the two.
             specs = [_spec(config, model, supervisor.directory, key, lora) for lora in (config.training.lora, None)]
             urls = [handle.wait()["url"] for handle in supervisor.start_all(specs)]
             with closing(Engine(urls[0], key)) as engine, closing(Engine(urls[1], key)) as plain:
@@ -77,6 +79,7 @@ def probes(config: RunConfig) -> Iterator[ProbeResult]:
 
 def _sampled(config: RunConfig, model: Path, target: Path) -> list[dict[str, Any]]:
     """Have adapters made and scored in a process of its own: this one loads no torch."""
+    # Room for the tokens that the probes sample must be left in the engine's context.
     length = min(len(probe_token_ids(1)), config.engine.max_model_len - NEW_TOKENS)
     request = {
         "model": str(model),
@@ -105,5 +108,6 @@ def _spec(config: RunConfig, model: Path, directory: Path, key: str, lora: LoraC
         log=directory / f"{name}.log",
         ready=lambda found: is_healthy(found["url"], key),
         startup_seconds=config.engine.startup_seconds,
+        # A probe of an engine that was started twice would say nothing of the first.
         max_restarts=0,
     )

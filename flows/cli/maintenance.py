@@ -1,12 +1,14 @@
-"""Prints what `stagecoach maintain` and `stagecoach gc` do to a store."""
+"""What maintain, gc and repair do to a store, in words and tables for people or as JSON for programs."""
 
 import json
 import sys
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 from configs.run import RunConfig
 from flows.reporting.formats import console, grid, size
+from flows.reporting.panel import printable
 from flows.runtime.maintenance import (
     choose_removal,
     describe_maintenance,
@@ -16,10 +18,24 @@ from flows.runtime.maintenance import (
 )
 from storage.errors import StoreError
 from storage.maintenance.compact import RETENTION_HOURS, MaintenanceReport
-from storage.maintenance.plan import Plan
+from storage.maintenance.plan import Plan, at_work
+from storage.maintenance.repair import (
+    Damage,
+    ForgetPlan,
+    LogDamage,
+    RepairedLog,
+    forget,
+    inspect_logs,
+    inspect_policies,
+    inspect_slices,
+    plan_forget,
+    repair_logs,
+)
 from storage.maintenance.sweep import ExpiryReport, RemovalReport, finish_removals
 from storage.read.frames import existing_store
-from storage.store import Store
+from storage.roots import open_root
+from storage.store import FORMAT, Store, open_store
+from tasks.stages import REPEATABLE
 
 
 def maintain_store(
@@ -36,15 +52,15 @@ def maintain_store(
     if as_json:
         print(json.dumps(describe_maintenance(expired, done, dry_run), sort_keys=True))
     else:
-        _print(expired, done, dry_run)
+        _print_maintenance(expired, done, dry_run)
     return 0
 
 
-def _print(expired: Sequence[ExpiryReport], done: MaintenanceReport, dry_run: bool) -> None:
+def _print_maintenance(expired: Sequence[ExpiryReport], done: MaintenanceReport, dry_run: bool) -> None:
     out = console()
     for each in expired:
-        told = f"{each.slices} slices, {each.files} files, {size(each.bytes)}"
-        out.print(f"{each.table}: rows older than {each.hours} h {'would go' if dry_run else 'went'}: {told}")
+        what = f"{each.slices} slices, {each.files} files, {size(each.bytes)}"
+        out.print(f"{each.table}: rows older than {each.hours} h {'would go' if dry_run else 'went'}: {what}")
     rows = [
         (each.table, each.merged, each.deleted, size(each.bytes_before), size(each.bytes_after)) for each in done.tables
     ]
@@ -54,8 +70,8 @@ def _print(expired: Sequence[ExpiryReport], done: MaintenanceReport, dry_run: bo
     for path in done.only_copies:
         out.print(f"kept, although old: the only copy of its rows: {path}")
     if done.policies:
-        told = "would be removed" if dry_run else "were removed"
-        out.print(f"weights that no ledger row names {told}: {', '.join(done.policies)}")
+        verb = "would be" if dry_run else "were"
+        out.print(f"weights that no ledger row names {verb} removed: {', '.join(done.policies)}")
     if dry_run:
         out.print("dry run: nothing was changed")
 
@@ -76,38 +92,38 @@ def collect_garbage(
     going = choose_removal(root, keep, keep_last, remove, force, policies)
     if not as_json:
         _print_removal(root, going)
-    if going.empty or dry_run:
-        left = RemovalReport() if dry_run else finish_removals(root)
-        return _end(root, going, left, as_json, "dry run: nothing was changed" if dry_run else "nothing to remove")
-    if not yes and not _agreed(as_json):
-        return _end(root, going, RemovalReport(), as_json, "nothing was changed", status=1)
-    return _end(root, going, remove_planned(root, going), as_json, "removed")
+    if dry_run:
+        _print_end(going, RemovalReport(), as_json, "dry run: nothing was changed")
+        return 0
+    if going.empty:
+        # A removal that was cut off took its ledger rows first: what they named is still there to be swept.
+        _print_end(going, finish_removals(root), as_json, "nothing to remove")
+        return 0
+    if not yes:
+        if as_json or not sys.stdin.isatty():
+            raise StoreError("nobody was there to be asked", "", "nothing was removed", "say --yes, or --dry-run")
+        if input("Remove this for good? [y/N] ").strip().lower() not in ("y", "yes"):
+            _print_end(going, RemovalReport(), as_json, "nothing was changed")
+            return 1
+    _print_end(going, remove_planned(root, going), as_json, "removed")
+    return 0
 
 
-def _agreed(as_json: bool) -> bool:
-    if as_json or not sys.stdin.isatty():
-        raise StoreError("nobody was there to be asked", "", "nothing was removed", "say --yes, or --dry-run")
-    return input("Remove this for good? [y/N] ").strip().lower() in ("y", "yes")
-
-
-def _end(store: Store, going: Plan, swept: RemovalReport, as_json: bool, told: str, status: int = 0) -> int:
+def _print_end(going: Plan, swept: RemovalReport, as_json: bool, otherwise: str) -> None:
+    """Print what was removed, or `otherwise` where that is nothing."""
     if as_json:
         print(json.dumps(describe_removal(going, swept), sort_keys=True))
-        return status
-    out = console()
-    if swept.rows or swept.slices or swept.policies:
-        out.print(
-            f"removed {swept.rows} ledger rows, {swept.slices} slices in {swept.files} files "
-            f"({size(swept.bytes)}) and the weights of {swept.policies} policies "
-            f"({size(swept.policy_bytes)})"
-        )
+    elif swept.rows or swept.slices or swept.policies:
+        weights = f"the weights of {swept.policies} policies ({size(swept.policy_bytes)})"
+        slices = f"{swept.slices} slices in {swept.files} files ({size(swept.bytes)})"
+        console().print(f"removed {swept.rows} ledger rows, {slices} and {weights}")
     else:
-        out.print(told)
-    return status
+        console().print(otherwise)
 
 
 def _print_removal(store: Store, going: Plan) -> None:
     out = console()
+    # Runs that were asked for and stay all the same, each with the reason.
     reasons = dict(going.protected)
     rows = []
     for run in (*going.removed, *going.kept, *reasons):
@@ -117,10 +133,8 @@ def _print_removal(store: Store, going: Plan) -> None:
         rows.append((run, what, len(entries), staying))
     out.print(grid(("run", "", "ledger rows to go", "stay for other runs"), rows))
     out.print(f"slices that nobody names then: {len(going.slices)}, {size(going.slice_bytes)} as written")
-    out.print(
-        f"weights to go: {len(going.policies)} policies of removed runs, {len(going.pruned)} of kept runs, "
-        f"{size(going.policy_bytes)} together"
-    )
+    weights = f"{len(going.policies)} policies of removed runs, {len(going.pruned)} of kept runs"
+    out.print(f"weights to go: {weights}, {size(going.policy_bytes)} together")
     for run in (*going.kept, *reasons):
         if versions := _versions(store, run, going.pruned):
             out.print(f"{run}: weights of versions {versions} go; their rows stay, nothing starts from them any more")
@@ -129,7 +143,113 @@ def _print_removal(store: Store, going: Plan) -> None:
 def _versions(store: Store, run: str, keys: Sequence[str]) -> str:
     """Return the versions of a run's policies as ranges: 1-4, 6."""
     made = [entry for entry in store.ledger.entries(run=run) if entry.key in keys and entry.slices("policies")]
+    # Version minus place is the same all along a run of consecutive versions: that is what groups them.
     numbers = enumerate(sorted(entry.step + 1 for entry in made if "policy" in entry.inputs))
     grouped = groupby(numbers, key=lambda pair: pair[1] - pair[0])
     ranges = [[number for _, number in group] for _, group in grouped]
     return ", ".join(f"{each[0]}-{each[-1]}" if len(each) > 1 else str(each[0]) for each in ranges)
+
+
+PRINTED = 20
+"""Damaged slices that are printed one by one."""
+
+
+def repair_store(
+    store: str = "", deep: bool = False, forget_damaged: bool = False, dry_run: bool = False, as_json: bool = False
+) -> int:
+    """Mend a store and print what was wrong; return the exit status: 0 where nothing is wrong any more, else 1.
+
+    Raises StoreError where there is no store, or where work is to be forgotten while a run may be at work.
+    """
+    store_root = open_root(store or RunConfig().store)
+    if not store_root.exists(FORMAT):
+        raise StoreError(
+            "there is no store here", store_root.address, "nothing was touched", "name the store to repair"
+        )
+    broken = inspect_logs(store_root)
+    mended, left = ([], broken) if dry_run else (repair_logs(store_root, broken), [])
+    damages: list[Damage] = []
+    forgetting = ForgetPlan((), (), ())
+    if not left:  # what the ledger names cannot be known while its log is broken
+        root = open_store(store or RunConfig().store)
+        damages = [*inspect_slices(root, deep), *inspect_policies(root, deep)]
+        forgetting = plan_forget(root, damages, REPEATABLE)
+        if forget_damaged and not dry_run and forgetting.rows:
+            if busy := at_work(root):
+                what = f"{', '.join(busy)} may be at work on what would be forgotten"
+                raise StoreError(what, root.root.address, "nothing was forgotten", "wait for the runs to end")
+            forget(root, forgetting)
+    if as_json:
+        print(json.dumps(describe_damage(mended, left, damages, forgetting), sort_keys=True))
+    else:
+        _print_repair(mended, left, damages, forgetting, forget_damaged and not dry_run)
+    # What was forgotten is done again by the next resume; what is lost stays wrong.
+    return 1 if left or (damages if dry_run or not forget_damaged else forgetting.lost) else 0
+
+
+def describe_damage(
+    mended: Sequence[RepairedLog], left: Sequence[LogDamage], damages: Sequence[Damage], forgetting: ForgetPlan
+) -> dict[str, Any]:
+    """Return what was found and done as plain values."""
+    return {
+        "logs": [{**vars(each.damage), "quarantine": each.quarantine, "restored": each.restored} for each in mended],
+        "logs_left": [vars(each) for each in left],
+        "damaged": [_row(each, forgetting) for each in damages],
+    }
+
+
+def _row(damage: Damage, forgetting: ForgetPlan) -> dict[str, Any]:
+    return {
+        "runs": sorted({entry.run for entry in damage.entries}),
+        "step": damage.entries[0].step,
+        "stage": damage.stage,
+        "table": damage.table if damage.piece else "weights",
+        "key": damage.key,
+        "what": damage.what,
+        "lost": damage in forgetting.lost,
+    }
+
+
+def _print_repair(
+    mended: Sequence[RepairedLog],
+    left: Sequence[LogDamage],
+    damages: Sequence[Damage],
+    forgetting: ForgetPlan,
+    forgotten: bool,
+) -> None:
+    out = console()
+    for each in mended:
+        out.print(_log_line(each.damage))
+        if each.removed_again:
+            out.print(f"  removed again: {each.removed_again} rows of runs that gc had removed with their files")
+        out.print(f"  moved aside, not deleted: {len(each.damage.files)} files, to {each.quarantine}")
+        if each.damage.lost_versions:
+            version = each.damage.lost_versions[0] - 1
+            out.print(f"  the table is at version {version}; put back: {len(each.restored)} files")
+    for damage in left:
+        out.print(_log_line(damage))
+    rows = [_row(damage, forgetting) for damage in damages]
+    for row in rows[:PRINTED]:
+        where = f"{', '.join(row['runs'])}, step {row['step']}, {row['stage']}, {row['table']}"
+        out.print(printable(f"{where}: {row['what']}"))
+        out.print(f"  {_advice(row, forgotten)}")
+    if len(rows) > PRINTED:
+        out.print(f"and {len(rows) - PRINTED} more; --json lists all")
+    if not (mended or left or rows):
+        out.print("nothing is wrong")
+    if left:
+        out.print("dry run: nothing was changed; what the ledger names is looked at when the logs are whole")
+
+
+def _log_line(damage: LogDamage) -> str:
+    return f"log of table {damage.table!r}: {'; '.join(damage.what)}"
+
+
+def _advice(row: dict[str, Any], forgotten: bool) -> str:
+    if row["lost"]:
+        return (
+            "lost: other work was made of it, and doing it again would give other rows; put the file back from a copy"
+        )
+    if forgotten:
+        return "forgotten: resume the run, and it is done again"
+    return "can be done again: `stagecoach repair --forget`, then resume the run"

@@ -21,19 +21,23 @@ from tasks.inference.engine.model_files import directory_digest
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.stage import Ref
 
-# Weights above this take longer to hash than a plan may take.
 HASHED_BYTES = 512 * 1024**2
+"""Weights above this take longer to hash than a plan may take."""
 SHOWN = 12
+"""Characters of a key that are printed."""
 
 
 def main(files: Sequence[str], overrides: Sequence[str], as_json: bool = False) -> int:
     """Resolve and validate a config, print the plan, and return 0; raise ConfigError where it cannot run here."""
     config = load(files, overrides)
+    # A plan without a model is useful, so a model that is not named is no mistake here.
     absent = [line for line in missing_files(config) if config.model.path or not line.startswith("model.path")]
     if absent:
         raise ConfigError(absent)
     require_gate(config)
-    here = _local(config)
+    # A model that would have to be downloaded is not looked at: a plan fetches nothing.
+    is_local = Path(config.model.path).expanduser().is_dir()
+    here = config if is_local else config.model_copy(update={"model": config.model.model_copy(update={"path": ""})})
     teachers = local_teacher_facts(here) if here.model.path else {}
     resolved = resolve(config, config_versions(here) | teachers)
     print(dump(resolved) if as_json else "\n".join(lines(config, resolved)))
@@ -46,11 +50,12 @@ def lines(config: RunConfig, resolved: RunConfig) -> Iterator[str]:
     yield from _settings(config, resolved)
     yield ""
     reason = unknown_keys(config)
+    digest = "" if reason else directory_digest(Path(config.model.path).expanduser().resolve())
     yield f"{'stage':<14} {'settings':<{SHOWN}}  {'key of step 0':<{SHOWN}}  sections"
-    for task, ref in planned_stages(resolved, Source(resolved.model.path, "" if reason else _digest(config))):
-        digest = content_key(section(task, resolved))[:SHOWN]
+    for task, ref in planned_stages(resolved, Source(resolved.model.path, digest)):
+        settings = content_key(section(task, resolved))[:SHOWN]
         key = "-" if reason else ref.key[:SHOWN]
-        yield f"{task.stage.name:<14} {digest}  {key:<{SHOWN}}  {', '.join(task.stage.sections) or 'none'}"
+        yield f"{task.stage.name:<14} {settings}  {key:<{SHOWN}}  {', '.join(task.stage.sections) or 'none'}"
     if reason:
         yield f"keys are not known yet: {reason}"
     yield ""
@@ -81,6 +86,7 @@ def unknown_keys(config: RunConfig) -> str:
     """Return why the keys of a run cannot be known before it starts, or an empty string where they can."""
     if config.seed is None:
         return "no seed is given, so each new run draws its own and samples anew"
+    # Their digest is part of the first key, and a plan reads no data.
     if config.kind == "sft":
         return "they depend on the rows of the file"
     directory = Path(config.model.path).expanduser()
@@ -118,14 +124,3 @@ def _settings(config: RunConfig, resolved: RunConfig) -> Iterator[str]:
     yield f"engine       {resolved.engine.version or 'none installed'}, {resolved.engine.dtype}"
     yield f"learner      {resolved.training.version}, {resolved.training.dtype} on {resolved.training.device}"
     yield f"seed         {resolved.seed}" + (" (drawn now; give seed= to keep it)" if config.seed is None else "")
-
-
-def _digest(config: RunConfig) -> str:
-    return directory_digest(Path(config.model.path).expanduser().resolve())
-
-
-def _local(config: RunConfig) -> RunConfig:
-    """Return `config` without a model that would have to be downloaded to be looked at."""
-    if Path(config.model.path).expanduser().is_dir():
-        return config
-    return config.model_copy(update={"model": config.model.model_copy(update={"path": ""})})

@@ -33,14 +33,15 @@ def demo(
     plain: Plain = False,
 ) -> int | None:
     """Train a small model from nothing to good, on this machine."""
-    from flows.cli.demo import main
+    from flows.cli.launch import demo
     from flows.runtime.demo_recipes import RECIPES
 
+    # Only presets with a recipe: the demo makes the model and the demonstrations that the preset is for.
     presets, overrides = split_items(items)
     if len(presets) > 1 or not set(presets) <= set(RECIPES):
         known = ", ".join(RECIPES)
         raise UsageError(f"demo takes one of {known}, not {' '.join(presets)}; `stagecoach run` takes files")
-    return main(*presets, overrides=overrides, name=name, store=store, plain=plain)
+    return demo(*presets, overrides=overrides, name=name, store=store, plain=plain)
 
 
 @app.command(group=RUN, help_epilogue=ITEMS_HELP)
@@ -75,6 +76,7 @@ def evaluate(
     from flows.runtime.prepare import assignments
 
     files, overrides = split_items(items)
+    # As overrides, so that they are checked, recorded and resumed like any other setting.
     given = {"policy": policy, "external.url": url, "external.model": model, "retry_errors": retry_errors}
     overrides += assignments({f"evaluation.{key}": value for key, value in given.items() if value})
     return start("evaluate", files, overrides, name=name, store=store, plain=plain)
@@ -91,6 +93,7 @@ def resume(*items: RunItems, name: Name = "", store: Store = "", plain: Plain = 
 
 def _values_of_each(_: object, tokens: Sequence[Token]) -> list[list[str]]:
     """Return the values of an option, a list for each time that it was given: a first value has the index 0."""
+    # cyclopts would join them to one list, and `--vary a=1 b=2 --vary a=3` would be one replay.
     several: list[list[str]] = []
     for token in tokens:
         if token.index == 0:

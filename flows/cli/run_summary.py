@@ -34,8 +34,7 @@ def main(name: str, overrides: Sequence[str] = (), store: str = "", as_json: boo
     Raises ConfigError for an unknown run, LayoutError where there is no store; none is made.
     """
     root = existing_store(store or RunConfig().store)
-    run, config = recorded_run(root, name)
-    found = describe(root, run, config, overrides)
+    found = describe(root, *recorded_run(root, name), overrides)
     if as_json:
         print(json.dumps(found, sort_keys=True))
     else:
@@ -46,6 +45,7 @@ def main(name: str, overrides: Sequence[str] = (), store: str = "", as_json: boo
 def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return a run as plain values: its state, steps stage by stage, scores, and what `overrides` would run again."""
     events = store.runs.events(run)
+    scored = [each.scored(store, config) for each in recorded_evaluations(store, run, config)]
     described: dict[str, Any] = {
         "run": run,
         "kind": config.kind,
@@ -55,7 +55,8 @@ def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str]
         "store": store.root.address,
         "num_steps": config.steps,
         "steps": _steps(store, run),
-        **_evaluations(store, run, config),
+        "evaluations": [each.described for each in scored],
+        "comparisons": comparisons(scored),
     }
     if overrides:
         described["change"] = changes(store, run, config, overrides)
@@ -66,35 +67,27 @@ def changes(store: Store, run: str, config: RunConfig, overrides: Sequence[str])
     """Return, by stage, how many pieces of work the run would find and how many it would compute with `overrides`."""
     changed = load((), overrides, base=config.model_dump(mode="json"))
     context = RunContext(store, run, changed, versions(changed))
+    # The versions are those of today: what another release would compute again is said, too.
     counts: dict[str, Counter[str]] = {}
     for piece in plan_run(context, source_of(changed)):
         counts.setdefault(piece.stage, Counter())["computed" if piece.computed else "found"] += 1
     return {stage: dict(count) for stage, count in counts.items()}
 
 
-def _evaluations(store: Store, run: str, config: RunConfig) -> dict[str, Any]:
-    """Return what the policies of a run scored on held-out examples, by version, and how the last differs."""
-    found = [each.scored(store, config) for each in recorded_evaluations(store, run, config)]
-    return {"evaluations": [each.described for each in found], "comparisons": comparisons(found)}
-
-
 def _steps(store: Store, run: str) -> list[dict[str, Any]]:
-    """Return the steps of a run; the metrics of all are read in one look, and of an unfinished step there are none."""
-    history = step_history(store, run)
-    own = [step for step in history.steps.values() if _is_own(step)]
+    """Return the steps of a run; of an unfinished one there are no metrics."""
+    # Of a removed run the training alone may have stayed, because others need it: that is no step to show.
+    own = [step for step in step_history(store, run).steps.values() if step.by_stage.keys() != {"training"}]
+    # The metrics of all steps are read in one look: a read for each would take seconds in a store of others' runs.
     values = read_metrics(Frames(store), [step.metrics for step in own if step.metrics])
     return [_step(run, step, values[step.metrics.key] if step.metrics else {}) for step in own]
-
-
-def _is_own(step: RecordedStep) -> bool:
-    """Tell whether a run has more of a step than the training: that may be all that others need of a removed run."""
-    return step.by_stage.keys() != {"training"}
 
 
 def _step(run: str, step: RecordedStep, values: Values) -> dict[str, Any]:
     stages = step.by_stage
     refs = {stage: [ref_of(work.entry, computed=False) for work in own] for stage, own in stages.items()}
     tokens = {stage: sum(ref.tokens for ref in own) for stage, own in refs.items()}
+    # A ledger row names slices by the run that computed them.
     shared = (stage for stage, own in stages.items() if any(s.run != run for each in own for s in each.slices))
     return {
         "step": step.step,
@@ -137,8 +130,8 @@ def _table(steps: Sequence[dict[str, Any]]) -> Table:
 
 
 def _scores(evaluations: Sequence[dict[str, Any]]) -> Iterator[str]:
-    told = ((each["version"], each["set"], score) for each in evaluations for score in each["scores"])
-    for version, set_name, score in told:
+    rows = ((each["version"], each["set"], score) for each in evaluations for score in each["scores"])
+    for version, set_name, score in rows:
         passes = "".join(f", pass@{each['k']} {with_interval(each['estimate'], each)}" for each in score["pass_at"])
         errors = "".join(f", {count} {kind}" for kind, count in score["errors"].items())
         attempts = f"{score['num_attempts']} attempts at {score['num_examples']} examples{errors}"

@@ -1,10 +1,11 @@
-"""Commands that look at runs, configs, machines and stores: show, check, doctor, lora-smoke, lineage, why, sql."""
+"""Commands that look at runs, rollouts, configs, machines and stores."""
 
 from typing import Annotated, Literal
 
 from flows.cli.arguments import (
     ITEMS_HELP,
     LOOK,
+    Int,
     Items,
     Json,
     Name,
@@ -12,6 +13,7 @@ from flows.cli.arguments import (
     RunItems,
     Store,
     app,
+    one_of,
     one_run,
     option,
     split_items,
@@ -87,9 +89,9 @@ def lineage(
     as_json: Json = False,
 ) -> int | None:
     """What a row came from and what came of it."""
-    from flows.cli.lineage import main
+    from flows.cli.questions import lineage
 
-    return main(id, up=up, down=down, as_json=as_json, store=store, run=run, kind=kind)
+    return lineage(id, up=up, down=down, as_json=as_json, store=store, run=run, kind=kind)
 
 
 @app.command(group=LOOK)
@@ -102,9 +104,9 @@ def why(
     as_json: Json = False,
 ) -> int | None:
     """Was a rollout trained on, and if not, why not."""
-    from flows.cli.why import main
+    from flows.cli.questions import why
 
-    return main(trace, as_json=as_json, store=store, run=run)
+    return why(trace, as_json=as_json, store=store, run=run)
 
 
 @app.command(group=LOOK, help_epilogue=QUERY)
@@ -119,6 +121,132 @@ def sql(
     store: Store = "",
 ) -> int | None:
     """Ask the tables of a store in SQL; nothing can be changed."""
-    from flows.cli.sql import main
+    from flows.cli.questions import sql
 
-    return main(query, form=form or "", output=output, tokens=tokens, store=store, run=run)
+    return sql(query, form=form or "", output=output, tokens=tokens, store=store, run=run)
+
+
+VIEW = """\
+A page on 127.0.0.1, with no account and nothing loaded from elsewhere. It only reads. With another --host a token is
+asked for: the address that is printed holds it, or STAGECOACH_VIEW_TOKEN names one.
+--save /runs/demo/steps/3 step3.html writes what an address shows as one static file, and starts nothing.
+"""
+TRACES = """\
+The same list as on the page of a step, with the same names of columns: outcome, reward, advantage, num_turns, ...; an
+unknown one lists them all. What has no value comes last. Into a pipe goes one line for each trace, with whole ids.
+"""
+TRACE = """\
+ID is a rollout's; it may be cut to its first eight characters. Where several runs use it, --run says which is meant.
+Sampled messages are drawn as tokens, coloured by --color; into a pipe, or with NO_COLOR, goes plain text.
+"""
+OUTCOMES = "trained, filtered, errored, stopped, quarantined, 'no weight', refused, pending, evaluated or expired"
+COLOURS = """\
+by what tokens are coloured: advantage, weight (the component of the loss), rl_weight, ce_weight, ref_kl_weight, \
+trained_rl_weight, engine, learner, ratio, mismatch, entropy, reference, signal, outside, mask, trained"""
+SOURCE, ORDER, CONTENT, FORM = one_of(), one_of(), one_of(), one_of()
+
+
+@app.command(group=LOOK, help_epilogue=VIEW)
+def view(
+    *,
+    run: Annotated[str, option("open this run, `latest` for the newest; else the list of runs")] = "",
+    host: Annotated[str, option("address to listen on; only this machine by default")] = "127.0.0.1",
+    port: Annotated[Int | None, option("port to listen on; by default a free one from 8265 on")] = None,
+    browse: Annotated[bool, option("open a browser", name="--open")] = False,
+    save: Annotated[tuple[str, str] | None, option("write a page to a file instead", "ADDRESS FILE")] = None,
+    store: Store = "",
+) -> int | None:
+    """Runs, rollouts and gradients in a browser; live, and only reading."""
+    if save is None:
+        from flows.viewer.serving import main
+
+        return main(store=store, run=run, host=host, port=port, browse=browse)
+    from flows.queries.request import BadQuestion
+    from flows.viewer.rendering import save as save_page
+
+    if run or browse or port is not None:
+        raise BadQuestion("--save writes one page and starts nothing: it goes without --run, --port and --open")
+    return save_page(*save, store=store)
+
+
+@app.command(group=LOOK, help_epilogue=TRACES)
+def traces(
+    run: Annotated[str, option("a run, `latest` for the newest", "RUN")] = "latest",
+    /,
+    *,
+    step: Annotated[Int | None, option("a step; by default the last one", group=SOURCE)] = None,
+    evaluation: Annotated[Int | None, option("an evaluation instead", "VERSION", group=SOURCE)] = None,
+    of_set: Annotated[str | None, option("only this set of the evaluation", "NAME", name="--set")] = None,
+    env: Annotated[str, option("of this environment", "X")] = "",
+    agent: Annotated[str, option("of this agent", "X")] = "",
+    outcome: Annotated[str, option(OUTCOMES, "X")] = "",
+    error: Annotated[str, option("with an error of this class", "X")] = "",
+    filter: Annotated[
+        str, option("on which this filter found something, whether it decided or only reported", "X")
+    ] = "",
+    reason: Annotated[str, option("that this filter decided against", "X")] = "",
+    trained: Annotated[str, option("yes or no", "X")] = "",
+    group: Annotated[str, option("of this group", "X")] = "",
+    example: Annotated[str, option("of this example", "X")] = "",
+    grep: Annotated[
+        str, option("those that hold a text, in upper or lower case", "TEXT", allow_leading_hyphen=True)
+    ] = "",
+    sort: Annotated[str, option("by a column; by default as they came", "COLUMN")] = "",
+    asc: Annotated[bool, option("the least first, which is the default", group=ORDER)] = False,
+    desc: Annotated[bool, option("the greatest first", group=ORDER)] = False,
+    limit: Annotated[Int, option("traces on a page")] = 40,
+    page: Annotated[Int, option("which page")] = 1,
+    columns: Annotated[str, option("these columns; reward:NAME and metric:NAME too", "A,B")] = "",
+    store: Store = "",
+    as_json: Json = False,
+) -> int | None:
+    """The rollouts of a step on the terminal: filter, sort and search."""
+    from flows.queries.request import BadQuestion
+    from flows.queries.rollout_list import TraceChoice, read_names
+    from flows.viewer.terminal.traces import main
+
+    if of_set is not None and evaluation is None:
+        raise BadQuestion("--set chooses of an evaluation: name its policy's version with --evaluation")
+    choice = TraceChoice(
+        environment=env,
+        agent=agent,
+        outcome=outcome,
+        error=error,
+        filter=filter,
+        reason=reason,
+        trained=trained,
+        group=group,
+        example=example,
+        search=grep,
+        sort=sort,
+        order="desc" if desc else "asc",
+        page=page,
+        size=limit,
+        columns=read_names(columns),
+    )
+    return main(run, choice, step, evaluation, of_set, as_json=as_json, store=store)
+
+
+@app.command(group=LOOK, help_epilogue=TRACE)
+def trace(
+    id: Annotated[str, option("a rollout; see below", "ID")],
+    /,
+    *,
+    run: Annotated[str, option("as this run uses it, `latest` for the newest")] = "",
+    color: Annotated[str, option(COLOURS, "MEASURE")] = "",
+    branch: Annotated[Int | None, option("only the messages of one branch", "K")] = None,
+    messages: Annotated[str, option("only these messages, both included", "A:B")] = "",
+    tokens: Annotated[bool, option("a line for each token, with all that was measured of it", group=CONTENT)] = False,
+    text: Annotated[bool, option("messages as they were said, without tokens", group=CONTENT)] = False,
+    whole: Annotated[bool, option("cut nothing, however long it is")] = False,
+    width: Annotated[Int | None, option("columns of the output")] = None,
+    as_json: Annotated[bool, option("for programs: all of it", name="--json", group=FORM)] = False,
+    save: Annotated[str, option("write its page as one static HTML file instead", "FILE", group=FORM)] = "",
+    store: Store = "",
+) -> int | None:
+    """A rollout on the terminal: its outcome, its messages, its tokens."""
+    from flows.viewer.terminal.trace_body import Wanted
+    from flows.viewer.terminal.trace import main
+
+    wanted = Wanted(color, branch, messages, tokens, text, whole)
+    return main(id, wanted, store=store, run=run, width=width, as_json=as_json, save=save)

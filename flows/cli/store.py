@@ -21,11 +21,11 @@ def quarantine(
     as_json: Json = False,
 ) -> int | None:
     """Mark rollouts that turned out to be unfit for training, and list every batch, step and policy that used them."""
-    from flows.quarantine.report import main
+    from flows.cli.quarantine import quarantine
 
     if not listing and not (where.strip() and (reason.strip() or dry_run)):
         raise UsageError("say which rollouts (--where) and why (--reason); --list shows what was marked before")
-    return main(where=where, reason=reason, run=run, store=store, dry_run=dry_run, listing=listing, as_json=as_json)
+    return quarantine(where, reason, run, store, dry_run=dry_run, listing=listing, as_json=as_json)
 
 
 @app.command(group=CORRECT)
@@ -38,9 +38,9 @@ def repair(
     as_json: Json = False,
 ) -> int | None:
     """Find damage, set broken logs aside, say what can be done again."""
-    from flows.cli.repair import main
+    from flows.cli.maintenance import repair_store
 
-    return main(store=store, deep=deep, forget_damaged=forget, dry_run=dry_run, as_json=as_json)
+    return repair_store(store=store, deep=deep, forget_damaged=forget, dry_run=dry_run, as_json=as_json)
 
 
 @app.command(group=KEEP)

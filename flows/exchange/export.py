@@ -12,24 +12,29 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from uuid import uuid4
 
 import pyarrow.parquet as pq
 
 from flows.exchange.export_rows import ExportRefused, RolloutChoice, StepRollouts, chosen_rollouts
+from flows.runtime.maintenance import needs_of
 from flows.runtime.policies import find_policy
 from storage.errors import border
+from storage.maintenance.plan import Needs, is_unfinished, needed_rows
+from storage.maintenance.run_copy import CopyReport, copy_work
 from storage.policies.manifest import adapter_base
 from storage.read.frames import existing_store
 from storage.roots import synchronise
-from storage.store import Store
+from storage.store import Store, open_store
 from tasks.exchange.datasets import Pairs, preferences, samples, table
 from tasks.exchange.episodes import Row, compact
 from tasks.exchange.traces import MARK, source_of
 from tasks.exchange.verifiers_lines import line_of
 
 Format = Literal["verifiers", "sft", "preferences", "weights"]
+MODEL_FILE = "config.json"
+"""What tells a directory of weights, which may be replaced, from any other."""
 LEFT_BEHIND = ("optimizer*", "manifest.json")
 """What of a policy's directory is no part of the model."""
 
@@ -67,12 +72,17 @@ def export(request: ExportRequest) -> ExportResult:
     """
     store = existing_store(request.store)
     if request.form == "weights":
-        return ExportResult(_weights(store, request))
+        policy = find_policy(store, request.policy or request.choice.run)
+        if policy is None:
+            raise ExportRefused("weights: say whose (--policy RUN or RUN:VERSION). Nothing was written.")
+        copy_weights(store, policy.key, request.target, request.force)
+        return ExportResult(sum(path.is_file() for path in request.target.rglob("*")))
     choice = request.choice
     whatever = choice.quarantined or (request.form == "verifiers" and not choice.kept)
     steps = list(chosen_rollouts(store, replace(choice, quarantined=whatever)))
     left_out = sum(step.num_quarantined for step in steps)
-    rows = list(_ROWS[request.form](steps, request))
+    # All rows before the file: what cannot be a row is refused before anything is begun.
+    rows = list(episode_lines(steps) if request.form == "verifiers" else _dataset_rows(steps, request))
     if not rows:
         raise ExportRefused(f"there is nothing to export{_hint(request, left_out)}. Nothing was written.")
     write_whole(request.target, partial(_write, rows, request), request.force)
@@ -92,6 +102,7 @@ def episode_lines(steps: Sequence[StepRollouts]) -> Iterator[Row]:
         for rows in episodes.values():
             if not any(row["trace_id"] in step.chosen for row in rows):
                 continue
+            # Conversations were no lines of verifiers when they were read, so they are written as ours are.
             mark = json.loads(rows[0]["record"]).get(MARK)
             if mark is None or "conversation" in mark:
                 example = step.examples[rows[0]["environment"], rows[0]["example_id"]]
@@ -112,28 +123,18 @@ def _line_as_read(traces: Sequence[tuple[Row, list[Row]]]) -> Row:
     return found[0] if outer is None else {**outer, "traces": found}
 
 
-def _episodes(steps: Sequence[StepRollouts], request: ExportRequest) -> Iterator[Row]:
-    return episode_lines(steps)
-
-
-def _samples(steps: Sequence[StepRollouts], request: ExportRequest) -> Iterator[Row]:
-    for step in steps:
-        for trace, messages in step.chosen_traces:
-            if trace["error_class"] is None:
-                yield from ({**row, "run": step.run, "step": step.step} for row in samples(trace, messages))
-
-
-def _preferences(steps: Sequence[StepRollouts], request: ExportRequest) -> Iterator[Row]:
+def _dataset_rows(steps: Sequence[StepRollouts], request: ExportRequest) -> Iterator[Row]:
+    """Yield the rows of a dataset; rollouts that ended with an error are in none."""
+    together = "trace_id" if request.form == "sft" else "group_id"
     for step in steps:
         groups: dict[str, list[tuple[Row, list[Row]]]] = {}
         for trace, messages in step.chosen_traces:
             if trace["error_class"] is None:
-                groups.setdefault(trace["group_id"], []).append((trace, messages))
+                groups.setdefault(trace[together], []).append((trace, messages))
         for group in groups.values():
-            yield from ({**row, "run": step.run, "step": step.step} for row in preferences(group, request.pairs))
-
-
-_ROWS = {"verifiers": _episodes, "sft": _samples, "preferences": _preferences}
+            sft = (row for trace, messages in group for row in samples(trace, messages))
+            rows = sft if request.form == "sft" else preferences(group, request.pairs)
+            yield from ({**row, "run": step.run, "step": step.step} for row in rows)
 
 
 def _write(rows: Sequence[Row], request: ExportRequest, draft: Path) -> None:
@@ -159,14 +160,6 @@ def _hint(request: ExportRequest, num_quarantined: int) -> str:
     return f": run {choice.run!r} has no finished rollouts in these steps"
 
 
-def _weights(store: Store, request: ExportRequest) -> int:
-    policy = find_policy(store, request.policy or request.choice.run)
-    if policy is None:
-        raise ExportRefused("weights: say whose (--policy RUN or RUN:VERSION). Nothing was written.")
-    copy_weights(store, policy.key, request.target, request.force)
-    return sum(path.is_file() for path in request.target.rglob("*"))
-
-
 def copy_weights(store: Store, policy_key: str, target: Path, force: bool) -> None:
     """Write a policy's weights, config and tokenizer to a directory, as Hugging Face's libraries read them.
 
@@ -175,14 +168,14 @@ def copy_weights(store: Store, policy_key: str, target: Path, force: bool) -> No
     source = store.policies.directory(policy_key, verify=True)
     base = adapter_base(source)
     below = store.policies.directory(base, verify=True) if base else None
-    leave = shutil.ignore_patterns(*LEFT_BEHIND)
-    write_whole(
-        target, lambda draft: _merge(below, source, draft) if below else _copy_tree(source, draft, leave), force
-    )
 
+    def write(draft: Path) -> None:
+        if below:
+            _merge(below, source, draft)
+        else:
+            shutil.copytree(source, draft, ignore=shutil.ignore_patterns(*LEFT_BEHIND))
 
-def _copy_tree(source: Path, draft: Path, leave: Callable[[Any, list[str]], set[str]]) -> None:
-    shutil.copytree(source, draft, ignore=leave)
+    write_whole(target, write, force)
 
 
 def _merge(base: Path, adapter: Path, draft: Path) -> None:
@@ -206,34 +199,13 @@ def main(request: ExportRequest) -> int:
     return 0
 
 
-MODEL_FILE = "config.json"
-"""What tells a directory of weights, which may be replaced, from any other."""
-
-
 def write_whole(target: Path, write: Callable[[Path], None], force: bool = False) -> None:
     """Have `write` make a file or directory at a path beside `target`, then put it in its place.
 
     What is there is replaced only with `force`, and a directory only where it is one of weights. Raises ExportRefused
     before anything is written, NoSpace and StoreUnavailable when writing fails; the draft is then gone.
     """
-    _require_room(target, force)
-    draft = target.parent / f".{target.name}.{uuid4().hex}"
-    with border(f"writing {target.name}", str(target), "what was there before, and the store"):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            write(draft)
-            for path in (*draft.rglob("*"), draft) if draft.is_dir() else (draft,):
-                synchronise(path)
-            _put(draft, target, force)
-            synchronise(target.parent)
-        finally:
-            _remove(draft)
-
-
-def _require_room(target: Path, force: bool) -> None:
-    if not os.path.lexists(target):
-        return
-    if not force:
+    if os.path.lexists(target) and not force:
         raise ExportRefused(
             f"{target} is there already. Nothing was written. Name another place, or replace it with --force."
         )
@@ -242,11 +214,24 @@ def _require_room(target: Path, force: bool) -> None:
             f"{target} is a directory without a {MODEL_FILE}, so it holds something else than weights. Nothing was "
             "written or removed, in spite of --force. Name another place."
         )
+    draft = target.parent / f".{target.name}.{uuid4().hex}"
+    with border(f"writing {target.name}", str(target), "what was there before, and the store"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write(draft)
+            # To the disk before it has its name: after a loss of power what has the name is whole.
+            for path in (*draft.rglob("*"), draft) if draft.is_dir() else (draft,):
+                synchronise(path)
+            _put(draft, target, force)
+            synchronise(target.parent)
+        finally:
+            _remove(draft)
 
 
 def _put(draft: Path, target: Path, force: bool) -> None:
     if draft.is_dir():
         old = target.parent / f".{target.name}.{uuid4().hex}"
+        # Out of the way first and removed last: a directory cannot be replaced in one step.
         if force and target.exists():
             os.rename(target, old)
         os.rename(draft, target)  # fails where a directory that is not empty has come meanwhile
@@ -254,14 +239,10 @@ def _put(draft: Path, target: Path, force: bool) -> None:
     elif force:
         os.replace(draft, target)
     else:
-        _put_new(draft, target)
-
-
-def _put_new(draft: Path, target: Path) -> None:
-    try:
-        os.link(draft, target)  # a rename would replace what somebody else has put there meanwhile
-    except FileExistsError as error:
-        raise ExportRefused(f"{target} has come into being meanwhile. It was left as it is.") from error
+        try:
+            os.link(draft, target)  # a rename would replace what somebody else has put there meanwhile
+        except FileExistsError as error:
+            raise ExportRefused(f"{target} has come into being meanwhile. It was left as it is.") from error
 
 
 def _remove(path: Path) -> None:
@@ -269,3 +250,42 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def copy_run(run: str, target: str, store: str = "", with_policies: bool = False) -> CopyReport:
+    """Copy a run from `store` to the one at `target`, which is made where there is none.
+
+    With it come the ledger rows, slices and quarantines that it needs; what is there already is left as it is. Of other
+    runs come the rows that went into its own, and of a replay that may go on the whole run that it goes through again.
+    Without its weights it can be shown and replayed, and not trained on from there. Raises RunUnknown, CopyConflict,
+    ExportRefused for a copy of a store into itself, and what `copy_work` raises.
+    """
+    source = existing_store(store)
+    source.runs.events(run)
+    other = open_store(target)
+    if other.root.address == source.root.address:
+        raise ExportRefused(f"{target} is the store that run {run!r} is in. Nothing was written.")
+    needs = needs_of(source)
+    runs = _with_sources(source, run, needs)
+    keys = {key for run in runs if run in needs for key in needs[run].keys}
+    return copy_work(source, other, needed_rows(source, runs, keys), runs, with_policies)
+
+
+def _with_sources(store: Store, run: str, needs: dict[str, Needs]) -> list[str]:
+    """Return a run, behind the one that it goes through again if it is a replay that has not finished, and so on."""
+    runs = [run]
+    # It may still take steps from its source, which may be a replay itself.
+    while is_unfinished(store, runs[0]) and runs[0] in needs:
+        runs.insert(0, needs[runs[0]].run)
+    return runs
+
+
+def copy(run: str, target: str, store: str, with_policies: bool) -> int:
+    """Copy a run to another store and say what came of it; return the exit status."""
+    done = copy_run(run, target, store, with_policies)
+    if done.nothing:
+        print(f"{target}: run {run} is there already, nothing was copied")
+        return 0
+    weights = f", {done.policies} policies" if with_policies else ""
+    print(f"{target}: run {run} with {done.rows} ledger rows, {done.slices} new slices{weights}")
+    return 0

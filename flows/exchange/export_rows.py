@@ -61,6 +61,7 @@ def common_rollouts(ways: Sequence[RunRollouts], kept: bool) -> RunRollouts:
     `kept` asks that they agree on the verdicts as well. Raises ExportRefused where they differ.
     """
     filtered = [way for way in ways if kept and way.filtered] or ways
+    # Runs that share scores and verdicts agree, whichever of them is named.
     variants = {(way.scored.key, way.filtered.key if kept and way.filtered else "") for way in filtered}
     if len(variants) > 1:
         what = "rewards or verdicts" if kept else "rewards"
@@ -79,6 +80,7 @@ def _of_run(history: StepHistory, held_out: bool) -> list[RunRollouts]:
         return replace(work.entry, run=history.run)
 
     found: dict[str, RunRollouts] = {}
+    # The last to set a key counts: what was trained on wins over what was not.
     for lineage in sorted(history.lineages, key=lambda each: (each.updates is not None, each.traces.age)):
         if held_out or lineage.for_training:
             verdicts = own(lineage.verdicts) if lineage.verdicts else None
@@ -174,6 +176,7 @@ def _of_entry(
 ) -> Iterator[StepRollouts]:
     """Yield what is chosen of the traces of one stage result."""
     ids = texts(store.read(ways[0].sampled.slices("traces"), ["trace_id"])["trace_id"])
+    # Ids alone are cheap: of most work a question names nothing.
     if wanted is not None and wanted.isdisjoint(ids):
         return
     work = common_rollouts(ways, choice.kept)
@@ -192,6 +195,7 @@ def _of_entry(
 
 
 def _kept_traces(store: Store, work: RunRollouts) -> set[str]:
+    """Return the ids of the traces that the filters kept."""
     if work.filtered is None:
         raise ExportRefused(
             f"--kept: run {work.run!r} has not filtered the rollouts of step {work.sampled.step}, so none of them is "
@@ -206,6 +210,7 @@ def _step(store: Store, work: RunRollouts) -> StepRollouts:
     entry = work.sampled
     images = entry.slices("images")
     traces, sampled = store.read(work.scored.slices("traces")), store.read(entry.slices("messages"))
+    # Others read pictures within messages; the store has them once, in a table of their own.
     whole = restore_images(traces, sampled, store.read(images) if images else None)
     messages: dict[str, list[Row]] = {}
     for row in whole["messages"].to_pylist():

@@ -25,7 +25,7 @@ from storage.store import FORMAT, Store, open_store
 from tasks.exchange import trace_import
 from tasks.exchange.episodes import SAMPLED, TRAIN, Episode, ImportContext, ImportRefused, Unfit, count_reasons, refusal
 from tasks.exchange.files import STEP, Format, read_files
-from tasks.exchange.placement import ImportedRollouts, arrange, split_repeated, with_unique_ids
+from tasks.exchange.trace_import import ImportedRollouts, arrange, split_repeated, with_unique_ids
 from tasks.exchange.traces import MARK
 from tasks.inference.engine.model_files import TOKENIZER_FILES, file_digest, files_of, model_directory
 from tasks.metrics import stage as metrics
@@ -90,9 +90,13 @@ def import_files(request: ImportRequest) -> ImportOutcome:
     """
     config = imported_config(request)
     inputs = inputs_of_import(request, config)
+    # The key of the first stage stands for the whole import: it has the files and how they are read.
     key = key_of(config, trace_import.EXAMPLES_STAGE, 0, inputs)
     config = config.model_copy(update={"name": config.name or f"import-{key[:8]}"})
-    if _is_store(config.store):
+    root = open_root(config.store)
+    with border("looking for a store", root.address):
+        found_store = root.exists(FORMAT)  # none is made for asking
+    if found_store:
         store = open_store(config.store)
         _require_free(store, config.name, key)
         earlier = _finished_import(store, config.name, key)
@@ -103,17 +107,9 @@ def import_files(request: ImportRequest) -> ImportOutcome:
     store = open_store(config.store)
     _record(store, config, "started", f"import of {', '.join(str(file) for file in request.files)}")
     computed = _write(RunContext(store, config.name, config, versions(config)), found, inputs)
-    _record(
-        store, config, "finished", json.dumps({"rollouts": figures, "groups": found.groups(), "left out": left_out})
-    )
+    message = {"rollouts": figures, "groups": found.groups(), "left out": left_out}
+    _record(store, config, "finished", json.dumps(message))
     return ImportOutcome(config.name, config.store, computed, len(found.steps), figures, found.groups(), left_out)
-
-
-def _is_store(address: str) -> bool:
-    """Tell whether there is a store already; none is made for asking."""
-    root = open_root(address)
-    with border("looking for a store", root.address):
-        return root.exists(FORMAT)
 
 
 def _require_free(store: Store, name: str, key: str) -> None:
@@ -130,11 +126,7 @@ def _finished_import(store: Store, name: str, key: str) -> list[Entry] | None:
     runs = [entry.run for entry in store.ledger.entries(stage="examples") if entry.key == key]
     for run in sorted(runs, key=lambda run: run != name):
         if any(event.event == "finished" for event in store.runs.events(run)):
-            return [
-                entry
-                for entry in store.ledger.entries(run=run)
-                if entry.key == key or entry.inputs.get("examples") == key
-            ]
+            return [each for each in store.ledger.entries(run=run) if key in (each.key, each.inputs.get("examples"))]
     return None
 
 
@@ -154,6 +146,7 @@ def _read(request: ImportRequest, config: RunConfig) -> tuple[ImportedRollouts, 
     """Return what the files hold, figures about it, and how many lines were left out by reason."""
     reading = ImportContext(request.environment, config.model.vocab_size, renderer_of(config))
     episodes, problems = read_files(request.files, request.form, reading)
+    # Across all files: a trace that is in two of them would count twice.
     episodes, again = split_repeated(episodes)
     names = [str(file) for file in request.files]
     problems = sorted([*problems, *again], key=lambda problem: (names.index(problem.file), problem.line))
@@ -165,12 +158,9 @@ def _read(request: ImportRequest, config: RunConfig) -> tuple[ImportedRollouts, 
         left_out |= {HELD_OUT: len(episodes) - len(training)} if len(training) < len(episodes) else {}
         episodes = training
     if not episodes:
-        raise ImportRefused(f"the files hold no rollouts{_reasons(left_out)}. Nothing was written.")
+        reasons = "".join(f"; {number} x {reason}" for reason, number in left_out.items())
+        raise ImportRefused(f"the files hold no rollouts{reasons}. Nothing was written.")
     return arrange(with_unique_ids(episodes), request.groups_per_step), _figures(episodes), left_out
-
-
-def _reasons(left_out: Mapping[str, int]) -> str:
-    return "".join(f"; {number} x {reason}" for reason, number in left_out.items())
 
 
 def _figures(episodes: Sequence[Episode]) -> dict[str, int]:
@@ -201,15 +191,15 @@ def _write(context: RunContext, found: ImportedRollouts, inputs: Mapping[str, st
 
 
 def _record(store: Store, config: RunConfig, event: str, message: str) -> None:
-    store.runs.record(
-        run=config.name, event=event, kind="train", config=config.model_dump(mode="json"), message=message
-    )
+    settings = config.model_dump(mode="json")
+    store.runs.record(run=config.name, event=event, kind="train", config=settings, message=message)
 
 
 def imported_config(request: ImportRequest) -> RunConfig:
     """Return the config of the imported run, its environments and steps still to be filled in."""
     named = {"name": request.environment or UNKNOWN, "taskset": {"id": request.environment or UNKNOWN}}
     given = {"name": request.name, "store": request.store, "model.tokenizer": request.model}
+    # Options come last: they win over overrides that say the same.
     later = [*request.overrides, *assignments({name: value for name, value in given.items() if value})]
     config = load((), later, base={"kind": "train", "environments": [named], "seed": 0})
     # A replay says by model.path which weights it starts from; an imported run has none.
@@ -255,6 +245,7 @@ def inputs_of_import(request: ImportRequest, config: RunConfig) -> dict[str, str
         "steps": [found and found[1] for found in (STEP.search(str(file)) for file in request.files)],
         "model": config.model.model_dump(mode="json", include={"renderer", "tokenizer_digest", "vocab_size"}),
     }
+    # Only where it is asked for, so that imports of before this option keep their keys.
     if request.held_out:
         reading["held_out"] = True
     if config.model.renderer_settings:
@@ -294,14 +285,14 @@ def outcome_lines(outcome: ImportOutcome) -> list[str]:
     again = f"stagecoach replay {outcome.run} --from filtering --set model.path=DIR{supervised}"
     return [
         f"run {outcome.run}: {steps}; {found}",
-        *_of_groups(outcome.groups),
+        *_group_lines(outcome.groups),
         *([OLD_BLOCK_NOTE] if OLD_BLOCK in outcome.figures else []),
         *(f"left out: {number} x {reason}" for reason, number in outcome.left_out.items()),
         f"train on it with: {again} --store {outcome.store}",
     ]
 
 
-def _of_groups(groups: Mapping[str, int]) -> list[str]:
+def _group_lines(groups: Mapping[str, int]) -> list[str]:
     """Return what to say of the groups, with a warning where no baseline could tell their members apart."""
     if not groups:
         return []

@@ -15,11 +15,11 @@ from flows.replays.request import (
     as_begun,
     first_stage,
     names_weights,
+    refuse_removed,
     refuse_unread,
     refuse_what_options_say,
     step_range,
 )
-from flows.replays.sources import refuse_removed
 from flows.replays.steps import chosen_steps
 from flows.runtime.policies import whole_weights
 from flows.runtime.prepare import nothing_started, require_same
@@ -57,14 +57,11 @@ def refuse_unfit_state(store: Store, config: RunConfig, recorded: StepHistory) -
         return
     unfit = {name for each in store.quarantines.all() for name in each.trace_ids}
     for judged in recorded.judged_before(replay.first_step) if unfit else ():
-        verdicts = store.read(judged.slices_of("verdicts"), ["trace_id", "keep"])
-        if found := unfit & {*verdicts.filter(verdicts["keep"])["trace_id"].to_pylist()}:
+        if found := unfit & _kept(store, judged):
             raise ConfigError(
-                [
-                    f"--steps: the state that step {replay.first_step} goes on from holds {len(found)} rollout(s) of "
-                    f"step {judged.step} that are in quarantine now, first {min(found)}. Begin at step 0 (without "
-                    "--steps), which leaves them out of it, or keep them (--no-quarantine)"
-                ]
+                f"--steps: the state that step {replay.first_step} goes on from holds {len(found)} rollout(s) of "
+                f"step {judged.step} that are in quarantine now, first {min(found)}. Begin at step 0 (without "
+                "--steps), which leaves them out of it, or keep them (--no-quarantine)"
             )
 
 
@@ -96,17 +93,24 @@ def prepare_replay(asked: ReplayRequest) -> RunConfig:
     with nothing_started():
         refuse_what_options_say(asked.overrides)
         store = existing_store(asked.store or RunConfig().store)
+        # A name that is known: the replay goes on, with what it was asked for when it began.
         begun = recorded_config(store, asked.name)
         asked = as_begun(asked, begun)
         source = source_config(store, asked.run, begun)
         recorded = step_history(store, asked.run)
         requested = _requested(store, begun, source, recorded, asked)
         refuse_unread(requested, asked.overrides, bool(source.data.path))
+        # Settings are checked before the steps: what is misspelt is the likelier reason that nothing fits.
         steps = chosen_steps(requested.replay, recorded)
         _refuse_lost_scores(requested, steps)
         _require_vocabulary(requested)
-        config = _resolved(_with_weights(store, _named(_bounded(requested, steps)), steps[0]))
+        # Which steps are meant is settled now, also where the source goes on meanwhile.
+        bounds = {"first_step": steps[0].step, "last_step": steps[-1].step + 1}
+        replay = requested.replay.model_copy(update=bounds)
+        bounded = requested.model_copy(update={"replay": replay, "steps": len(steps)})
+        config = _resolved(_with_weights(store, _named(bounded), steps[0]))
         refuse_lost_state(config, recorded)
+        # One that goes on has its quarantines already: what was found since does not change its rows.
         if asked.quarantine and begun is None:
             refuse_unfit_state(store, config, recorded)
         known = recorded_config(store, config.name)
@@ -122,9 +126,9 @@ def source_config(store: Store, run: str, begun: RunConfig | None = None) -> Run
     """
     config = recorded_config(store, run)
     if config is None:
-        raise ConfigError([f"store {store.root.address}: there is no run {run!r}; {store.runs.similar_names(run)}"])
+        raise ConfigError(f"store {store.root.address}: there is no run {run!r}; {store.runs.similar_names(run)}")
     if config.kind == "evaluate":
-        raise ConfigError([f"run {run!r} is an evaluation: it has no steps to go through again; replay a training run"])
+        raise ConfigError(f"run {run!r} is an evaluation: it has no steps to go through again; replay a training run")
     refuse_removed(store, run, begun)
     return config
 
@@ -161,7 +165,7 @@ def _requested(
     requested = load((), (), base=changed.model_dump(mode="json") | {"replay": settings})
     if not replayed_stages(requested.replay):
         until = requested.replay.until
-        raise ConfigError([f"replay: --until {until} comes before --from {begin}; the order is {', '.join(ORDER)}"])
+        raise ConfigError(f"replay: --until {until} comes before --from {begin}; the order is {', '.join(ORDER)}")
     return requested
 
 
@@ -175,9 +179,11 @@ def _weights(begun: RunConfig | None, changed: RunConfig, asked: ReplayRequest) 
 def _quarantines(store: Store, steps: dict[int, RecordedStep]) -> tuple[tuple[str, ...], bool]:
     """Return the ids of the quarantines that name a rollout of these steps, sorted, and whether the recorded filtering
     kept such a rollout."""
+    # Most stores have none, and reading the ids of all rollouts takes seconds.
     findings = store.quarantines.all()
     if not findings:
         return (), False
+    # Only those that touch these steps count: any other would give the replay another name for nothing.
     named = {trace_id for each in findings for trace_id in each.trace_ids}
     sampled = {
         name
@@ -185,16 +191,16 @@ def _quarantines(store: Store, steps: dict[int, RecordedStep]) -> tuple[tuple[st
         for work in past.of("rollout").values()
         for name in trace_ids(store, work.slices_of("traces"))
     }
-    kept = {name for past in steps.values() for name in _kept(store, past)}
+    filtered = [past.work["filtering"] for past in steps.values() if "filtering" in past.work]
+    kept = {name for each in filtered for name in _kept(store, each)}
     touching = {each.quarantine for each in findings if not sampled.isdisjoint(each.trace_ids)}
     return tuple(sorted(touching)), bool(named & kept)
 
 
-def _kept(store: Store, past: RecordedStep) -> list[str]:
-    if "filtering" not in past.work:
-        return []
-    verdicts = store.read(past.work["filtering"].slices_of("verdicts"), ["trace_id", "keep"])
-    return [str(name) for name in verdicts.filter(verdicts["keep"])["trace_id"].to_pylist()]
+def _kept(store: Store, filtered: Work) -> set[str]:
+    """Return the ids of the traces that filtering kept."""
+    verdicts = store.read(filtered.slices_of("verdicts"), ["trace_id", "keep"])
+    return {*verdicts.filter(verdicts["keep"])["trace_id"].to_pylist()}
 
 
 def _refuse_lost_scores(requested: RunConfig, steps: list[RecordedStep]) -> None:
@@ -202,10 +208,8 @@ def _refuse_lost_scores(requested: RunConfig, steps: list[RecordedStep]) -> None
     if "rollout" in replayed_stages(requested.replay) and any("regrade" in past.work for past in steps):
         run, origin = requested.replay.run, next(past.work["rollout"] for past in steps).computed_by
         raise ConfigError(
-            [
-                f"--from {requested.replay.from_stage}: the rollouts of {run!r} were scored anew, which it would lose; "
-                f"use --from filtering to keep those scores, or replay {origin!r} to sample anew"
-            ]
+            f"--from {requested.replay.from_stage}: the rollouts of {run!r} were scored anew, which it would lose; "
+            f"use --from filtering to keep those scores, or replay {origin!r} to sample anew"
         )
 
 
@@ -216,18 +220,9 @@ def _require_vocabulary(requested: RunConfig) -> None:
     kinds = {each.type for each in requested.filtering.filters}
     if "filtering" in replayed_stages(requested.replay) and "gibberish" in kinds:
         raise ConfigError(
-            [
-                f"model.vocab_size: run {requested.replay.run!r} recorded none, which filter gibberish needs; say "
-                f"it (--set model.vocab_size=N), or name the weights (--set model.path=DIRECTORY)"
-            ]
+            f"model.vocab_size: run {requested.replay.run!r} recorded none, which filter gibberish needs; say "
+            f"it (--set model.vocab_size=N), or name the weights (--set model.path=DIRECTORY)"
         )
-
-
-def _bounded(requested: RunConfig, steps: list[RecordedStep]) -> RunConfig:
-    """Say which steps are meant, also when the source goes on meanwhile."""
-    bounds = {"first_step": steps[0].step, "last_step": steps[-1].step + 1}
-    replay = requested.replay.model_copy(update=bounds)
-    return requested.model_copy(update={"replay": replay, "steps": len(steps)})
 
 
 def _named(requested: RunConfig) -> RunConfig:
@@ -236,6 +231,7 @@ def _named(requested: RunConfig) -> RunConfig:
         return requested
     replay = requested.replay
     asked = {"content": content(requested, in_place=True), "replay": replay.model_dump(mode="json")}
+    # Before the versions of this machine are filled in: another release gives the same replay the same name.
     digest = content_key(asked)
     return requested.model_copy(update={"name": f"{replay.run}-{replay.from_stage}-{digest[:8]}"})
 
@@ -253,10 +249,8 @@ def _with_weights(store: Store, requested: RunConfig, first: RecordedStep) -> Ru
         return _served_from(store, requested, imported[0].key)  # the directory they came from may be gone
     if policy is None:
         raise ConfigError(
-            [
-                f"model.path: run {replay.run!r} recorded no weights; say which to start from (--set "
-                f"model.path=DIRECTORY), or stop before training (--until packing)"
-            ]
+            f"model.path: run {replay.run!r} recorded no weights; say which to start from (--set "
+            f"model.path=DIRECTORY), or stop before training (--until packing)"
         )
     return _served_from(store, requested, policy.key)
 
@@ -276,6 +270,7 @@ def _resolved(requested: RunConfig) -> RunConfig:
         updates["engine"] = requested.engine.model_copy(update={"version": ""})
     if "rollout" in again or requested.replay.regrade:
         updates["environments"] = tuple(each.model_copy(update={"version": ""}) for each in requested.environments)
+    # A version that is empty is filled in with that of what is installed here.
     opened = reopened_teachers(reopen_versions(requested.model_copy(update=updates), again))
     config = resolve(opened, config_versions(requested) | teacher_facts(opened))
     _require_device(config)
@@ -285,8 +280,6 @@ def _resolved(requested: RunConfig) -> RunConfig:
 def _require_device(config: RunConfig) -> None:
     if "training" in replayed_stages(config.replay) and config.training.device == "cuda" and not has_cuda():
         raise ConfigError(
-            [
-                "training.device: recorded as cuda, and this machine has none; replay with --set training.device=cpu "
-                "training.dtype=float32 (other weights will come out), or stop before training (--until packing)"
-            ]
+            "training.device: recorded as cuda, and this machine has none; replay with --set training.device=cpu "
+            "training.dtype=float32 (other weights will come out), or stop before training (--until packing)"
         )

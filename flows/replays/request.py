@@ -10,6 +10,9 @@ from configs.environments import SeatRule
 from configs.errors import ConfigError
 from configs.replay import ORDER, StageName, needs_weights, replayed_stages
 from configs.run import RunConfig, View, needs_reference_scores
+from flows.queries.store_reader import recorded_config
+from storage.read.frames import existing_store
+from storage.store import Store
 from tasks.stages import BY_NAME, REPLAYABLE
 
 SERVICES = {name: next(each for each in REPLAYABLE if name in BY_NAME[each].services) for name in ("learner", "engine")}
@@ -43,12 +46,11 @@ def as_begun(asked: ReplayRequest, begun: RunConfig | None) -> ReplayRequest:
     if begun is None:
         return asked
     if begun.kind != "replay":
-        raise ConfigError([f"name: {begun.name!r} is a run of kind {begun.kind}; give the replay a name of its own"])
+        raise ConfigError(f"name: {begun.name!r} is a run of kind {begun.kind}; give the replay a name of its own")
     replay = begun.replay
     if not asked.quarantine and replay.quarantines:
-        raise ConfigError(
-            [f"--no-quarantine: {begun.name!r} began without the rollouts in quarantine; give another replay its name"]
-        )
+        left_out = f"{begun.name!r} began without the rollouts in quarantine"
+        raise ConfigError(f"--no-quarantine: {left_out}; give another replay its name")
     return replace(
         asked,
         run=asked.run or replay.run,
@@ -64,11 +66,11 @@ def step_range(text: str) -> tuple[int, int | None]:
     """Return first and last step of `3:10`, `3:`, `:10` or `3`; the last is not in the range, None is no end."""
     match = re.fullmatch(r"(\d*)(:?)(\d*)", text.strip())
     if match is None:
-        raise ConfigError([f"--steps {text}: say 3:10 (3 to 9), 3: or :10, or one step"])
+        raise ConfigError(f"--steps {text}: say 3:10 (3 to 9), 3: or :10, or one step")
     first = int(match[1] or 0)
     last = int(match[3]) if match[3] else None if match[2] or not text else first + 1
     if last is not None and last <= first:
-        raise ConfigError([f"--steps {text}: holds no step; the second number is the first step left out"])
+        raise ConfigError(f"--steps {text}: holds no step; the second number is the first step left out")
     return first, last
 
 
@@ -77,19 +79,21 @@ def first_stage(source: RunConfig, changed: RunConfig, asked: ReplayRequest, sta
 
     `standing` tells whether a rollout in quarantine was kept by the recorded filtering.
     """
+    # Scores are read by the filters first, so whatever else was asked for, it begins there.
     if asked.regrade:
         if asked.from_stage not in ("", "rollout", "filtering"):
-            raise ConfigError([f"--from {asked.from_stage}: --regrade scores recorded rollouts before filtering"])
+            raise ConfigError(f"--from {asked.from_stage}: --regrade scores recorded rollouts before filtering")
         return "filtering"
     reached = [stage for stage in ORDER if content_of(source, stage) != content_of(changed, stage)]
-    begin = asked.from_stage or min([*reached, "training"], key=_place)
+    # Without a setting that reaches an earlier stage, the last one of the replay is done again and no other.
+    last = asked.until if asked.until in ORDER else "training"
+    begin = asked.from_stage or min([*reached, last], key=_place)
+    # Later stages go by the verdicts: a rollout that is unfit would be credited and trained on.
     if standing and _place(begin) > _place("filtering"):
         if asked.from_stage:
             raise ConfigError(
-                [
-                    f"--from {asked.from_stage}: rollouts that are in quarantine now were kept by the recorded "
-                    f"filtering; begin there (--from filtering), or keep them (--no-quarantine)"
-                ]
+                f"--from {asked.from_stage}: rollouts that are in quarantine now were kept by the recorded "
+                f"filtering; begin there (--from filtering), or keep them (--no-quarantine)"
             )
         return "filtering"
     return begin
@@ -101,27 +105,24 @@ def content_of(config: RunConfig, stage: str) -> dict[str, Any]:
     return View(config, BY_NAME[known].stage.sections, stage).content()
 
 
-def request_phrase(overrides: Sequence[str]) -> list[str]:
+def override_keys(overrides: Sequence[str]) -> list[str]:
     """Return the dotted keys that overrides set."""
     return [override.partition("=")[0].strip() for override in overrides]
 
 
 def names_weights(overrides: Sequence[str]) -> bool:
     """Tell whether other weights than the recorded ones were asked for."""
-    return "model.path" in request_phrase(overrides)
+    return "model.path" in override_keys(overrides)
 
 
 def refuse_what_options_say(overrides: Sequence[str]) -> None:
     """Refuse settings that have an option of their own. Raises ConfigError."""
     options = {"replay": "--from, --until, --steps", "steps": "--steps", "name": "--name", "store": "--store"}
     options["kind"] = "another command"
-    lines = [
-        f"{key}: is said by options ({options[key.partition('.')[0]]}), not by --set"
-        for key in request_phrase(overrides)
-        if key.partition(".")[0] in options
-    ]
-    if lines:
-        raise ConfigError(lines)
+    sections = {key: key.partition(".")[0] for key in override_keys(overrides)}
+    said = {key: options[section] for key, section in sections.items() if section in options}
+    if said:
+        raise ConfigError([f"{key}: is said by options ({names}), not by --set" for key, names in said.items()])
 
 
 def refuse_unread(requested: RunConfig, overrides: Sequence[str], supervised: bool) -> None:
@@ -131,16 +132,13 @@ def refuse_unread(requested: RunConfig, overrides: Sequence[str], supervised: bo
     """
     again = replayed_stages(requested.replay)
     if supervised and {"assignment", "rollout"} & set(again):
-        raise ConfigError(
-            ["a supervised run is replayed from filtering on: its demonstrations are of a file that new runs read"]
-        )
+        what = "a supervised run is replayed from filtering on"
+        raise ConfigError(f"{what}: its demonstrations are of a file that new runs read")
     if names_weights(overrides) and not needs_weights(requested.replay):
-        raise ConfigError(["model.path: no weights are needed by the stages that are done again; leave it out"])
+        raise ConfigError("model.path: no weights are needed by the stages that are done again; leave it out")
     scored = needs_reference_scores(requested)
-    lines = [
-        line for key in request_phrase(overrides) if (line := _unread(key, again, requested.replay.regrade, scored))
-    ]
-    if lines:
+    reasons = (_unread(key, again, requested.replay.regrade, scored) for key in override_keys(overrides))
+    if lines := [reason for reason in reasons if reason]:
         raise ConfigError(lines)
 
 
@@ -152,17 +150,15 @@ def _unread(key: str, again: Sequence[StageName], regrade: bool, scored: bool) -
         section = "algorithm"  # read by whoever reads the run's
     if section == "environments" and field in SeatRule.model_fields:
         section = "filtering"  # which says whose rollouts are left out; later stages go by that
+    # It would be in a key and be a lie: what computes is what is installed.
     if key.endswith(".version"):
         return f"{key}: versions are those of what is installed here"
     if section in ANYWAY or SERVICES.get(section) in again or (section == "model" and rest in ("path", "tokenizer")):
         return ""
     if section == "environments" and "assignment" not in again:
-        known = SAMPLED if "rollout" in again else REGRADED if regrade else ()
-        return (
-            ""
-            if field in known
-            else f"{key}: the examples are the recorded ones; use --from assignment, or start a new run"
-        )
+        if field in (SAMPLED if "rollout" in again else REGRADED if regrade else ()):
+            return ""
+        return f"{key}: the examples are the recorded ones; use --from assignment, or start a new run"
     read = [*again, *(["reference"] if scored else [])]
     if any(section in BY_NAME[stage].stage.sections for stage in read):
         return ""
@@ -175,3 +171,49 @@ def _unread(key: str, again: Sequence[StageName], regrade: bool, scored: bool) -
 def _place(stage: str) -> int:
     """Return a stage's place in the order; -1 for one that is misspelt, which the config refuses in its own words."""
     return list(ORDER).index(stage) if stage in ORDER else -1
+
+
+def was_removed(store: Store, run: str) -> bool:
+    """Tell whether a run of the store was removed from it."""
+    return store.runs.events(run)[-1].event == "removed"
+
+
+def refuse_removed(store: Store, source: str, begun: RunConfig | None) -> None:
+    """Raise ConfigError where the run to be replayed was removed; `begun` is the replay that was to go on, if any."""
+    if was_removed(store, source):
+        line = f"run {source!r} was removed from the store (stagecoach gc): its steps are gone"
+        raise ConfigError(f"{line}. {removal_advice(begun)}" if begun else line)
+
+
+def finished_without_source(asked: ReplayRequest) -> RunConfig | None:
+    """Return the config of a replay that was asked to go on as it began, is finished, and whose source was removed.
+
+    None of any other: that is looked at as ever.
+    """
+    store = existing_store(asked.store or RunConfig().store)
+    begun = recorded_config(store, asked.name)
+    # Anything that was asked for beside the name needs the source: only the same again is nothing.
+    if begun is None or begun.kind != "replay" or asked.overrides or not was_removed(store, begun.replay.run):
+        return None
+    as_it_began = as_begun(ReplayRequest(run="", name=asked.name, store=asked.store), begun)
+    if as_begun(replace(asked, overrides=()), begun) != as_it_began:
+        return None
+    return begun if store.runs.events(asked.name)[-1].event == "finished" else None
+
+
+def finished_message(config: RunConfig) -> str:
+    """Return what is said where nothing is left to do of a finished replay, though its source is gone."""
+    return (
+        f"replay {config.name!r} is finished: nothing is left to do, and its rows are safe, though run "
+        f"{config.replay.run!r}, which it went through, was removed since (stagecoach gc). Look at it with: "
+        f"stagecoach show {config.name} --store {config.store}"
+    )
+
+
+def removal_advice(config: RunConfig) -> str:
+    """Return what can be done with a replay whose source was removed."""
+    at = f"{config.name} --store {config.store}"
+    return (
+        f"This replay cannot go on. Look at what it finished with stagecoach show {at}; its whole steps can be gone "
+        f"through in turn: stagecoach replay {at}; for the others record a new run (stagecoach run) and replay that"
+    )

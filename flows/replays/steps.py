@@ -32,13 +32,14 @@ def chosen_steps(replay: ReplayConfig, recorded: StepHistory) -> list[RecordedSt
     wanted = [step for step in whole if step >= replay.first_step and (last is None or step < last)]
     absent = sorted(set(range(replay.first_step, last or 0)) - whole.keys())
     if absent or not wanted:
+        before = ("examples", *ORDER)[ORDER.index(replay.from_stage)]
+        if recorded.refills and replay.from_stage not in ("assignment", "training"):
+            before = "packing, which tells that all its groups were sampled"
         raise ConfigError(
-            [
-                f"replay: run {replay.run!r} has not recorded step {', '.join(map(str, absent)) or replay.first_step} "
-                f"up to stage {_before(replay, recorded.refills)}; it has the steps {_ranges(list(whole)) or 'none'}. "
-                "Nothing was started; choose among these (--steps), or let the run go on first: "
-                f"stagecoach resume {replay.run}"
-            ]
+            f"replay: run {replay.run!r} has not recorded step {', '.join(map(str, absent)) or replay.first_step} "
+            f"up to stage {before}; it has the steps {_ranges(list(whole)) or 'none'}. "
+            "Nothing was started; choose among these (--steps), or let the run go on first: "
+            f"stagecoach resume {replay.run}"
         )
     return [whole[step] for step in wanted]
 
@@ -48,17 +49,11 @@ def _lacking(replay: ReplayConfig, past: RecordedStep, refills: bool) -> list[st
 
     Where groups are replaced, a step that was not packed may still lack rollouts; those recorded would be some of them.
     """
+    # Examples are of the run and not of a step, but every assignment is made of them.
     needed = ["examples", *ORDER[: ORDER.index(replay.from_stage)]]
     if refills and replay.from_stage != "assignment":
         needed.append("packing")
     return [stage for stage in needed if stage not in past.work]
-
-
-def _before(replay: ReplayConfig, refills: bool) -> str:
-    if refills and replay.from_stage not in ("assignment", "training"):
-        return "packing, which tells that all its groups were sampled"
-    place = ORDER.index(replay.from_stage)
-    return ORDER[place - 1] if place else "examples"
 
 
 def _ranges(steps: Sequence[int]) -> str:
@@ -113,6 +108,7 @@ def replay_steps(
         if policy is None or config.replay.policies == "recorded":
             policy = _begin(execute, source, config, past)
             before = policy if config.replay.weights else recorded.sampler(past) or policy
+        # A run that samples ahead sampled with the policy before, as the recorded steps did.
         lags = config.rollout.max_off_policy_steps or config.replay.policies == "recorded"
         sampler = before if lags else policy
         sampled = sampler if "rollout" in replayed_stages(config.replay) else recorded.sampler(past)
@@ -175,30 +171,47 @@ class _Step:
     """The policy whose rollouts are credited, which scores them where an algorithm wants that; None is not known."""
     work: dict[str, Ref] = field(default_factory=dict)
 
+    @property
+    def stages_again(self) -> tuple[StageName, ...]:
+        """The stages that are done again."""
+        return replayed_stages(self.config.replay)
+
     def through(self, check: Check) -> Replayed:
         """Go through all stages; recorded ones are shared, the others done."""
-        self.work["examples"] = self.execute(examples.task, 0) if self._listed_otherwise() else self._share("examples")
-        if self.config.assignment.refill and {"assignment", "advantage"} <= {*replayed_stages(self.config.replay)}:
+        # Examples are listed again where they are to be those of other environments' settings.
+        settings = View(self.config, examples.task.stage.sections, "examples").content()
+        other = "assignment" in self.stages_again and settings != dict(self.past.work["examples"].entry.section)
+        self.work["examples"] = self.execute(examples.task, 0) if other else self._share("examples")
+        # Replacing groups needs the credits of those sampled: the stages between go round together.
+        if self.config.assignment.refill and {"assignment", "advantage"} <= {*self.stages_again}:
             self._refill()
         else:
             self._in_turn()
         self._stage("packing", lambda: {"packing": self._compute(packing.task, self.work["advantage"], *self._traces)})
         batch = self._batch()
         made = self._train(batch, check)
-        if self._traces:
-            self.work["metrics"] = pipeline.measure(self.execute, self.past.step, self._measured(batch))
-        return Replayed(self.past.step, self.past, self.work, self._sampled_by(), batch, self.policy, made)
+        if self._traces:  # of assignments alone there is nothing to measure
+            early = (*self._of("assignment"), *self._traces, *self._of("filtering"), *self._of("advantage"))
+            measured = (*(batch.refs if batch else early), *self._of("training"))
+            self.work["metrics"] = pipeline.measure(self.execute, self.past.step, measured)
+        if "rollout" in self.stages_again:
+            sampled_by = self.sampler.key if self.sampler else None
+        else:
+            sampled_by = self.past.work["rollout"].inputs.get("policy") if "rollout" in self.past.work else None
+        return Replayed(self.past.step, self.past, self.work, sampled_by, batch, self.policy, made)
 
     def _in_turn(self) -> None:
         """Go through the stages up to the advantages, over as many assignments as were recorded."""
         self._stage("assignment", self._assign)
         self._stage("rollout", self._sample)
         if self.config.replay.regrade:
-            self.work["regrade"] = self._regrade()
-        elif "regrade" in self.past.work and "rollout" not in replayed_stages(self.config.replay):
+            refs = *self._of("rollout"), self.work["examples"]
+            digest = {"graders": self.config.replay.graders}
+            self.work["regrade"] = self.execute(regrade.task, self.past.step, refs, extra_inputs=digest)
+        elif "regrade" in self.past.work and "rollout" not in self.stages_again:
             self.work["regrade"] = self._share("regrade")
         self._stage("filtering", lambda: {"filtering": self._filter(self._traces)})
-        if "reference" in self.past.work and "advantage" not in replayed_stages(self.config.replay):
+        if "reference" in self.past.work and "advantage" not in self.stages_again:
             self.work["reference"] = self._share("reference")
         self._stage("advantage", lambda: {"advantage": self._credit(self._traces)})
 
@@ -216,7 +229,7 @@ class _Step:
 
     def _stage(self, stage: StageName, again: Callable[[], Mapping[str, Ref]]) -> None:
         """Do a stage again or share what was recorded; nothing where it lies behind the end of the replay."""
-        if stage in replayed_stages(self.config.replay):
+        if stage in self.stages_again:
             self.work |= again()
         elif ORDER.index(stage) < ORDER.index(self.config.replay.from_stage):
             self.work |= {name: self._share(name) for name in self.past.of(stage)}
@@ -238,16 +251,8 @@ class _Step:
 
     def _credit(self, traces: tuple[Ref, ...]) -> Ref:
         verdicts = self.work["filtering"]
-        return pipeline.credit(
-            self.execute, self.past.step, traces, verdicts, self.config, self.samples, self.sampled_by
-        )
-
-    def _listed_otherwise(self) -> bool:
-        """Tell whether examples are to be listed again: the recorded ones are of other environments' settings."""
-        view = View(self.config, examples.task.stage.sections, "examples").content()
-        return "assignment" in replayed_stages(self.config.replay) and view != dict(
-            self.past.work["examples"].entry.section
-        )
+        arguments = self.past.step, traces, verdicts, self.config, self.samples, self.sampled_by
+        return pipeline.credit(self.execute, *arguments)
 
     def _sample(self) -> dict[str, Ref]:
         """Sample every assignment again."""
@@ -255,24 +260,14 @@ class _Step:
         policy = pipeline.sampling_policy(self.sampler, self.config)
         return _numbered("rollout", [self._compute(rollout.task, ref, examples, policy=policy) for ref in assigned])
 
-    def _sampled_by(self) -> str | None:
-        if "rollout" in replayed_stages(self.config.replay):
-            return self.sampler.key if self.sampler else None
-        return self.past.work["rollout"].inputs.get("policy")
-
-    def _regrade(self) -> Ref:
-        refs = *self._of("rollout"), self.work["examples"]
-        digest = {"graders": self.config.replay.graders}
-        return self.execute(regrade.task, self.past.step, refs, extra_inputs=digest)
-
     def _filter(self, traces: tuple[Ref, ...]) -> Ref:
         """Filter; a step that no quarantine touches keeps the key that it would have without one."""
+        # A regrade has the same traces as its rollouts.
         sampled = [ref for ref in traces if ref.stage != "regrade"]
         found = {name: reason for ref in sampled for name, reason in self.quarantined(ref).items()}
         extra = {"quarantine": content_key(sorted(found.items()))} if found else {}
-        return self.execute(
-            filtering.task, self.past.step, traces, parameters={"quarantined": found}, extra_inputs=extra
-        )
+        left_out = {"quarantined": found}
+        return self.execute(filtering.task, self.past.step, traces, parameters=left_out, extra_inputs=extra)
 
     def _of(self, stage: str) -> tuple[Ref, ...]:
         """Return all work of a stage, in order."""
@@ -293,17 +288,8 @@ class _Step:
         named = (self.work[name] for name in ("filtering", "advantage", "packing"))
         return StepBatch(self._of("assignment"), self._traces, *named)
 
-    def _measured(self, batch: StepBatch | None) -> tuple[Ref, ...]:
-        """Return the work that the step's metrics are of, as far as the replay goes."""
-        early = (*self._of("assignment"), *self._traces, *self._of("filtering"), *self._of("advantage"))
-        return (*(batch.refs if batch else early), *self._of("training"))
-
     def _train(self, batch: StepBatch | None, check: Check) -> Policy | None:
-        if (
-            batch is None
-            or "training" not in replayed_stages(self.config.replay)
-            or not batch.packing.num_rows("batches")
-        ):
+        if batch is None or "training" not in self.stages_again or not batch.packing.num_rows("batches"):
             return None
         assert self.policy is not None, "a replay that trains has weights to start from; prepare_replay saw to it"
         check(batch)
@@ -320,11 +306,8 @@ def quarantined_in(store: Store, replay: ReplayConfig) -> Quarantined:
 
     def quarantined(ref: Ref) -> dict[str, str]:
         entry = store.ledger.find(ref.key)
-        return (
-            {name: reasons[name] for name in trace_ids(store, entry.slices("traces")) if name in reasons}
-            if entry
-            else {}
-        )
+        names = trace_ids(store, entry.slices("traces")) if entry else ()
+        return {name: reasons[name] for name in names if name in reasons}
 
     return quarantined
 

@@ -9,16 +9,11 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from tasks.exchange.episodes import Row, compact, paths
-from tasks.exchange.nodes import openai_message
+from tasks.exchange.traces import openai_message
 
 Pairs = Literal["extremes", "all"]
-CALL = pa.struct(
-    [
-        ("id", pa.string()),
-        ("type", pa.string()),
-        ("function", pa.struct([("name", pa.string()), ("arguments", pa.string())])),
-    ]
-)
+FUNCTION = pa.struct([("name", pa.string()), ("arguments", pa.string())])
+CALL = pa.struct([("id", pa.string()), ("type", pa.string()), ("function", FUNCTION)])
 FIELDS = {
     "role": pa.string(),
     "content": pa.string(),
@@ -58,8 +53,10 @@ def preferences(group: Sequence[tuple[Row, Sequence[Row]]], pairs: Pairs) -> Ite
         spoken = _spoken_messages([messages[number] for number in branches[-1]]) if branches else []
         if not spoken or trace["reward"] is None:
             continue
+        # The prompt ends with the first answer; answers that part later are still answers to it.
         start = next(place for place, message in enumerate(spoken) if message["sampled"])
         said = [_message(one) for one in spoken]
+        # The tools are part of the prompt: with others the same words ask something else.
         key = (trace["agent"], compact([said[:start], _tools(trace)]))
         answers[key].append((trace["reward"], trace, said))
     for (_, prompt), found in answers.items():
@@ -71,6 +68,7 @@ def table(rows: Sequence[Row]) -> pa.Table:
     said = [message for row in rows for name in CONVERSATIONS for message in row.get(name, ())]
     used = [name for name in FIELDS if name in ("role", "content") or any(name in message for message in said)]
     conversation = pa.list_(pa.struct([(name, FIELDS[name]) for name in used]))
+    # Conversations are given their type: left to itself, Arrow would have another for each set of fields.
     columns = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name) for row in rows]

@@ -79,6 +79,7 @@ def compact(value: Any) -> str:
     Half of a surrogate pair stays an escape, and so does then all that is not ASCII: a record of the store may hold it.
     """
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    # Tables and files are UTF-8, in which half of a pair cannot be written.
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -108,8 +109,7 @@ def paths(parents: Sequence[int | None]) -> list[list[int]]:
     for leaf in range(len(parents)):
         if leaf in inner:
             continue
-        path, node = [], parents[leaf]
-        path.append(leaf)
+        path, node = [leaf], parents[leaf]
         while node is not None:
             path.append(node)
             node = parents[node]
@@ -158,7 +158,5 @@ def refusal(problems: Sequence[LineProblem]) -> ImportRefused:
     if len(problems) > MOST_NAMED_LINES:
         told.append(f"  and {len(problems) - MOST_NAMED_LINES} more")
     lines = "1 line cannot" if len(problems) == 1 else f"{len(problems)} lines cannot"
-    return ImportRefused(
-        "\n".join([f"{lines} be imported.", *told])
-        + "\nNothing was written. Mend the file, or leave these lines out with --skip-bad."
-    )
+    advice = "Nothing was written. Mend the file, or leave these lines out with --skip-bad."
+    return ImportRefused("\n".join([f"{lines} be imported.", *told, advice]))

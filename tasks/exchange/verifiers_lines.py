@@ -50,12 +50,9 @@ def read_episode(line: Row, origin: Origin, context: ImportContext, step: int | 
     for at, trace in enumerate(traces):
         if not isinstance(trace, dict):
             raise Unfit("a trace is no object")
-        place = {
-            "file": origin.number,
-            "line": origin.line,
-            "at": at,
-            **({"episode": outer} if at == 0 and whole else {}),
-        }
+        # The episode's own fields are kept once, with its first trace.
+        of_episode = {"episode": outer} if at == 0 and whole else {}
+        place = {"file": origin.number, "line": origin.line, "at": at, **of_episode}
         row, own = trace_rows(trace, context, place)
         rows.append(row)
         messages += own
@@ -72,6 +69,7 @@ def _count_failure(
     whole = failure_of_error(errors[-1]) if errors and not outer.get("ok", True) else None
     if rows:
         return [with_failure(row, whole) if whole and row["error_class"] is None else row for row in rows], messages
+    # A rollout without a trace still answers an assignment, or a group would lose a member unseen.
     nothing = Failure("incomplete", "NoTrace", "the environment ran no agent and recorded no error")
     mark = {"tokens": "", "file": origin.number, "line": origin.line, "at": 0, "episode": outer}
     row = with_failure(empty_row(digest("no trace", str(line.get("id")), canonical(outer))), whole or nothing)
@@ -84,9 +82,7 @@ def _episode(
     run, info = mapping(line.get("run")), {} if "traces" in line else mapping(line.get("info"))
     work, environment = mapping(run.get("work")), mapping(line.get("env"))
     said = first(work.get("step"), run.get("step") if "traces" not in line else None, step)
-    version = first(
-        mapping(work.get("policy")).get("start"), info.get("policy_version"), line.get("policy_version"), None
-    )
+    version = first(mapping(work.get("policy")).get("start"), info.get("policy_version"), line.get("policy_version"))
     named = (environment.get("name"), environment.get("id"), info.get("env_name"), line.get("env_name"))
     group = first(mapping(line.get("group")).get("id"), info.get("group_id"), line.get("group_id"))
     example_id, task = _example(line.get("task"))
@@ -112,6 +108,7 @@ def _example(task: Any) -> tuple[str, str]:
     data = task.get("data", task)
     if not isinstance(data, Mapping):
         raise Unfit("the task's data is no object")
+    # idx is the task's place in a list, which says nothing of the task.
     content = canonical({name: value for name, value in data.items() if name != "idx"})
     found = first(data.get("id"), task.get("key"), task.get("hash"), digest(content))
     return str(found), canonical(data)
@@ -138,17 +135,13 @@ def line_of(
     traces = [_trace(row, messages.get(row["trace_id"], []), task) for row in rows]
     errors = [_error(row) for row in rows if row["error_class"] is not None]
     version = rows[0]["policy_version"]
+    work = {"type": "train", "step": step, "policy": {"start": version, "end": version}}
     return {
         "id": rows[0]["episode_id"],
         "env": {"id": assignment["environment"], "name": assignment["environment"]},
         "task": task,
         "group": {"id": assignment["group_id"]},
-        "run": {
-            "type": "train",
-            "id": run,
-            "name": run,
-            "work": {"type": "train", "step": step, "policy": {"start": version, "end": version}},
-        },
+        "run": {"type": "train", "id": run, "name": run, "work": work},
         "ok": not errors,
         "is_timeout": False,
         "errors": [] if any(trace is not None for trace in traces) else errors,
@@ -189,6 +182,7 @@ def _trace(row: Row, messages: list[Row], task: Row) -> Row | None:
 
 
 def _node(message: Row) -> Row:
+    # The table has one for every token; verifiers has them of sampled tokens alone.
     logprobs = [value for value, sampled in zip(message["logprobs"], message["mask"], strict=True) if sampled]
     return {
         "parent": message["parent"],

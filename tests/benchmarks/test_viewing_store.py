@@ -12,7 +12,7 @@ import pytest
 from benchmarks.viewed.dumps import dump, read_best, read_one, read_rewards
 from benchmarks.viewed.watching import Block, Watched
 from benchmarks.viewing_store import CREDITED, FORK, RUN, make, settings
-from flows.cli import lineage
+from flows.cli.questions import trace_lineage
 from flows.queries.outcomes import DERIVED, explain
 from flows.queries.step_history import StepHistory
 from storage.read.frames import Frames
@@ -112,7 +112,7 @@ def test_the_lineage_of_an_update_reaches_all_its_rollouts(frames: Frames) -> No
     rows = outcomes(frames, RUN).filter((pl.col("outcome") == "trained") & (pl.col("key") == trained.traces.key))
     reached = [work.key for work in frames.graph.ancestors(trained.updates.key)]
     assert trained.traces.key in reached
-    asked = lineage.trace_lineage(frames.run(RUN), f"{RUN}:2", ["up"])
+    asked = trace_lineage(frames.run(RUN), f"{RUN}:2", ["up"])
     named = {node.id for node in asked.trees["up"].facts if node.kind == "trace"}
     assert named == set(rows["trace_id"])
     assert named

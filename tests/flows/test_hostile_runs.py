@@ -12,7 +12,7 @@ from flows import cli
 from flows.orchestration.gate_answers import summary
 from flows.queries.compare import compare
 from flows.queries.store_reader import StoreReader
-from flows.replays.diff import markdown, table_rows
+from flows.replays.loop import diff_markdown, diff_rows
 from tests.fixtures.hostile import (
     ALL,
     ENVIRONMENT,
@@ -157,11 +157,11 @@ def test_questions_hold_no_marks(hostile: Hostile) -> None:
 @pytest.mark.parametrize("other", ["replayed", "refused"])
 def test_differences_hold_no_marks(hostile: Hostile, other: str) -> None:
     found = compare(StoreReader(hostile.store), hostile.run, other, 0)
-    page = markdown(found)
+    page = diff_markdown(found)
     assert "evaluation.sets" in page or "algorithm.type" in page
     assert not kinds(page) & (ACTIVE | {"fence"})
     assert not acting(page)
-    assert not any(acting(cell) for row in table_rows(found) for cell in row.values())
+    assert not any(acting(cell) for row in diff_rows(found) for cell in row.values())
 
 
 @pytest.mark.parametrize("command", ["curves base refused", "algorithms base --plain"])

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,6 +19,8 @@ from flows.services.process import ServiceFailed
 from tasks.inference.engine.client import EngineError
 
 COMMANDS = [name for name in cli.app if not name.startswith("-")]
+RESUMED: dict[str, Any] = {"overrides": [], "store": "", "plain": False}
+SHOWN: dict[str, Any] = {"overrides": [], "store": "", "as_json": False}
 NONE = {"name": "", "store": "", "plain": False}
 OF_OTHERS = [
     'evaluation.external.url="http://h/v1"',
@@ -27,14 +30,16 @@ OF_OTHERS = [
 Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 QUIET = {"dry_run": False, "as_json": False}
 MAINTAIN = {"store": "s", "retention_hours": 168.0, "retain": (), "force": False, **QUIET}
+FORCED = MAINTAIN | {"store": "", "force": True, "dry_run": True, "as_json": True}
 GC = {"store": "", "keep": (), "keep_last": 0, "remove": (), "force": (), "policies": "all", "yes": False, **QUIET}
 
+REMOVAL = {"remove": ("a",), "force": ("b",), "policies": "every:5", "yes": True, "keep_last": 2}
+
 MODULES = {
-    "cli.demo": ["main"],
-    "cli.launch": ["start", "resume"],
+    "cli.launch": ["start", "resume", "demo"],
     "cli.maintenance": ["maintain_store", "collect_garbage"],
     "cli.run_summary": ["main"],
-    "cli.evals": ["main"],
+    "cli.comparisons": ["evals"],
 }
 """The modules that do the work of commands, below `flows`, and what commands call of them."""
 
@@ -72,38 +77,26 @@ def test_run_takes_files_and_overrides_in_any_order_with_options_between(calls: 
         ),
         (
             ["evals", "a", "b", "--by", "tier", "--output", "x.parquet"],
-            ("evals.main", (("a", "b"),), {"store": "", "by": "tier", "output": "x.parquet", "as_json": False}),
+            ("comparisons.evals", (("a", "b"),), {"store": "", "by": "tier", "output": "x.parquet", "as_json": False}),
         ),
-        (["demo", "steps=2"], ("demo.main", (), NONE | {"overrides": ["steps=2"]})),
-        (["demo", "--plain"], ("demo.main", (), NONE | {"overrides": [], "plain": True})),
-        (["resume"], ("launch.resume", ("latest",), {"overrides": [], "store": "", "plain": False})),
+        (["demo", "steps=2"], ("launch.demo", (), NONE | {"overrides": ["steps=2"]})),
+        (["demo", "--plain"], ("launch.demo", (), NONE | {"overrides": [], "plain": True})),
+        (["resume"], ("launch.resume", ("latest",), RESUMED)),
         (
             ["resume", "a", "--store", "s", "--plain"],
-            ("launch.resume", ("a",), {"overrides": [], "store": "s", "plain": True}),
+            ("launch.resume", ("a",), RESUMED | {"store": "s", "plain": True}),
         ),
-        (
-            ["show", "--json", "latest"],
-            ("run_summary.main", ("latest",), {"overrides": [], "store": "", "as_json": True}),
-        ),
-        (["show", "a", "x.y=1"], ("run_summary.main", ("a",), {"overrides": ["x.y=1"], "store": "", "as_json": False})),
+        (["show", "--json", "latest"], ("run_summary.main", ("latest",), SHOWN | {"as_json": True})),
+        (["show", "a", "x.y=1"], ("run_summary.main", ("a",), SHOWN | {"overrides": ["x.y=1"]})),
         (["maintain", "--store", "s"], ("maintenance.maintain_store", (), MAINTAIN)),
         (
             ["maintain", "--retention-hours", "24", "--retain", "messages=9d", "--force", "--dry-run", "--json"],
-            (
-                "maintenance.maintain_store",
-                (),
-                {"store": "", "retention_hours": 24.0, "retain": ("messages=9d",), "force": True, "dry_run": True}
-                | {"as_json": True},
-            ),
+            ("maintenance.maintain_store", (), FORCED | {"retention_hours": 24.0, "retain": ("messages=9d",)}),
         ),
         (["gc", "--keep", "a", "--keep", "b"], ("maintenance.collect_garbage", (), GC | {"keep": ("a", "b")})),
         (
             ["gc", "--remove", "a", "--force", "b", "--policies", "every:5", "--yes", "--keep-last", "2"],
-            (
-                "maintenance.collect_garbage",
-                (),
-                GC | {"remove": ("a",), "force": ("b",), "policies": "every:5", "yes": True, "keep_last": 2},
-            ),
+            ("maintenance.collect_garbage", (), GC | REMOVAL),
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -190,11 +183,7 @@ def test_arguments_that_do_not_fit_together(calls: Calls, argv: list[str], capsy
 
 def run_failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
     """Run a command that raises `error`."""
-
-    def command() -> int:
-        raise error
-
-    monkeypatch.setattr(cli, "parse", lambda _: command)
+    monkeypatch.setattr(cli, "parse", lambda _: Mock(side_effect=error))
     return cli.main([])
 
 
@@ -215,7 +204,7 @@ def test_faults_keep_their_traceback(error: Exception, monkeypatch: pytest.Monke
         run_failing(monkeypatch, error)
 
 
-@pytest.mark.parametrize("lines", [1, 100_000])
+@pytest.mark.parametrize("lines", [0, 1, 100_000], ids=["help", "a line", "more than a pipe holds"])
 def test_a_reader_who_has_seen_enough_ends_it_without_a_word(
     lines: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,8 +212,9 @@ def test_a_reader_who_has_seen_enough_ends_it_without_a_word(
     os.close(reading)
     with os.fdopen(writing, "w") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
-        monkeypatch.setattr(cli, "parse", lambda _: partial(print, "said\n" * lines))
-        assert cli.main([]) == cli.UNREAD
+        if lines:
+            monkeypatch.setattr(cli, "parse", lambda _: partial(print, "said\n" * lines))
+        assert cli.main(["--help"]) == cli.UNREAD
     assert capsys.readouterr().err == ""
 
 
@@ -233,18 +223,18 @@ def test_another_pipe_that_broke_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> 
         run_failing(monkeypatch, BrokenPipeError("of a service"))
 
 
-def test_an_interrupt_says_that_nothing_is_lost(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_failing(monkeypatch, KeyboardInterrupt()) == 130
-    assert "What is committed is safe" in capsys.readouterr().err
+FULL = OSError(28, "No space left on device", "/store/x")
 
 
-def test_a_full_disk_is_named_whoever_noticed_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [(KeyboardInterrupt(), 130, "What is committed is safe"), (FULL, 2, "the disk is full")],
+)
+def test_an_interrupt_and_a_full_disk_are_told_whoever_noticed(
+    error: BaseException, status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_failing(monkeypatch, OSError(28, "No space left on device", "/store/x")) == 2
-    assert "the disk is full" in capsys.readouterr().err
+    assert run_failing(monkeypatch, error) == status
+    assert said in capsys.readouterr().err
 
 
 def test_help_names_every_command_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,14 +251,6 @@ def test_help_names_every_command_in_its_group(capsys: pytest.CaptureFixture[str
 def test_help_of_every_command(command: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([command, flag]) == 0
     assert f"Usage: stagecoach {command}" in capsys.readouterr().out
-
-
-def test_help_that_nobody_reads_ends_as_any_other_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    with os.fdopen(writing, "w") as closed:
-        monkeypatch.setattr(sys, "stdout", closed)
-        assert cli.main(["--help"]) == cli.UNREAD
 
 
 def test_every_command_calls_something_that_exists() -> None:
@@ -291,15 +273,7 @@ def loaded_by(*argv: str) -> set[str]:
 
 @pytest.mark.engine
 def test_help_loads_nothing_that_does_the_work() -> None:
-    assert not loaded_by("--help") & {
-        "pydantic",
-        "numpy",
-        "pyarrow",
-        "prefect",
-        "torch",
-        "vllm",
-        "transformers",
-    }
+    assert not loaded_by("--help") & {"pydantic", "numpy", "pyarrow", "prefect", "torch", "vllm", "transformers"}
 
 
 @pytest.mark.engine

@@ -1,9 +1,11 @@
 """The doctor: each check finds the fault that it is for."""
 
+import json
 import subprocess
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -60,6 +62,11 @@ def test_pins_that_must_keep_are_checked(sqlalchemy: str, level: str, monkeypatc
     assert one(doctor.requirements).level == level
 
 
+def test_a_project_that_is_not_installed_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "requires", Mock(side_effect=PackageNotFoundError))
+    assert one(doctor.requirements).level == "bad"
+
+
 def test_a_package_that_is_not_installed_has_no_version() -> None:
     assert doctor.installed("no-such-package-here") == ""
     assert doctor.installed("pytest") == pytest.__version__
@@ -83,44 +90,31 @@ def test_memory(free: int, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_disk_of_a_store_that_is_not_there_yet_and_of_an_object_store(tmp_path: Path) -> None:
-    (finding,) = doctor.space(Path(__file__).parent / "not" / "yet", "disk", warn=0, bad=0)
-    assert finding.level == "ok"
-    (finding,) = doctor.space(tmp_path, "disk", warn=2**62, bad=2**62)
-    assert finding.level == "bad"
-    (finding,) = doctor.space(Path("/dev/no-such-shm"), "/dev/shm", warn=0, bad=0)
-    assert finding.level == "warn"
+    places = {Path(__file__).parent / "not" / "yet": 0, tmp_path: 2**62, Path("/dev/no-such-shm"): 0}
+    levels = [each.level for path, limit in places.items() for each in doctor.space(path, "disk", limit, limit)]
+    assert levels == ["ok", "bad", "warn"]
     assert list(doctor.space(Path("s3://bucket/store"), "disk", warn=2**62, bad=2**62)) == []
 
 
-def torch_says(monkeypatch: pytest.MonkeyPatch, cuda: bool) -> None:
-    """Let torch import and report whether it sees a CUDA device."""
-    text = f'{{"version": "2.13.0", "cuda": {str(cuda).lower()}, "threads": 2, "device": "x"}}'
-    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=text))
+ON_CPU = [("vllm_cpu", False, "/x", "warn"), ("vllm_cpu", False, None, "ok")]
 
 
 @pytest.mark.parametrize(
-    ("engine", "cuda", "driver", "level"),
-    [
-        ("vllm", True, "/x", "ok"),
-        ("vllm", False, None, "bad"),
-        ("vllm_cpu", False, "/x", "warn"),
-        ("vllm_cpu", False, None, "ok"),
-    ],
+    ("engine", "cuda", "driver", "level"), [("vllm", True, "/x", "ok"), ("vllm", False, None, "bad"), *ON_CPU]
 )
 def test_torch_and_engine_are_for_the_same_device(
     engine: str, cuda: bool, driver: str | None, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch_says(monkeypatch, cuda)
+    text = json.dumps({"version": "2.13.0", "cuda": cuda, "threads": 2, "device": "x"})
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=text))
     packages(monkeypatch, **{engine: "0.31.0"})
     monkeypatch.setattr(doctor.shutil, "which", lambda _: driver)
     assert one(doctor.torch).level == level
 
 
 def test_a_torch_that_does_not_import_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise subprocess.CalledProcessError(1, "python", stderr="Traceback\nImportError: libcudart.so")
-
-    monkeypatch.setattr(doctor.subprocess, "run", broken)
+    error = subprocess.CalledProcessError(1, "python", stderr="Traceback\nImportError: libcudart.so")
+    monkeypatch.setattr(doctor.subprocess, "run", Mock(side_effect=error))
     finding = one(doctor.torch)
     assert (finding.level, "libcudart" in finding.what) == ("bad", True)
 
@@ -142,11 +136,3 @@ def test_the_exit_status_is_that_of_the_worst(
     found("ok", "bad", "warn")
     assert doctor.main() == 1
     assert "Not ready: 3 checks, 1 warnings, 1 bad." in capsys.readouterr().out
-
-
-def test_requirements_without_an_installed_project(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(_: str) -> list[str]:
-        raise PackageNotFoundError
-
-    monkeypatch.setattr(doctor, "requires", absent)
-    assert one(doctor.requirements).level == "bad"

@@ -6,6 +6,7 @@ import socket
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,17 +22,24 @@ from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Ref, Stage, Tables
 from tests.fixtures.builders import failed, table, trace
 
+CONFIG = RunConfig(name="a", steps=2)
+EVALUATED = Ref("evaluation_assignment", 0, "k", (), 0, 0.0, True)
+
 
 def finished_run(root: Path) -> Store:
     """A store with one recorded run of one step whose rollouts are there, one of them errored."""
     store = open_store(root)
-    config = RunConfig(name="a", steps=2)
-    store.runs.record(run="a", event="started", kind="train", config=config.model_dump(mode="json"))
+    store.runs.record(run="a", event="started", kind="train", config=CONFIG.model_dump(mode="json"))
     rows = [trace("t0", reward=1.0), trace("t1", reward=0.0), trace("t2", reward=None, error_class="timeout")]
     made: Tables = {"traces": table("traces", rows)}
     stage = Stage("rollout", 1, (), ("traces",), ("rollout",), lambda tables, view: made)
-    sample(stage, RunContext(store, "a", config, {}), 0)
+    sample(stage, RunContext(store, "a", CONFIG, {}), 0)
     return store
+
+
+def of_traces(*rows: dict[str, Any], name: str = "rollout") -> Stage:
+    """Return a stage that makes these traces, without asking for any setting."""
+    return Stage(name, 1, (), ("traces",), (), lambda tables, view: {"traces": table("traces", list(rows))})
 
 
 def sample(stage: Stage, context: RunContext, step: int) -> None:
@@ -39,7 +47,7 @@ def sample(stage: Stage, context: RunContext, step: int) -> None:
     perform(metrics.STAGE, context, step, (perform(stage, context, step),), parameters={"num_batches": 0})
 
 
-def test_a_run_is_described_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_described_for_programs_and_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finished_run(tmp_path)
     assert show.main("latest", store=str(tmp_path), as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
@@ -49,37 +57,22 @@ def test_a_run_is_described_for_programs(tmp_path: Path, capsys: pytest.CaptureF
     assert step["finished"] and step["rows"]["rollout"] == {"traces": 3} and step["rows"]["metrics"]["metrics"] > 20
     assert step["tokens"] == {"rollout": 15}
     assert step["seconds"]["rollout"] >= 0.0 and step["shared"] == []
-
-
-def test_a_run_is_shown_to_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    finished_run(tmp_path)
     show.main("a", store=str(tmp_path))
     printed = capsys.readouterr().out
     assert "train a: started, 1/2 steps" in printed and "rollout s" in printed and "0.5" in printed
 
 
-def test_an_unknown_run_is_an_error_that_names_the_known(tmp_path: Path) -> None:
-    finished_run(tmp_path)
-    with pytest.raises(ConfigError, match="there is no run 'b'; the last runs are: a"):
-        show.main("b", store=str(tmp_path))
-
-
 @pytest.mark.parametrize("name", ["demonstration", "import", "regrade"])
 def test_rollouts_of_every_origin_have_their_reward_shown(tmp_path: Path, name: str) -> None:
     store = finished_run(tmp_path)
-    rows = [trace("t0", reward=0.25)]
-    stage = Stage(name, 1, (), ("traces",), (), lambda tables, view: {"traces": table("traces", rows)})
-    config = RunConfig(name="a", steps=2)
-    sample(stage, RunContext(store, "a", config, {}), 1)
-    assert [step["reward"] for step in show.describe(store, "a", config)["steps"]] == [0.5, 0.25]
+    sample(of_traces(trace("t0", reward=0.25), name=name), RunContext(store, "a", CONFIG, {}), 1)
+    assert [step["reward"] for step in show.describe(store, "a", CONFIG)["steps"]] == [0.5, 0.25]
 
 
 def test_of_a_step_that_is_not_finished_no_number_is_shown(tmp_path: Path) -> None:
     store = finished_run(tmp_path)
-    config = RunConfig(name="a", steps=2)
-    stage = Stage("rollout", 1, (), ("traces",), (), lambda tables, view: {"traces": table("traces", [trace()])})
-    perform(stage, RunContext(store, "a", config, {}), 1)
-    (_, step) = show.describe(store, "a", config)["steps"]
+    perform(of_traces(trace()), RunContext(store, "a", CONFIG, {}), 1)
+    (_, step) = show.describe(store, "a", CONFIG)["steps"]
     assert (step["finished"], step["reward"], step["rows"]) == (False, None, {"rollout": {"traces": 1}})
 
 
@@ -95,19 +88,14 @@ def test_what_another_run_computed_is_marked(tmp_path: Path) -> None:
 
 def test_evaluation_rollouts_are_not_taken_for_a_step(tmp_path: Path) -> None:
     store = finished_run(tmp_path)
-    config = RunConfig(name="a", steps=2)
-    stage = Stage("rollout", 1, (), ("traces",), (), lambda tables, view: {"traces": table("traces", [trace()])})
-    chosen = Ref("evaluation_assignment", 0, "k", (), 0, 0.0, True)
-    perform(stage, RunContext(store, "a", config, {}), 0, (chosen,))
-    assert show.describe(store, "a", config)["steps"][0]["rows"]["rollout"] == {"traces": 3}
+    perform(of_traces(trace()), RunContext(store, "a", CONFIG, {}), 0, (EVALUATED,))
+    assert show.describe(store, "a", CONFIG)["steps"][0]["rows"]["rollout"] == {"traces": 3}
 
 
 def test_what_policies_scored_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = finished_run(tmp_path)
-    rows = [trace("e0", reward=1.0), trace("e1", reward=0.5), failed("e2")]
-    stage = Stage("rollout", 1, (), ("traces",), (), lambda tables, view: {"traces": table("traces", rows)})
-    chosen = Ref("evaluation_assignment", 0, "k", (), 0, 0.0, True)
-    perform(stage, RunContext(store, "a", RunConfig(name="a", steps=2), {}), 3, (chosen,))
+    stage = of_traces(trace("e0", reward=1.0), trace("e1", reward=0.5), failed("e2"))
+    perform(stage, RunContext(store, "a", CONFIG, {}), 3, (EVALUATED,))
     show.main("a", store=str(tmp_path), as_json=True)
     (found,) = json.loads(capsys.readouterr().out)["evaluations"]
     assert (found["version"], found["scores"][0]["average"]) == (3, 0.75)
@@ -143,13 +131,13 @@ def test_a_process_that_began_after_the_event_is_another_one(tmp_path: Path) -> 
     assert process_gone(replace(noted, at=datetime(2001, 1, 1, tzinfo=UTC)))
 
 
-def test_an_empty_store_says_so(tmp_path: Path) -> None:
-    open_store(tmp_path)
+def test_a_run_or_a_store_that_is_not_there_is_named(tmp_path: Path) -> None:
+    open_store(tmp_path / "empty")
     with pytest.raises(ConfigError, match="none"):
-        show.main("latest", store=str(tmp_path))
-
-
-def test_a_mistyped_store_is_not_made(tmp_path: Path) -> None:
+        show.main("latest", store=str(tmp_path / "empty"))
+    finished_run(tmp_path / "store")
+    with pytest.raises(ConfigError, match="there is no run 'b'; the last runs are: a"):
+        show.main("b", store=str(tmp_path / "store"))
     with pytest.raises(LayoutError, match="there is no store"):
         show.main("latest", store=str(tmp_path / "typo"))
     assert not (tmp_path / "typo").exists()

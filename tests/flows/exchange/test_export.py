@@ -171,11 +171,8 @@ def test_weights_are_a_directory_without_the_optimizer(tmp_path: Path) -> None:
         (made / name).write_text(name)
     store.policies.publish(made, key)
     copy_weights(store, key, tmp_path / "weights", force=False)
-    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == [
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-    ]
+    names = sorted(path.name for path in (tmp_path / "weights").iterdir())
+    assert names == ["config.json", "model.safetensors", "tokenizer.json"]
     with pytest.raises(ExportRefused):
         copy_weights(store, key, tmp_path / "weights", force=False)
     copy_weights(store, key, tmp_path / "weights", force=True)
@@ -191,6 +188,6 @@ def test_the_command(root: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "is there already" in capsys.readouterr().err
     assert cli.main(["export", "--format", "sft", "--to", str(tmp_path / "x"), "--store", root]) == 2
     assert "export needs a RUN" in capsys.readouterr().err
-    for steps in ("5:2", ":", "x"):
+    for steps in ("5:2", "x"):
         assert cli.main([*argv, "--steps", steps]) == 2
         assert "--steps" in capsys.readouterr().err

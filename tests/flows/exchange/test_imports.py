@@ -1,6 +1,5 @@
 """Importing: files become a run whose steps stand in the ledger like sampled ones; bad files leave nothing behind."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -8,11 +7,12 @@ from typing import Any
 import pytest
 
 from configs.errors import ConfigError
+from configs.run import RunConfig
 from flows import cli
+from flows.cli.quarantine import search
 from flows.exchange.export import ExportRequest, export
 from flows.exchange.export_rows import RolloutChoice
 from flows.exchange.imports import ImportOutcome, ImportRequest, import_files
-from flows.quarantine.search import search
 from flows.queries.step_history import step_history
 from flows.runtime.prepare import prepare
 from storage.store import Store, open_store
@@ -52,8 +52,6 @@ def text(root: Path, model: str, **options: Any) -> ImportOutcome:
 
 def context_of(store: Store, run: str, **sections: Any) -> RunContext:
     """Return where a run works, its config changed."""
-    from configs.run import RunConfig
-
     return RunContext(store, run, RunConfig.model_validate(store.runs.config(run) | sections), {})
 
 
@@ -74,11 +72,8 @@ def test_an_imported_step_stands_in_the_ledger_like_a_sampled_one(root: Path) ->
     assert outcome.figures == {"traces": 10, "with sampled tokens": 10}
     store = open_store(root)
     work = step_history(store, "theirs").steps[0].work
-    assert {name: entry.stage for name, entry in work.items()} == {
-        "examples": "examples",
-        "assignment": "assignment",
-        "rollout": "import",
-    }
+    stages = {"examples": "examples", "assignment": "assignment", "rollout": "import"}
+    assert {name: entry.stage for name, entry in work.items()} == stages
     assert work["rollout"].inputs == {"assignment": work["assignment"].key, "examples": work["examples"].key}
     assert [event.event for event in store.runs.events("theirs")] == ["started", "finished"]
     config = store.runs.config("theirs")
@@ -110,7 +105,7 @@ def test_an_import_that_was_interrupted_goes_on(root: Path, monkeypatch: pytest.
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.exchange.placement.ImportedRollouts.traces", interrupted)
+        patch.setattr("tasks.exchange.trace_import.ImportedRollouts.traces", interrupted)
         with pytest.raises(KeyboardInterrupt):
             bring(root, TOKENS)
     assert bring(root, TOKENS).num_computed == 2, "examples and assignments were safe"
@@ -123,53 +118,35 @@ def test_groups_are_dealt_to_steps_when_asked(root: Path) -> None:
     assert [table["group_id"].to_pylist() for table in rows] == [["0-0"] * 5, ["1-0"] * 5]
 
 
-def spoilt(path: Path, number: int = 3) -> Path:
-    """Write the file with one line that cannot be read."""
-    lines = TOKENS.read_text().splitlines()
-    lines[number - 1] = lines[number - 1][:50]
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def test_one_bad_line_refuses_the_whole_file(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bad = spoilt(tmp_path / "bad.jsonl")
+def test_one_bad_line_refuses_the_whole_file_unless_it_may_be_left_out(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.jsonl"
+    good = TOKENS.read_text().splitlines()
+    bad.write_text("\n".join([*good[:2], good[2][:50], *good[3:]]) + "\n")
     assert cli.main(["import", str(bad), "--name", "theirs", "--store", str(root)]) == 2
     said = capsys.readouterr().err
     assert f"{bad}, line 3: the line is not JSON" in said and "Nothing was written" in said
     assert not root.exists()
-
-
-def test_bad_lines_are_left_out_and_counted_when_asked(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bad = spoilt(tmp_path / "bad.jsonl")
     assert cli.main(["import", str(bad), "--name", "theirs", "--store", str(root), "--skip-bad"]) == 0
     said = capsys.readouterr().out
     assert "9 traces" in said and "left out: 1 x the line is not JSON" in said
 
 
-@pytest.mark.parametrize("content", ["", "\n\n"])
-def test_a_file_of_nothing_is_refused(content: str, root: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").write_text(content)
-    with pytest.raises(ImportRefused, match="no rollouts"):
-        bring(root, tmp_path / "empty.jsonl")
-
-
-def test_a_file_that_is_not_there_is_refused(root: Path, tmp_path: Path) -> None:
+def test_a_file_of_nothing_or_that_is_not_there_is_refused(root: Path, tmp_path: Path) -> None:
+    for content in ("", "\n\n"):
+        (tmp_path / "empty.jsonl").write_text(content)
+        with pytest.raises(ImportRefused, match="no rollouts"):
+            bring(root, tmp_path / "empty.jsonl")
     with pytest.raises(ValueError, match="nothing was written"):
         bring(root, tmp_path / "absent.jsonl")
 
 
-def test_a_name_that_another_run_has_is_refused(root: Path, tmp_path: Path) -> None:
+def test_the_name_of_an_import_is_no_other_s(root: Path, tmp_path: Path) -> None:
     bring(root, TOKENS)
-    other = tmp_path / "other.jsonl"
-    other.write_text(json.dumps({"prompt": "x", "completion": "y"}) + "\n")
+    other = write_lines(tmp_path / "other.jsonl", [{"prompt": "x", "completion": "y"}])
     with pytest.raises(ImportRefused, match="run 'theirs' is in"):
         bring(root, other)
-
-
-def test_an_imported_run_is_not_gone_on_with(root: Path) -> None:
-    bring(root, TOKENS)
     with pytest.raises(ConfigError, match="stagecoach replay theirs --from filtering"):
         prepare("train", (), (), name="theirs", store=str(root))
 
@@ -205,22 +182,25 @@ def test_rendered_traces_can_be_rebuilt_for_scoring(root: Path, model: str) -> N
 def test_another_tokenizer_is_other_work(root: Path, model: str) -> None:
     text(root, model)
     with pytest.raises(ImportRefused, match="in another way"):
-        import_files(
-            ImportRequest([RELAYED], name="text", store=str(root), model=model, overrides=["model.renderer=default"])
-        )
+        bring(root, RELAYED, name="text", model=model, overrides=["model.renderer=default"])
 
 
 @pytest.mark.engine
 def test_two_files_that_number_their_traces_share_none(root: Path, tmp_path: Path, model: str) -> None:
     for name in ("one", "other"):
         rows = [{"trace_id": str(n), "prompt": f"{name} {n}", "completion": "x", "reward": 1} for n in range(2)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        bring(root, tmp_path / f"{name}.jsonl", name=name, model=model, overrides=["model.renderer=qwen3"])
+        bring(
+            root,
+            write_lines(tmp_path / f"{name}.jsonl", rows),
+            name=name,
+            model=model,
+            overrides=["model.renderer=qwen3"],
+        )
     store = open_store(root)
     one, other = (step_history(store, run).steps[0].work["rollout"].slices_of("traces") for run in ("one", "other"))
     ids = [set(store.read(slices)["trace_id"].to_pylist()) for slices in (one, other)]
     assert [len(each) for each in ids] == [2, 2] and ids[0].isdisjoint(ids[1])
-    assert search(store, f"trace_id = '{min(ids[0])}'").trace_ids == (min(ids[0]),)
+    assert search(store, f"trace_id = '{min(ids[0])}'")[0] == [min(ids[0])]
 
 
 @pytest.mark.engine
@@ -232,8 +212,8 @@ def test_the_groups_are_told(root: Path, tmp_path: Path, capsys: pytest.CaptureF
         "2 groups: 2 of more than one rollout, 2 with differing rewards",
     ]
     rows = [{"id": number, "prompt": "x", "completion": "y", "reward": number} for number in range(3)]
-    (tmp_path / "alone.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    argv = ["import", str(tmp_path / "alone.jsonl"), "--store", str(root), "--model", model, "model.renderer=qwen3"]
+    alone = write_lines(tmp_path / "alone.jsonl", rows)
+    argv = ["import", str(alone), "--store", str(root), "--model", model, "model.renderer=qwen3"]
     assert cli.main(argv) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[1] == "3 groups: 0 of more than one rollout, 0 with differing rewards"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from flows import cli
+from flows.exchange.export import copy_run
 from flows.exchange.export_rows import ExportRefused
-from flows.exchange.store_copy import CopyRequest, copy_run
 from storage.errors import RunUnknown
 from storage.store import open_store
 from tests.fixtures.rehearsal import rehearse
@@ -27,7 +27,7 @@ def root(tmp_path: Path) -> Path:
 
 def copy(root: Path, run: str, target: Path) -> int:
     """Copy a run; return how many ledger rows were new."""
-    return copy_run(CopyRequest(run, str(target), store=str(root))).rows
+    return copy_run(run, str(target), str(root)).rows
 
 
 def answer(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.replays.diff import markdown, table_rows
+from flows.replays.loop import diff_markdown, diff_rows
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[3]
@@ -28,6 +28,6 @@ def test_a_flow_shows_the_differences_as_a_page_and_a_table(tmp_path: Path) -> N
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("SAID ")]
     said = json.loads(line.removeprefix("SAID "))
     assert said["shown"].keys() == {"diff-base-spread", "diff-steps-base-spread"}
-    assert said["shown"]["diff-base-spread"] == markdown(said["found"])
-    assert json.loads(said["shown"]["diff-steps-base-spread"]) == table_rows(said["found"])
+    assert said["shown"]["diff-base-spread"] == diff_markdown(said["found"])
+    assert json.loads(said["shown"]["diff-steps-base-spread"]) == diff_rows(said["found"])
     assert "They part at step 0, stage advantage" in said["shown"]["diff-base-spread"]

@@ -15,7 +15,7 @@ def main(directory: Path) -> None:
         from prefect import flow
         from prefect.client.orchestration import get_client
 
-        from flows.replays.diff import publish_diff
+        from flows.replays.loop import publish_diff
 
         found = flow(name="compare")(publish_diff)(store, "base", "spread")
         with get_client(sync_client=True) as client:

@@ -13,7 +13,7 @@ from flows.queries.compare import compare
 from flows.queries.compare_rows import MEASURES
 from flows.queries.compare_summary import both_numbers, ranges, sentences
 from flows.queries.store_reader import StoreReader
-from flows.replays.diff import markdown, table_rows
+from flows.replays.loop import diff_markdown, diff_rows
 from storage.store import Store, open_store
 from tasks.metrics.figures import MEANINGS, metric_values
 from tests.fixtures import replays
@@ -233,9 +233,9 @@ def test_differences_are_printed_for_people_and_for_programs(root: Path, capsys:
 
 def test_the_page_and_the_table_for_prefect_say_the_same(store: Store) -> None:
     found = compare(StoreReader(store), "base", "spread")
-    page = markdown(found)
+    page = diff_markdown(found)
     assert page.startswith("# base and spread\n") and "| advantage | 0 | 1 | 1 | 0 |" in page
-    (only,) = table_rows(found)  # the other step is in one of them alone
+    (only,) = diff_rows(found)  # the other step is in one of them alone
     assert (only["step"], only["first difference"], only["weights"]) == ("0", "advantage", "differ")
 
 

@@ -9,9 +9,18 @@ import pytest
 from configs.algorithms import RlooConfig
 from configs.errors import ConfigError
 from configs.load import load
-from flows.cli.algorithms import VARIANTS, Credited, asked_of, credit_all, figures, samples, toml
-from flows.cli.credited import described, page
-from flows.cli.curves import main as curves
+from flows.cli.algorithms import (
+    VARIANTS,
+    Credited,
+    algorithms,
+    credit_request,
+    describe_credits,
+    figures,
+    page,
+    samples,
+    toml,
+)
+from flows.cli.comparisons import curves
 from flows.queries.store_reader import recorded_run
 from flows.replays.config import prepare_replay
 from flows.reporting.curve import Point, curves_svg
@@ -50,7 +59,7 @@ def test_a_variant_credits_every_environment_and_keeps_no_setting_of_the_run(tmp
     store = rehearse(tmp_path / "store", "base", steps=1, algorithm=shaped, environments=own)
     recorded = recorded_run(store, "base")[1]
     for name in ("grpo", "rloo", "supervised"):
-        config = prepare_replay(asked_of(recorded, name, store=str(tmp_path / "store")))
+        config = prepare_replay(credit_request(recorded, name, store=str(tmp_path / "store")))
         assert config.algorithms == {} and config.algorithm.type == name
         assert config.algorithm == load(["demo"], [f"algorithm={toml(VARIANTS[name])}"]).algorithm
 
@@ -84,7 +93,7 @@ def test_figures_are_those_of_the_credits(credited: tuple[Path, list[Credited]])
 
 def test_the_page_has_every_algorithm_one_group_and_what_was_refused(credited: tuple[Path, list[Credited]]) -> None:
     root, held = credited
-    found = described(Frames(open_store(root)), "base", [*held, REFUSED])
+    found = describe_credits(Frames(open_store(root)), "base", [*held, REFUSED])
     assert [row["agreement"] for row in found["algorithms"]] == [pytest.approx(1.0), pytest.approx(1.0), None]
     rewards = [row["reward"] for row in found["group"]["rows"]]
     assert rewards == sorted(rewards, reverse=True) and rewards[0] > rewards[-1]
@@ -98,7 +107,7 @@ def test_an_unknown_algorithm_is_refused_before_anything_is_done(credited: tuple
     root, _ = credited
     runs = open_store(root).runs.names()
     with pytest.raises(ConfigError, match="grop: the known ones are grpo"):
-        credit_all("base", ["grpo", "grop"], store=str(root))
+        algorithms("base", ["grpo", "grop"], store=str(root))
     assert open_store(root).runs.names() == runs
 
 

@@ -10,7 +10,7 @@ from configs.errors import ConfigError
 from configs.replay import ORDER
 from flows.queries.step_history import step_history
 from flows.replays import config as replay_config
-from flows.replays import report as replay_outcome
+from flows.replays import loop as replay_outcome
 from flows.runtime.policies import find_policy
 from flows.runtime.session import Session
 from storage.policies.store import Policies
@@ -83,24 +83,17 @@ def test_a_step_emptied_by_a_quarantine_stays_empty_in_replays_of_the_replay(tmp
     names = quarantine(store, step=1, count=12)
     store, steps = trained(root, policies="recorded", overrides=["training.learning_rate=0.5"], name="clean")
     assert steps[1]["update"] is None
-    for asked in (
-        {"from_stage": "training"},
-        {"from_stage": "training", "quarantine": False},
-        {"from_stage": "filtering"},
-    ):
+    kept: dict[str, Any] = {"from_stage": "training", "quarantine": False}
+    for asked in ({"from_stage": "training"}, kept, {"from_stage": "filtering"}):
         store, steps = trained(root, run="clean", name=f"again-{len(asked)}-{asked['from_stage']}", **asked)
         assert [step["update"] is None for step in steps] == [False, True, False], asked
         packed = store.ledger.entries(run=f"again-{len(asked)}-{asked['from_stage']}", stage="packing")
-        rows = [
-            row for e in packed for row in store.read(e.slices("batches"), ["sample_ids"])["sample_ids"].to_pylist()
-        ]
+        tables = [store.read(each.slices("batches"), ["sample_ids"]) for each in packed]
+        rows = [row for each in tables for row in each["sample_ids"].to_pylist()]
         assert rows and not {sample.rpartition("/")[0] for row in rows for sample in row} & set(names)
-    assert [entry.step for entry in store.ledger.entries(run="clean", stage="training")] == [0, 2]
-    versions = [
-        store.read(e.slices("updates"))["version"][0].as_py()
-        for e in store.ledger.entries(run="clean", stage="training")
-    ]
-    assert versions == [1, 3]
+    entries = store.ledger.entries(run="clean", stage="training")
+    versions = [store.read(entry.slices("updates"))["version"][0].as_py() for entry in entries]
+    assert [entry.step for entry in entries] == [0, 2] and versions == [1, 3]
 
 
 def test_rollouts_of_a_replay_that_are_found_again_are_left_out_when_unfit(tmp_path: Path, models: list[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from configs.layers import presets
 from configs.load import load
 from flows import cli
-from flows.cli import demo
+from flows.cli import launch
 from flows.runtime import demo_sources
 from flows.runtime.demo_recipes import RECIPES, Recipe
 from flows.runtime.demo_sources import SourceFailed, Sources, build, sources_directory
@@ -115,7 +115,7 @@ def test_the_command_passes_the_preset_on_and_refuses_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen = []
-    monkeypatch.setattr(demo, "main", lambda *args, **kwargs: seen.append((args, kwargs)))
+    monkeypatch.setattr(launch, "demo", lambda *args, **kwargs: seen.append((args, kwargs)))
     assert cli.main(["demo", "calc_tools", "steps=2", "--store", "s"]) == 0
     assert seen == [(("calc_tools",), {"overrides": ["steps=2"], "name": "", "store": "s", "plain": False})]
     for wrong in (["qwen3_gpu"], ["calc_tools", "debate"]):
@@ -126,7 +126,7 @@ def test_the_command_passes_the_preset_on_and_refuses_others(
 def test_the_summary_says_what_the_recipe_says() -> None:
     config = load(["kuhn_poker"], ["name=poker", "store=/s"])
     outcome = {"steps": [{"reward": 0.25}, {"reward": 0.5}], "evaluations": [], "num_computed": 7, "num_found": 3}
-    lines = demo.summary(outcome, config, RECIPES["kuhn_poker"], 12.0)
+    lines = launch.demo_summary(outcome, config, RECIPES["kuhn_poker"], 12.0)
     recipe = RECIPES["kuhn_poker"]
     assert lines[1] == f"{recipe.about}: mean reward 0.25 in the first step, 0.38 over the last 2."
     assert f"  stagecoach show poker --store /s {recipe.try_next}" in lines

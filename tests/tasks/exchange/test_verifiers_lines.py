@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import MESSAGES, TRACES
 from tasks.exchange.episodes import ImportContext
-from tasks.exchange.placement import ImportedRollouts, arrange
+from tasks.exchange.trace_import import ImportedRollouts, arrange
 from tasks.exchange.traces import source_of, trace_rows
 from tasks.exchange.verifiers_lines import read_episode
 from tests.tasks.exchange.lines import ORIGIN, READING, letters, one, read, verifiers_lines

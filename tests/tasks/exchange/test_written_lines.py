@@ -15,7 +15,7 @@ from tests.tasks.exchange.lines import ORIGIN
 ASSIGNMENT = {"assignment_id": "3-1/2", "group_id": "3-1", "member": 2, "seed": 11}
 ASSIGNMENT |= {"environment": "reverse", "example_id": "e0"}
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
-SAME = ("trace_id", "message", "parent", "role", "content", "sampled", "token_ids", "mask")
+SAME_COLUMNS = ("trace_id", "message", "parent", "role", "content", "sampled", "token_ids", "mask")
 
 
 def there_and_back(rows: list[Row], messages: dict[str, list[Row]], **of_example: Any) -> Episode:
@@ -44,7 +44,7 @@ def graphs(draw: st.DrawFn) -> list[Row]:
 
 def same(row: Row) -> Row:
     """Return what must come back of a message; log-probs as the single precision numbers that tables hold."""
-    return {name: row[name] for name in SAME} | {"logprobs": np.float32(row["logprobs"]).tolist()}
+    return {name: row[name] for name in SAME_COLUMNS} | {"logprobs": np.float32(row["logprobs"]).tolist()}
 
 
 @settings(max_examples=30)

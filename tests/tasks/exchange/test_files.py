@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from tasks.exchange.files import read_files
-from tasks.exchange.placement import arrange
+from tasks.exchange.trace_import import arrange
 from tests.tasks.exchange.lines import READING, read
 
 ASKED = {"role": "user", "content": "2 + 2"}

@@ -1,7 +1,4 @@
-"""Evals: evaluations of runs side by side, in all or by a field of the examples, and how far each is from the first.
-
-The rows are in long form, one for each figure, so that any tool can turn them.
-"""
+"""How runs compare, for people and for programs: diff, curves (rewards by step) and evals (held-out examples)."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,9 +12,23 @@ import pyarrow.parquet as pq
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from flows.cli.run_summary import describe
+from flows.queries.compare import compare
+from flows.queries.compare_summary import sentences, sheets
 from flows.queries.scores import EvaluationScores, RecordedEvaluation, recorded_evaluations
-from flows.queries.store_reader import recorded_run
-from flows.reporting.formats import console, environment_title, grid, interval_text, with_interval
+from flows.queries.store_reader import StoreReader, recorded_run
+from flows.reporting.artifacts import escaped
+from flows.reporting.curve import Point, curves_svg
+from flows.reporting.formats import (
+    console,
+    environment_title,
+    fixed,
+    grid,
+    interval_text,
+    markdown_table,
+    with_interval,
+)
+from flows.reporting.panel import printable
 from storage.errors import border
 from storage.read.frames import existing_store
 from storage.store import Store
@@ -25,6 +36,74 @@ from tasks.arrays.columns import texts
 from tasks.assignment.examples import values_of
 from tasks.evaluation.paired import Difference, paired_differences
 from tasks.evaluation.stage import example_means, rewards_of
+
+
+def diff(a: str, b: str, step: int | None = None, as_json: bool = False, store: str = "") -> int:
+    """Print how run `b` differs from run `a`, with `step` down to samples; return the exit status.
+
+    Raises ConfigError for an unknown run or step, LayoutError where there is no store.
+    """
+    found = compare(StoreReader.at(store or RunConfig().store), a, b, step)
+    if as_json:
+        print(json.dumps(found, sort_keys=True))
+        return 0
+    out = console()
+    for sentence in sentences(found):
+        out.print(printable(sentence))
+    for sheet in sheets(found):
+        out.print(f"\n{printable(sheet.title)}", style="bold")
+        out.print(grid(sheet.headings, sheet.rows))
+    return 0
+
+
+def curves(runs: Sequence[str], store: str = "", output: str = "") -> int:
+    """Print the rewards of runs beside each other, or write a page and, beside it, its picture; return 0.
+
+    Raises ConfigError for an unknown run.
+    """
+    root = existing_store(store or RunConfig().store)
+    found = [describe(root, *named) for named in [recorded_run(root, name) for name in runs]]
+    rewards = {run["run"]: {s["step"]: s["reward"] for s in run["steps"] if s["reward"] is not None} for run in found}
+    steps = sorted({step for each in rewards.values() for step in each})
+    headings = ["step", *rewards]
+    rows = [[str(step), *(fixed(each.get(step)) for each in rewards.values())] for step in steps]
+    if not output:
+        console().print(grid(headings, rows, left=()))
+        return 0
+    picture = Path(output).with_suffix(".svg")
+    series = {run: [Point(step, reward) for step, reward in each.items()] for run, each in rewards.items()}
+    lines = [
+        "# Learning curves, side by side",
+        "",
+        "The mean reward of each step's rollouts. Made by:",
+        "",
+        "```bash",
+        f"stagecoach curves {' '.join(runs)}",
+        "```",
+        "",
+        f"![curves]({picture.name})",
+        "",
+        *markdown_table(headings, rows),
+        *_score_lines(found),
+    ]
+    with border("writing a page", output):
+        picture.write_text(curves_svg(series, "mean reward by step"), encoding="utf-8")
+        Path(output).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(f"written to {output} and {picture}")
+    return 0
+
+
+def _score_lines(found: Sequence[dict[str, Any]]) -> list[str]:
+    """Return lines of a page on what policies scored on held-out examples; none where no policy was evaluated."""
+    scores = [
+        f"| {each['run']} | {score['version']} | {escaped(one['environment'])} | {fixed(one['average'])} |"
+        for each in found
+        for score in each["evaluations"]
+        for one in score["scores"]
+    ]
+    heads = ["| run | policy version | environment | score |", "|---|---:|---|---:|"]
+    return ["", "On held-out examples:", "", *heads, *scores] if scores else []
+
 
 Row = dict[str, Any]
 SCHEMA = pa.schema(
@@ -60,17 +139,17 @@ class EvaluationPart:
         return self.recorded.set_name, self.environment, self.bucket
 
 
-def main(runs: Sequence[str], by: str = "", output: str = "", as_json: bool = False, store: str = "") -> int:
+def evals(runs: Sequence[str], by: str = "", output: str = "", as_json: bool = False, store: str = "") -> int:
     """Print the evaluations of runs, or write them as Parquet; return the exit status.
 
     `by` is a field of the examples' tasks whose values are told apart. Raises ConfigError for an unknown run or one
     without evaluations, FieldMissing for a field that examples lack.
     """
     root = existing_store(store or RunConfig().store)
-    named_runs = [recorded_run(root, name) for name in runs]
-    parts = [part for name, config in named_runs for part in parts_of(root, name, config, by)]
+    named = [recorded_run(root, name) for name in runs]  # all are looked up before the first is read
+    parts = [part for name, config in named for part in parts_of(root, name, config, by)]
     if not parts:
-        tried = ", ".join(name for name, _ in named_runs)
+        tried = ", ".join(name for name, _ in named)
         raise ConfigError([f"{tried}: no policy was evaluated; do so with stagecoach eval"])
     found = list(rows_of(parts))
     if output:
@@ -80,7 +159,10 @@ def main(runs: Sequence[str], by: str = "", output: str = "", as_json: bool = Fa
     elif as_json:
         print(json.dumps(found, sort_keys=True))
     else:
-        console().print(_table(found, bool(by)))
+        headings = ["run", "policy", "held-out", *(["bucket"] if by else []), "figure", "value", "examples"]
+        headings += ["errors", "to the first", "95% interval"]
+        rows = [_cells(row, bool(by)) for row in found]
+        console().print(grid(headings, rows, left=range(headings.index("value"))))
     return 0
 
 
@@ -100,6 +182,7 @@ def rows_of(parts: Sequence[EvaluationPart]) -> Iterator[Row]:
     """Yield the figures of evaluations, each with its difference to the first evaluation of the same set."""
     first: dict[tuple[str, str, str | None], EvaluationPart] = {}
     for part in parts:
+        # Only attempts at the same set, environment and bucket are compared example by example.
         base = first.setdefault(part.like, part)
         changes = paired_differences(base.traces, part.traces, part.evaluated.pass_at) if base is not part else []
         paired = {each.figure: each for each in changes}
@@ -150,23 +233,16 @@ def _buckets(store: Store, recorded: RecordedEvaluation, environment: str, by: s
     found = store.ledger.find(recorded.assigned.inputs["examples"]) if recorded.assigned else None
     if found is None or recorded.assigned is None:
         raise ConfigError([f"the examples of policy {recorded.version} are not in the store; leave --by out"])
+    # The table of examples has all of the environment: only those that were assigned are counted.
     tried = store.read(recorded.assigned.slices("assignments"), ["environment", "example_id"])
     chosen = tried.filter(pc.field("environment") == environment)["example_id"]
     rows = store.read(found.slices("examples"))
     rows = rows.filter((pc.field("environment") == environment) & pc.field("example_id").isin(chosen.combine_chunks()))
-    values = [json.dumps(value, sort_keys=True) for value in values_of(rows, environment, by)]
-    names = texts(rows["example_id"])
-    return {
-        bucket: pa.array([name for name, value in zip(names, values, strict=True) if value == bucket], pa.string())
-        for bucket in sorted(set(values))
-    }
-
-
-def _table(rows: Sequence[Row], buckets: bool) -> Any:
-    headings = ["run", "policy", "held-out", *(["bucket"] if buckets else []), "figure", "value", "examples"]
-    headings += ["errors", "to the first", "95% interval"]
-    left = range(headings.index("value"))
-    return grid(headings, [_cells(row, buckets) for row in rows], left=left)
+    names: dict[str, list[str]] = {}
+    for name, value in zip(texts(rows["example_id"]), values_of(rows, environment, by), strict=True):
+        # JSON keeps apart what prints alike, such as 1 and "1".
+        names.setdefault(json.dumps(value, sort_keys=True), []).append(name)
+    return {bucket: pa.array(names[bucket], pa.string()) for bucket in sorted(names)}
 
 
 def _cells(row: Row, buckets: bool) -> list[str]:
@@ -180,6 +256,7 @@ def _cells(row: Row, buckets: bool) -> list[str]:
     cells += [row["bucket"]] if buckets else []
     cells += [row["figure"], with_interval(row["value"], {"interval": interval}), str(row["num_examples"])]
     errors = f"{row['num_errors']} of {row['num_attempts']}" if row["num_errors"] else "0"
+    # A difference is over the examples that both have: where those are fewer, it is said.
     fewer = f" (of {row['num_paired']})" if row["num_paired"] != row["num_examples"] else ""
     difference = "-" if row["difference"] is None else f"{row['difference']:+.3f}{fewer}"
     return [*cells, errors, difference, interval_text(change, "+")]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from storage.schemas.stage_tables import BATCHES, SAMPLES
 from tasks.exchange.episodes import Episode
-from tasks.exchange.placement import ID_LENGTH, arrange, split_repeated, with_unique_ids
+from tasks.exchange.trace_import import ID_LENGTH, arrange, split_repeated, with_unique_ids
 from tasks.exchange.traces import source_of
 from tasks.metrics.accounting import AccountBreach, account
 from tests.fixtures.builders import table, trace, verdict

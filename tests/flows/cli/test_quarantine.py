@@ -10,7 +10,7 @@ import pytest
 
 from configs.run import RunConfig
 from flows import cli
-from flows.quarantine.search import NoSuchRollouts, search, uses
+from flows.cli.quarantine import NoSuchRollouts, search, uses
 from storage.errors import RunUnknown
 from storage.maintenance.sweep import Retention, expire
 from storage.refs import Entry
@@ -81,10 +81,10 @@ def run(store: Store) -> Run:
 def test_a_condition_on_the_columns_of_traces(store: Store, run: Run) -> None:
     run.sample(0, metrics='{"exact": 1.0}')
     run.sample(1, metrics='{"exact": 0.0}')
-    assert search(store, "reward >= 0.5 and step = 1").trace_ids == ("1a", "1c")
-    assert search(store, "json_extract(metrics, '$.exact') = 1").trace_ids == ("0a", "0b", "0c")
-    assert search(store, "REWARD is null -- these failed").trace_ids == ("0x", "1x")
-    assert search(store, "error_class = 'timeout' or \"Reward\" = 1", "demo").looked_at == 8
+    assert search(store, "reward >= 0.5 and step = 1")[0] == ["1a", "1c"]
+    assert search(store, "json_extract(metrics, '$.exact') = 1")[0] == ["0a", "0b", "0c"]
+    assert search(store, "REWARD is null -- these failed")[0] == ["0x", "1x"]
+    assert search(store, "error_class = 'timeout' or \"Reward\" = 1", "demo")[1] == 8
 
 
 def test_only_the_rollouts_that_a_run_uses(store: Store, run: Run) -> None:
@@ -94,8 +94,8 @@ def test_only_the_rollouts_that_a_run_uses(store: Store, run: Run) -> None:
     entry = store.ledger.find(shared.key)
     assert entry is not None
     other.context.adopt(entry, 0)
-    assert search(store, "reward = 1", "other").trace_ids == ("0a",)
-    assert search(store, "reward = 1").trace_ids == ("0a", "1a")
+    assert search(store, "reward = 1", "other")[0] == ["0a"]
+    assert search(store, "reward = 1")[0] == ["0a", "1a"]
     with pytest.raises(RunUnknown, match="nobody"):
         search(store, "reward = 1", "nobody")
 
@@ -103,7 +103,7 @@ def test_only_the_rollouts_that_a_run_uses(store: Store, run: Run) -> None:
 def test_a_rollout_counts_by_any_of_its_gradings(store: Store, run: Run) -> None:
     run.sample(0)
     run.planted(0, "regrade", [rollout("0b", 0, reward=0.75)])
-    assert search(store, "reward = 0").trace_ids == search(store, "reward = 0.75").trace_ids == ("0b",)
+    assert search(store, "reward = 0")[0] == search(store, "reward = 0.75")[0] == ["0b"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,243 @@
+"""Marks rollouts that turned out to be unfit for training, and lists every batch, step and policy that used them."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import asdict, dataclass
+from itertools import groupby
+
+import duckdb
+import polars as pl
+
+from configs.run import RunConfig
+from flows.reporting.formats import console, grid
+from flows.reporting.panel import printable
+from storage.errors import SliceExpired
+from storage.records import ALL_RUNS, Quarantine
+from storage.refs import Entry
+from storage.schemas.stage_tables import TRACES
+from storage.store import Store, open_store
+
+COLUMNS = tuple(TRACES.stored.names)
+"""What a condition may speak of: the columns of traces, with run, step, key, attempt and seq."""
+
+
+class NoSuchRollouts(ValueError):
+    """A condition describes no rollout, or is none."""
+
+
+def search(store: Store, where: str, run: str = "") -> tuple[list[str], int]:
+    """Return the sorted ids of the rollouts with a row in traces for which `where` holds, and of how many it was asked.
+
+    They are of one run, if it is named. A rollout that was graded again has a row for each grading; one is enough. Only
+    the columns that the condition mentions are read. Raises RunUnknown, and NoSuchRollouts where the condition is none
+    or holds for nothing.
+    """
+    rows = store.scan("traces")
+    if run:
+        store.runs.events(run)
+        # Not by the column run: rows that another run computed and this one shares are its own, too.
+        attempts = {piece.attempt for entry in store.ledger.entries(run=run) for piece in entry.slices("traces")}
+        rows = rows.filter(pl.col("attempt").is_in(sorted(attempts)))
+    words = {word.lower() for word in re.findall(r"\w+", where)}
+    read = rows.select({"trace_id", *(name for name in COLUMNS if name.lower() in words)}).collect()
+    fitting, looked_at = _fitting(read, where), read["trace_id"].n_unique()
+    if not fitting:
+        place = f"run {run!r}" if run else "any run"
+        raise _refusal(f"no rollout of {place} fits: {where!r} holds for none of {looked_at}.")
+    return sorted(fitting), looked_at
+
+
+def _fitting(traces: pl.DataFrame, where: str) -> set[str]:
+    """Return the ids for which the condition holds; the border at which SQL's errors become ours."""
+    query = f"SELECT DISTINCT trace_id FROM traces WHERE (\n{where}\n)"  # a comment in it ends with its line
+    # The condition is a person's own text: without access to files it can read no others of theirs.
+    with duckdb.connect(config={"enable_external_access": "false"}) as connection:
+        connection.register("traces", traces.to_arrow())
+        try:
+            # A bracket that closes ours could put a statement of its own behind it.
+            if len(connection.extract_statements(query)) != 1:
+                raise _refusal(f"--where takes one condition, not {where!r}")
+            return {row[0] for row in connection.execute(query).fetchall()}
+        except duckdb.Error as error:
+            said = str(error).splitlines()[0]
+            raise _refusal(f"--where {where!r} is no condition on traces: {said}") from error
+
+
+def _refusal(what: str) -> NoSuchRollouts:
+    return NoSuchRollouts(
+        f"{what}\nNothing was recorded. The columns of traces are: {', '.join(COLUMNS)}.\n"
+        "Say for example --where \"environment = 'x' and reward > 0.9\", or of what is in JSON "
+        "--where \"json_extract(metrics, '$.exact') = 1\"."
+    )
+
+
+@dataclass(frozen=True)
+class BatchUse:
+    """One batch of one run that holds samples of the rollouts."""
+
+    run: str
+    step: int
+    batch: str
+    """Key of the packing that made the batch."""
+    num_rows: int | None
+    """Packed rows with such a sample; None where the batch's rows are kept no longer, and nobody knows."""
+    num_samples: int | None
+    num_tokens: int | None
+    """Tokens of these samples, prompts included."""
+    policy: str | None
+    """Key of the policy that was trained on the batch; None where none was."""
+    version: int | None
+    """Its version; every later policy of the run comes from it."""
+    num_later: int
+    """Policies of the run that were trained from it, directly or not."""
+
+
+Counts = tuple[int | None, int | None, int | None]
+"""Rows, samples and tokens of a batch that are of certain rollouts; all None where its rows are kept no longer."""
+
+
+def uses(store: Store, trace_ids: Iterable[str]) -> list[BatchUse]:
+    """Return where rollouts were used, by run and step; a batch that a run shares with another counts for both."""
+    wanted = frozenset(trace_ids)
+    rows = store.scan("traces").select("trace_id", "key").filter(pl.col("trace_id").is_in(sorted(wanted)))
+    touched = set(rows.collect()["key"].to_list())  # rollouts, and what graded them again
+    found = []
+    # By the keys in the inputs first: reading every batch of a store would take minutes.
+    for entry in store.ledger.entries(stage="packing"):
+        if touched.isdisjoint(entry.inputs.values()):
+            continue
+        counts = _count(store, entry, wanted)
+        if counts != (0, 0, 0):
+            trained = store.ledger.entries(run=entry.run, stage="training")
+            found += _uses_of_batch(entry, counts, trained)
+    return sorted(found, key=lambda use: (use.run, use.step, use.batch))
+
+
+def _count(store: Store, entry: Entry, trace_ids: Set[str]) -> Counts:
+    """Return how many rows, samples and tokens of a batch are of these traces."""
+    try:
+        batches = store.read(entry.slices("batches"), ["sample_ids", "cu_seqlens"])
+    except SliceExpired:
+        return None, None, None
+    rows, lengths = 0, []
+    for row in batches.to_pylist():
+        borders = row["cu_seqlens"]
+        own = [
+            end - start
+            for sample, start, end in zip(row["sample_ids"], borders, borders[1:], strict=False)  # then comes padding
+            if sample.rpartition("/")[0] in trace_ids
+        ]
+        rows += bool(own)
+        lengths += own
+    return rows, len(lengths), sum(lengths)
+
+
+def _uses_of_batch(batch: Entry, counts: Counts, trained: list[Entry]) -> list[BatchUse]:
+    made = [entry for entry in trained if entry.inputs.get("packing") == batch.key]
+    if not made:
+        return [BatchUse(batch.run, batch.step, batch.key, *counts, None, None, 0)]
+    return [
+        BatchUse(batch.run, batch.step, batch.key, *counts, each.key, each.step + 1, _num_from(each.key, trained))
+        for each in made
+    ]
+
+
+def _num_from(policy: str, trained: list[Entry]) -> int:
+    """Return how many policies were trained from one, directly or not."""
+    of_parent: dict[str, list[str]] = {}
+    for entry in trained:
+        of_parent.setdefault(entry.inputs["policy"], []).append(entry.key)
+    line = list(of_parent.get(policy, ()))
+    for key in line:  # grows while it is walked
+        line += of_parent.get(key, ())
+    return len(line)
+
+
+def quarantine(
+    where: str = "",
+    reason: str = "",
+    run: str = "",
+    store: str = "",
+    dry_run: bool = False,
+    listing: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Record a quarantine and print what used its rollouts, or list all; return the exit status.
+
+    Raises NoSuchRollouts for a condition that is none or describes nothing, RunUnknown for a strange run.
+    """
+    root = open_store(store or RunConfig().store)
+    if listing:
+        _print_all(root.quarantines.all(), as_json)
+        return 0
+    trace_ids, looked_at = search(root, where, run)
+    of_run = run or ALL_RUNS
+    recorded = None if dry_run else root.quarantines.record(trace_ids, where=where, reason=reason, run=of_run)
+    used = uses(root, trace_ids)
+    if as_json:
+        described = {
+            "quarantine": recorded.quarantine if recorded else None,
+            "run": of_run,
+            "where": where,
+            "reason": recorded.reason if recorded else reason,
+            "num_rollouts": len(trace_ids),
+            "num_looked_at": looked_at,
+            "uses": [asdict(use) for use in used],
+            "trace_ids": trace_ids,
+        }
+        print(json.dumps(described))
+        return 0
+    out, count = console(), f"{len(trace_ids)} of {looked_at} rollouts"
+    if recorded is None:
+        out.print(f"{count} fit; nothing was recorded (--dry-run)")
+    else:
+        out.print(f"quarantine {recorded.quarantine}: {count}: {printable(recorded.reason)}")
+    _print_uses(used)
+    if used and recorded is not None:
+        # The run that was asked about knows its own rewards.
+        replayed = used[0].run if of_run == ALL_RUNS else of_run
+        out.print("Leave them out, for example:")
+        out.print(f"  stagecoach replay {replayed} --from filtering --store {root.root.address}")
+    return 0
+
+
+def _print_uses(used: Sequence[BatchUse]) -> None:
+    out = console()
+    if not used:
+        out.print("No batch holds a sample of them.")
+        return
+    rows = []
+    for use in used:
+        made = "none" if use.version is None else f"{use.version} ({(use.policy or '')[:8]})"
+        counts = ("?" if count is None else count for count in (use.num_rows, use.num_samples, use.num_tokens))
+        rows.append((use.run, use.step, use.batch[:8], *counts, made, use.num_later))
+    headings = ("run", "step", "batch", "rows", "samples", "tokens", "policy made", "later ones")
+    out.print(grid(headings, rows, left=(0, 1, 2)))
+    for _, of_run in groupby(used, key=lambda use: use.run):
+        out.print(_summary(list(of_run)))
+
+
+def _summary(used: Sequence[BatchUse]) -> str:
+    """Return in a line what one run made of the rollouts."""
+    made = [use.version for use in used if use.version is not None]
+    samples, tokens = sum(use.num_samples or 0 for use in used), sum(use.num_tokens or 0 for use in used)
+    text = f"run {used[0].run}: {samples} samples, {tokens} tokens in {len(used)} batches"
+    if expired := sum(use.num_samples is None for use in used):
+        text += f" ({expired} of them kept no longer: what they held is not known)"
+    if not made:
+        return f"{text}; no policy was trained on them"
+    last = max((use.version or 0) + use.num_later for use in used)
+    return f"{text}; policies {min(made)} to {last} were trained on them or come from one that was"
+
+
+def _print_all(every: Sequence[Quarantine], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([{**asdict(each), "at": each.at.isoformat()} for each in every]))
+        return
+    rows = [
+        (each.quarantine, f"{each.at:%Y-%m-%d %H:%M}", each.run, len(each.trace_ids), each.where, each.reason)
+        for each in every
+    ]
+    headings = ("quarantine", "at", "run", "rollouts", "where", "reason")
+    console().print(grid(headings, rows, left=(0, 1, 2, 4, 5)) if every else "no quarantines")

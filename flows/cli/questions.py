@@ -1,0 +1,328 @@
+"""Questions about rows: where one came from and went (lineage), why a rollout was trained on (why), and SQL."""
+
+import json
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+
+from configs.run import RunConfig
+from flows.queries.outcomes import DERIVED, explain
+from flows.queries.row_lineage import WORK, RowNode, RowTree, identify, policy_names, policy_version, traverse
+from flows.queries.sentences import KEY, flat, head, in_quarantine, row_line, sentence, title_of, work_line
+from flows.reporting.formats import console, grid, say, visible
+from storage.errors import border
+from storage.read.frames import Frames, existing_store
+from storage.read.lineage import Graph, Work
+from storage.read.sql import QuestionError, ask, columns_of
+
+MOST_SIBLINGS = 6
+"""Rows of one kind below one row that are printed; JSON has all."""
+WIDTH = 120
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """What was asked about, and what was found in each direction that was asked for."""
+
+    id: str
+    roots: list[RowNode]
+    trees: dict[str, RowTree]
+    """By direction, `up` or `down`."""
+    graph: Graph
+
+    @property
+    def works(self) -> list[Work]:
+        """The work that made any of the rows, by step; each with its config section and versions."""
+        keys = dict.fromkeys(node.key for tree in self.trees.values() for node in tree.facts)
+        return sorted((self.graph.works[key] for key in keys), key=lambda work: (work.step, work.entry.finished_at))
+
+    def policies(self, direction: str) -> list[Work]:
+        """All policies that the rows came from, or all that came from them, by version."""
+        reach = self.graph.ancestors if direction == "up" else self.graph.descendants
+        found = {work.key: work for root in self.roots for work in reach(root.key) if "policies" in work.tables}
+        return sorted(found.values(), key=lambda work: (policy_version(work), work.key))
+
+
+def lineage(
+    text: str,
+    up: bool = False,
+    down: bool = False,
+    as_json: bool = False,
+    store: str = "",
+    run: str = "",
+    kind: str = "",
+) -> int:
+    """Print the lineage of an id in both directions, or in the one asked for; return the exit status.
+
+    Raises UnknownId, RunUnknown, and LayoutError where there is no store.
+    """
+    frames = Frames(existing_store(store or RunConfig().store))
+    # Neither or both options ask for both directions.
+    directions = [name for name, asked in (("up", up or not down), ("down", down or not up)) if asked]
+    with border("reading the tables", frames.store.root.address):
+        found = trace_lineage(frames.run(run) if run else frames, text, directions, kind)
+    if as_json:
+        print(json.dumps(as_values(found)))
+    else:
+        for line in lines(found):
+            say(line)
+    return 0
+
+
+def trace_lineage(frames: Frames, text: str, directions: list[str], kind: str = "") -> Lineage:
+    """Return the lineage of an id within the rows of `frames`."""
+    start = identify(frames, text, kind)
+    # Work has no rows of its own to go by: its neighbours in the ledger are its lineage.
+    if start.roots[0].kind == WORK:
+        trees = {direction: _of_work(frames.graph, start, direction) for direction in directions}
+    else:
+        trees = {direction: traverse(frames, start, up=direction == "up") for direction in directions}
+    return Lineage(text, start.roots, trees, frames.graph)
+
+
+def _of_work(graph: Graph, start: RowTree, direction: str) -> RowTree:
+    """Return the work around a key; policies are the border, or every step would bring in all before it."""
+    tree = RowTree(list(start.roots), {root: {} for root in start.roots})
+    edge = list(start.roots)
+    while edge:
+        node = edge.pop()
+        for work in graph.parents(node.key) if direction == "up" else graph.children(node.key):
+            near = RowNode(WORK, work.stage, work.key)
+            tree.next.setdefault(node, []).append(near)
+            if near not in tree.facts and "policies" not in work.tables:
+                edge.append(near)
+            tree.facts.setdefault(near, {})
+    return tree
+
+
+def as_values(found: Lineage) -> dict[str, Any]:
+    """Return a lineage as plain JSON values: rows, edges from lower to further rows, policies and all the work."""
+    values: dict[str, Any] = {"id": found.id, "kind": found.roots[0].kind, "roots": [_name(n) for n in found.roots]}
+    for direction, tree in found.trees.items():
+        values[direction] = {
+            "rows": [_row(node, facts, found.graph) for node, facts in tree.facts.items()],
+            "edges": [[_name(node), _name(far)] for node, reached in tree.next.items() for far in reached],
+            "policies": [
+                {"key": work.key, "version": policy_version(work), "names": policy_names(work)}
+                for work in found.policies(direction)
+            ],
+        }
+    return values | {"works": [work.description() for work in found.works]}
+
+
+def _name(node: RowNode) -> str:
+    return f"{node.kind}:{node.id}@{node.key}"
+
+
+def _row(node: RowNode, facts: dict[str, Any], graph: Graph) -> dict[str, Any]:
+    work = graph.works[node.key]
+    given = {"name": _name(node), "kind": node.kind, "id": node.id, "key": node.key, "stage": work.stage}
+    return {**given, "step": work.step, "runs": list(work.runs), "computed_by": work.computed_by, "facts": facts}
+
+
+def lines(found: Lineage) -> Iterator[str]:
+    """Yield a lineage as lines for people: a tree in each direction, the policies, the work with its settings."""
+    titles = {"up": "came from", "down": "became"}
+    for direction, tree in found.trees.items():
+        yield f"{title_of(found.roots[0], found.graph)} {titles[direction]}:"
+        for root in found.roots:
+            yield from _branches(tree if direction == "down" else _shown(tree), root, found.graph, "", "", set())
+        yield from _policies(found, direction)
+        yield ""
+    yield from _works(found.works)
+
+
+def _shown(tree: RowTree) -> RowTree:
+    """Leave out the policies that lines of rollouts and updates name anyway."""
+    named = ("trace", "update")
+    below = {node: [far for far in reached if far.kind != "policy"] for node, reached in tree.next.items()}
+    return replace(tree, next={node: below[node] if node.kind in named else tree.next[node] for node in tree.next})
+
+
+def _branches(tree: RowTree, node: RowNode, graph: Graph, first: str, rest: str, seen: set[RowNode]) -> Iterator[str]:
+    # A row that is reached by two ways is printed in full once: the tree would grow with every way.
+    again = node in seen and bool(tree.next.get(node))
+    yield first + row_line(node, tree.facts[node], graph) + (" (as above)" if again else "")
+    if again:
+        return
+    seen.add(node)
+    below = list(dict.fromkeys(tree.next.get(node, [])))
+    shown = below[:MOST_SIBLINGS]
+    for place, each in enumerate(shown):
+        mark, bar = ("└", " ") if place == len(below) - 1 else ("├", "│")
+        yield from _branches(tree, each, graph, f"{rest}{mark}─ ", f"{rest}{bar}  ", seen)
+    if len(below) > len(shown):
+        yield f"{rest}└─ ... and {len(below) - len(shown)} more (--json has all)"
+
+
+def _policies(found: Lineage, direction: str) -> Iterator[str]:
+    by_run: dict[str, list[int]] = {}
+    for work in found.policies(direction):
+        for run in work.runs:
+            by_run.setdefault(run, []).append(policy_version(work))
+    sense = "Policies before it" if direction == "up" else "Policies that go back to it"
+    for run, versions in sorted(by_run.items()):
+        numbers = f"{versions[0]} to {versions[-1]}" if len(versions) > 1 else f"{versions[0]}"
+        yield f"{sense}, of {run}: {numbers} ({len(versions)})"
+
+
+def _works(works: list[Work]) -> Iterator[str]:
+    yield "Made by"
+    for work in works:
+        yield f"  {work_line(work)}; version {work.entry.stage_version} of the stage"
+    # Each section and each set of versions once, behind all the work that it is of: most of it shares them.
+    sections: dict[str, list[str]] = {}
+    versions: dict[str, list[str]] = {}
+    for work in works:
+        title = f"{work.stage} {work.key[:KEY]}"
+        for name, section in work.entry.section.items():
+            leaves = ", ".join(f"{path}={json.dumps(value)}" for path, value in flat(section, name))
+            sections.setdefault(leaves, []).append(title)
+        used = ", ".join(f"{name} {version}" for name, version in work.entry.versions.items() if version)
+        versions.setdefault(used or "versions unknown", []).append(title)
+    if sections:
+        yield "With these settings in their keys"
+    yield from _wrapped(sections)
+    yield "With these versions"
+    yield from _wrapped(versions)
+
+
+def _wrapped(works: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield what work was done with, each behind the titles of that work."""
+    for text, titles in works.items():
+        line = f"{', '.join(titles)}: {text}"
+        yield from textwrap.wrap(line, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+
+
+def why(text: str, as_json: bool = False, store: str = "", run: str = "") -> int:
+    """Print what became of a rollout in every run that uses it; return the exit status.
+
+    Raises UnknownId, RunUnknown, and LayoutError where there is no store.
+    """
+    frames = Frames(existing_store(store or RunConfig().store))
+    with border("reading the tables", frames.store.root.address):
+        found = explain(frames.run(run) if run else frames, text)
+    if as_json:
+        print(json.dumps(found, default=str))
+        return 0
+    say(head(found))
+    for use in found["runs"]:
+        print()
+        say(sentence(found, use))
+    for each in found["quarantines"]:
+        print()
+        say(in_quarantine(each))
+    return 0
+
+
+MOST_ROWS = 100
+"""Rows that are printed as a table."""
+SAFE = "the store was only read"
+ENDINGS = {".json": "json", ".csv": "csv", ".parquet": "parquet"}
+
+
+def sql(query: str, form: str = "", output: str = "", tokens: bool = False, store: str = "", run: str = "") -> int:
+    """Answer a question, or list the tables where there is none; return the exit status.
+
+    Raises QuestionError with the database's message, RunUnknown, and LayoutError where there is no store.
+    """
+    frames = Frames(existing_store(store or RunConfig().store), DERIVED)
+    # The tables under their plain names are then those of the run.
+    frames = frames.run(run) if run else frames
+    if not query:
+        print("\n".join(f"{name}: {', '.join(columns_of(frames, name, tokens))}" for name in frames.names))
+        return 0
+    form = _form(form, output)
+    with border("reading the tables", frames.store.root.address):
+        answer = ask(frames, query, tokens)
+    if output:
+        write(answer, form, Path(output))
+        print(f"{answer.num_rows} rows in {output}")
+    else:
+        show(answer, form)
+    return 0
+
+
+def _form(form: str, output: str) -> str:
+    """Return the format asked for, or that of the file's ending."""
+    form = form or ENDINGS.get(Path(output).suffix, "" if output else "table")
+    if form == "parquet" and not output:
+        raise QuestionError("Parquet is not for the terminal", "", SAFE, "name a file with --output FILE")
+    if output and form in ("", "table"):
+        endings = ", ".join(ENDINGS)
+        raise QuestionError("in which format?", output, SAFE, f"let the file end in {endings}, or give --format")
+    return form
+
+
+def write(answer: pa.Table, form: str, path: Path) -> None:
+    """Write an answer to a new file or over an old one. Raises QuestionError where that cannot be done."""
+    try:
+        if form == "parquet":
+            pq.write_table(answer, path)
+        elif form == "csv":
+            pacsv.write_csv(_without_lists(answer), path)
+        else:
+            path.write_text(json_text(answer))
+    except OSError as error:
+        what = f"the answer cannot be written: {error}"
+        raise QuestionError(what, str(path), "the store", "name another file") from error
+
+
+def show(answer: pa.Table, form: str) -> None:
+    """Print an answer."""
+    if form == "json":
+        print(json_text(answer))
+    elif form == "csv":
+        sink = pa.BufferOutputStream()
+        pacsv.write_csv(_without_lists(answer), sink)
+        text = sink.getvalue().to_pybytes().decode()
+        # On a terminal a cell could move the cursor or colour the screen.
+        sys.stdout.write(visible(text) if sys.stdout.isatty() else text)  # a program gets it exactly
+    else:
+        _print_answer(answer)
+
+
+def json_text(answer: pa.Table) -> str:
+    """Return an answer as a JSON array of objects; times are ISO 8601."""
+    return json.dumps(answer.to_pylist(), default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return float(value) if isinstance(value, Decimal) else str(value)
+
+
+def _without_lists(answer: pa.Table) -> pa.Table:
+    """Write lists and structs as JSON text: CSV has no word for them."""
+    for place, field in enumerate(answer.schema):
+        if pa.types.is_nested(field.type):
+            values = answer[place].to_pylist()
+            texts = [None if value is None else json.dumps(value, default=_plain) for value in values]
+            answer = answer.set_column(place, field.name, pa.array(texts, pa.string()))
+    return answer
+
+
+def _print_answer(answer: pa.Table) -> None:
+    types = [field.type for field in answer.schema]
+    left = [n for n, each in enumerate(types) if not (pa.types.is_integer(each) or pa.types.is_floating(each))]
+    rows = answer.slice(0, MOST_ROWS).to_pylist()
+    out = console()
+    out.print(grid(answer.column_names, (map(_cell, row.values()) for row in rows), left))
+    if answer.num_rows > MOST_ROWS:
+        out.print(f"... and {answer.num_rows - MOST_ROWS} more rows: --format csv or --output FILE has all")
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ", timespec="seconds")
+    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,1 +1,0 @@
-"""Rollouts that turned out to be unfit: marking them, and who used them."""
