@@ -37,7 +37,7 @@ from tasks.inference.engine.client import MODEL, Engine
 from tasks.learner.client import Learner
 from tasks.rollout import stage as rollout
 from tasks.runtime import prefect_task
-from tasks.runtime.group_commits import Parts
+from tasks.runtime.execute import Parts
 
 STEPS, SKIPPED, WARM_UP_STEPS, SEED = 10, 2, 5, 17
 SAMPLING = "sampling"

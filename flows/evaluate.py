@@ -9,7 +9,7 @@ from configs.run import RunConfig
 from flows.orchestration.states import OF_A_RUN, reports_its_end
 from flows.runtime.entry import flow_run_name, session_for
 from flows.runtime.loops import loop_evaluate
-from flows.runtime.policies import newest_policy
+from flows.runtime.prepare import newest_policy
 from storage.store import open_store
 
 LATEST = "latest"

@@ -15,15 +15,14 @@ from configs.run import RunConfig, View
 from flows.queries.step_history import step_history
 from flows.replays.steps import replay_steps
 from flows.runtime import pipeline
-from flows.runtime.evaluation import evaluation_contexts
 from flows.runtime.executor import Executor
+from flows.runtime.loops import evaluation_contexts
 from flows.runtime.pipeline import Source
 from flows.runtime.session import Session, record_run
 from flows.services.base import Supervisor
 from storage.schemas.stage_tables import EXAMPLES
 from storage.store import Store, open_store
-from tasks.runtime.execute import perform
-from tasks.runtime.group_commits import Parts
+from tasks.runtime.execute import Parts, perform
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref, Tables

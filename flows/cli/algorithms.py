@@ -18,7 +18,7 @@ from flows.cli.launch import watch
 from flows.queries.recorded_run import recorded_run
 from flows.replays.config import prepare_replay
 from flows.replays.request import ReplayRequest
-from flows.runtime.policies import find_policy
+from flows.runtime.prepare import find_policy
 from storage.read.frames import Frames, existing_store
 from tasks.advantage.algorithms.credit import AdvantageBreach
 

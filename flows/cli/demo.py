@@ -11,8 +11,7 @@ from configs.run import RunConfig
 from flows.cli.launch import watch
 from flows.reporting.events import describe_scores
 from flows.reporting.formats import describe_difference
-from flows.runtime.demo_recipes import RECIPES, SEED, Recipe
-from flows.runtime.demo_sources import FIRST, build, sources_directory, warmed_up
+from flows.runtime.demo_sources import FIRST, RECIPES, SEED, Recipe, build, sources_directory, warmed_up
 from flows.runtime.prepare import prepare
 from flows.runtime.session import log_directory
 from flows.runtime.versions import config_versions, versions

@@ -6,7 +6,7 @@ from typing import Any
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.orchestration import server as prefect_api
-from flows.orchestration.process_setup import route_prefect_logs
+from flows.orchestration.server import route_prefect_logs
 from flows.replays.config import prepare_replay
 from flows.replays.loop import loop_replay, plan_run
 from flows.replays.report import summary, trains_again
@@ -17,9 +17,8 @@ from flows.reporting.formats import before_after, console
 from flows.reporting.panel import Panel
 from flows.runtime.entry import watching
 from flows.runtime.loops import loop_evaluate, loop_sft, loop_train
-from flows.runtime.preflight import preflight
 from flows.runtime.prepare import nothing_started, prepare
-from flows.runtime.session import Session, Watcher, log_directory, open_session, record_run
+from flows.runtime.session import Session, Watcher, log_directory, open_session, preflight, record_run
 from flows.services.engine import InferenceService
 from storage.store import open_store
 

@@ -34,7 +34,7 @@ def demo(
 ) -> int | None:
     """Train a small model from nothing to good, on this machine."""
     from flows.cli.demo import main
-    from flows.runtime.demo_recipes import RECIPES
+    from flows.runtime.demo_sources import RECIPES
 
     presets, overrides = split_items(items)
     if len(presets) > 1 or not set(presets) <= set(RECIPES):

@@ -18,7 +18,7 @@ from uuid import uuid4
 import pyarrow.parquet as pq
 
 from flows.exchange.export_rows import ExportRefused, RolloutChoice, StepRollouts, chosen_rollouts
-from flows.runtime.policies import find_policy
+from flows.runtime.prepare import find_policy
 from storage.errors import border
 from storage.policies.manifest import adapter_base
 from storage.read.frames import existing_store

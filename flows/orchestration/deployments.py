@@ -10,8 +10,8 @@ import yaml
 
 from configs.run import RunConfig
 from flows.orchestration import server as prefect_api
-from flows.orchestration.process_setup import mark_crashed
 from flows.orchestration.settings import configured_url
+from flows.orchestration.states import mark_crashed
 from storage.store import FORMAT, open_store
 
 FILE = Path(__file__).parents[2] / "deploy" / "prefect.yaml"

@@ -9,6 +9,7 @@ does, after Prefect has sent its last logs and events: ended earlier, Prefect wo
 """
 
 import atexit
+import logging
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from _thread import start_new_thread
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -30,6 +32,8 @@ from flows.services.base import Supervisor
 from flows.services.ownership import identity, is_alive
 from flows.services.process import Handle, ServiceSpec
 
+AGAIN_SECONDS = 0.1
+"""Until a lost signal is sent again: the callback that it was lost in is over then; if not, it is lost once more."""
 PROBE_SECONDS = 5.0
 BIND_SECONDS = 30.0
 TERMINATED = 128 + signal.SIGTERM
@@ -133,6 +137,63 @@ def _terminate(*_: object) -> None:
 def is_termination(problem: BaseException | None) -> bool:
     """Tell whether this is what Prefect raises in a flow at SIGTERM; by name, for it may not be imported."""
     return type(problem).__name__ == "TerminationSignal"
+
+
+@contextmanager
+def lost_terminations_repeated() -> Iterator[None]:
+    """Within the block, send this process SIGTERM again whenever what its handler raised was printed and lost.
+
+    Prefect's own handler stays where it is: Prefect's worker cancels a run in order only while it is that one.
+    """
+    before = sys.unraisablehook
+    within = True
+
+    def look(lost: "sys.UnraisableHookArgs") -> None:
+        before(lost)
+        if within and _ends(lost.exc_value):
+            start_new_thread(_send_again, ())  # not by `threading`: one of its locks may be held by who is interrupted
+
+    sys.unraisablehook = look
+    try:
+        yield
+    finally:
+        within = False
+        if sys.unraisablehook is look:  # not the one of another run of this process, which began later
+            sys.unraisablehook = before
+
+
+def _ends(lost: BaseException | None) -> bool:
+    return is_termination(lost) or (isinstance(lost, SystemExit) and lost.code == TERMINATED)
+
+
+def _send_again() -> None:
+    time.sleep(AGAIN_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def route_prefect_logs(log: Path) -> None:
+    """Send what Prefect would print to a file instead; what it sends to its API stays as it is.
+
+    Must be called after Prefect was imported and before a flow is called.
+    """
+    from prefect.logging.configuration import setup_logging
+    from prefect.logging.handlers import PrefectConsoleHandler
+
+    setup_logging()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    file = logging.FileHandler(log, encoding="utf-8", delay=True)
+    file.setFormatter(logging.Formatter(FORMAT))
+    logging.getLogger("stagecoach").setLevel(logging.INFO)  # how sampling went, say; the root keeps to warnings
+    loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict]
+    for logger in [logging.root, *loggers]:
+        consoles = [handler for handler in logger.handlers if isinstance(handler, PrefectConsoleHandler)]
+        for handler in consoles:
+            logger.removeHandler(handler)
+        if consoles:
+            logger.addHandler(file)
 
 
 def is_shared() -> bool:

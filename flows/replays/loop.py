@@ -9,9 +9,8 @@ from flows.replays.report import PolicyDistance, finish_replayed
 from flows.replays.sources import going_through_source
 from flows.replays.steps import quarantined_in, replay_steps
 from flows.runtime.executor import Executor
-from flows.runtime.loops import check_of
+from flows.runtime.loops import check_of, plan_work, unique_results
 from flows.runtime.pipeline import Source
-from flows.runtime.plan import plan_work, unique_results
 from flows.runtime.session import Session
 from flows.runtime.step_report import Outcome
 from tasks.runtime.run_context import RunContext

@@ -14,10 +14,9 @@ from flows.orchestration.server import current_flow_run, run_tags
 from flows.reporting.artifacts import RunArtifacts
 from flows.reporting.events import ArtifactWatcher, MonitorWatcher
 from flows.reporting.tracking import Monitor
-from flows.runtime.plan import Planner, plan_work
-from flows.runtime.preflight import preflight
+from flows.runtime.loops import Planner, plan_work
 from flows.runtime.prepare import prepare
-from flows.runtime.session import Session, Watcher, current_session, log_directory, open_session, record_run
+from flows.runtime.session import Session, Watcher, current_session, log_directory, open_session, preflight, record_run
 
 ID_CHARACTERS = 8
 OF_A_PROCESS = ("run:", "store:", "process:")

@@ -16,7 +16,7 @@ from configs.training import TrainingConfig
 from tasks.inference.engine import model_info
 from tasks.inference.engine.model_files import model_directory, tokenizer_digest
 from tasks.inference.environments import servers as environment_service
-from tasks.runtime.import_paths import NotImportable, code_version
+from tasks.runtime.imports import NotImportable, code_version
 
 PACKAGES = ("stagecoach", "torch", "transformers", "verifiers", "renderers", "prefect", "deltalake", "pyarrow")
 

@@ -13,7 +13,7 @@ import stat
 import threading
 from pathlib import Path
 
-from tasks.runtime.quick_imports import quick_imports
+from tasks.runtime.imports import quick_imports
 
 
 def main() -> None:

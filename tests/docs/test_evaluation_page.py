@@ -7,7 +7,7 @@ from pathlib import Path
 
 from configs.run import RunConfig
 from flows.cli import parse
-from flows.runtime.plan import plan_work
+from flows.runtime.loops import plan_work
 from flows.runtime.prepare import prepare
 from flows.runtime.session import open_session
 

@@ -15,7 +15,7 @@ from configs.run import View
 from flows.orchestration.states import GateRefused
 from flows.runtime import pipeline
 from flows.runtime import pipeline as drawing
-from flows.runtime.evaluation import evaluation_contexts
+from flows.runtime.loops import evaluation_contexts
 from flows.runtime.session import Session, record_run
 from tasks.assignment import examples as listing
 from tasks.assignment import stage as assignment

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from configs.run import RunConfig
-from flows.orchestration.process_setup import mark_crashed
+from flows.orchestration.states import mark_crashed
 from flows.services.ownership import was_alive
 from storage.store import Store, open_store
 

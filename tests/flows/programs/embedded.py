@@ -27,7 +27,7 @@ def main(directory: str, ending: str) -> None:
     from prefect import flow, tags, task
     from prefect.runtime import flow_run
 
-    from flows.orchestration.process_setup import route_prefect_logs
+    from flows.orchestration.server import route_prefect_logs
     from flows.reporting import artifacts
 
     route_prefect_logs(Path(directory).parent / "flow.log")

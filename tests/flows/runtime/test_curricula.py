@@ -11,7 +11,7 @@ from configs.run import View
 from flows.queries.step_history import step_history
 from flows.replays import config as replay_config
 from flows.runtime import pipeline
-from flows.runtime.plan import plan_work
+from flows.runtime.loops import plan_work
 from flows.runtime.session import record_run
 from storage.policies.store import Policies
 from storage.store import Store, open_store

@@ -12,10 +12,8 @@ from flows.cli.run_summary import describe
 from flows.queries.scores import recorded_evaluations
 from flows.reporting.events import PanelWatcher
 from flows.reporting.panel import Panel
-from flows.runtime import evaluation as evaluating
-from flows.runtime.evaluation import evaluation_configs
-from flows.runtime.loops import loop_train
-from flows.runtime.plan import plan_work
+from flows.runtime import loops as evaluating
+from flows.runtime.loops import evaluation_configs, loop_train, plan_work
 from flows.runtime.session import record_run
 from flows.services.process import ServiceFailed
 from storage.store import open_store

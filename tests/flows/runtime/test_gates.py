@@ -9,8 +9,8 @@ from flows import cli
 from flows.cli import gate as answering
 from flows.orchestration.gate_answers import summary
 from flows.orchestration.states import GateRefused
-from flows.runtime.plan import plan_work
-from flows.runtime.preflight import preflight
+from flows.runtime.loops import plan_work
+from flows.runtime.session import preflight
 from storage.store import Store, open_store
 from tasks.gate.stage import Answer, Question, Shown
 from tests.fixtures.rehearsal import SOURCE, rehearse, session_for

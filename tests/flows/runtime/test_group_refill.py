@@ -17,7 +17,7 @@ from flows.queries.store_reader import StoreReader
 from flows.replays import config as replay_config
 from flows.runtime import pipeline
 from flows.runtime.empty_batch import short_of_groups
-from flows.runtime.plan import plan_work
+from flows.runtime.loops import plan_work
 from flows.runtime.session import record_run
 from flows.runtime.step_report import finish_step
 from storage.policies.store import Policies

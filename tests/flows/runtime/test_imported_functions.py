@@ -11,7 +11,7 @@ from configs.functions import imported_functions
 from flows.runtime.prepare import prepare
 from flows.runtime.session import record_run
 from flows.runtime.versions import function_facts
-from tasks.runtime.import_paths import code_version
+from tasks.runtime.imports import code_version
 from tests.fixtures.rehearsal import rehearse, session_for
 from tests.fixtures.replays import ask
 

@@ -12,11 +12,11 @@ import pytest
 
 from configs.run import View
 from flows.runtime import pipeline
-from flows.runtime.plan import plan_work
+from flows.runtime.loops import plan_work
 from flows.runtime.session import record_run
 from storage.schemas.stage_tables import EXAMPLES
 from storage.store import Store, open_store
-from tasks.runtime.import_paths import code_version
+from tasks.runtime.imports import code_version
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.stage import Policy, Ref, Tables
 from tests.fixtures import rehearsal

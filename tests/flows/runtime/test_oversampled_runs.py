@@ -12,7 +12,7 @@ from configs.checks.run import problems
 from configs.load import load
 from configs.run import RunConfig, View
 from flows.runtime import pipeline
-from flows.runtime.evaluation import evaluation_configs
+from flows.runtime.loops import evaluation_configs
 from flows.runtime.session import record_run
 from flows.runtime.step_report import finish_step
 from tasks.arrays.group_counts import num_needed

@@ -12,8 +12,8 @@ from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
 from flows.orchestration.states import EmptyBatch
 from flows.runtime import pipeline
+from flows.runtime.loops import plan_work
 from flows.runtime.pipeline import Source, StepBatch
-from flows.runtime.plan import plan_work
 from storage.store import open_store
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext

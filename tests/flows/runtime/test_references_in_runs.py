@@ -12,9 +12,8 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.cli.run_summary import describe
 from flows.queries.step_history import step_history
-from flows.runtime.evaluation import evaluation_contexts
-from flows.runtime.plan import plan_work
-from flows.runtime.preflight import needs
+from flows.runtime.loops import evaluation_contexts, plan_work
+from flows.runtime.session import needs
 from flows.services.teachers import TeacherEngines
 from storage.store import Store
 from tasks.advantage import reference

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from configs.run import RunConfig
-from flows.orchestration import process_setup as lost_signals
-from flows.orchestration.process_setup import lost_terminations_repeated
-from flows.orchestration.server import termination_reported
+from flows.orchestration import server as lost_signals
+from flows.orchestration.server import lost_terminations_repeated, termination_reported
 from flows.orchestration.states import EmptyBatch
 from flows.runtime.pipeline import Source
 from flows.runtime.session import Session, record_run

@@ -16,7 +16,7 @@ from configs.losses import (
     TruncatedImportance,
 )
 from tasks.learner.errors import LearnerError
-from tasks.runtime.import_paths import code_version
+from tasks.runtime.imports import code_version
 from tests.tasks.learner.slow_losses import Token, packed
 
 pytestmark = pytest.mark.engine

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tasks.runtime.import_paths import NotImportable, code_version, load_function
+from tasks.runtime.imports import NotImportable, code_version, load_function
 
 
 @pytest.fixture

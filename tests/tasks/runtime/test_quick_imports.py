@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasks.runtime.quick_imports import quick_imports
+from tasks.runtime.imports import quick_imports
 
 ENOUGH = 200_000
 """Objects that would have been collected many times."""

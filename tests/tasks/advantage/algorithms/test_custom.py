@@ -8,7 +8,7 @@ import pytest
 from tasks.advantage.algorithms.credit import AdvantageBreach, GroupedTraces
 from tasks.advantage.stage import STAGE, StateMissing, advantage
 from tasks.arrays.ragged import Ragged
-from tasks.runtime.import_paths import NotImportable, code_version
+from tasks.runtime.imports import NotImportable, code_version
 from tests.fixtures.builders import exchange, trace, view
 from tests.fixtures.crediting import advantages, credited, group, tables_of
 
