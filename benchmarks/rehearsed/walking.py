@@ -22,7 +22,7 @@ from flows.runtime.session import Session, record_run
 from flows.services.base import Supervisor
 from storage.schemas.stage_tables import EXAMPLES
 from storage.store import Store, open_store
-from tasks.runtime.execute import Parts, perform
+from tasks.runtime.execute import Parts
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref, Tables
@@ -59,8 +59,8 @@ class Player(Executor):
 class _Played(StageTask):
     """A stage that is done where it is called."""
 
-    def __call__(self, *arguments: Any) -> Ref:
-        return perform(self.stage, *arguments)
+    def __call__(self, step: int, work: Callable[[], Ref]) -> Ref:
+        return work()
 
 
 def walk(config: RunConfig, shape: Shape | None = None, rest: float = 0.0) -> Iterator[int]:

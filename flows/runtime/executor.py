@@ -3,8 +3,9 @@
 The pipeline is the same in both cases, so that what a run would compute is known before anything is started for it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from configs.run import RunConfig
@@ -12,6 +13,7 @@ from flows.runtime.empty_batch import explain_empty_batches, missing_groups
 from storage.refs import Entry
 from tasks.assignment.evaluation_retries import errored_assignments
 from tasks.metrics import stage as metrics
+from tasks.runtime.execute import perform
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext, StageKeys
 from tasks.runtime.stage import Policy, Ref, inputs_of, ref_of
@@ -67,7 +69,11 @@ class Executor:
             rows = tuple((table, 1) for table in task.stage.writes)
             ref = Ref(task.stage.name, step, key, rows, 0, 0.0, computed=True)
         else:
-            ref = self._compute(self._session, task, step, refs, policy, parameters, extra_inputs)
+            assert self._context is not None
+            # Only the services that the stage asks: they travel with the work to a task runner's workers.
+            services = self._session.services.only(task.stage.services)
+            arguments = (task.stage, self._context, step, tuple(refs), policy, services, parameters, extra_inputs)
+            ref = self._compute(self._session, self._context, task, step, partial(perform, *arguments))
         self.results.append((task, ref))
         return ref
 
@@ -115,22 +121,13 @@ class Executor:
         return ref_of(entry, computed=False)
 
     def _compute(
-        self,
-        session: "Session",
-        task: StageTask,
-        step: int,
-        refs: Sequence[Ref],
-        policy: Policy | None,
-        parameters: Mapping[str, Any] | None,
-        extra_inputs: Mapping[str, str] | None,
+        self, session: "Session", context: RunContext, task: StageTask, step: int, work: Callable[[], Ref]
     ) -> Ref:
-        context = self._context
-        assert context is not None
         if task is not metrics.task:  # takes no time, and a step that was trained is not left without its numbers
             session.stop_if_cancelled(step, task.stage.name)
         session.notify("stage", stage=task.stage.name, step=step, evaluating=context is not session.context)
         with context.unbuffered() if task.waits else nullcontext():  # what took long is committed at once
-            ref: Ref = task(context, step, refs, policy, session.services, parameters, extra_inputs)
+            ref = task(step, work)
         session.count(computed=True)
         session.notify("done", ref=ref)
         return ref

@@ -23,7 +23,6 @@ from flows.services.base import Supervisor
 from flows.services.process import Handle, ServiceSpec
 from storage.store import Store, open_store
 from tasks.learner.tiny import tiny_qwen3
-from tasks.runtime.execute import perform
 from tasks.runtime.prefect_task import StageTask
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -70,7 +69,7 @@ class Lived:
 
         with pytest.MonkeyPatch.context() as patch, open_session(config) as session:
             patch.setattr(Supervisor, "start", noting)
-            patch.setattr(StageTask, "__call__", lambda self, *arguments: perform(self.stage, *arguments))
+            patch.setattr(StageTask, "__call__", lambda self, step, work: work())
             missing = [piece for piece in plan_run(session.context, session.source) if piece.computed]
             preflight(session, missing)
             session.begin(missing)
