@@ -46,16 +46,12 @@ def evaluate(
     if policy == LATEST:
         policy = newest_policy(open_store(store or RunConfig().store))
         if not policy:
-            return _nothing_yet()
+            from prefect.states import Completed
+
+            # No failure: a schedule may well come before the first policy.
+            return Completed(message="nothing to evaluate: no run of the store has made a policy yet", data={})
     given = {"name": name, "store": store, "seed": seed, "evaluation.policy": policy, "model.path": model}
     given |= {"evaluation.external.url": url, "evaluation.external.model": url_model}
     given |= {"evaluation.retry_errors": retry_errors or None}
     with session_for("evaluate", presets, overrides, **given) as session:
         return loop_evaluate(session)
-
-
-def _nothing_yet() -> Any:
-    """Return a state of Prefect: a schedule may well come before the first policy."""
-    from prefect.states import Completed
-
-    return Completed(message="nothing to evaluate: no run of the store has made a policy yet", data={})

@@ -25,7 +25,7 @@ def loop_replay(session: Session) -> dict[str, Any]:
     steps = replay_steps(Executor(session), session.source, config, recorded, quarantined, check_of(session))
     with going_through_source(store, config), session.context.buffered():
         for done in steps:
-            outcome.add(finish_replayed(session, done, apart))
+            outcome.steps.append(finish_replayed(session, done, apart))
             outcome.policy = done.policy or outcome.policy
     return outcome.finished(session)
 

@@ -188,28 +188,18 @@ def warmed_up(root: str, key: str) -> Path:
 def weights_of(model: str, store: str, sft: Callable[..., Any]) -> str:
     """Return the directory or hub id of the weights that `model` names; `demo` is made in the store where need be.
 
-    `sft` is the flow that warms the demo's model up.
+    That is a small model, warmed up on demonstrations by the flow `sft`: the first call in a store takes the minutes of
+    the warm-up, in a run of its own that `stagecoach demo` has too.
     """
-    return demo_policy(store or RunConfig().store, sft) if model == DEMO else model
-
-
-def demo_policy(root: str, sft: Callable[..., Any]) -> str:
-    """Return the weights that the demo starts from: a small model, warmed up on demonstrations by the flow `sft`.
-
-    The first call in a store takes the minutes of the warm-up, in a run of its own that `stagecoach demo` has too.
-    """
-    store = open_store(root)  # before anything else lies there: a store is made in an empty directory
-    if not (key := _last_policy(store)):
+    if model != DEMO:
+        return model
+    root = store or RunConfig().store
+    opened = open_store(root)  # before anything else lies there: a store is made in an empty directory
+    if not (key := _last_policy(opened)):
         sources = build(sources_directory(root))
-        sft(
-            name=WARM_UP,
-            presets=["sft_demo"],
-            model=str(sources.model),
-            data=str(sources.demonstrations),
-            seed=SEED,
-            store=root,
-        )
-        key = _last_policy(store)
+        paths = {"model": str(sources.model), "data": str(sources.demonstrations)}
+        sft(name=WARM_UP, presets=["sft_demo"], **paths, seed=SEED, store=root)
+        key = _last_policy(opened)
     return str(warmed_up(root, key))
 
 

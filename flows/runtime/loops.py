@@ -40,7 +40,7 @@ def loop_train(session: Session) -> dict[str, Any]:
             evaluations.begin(pipeline.first_policy(execute, session.source))
         steps = pipeline.run_steps(execute, session.source, config, in_thread(threads), check_of(session))
         for finished in steps:
-            outcome.add(finish_step(session, finished))
+            outcome.steps.append(finish_step(session, finished))
             outcome.policy = finished.policy
             evaluations.begin(finished.policy)
         evaluations.finish()
@@ -55,7 +55,7 @@ def loop_sft(session: Session) -> dict[str, Any]:
     outcome = Outcome(session.context.run, session.config.steps)
     execute = Executor(session)
     for finished in pipeline.run_steps(execute, session.source, session.config, check=check_of(session)):
-        outcome.add(finish_step(session, finished))
+        outcome.steps.append(finish_step(session, finished))
         outcome.policy = finished.policy
     return outcome.finished(session)
 
@@ -90,16 +90,13 @@ def in_thread(threads: ThreadPoolExecutor) -> Ahead:
 
 def evaluation_contexts(context: RunContext) -> dict[str, RunContext]:
     """Return the context in which each set of a run is evaluated, by its name; "" is the one without a name."""
-    return {name: _with(context, each) for name, each in evaluation_configs(context.config).items()}
+    configs = evaluation_configs(context.config)
+    return {name: RunContext(context.store, context.run, each, context.versions) for name, each in configs.items()}
 
 
 def evaluation_configs(config: RunConfig) -> dict[str, RunConfig]:
     """Return what a run's config comes to in the evaluation of each set, by its name; "" is the one without a name."""
     return {name: _evaluating(config, each) for name, each in config.evaluation.of_sets().items()}
-
-
-def _with(context: RunContext, config: RunConfig) -> RunContext:
-    return RunContext(context.store, context.run, config, context.versions)
 
 
 def _evaluating(config: RunConfig, evaluation: EvaluationConfig) -> RunConfig:
@@ -112,13 +109,10 @@ def _evaluating(config: RunConfig, evaluation: EvaluationConfig) -> RunConfig:
     rollout = config.rollout.model_copy(update={"temperature": evaluation.temperature})
     changed: dict[str, Any] = {"rollout": rollout, "environments": environments, "algorithm": GrpoConfig()}
     changed |= {"assignment": config.assignment.model_copy(update={"oversampling": 1.0})}
-    changed |= {"evaluation": evaluation} | _without_engine(config)
+    changed |= {"evaluation": evaluation}
+    if config.external:  # someone else's model asks no engine and no weights of ours
+        changed |= {"engine": EngineConfig(), "model": ModelConfig()}
     return config.model_copy(update=changed)
-
-
-def _without_engine(config: RunConfig) -> dict[str, Any]:
-    """Return what an evaluation of someone else's model leaves open: it asks no engine and no weights of ours."""
-    return {"engine": EngineConfig(), "model": ModelConfig()} if config.external else {}
 
 
 def evaluate_all(session: Session, policy: Policy | None, version: int | None = None) -> list[EvaluationScores]:

@@ -68,10 +68,14 @@ def _prepare(kind: str, files: Sequence[str], overrides: Sequence[str], settings
         requested = load((), later, base=recorded.model_dump(mode="json"))
     requested = _with_stored_weights(store, requested)
     require_files(requested)
-    config = resolve(_with_seed(requested, recorded), config_versions(requested) | teacher_facts(requested))
+    if requested.seed is None and recorded is not None:
+        requested = requested.model_copy(update={"seed": recorded.seed})
+    config = resolve(requested, config_versions(requested) | teacher_facts(requested))
     if kind == "sft":
         read_rows(Path(config.data.path).expanduser())  # a bad row is worth knowing before anything starts
-        config = _with_demonstrations(config)
+        # The rows of the file take the place of an environment's examples.
+        file = EnvironmentConfig(name=DEMONSTRATIONS, taskset={"id": DEMONSTRATIONS})
+        config = config.model_copy(update={"environments": (file,)})
     if recorded is not None:
         require_same(recorded, config)
         _require_same_sources(store, config)
@@ -88,12 +92,6 @@ def _require_own_rollouts(store: Store, name: str) -> None:
                 f"with: stagecoach replay {name} --from filtering --set model.path=DIR"
             ]
         )
-
-
-def _with_seed(requested: RunConfig, recorded: RunConfig | None) -> RunConfig:
-    if requested.seed is None and recorded is not None:
-        return requested.model_copy(update={"seed": recorded.seed})
-    return requested
 
 
 def _with_stored_weights(store: Store, requested: RunConfig) -> RunConfig:
@@ -114,12 +112,6 @@ def _with_stored_weights(store: Store, requested: RunConfig) -> RunConfig:
         return requested
     assert policy is not None, "a policy that has a name is found or refused"
     return with_weights(store, requested, policy.key)
-
-
-def _with_demonstrations(config: RunConfig) -> RunConfig:
-    """Let the rows of the demonstrations file take the place of an environment's examples."""
-    file = EnvironmentConfig(name=DEMONSTRATIONS, taskset={"id": DEMONSTRATIONS})
-    return config.model_copy(update={"environments": (file,)})
 
 
 def require_same(recorded: RunConfig, config: RunConfig) -> None:

@@ -35,10 +35,6 @@ class Outcome:
     num_found: int = 0
     """Pieces of work that the ledger already had."""
 
-    def add(self, step: dict[str, Any]) -> None:
-        """Add a finished step."""
-        self.steps.append(step)
-
     def finished(self, session: Session) -> dict[str, Any]:
         """Return the outcome as plain JSON values, with what the session counted."""
         self.num_computed, self.num_found = session.num_computed, session.num_found
@@ -117,8 +113,9 @@ def describe(context: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, A
     The numbers are those of the step's table `metrics`, with `ledger_metrics` beside them; a number that was not
     measured is None, and the update is None where nothing was trained.
     """
-    values = metric_values(context.table("metrics", refs)) if _makes("metrics", refs) else {}
-    update = context.table("updates", refs).to_pylist()[-1] if _makes("updates", refs) else None
+    made = {table for ref in refs for table, _ in ref.rows}
+    values = metric_values(context.table("metrics", refs)) if "metrics" in made else {}
+    update = context.table("updates", refs).to_pylist()[-1] if "updates" in made else None
     spans = [Span(ref.stage, ref.seconds, ref.tokens) for ref in refs]
     seconds = {stage: own.seconds for stage, own in by_stage(spans).items()}
     stage_tokens = {stage: own.tokens for stage, own in by_stage(spans).items()}
@@ -159,7 +156,3 @@ def rows_of(refs: Sequence[Ref]) -> dict[str, dict[str, int]]:
         of_stage = rows.setdefault(ref.stage, {})
         of_stage |= {table: of_stage.get(table, 0) + count for table, count in ref.rows}
     return rows
-
-
-def _makes(table: str, refs: Sequence[Ref]) -> bool:
-    return any(table in dict(ref.rows) for ref in refs)

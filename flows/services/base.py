@@ -10,17 +10,19 @@ import os
 import tempfile
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from flows.services.logs import LogKeeper
 from flows.services.ownership import sweep
 from flows.services.process import Handle, ServiceSpec
 from storage.policies.scratch import ScratchDirectories
+
+Command = tuple[Sequence[str], Mapping[str, str]]
+"""A command line, and the variables that go with it."""
 
 
 class Supervisor:
@@ -47,9 +49,7 @@ class Supervisor:
         self._logs = LogKeeper(lambda: [(handle.spec.log, handle.spec.log_bytes) for handle in list(self._handles)])
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def start(self, spec: ServiceSpec) -> Handle:
@@ -113,9 +113,16 @@ class RunService(ABC):
                 self._handles[name] = self._supervisor.start(describe())
             return self._handles[name]
 
-    def _report(self, file: str) -> Path:
-        """Return the file in which a process reports its address; its log lies beside it."""
-        return self._supervisor.directory / f"{file}.json"
+    def _describe(
+        self, name: str, command: Callable[[Path], Command], ready: Callable[[dict[str, Any]], bool], **others: Any
+    ) -> ServiceSpec:
+        """Describe a process that is named by its kind and which one it is; its report and its log lie side by side.
+
+        `command` makes the command line and its variables for the report, `others` are further fields of ServiceSpec.
+        """
+        report = self._supervisor.directory / f"{name.replace(' ', '-', 1)}.json"
+        argv, variables = command(report)
+        return ServiceSpec(name, argv, variables, report, report.with_suffix(".log"), ready, **others)
 
 
 class PolicyLock:

@@ -10,9 +10,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
-from flows.services.base import PolicyLock, RunService, Supervisor
+from flows.services.base import Command, PolicyLock, RunService, Supervisor
 from flows.services.learner import recorded_policy
 from flows.services.process import Handle, ServiceSpec
 from tasks.inference.engine.checks import check_serving
@@ -102,26 +101,18 @@ class InferenceService(RunService):
                 self._proven = policy.key
         return served
 
-    def _ready(self, report: dict[str, Any]) -> bool:
-        return is_healthy(report["url"], self.key)
-
     def _spec(self, source: Path) -> ServiceSpec:
-        config, report = self._context.config, self._report("engine")
-        argv, environment = engine_command(
-            config.engine,
-            config.model,
-            source,
-            report,
-            config.training.lora,
-            metrics=config.rollout.adaptive_in_flight,
-        )
-        return ServiceSpec(
-            name="engine",
-            argv=argv,
-            env={**environment, config.engine.api_key_variable: self.key},
-            report=report,
-            log=report.with_suffix(".log"),
-            ready=self._ready,
+        config = self._context.config
+        lora, metrics = config.training.lora, config.rollout.adaptive_in_flight
+
+        def command(report: Path) -> Command:
+            argv, variables = engine_command(config.engine, config.model, source, report, lora, metrics=metrics)
+            return argv, {**variables, config.engine.api_key_variable: self.key}
+
+        return self._describe(
+            "engine",
+            command,
+            ready=lambda report: is_healthy(report["url"], self.key),
             startup_seconds=config.engine.startup_seconds,
             max_restarts=config.engine.max_restarts,
             external=config.engine.url,

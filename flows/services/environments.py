@@ -4,6 +4,7 @@ import itertools
 import secrets
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,13 +13,12 @@ import pyarrow.compute as pc
 from configs.environments import EnvironmentConfig
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.services.base import PolicyLock, RunService, Supervisor
+from flows.services.base import Command, PolicyLock, RunService, Supervisor
 from flows.services.process import Handle, ServiceSpec
 from storage.keys import content_key
 from tasks.arrays.columns import texts
 from tasks.inference.environments import servers as environment_service
 from tasks.inference.grading import client as regrading
-from tasks.inference.grading import client as regrading_sources
 from tasks.runtime.services import retry_lost
 
 GRACE_SECONDS = 30.0
@@ -72,14 +72,13 @@ class EnvironmentServers(RunService):
         return self._process(environment.name, lambda: self._spec(environment))
 
     def _spec(self, environment: EnvironmentConfig) -> ServiceSpec:
-        report = self._report(f"environment-{environment.name}")
-        argv, variables = environment_service.command(environment, report)
-        return ServiceSpec(
-            name=f"environment {environment.name}",
-            argv=argv,
-            env={**variables, **self._engine_key},
-            report=report,
-            log=report.with_suffix(".log"),
+        def command(report: Path) -> Command:
+            argv, variables = environment_service.command(environment, report)
+            return argv, {**variables, **self._engine_key}
+
+        return self._describe(
+            f"environment {environment.name}",
+            command,
             ready=lambda found: environment_service.answers(found["address"]),
             hangs=lambda found: environment_service.hangs(found["address"], environment.hang_seconds),
             max_restarts=environment.max_restarts,
@@ -95,7 +94,7 @@ def grader_digest(environments: Sequence[EnvironmentConfig]) -> str:
 
     Data that this code reads from elsewhere is not in it.
     """
-    return content_key({each.name: regrading_sources.source_digest(each) for each in environments})
+    return content_key({each.name: regrading.source_digest(each) for each in environments})
 
 
 class GraderProcesses(RunService):
@@ -152,15 +151,12 @@ class GraderProcesses(RunService):
         return self._process(name, lambda: self._spec(self._environments[name]))
 
     def _spec(self, environment: EnvironmentConfig) -> ServiceSpec:
-        report = self._report(f"grader-{environment.name}")
-        argv, variables = regrading.command(environment, report)
-        return ServiceSpec(
-            name=f"grader {environment.name}",
-            argv=argv,
-            env={**variables, regrading.KEY_VARIABLE: self._key},
-            report=report,
-            log=report.with_suffix(".log"),
-            ready=lambda told: regrading.answers(told["address"], self._key),
+        def command(report: Path) -> Command:
+            argv, variables = regrading.command(environment, report)
+            return argv, {**variables, regrading.KEY_VARIABLE: self._key}
+
+        return self._describe(
+            f"grader {environment.name}", command, ready=lambda found: regrading.answers(found["address"], self._key)
         )
 
 

@@ -9,8 +9,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from configs.fields import is_operational
 from configs.training import TrainingConfig
 from flows.services.base import RunService, Supervisor
@@ -99,14 +97,10 @@ class LearnerProcess(RunService):
         return config.training.model_dump(mode="json"), config.learner.model_dump(mode="json")
 
     def _spec(self) -> ServiceSpec:
-        config, report = self._context.config.learner, self._report("learner")
-        argv, environment = learner_service.command(config, str(report))
-        return ServiceSpec(
-            name="learner",
-            argv=argv,
-            env=environment,
-            report=report,
-            log=report.with_suffix(".log"),
+        config = self._context.config.learner
+        return self._describe(
+            "learner",
+            lambda report: learner_service.command(config, str(report)),
             ready=self._ready,
             hangs=lambda report: pulse.hangs(report["pulse"], config.hang_seconds),
             startup_seconds=config.startup_seconds,
@@ -124,11 +118,16 @@ class LearnerProcess(RunService):
         return True
 
 
+def recorded_work(context: RunContext, key: str) -> Entry:
+    """Return the ledger row of work that is referred to; it may be another run's."""
+    entry = context.find(key)
+    assert entry is not None, f"{key} is referred to but not in the ledger"
+    return entry
+
+
 def recorded_policy(context: RunContext, policy_key: str) -> dict[str, Any]:
     """Return the policy's row of the policies table."""
-    entry = context.find(policy_key)
-    assert entry is not None, f"policy {policy_key} is referred to but not in the ledger"
-    return dict(context.store.read(entry.slices("policies")).to_pylist()[0])
+    return dict(context.store.read(recorded_work(context, policy_key).slices("policies")).to_pylist()[0])
 
 
 def ancestry(context: RunContext, policy: Policy) -> list[dict[str, Any]]:
@@ -145,20 +144,6 @@ def ancestry(context: RunContext, policy: Policy) -> list[dict[str, Any]]:
 
 def _loads(context: RunContext, row: dict[str, Any]) -> bool:
     return bool(row["has_optimizer"]) and context.store.policies.find(row["policy_key"]) is not None
-
-
-def recorded_training(context: RunContext, policy_key: str) -> Entry:
-    """Return the training that made a policy, which may be another run's."""
-    training = context.find(policy_key)
-    assert training is not None, f"policy {policy_key} is referred to but not in the ledger"
-    return training
-
-
-def recorded_batches(context: RunContext, training: Entry) -> pa.Table:
-    """Return the batches of a recorded training."""
-    packing = context.find(training.inputs["packing"])
-    assert packing is not None, f"training {training.key} names batches that are not in the ledger"
-    return context.store.read(packing.slices("batches"))
 
 
 class LearnerRecovery:
@@ -193,7 +178,7 @@ class LearnerRecovery:
 
     def _settings(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return the settings of training that a policy was made with, those included that keys do not name."""
-        recorded = TrainingConfig(**recorded_training(self._context, row["policy_key"]).section["training"])
+        recorded = TrainingConfig(**recorded_work(self._context, row["policy_key"]).section["training"])
         fields = TrainingConfig.model_fields
         values = recorded.model_dump(mode="json")
         return {name: value for name, value in values.items() if not is_operational(fields[name])}
@@ -222,9 +207,10 @@ class LearnerRecovery:
 
     def _train(self, row: dict[str, Any], directory: Path, save_optimizer: bool) -> None:
         """Train the recorded batches that made the policy of `row`; the weights must come out as recorded."""
-        training = recorded_training(self._context, row["policy_key"])
+        training = recorded_work(self._context, row["policy_key"])
+        batches = recorded_work(self._context, training.inputs["packing"]).slices("batches")
         self._learner.train(
-            recorded_batches(self._context, training),
+            self._context.store.read(batches),
             step=training.step,
             policy_key_in=row["parent_key"],
             policy_key_out=row["policy_key"],

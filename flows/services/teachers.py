@@ -98,20 +98,14 @@ class TeacherEngines(RunService):
         weights = teacher.url or teacher.version  # the same weights in two places need one engine
         return self._process(weights, lambda: self._spec(teacher))
 
-    def _ready(self, report: dict[str, Any]) -> bool:
-        return is_healthy(report["url"], self._key)
-
     def _spec(self, teacher: TeacherConfig) -> ServiceSpec:
-        name = f"teacher-{teacher.version[:NAMED]}" if teacher.path else f"teacher-{len(self._handles)}"
-        report = self._report(name)
-        argv, environment = ([], {}) if teacher.url else self._command(teacher, report)
-        return ServiceSpec(
-            name=name.replace("-", " ", 1),
-            argv=argv,
-            env=environment,
-            report=report,
-            log=report.with_suffix(".log"),
-            ready=(lambda _: True) if teacher.url else self._ready,  # who is asked for one asks what it serves
+        def ready(report: dict[str, Any]) -> bool:
+            return bool(teacher.url) or is_healthy(report["url"], self._key)  # who is asked for one asks what it serves
+
+        return self._describe(
+            f"teacher {teacher.version[:NAMED] if teacher.path else len(self._handles)}",
+            lambda report: ([], {}) if teacher.url else self._command(teacher, report),
+            ready,
             startup_seconds=teacher.startup_seconds,
             max_restarts=teacher.max_restarts,
             external=teacher.url,

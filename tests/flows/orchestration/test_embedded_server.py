@@ -13,17 +13,11 @@ from typing import Any
 import pytest
 
 from flows.services.ownership import owned, sweep
+from tests.fixtures.programs import PROGRAMS, environment
 from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
-ROOT = Path(__file__).parents[3]
-PROGRAM = Path(__file__).parents[1] / "programs" / "embedded.py"
-
-
-def clean() -> dict[str, str]:
-    """The environment without any Prefect setting."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    return {**kept, "PYTHONPATH": str(ROOT)}
+PROGRAM = PROGRAMS / "embedded.py"
 
 
 class Process:
@@ -32,7 +26,7 @@ class Process:
     def __init__(self, home: Path, ending: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, str(PROGRAM), str(home), ending],
-            env=clean(),
+            env=environment(),
             cwd=home.parent,
             stdout=subprocess.PIPE,
             stderr=(home.parent / "stderr").open("ab"),

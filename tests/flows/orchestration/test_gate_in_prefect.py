@@ -1,7 +1,6 @@
 """A run that waits for a person in a real Prefect: refused on the command line, cancelled, approved as on its page."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from storage.store import Store, open_store
 from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.contents import weights
 from tests.fixtures.driving import NAME, ROOT, SETTINGS, Driven, Life
+from tests.fixtures.programs import environment
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 SECONDS = 240
@@ -84,10 +84,15 @@ def events(store: Store) -> list[str]:
 
 def test_a_batch_is_refused_on_the_command_line(run: Driven, waiting: Waiting) -> None:
     waiting.paused()
-    command = [sys.executable, "-m", "flows.cli", "gate", NAME, "--refuse", "--by", "Ada", "--reason", "too easy"]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    words = ("gate", NAME, "--refuse", "--by", "Ada", "--reason", "too easy", "--store", str(run.store))
+    command = [sys.executable, "-m", "flows.cli", *words]
     done = subprocess.run(
-        [*command, "--store", str(run.store)], cwd=ROOT, env=kept, capture_output=True, text=True, timeout=SECONDS
+        [*command, "--store", str(run.store)],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"refused by Ada; run {NAME} (train-")

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import os
 import re
 import subprocess
 import sys
@@ -14,11 +13,12 @@ from typing import Any
 import pytest
 
 from storage.store import Store, open_store
-from tests.fixtures.serving import ROOT, tiny_sources
+from tests.fixtures.programs import PROGRAMS, environment
+from tests.fixtures.serving import tiny_sources
 from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
-PROGRAM = Path(__file__).parents[1] / "programs" / "small_sft.py"
+PROGRAM = PROGRAMS / "small_sft.py"
 SECRET = "sk-2f6d1c0ab95e4477"
 STAGES = ("assignment", "demonstration", "filtering", "advantage", "packing", "training", "metrics")
 
@@ -72,11 +72,10 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     """One run for all tests: cancelled after its first step, then called again."""
     place = tmp_path_factory.mktemp("small")
     tiny_sources(place)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "STAGECOACH_"))}
     with (place / "errors").open("w") as errors:
         process = subprocess.Popen(
             [sys.executable, str(PROGRAM), *(str(place / name) for name in ("store", "model", "rows.jsonl"))],
-            env={**kept, "PYTHONPATH": str(ROOT), "STAGECOACH_ENGINE_KEY": SECRET},
+            env=environment("STAGECOACH_") | {"STAGECOACH_ENGINE_KEY": SECRET},
             cwd=place,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

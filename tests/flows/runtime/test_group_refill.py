@@ -14,20 +14,18 @@ from flows.queries.compare_rows import read_steps
 from flows.queries.outcomes import DERIVED, accounting
 from flows.queries.step_history import step_history
 from flows.queries.store_reader import StoreReader
-from flows.replays import config as replay_config
 from flows.runtime import pipeline
 from flows.runtime.empty_batch import short_of_groups
 from flows.runtime.loops import plan_work
 from flows.runtime.session import record_run
 from flows.runtime.step_report import finish_step
-from storage.policies.store import Policies
 from storage.read.frames import Frames
 from storage.refs import Entry
 from storage.store import Store, open_store
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.stage import Ref
 from tests.fixtures.refills import EQUAL, REFILL, play
-from tests.fixtures.rehearsal import SOURCE, Rehearsal, rehearse, session_for
+from tests.fixtures.rehearsal import SOURCE, Rehearsal, die, made, rehearse, session_for
 from tests.fixtures.replays import RLOO, ask, pieces, walk
 
 GROUPS, SIZE = 3, 4
@@ -56,8 +54,7 @@ def entries(store: Store, stage: str, step: int, run: str = "base") -> list[Entr
 
 
 def rows(store: Store, stage: str, table: str, step: int) -> list[list[dict[str, Any]]]:
-    """The rows of a table that each piece of work of a stage made, in order."""
-    return [store.read(entry.slices(table)).to_pylist() for entry in entries(store, stage, step)]
+    return made(store, stage, table, step=step)
 
 
 def test_exactly_the_missing_groups_are_drawn_until_none_is_missing(origin: Path) -> None:
@@ -130,26 +127,10 @@ def test_nothing_at_all_after_the_last_batch_ends_the_run(monkeypatch: pytest.Mo
     assert store.runs.events("base")[-1].event == "evicted"
 
 
-class Dying(Rehearsal):
-    """Dies before the piece of work of a number."""
-
-    def __init__(self, *arguments: Any, last: int) -> None:
-        super().__init__(*arguments)
-        self.left = last
-
-    def __call__(self, task: StageTask, *arguments: Any, **named: Any) -> Ref:
-        self.left -= 1
-        if self.left < 0:
-            raise KeyboardInterrupt
-        return super().__call__(task, *arguments, **named)
-
-
 @pytest.mark.engine
 @pytest.mark.parametrize("last", [6, 9, 14])
 def test_a_run_that_dies_anywhere_goes_on_as_if_it_had_not(origin: Path, tmp_path: Path, last: int) -> None:
-    session = session_for(tmp_path / "store", "base", **REFILL)
-    with pytest.raises(KeyboardInterrupt), record_run(session):
-        list(pipeline.run_steps(Dying(session, last=last), SOURCE, session.config))
+    die(tmp_path / "store", "base", last, **REFILL)
     store = rehearse(tmp_path / "store", "base", **REFILL)
     whole = open_store(origin)
     assert keys(store) == keys(whole)
@@ -173,8 +154,7 @@ def test_what_is_recorded_is_foretold_and_what_is_to_come_taken_to_be_enough(ori
     assert {ref.key for ref in told} == keys(open_store(origin)) and not any(ref.computed for ref in told)
     fresh = session_for(tmp_path / "store", "base", **REFILL)
     assert [ref.stage for ref in plan_work(fresh.context, SOURCE)].count("rollout") == 2
-    with pytest.raises(KeyboardInterrupt), record_run(fresh):
-        list(pipeline.run_steps(Dying(fresh, last=6), SOURCE, fresh.config))
+    die(tmp_path / "store", "base", 6, **REFILL)
     begun = [ref for ref in plan_work(fresh.context, SOURCE) if ref.step == 0]
     assert [(ref.computed, ref.stage) for ref in begun if ref.stage in ("rollout", "assignment")] == [
         *[(False, "assignment"), (False, "rollout")],
@@ -189,13 +169,6 @@ def test_a_recorded_step_knows_all_its_assignments_and_rollouts_in_order(origin:
         assert [each.key for each in past.of(stage).values()] == [each.key for each in entries(store, stage, 0)]
         assert list(past.of(stage)) == [stage, f"{stage}.1", f"{stage}.2"]
     assert list(past.work)[-1] == "training"
-
-
-@pytest.fixture
-def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that has the weights of every policy."""
-    monkeypatch.setattr(Policies, "directory", lambda self, key, verify=False: tmp_path)
-    monkeypatch.setattr(replay_config, "config_versions", lambda config: {})
 
 
 @pytest.mark.parametrize("begin", ["assignment", "rollout", "filtering", "packing"])
