@@ -30,7 +30,7 @@ from tasks.exchange.traces import MARK
 from tasks.inference.engine.model_files import TOKENIZER_FILES, file_digest, files_of, model_directory
 from tasks.metrics import stage as metrics
 from tasks.runtime.execute import perform
-from tasks.runtime.run_context import RunContext, key_of
+from tasks.runtime.run_context import RunContext, StageKeys
 
 OLD_EXPORT = "stagecoach"
 """A block in lines of older exports; a run is copied from store to store instead."""
@@ -90,7 +90,7 @@ def import_files(request: ImportRequest) -> ImportOutcome:
     """
     config = imported_config(request)
     inputs = inputs_of_import(request, config)
-    key = key_of(config, trace_import.EXAMPLES_STAGE, 0, inputs)
+    key = StageKeys(config)(trace_import.EXAMPLES_STAGE, 0, inputs)
     config = config.model_copy(update={"name": config.name or f"import-{key[:8]}"})
     if _is_store(config.store):
         store = open_store(config.store)

@@ -4,8 +4,8 @@
     ...                                  # start the other services meanwhile
     api.wait()                           # the API answers; runs of dead processes are marked as crashed
 
-or `with prefect_api.prefect_api(directory) as api: ...` for both at once. The embedded server ends when the process
-does, after Prefect has sent its last logs and events: ended earlier, Prefect would wait for it for most of a minute.
+The embedded server ends when the process does, after Prefect has sent its last logs and events: ended earlier, Prefect
+would wait for it for most of a minute.
 """
 
 import atexit
@@ -97,14 +97,6 @@ def begin(directory: Path, startup_seconds: float = 180.0) -> PrefectApi:
 
 _embedded: PrefectApi | None = None
 """The server that this process has started: it lives as long as the process, so there is one."""
-
-
-@contextmanager
-def prefect_api(directory: Path, startup_seconds: float = 180.0) -> Iterator[PrefectApi]:
-    """Give the Prefect API of this process, answering; SIGTERM inside is Prefect's to report."""
-    api = begin(directory, startup_seconds)
-    with termination_reported():
-        yield api.wait()
 
 
 @contextmanager

@@ -62,7 +62,7 @@ class Executor:
         key = self._keys(task.stage, step, inputs_of(refs, policy) | dict(extra_inputs or {}))
         entry = self._find(key)
         if entry is not None:
-            ref = self._take_over(entry, step)
+            ref = self.share(entry, step)
             if self._session:
                 self._session.count(computed=False)
         elif self._session is None:
@@ -76,10 +76,6 @@ class Executor:
             ref = self._compute(self._session, self._context, task, step, partial(perform, *arguments))
         self.results.append((task, ref))
         return ref
-
-    def share(self, entry: Entry, step: int) -> Ref:
-        """Make a finished result of another run part of this one; return the reference to it."""
-        return self._take_over(entry, step)
 
     def decision(self, ref: Ref) -> Mapping[str, Any] | None:
         """Return the row of a decision at a gate; None where it is still to be made, which is taken to let pass."""
@@ -113,8 +109,8 @@ class Executor:
     def _find(self, key: str) -> Entry | None:
         return self._context.find(key) if self._context else None
 
-    def _take_over(self, entry: Entry, step: int) -> Ref:
-        """Return the reference to a finished result; a dry run makes it no part of the run."""
+    def share(self, entry: Entry, step: int) -> Ref:
+        """Make a finished result part of this run, in a dry run of none; return the reference to it."""
         if self._session:
             assert self._context is not None
             entry = self._context.adopt(entry, step)

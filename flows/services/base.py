@@ -61,13 +61,6 @@ class Supervisor:
         self._handles.append(handle)
         return handle
 
-    def start_all(self, specs: Sequence[ServiceSpec]) -> list[Handle]:
-        """Start processes side by side, after every external one among them has answered; in the order of `specs`."""
-        external = {spec.name: self.start(spec) for spec in specs if spec.external}
-        for handle in external.values():
-            handle.wait()
-        return [external.get(spec.name) or self.start(spec) for spec in specs]
-
     def close(self) -> None:
         """End all services, the last started first, and wait until none of their processes is left."""
         handles = self._handles[::-1]

@@ -156,8 +156,3 @@ class StageKeys:
         if known not in self._contents:
             self._contents[known] = View(self._config, stage.sections, stage.name).content()
         return work_key(stage.name, stage.version, step, self._contents[known], inputs)
-
-
-def key_of(config: RunConfig, stage: "Stage", step: int, inputs: Mapping[str, str]) -> str:
-    """Return the key of `stage` at `step` under `config`, over the keys of its inputs."""
-    return StageKeys(config)(stage, step, inputs)

@@ -157,6 +157,10 @@ def stages_that_differ(one: Sequence[Ref], other: Sequence[Ref], step: int) -> l
     ("change", "stages"),
     [
         ({"algorithm": {"type": "grpo", "normalise_std": True}}, ["advantage", "packing", "training", "metrics"]),
+        (
+            {"environments": ({"name": "e", "taskset": {"id": "e"}, "algorithm": {"type": "rloo"}},)},
+            ["advantage", "packing", "training", "metrics"],
+        ),
         ({"packing": {"tokens_per_row": 4096}}, ["packing", "training", "metrics"]),
         ({"training": {"learning_rate": 1e-3}}, ["training", "metrics"]),
         (
