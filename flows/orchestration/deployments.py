@@ -40,6 +40,7 @@ def main(pool: str = POOL, store: str = "", slots: int = 1, file: str = "") -> i
     print(f"Prefect server {url}")
     for name in prefect_api.crash_stale_runs(embedded=False):
         print(f"  flow run {name}: its process is gone, marked as crashed")
+    # Pool and limit before the deployments that name them: a schedule may fire at once.
     print(f"  work pool {pool}: {ensure_pool(pool)}")
     print(f"  limit {limit}: {ensure_limit(limit, slots)}")
     print(f"  automation {AUTOMATION!r}: {ensure_automation()}")
@@ -81,6 +82,7 @@ def register(described: Mapping[str, Any], pool: str, store: str, limit: str) ->
 
     module, _, name = described["entrypoint"].partition(":")
     flow = getattr(import_module(module), name)
+    # Each pool has a limit of its own: machines of another pool have other GPUs.
     variables = described["work_pool"]["job_variables"]["env"] | {"STAGECOACH_GPU_LIMIT": limit}
     deployment = flow.to_deployment(
         described["name"],
@@ -90,6 +92,7 @@ def register(described: Mapping[str, Any], pool: str, store: str, limit: str) ->
         schedules=[_schedule(Cron, each) for each in described.get("schedules", [])],
         work_pool_name=pool,
         job_variables={"env": variables},
+        # By module: workers import what is installed, and need no checkout.
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
     deployment.apply()

@@ -64,6 +64,7 @@ def wait_for_answer(resume: str, question: Question, page: str, clock: Callable[
     if not flow_run.id:
         raise Unanswered(_advice(resume, question, "there is no flow run in which a person could be asked"))
     form = approval_form(page)
+    # Before the pause: proposing it may take a while itself.
     deadline = clock() + question.timeout_seconds
     with get_client(sync_client=True) as client:
         state, keyset = _pause(client, flow_run.id, question)
@@ -71,6 +72,7 @@ def wait_for_answer(resume: str, question: Question, page: str, clock: Callable[
             form.save(keyset)
         while state.is_paused() and clock() < deadline:
             time.sleep(min(ASK_SECONDS, question.timeout_seconds))
+            # Whoever waits for hours sees a server restarted now and then.
             state = _state(client, flow_run.id) or state
     if state.is_running():
         given = form.load(keyset)
@@ -83,6 +85,7 @@ def approval_form(page: str) -> Any:
     from prefect.input import RunInput
     from pydantic import Field
 
+    # Made here: its base is Prefect's, which may not be imported before a flow runs.
     class Approval(RunInput):
         approve: bool = Field(description="on: the batch is trained on; off: the run stops here and can be resumed")
         by: str = Field(min_length=1, description="your name; it stands in the decision")
@@ -98,6 +101,7 @@ def _pause(client: Any, flow_run_id: Any, question: Question) -> tuple[Any, Any]
     from prefect.utilities.engine import propose_state_sync
 
     seconds = math.ceil(question.timeout_seconds) + PREFECT_SECONDS
+    # Not rescheduled: this process waits, with its engine up, and goes on itself.
     wanted = states.Paused(timeout_seconds=seconds, reschedule=False, pause_key=question.key)
     keyset = keyset_from_paused_state(wanted)
     wanted.state_details.run_input_keyset = keyset

@@ -87,10 +87,12 @@ def begin(directory: Path, startup_seconds: float = 180.0) -> PrefectApi:
     directory.mkdir(parents=True, exist_ok=True)
     supervisor = Supervisor("prefect", directory)
     atexit.register(_end, supervisor, directory)  # registered before Prefect's own, so called after them
+    # Before the server starts: it inherits them; the URL follows when its port is known.
     os.environ |= embedded_settings(directory, "")
     handle = supervisor.__enter__().start(_server(directory, startup_seconds))
     api_url = f"{_bound_url(handle)}/api"
     os.environ |= embedded_settings(directory, api_url)
+    # One for the process: Prefect reads its settings once, so a second server would be ignored.
     _embedded = PrefectApi(api_url, handle)
     return _embedded
 
@@ -106,6 +108,7 @@ def termination_reported() -> Iterator[None]:
     Prefect hands the signal on to the handler that was there before, before it reports the crash: with the default
     handler the process would be dead by then. Does nothing outside the main thread.
     """
+    # Python sets signal handlers in the main thread alone.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -202,12 +205,14 @@ def current_flow_run() -> str | None:
         return None
     from prefect.runtime import flow_run
 
+    # Through Prefect's own context variable, so that it is right in threads and tasks, too.
     return str(flow_run.id) if flow_run.id else None
 
 
 def run_tags(run_name: str, store: str = "") -> list[str]:
     """Return the tags of a flow run of this process: its run, its store, and what `crash_stale_runs` reads back."""
     process, started = identity().split(":")
+    # With the boot: after it, process ids begin anew and the same one may be alive again.
     mine = f"process:{socket.gethostname()}/{_boot()}/{process}/{started}"
     return ["stagecoach", f"run:{run_name}", *([f"store:{store}"] if store else []), mine]
 
@@ -249,6 +254,7 @@ def crash_stale_runs(embedded: bool) -> list[str]:
     from prefect.client.schemas.filters import FlowRunFilter
     from prefect.states import Crashed
 
+    # Of ours only: a shared server has runs of others.
     stale = {"tags": {"all_": ["stagecoach"]}, "state": {"type": {"any_": list(STALE_STATES)}}}
     names = []
     with get_client(sync_client=True) as client:
@@ -280,6 +286,7 @@ def probe(url: str, seconds: float = PROBE_SECONDS) -> None:
     api = get_current_settings().api
     headers = {"Authorization": f"Bearer {api.key.get_secret_value()}"} if api.key else {}
     login = api.auth_string.get_secret_value().partition(":") if api.auth_string else None
+    # Asked as Prefect itself would: a login or a private certificate is no failure.
     verify = False if api.tls_insecure_skip_verify else ssl.create_default_context(cafile=api.ssl_cert_file or None)
     advice = (
         "Nothing was started and nothing is lost: start that server or correct the URL (it ends in /api), "
@@ -303,6 +310,7 @@ def _end(supervisor: Supervisor, directory: Path) -> None:
 def _server(directory: Path, startup_seconds: float) -> ServiceSpec:
     """Describe the embedded server of this process; several processes may share the directory."""
     mine = f"server-{os.getpid()}"
+    # Of processes that were killed; the names of the files say whose they are.
     for left in directory.glob("server-*.*"):
         if not Path("/proc", left.stem.removeprefix("server-")).exists():
             _remove(left)

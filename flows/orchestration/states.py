@@ -51,6 +51,7 @@ class Cancellation:
         """Tell whether the flow run was cancelled, as far as is known; False outside a flow run."""
         with self._lock:
             if flow_run and not self._cancelled and self._clock() >= self._quiet_until:
+                # Under the lock: one of the threads asks for all of them.
                 self._cancelled = self._ask(flow_run)
                 self._quiet_until = self._clock() + ASK_SECONDS
             return self._cancelled
@@ -71,6 +72,7 @@ def event_of(error: BaseException) -> tuple[str, str]:
         return "refused", str(error)
     if isinstance(error, RunCancelled):
         return "cancelled", str(error)
+    # Prefect's worker cancels by SIGTERM; without that request it is a failure from outside.
     if is_termination(error) and cancelled(current_flow_run()):
         return (
             "cancelled",
@@ -107,6 +109,7 @@ def _say(error: Exception) -> None:
     from prefect.logging import get_run_logger
 
     log = get_run_logger() if current_flow_run() else _log
+    # An error of ours says in words what is wrong; another needs its traceback.
     ours = type(error).__module__.partition(".")[0] in PACKAGES
     log.error(error_text(error), exc_info=None if ours else error)
 
@@ -140,6 +143,7 @@ def mark_crashed(store: Store) -> list[str]:
     """Write the event `crashed` for every run of this host whose process is gone; return their names."""
     marked = []
     for run in store.runs.names():
+        # Only the last event tells: a run that was resumed has another process than before.
         last = store.runs.events(run)[-1]
         if last.event in OPEN and last.host == socket.gethostname() and not was_alive(last.pid, last.at):
             told = f"process {last.pid} is gone. Everything committed is safe; the same run again goes on from there"
@@ -186,6 +190,7 @@ def gpu_slot() -> Iterator[None]:
         yield
     finally:
         try:
+            # By hand, not by `with`: what leaving raises must not hide an error of the run.
             slot.__exit__(None, None, None)
         except httpx.HTTPError as problem:  # a run's data do not depend on the API, so its end must not
             _log.warning("the GPU slot could not be given back, it is free in %.0f s: %s", LEASE_SECONDS, problem)

@@ -134,6 +134,7 @@ def build(directory: Path, recipe: Recipe = RECIPES[FIRST]) -> Sources:
     if not sources.model.is_dir():
         draft = _draft(sources.model)
         _run("tasks.learner.tiny", str(draft), *recipe.model.split(), "--words", str(sources.words))
+        # At once, so that a model that is there is complete.
         draft.rename(sources.model)
     return sources
 
@@ -150,11 +151,13 @@ def _demonstrate(sources: Sources, recipe: Recipe) -> None:
         part.unlink()
         told.unlink()
     sources.words.write_text(json.dumps(words), encoding="utf-8")
+    # Renamed last, words first: whoever finds the demonstrations finds all that goes with them.
     rows.rename(sources.demonstrations)
 
 
 def _draft(path: Path) -> Path:
     draft = path.with_name(f"{path.name}.tmp")
+    # Left by a call that was killed; it may be a file or a directory.
     shutil.rmtree(draft, ignore_errors=True)
     draft.unlink(missing_ok=True)
     return draft
@@ -206,4 +209,5 @@ def weights_of(model: str, store: str, sft: Callable[..., Any]) -> str:
 def _last_policy(store: Store) -> str:
     """Return the key of the warm-up's last policy; empty where it is not finished."""
     trained = {entry.step: entry.key for entry in store.ledger.entries(run=WARM_UP, stage="training")}
+    # Only the last step's policy: a warm-up that was interrupted goes on where it stopped.
     return trained.get(load(["sft_demo"]).steps - 1, "")

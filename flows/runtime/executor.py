@@ -41,6 +41,7 @@ class Executor:
         config = config or (self._context.config if self._context else None)
         assert config is not None, "an executor has a session, a context or a config"
         self.config = config
+        # Not those of the context: a dry run without a store has none.
         self._keys = StageKeys(config)
         self.results: list[tuple[StageTask, Ref]] = []
         """The stages that were asked for and their results, found, computed or to come, in order."""
@@ -66,6 +67,7 @@ class Executor:
             if self._session:
                 self._session.count(computed=False)
         elif self._session is None:
+            # One row a table: enough for whoever asks whether there are any.
             rows = tuple((table, 1) for table in task.stage.writes)
             ref = Ref(task.stage.name, step, key, rows, 0, 0.0, computed=True)
         else:
@@ -103,6 +105,7 @@ class Executor:
 
     def is_own_result(self, task: StageTask, step: int, refs: Sequence[Ref], policy: Policy) -> bool:
         """Tell whether the run itself has finished a stage before, or has taken it over from another run."""
+        # Found is not enough: another run may have trained on the same batch without asking.
         entry = self._find(self._keys(task.stage, step, inputs_of(refs, policy)))
         return entry is not None and entry.run == self.config.name
 

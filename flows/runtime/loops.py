@@ -36,6 +36,7 @@ def loop_train(session: Session) -> dict[str, Any]:
         unfinished.callback(beside.shutdown, wait=False, cancel_futures=True)
         evaluations = Evaluations(session, beside)
         if config.evaluation.evaluates_training:
+            # Before any step is paid for.
             evaluations.choose()
             evaluations.begin(pipeline.first_policy(execute, session.source))
         steps = pipeline.run_steps(execute, session.source, config, in_thread(threads), check_of(session))
@@ -44,8 +45,10 @@ def loop_train(session: Session) -> dict[str, Any]:
             outcome.policy = finished.policy
             evaluations.begin(finished.policy)
         evaluations.finish()
+        # All went well: the session ends its services itself, when its block ends.
         unfinished.pop_all()
     outcome.evaluations, outcome.comparisons = evaluations.described, evaluations.comparisons()
+    # Last, as it compares the first policy with the last one.
     session.notify("comparison", rows=outcome.comparisons)
     return outcome.finished(session)
 
@@ -64,6 +67,7 @@ def loop_evaluate(session: Session) -> dict[str, Any]:
     """Score the policy that the config names, or else its model; return the scores as plain values."""
     external = session.config.external
     policy = None if external else session.policy or pipeline.first_policy(Executor(session), session.source)
+    # None for someone else's model: it is no policy of the store.
     found = [each.described for each in evaluate_all(session, policy)]
     counts = {"num_computed": session.num_computed, "num_found": session.num_found}
     # The first set is told by itself, too, as most evaluations have no other.
@@ -83,6 +87,7 @@ def in_thread(threads: ThreadPoolExecutor) -> Ahead:
     """Return a way to build a batch ahead in a thread that knows the current flow run."""
 
     def ahead(build: Callable[[], StepBatch]) -> Callable[[], StepBatch]:
+        # The current flow run is a context variable, and threads begin with empty contexts.
         return threads.submit(copy_context().run, build).result
 
     return ahead
@@ -104,6 +109,7 @@ def _evaluating(config: RunConfig, evaluation: EvaluationConfig) -> RunConfig:
 
     Every group is sampled to its end: scores of those that end first would be of the short ones.
     """
+    # An environment's own would win over the evaluation's.
     own = {"temperature": None, "algorithm": None}
     environments = tuple(each.model_copy(update=own) for each in config.environments)
     rollout = config.rollout.model_copy(update={"temperature": evaluation.temperature})
@@ -157,6 +163,7 @@ class Evaluations:
 
     def begin(self, policy: Policy) -> None:
         """Evaluate a policy on the sets that are due; raises what an earlier evaluation raised."""
+        # Without waiting, but an evaluation that failed must not go unnoticed for the rest of the run.
         self._collect(lambda each: each.done())
         if not any(each.due(policy.version) for each in self._session.config.evaluation.of_sets().values()):
             return
@@ -181,6 +188,7 @@ class Evaluations:
         return comparisons(self._found)
 
     def _collect(self, ready: Callable[[Future[list[EvaluationScores]]], bool]) -> None:
+        # In the order in which policies were made: results are shown and compared in it.
         while self._waiting and ready(self._waiting[0]):
             self._found += self._waiting.pop(0).result()
 
@@ -197,6 +205,7 @@ def plan_work(context: RunContext, source: Source, policy: Policy | None = None)
     """
     execute = Executor(context=context)
     sets = [Executor(context=each) for each in evaluation_contexts(context).values()]
+    # A recorded run may have ended there; what it made up to that is the plan.
     with suppress(EmptyBatch, GateRefused):
         _run_all(context.config, source, execute, sets, policy)
     return unique_results(execute, *sets)
@@ -204,6 +213,7 @@ def plan_work(context: RunContext, source: Source, policy: Policy | None = None)
 
 def unique_results(*executors: Executor) -> list[Ref]:
     """Return the results that executors were asked for, each once."""
+    # Two evaluations list the same examples: one result with one key.
     return list({ref.key: ref for each in executors for _, ref in each.results}.values())
 
 

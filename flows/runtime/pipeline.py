@@ -95,12 +95,16 @@ def run_steps(
     With `rollout.max_off_policy_steps` 0 the stages run in turn. With 1, the batch of step k + 1 is sampled with the
     policy that step k trains, while it trains: one step off-policy, and neither engine nor learner waits for the other.
     """
+    # Before the first step, so that step 0 is planned, found and computed like every other.
     examples, policy = start(execute, source)
     batch = build_batch(execute, 0, examples, policy, config)
     for step in range(config.steps):
+        # The batch of this step goes along: samplers and estimators with state go on from it.
         build_next = partial(build_batch, execute, step + 1, examples, config=config, before=batch)
         last = step + 1 == config.steps
+        # After the last step nothing would train on a further batch.
         overlaps = bool(config.rollout.max_off_policy_steps) and not last
+        # Before the gate and the training: that is the time in which it is sampled.
         waiting = ahead(partial(build_next, policy=policy)) if overlaps else None
         check(batch)
         pass_gate(execute, step, batch, policy, config)
@@ -110,6 +114,7 @@ def run_steps(
         following = waiting() if waiting else None
         yield FinishedStep(step, batch, trained, measured, policy)
         if not last:
+            # Not sampled ahead: with the policy that was just trained, so that no rollout is stale.
             batch = following or build_next(policy=policy)
 
 
@@ -123,11 +128,13 @@ def build_batch(
 
     Raises EmptyBatch after `filtering.max_batch_attempts` empty batches.
     """
+    # What a sampler with state learns from; others do not have it in their keys (see `assign`).
     earlier = (*before.assignments, *before.traces) if before else ()
     credit_traces = partial(
         filter_and_credit, execute, step, policy=policy, config=config, before=before and before.advantage
     )
     empty: list[StepBatch] = []
+    # Where groups are replaced, `sample_groups` has used up all attempts already.
     for attempt in range(1 if config.assignment.refill else config.filtering.max_batch_attempts):
         assigned, sampled, (verdicts, credits) = sample_groups(
             execute, step, examples, policy, config, earlier, credit_traces, attempt
@@ -138,6 +145,7 @@ def build_batch(
             return batch
         empty.append(batch)
         earlier = (*assigned, *sampled)
+    # A step without training has metrics too, or nobody could see why it is empty.
     measure(execute, step, empty[-1].refs)
     what = f"step {step}: {sum(len(each.assignments) for each in empty)} batches in a row hold nothing to train on"
     raise EmptyBatch(f"{what}. {execute.explain_empty(empty)}")
@@ -193,6 +201,7 @@ def assign(
     `groups` is how many of which environment, and then `earlier` the assignments of the step so far; else `earlier` is
     the work of the batch before, which only a sampler with state reads.
     """
+    # The first batch has no number in its key, so that it is the same whatever comes after it.
     digests = {"batch": str(batch)} if batch else {}
     digests |= {"groups": json.dumps(groups, sort_keys=True)} if groups else {}
     refs = (examples, *earlier) if groups or config.assignment.sampler.stateful else (examples,)
@@ -202,6 +211,7 @@ def assign(
 def sample(execute: Executor, step: int, assigned: Ref, examples: Ref, policy: Policy | None, config: RunConfig) -> Ref:
     """Sample what was assigned; in supervised runs, take the demonstrations in place of rollouts."""
     if config.kind == "sft":
+        # No policy: demonstrations are the same whoever learns from them, and so is their key.
         return execute(demonstration.task, step, (assigned, examples))
     return execute(rollout.task, step, (assigned, examples), sampling_policy(policy, config))
 
@@ -233,8 +243,10 @@ def credit(
     `before` is the same of the step before, where an estimator has state; `sampled_by` the policy that sampled them,
     which scores them itself where an algorithm wants that.
     """
+    # Only then is the policy in the key: a frozen teacher says the same of rollouts of any policy.
     policy = sampled_by if policy_scores(config) else None
     scored = (execute(reference.task, step, (*traces, verdicts), policy),) if config.scorers else ()
+    # Without state, steps are credited independently, and a replay may begin anywhere.
     states = (before,) if before and config.stateful else ()
     return execute(advantage.task, step, (*traces, verdicts, *scored, *states))
 
@@ -267,6 +279,7 @@ def measure(execute: Executor, step: int, refs: Sequence[Ref]) -> Ref:
 
     Where rollouts were scored again, that comes before them.
     """
+    # A parameter outside the key: the assignments themselves are in it.
     num_batches = sum(ref.stage == "assignment" for ref in refs)
     return execute(metrics.task, step, refs, parameters={"num_batches": num_batches})
 
@@ -282,12 +295,15 @@ def pass_gate(execute: Executor, step: int, batch: StepBatch, policy: Policy, co
     if off or execute.is_own_result(training.task, step, (batch.packing,), policy):
         return
     refs = (batch.packing, batch.advantage, batch.filtering, *batch.traces)
+    # A rule's decision may be shared between runs; a person's holds for the run that was asked about.
     own = {"run": config.name} if config.gate.type == "pause" else {}
+    # Each refusal makes the next question another one, with a key of its own; answers stay in the ledger.
     for question in count():
         asked = execute(gate.task, step, refs, extra_inputs=own | ({"question": str(question)} if question else {}))
         decision = execute.decision(asked)
         if decision is None or decision["approved"]:
             return
+        # A refusal of a person that was only found, not computed now, is an earlier one: ask the next question.
         if asked.computed or decision["gate"] == "rule":
             measure(execute, step, (*batch.refs, asked))
             raise GateRefused(_refusal(step, decision, config))
@@ -319,9 +335,11 @@ def evaluate(execute: Executor, policy: Policy | None, retries: int = 0) -> tupl
     What ended with an error is tried up to `retries` times more, in results of their own: the rollouts of each retry.
     """
     examples, assigned = held_out(execute)
+    # Rollouts of an evaluation are ordered by the policy's version: they belong to no step.
     version = policy.version if policy else 0
     tried = [execute(rollout.task, version, (assigned, examples), policy)]
     while len(tried) <= retries and execute.num_errored(tried[-1]):
+        # Only what ended with an error, with other seeds; the first rollouts stay where they are.
         assigned = execute(assignment.evaluation_task, 0, (examples, assigned, tried[-1]))
         tried.append(execute(rollout.task, version, (assigned, examples), policy))
     return tuple(tried)

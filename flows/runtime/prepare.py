@@ -46,6 +46,7 @@ def nothing_started() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
+        # A note, not another error: the class tells callers and tests what it was.
         if "nothing was" not in str(error).lower():
             error.add_note("Nothing was started and nothing is lost.")
         raise
@@ -57,6 +58,7 @@ def assignments(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _prepare(kind: str, files: Sequence[str], overrides: Sequence[str], settings: Mapping[str, Any]) -> RunConfig:
+    # An empty setting of a form or a command line means: as the files say.
     given = {name: value for name, value in settings.items() if value not in (None, "")} | {"kind": kind}
     later = [*overrides, *assignments(given)]
     requested = load(files or DEFAULT_FILES[kind], later)
@@ -64,6 +66,7 @@ def _prepare(kind: str, files: Sequence[str], overrides: Sequence[str], settings
     recorded = recorded_config(store, requested.name)
     if kind != "replay":
         _require_own_rollouts(store, requested.name)
+    # Presets of today may differ from those it began with: without files the record is the base.
     if recorded is not None and not files:
         requested = load((), later, base=recorded.model_dump(mode="json"))
     requested = _with_stored_weights(store, requested)
@@ -79,6 +82,7 @@ def _prepare(kind: str, files: Sequence[str], overrides: Sequence[str], settings
     if recorded is not None:
         require_same(recorded, config)
         _require_same_sources(store, config)
+        # Last: what differs by request has a better message than another version of a package.
         require_agreement(recorded, config_versions(recorded))
     return config
 
@@ -135,6 +139,7 @@ def _identity(config: RunConfig) -> dict[str, Any]:
 
     A gate changes no weights: another rule, or none, is how a run goes on that a gate has stopped.
     """
+    # By content, not field by field: operational settings may change from one call to the next.
     kept = {**content(config, in_place=True), "kind": config.kind, "lag": config.rollout.max_off_policy_steps}
     del kept["gate"]
     return kept | ({"replay": config.replay.model_dump(mode="json")} if config.kind == "replay" else {})
@@ -180,6 +185,7 @@ def find_policy(store: Store, name: str) -> Policy | None:
         return None
     run, _, wanted = name.partition(":")
     imported = [entry.key for entry in store.ledger.entries(run=run, stage="policy_import")]
+    # The last one: the same weights may have been brought in again from another directory.
     made = dict(enumerate(imported[-1:]))
     made |= {entry.step + 1: entry.key for entry in store.ledger.entries(run=run, stage="training")}
     number = int(wanted) if wanted.isdecimal() else max(made, default=0)
@@ -201,6 +207,7 @@ def with_weights(store: Store, config: RunConfig, policy_key: str) -> RunConfig:
     """Let `model.path` name the weights of a policy in the store, and `training.lora` what adapter it is, if any."""
     model = config.model.model_copy(update={"path": str(whole_weights(store, policy_key))})
     made = store.ledger.find(policy_key)
+    # From the ledger row: the run that trained the adapter may be gone, its section is not.
     adapter = made.section.get("training", {}).get("lora") if made else None
     lora = LoraConfig(**adapter) if adapter else config.training.lora
     return config.model_copy(update={"model": model, "training": config.training.model_copy(update={"lora": lora})})

@@ -80,6 +80,7 @@ class Session:
         self._supervisor = supervisor
         self._cancellation = Cancellation()
         self._lock = threading.Lock()
+        # Re-entrant: a watcher that is told of something may have something to tell.
         self._telling = threading.RLock()
 
     @property
@@ -115,6 +116,7 @@ class Session:
 
     def close(self) -> None:
         """End all services; whoever waits for one is told so."""
+        # First: threads that sample wait for the engine, and end when it is gone.
         self.engine.close()
         self._supervisor.close()
 
@@ -123,6 +125,7 @@ class Session:
         services = self.needed(missing)
         if services:
             self.slot.enter_context(gpu_slot())
+        # All at once, then nobody waits here: an engine takes minutes, and others start meanwhile.
         for service in services:
             service.begin()
 
@@ -169,10 +172,12 @@ def open_session(
 ) -> Iterator[Session]:
     """Open a session for a resolved config; its services are gone when the block ends, in whatever way."""
     store = open_store(config.store)
+    # Before this run writes its own event: after it, an earlier process of the same run could not be told apart.
     mark_crashed(store)
     context = RunContext(store, config.name, config, versions(config))
     with nothing_started():
         chosen = find_policy(store, config.evaluation.policy) if config.kind == "evaluate" else None
+    # The slot encloses the supervisor: it is given back when the last process on the GPU is gone.
     with ExitStack() as slot, Supervisor(config.name, log_directory(config)) as supervisor:
         session = Session(context, source_of(config), supervisor, watchers, engine, chosen)
         session.slot = slot
@@ -191,11 +196,13 @@ def current_session() -> Session | None:
 @contextmanager
 def record_run(session: Session) -> Iterator[None]:
     """Write how a run began and ended into its events; what went wrong is passed on."""
+    # Read before the first event is written, which makes the run known.
     known = session.context.run in session.context.store.runs.names()
     session.record("resumed" if known else "started")
     try:
         with lost_terminations_repeated():
             yield
+    # Ctrl-C and SIGTERM end a run too, and its events must say so.
     except BaseException as error:
         event, message = event_of(error)
         session.record(event, message=message)
@@ -216,12 +223,14 @@ def source_of(config: RunConfig) -> pipeline.Source:
 
 def log_directory(config: RunConfig) -> Path:
     """Return the local directory for the logs of a run's services: in the store where that is local."""
+    # Processes append to logs, which an object store cannot take.
     root = Path(".stagecoach") if "://" in config.store else Path(config.store).expanduser()
     return (root / "logs" / config.name).resolve()
 
 
 def needs(missing: Sequence[Ref], config: RunConfig) -> list[str]:
     """Return the services that the missing work needs, by their keywords, in the order of the work."""
+    # Stages name the services they may ask; the config says that some will not be asked.
     unneeded = set[str]()
     if not any(True for _ in asked_teachers(config)):
         unneeded.add("teachers")
@@ -248,10 +257,12 @@ def preflight(session: "Session", missing: Sequence[Ref]) -> None:
     stages = {piece.stage for piece in missing}
     with nothing_started():
         require_gate(session.config)
+        # Tables are small beside weights; without these, only a little room is asked for.
         makes_weights = bool(stages & {"training", "policy_import"})
         require_space(session.context.store, Path(session.source.weights) if makes_weights else None)
         for service in session.needed(missing):
             service.reach()
+        # Loaded in processes of their own, and kept for the stage: an environment that does not load is known now.
         if "examples" in stages and session.config.kind != "sft":
             session.environments.examples()
 
@@ -266,6 +277,7 @@ def require_space(store: Store, weights: Path | None) -> None:
     """Raise NoSpace where not even one more policy of the size of `weights` has room on the store's disk."""
     if store.root.directory is None:
         return
+    # A policy's files are as large as those it starts from; optimizer states only come on top.
     size = sum(file.stat().st_size for file in weights.glob("*.safetensors")) if weights else 0
     needed, free = size + LEAST_FREE, shutil.disk_usage(store.root.directory).free
     if free < needed:

@@ -15,6 +15,7 @@ from tasks.metrics.names import ALL, Values, full_name, metric_values
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref
 
+# Below a tenth, most of the sampling was for nothing; what is usual with filters is well above.
 LOW_SIGNAL = 0.1
 """Share of a step's rollouts at or below which it is said that hardly anything could be trained on."""
 
@@ -54,6 +55,7 @@ def check_account(session: Session, batch: StepBatch) -> list[Share]:
     try:
         return account(*tables)
     except AccountBreach as error:
+        # `account` knows tables alone, not whose they are.
         error.add_note(f"Run {context.run}, step {batch.packing.step}, between the stages packing and training.")
         raise
 
@@ -62,6 +64,7 @@ def finish_step(session: Session, finished: FinishedStep) -> dict[str, Any]:
     """Describe a finished step and tell the watchers."""
     described = describe(session.context, finished.step, finished.refs)
     session.notify("step", **described)
+    # Who resumes a run has read the warnings of its finished steps before.
     if described["computed"] and (warning := low_signal(described)):
         session.notify("note", text=warning)
     if described["computed"] and (warning := short_of_groups(finished.step, described.get("groups", {}))):
@@ -128,6 +131,7 @@ def describe(context: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, A
         "reward": values.get((ALL, "reward/mean")),
         "reward_std": values.get((ALL, "reward/std")),
         "num_traces": int(values.get(("", "batch/num_traces"), 0)),
+        # Out of the accounts, so that it adds up with the other outcomes.
         "num_errored": sum(share["num_traces"] for share in outcomes if share["outcome"] == ERRORED),
         "outcomes": outcomes,
         "tokens": int(sum(values.get((ALL, f"rollout/{kind}_tokens"), 0) for kind in ("input", "output"))),

@@ -47,6 +47,7 @@ def config_versions(config: RunConfig) -> dict[str, Any]:
 
 def _parts(config: RunConfig) -> tuple[bool, bool, bool, bool]:
     """Return whether a run needs an engine, trains, needs its environments, and reads its model's directory."""
+    # A new run may do everything; of a replay it depends on where it begins and ends.
     if config.kind != "replay":
         return True, True, config.kind != "sft", True
     again = replayed_stages(config.replay)
@@ -88,6 +89,7 @@ def model_facts(config: RunConfig) -> dict[str, Any]:
     """Return the model's vocabulary, renderer and tokenizer; raises ConfigError for a model that is not there."""
     directory = model_directory(config.model.path)
     info = model_info.read(directory)
+    # The engine would find out too, minutes later.
     model_info.require_weights(directory)
     renderer = model_info.renderer_name(config.model.renderer, config.model.path)
     model_info.renderer_config(renderer, config.model.path, config.model.renderer_settings)  # or it is refused here
@@ -98,6 +100,7 @@ def model_facts(config: RunConfig) -> dict[str, Any]:
 
 def has_cuda() -> bool:
     """Return whether this machine has an NVIDIA device that processes may see."""
+    # Not by torch: importing it takes seconds, and it would take a CUDA context in the flow's process.
     return Path("/dev/nvidiactl").exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
 
 

@@ -44,8 +44,10 @@ class Supervisor:
 
     def __enter__(self) -> "Supervisor":
         self.directory.mkdir(parents=True, exist_ok=True)
+        # Before anything starts: an engine of a killed flow may still hold the memory.
         sweep()
         self._temporary = self._scratches.make("services")
+        # A copy of the list: services are started while the keeper goes through it.
         self._logs = LogKeeper(lambda: [(handle.spec.log, handle.spec.log_bytes) for handle in list(self._handles)])
         return self
 
@@ -63,7 +65,9 @@ class Supervisor:
 
     def close(self) -> None:
         """End all services, the last started first, and wait until none of their processes is left."""
+        # The last started first: it may be a client of those before.
         handles = self._handles[::-1]
+        # All are asked before one is waited for: their grace periods run side by side.
         for handle in handles:
             handle.ask_to_stop()
         for handle in handles:
@@ -137,6 +141,7 @@ class PolicyLock:
         Who holds one policy and asks for another within would wait for itself.
         """
         with self._free:
+            # Not first come, first served: those who share the policy must not wait behind one who wants another.
             self._free.wait_for(lambda: not self._holders or self._held == policy_key)
             self._held = policy_key
             self._holders += 1

@@ -40,11 +40,13 @@ class InferenceService(RunService):
         self._proven = ""
         """Key of the policy that the engine was last seen to hold; a restarted engine says that it holds none."""
         config = context.config.engine
+        # In the environment, never in the command line, which every user of the machine can read.
         self.key = os.environ.get(config.api_key_variable, "") if config.url else secrets.token_hex(16)
         """What the engine, and whoever calls it, must know; made anew for an engine of our own."""
 
     def begin(self) -> None:
         """Start the engine, or adopt an external one; returns at once."""
+        # A path without a name is none: of an evaluation by URL, or a replay without weights.
         if self._source.name or self._context.config.engine.url:  # else it waits for the first policy asked for
             self._engine(self._source)
 
@@ -72,11 +74,13 @@ class InferenceService(RunService):
         It stays there as long as nobody asks for another: see `pinned`.
         Raises ServiceFailed when no restart is left, EngineMismatch when the engine serves other weights than it says.
         """
+        # An engine starts with whole weights; adapters are laid over them when they are asked for.
         whole = self._base(policy) or policy.key
         engine = self._engine(self._source if self._source.name else self._context.store.policies.directory(whole))
 
         def bring() -> ServedModel:
             url = engine.wait()["url"]  # returns after a restart, or raises when none is left
+            # One at a time: two loads of weights at once would leave a mix.
             with self._bringing:  # those who share a policy bring it once
                 return self._bring(policy, url)
 
@@ -91,6 +95,7 @@ class InferenceService(RunService):
 
     def _bring(self, policy: Policy, url: str) -> ServedModel:
         base, directory = self._base(policy), self._context.store.policies.directory
+        # An adapter has a model name of its own, and so cannot be mistaken for the base below it.
         served = ServedModel(url, self.key, policy.key if base else MODEL, policy.key)
         with closing(Engine(url, self.key, model=served.model)) as engine:
             holds = engine.served_policy_key() == policy.key

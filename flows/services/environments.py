@@ -59,11 +59,13 @@ class EnvironmentServers(RunService):
 
         Whoever looks for the rollout that takes a server down must be sure that it is none of another step's.
         """
+        # A lock of policies serves here as well: a name of one's own is held by nobody else.
         return self._sharing.hold(f"alone {next(self._turns)}" if alone else "shared")
 
     def examples(self) -> pa.Table:
         """Return the examples of all environments, loaded once, in processes of their own."""
         with self._lock:
+            # Under the lock: the first step and the first evaluation ask at the same time, and loading takes long.
             if self._examples is None:
                 self._examples = pa.concat_tables([environment_service.examples(each) for each in self._environments])
             return self._examples
@@ -127,6 +129,7 @@ class GraderProcesses(RunService):
         found = [regrading.SCORES.empty_table()]
         for name in dict.fromkeys(texts(unscored["environment"])):
             own = unscored.filter(_among(unscored["environment"], pa.chunked_array([[name]])))
+            # Whole episodes: a reward may depend on what the other seats said, errored ones included.
             episodes = traces.filter(_among(traces["episode_id"], own["episode_id"]))
             tables = {
                 "examples": _of(examples, name, episodes),

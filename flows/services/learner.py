@@ -58,6 +58,7 @@ class LearnerProcess(RunService):
         training again does not give the recorded weights.
         """
         learner = self._connected()
+        # The learner of a run that goes on mostly holds it already, and loading is the slow part.
         held = learner.state()["policy_key"]
         if held == policy.key:
             return learner
@@ -137,6 +138,7 @@ def ancestry(context: RunContext, policy: Policy) -> list[dict[str, Any]]:
     has no parent and so no state.
     """
     way = [recorded_policy(context, policy.key)]
+    # Backwards, as a policy names its parent and not its children.
     while way[0]["parent_key"] is not None and not _loads(context, way[0]):
         way.insert(0, recorded_policy(context, way[0]["parent_key"]))
     return way
@@ -161,18 +163,22 @@ class LearnerRecovery:
         Raises WeightsDiffer when training again does not give the recorded weights.
         """
         way = ancestry(self._context, policy)
+        # A replay may go on from policies that its source run trained with other settings.
         if any(self._foreign(row) for row in way[1:]):
             self._through_other_settings(way)
             return
+        # From what it holds where that lies on the way: less is trained again.
         start = next((i for i, row in enumerate(way) if row["policy_key"] == held), 0)
         if way[start]["policy_key"] != held:
             self._load(way[0], self._context.store.policies.directory(way[0]["policy_key"]), self._training)
         for row in way[start + 1 :]:
+            # The learner writes what it trains; the recorded weights stay, these go.
             with self._scratch(row) as scratch:
                 self._train(row, scratch, save_optimizer=False)
 
     def _foreign(self, row: dict[str, Any]) -> bool:
         """Tell whether a policy was trained with other settings than the learner has: the run it belongs to had."""
+        # Operational settings are left out: they do not change the weights.
         settings = self._settings(row)
         return settings != {name: self._training.get(name) for name in settings}
 
@@ -194,6 +200,7 @@ class LearnerRecovery:
                 self._load(before, directory, self._settings(row))
                 directory, before = scratches.enter_context(self._scratch(row)), row
                 self._train(row, directory, save_optimizer=True)
+            # Back to the run's own settings for the steps to come.
             self._learner.configure(self._training, self._own)
             self._load(before, directory, self._training)
 

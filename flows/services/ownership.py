@@ -16,6 +16,7 @@ from flows.services.guardian import send
 
 OWNER = "STAGECOACH_OWNER"
 SERVICE = "STAGECOACH_SERVICE"
+# What does not go at SIGKILL for so long hangs in the kernel; waiting longer would not help.
 SWEEP_SECONDS = 10.0
 CLOCK_SECONDS = 2.0
 """By so much the start of a process may seem later than an event of it: the kernel's boot time is known to a second."""
@@ -30,6 +31,7 @@ def start_time(process: int) -> str | None:
             fields = file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
+    # A zombie does nothing any more and only waits to be collected.
     return None if fields[0] in (b"Z", b"X") else fields[19].decode()
 
 
@@ -91,6 +93,7 @@ def kill_owned(owner: str, service: str | None = None) -> list[int]:
     """Kill an owner's processes, or those of one service, until none is left; return their ids."""
     killed: dict[int, None] = {}
     deadline = time.monotonic() + SWEEP_SECONDS
+    # Again and again: one that forks just now is not in the list.
     while (left := owned(owner, service)) and time.monotonic() < deadline:
         send(signal.SIGKILL, left)
         killed.update(dict.fromkeys(left))

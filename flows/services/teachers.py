@@ -112,6 +112,7 @@ class TeacherEngines(RunService):
         )
 
     def _command(self, teacher: TeacherConfig, report: Any) -> tuple[list[str], dict[str, str]]:
+        # All else as the policy's engine: the same length, precision and log-prob settings.
         own = ("threads", "memory_gib", "gpu_memory_utilization")
         engine = self._config.engine.model_copy(update={name: getattr(teacher, name) for name in own})
         weights = model_directory(teacher.path, "teacher.path")
@@ -125,6 +126,7 @@ def asked_teachers(config: RunConfig) -> Iterator[tuple[str, TeacherConfig]]:
     again = replayed_stages(config.replay) if config.kind == "replay" else SAMPLING.get(config.kind, ())
     if "rollout" in again:
         yield from _players(config)
+    # Nothing is credited in an evaluation.
     if config.kind == "evaluate":
         return
     for where, algorithm in algorithms(config):
@@ -165,6 +167,7 @@ def local_teacher_facts(config: RunConfig) -> dict[str, dict[str, str]]:
 def reopened_teachers(config: RunConfig) -> RunConfig:
     """Return `config` with the versions of the teachers open again that it asks: another one may be named."""
     asked = asked_teachers(config)
+    # Those that are gone keep theirs: nobody could say another.
     opened = {f"{where}.version": "" for where, each in asked if each.url or is_here(each)}
     return RunConfig.model_validate(with_versions(config.model_dump(mode="json"), opened)) if opened else config
 
@@ -205,6 +208,7 @@ def _versions(config: RunConfig, teachers: list[tuple[str, TeacherConfig]]) -> d
     for where, teacher in teachers:
         try:
             version, problems = _by_url(config, where, teacher) if teacher.url else _by_path(config, where, teacher)
+        # With the others' problems, not instead of them: all are told at once.
         except (EngineError, EngineLost) as error:
             lines.append(f"{where}.url: {error}. Start it again, or give the path of its weights")
             continue
@@ -234,6 +238,7 @@ def _by_path(config: RunConfig, where: str, teacher: TeacherConfig) -> tuple[str
         )
     if _plays(where):  # it may be any model that reads and writes the same tokens, the policy's first weights too
         return directory_digest(directory), lines
+    # A larger one is padding, which no sampled token ever names.
     if info.vocab_size < config.model.vocab_size:
         lines.append(
             f"path: {teacher.path} has {info.vocab_size} tokens in its vocabulary, the model {config.model.vocab_size}"
@@ -247,6 +252,7 @@ def _by_url(config: RunConfig, where: str, teacher: TeacherConfig) -> tuple[str,
     """Return the version of a teacher that someone else serves, and what speaks against it."""
     key = external_key(teacher)
     name, version = served_version(teacher.url, key)
+    # The vocabulary's last token: who can score it can score all.
     last = (config.model.vocab_size or _own_vocabulary(config)) - 1
     with closing(Engine(teacher.url, key, timeout=ASK_SECONDS, model=name)) as engine:
         try:

@@ -46,6 +46,7 @@ class Parts:
         self._store = store
         self._unit = unit
         self._make_entry = make_entry
+        # Only for what all parts have in common: run, step, key, attempt.
         first = make_entry("", (), 0)
         self._identity: dict[str, Any] = {name: getattr(first, name) for name in ("run", "step", "key", "attempt")}
         self._earlier, self._units = self._drop_repeated(store.ledger.parts(first.key))
@@ -73,6 +74,7 @@ class Parts:
         with self._wake:
             self._raise()
             self._waiting.append(tables)
+            # At once, not when they are committed: the caller must not begin them again.
             self._units |= self._unit_names(tables[self._unit[0]])
             self._wake.notify()
 
@@ -87,6 +89,7 @@ class Parts:
         with self._wake:
             self._closing = True
             self._wake.notify()
+        # What was handed over is safe before the stage ends, whichever way.
         self._thread.join()
 
     def _drop_repeated(self, parts: Sequence[Entry]) -> tuple[list[Entry], set[str]]:
@@ -97,6 +100,7 @@ class Parts:
         """
         counted, units = [], set[str]()
         table, column = self._unit
+        # The same order for everybody: two runs must leave out the same parts.
         for part in sorted(parts, key=lambda part: (part.finished_at, part.part)):
             found = self._unit_names(self._store.read(part.slices(table), [column]))
             if not found & units:
@@ -181,6 +185,7 @@ class Attempt:
 
     def compute(self, refs: Sequence[Ref], services: Services, parameters: Mapping[str, Any]) -> list[Slice]:
         """Read the inputs, call the stage's function, write the rows that it returns; return the slices."""
+        # An optional table goes in only where an input made it, so that a stage sees what its key says.
         made = {name for ref in refs for name in dict(ref.rows)}
         reads = (*self.stage.reads, *(name for name in self.stage.optional if name in made))
         tables = {name: self.context.table(name, refs) for name in reads}
@@ -190,6 +195,7 @@ class Attempt:
         outputs = self.stage.function(tables, self.view, **keywords)
         self.tokens = count_tokens(outputs)
         if "policies" in self.stage.writes:
+            # Before the ledger row: weights without a row are swept, a row without weights would be broken.
             self.context.store.policies.publish(self.directory, self.key)
         missing = [name for name in self.stage.writes if name not in outputs and name not in self.stage.optional]
         assert not missing and set(outputs) <= set(self.stage.writes), f"{self.stage.name} made {list(outputs)}"
@@ -204,6 +210,7 @@ class Attempt:
 
     def discard(self) -> None:
         """Remove the directory of weights that were not published, also when the run is cancelled."""
+        # Looked up without the property, which would make the directory.
         if "directory" in vars(self):
             self.context.store.policies.discard(self.directory)
 
@@ -263,6 +270,7 @@ def perform(
     key = context.key(stage, step, inputs)
     entry = context.find(key)
     if entry is not None:
+        # Found, perhaps in another run: a row of this run's own points at the same slices.
         return ref_of(context.adopt(entry, step), computed=False)
     attempt = Attempt(stage, context, step, key, inputs, policy)
     try:

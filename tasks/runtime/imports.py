@@ -74,9 +74,12 @@ def code_version(path: str) -> str:
 
 def _module(name: str, path: str) -> ModuleType:
     if os.getcwd() not in sys.path and "" not in sys.path:
+        # At the end: a file there must not stand in for an installed package.
         sys.path.append(os.getcwd())
+    # The module may have been written a moment ago, as in a notebook.
     importlib.invalidate_caches()
     if name not in sys.modules:
+        # Whoever removed it from `sys.modules` wants it loaded anew.
         _DIGESTS.pop(name, None)
     try:
         module = importlib.import_module(name)

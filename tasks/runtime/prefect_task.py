@@ -49,6 +49,7 @@ class StageTask:
             name=self.stage.name,
             description=self.stage.function.__doc__,
             task_run_name=f"{self.stage.name}-{{step}}",
+            # The ledger decides what is computed; a second memory would drift from it.
             cache_policy=NO_CACHE,
             persist_result=False,
             retries=len(RETRY_SECONDS),
@@ -86,6 +87,7 @@ class StageTask:
 
     def _local_task(self) -> Any:
         """Return the task; with a time limit where it only computes, in the one thread that Prefect can interrupt."""
+        # Prefect ends a task by an alarm signal, which only the main thread receives.
         in_main = threading.current_thread() is threading.main_thread()
         return self._timed_task if in_main and not self.waits else self.task
 
@@ -95,6 +97,7 @@ class StageTask:
         from prefect.task_runners import ThreadPoolTaskRunner
 
         context = FlowRunContext.get()
+        # Prefect's default is a pool of threads in this process, where nothing is won by submitting.
         runner = context.task_runner if context else None
         return runner is not None and not isinstance(runner, ThreadPoolTaskRunner) and not self.waits
 
