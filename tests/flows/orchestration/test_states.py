@@ -133,24 +133,18 @@ def cancellation(api: Api) -> Cancellation:
     return Cancellation(api.ask, lambda: api.now)
 
 
-def test_it_asks_at_once_and_then_not_for_a_while(api: Api, cancellation: Cancellation) -> None:
+def test_it_asks_at_once_and_then_not_for_a_while_and_once_cancelled_it_stays_so(
+    api: Api, cancellation: Cancellation
+) -> None:
     assert not cancellation.asked_for("run")
     api.answer = True
     api.now += ASK_SECONDS * 0.99
-    assert not cancellation.asked_for("run")
-    assert api.asked == ["run"]
+    assert not cancellation.asked_for("run") and api.asked == ["run"]
     api.now += ASK_SECONDS * 0.02
-    assert cancellation.asked_for("run")
-    assert api.asked == ["run", "run"]
-
-
-def test_once_cancelled_it_stays_so(api: Api, cancellation: Cancellation) -> None:
-    api.answer = True
-    assert cancellation.asked_for("run")
+    assert cancellation.asked_for("run") and api.asked == ["run", "run"]
     api.answer = False
     api.now += 100 * ASK_SECONDS
-    assert cancellation.asked_for("run")
-    assert api.asked == ["run"]
+    assert cancellation.asked_for("run") and api.asked == ["run", "run"]
 
 
 def test_outside_a_flow_run_there_is_nobody_to_ask(api: Api, cancellation: Cancellation) -> None:

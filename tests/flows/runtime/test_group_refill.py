@@ -18,14 +18,13 @@ from flows.runtime import pipeline
 from flows.runtime.empty_batch import short_of_groups
 from flows.runtime.loops import plan_work
 from flows.runtime.session import record_run
-from flows.runtime.step_report import finish_step
 from storage.read.frames import Frames
 from storage.refs import Entry
 from storage.store import Store, open_store
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.stage import Ref
 from tests.fixtures.refills import EQUAL, REFILL, play
-from tests.fixtures.rehearsal import SOURCE, Rehearsal, die, made, rehearse, session_for
+from tests.fixtures.rehearsal import SOURCE, Rehearsal, die, made, rehearse, reported, session_for
 from tests.fixtures.replays import RLOO, ask, pieces, walk
 
 GROUPS, SIZE = 3, 4
@@ -98,12 +97,10 @@ def test_what_is_there_after_the_last_batch_is_trained_on_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     play(monkeypatch, {"0-0", "0-2", "0.1-0", "0.1-1", "0.2-0", "0.2-1"})
-    session = session_for(tmp_path / "store", "base", **REFILL | {"steps": 1})
     told: list[tuple[str, Any]] = []
-    session.watchers = (lambda event, facts: told.append((event, dict(facts))),)
-    with record_run(session):
-        for finished in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
-            described = finish_step(session, finished)
+    (described,) = reported(
+        tmp_path / "store", "base", lambda event, facts: told.append((event, dict(facts))), **REFILL | {"steps": 1}
+    )
     assert described["groups"] == {"wanted": 3, "drawn": 7, "admitted": 1, "batches": 3}
     assert described["metrics"]["groups/admitted"] == 1.0
     assert described["num_traces"] == 7 * SIZE and described["rows"]["rollout"]["traces"] == 7 * SIZE
@@ -224,10 +221,7 @@ def test_refills_that_were_not_judged_yet_are_of_one_batch_nevertheless(origin: 
 
 def test_a_refused_group_is_replaced_too_and_has_no_weight(tmp_path: Path) -> None:
     changes = {"filtering": {"filters": [{"type": "errored"}]}, "admission": {}}
-    session = session_for(tmp_path / "store", "base", **REFILL | changes | {"steps": 1})
-    with record_run(session):
-        for finished in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
-            described = finish_step(session, finished)
+    (described,) = reported(tmp_path / "store", "base", **REFILL | changes | {"steps": 1})
     assert described["groups"] == {"wanted": 3, "drawn": 6, "admitted": 3, "batches": 3}
     outcomes = {share["outcome"]: share["num_traces"] for share in described["outcomes"]}
     assert outcomes == {"trained": 3 * SIZE, "no weight": 3 * SIZE}

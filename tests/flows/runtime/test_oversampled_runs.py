@@ -9,16 +9,13 @@ import pytest
 from configs.checks.run import problems
 from configs.load import load
 from configs.run import RunConfig, View
-from flows.runtime import pipeline
 from flows.runtime.loops import evaluation_configs
-from flows.runtime.session import record_run
-from flows.runtime.step_report import finish_step
 from tasks.arrays.group_counts import num_needed
 from tasks.assignment import stage as assignment
 from tasks.inference.sampling.rollouts import straggler_failure
 from tasks.rollout import stage as rollout
 from tests.fixtures import rehearsal
-from tests.fixtures.rehearsal import SMALL, SOURCE, Rehearsal, session_for
+from tests.fixtures.rehearsal import SMALL, reported
 
 FILTERS = [{"type": "errored"}, {"type": "zero_advantage"}, {"type": "incomplete_group"}]
 OVERSAMPLED: dict[str, Any] = {
@@ -40,10 +37,7 @@ def stopped(_: int, row: dict[str, Any]) -> dict[str, Any]:
 def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The finished steps of a run, as watchers are told of them."""
     rehearsal.play(monkeypatch, rollout=rehearsal.sampled_with(stopped))
-    session = session_for(tmp_path / "store", "oversampled", **OVERSAMPLED)
-    with record_run(session):
-        walk = pipeline.run_steps(Rehearsal(session), SOURCE, session.config)
-        return [finish_step(session, finished) for finished in walk]
+    return reported(tmp_path / "store", "oversampled", **OVERSAMPLED)
 
 
 def test_what_is_needed_is_trained_and_the_rest_accounted_for(steps: list[dict[str, Any]]) -> None:

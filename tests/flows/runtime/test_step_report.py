@@ -20,7 +20,6 @@ from tasks.training import stage as training
 from tests.fixtures import rehearsal
 from tests.fixtures.builders import table
 from tests.fixtures.fixed import ENVIRONMENT
-from tests.fixtures.rehearsal import SOURCE, Rehearsal, session_for
 
 
 def step_of(trained: int, others: int) -> dict[str, Any]:
@@ -52,10 +51,10 @@ def test_a_run_with_hardly_anything_to_train_on_says_so(tmp_path: Path, monkeypa
     for name, equal in (("low", 9), ("enough", 8)):
         same = rehearsal.sampled_with(lambda number, _, first=2 * equal: {"reward": 1.0} if number < first else {})
         rehearsal.play(monkeypatch, rollout=same)
-        session = session_for(tmp_path / name, name, steps=1, assignment={"groups_per_step": 10, "group_size": 2})
-        session.watchers = (lambda event, facts: told.append(facts["text"]) if event == "note" else None,)
-        for finished in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
-            described = finish_step(session, finished)
+        (described,) = rehearsal.reported(
+            *(tmp_path / name, name, lambda event, facts: told.append(facts["text"]) if event == "note" else None),
+            **{"steps": 1, "assignment": {"groups_per_step": 10, "group_size": 2}},
+        )
         assert described["metrics"]["trainable/all/ratio"] == (10 - equal) / 10
         assert described["metrics"]["samples_per_rollout/all"] == 1.0
     (warning,) = told

@@ -112,15 +112,6 @@ def test_a_service_that_changes_its_title_keeps_its_mark(supervisor: Supervisor,
     assert handle.pid in owned(identity())
 
 
-def test_restart_on_request(supervisor: Supervisor, tmp_path: Path) -> None:
-    handle = supervisor.start(spec(tmp_path))
-    first = handle.wait()
-    handle.restart()
-    handle._await_change(1, PATIENCE)
-    assert handle.wait() != first
-    assert handle.generation == 2
-
-
 def test_a_service_that_cannot_start_fails_at_once_with_the_end_of_its_log(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
