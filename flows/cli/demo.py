@@ -11,7 +11,7 @@ from configs.run import RunConfig
 from flows.cli.launch import watch
 from flows.reporting.events import describe_scores
 from flows.reporting.formats import describe_difference
-from flows.runtime.demo_sources import FIRST, RECIPES, SEED, Recipe, build, sources_directory, warmed_up
+from flows.runtime.demo_sources import FIRST, RECIPES, SEED, Recipe, build, sources_directory, warm_weights
 from flows.runtime.prepare import prepare
 from flows.runtime.session import log_directory
 from flows.runtime.versions import config_versions, versions
@@ -39,7 +39,7 @@ def main(
         engine = early_engine(supervisor, preset, [*overrides, f"model.path={sources.model}"], name, root)
         engine.reach()
         policy = watch(warm_up, before=engine.begin, plain=plain)["policy"]
-        weights = warmed_up(root, policy["key"])
+        weights = warm_weights(root, policy["key"])
         config = prepare("train", [preset], [f"model.path={weights}", *overrides], name=name, store=root, seed=SEED)
         outcome = watch(config, engine=engine, plain=plain)
     print("\n".join(summary(outcome, config, recipe, time.monotonic() - began)))

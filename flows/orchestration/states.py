@@ -19,6 +19,7 @@ from flows import PACKAGES
 from flows.orchestration.server import cancelled, current_flow_run, is_shared, is_termination
 from flows.services.ownership import was_alive
 from storage.errors import StoreError
+from storage.runs import Event, Runs
 from storage.store import Store, open_store
 from tasks.runtime.prefect_task import error_text
 
@@ -124,7 +125,7 @@ def note_end(flow: Any, flow_run: Any, state: Any) -> None:
 
     with get_client(sync_client=True) as client:
         tags = client.read_flow_run(flow_run.id).tags  # as they are now: the run's own process has set them
-    run, store = tagged(tags, "run"), tagged(tags, "store")
+    run, store = tag_value(tags, "run"), tag_value(tags, "store")
     if not run or not store:
         return  # it ended before it had a run
     try:
@@ -132,9 +133,7 @@ def note_end(flow: Any, flow_run: Any, state: Any) -> None:
         last = runs.events(run)[-1] if run in runs.names() else None
         if last is not None and last.event in OPEN and last.flow_run == str(flow_run.id):
             event = "cancelled" if state.is_cancelled() or state.is_cancelling() else "crashed"
-            how = (state.message or "its process is gone").rstrip(".")
-            told = f"{how}. What is committed is safe; the same run again goes on from there"
-            runs.record(run=run, event=event, message=told, flow_run=last.flow_run, host=last.host, pid=last.pid)
+            _record_end(runs, run, last, event, (state.message or "its process is gone").rstrip("."))
     except StoreError as error:
         _log.warning("the end of run %s could not be written into its store: %s", run, error)
 
@@ -146,15 +145,18 @@ def mark_crashed(store: Store) -> list[str]:
         # Only the last event tells: a run that was resumed has another process than before.
         last = store.runs.events(run)[-1]
         if last.event in OPEN and last.host == socket.gethostname() and not was_alive(last.pid, last.at):
-            told = f"process {last.pid} is gone. Everything committed is safe; the same run again goes on from there"
-            store.runs.record(
-                run=run, event="crashed", message=told, flow_run=last.flow_run, host=last.host, pid=last.pid
-            )
+            _record_end(store.runs, run, last, "crashed", f"process {last.pid} is gone")
             marked.append(run)
     return marked
 
 
-def tagged(tags: Iterable[str], name: str) -> str:
+def _record_end(runs: Runs, run: str, last: Event, event: str, how: str) -> None:
+    """Write down how a run ended whose process could not; it is said to be of the process that the last event names."""
+    message = f"{how}. What is committed is safe; the same run again goes on from there"
+    runs.record(run=run, event=event, message=message, flow_run=last.flow_run, host=last.host, pid=last.pid)
+
+
+def tag_value(tags: Iterable[str], name: str) -> str:
     """Return what a tag `name:value` says; empty without one."""
     return next((tag.partition(":")[2] for tag in tags if tag.startswith(f"{name}:")), "")
 
@@ -174,7 +176,6 @@ VARIABLE = "STAGECOACH_GPU_LIMIT"
 LEASE_SECONDS = 60.0
 """How long the slot of a process that was killed stays taken."""
 WAIT_SECONDS = 5.0
-_log = logging.getLogger("stagecoach")
 
 
 @contextmanager
@@ -185,7 +186,7 @@ def gpu_slot() -> Iterator[None]:
         return
     import httpx
 
-    slot = _taken(os.environ.get(VARIABLE) or LIMIT)
+    slot = _wait_for_slot(os.environ.get(VARIABLE) or LIMIT)
     try:
         yield
     finally:
@@ -196,10 +197,10 @@ def gpu_slot() -> Iterator[None]:
             _log.warning("the GPU slot could not be given back, it is free in %.0f s: %s", LEASE_SECONDS, problem)
 
 
-def _taken(limit: str) -> AbstractContextManager[None]:
+def _wait_for_slot(limit: str) -> AbstractContextManager[None]:
     """Return an entered context that holds a slot."""
     said = False
-    while (slot := _tried(limit)) is None:
+    while (slot := _try_slot(limit)) is None:
         if cancelled(current_flow_run()):
             raise RunCancelled("cancelled while it waited for a GPU slot; nothing was started")
         if not said:
@@ -211,7 +212,7 @@ def _taken(limit: str) -> AbstractContextManager[None]:
     return slot
 
 
-def _tried(limit: str) -> AbstractContextManager[None] | None:
+def _try_slot(limit: str) -> AbstractContextManager[None] | None:
     """Return an entered context that holds a slot; None where all are taken. Prefect logs each refusal: look first."""
     from prefect.client.orchestration import get_client
     from prefect.concurrency.sync import concurrency

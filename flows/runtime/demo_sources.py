@@ -173,7 +173,7 @@ def _run(module: str, *arguments: str) -> None:
         )
 
 
-def warmed_up(root: str, key: str) -> Path:
+def warm_weights(root: str, key: str) -> Path:
     """Return a directory with the warm-up's weights that stays: in the store, or beside the sources for a URL.
 
     What an object store hands out is a copy that gives way to newer ones.
@@ -203,7 +203,7 @@ def weights_of(model: str, store: str, sft: Callable[..., Any]) -> str:
         paths = {"model": str(sources.model), "data": str(sources.demonstrations)}
         sft(name=WARM_UP, presets=["sft_demo"], **paths, seed=SEED, store=root)
         key = _last_policy(opened)
-    return str(warmed_up(root, key))
+    return str(warm_weights(root, key))
 
 
 def _last_policy(store: Store) -> str:

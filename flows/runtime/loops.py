@@ -159,7 +159,7 @@ class Evaluations:
         """Say which examples will be tried, before the first step: a set that cannot be made stops the run at once."""
         for context in evaluation_contexts(self._session.context).values():
             if any(map(context.config.evaluation.due, range(context.config.steps + 1))):
-                pipeline.held_out(Executor(self._session, context))
+                pipeline.choose_held_out(Executor(self._session, context))
 
     def begin(self, policy: Policy) -> None:
         """Evaluate a policy on the sets that are due; raises what an earlier evaluation raised."""

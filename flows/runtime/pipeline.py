@@ -323,7 +323,7 @@ def _refusal(step: int, decision: Mapping[str, Any], config: RunConfig) -> str:
     return "\n  ".join(lines)
 
 
-def held_out(execute: Executor) -> tuple[Ref, Ref]:
+def choose_held_out(execute: Executor) -> tuple[Ref, Ref]:
     """List the examples and say which held-out ones are tried; no policy is needed to know."""
     examples = execute(example_list.task, 0)
     return examples, execute(assignment.evaluation_task, 0, (examples,))
@@ -334,7 +334,7 @@ def evaluate(execute: Executor, policy: Policy | None, retries: int = 0) -> tupl
 
     What ended with an error is tried up to `retries` times more, in results of their own: the rollouts of each retry.
     """
-    examples, assigned = held_out(execute)
+    examples, assigned = choose_held_out(execute)
     # Rollouts of an evaluation are ordered by the policy's version: they belong to no step.
     version = policy.version if policy else 0
     tried = [execute(rollout.task, version, (assigned, examples), policy)]

@@ -67,7 +67,7 @@ def _namespace(process: int | str) -> str | None:
         return None
 
 
-def marked() -> Iterator[tuple[int, str, str]]:
+def marked_processes() -> Iterator[tuple[int, str, str]]:
     """Yield process id, owner and service of every living marked process of this user and process-id namespace.
 
     Process ids inside a container mean nothing outside it, so another namespace's processes are left alone.
@@ -85,7 +85,9 @@ def owned(owner: str, service: str | None = None) -> list[int]:
     The owner itself is left out, although a flow that is a service of another flow is marked too.
     """
     return [
-        process for process, of, name in marked() if of == owner and process != os.getpid() and service in (None, name)
+        process
+        for process, of, name in marked_processes()
+        if of == owner and process != os.getpid() and service in (None, name)
     ]
 
 
@@ -107,5 +109,5 @@ def sweep() -> list[int]:
     There is nothing to lose in them: what a flow wants to keep is in its store. Run before services are started, it
     also frees the memory of an engine whose guardian was killed.
     """
-    gone = {owner for _, owner, _ in marked() if not is_alive(owner)}
+    gone = {owner for _, owner, _ in marked_processes() if not is_alive(owner)}
     return [process for owner in sorted(gone) for process in kill_owned(owner)]

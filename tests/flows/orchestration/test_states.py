@@ -23,7 +23,7 @@ from flows.orchestration.states import (
     event_of,
     mark_crashed,
     reports_its_end,
-    tagged,
+    tag_value,
 )
 from flows.reporting import artifacts
 from flows.reporting.events import PanelWatcher
@@ -107,7 +107,7 @@ def test_only_what_may_pass_is_called_again(error: Exception, again: bool) -> No
     [(["stagecoach", "run:a", "run-b"], "a"), (["store:s3://b/c"], ""), ([], ""), (["run:a:b"], "a:b")],
 )
 def test_what_a_tag_says(tags: Iterable[str], found: str) -> None:
-    assert tagged(tags, "run") == found
+    assert tag_value(tags, "run") == found
 
 
 class Api:

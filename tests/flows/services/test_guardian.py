@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flows.services import guardian
-from flows.services.ownership import OWNER, SERVICE, identity, is_alive, marked, owned, start_time, sweep
+from flows.services.ownership import OWNER, SERVICE, identity, is_alive, marked_processes, owned, start_time, sweep
 from tests.fixtures.programs import PROGRAMS, ROOT
 from tests.fixtures.programs import SERVICE as PROGRAM
 from tests.fixtures.waiting import PATIENCE, until
@@ -150,7 +150,7 @@ def test_marked_finds_a_process_by_its_environment() -> None:
     process = subprocess.Popen(["sleep", "60"], env={**os.environ, OWNER: identity(), SERVICE: "engine#1"})
     try:
         wanted = (process.pid, identity(), "engine#1")
-        until(lambda: wanted in list(marked()), lambda: f"not marked: {list(marked())}")
+        until(lambda: wanted in list(marked_processes()), lambda: f"not marked: {list(marked_processes())}")
         assert owned(identity(), "engine#1") == [process.pid]
         assert owned(identity(), "engine#2") == []
     finally:
