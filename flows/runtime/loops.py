@@ -18,7 +18,7 @@ from flows.orchestration.states import EmptyBatch, GateRefused
 from flows.queries.scores import EvaluationScores, comparisons, score_rollouts
 from flows.runtime import pipeline
 from flows.runtime.executor import Executor
-from flows.runtime.pipeline import Ahead, Source, StepBatch
+from flows.runtime.pipeline import Ahead, Source
 from flows.runtime.session import Session
 from flows.runtime.step_report import Outcome, check_account, finish_step
 from tasks.runtime.run_context import RunContext
@@ -67,7 +67,6 @@ def loop_evaluate(session: Session) -> dict[str, Any]:
     """Score the policy that the config names, or else its model; return the scores as plain values."""
     external = session.config.external
     policy = None if external else session.policy or pipeline.first_policy(Executor(session), session.source)
-    # None for someone else's model: it is no policy of the store.
     found = [each.described for each in evaluate_all(session, policy)]
     counts = {"num_computed": session.num_computed, "num_found": session.num_found}
     # The first set is told by itself, too, as most evaluations have no other.
@@ -85,12 +84,8 @@ def check_of(session: Session) -> pipeline.Check:
 
 def in_thread(threads: ThreadPoolExecutor) -> Ahead:
     """Return a way to build a batch ahead in a thread that knows the current flow run."""
-
-    def ahead(build: Callable[[], StepBatch]) -> Callable[[], StepBatch]:
-        # The current flow run is a context variable, and threads begin with empty contexts.
-        return threads.submit(copy_context().run, build).result
-
-    return ahead
+    # The current flow run is a context variable, and threads begin with empty contexts.
+    return lambda build: threads.submit(copy_context().run, build).result
 
 
 def evaluation_contexts(context: RunContext) -> dict[str, RunContext]:
