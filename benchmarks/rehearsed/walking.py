@@ -69,7 +69,7 @@ def walk(config: RunConfig, shape: Shape | None = None, rest: float = 0.0) -> It
     with record_run(session):
         do = Player(session, shape=shape, rest=rest)
         _evaluate(session, pipeline.first_policy(do, SOURCE))
-        for finished in pipeline.run_steps(do, SOURCE, config):
+        for finished in pipeline.run_steps(do, SOURCE):
             _evaluate(session, finished.policy)
             yield finished.step
 

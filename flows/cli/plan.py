@@ -66,7 +66,7 @@ def planned_stages(config: RunConfig, source: Source) -> list[tuple[StageTask, R
     else:
         execute = Executor(config=config)
         examples, policy = pipeline.start(execute, source)
-        batch = pipeline.build_batch(execute, 0, examples, policy, config)
+        batch = pipeline.build_batch(execute, 0, examples, policy)
         trained, _ = pipeline.train(execute, 0, batch, policy)
         pipeline.measure(execute, 0, (*batch.refs, trained))
     return execute.results

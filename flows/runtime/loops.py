@@ -39,7 +39,7 @@ def loop_train(session: Session) -> dict[str, Any]:
             # Before any step is paid for.
             evaluations.choose()
             evaluations.begin(pipeline.first_policy(execute, session.source))
-        steps = pipeline.run_steps(execute, session.source, config, in_thread(threads), check_of(session))
+        steps = pipeline.run_steps(execute, session.source, in_thread(threads), check_of(session))
         for finished in steps:
             outcome.steps.append(finish_step(session, finished))
             outcome.policy = finished.policy
@@ -57,7 +57,7 @@ def loop_sft(session: Session) -> dict[str, Any]:
     """Train on demonstrations; return what came of it as plain values."""
     outcome = Outcome(session.context.run, session.config.steps)
     execute = Executor(session)
-    for finished in pipeline.run_steps(execute, session.source, session.config, check=check_of(session)):
+    for finished in pipeline.run_steps(execute, session.source, check=check_of(session)):
         outcome.steps.append(finish_step(session, finished))
         outcome.policy = finished.policy
     return outcome.finished(session)
@@ -224,7 +224,7 @@ def _run_all(
     due = [each for each in sets if config.kind == "train" and each.config.evaluation.every]
     if due:
         _evaluate_due(due, pipeline.first_policy(execute, source), retries)
-    for finished in pipeline.run_steps(execute, source, config):
+    for finished in pipeline.run_steps(execute, source):
         _evaluate_due(due, finished.policy, retries)
 
 

@@ -1,4 +1,4 @@
-"""Facts: what a config leaves to the machine, found without importing an engine."""
+"""Versions and other facts that a config leaves to the machine, found without importing an engine."""
 
 import os
 import platform
@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from configs.checks.teachers import needs_reference_scores as scores_again
+from configs.checks.teachers import needs_reference_scores
 from configs.errors import ConfigError
 from configs.functions import imported_functions
 from configs.replay import replayed_stages
@@ -28,14 +28,14 @@ def config_versions(config: RunConfig) -> dict[str, Any]:
     for a model or an imported function that is not there, EnvironmentUnavailable for an environment that is not
     installed.
     """
-    samples, trains, needs_reference_scores, loads = _parts(config)
+    samples, trains, needs_environments, loads = _parts(config)
     precision = "bfloat16" if has_cuda() else "float32"
     found: dict[str, Any] = {}
     if samples:
         found["engine"] = {"version": model_info.engine_version(), "dtype": precision}
     if trains:
         found["training"] = training_facts(precision, config.training)
-    if needs_reference_scores:  # of supervised training, the rows of a file stand in for an environment
+    if needs_environments:  # of supervised training, the rows of a file stand in for an environment
         versions = {each.name: {"version": environment_service.package_version(each)} for each in config.environments}
         found["environments"] = versions
     if loads and config.model.path:
@@ -52,7 +52,7 @@ def _parts(config: RunConfig) -> tuple[bool, bool, bool, bool]:
         return True, True, config.kind != "sft", True
     again = replayed_stages(config.replay)
     fresh = bool(config.replay.weights)
-    samples = "rollout" in again or scores_again(config)  # a reference is scored by an engine too
+    samples = "rollout" in again or needs_reference_scores(config)  # a reference is scored by an engine too
     return samples, "training" in again, "rollout" in again or config.replay.regrade, fresh
 
 

@@ -17,7 +17,7 @@ from configs.errors import ConfigError
 from configs.functions import with_versions
 from configs.replay import needs_weights, replayed_stages
 from configs.run import RunConfig
-from flows.services.base import RunService, Supervisor
+from flows.services.base import Command, RunService, Supervisor
 from flows.services.engine import is_healthy
 from flows.services.process import Handle, ServiceFailed, ServiceSpec
 from storage.keys import content_key
@@ -111,7 +111,7 @@ class TeacherEngines(RunService):
             external=teacher.url,
         )
 
-    def _command(self, teacher: TeacherConfig, report: Any) -> tuple[list[str], dict[str, str]]:
+    def _command(self, teacher: TeacherConfig, report: Path) -> Command:
         # All else as the policy's engine: the same length, precision and log-prob settings.
         own = ("threads", "memory_gib", "gpu_memory_utilization")
         engine = self._config.engine.model_copy(update={name: getattr(teacher, name) for name in own})

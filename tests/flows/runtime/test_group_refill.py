@@ -263,7 +263,7 @@ def test_a_step_that_still_lacks_groups_is_not_replayed(tmp_path: Path, last: st
 
     session = session_for(tmp_path / "store", "base", **REFILL)
     with pytest.raises(KeyboardInterrupt), record_run(session):
-        list(pipeline.run_steps(Dying(session), SOURCE, session.config))
+        list(pipeline.run_steps(Dying(session), SOURCE))
     assert list(step_history(open_store(tmp_path / "store"), "base").steps) == [0, 1]
     for begin in ("filtering", "advantage", "packing"):
         assert ask(tmp_path / "store", from_stage=begin).replay.last_step == 1

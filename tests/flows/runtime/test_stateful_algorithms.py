@@ -210,13 +210,13 @@ class Forgetful(Rehearsal):
 def test_state_that_is_gone_stops_the_stage(tmp_path: Path) -> None:
     session = session_for(tmp_path / "store", "base", **RAE)
     with record_run(session), pytest.raises(StateMissing, match="the state after step 0, which recorded none"):
-        list(pipeline.run_steps(Forgetful(session), SOURCE, session.config))
+        list(pipeline.run_steps(Forgetful(session), SOURCE))
 
 
 def test_several_agents_are_refused_under_another_algorithm(tmp_path: Path) -> None:
     session = session_for(tmp_path / "store", "base", **RAE | {"algorithm": {"type": "grpo"}})
     with record_run(session), pytest.raises(ValueError, match="'first' and 'second', and 'grpo' keeps no agents apart"):
-        next(pipeline.run_steps(Rehearsal(session), SOURCE, session.config))
+        next(pipeline.run_steps(Rehearsal(session), SOURCE))
 
 
 def test_one_agent_is_refused_under_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def walked(root: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Any = None) ->
     steps = []
     with record_run(session):
         do = rehearsal.Rehearsal(session)
-        for finished in pipeline.run_steps(do, rehearsal.SOURCE, session.config):
+        for finished in pipeline.run_steps(do, rehearsal.SOURCE):
             described = describe(session.context, finished.step, finished.refs)
             rl = pc.sum(session.context.table("batches", [finished.batch.packing])["rl_tokens"].slice(0, 1)).as_py()
             steps.append({**described["metrics"], "expected": rl})

@@ -45,7 +45,7 @@ def test_page_show_and_monitor_give_what_the_table_says(tmp_path: Path, monkeypa
     monitor: Any = SimpleNamespace(log=lambda step, metrics: logged.update({step: dict(metrics)}))
     session.watchers = (MonitorWatcher(monitor),)
     with record_run(session):
-        for finished in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
+        for finished in pipeline.run_steps(Rehearsal(session), SOURCE):
             finish_step(session, finished)
     library = StoreReader.at(tmp_path / "store")
     shown = show.describe(library.store, "a", library.config("a"))["steps"]
