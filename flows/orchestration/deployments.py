@@ -84,12 +84,14 @@ def register(described: Mapping[str, Any], pool: str, store: str, limit: str) ->
     flow = getattr(import_module(module), name)
     # Each pool has a limit of its own: machines of another pool have other GPUs.
     variables = described["work_pool"]["job_variables"]["env"] | {"STAGECOACH_GPU_LIMIT": limit}
+    clocks = described.get("schedules", [])
+    schedules = [(each["cron"], {name: each[name] for name in each if name != "cron"}) for each in clocks]
     deployment = flow.to_deployment(
         described["name"],
         description=described["description"],
         parameters={**described["parameters"], "store": store},
         tags=described["tags"],
-        schedules=[_schedule(Cron, each) for each in described.get("schedules", [])],
+        schedules=[Cron(cron, **others) for cron, others in schedules],
         work_pool_name=pool,
         job_variables={"env": variables},
         # By module: workers import what is installed, and need no checkout.
@@ -97,11 +99,6 @@ def register(described: Mapping[str, Any], pool: str, store: str, limit: str) ->
     )
     deployment.apply()
     return f"{flow.name}/{described['name']}"
-
-
-def _schedule(cron: Any, described: Mapping[str, Any]) -> Any:
-    others = {name: value for name, value in described.items() if name != "cron"}
-    return cron(described["cron"], **others)
 
 
 AUTOMATION = "stagecoach: mark lost runs as crashed"

@@ -145,7 +145,7 @@ def lost_terminations_repeated() -> Iterator[None]:
 
     def look(lost: "sys.UnraisableHookArgs") -> None:
         before(lost)
-        if within and _ends(lost.exc_value):
+        if within and _is_end(lost.exc_value):
             start_new_thread(_send_again, ())  # not by `threading`: one of its locks may be held by who is interrupted
 
     sys.unraisablehook = look
@@ -157,7 +157,7 @@ def lost_terminations_repeated() -> Iterator[None]:
             sys.unraisablehook = before
 
 
-def _ends(lost: BaseException | None) -> bool:
+def _is_end(lost: BaseException | None) -> bool:
     return is_termination(lost) or (isinstance(lost, SystemExit) and lost.code == TERMINATED)
 
 

@@ -106,7 +106,10 @@ def _advice(outcomes: Collection[tuple[str, str]], config: RunConfig, step: int)
             f"engine answered, environment is its own code); then sample anew: stagecoach resume {at} {more}"
         )
     for detail in sorted(detail for outcome, detail in outcomes if outcome == FILTERED):
-        yield f"look at what {detail} found (stagecoach traces {at} --step {step} --reason {detail}); {_loosen(detail)}"
+        yield (
+            f"look at what {detail} found (stagecoach traces {at} --step {step} --reason {detail}); mend their cause, "
+            f"or go on under a new name with another setting of {detail}"
+        )
     if (EQUAL, "") in outcomes:
         yield (
             "rewards that never differ within a group call for easier or harder examples, larger groups "
@@ -116,7 +119,3 @@ def _advice(outcomes: Collection[tuple[str, str]], config: RunConfig, step: int)
     if (NO_WEIGHT, "") in outcomes:
         refused = "admission refused their groups: loosen it" if config.admission else "look at their advantages"
         yield f"{refused} (stagecoach traces {at} --step {step} --outcome 'no weight')"
-
-
-def _loosen(detail: str) -> str:
-    return f"mend their cause, or go on under a new name with another setting of {detail}"

@@ -139,13 +139,10 @@ def ancestry(context: RunContext, policy: Policy) -> list[dict[str, Any]]:
     """
     way = [recorded_policy(context, policy.key)]
     # Backwards, as a policy names its parent and not its children.
-    while way[0]["parent_key"] is not None and not _loads(context, way[0]):
+    find = context.store.policies.find
+    while way[0]["parent_key"] is not None and not (way[0]["has_optimizer"] and find(way[0]["policy_key"])):
         way.insert(0, recorded_policy(context, way[0]["parent_key"]))
     return way
-
-
-def _loads(context: RunContext, row: dict[str, Any]) -> bool:
-    return bool(row["has_optimizer"]) and context.store.policies.find(row["policy_key"]) is not None
 
 
 class LearnerRecovery:

@@ -125,7 +125,11 @@ def asked_teachers(config: RunConfig) -> Iterator[tuple[str, TeacherConfig]]:
     """Yield the frozen models that the stages of a run ask, with where the config names them: teachers and players."""
     again = replayed_stages(config.replay) if config.kind == "replay" else SAMPLING.get(config.kind, ())
     if "rollout" in again:
-        yield from _players(config)
+        # Those that play single seats.
+        for index, environment in enumerate(config.environments):
+            for name, seat in environment.seats.items():
+                if seat.model is not None:
+                    yield f"environments.{index}.seats.{name}.model", seat.model
     # Nothing is credited in an evaluation.
     if config.kind == "evaluate":
         return
@@ -134,14 +138,6 @@ def asked_teachers(config: RunConfig) -> Iterator[tuple[str, TeacherConfig]]:
         stage = "rollout" if algorithm.sampled_by == "teacher" else "advantage"
         if teacher is not None and stage in again:
             yield f"{where}.teacher", teacher
-
-
-def _players(config: RunConfig) -> Iterator[tuple[str, TeacherConfig]]:
-    """Yield the frozen models that play single seats."""
-    for index, environment in enumerate(config.environments):
-        for name, seat in environment.seats.items():
-            if seat.model is not None:
-                yield f"environments.{index}.seats.{name}.model", seat.model
 
 
 def _plays(where: str) -> bool:

@@ -199,7 +199,8 @@ class Attempt:
             self.context.store.policies.publish(self.directory, self.key)
         missing = [name for name in self.stage.writes if name not in outputs and name not in self.stage.optional]
         assert not missing and set(outputs) <= set(self.stage.writes), f"{self.stage.name} made {list(outputs)}"
-        return [self._append(name, rows) for name, rows in outputs.items()]
+        place: dict[str, Any] = {"step": self.step, "key": self.key, "attempt": self.name}
+        return [self.context.append(name, rows, **place) for name, rows in outputs.items()]
 
     def _compute_in_parts(self, tables: Tables, keywords: Mapping[str, Any]) -> list[Slice]:
         try:
@@ -237,9 +238,6 @@ class Attempt:
             tokens=tokens,
             versions=self.context.versions,
         )
-
-    def _append(self, table: str, rows: pa.Table) -> Slice:
-        return self.context.append(table, rows, step=self.step, key=self.key, attempt=self.name)
 
     def _keywords(self, services: Services, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the function takes by keyword: the attempt's own, services, and the parameters of this call."""
