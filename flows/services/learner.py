@@ -138,9 +138,9 @@ def ancestry(context: RunContext, policy: Policy) -> list[dict[str, Any]]:
     has no parent and so no state.
     """
     way = [recorded_policy(context, policy.key)]
-    # Backwards, as a policy names its parent and not its children.
     find = context.store.policies.find
-    while way[0]["parent_key"] is not None and not (way[0]["has_optimizer"] and find(way[0]["policy_key"])):
+    # Backwards, as a policy names its parent and not its children.
+    while way[0]["parent_key"] and not (way[0]["has_optimizer"] and find(way[0]["policy_key"]) is not None):
         way.insert(0, recorded_policy(context, way[0]["parent_key"]))
     return way
 

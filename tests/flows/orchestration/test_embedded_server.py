@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from flows.services.ownership import owned, sweep
-from tests.fixtures.programs import PROGRAMS, environment
+from tests.fixtures.programs import PROGRAMS, ask, environment
 from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
@@ -61,14 +60,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One state directory for all tests, so that the database is made once."""
     yield tmp_path_factory.mktemp("prefect") / "state"
     sweep()
-
-
-def ask(url: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-        content = answer.read()
-    return json.loads(content) if content[:1] in b"[{" else content
 
 
 def task_runs(url: str, flow_run: str) -> set[str]:

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +16,7 @@ from storage.store import Store, open_store
 from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.contents import weights
 from tests.fixtures.driving import NAME, ROOT, SETTINGS, Driven, Life
-from tests.fixtures.programs import environment
+from tests.fixtures.programs import ask, environment
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 SECONDS = 240
@@ -35,11 +34,7 @@ class Waiting:
         return self.until(lambda: next(embedded_urls(directory), ""))
 
     def ask(self, path: str, **body: Any) -> Any:
-        request = urllib.request.Request(
-            self.url() + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
-            return json.loads(answer.read())
+        return ask(self.url(), path, body)
 
     def paused(self) -> dict[str, Any]:
         """The flow run, once it waits."""

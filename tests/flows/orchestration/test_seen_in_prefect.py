@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from storage.store import Store, open_store
-from tests.fixtures.programs import PROGRAMS, environment
+from tests.fixtures.programs import PROGRAMS, ask, environment
 from tests.fixtures.serving import tiny_sources
 from tests.fixtures.waiting import PATIENCE, until
 
@@ -43,11 +42,7 @@ class Seen:
 
     def ask(self, path: str, **body: Any) -> Any:
         """Ask Prefect."""
-        request = urllib.request.Request(
-            self.said["url"] + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-            return json.loads(answer.read())
+        return ask(self.said["url"], path, body)
 
     def runs(self) -> list[dict[str, Any]]:
         """The flow runs, the first one first."""
