@@ -26,7 +26,7 @@ from benchmarks.breakdown.spans import Spans
 from flows.cli import launch
 from flows.reporting.artifacts import RunArtifacts
 from flows.reporting.events import ArtifactWatcher
-from flows.runtime import loops, step_report
+from flows.runtime import executor, loops, step_report
 from flows.runtime.demo_sources import build, sources_directory
 from flows.runtime.prepare import prepare
 from flows.services import engine as inference_service
@@ -61,7 +61,7 @@ class Profile:
         borders: list[tuple[Any, Sequence[str], str]] = [
             (prefect_task.StageTask, ["__call__"], "Prefect tasks"),
             (RunArtifacts, ["publish"], "Prefect artifacts"),
-            (prefect_task, ["perform"], "stages"),
+            (executor, ["perform"], "stages"),
             (step_report, ["describe"], "reporting"),
             (loops, ["check_account"], "reporting"),
             (Engine, ["serve", "served_policy_key", "healthy"], "engine"),
