@@ -19,8 +19,8 @@ from flows.replays.loop import loop_replay
 from flows.replays.request import ReplayRequest
 from flows.runtime.session import open_session
 from storage.store import open_store
-from tasks.runtime.execute import perform
 from tasks.runtime.prefect_task import StageTask
+from tasks.runtime.stage import Ref
 
 RUN = "demo"
 SETTINGS = (
@@ -42,7 +42,7 @@ def main() -> None:
         _fill(root, Path(sys.argv[1]) if len(sys.argv) > 1 else None)
         copies = {until: shutil.copytree(root, Path(directory) / until) for until in STAGES}
         sampling, around = _sampling(str(root))
-        StageTask.__call__ = _plain  # type: ignore[method-assign, assignment]
+        StageTask.__call__ = _plain  # type: ignore[method-assign]
         # Each in a store of its own, so that one does not find what the other has computed.
         rows = [(until, _seconds(lambda i=until: _replays(str(copies[i]), i))) for until in STAGES]  # type: ignore[misc]
     print(f"\nlast {SAMPLED_STEPS} of {2 * SAMPLED_STEPS} steps of rollouts: {sampling:.2f} s; in all {around:.1f}\n")
@@ -52,8 +52,8 @@ def main() -> None:
         print(f"| up to {until} | {seconds:.2f} | {seconds / sampling:.2f} |")
 
 
-def _plain(self: StageTask, *arguments: object) -> object:
-    return perform(self.stage, *arguments)  # type: ignore[arg-type]
+def _plain(self: StageTask, step: int, work: Callable[[], Ref]) -> Ref:
+    return work()
 
 
 def _fill(root: Path, finished: Path | None) -> None:

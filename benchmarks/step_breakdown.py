@@ -25,7 +25,7 @@ from benchmarks.breakdown.processor import add, difference, processor_seconds
 from benchmarks.breakdown.spans import Spans
 from flows.cli import launch
 from flows.reporting.artifacts import ArtifactWatcher, RunArtifacts
-from flows.runtime import loops, step_report
+from flows.runtime import executor, loops, step_report
 from flows.runtime.demo_sources import build, sources_directory
 from flows.runtime.prepare import prepare
 from flows.services import engine as inference_service
@@ -36,7 +36,7 @@ from tasks.inference.engine.client import MODEL, Engine
 from tasks.learner.client import Learner
 from tasks.rollout import stage as rollout
 from tasks.runtime import prefect_task
-from tasks.runtime.group_commits import Parts
+from tasks.runtime.execute import Parts
 
 STEPS, SKIPPED, WARM_UP_STEPS, SEED = 10, 2, 5, 17
 SAMPLING = "sampling"
@@ -60,7 +60,7 @@ class Profile:
         borders: list[tuple[Any, Sequence[str], str]] = [
             (prefect_task.StageTask, ["__call__"], "Prefect tasks"),
             (RunArtifacts, ["publish"], "Prefect artifacts"),
-            (prefect_task, ["perform"], "stages"),
+            (executor, ["perform"], "stages"),
             (step_report, ["describe"], "reporting"),
             (loops, ["check_account"], "reporting"),
             (Engine, ["serve", "served_policy_key", "healthy"], "engine"),

@@ -20,7 +20,7 @@ from benchmarks.rehearsed.wording import RARE, VOCABULARY
 from configs.run import RunConfig
 from storage.maintenance.compact import maintain
 from storage.store import Store, open_store
-from tasks.runtime import group_commits as parts
+from tasks.runtime import execute as parts
 
 RUN, FORK, CREDITED = "large", "large-again", "large-rloo"
 FILTERS: tuple[Mapping[str, Any], ...] = (

@@ -9,7 +9,7 @@ from configs.run import RunConfig
 from flows.orchestration.states import OF_A_RUN, reports_its_end
 from flows.runtime.entry import flow_run_name, session_for
 from flows.runtime.loops import loop_evaluate
-from flows.runtime.policies import newest_policy
+from flows.runtime.prepare import newest_policy
 from storage.store import open_store
 
 LATEST = "latest"
@@ -46,16 +46,12 @@ def evaluate(
     if policy == LATEST:
         policy = newest_policy(open_store(store or RunConfig().store))
         if not policy:
-            return _nothing_yet()
+            from prefect.states import Completed
+
+            # No failure: a schedule may well come before the first policy.
+            return Completed(message="nothing to evaluate: no run of the store has made a policy yet", data={})
     given = {"name": name, "store": store, "seed": seed, "evaluation.policy": policy, "model.path": model}
     given |= {"evaluation.external.url": url, "evaluation.external.model": url_model}
     given |= {"evaluation.retry_errors": retry_errors or None}
     with session_for("evaluate", presets, overrides, **given) as session:
         return loop_evaluate(session)
-
-
-def _nothing_yet() -> Any:
-    """Return a state of Prefect: a schedule may well come before the first policy."""
-    from prefect.states import Completed
-
-    return Completed(message="nothing to evaluate: no run of the store has made a policy yet", data={})

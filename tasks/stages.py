@@ -118,6 +118,7 @@ REPLAYABLE = names(lambda stage: stage.replayable)
 """The stages that a replay may begin and end with."""
 REPEATABLE = names(lambda stage: stage.deterministic)
 """The stages that give the same rows whenever they are done."""
+# Left out of a batch's lineage: its rows would be the same without them.
 ABOUT_A_STEP = ("gate", "metrics")
 """Stages that say something about a batch and make nothing of it: a decision, numbers."""
 LINEAGE = _roles(each for each in STAGES if each.name in ("examples", *STEP_STAGES) and each.name not in ABOUT_A_STEP)
@@ -138,6 +139,7 @@ def role_of(stage: str) -> str:
 
 def makers(table: str) -> tuple[str, ...]:
     """Return the roles of a step that make a table, the last one of a step first: its rows are those that count."""
+    # Reversed: where rollouts were scored again, the later scores count.
     return _roles(each for each in reversed(STAGES) if each.scope == "step" and each.table == table)
 
 

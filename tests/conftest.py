@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from storage.policies.scratch import ScratchDirectories
-from tasks.runtime.quick_imports import quick_imports
+from tasks.runtime.imports import quick_imports
 
 # A busy machine is no fault of the code. Examples are new at every run, so that few at a time come to many.
 settings.register_profile("untimed", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])

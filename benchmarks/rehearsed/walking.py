@@ -15,15 +15,14 @@ from configs.run import RunConfig, View
 from flows.queries.step_history import step_history
 from flows.replays.steps import replay_steps
 from flows.runtime import pipeline
-from flows.runtime.evaluation import evaluation_contexts
 from flows.runtime.executor import Executor
+from flows.runtime.loops import evaluation_contexts
 from flows.runtime.pipeline import Source
 from flows.runtime.session import Session, record_run
 from flows.services.base import Supervisor
 from storage.schemas.stage_tables import EXAMPLES
 from storage.store import Store, open_store
-from tasks.runtime.execute import perform
-from tasks.runtime.group_commits import Parts
+from tasks.runtime.execute import Parts
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref, Tables
@@ -60,8 +59,8 @@ class Player(Executor):
 class _Played(StageTask):
     """A stage that is done where it is called."""
 
-    def __call__(self, *arguments: Any) -> Ref:
-        return perform(self.stage, *arguments)
+    def __call__(self, step: int, work: Callable[[], Ref]) -> Ref:
+        return work()
 
 
 def walk(config: RunConfig, shape: Shape | None = None, rest: float = 0.0) -> Iterator[int]:
@@ -70,7 +69,7 @@ def walk(config: RunConfig, shape: Shape | None = None, rest: float = 0.0) -> It
     with record_run(session):
         do = Player(session, shape=shape, rest=rest)
         _evaluate(session, pipeline.first_policy(do, SOURCE))
-        for finished in pipeline.run_steps(do, SOURCE, config):
+        for finished in pipeline.run_steps(do, SOURCE):
             _evaluate(session, finished.policy)
             yield finished.step
 

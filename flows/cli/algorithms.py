@@ -22,7 +22,7 @@ from flows.replays.config import prepare_replay
 from flows.replays.request import ReplayRequest
 from flows.reporting.artifacts import escaped
 from flows.reporting.formats import compact_number, console, grid, markdown_table
-from flows.runtime.policies import find_policy
+from flows.runtime.prepare import find_policy
 from storage.errors import border
 from storage.read.frames import Frames, existing_store
 from storage.store import Store

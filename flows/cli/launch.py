@@ -10,19 +10,17 @@ from configs.load import load
 from configs.resolve import resolve
 from configs.run import RunConfig
 from flows.orchestration import server as prefect_api
-from flows.orchestration.process_setup import route_prefect_logs
+from flows.orchestration.server import route_prefect_logs
 from flows.replays.config import prepare_replay
 from flows.replays.loop import loop_replay, plan_run, summary, trains_again
 from flows.replays.request import ReplayRequest, finished_message, finished_without_source
 from flows.reporting.formats import before_after, console, describe_difference, describe_scores
 from flows.reporting.panel import Panel, PanelWatcher
-from flows.runtime.demo_recipes import RECIPES, SEED, Recipe
-from flows.runtime.demo_sources import FIRST, build, sources_directory, warmed_up
+from flows.runtime.demo_sources import FIRST, RECIPES, SEED, Recipe, build, sources_directory, warm_weights
 from flows.runtime.entry import watching
 from flows.runtime.loops import loop_evaluate, loop_sft, loop_train
-from flows.runtime.preflight import preflight
 from flows.runtime.prepare import nothing_started, prepare
-from flows.runtime.session import Session, Watcher, log_directory, open_session, record_run
+from flows.runtime.session import Session, Watcher, log_directory, open_session, preflight, record_run
 from flows.runtime.versions import config_versions, versions
 from flows.services.base import Supervisor
 from flows.services.engine import InferenceService
@@ -192,7 +190,7 @@ def demo(
         # An engine of others that does not answer is told now and not after the warm-up.
         engine.reach()
         policy = watch(warm_up, before=engine.begin, plain=plain)["policy"]
-        weights = warmed_up(root, policy["key"])
+        weights = warm_weights(root, policy["key"])
         config = prepare("train", [preset], [f"model.path={weights}", *overrides], name=name, store=root, seed=SEED)
         outcome = watch(config, engine=engine, plain=plain)
     print("\n".join(demo_summary(outcome, config, recipe, time.monotonic() - began)))

@@ -70,7 +70,8 @@ def probes(config: RunConfig) -> Iterator[ProbeResult]:
         with Supervisor("lora-smoke", Path(directory)) as supervisor:
             # Side by side, with adapters and without: what adapters cost is the difference of the two.
             specs = [_spec(config, model, supervisor.directory, key, lora) for lora in (config.training.lora, None)]
-            urls = [handle.wait()["url"] for handle in supervisor.start_all(specs)]
+            handles = [supervisor.start(spec) for spec in specs]
+            urls = [handle.wait()["url"] for handle in handles]
             with closing(Engine(urls[0], key)) as engine, closing(Engine(urls[1], key)) as plain:
                 yield check_mixed_batch(engine, base, adapters, tolerance(config.engine))
                 yield check_swaps(engine, base, adapters, tolerance(config.engine))

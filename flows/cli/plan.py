@@ -10,10 +10,10 @@ from configs.load import dump, load
 from configs.resolve import resolve
 from configs.run import RunConfig, View
 from flows.runtime import pipeline
-from flows.runtime.evaluation import evaluation_configs
 from flows.runtime.executor import Executor
+from flows.runtime.loops import evaluation_configs
 from flows.runtime.pipeline import Source
-from flows.runtime.preflight import require_gate
+from flows.runtime.session import require_gate
 from flows.runtime.versions import config_versions
 from flows.services.teachers import asked_teachers, is_here, local_teacher_facts
 from storage.keys import content_key
@@ -71,7 +71,7 @@ def planned_stages(config: RunConfig, source: Source) -> list[tuple[StageTask, R
     else:
         execute = Executor(config=config)
         examples, policy = pipeline.start(execute, source)
-        batch = pipeline.build_batch(execute, 0, examples, policy, config)
+        batch = pipeline.build_batch(execute, 0, examples, policy)
         trained, _ = pipeline.train(execute, 0, batch, policy)
         pipeline.measure(execute, 0, (*batch.refs, trained))
     return execute.results

@@ -34,7 +34,7 @@ def demo(
 ) -> int | None:
     """Train a small model from nothing to good, on this machine."""
     from flows.cli.launch import demo
-    from flows.runtime.demo_recipes import RECIPES
+    from flows.runtime.demo_sources import RECIPES
 
     # Only presets with a recipe: the demo makes the model and the demonstrations that the preset is for.
     presets, overrides = split_items(items)

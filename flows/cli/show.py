@@ -245,8 +245,8 @@ def trace(
     store: Store = "",
 ) -> int | None:
     """A rollout on the terminal: its outcome, its messages, its tokens."""
-    from flows.viewer.terminal.trace_body import Wanted
     from flows.viewer.terminal.trace import main
+    from flows.viewer.terminal.trace_body import Wanted
 
     wanted = Wanted(color, branch, messages, tokens, text, whole)
     return main(id, wanted, store=store, run=run, width=width, as_json=as_json, save=save)

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from flows.exchange.export_rows import ExportRefused, RolloutChoice, StepRollouts, chosen_rollouts
 from flows.runtime.maintenance import needs_of
-from flows.runtime.policies import find_policy
+from flows.runtime.prepare import find_policy
 from storage.errors import border
 from storage.maintenance.plan import Needs, is_unfinished, needed_rows
 from storage.maintenance.run_copy import CopyReport, copy_work

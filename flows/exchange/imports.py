@@ -30,7 +30,7 @@ from tasks.exchange.traces import MARK
 from tasks.inference.engine.model_files import TOKENIZER_FILES, file_digest, files_of, model_directory
 from tasks.metrics import stage as metrics
 from tasks.runtime.execute import perform
-from tasks.runtime.run_context import RunContext, key_of
+from tasks.runtime.run_context import RunContext, StageKeys
 
 OLD_EXPORT = "stagecoach"
 """A block in lines of older exports; a run is copied from store to store instead."""
@@ -91,7 +91,7 @@ def import_files(request: ImportRequest) -> ImportOutcome:
     config = imported_config(request)
     inputs = inputs_of_import(request, config)
     # The key of the first stage stands for the whole import: it has the files and how they are read.
-    key = key_of(config, trace_import.EXAMPLES_STAGE, 0, inputs)
+    key = StageKeys(config)(trace_import.EXAMPLES_STAGE, 0, inputs)
     config = config.model_copy(update={"name": config.name or f"import-{key[:8]}"})
     root = open_root(config.store)
     with border("looking for a store", root.address):

@@ -10,8 +10,8 @@ import yaml
 
 from configs.run import RunConfig
 from flows.orchestration import server as prefect_api
-from flows.orchestration.process_setup import mark_crashed
 from flows.orchestration.settings import configured_url
+from flows.orchestration.states import mark_crashed
 from storage.store import FORMAT, open_store
 
 FILE = Path(__file__).parents[2] / "deploy" / "prefect.yaml"
@@ -40,6 +40,7 @@ def main(pool: str = POOL, store: str = "", slots: int = 1, file: str = "") -> i
     print(f"Prefect server {url}")
     for name in prefect_api.crash_stale_runs(embedded=False):
         print(f"  flow run {name}: its process is gone, marked as crashed")
+    # Pool and limit before the deployments that name them: a schedule may fire at once.
     print(f"  work pool {pool}: {ensure_pool(pool)}")
     print(f"  limit {limit}: {ensure_limit(limit, slots)}")
     print(f"  automation {AUTOMATION!r}: {ensure_automation()}")
@@ -81,24 +82,23 @@ def register(described: Mapping[str, Any], pool: str, store: str, limit: str) ->
 
     module, _, name = described["entrypoint"].partition(":")
     flow = getattr(import_module(module), name)
+    # Each pool has a limit of its own: machines of another pool have other GPUs.
     variables = described["work_pool"]["job_variables"]["env"] | {"STAGECOACH_GPU_LIMIT": limit}
+    clocks = described.get("schedules", [])
+    schedules = [(each["cron"], {name: each[name] for name in each if name != "cron"}) for each in clocks]
     deployment = flow.to_deployment(
         described["name"],
         description=described["description"],
         parameters={**described["parameters"], "store": store},
         tags=described["tags"],
-        schedules=[_schedule(Cron, each) for each in described.get("schedules", [])],
+        schedules=[Cron(cron, **others) for cron, others in schedules],
         work_pool_name=pool,
         job_variables={"env": variables},
+        # By module: workers import what is installed, and need no checkout.
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
     deployment.apply()
     return f"{flow.name}/{described['name']}"
-
-
-def _schedule(cron: Any, described: Mapping[str, Any]) -> Any:
-    others = {name: value for name, value in described.items() if name != "cron"}
-    return cron(described["cron"], **others)
 
 
 AUTOMATION = "stagecoach: mark lost runs as crashed"

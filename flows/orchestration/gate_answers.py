@@ -5,8 +5,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from flows.orchestration.states import RunCancelled
@@ -25,17 +23,20 @@ class Unanswered(ValueError):
     """Nobody said whether a batch may be trained on."""
 
 
-@dataclass(frozen=True)
-class Paused:
-    """The run that waits."""
+def approval(run: str, store: str, tell: Callable[..., None]) -> Approve:
+    """Return what asks a person about a batch of `run` through the Prefect flow run around it.
 
-    run: str
-    store: str
+    `tell` lets those who watch the run see how to answer.
+    """
 
-    @property
-    def resume(self) -> str:
-        """The command that goes on with it."""
-        return f"stagecoach resume {self.run} --store {self.store}"
+    def ask(question: Question) -> Answer:
+        page = summary(run, question)
+        what = f"step {question.step} waits for approval"
+        answer_lines(page, artifact_key("gate", run), f"Step {question.step} of run {escaped(run)} waits for approval")
+        tell("note", text=f"{what}: stagecoach gate {run} --approve (or --refuse) --store {store}")
+        return wait_for_answer(f"stagecoach resume {run} --store {store}", question, page)
+
+    return ask
 
 
 def answer_lines(page: str, key: str, description: str) -> None:
@@ -49,10 +50,9 @@ def answer_lines(page: str, key: str, description: str) -> None:
         _log.warning("the summary of the batch is not shown in Prefect: %s", problem)
 
 
-def wait_for_answer(
-    paused: Paused, question: Question, page: str, clock: Callable[[], float] = time.monotonic
-) -> Answer:
-    """Pause the flow run around, with a form under `page`, and return what a person answers.
+def wait_for_answer(resume: str, question: Question, page: str, clock: Callable[[], float] = time.monotonic) -> Answer:
+    """Pause the flow run around, with a form under `page`, and return what a person answers; `resume` is the command
+    that goes on with the run.
 
     The pause carries the question's key: what was answered before a process died is taken by the same flow run when it
     is tried again. Raises Unanswered after `question.timeout_seconds` or where the run cannot wait, RunCancelled.
@@ -61,8 +61,9 @@ def wait_for_answer(
     from prefect.runtime import flow_run
 
     if not flow_run.id:
-        raise Unanswered(_advice(paused, question, "there is no flow run in which a person could be asked"))
+        raise Unanswered(_advice(resume, question, "there is no flow run in which a person could be asked"))
     form = approval_form(page)
+    # Before the pause: proposing it may take a while itself.
     deadline = clock() + question.timeout_seconds
     with get_client(sync_client=True) as client:
         state, keyset = _pause(client, flow_run.id, question)
@@ -70,11 +71,12 @@ def wait_for_answer(
             form.save(keyset)
         while state.is_paused() and clock() < deadline:
             time.sleep(min(ASK_SECONDS, question.timeout_seconds))
+            # Whoever waits for hours sees a server restarted now and then.
             state = _state(client, flow_run.id) or state
     if state.is_running():
         given = form.load(keyset)
         return Answer(given.approve, given.by, given.reason)
-    raise _ended(paused, question, state)
+    raise _ended(resume, question, state)
 
 
 def approval_form(page: str) -> Any:
@@ -82,6 +84,7 @@ def approval_form(page: str) -> Any:
     from prefect.input import RunInput
     from pydantic import Field
 
+    # Made here: its base is Prefect's, which may not be imported before a flow runs.
     class Approval(RunInput):
         approve: bool = Field(description="on: the batch is trained on; off: the run stops here and can be resumed")
         by: str = Field(min_length=1, description="your name; it stands in the decision")
@@ -97,6 +100,7 @@ def _pause(client: Any, flow_run_id: Any, question: Question) -> tuple[Any, Any]
     from prefect.utilities.engine import propose_state_sync
 
     seconds = math.ceil(question.timeout_seconds) + PREFECT_SECONDS
+    # Not rescheduled: this process waits, with its engine up, and goes on itself.
     wanted = states.Paused(timeout_seconds=seconds, reschedule=False, pause_key=question.key)
     keyset = keyset_from_paused_state(wanted)
     wanted.state_details.run_input_keyset = keyset
@@ -113,48 +117,26 @@ def _state(client: Any, flow_run_id: Any) -> Any:
         return None
 
 
-def _ended(paused: Paused, question: Question, state: Any) -> ValueError:
+def _ended(resume: str, question: Question, state: Any) -> ValueError:
     if state.is_cancelling() or state.is_cancelled():
         return RunCancelled(
-            f"cancelled while step {question.step} waited for approval. Everything done so far is safe in "
-            f"{paused.store}; go on with: {paused.resume}"
+            f"cancelled while step {question.step} waited for approval. Everything done so far is safe; go on with: "
+            f"{resume}"
         )
     waited = f"nobody answered within gate.timeout_seconds, {question.timeout_seconds:g}"
-    return Unanswered(_advice(paused, question, waited if state.is_paused() else f"the flow run is {state.name}"))
+    return Unanswered(_advice(resume, question, waited if state.is_paused() else f"the flow run is {state.name}"))
 
 
-def _advice(paused: Paused, question: Question, what: str) -> str:
+def _advice(resume: str, question: Question, what: str) -> str:
     return (
         f"step {question.step} waits for approval and {what}. Nothing was trained on its batch; the batch and all "
-        f"before it are safe. To be asked again: {paused.resume}; to go on without asking: {paused.resume} "
+        f"before it are safe. To be asked again: {resume}; to go on without asking: {resume} "
         f"gate.type=none"
     )
 
 
 LONGEST_TEXT = 1500
 """Characters of a message that are shown."""
-
-
-def approval(run: str, store: str, tell: Callable[..., None]) -> Approve:
-    """Return what asks a person about a batch of `run` through the Prefect flow run around it; see `pauses`.
-
-    `tell` lets those who watch the run see how to answer.
-    """
-    return partial(_ask, Paused(run, store), tell)
-
-
-def _ask(paused: Paused, tell: Callable[..., None], question: Question) -> Answer:
-    page = summary(paused.run, question)
-    answer_lines(
-        page, artifact_key("gate", paused.run), f"Step {question.step} of run {escaped(paused.run)} waits for approval"
-    )
-    tell("note", text=f"step {question.step} waits for approval: {answer_command(paused.run, paused.store)}")
-    return wait_for_answer(paused, question, page)
-
-
-def answer_command(run: str, store: str) -> str:
-    """Return the command that answers without a browser."""
-    return f"stagecoach gate {run} --approve (or --refuse) --store {store}"
 
 
 def summary(run: str, question: Question) -> str:

@@ -4,11 +4,12 @@
     ...                                  # start the other services meanwhile
     api.wait()                           # the API answers; runs of dead processes are marked as crashed
 
-or `with prefect_api.prefect_api(directory) as api: ...` for both at once. The embedded server ends when the process
-does, after Prefect has sent its last logs and events: ended earlier, Prefect would wait for it for most of a minute.
+The embedded server ends when the process does, after Prefect has sent its last logs and events: ended earlier, Prefect
+would wait for it for most of a minute.
 """
 
 import atexit
+import logging
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from _thread import start_new_thread
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -30,6 +32,8 @@ from flows.services.base import Supervisor
 from flows.services.ownership import identity, is_alive
 from flows.services.process import Handle, ServiceSpec
 
+AGAIN_SECONDS = 0.1
+"""Until a lost signal is sent again: the callback that it was lost in is over then; if not, it is lost once more."""
 PROBE_SECONDS = 5.0
 RETRY_SECONDS = 1.0
 BIND_SECONDS = 30.0
@@ -84,10 +88,12 @@ def begin(directory: Path, startup_seconds: float = 180.0) -> PrefectApi:
     directory.mkdir(parents=True, exist_ok=True)
     supervisor = Supervisor("prefect", directory)
     atexit.register(_end, supervisor, directory)  # registered before Prefect's own, so called after them
+    # Before the server starts: it inherits them; the URL follows when its port is known.
     os.environ |= embedded_settings(directory, "")
     handle = supervisor.__enter__().start(_server(directory, startup_seconds))
     api_url = f"{_bound_url(handle)}/api"
     os.environ |= embedded_settings(directory, api_url)
+    # One for the process: Prefect reads its settings once, so a second server would be ignored.
     _embedded = PrefectApi(api_url, handle)
     return _embedded
 
@@ -97,20 +103,13 @@ _embedded: PrefectApi | None = None
 
 
 @contextmanager
-def prefect_api(directory: Path, startup_seconds: float = 180.0) -> Iterator[PrefectApi]:
-    """Give the Prefect API of this process, answering; SIGTERM inside is Prefect's to report."""
-    api = begin(directory, startup_seconds)
-    with termination_reported():
-        yield api.wait()
-
-
-@contextmanager
 def termination_reported() -> Iterator[None]:
     """Within the block, SIGTERM ends the process in order, with status 143; a flow called here is reported as crashed.
 
     Prefect hands the signal on to the handler that was there before, before it reports the crash: with the default
     handler the process would be dead by then. Does nothing outside the main thread.
     """
+    # Python sets signal handlers in the main thread alone.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -136,6 +135,63 @@ def is_termination(problem: BaseException | None) -> bool:
     return type(problem).__name__ == "TerminationSignal"
 
 
+@contextmanager
+def lost_terminations_repeated() -> Iterator[None]:
+    """Within the block, send this process SIGTERM again whenever what its handler raised was printed and lost.
+
+    Prefect's own handler stays where it is: Prefect's worker cancels a run in order only while it is that one.
+    """
+    before = sys.unraisablehook
+    within = True
+
+    def look(lost: "sys.UnraisableHookArgs") -> None:
+        before(lost)
+        if within and _is_end(lost.exc_value):
+            start_new_thread(_send_again, ())  # not by `threading`: one of its locks may be held by who is interrupted
+
+    sys.unraisablehook = look
+    try:
+        yield
+    finally:
+        within = False
+        if sys.unraisablehook is look:  # not the one of another run of this process, which began later
+            sys.unraisablehook = before
+
+
+def _is_end(lost: BaseException | None) -> bool:
+    return is_termination(lost) or (isinstance(lost, SystemExit) and lost.code == TERMINATED)
+
+
+def _send_again() -> None:
+    time.sleep(AGAIN_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def route_prefect_logs(log: Path) -> None:
+    """Send what Prefect would print to a file instead; what it sends to its API stays as it is.
+
+    Must be called after Prefect was imported and before a flow is called.
+    """
+    from prefect.logging.configuration import setup_logging
+    from prefect.logging.handlers import PrefectConsoleHandler
+
+    setup_logging()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    file = logging.FileHandler(log, encoding="utf-8", delay=True)
+    file.setFormatter(logging.Formatter(FORMAT))
+    logging.getLogger("stagecoach").setLevel(logging.INFO)  # how sampling went, say; the root keeps to warnings
+    loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict]
+    for logger in [logging.root, *loggers]:
+        consoles = [handler for handler in logger.handlers if isinstance(handler, PrefectConsoleHandler)]
+        for handler in consoles:
+            logger.removeHandler(handler)
+        if consoles:
+            logger.addHandler(file)
+
+
 def is_shared() -> bool:
     """Tell whether this process reports to a server that others use too, not to an embedded one or to none."""
     return _embedded is None and bool(configured_url())
@@ -150,12 +206,14 @@ def current_flow_run() -> str | None:
         return None
     from prefect.runtime import flow_run
 
+    # Through Prefect's own context variable, so that it is right in threads and tasks, too.
     return str(flow_run.id) if flow_run.id else None
 
 
 def run_tags(run_name: str, store: str = "") -> list[str]:
     """Return the tags of a flow run of this process: its run, its store, and what `crash_stale_runs` reads back."""
     process, started = identity().split(":")
+    # With the boot: after it, process ids begin anew and the same one may be alive again.
     mine = f"process:{socket.gethostname()}/{_boot()}/{process}/{started}"
     return ["stagecoach", f"run:{run_name}", *([f"store:{store}"] if store else []), mine]
 
@@ -200,6 +258,7 @@ def crash_stale_runs(embedded: bool) -> list[str]:
     from prefect.client.schemas.filters import FlowRunFilter
     from prefect.states import Crashed
 
+    # Of ours only: a shared server has runs of others.
     stale = {"tags": {"all_": ["stagecoach"]}, "state": {"type": {"any_": list(STALE_STATES)}}}
     names = []
     with get_client(sync_client=True) as client:
@@ -231,6 +290,7 @@ def probe(url: str, seconds: float = PROBE_SECONDS) -> None:
     api = get_current_settings().api
     headers = {"Authorization": f"Bearer {api.key.get_secret_value()}"} if api.key else {}
     login = api.auth_string.get_secret_value().partition(":") if api.auth_string else None
+    # Asked as Prefect itself would: a login or a private certificate is no failure.
     verify = False if api.tls_insecure_skip_verify else ssl.create_default_context(cafile=api.ssl_cert_file or None)
     advice = (
         "Nothing was started and nothing is lost: start that server or correct the URL (it ends in /api), "
@@ -254,6 +314,7 @@ def _end(supervisor: Supervisor, directory: Path) -> None:
 def _server(directory: Path, startup_seconds: float) -> ServiceSpec:
     """Describe the embedded server of this process; several processes may share the directory."""
     mine = f"server-{os.getpid()}"
+    # Of processes that were killed; the names of the files say whose they are.
     for left in directory.glob("server-*.*"):
         if not Path("/proc", left.stem.removeprefix("server-")).exists():
             _remove(left)

@@ -15,6 +15,7 @@ from pathlib import Path
 def bind(port_file: Path) -> socket.socket:
     """Return a socket bound to the port in the file, or to one that the system chooses, which the file then holds."""
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # Or a restart within a minute finds its own port still taken.
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind(("127.0.0.1", int(port_file.read_text()) if port_file.exists() else 0))
     port_file.write_text(str(bound.getsockname()[1]))
@@ -25,6 +26,7 @@ def report(path: Path, port: int) -> None:
     """Write the server's address, all at once."""
     draft = path.with_name(f".{path.name}.draft")
     draft.write_text(json.dumps({"url": f"http://127.0.0.1:{port}"}))
+    # Whoever polls for the file must never see half of it.
     draft.replace(path)
 
 

@@ -29,6 +29,7 @@ def configured_url() -> str:
 
 def embedded_settings(home: Path, url: str) -> dict[str, str]:
     """Return the environment of a flow and its embedded server: all state below `home`, nothing sent elsewhere."""
+    # Nothing of a run leaves the machine unasked, and no second server starts beside ours.
     off = (
         "PREFECT_SERVER_ANALYTICS_ENABLED",
         "PREFECT_UI_SHOW_PROMOTIONAL_CONTENT",
@@ -72,6 +73,7 @@ def server_settings() -> dict[str, str]:
 def _profile_url() -> str:
     """Return the URL of the active profile, if there is a profile file that names one."""
     home = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect").expanduser()
+    # As Prefect resolves it; importing Prefect to ask would settle its API for the process.
     profiles = _toml(Path(os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml"))
     active = os.environ.get("PREFECT_PROFILE") or profiles.get("active", "")
     return _nested(profiles, "profiles", active, URL)

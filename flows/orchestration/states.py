@@ -1,16 +1,26 @@
-"""How a run ends: the event in its store and the state in Prefect; cancellation between two stages."""
+"""States of a run: it waits for a GPU slot, is cancelled between two stages, and ends.
+
+The GPU slot: of all runs that report to one Prefect server, only so many have an engine or a learner at a time.
+`stagecoach deploy` makes the limit. A run takes a slot before it starts its first service and gives it back when the
+last one is gone, whichever deployment or command line it comes from. Where Prefect has no such limit, nothing waits.
+"""
 
 import logging
+import os
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from flows import PACKAGES
-from flows.orchestration.server import cancelled, current_flow_run, is_termination
+from flows.orchestration.server import cancelled, current_flow_run, is_shared, is_termination
+from flows.services.ownership import was_alive
 from storage.errors import StoreError
-from storage.store import open_store
+from storage.records import Event, Runs
+from storage.store import Store, open_store
 from tasks.runtime.prefect_task import error_text
 
 ASK_SECONDS = 2.0
@@ -42,6 +52,7 @@ class Cancellation:
         """Tell whether the flow run was cancelled, as far as is known; False outside a flow run."""
         with self._lock:
             if flow_run and not self._cancelled and self._clock() >= self._quiet_until:
+                # Under the lock: one of the threads asks for all of them.
                 self._cancelled = self._ask(flow_run)
                 self._quiet_until = self._clock() + ASK_SECONDS
             return self._cancelled
@@ -62,7 +73,8 @@ def event_of(error: BaseException) -> tuple[str, str]:
         return "refused", str(error)
     if isinstance(error, RunCancelled):
         return "cancelled", str(error)
-    # A busy server may not answer once; without its answer a cancelled run would be called failed, for good.
+    # Prefect's worker cancels by SIGTERM; without that request it is a failure from outside. A busy server may not
+    # answer once, and the run would be called failed for good.
     if is_termination(error) and cancelled(current_flow_run(), attempts=5):
         return (
             "cancelled",
@@ -99,6 +111,7 @@ def _say(error: Exception) -> None:
     from prefect.logging import get_run_logger
 
     log = get_run_logger() if current_flow_run() else _log
+    # An error of ours says in words what is wrong; another needs its traceback.
     ours = type(error).__module__.partition(".")[0] in PACKAGES
     log.error(error_text(error), exc_info=None if ours else error)
 
@@ -113,7 +126,7 @@ def note_end(flow: Any, flow_run: Any, state: Any) -> None:
 
     with get_client(sync_client=True) as client:
         tags = client.read_flow_run(flow_run.id).tags  # as they are now: the run's own process has set them
-    run, store = tagged(tags, "run"), tagged(tags, "store")
+    run, store = tag_value(tags, "run"), tag_value(tags, "store")
     if not run or not store:
         return  # it ended before it had a run
     try:
@@ -121,14 +134,30 @@ def note_end(flow: Any, flow_run: Any, state: Any) -> None:
         last = runs.events(run)[-1] if run in runs.names() else None
         if last is not None and last.event in OPEN and last.flow_run == str(flow_run.id):
             event = "cancelled" if state.is_cancelled() or state.is_cancelling() else "crashed"
-            how = (state.message or "its process is gone").rstrip(".")
-            told = f"{how}. What is committed is safe; the same run again goes on from there"
-            runs.record(run=run, event=event, message=told, flow_run=last.flow_run, host=last.host, pid=last.pid)
+            _record_end(runs, run, last, event, (state.message or "its process is gone").rstrip("."))
     except StoreError as error:
         _log.warning("the end of run %s could not be written into its store: %s", run, error)
 
 
-def tagged(tags: Iterable[str], name: str) -> str:
+def mark_crashed(store: Store) -> list[str]:
+    """Write the event `crashed` for every run of this host whose process is gone; return their names."""
+    marked = []
+    for run in store.runs.names():
+        # Only the last event tells: a run that was resumed has another process than before.
+        last = store.runs.events(run)[-1]
+        if last.event in OPEN and last.host == socket.gethostname() and not was_alive(last.pid, last.at):
+            _record_end(store.runs, run, last, "crashed", f"process {last.pid} is gone")
+            marked.append(run)
+    return marked
+
+
+def _record_end(runs: Runs, run: str, last: Event, event: str, how: str) -> None:
+    """Write down how a run ended whose process could not; it is said to be of the process that the last event names."""
+    message = f"{how}. What is committed is safe; the same run again goes on from there"
+    runs.record(run=run, event=event, message=message, flow_run=last.flow_run, host=last.host, pid=last.pid)
+
+
+def tag_value(tags: Iterable[str], name: str) -> str:
     """Return what a tag `name:value` says; empty without one."""
     return next((tag.partition(":")[2] for tag in tags if tag.startswith(f"{name}:")), "")
 
@@ -140,3 +169,82 @@ OF_A_RUN: dict[str, Any] = {
     "on_cancellation": [note_end],
 }
 """What every flow that makes a run tells Prefect."""
+
+
+LIMIT = "stagecoach-gpu"
+VARIABLE = "STAGECOACH_GPU_LIMIT"
+"""Environment variable that names another limit: machines with a pool of their own have one each."""
+LEASE_SECONDS = 60.0
+"""How long the slot of a process that was killed stays taken."""
+WAIT_SECONDS = 5.0
+
+
+@contextmanager
+def gpu_slot() -> Iterator[None]:
+    """Hold a slot while the block runs, waiting for one as long as it takes. Raises RunCancelled while it waits."""
+    if not is_shared():
+        yield
+        return
+    import httpx
+
+    slot = _wait_for_slot(os.environ.get(VARIABLE) or LIMIT)
+    try:
+        yield
+    finally:
+        try:
+            # By hand, not by `with`: what leaving raises must not hide an error of the run.
+            slot.__exit__(None, None, None)
+        except httpx.HTTPError as problem:  # a run's data do not depend on the API, so its end must not
+            _log.warning("the GPU slot could not be given back, it is free in %.0f s: %s", LEASE_SECONDS, problem)
+
+
+def _wait_for_slot(limit: str) -> AbstractContextManager[None]:
+    """Return an entered context that holds a slot."""
+    said = False
+    while (slot := _try_slot(limit)) is None:
+        if cancelled(current_flow_run()):
+            raise RunCancelled("cancelled while it waited for a GPU slot; nothing was started")
+        if not said:
+            _show(f"waiting for a slot of {limit}: another run has an engine or a learner")
+        said = True
+        time.sleep(WAIT_SECONDS)
+    if said:
+        _show("")
+    return slot
+
+
+def _try_slot(limit: str) -> AbstractContextManager[None] | None:
+    """Return an entered context that holds a slot; None where all are taken. Prefect logs each refusal: look first."""
+    from prefect.client.orchestration import get_client
+    from prefect.concurrency.sync import concurrency
+    from prefect.exceptions import ObjectNotFound
+
+    with get_client(sync_client=True) as client:
+        try:
+            found = client.read_global_concurrency_limit_by_name(limit)
+        except ObjectNotFound:
+            return nullcontext()
+    if found.active_slots >= found.limit:
+        return None
+    # Not ended when the server is away for a while: what is trained is worth more than the slot's order.
+    slot = concurrency(
+        limit, lease_duration=LEASE_SECONDS, timeout_seconds=WAIT_SECONDS, raise_on_lease_renewal_failure=False
+    )
+    try:
+        slot.__enter__()
+    except TimeoutError:
+        return None  # another run was faster
+    return slot
+
+
+def _show(waiting: str) -> None:
+    """Show in Prefect that the run waits, or that it has done so; a refusal (a cancelled run, say) stands."""
+    _log.info(waiting or "the GPU slot is ours")
+    flow_run = current_flow_run()
+    if flow_run:
+        from prefect.client.orchestration import get_client
+        from prefect.states import Running
+
+        named: dict[str, Any] = {"name": "WaitingForGpu", "message": waiting} if waiting else {}
+        with get_client(sync_client=True) as client:
+            client.set_flow_run_state(flow_run, Running(**named))

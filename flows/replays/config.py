@@ -21,10 +21,9 @@ from flows.replays.request import (
     step_range,
 )
 from flows.replays.steps import chosen_steps
-from flows.runtime.policies import whole_weights
-from flows.runtime.prepare import nothing_started, require_same
+from flows.runtime.prepare import nothing_started, require_same, whole_weights
 from flows.runtime.versions import config_versions, has_cuda
-from flows.services.graders import grader_digest
+from flows.services.environments import grader_digest
 from flows.services.teachers import reopened_teachers, teacher_facts
 from storage.keys import content_key
 from storage.read.frames import existing_store

@@ -19,9 +19,8 @@ from flows.replays.steps import Replayed, chosen_steps, quarantined_in, replay_s
 from flows.reporting.artifacts import artifact_key, escaped
 from flows.reporting.formats import markdown_table, visible
 from flows.runtime.executor import Executor
-from flows.runtime.loops import check_of
+from flows.runtime.loops import check_of, plan_work, unique_results
 from flows.runtime.pipeline import Source
-from flows.runtime.plan import plan_work, unique_results
 from flows.runtime.session import Session
 from flows.runtime.step_report import Outcome, describe
 from storage.errors import NoSpace, StoreError, WorkRemoved
@@ -45,7 +44,7 @@ def loop_replay(session: Session) -> dict[str, Any]:
     # Whoever removes the source meanwhile is not held up: what is missing then is explained.
     with going_through_source(store, config), session.context.buffered():
         for done in steps:
-            outcome.add(finish_replayed(session, done, apart))
+            outcome.steps.append(finish_replayed(session, done, apart))
             outcome.policy = done.policy or outcome.policy
     return outcome.finished(session)
 

@@ -218,7 +218,7 @@ class _Step:
     def _refill(self) -> None:
         """Sample again, with groups in place of those that teach nothing: as many as turn out to be missing now."""
         assert self.sampler is not None, "a replay that samples has weights to sample with; prepare_replay saw to it"
-        arguments = self.past.step, self.work["examples"], self.sampler, self.config, self.earlier
+        arguments = self.past.step, self.work["examples"], self.sampler, self.earlier
         assigned, sampled, credited = pipeline.sample_groups(self.execute, *arguments, self._filter_and_credit)
         self.work |= _numbered("assignment", assigned) | _numbered("rollout", sampled)
         self.work["filtering"], self.work["advantage"] = credited
@@ -245,14 +245,13 @@ class _Step:
         made: list[Ref] = []
         for inputs in [work.inputs for work in self.past.of("assignment").values()] or [{}]:
             groups = json.loads(inputs["groups"]) if "groups" in inputs else None
-            arguments = self.past.step, self.work["examples"], self.config, int(inputs.get("batch", "0"))
+            arguments = self.past.step, self.work["examples"], int(inputs.get("batch", "0"))
             made.append(pipeline.assign(self.execute, *arguments, made or self.earlier, groups))
         return _numbered("assignment", made)
 
     def _credit(self, traces: tuple[Ref, ...]) -> Ref:
         verdicts = self.work["filtering"]
-        arguments = self.past.step, traces, verdicts, self.config, self.samples, self.sampled_by
-        return pipeline.credit(self.execute, *arguments)
+        return pipeline.credit(self.execute, self.past.step, traces, verdicts, self.samples, self.sampled_by)
 
     def _sample(self) -> dict[str, Ref]:
         """Sample every assignment again."""
@@ -293,7 +292,7 @@ class _Step:
             return None
         assert self.policy is not None, "a replay that trains has weights to start from; prepare_replay saw to it"
         check(batch)
-        pipeline.pass_gate(self.execute, self.past.step, batch, self.policy, self.config)
+        pipeline.pass_gate(self.execute, self.past.step, batch, self.policy)
         self.work["training"], made = pipeline.train(self.execute, self.past.step, batch, self.policy)
         return made
 

@@ -1,16 +1,20 @@
-"""Makes what the demo starts from: a small model, demonstrations, and weights that were warmed up on them."""
+"""What each demo starts from: a small model, demonstrations, and weights that were warmed up on them.
+
+The environment's package says the rest: `python -m PACKAGE.demonstrations FILE --words FILE` writes the demonstrations,
+and the texts that the model's tokenizer shall keep whole.
+"""
 
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from configs.load import load
 from configs.run import RunConfig
-from flows.runtime.demo_recipes import RECIPES, SEED, Recipe
 from storage.store import Store, open_store
 
 DEMO = "demo"
@@ -19,6 +23,79 @@ WARM_UP = "demo-warm-up"
 """The run that warms the demo's model up."""
 FIRST = "demo"
 """The preset whose sources lie at the top; those of others lie below, by the preset's name."""
+
+
+SEED = 17
+# Heads of 32: the engine has no CPU kernel for smaller ones.
+MODEL = "--hidden 96 --layers 3 --heads 3 --kv-heads 3"
+# So that a conversation of several turns is one training sample: the renderer then keeps what it put into a turn.
+NO_THOUGHTS = "model.renderer_settings={enable_thinking=false}"
+# Conversations of several turns are long: as many tokens as the one-line demonstrations of `demo`, in fewer rows.
+SHORT = ("steps=6", "assignment.groups_per_step=800", "training.decay_steps=300", "training.learning_rate=3e-3")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the model that a preset trains comes about, and what to say when it is trained."""
+
+    about: str
+    """What the run was about: the beginning of the summary's first sentence."""
+    demonstrations: tuple[str, ...]
+    """For each environment its package and, after spaces, arguments for the package's `demonstrations`."""
+    warm_up: tuple[str, ...] = ()
+    """Overrides of the warm-up, which is the preset `sft_demo`."""
+    model: str = MODEL
+    """Arguments for `tasks.learner.tiny`."""
+    try_next: str = "algorithm.normalise_std=true"
+    """A setting that `stagecoach show` may be asked about."""
+
+
+RECIPES: Mapping[str, Recipe] = {
+    # Most demonstrations are wrong, so that the warmed-up model knows all the forms and not yet which one pays.
+    "demo": Recipe(
+        "The model was trained to reverse text inside tags",
+        ("reverse_text --count 38400 --right 0.14 --untagged 0.70 --max-length 5 --seed 1",),
+    ),
+    "two_environments": Recipe(
+        "The model was trained to reverse text inside tags and to look things up with a tool",
+        ("lookup", "reverse_text --count 4096 --max-length 5"),
+        (NO_THOUGHTS,),
+    ),
+    "calc_tools": Recipe(
+        "The model was trained to work out a chain of operations with a calculator",
+        ("calc_tools --count 4800",),
+        (NO_THOUGHTS, *SHORT),
+    ),
+    "wikispeedia": Recipe(
+        "The model was trained to find its way from topic to topic",
+        ("wikispeedia --count 4800 --num-topics 16",),
+        (NO_THOUGHTS, *SHORT),
+    ),
+    "alphabet_sort": Recipe(
+        "The model was trained to keep a list of names sorted over several turns",
+        ("alphabet_sort --count 4800 --min-words 1 --max-words 2 --num-names 26",),
+        (NO_THOUGHTS, *SHORT),
+    ),
+    "kuhn_poker": Recipe(
+        "The model played both seats of a small poker game, whose chips add up to zero",
+        ("kuhn_poker --count 4800",),
+        (NO_THOUGHTS, *SHORT),
+        try_next="algorithm.decay=0.95",
+    ),
+    "proposer_solver": Recipe(
+        "The model was trained to set sums and to solve them",
+        ("proposer_solver --count 4800",),
+        (NO_THOUGHTS, *SHORT),
+        try_next="training.learning_rate=1e-4",
+    ),
+    "debate": Recipe(
+        "Two debaters were trained to convince a judge; what one wins the other loses",
+        ("debate",),
+        (NO_THOUGHTS, *SHORT),
+        try_next="algorithm.decay=0.8",
+    ),
+}
+"""By the name of the preset."""
 
 
 class SourceFailed(ValueError):
@@ -57,6 +134,7 @@ def build(directory: Path, recipe: Recipe = RECIPES[FIRST]) -> Sources:
     if not sources.model.is_dir():
         draft = _draft(sources.model)
         _run("tasks.learner.tiny", str(draft), *recipe.model.split(), "--words", str(sources.words))
+        # At once, so that a model that is there is complete.
         draft.rename(sources.model)
     return sources
 
@@ -73,11 +151,13 @@ def _demonstrate(sources: Sources, recipe: Recipe) -> None:
         part.unlink()
         told.unlink()
     sources.words.write_text(json.dumps(words), encoding="utf-8")
+    # Renamed last, words first: whoever finds the demonstrations finds all that goes with them.
     rows.rename(sources.demonstrations)
 
 
 def _draft(path: Path) -> Path:
     draft = path.with_name(f"{path.name}.tmp")
+    # Left by a call that was killed; it may be a file or a directory.
     shutil.rmtree(draft, ignore_errors=True)
     draft.unlink(missing_ok=True)
     return draft
@@ -93,7 +173,7 @@ def _run(module: str, *arguments: str) -> None:
         )
 
 
-def warmed_up(root: str, key: str) -> Path:
+def warm_weights(root: str, key: str) -> Path:
     """Return a directory with the warm-up's weights that stays: in the store, or beside the sources for a URL.
 
     What an object store hands out is a copy that gives way to newer ones.
@@ -111,32 +191,23 @@ def warmed_up(root: str, key: str) -> Path:
 def weights_of(model: str, store: str, sft: Callable[..., Any]) -> str:
     """Return the directory or hub id of the weights that `model` names; `demo` is made in the store where need be.
 
-    `sft` is the flow that warms the demo's model up.
+    That is a small model, warmed up on demonstrations by the flow `sft`: the first call in a store takes the minutes of
+    the warm-up, in a run of its own that `stagecoach demo` has too.
     """
-    return demo_policy(store or RunConfig().store, sft) if model == DEMO else model
-
-
-def demo_policy(root: str, sft: Callable[..., Any]) -> str:
-    """Return the weights that the demo starts from: a small model, warmed up on demonstrations by the flow `sft`.
-
-    The first call in a store takes the minutes of the warm-up, in a run of its own that `stagecoach demo` has too.
-    """
-    store = open_store(root)  # before anything else lies there: a store is made in an empty directory
-    if not (key := _last_policy(store)):
+    if model != DEMO:
+        return model
+    root = store or RunConfig().store
+    opened = open_store(root)  # before anything else lies there: a store is made in an empty directory
+    if not (key := _last_policy(opened)):
         sources = build(sources_directory(root))
-        sft(
-            name=WARM_UP,
-            presets=["sft_demo"],
-            model=str(sources.model),
-            data=str(sources.demonstrations),
-            seed=SEED,
-            store=root,
-        )
-        key = _last_policy(store)
-    return str(warmed_up(root, key))
+        paths = {"model": str(sources.model), "data": str(sources.demonstrations)}
+        sft(name=WARM_UP, presets=["sft_demo"], **paths, seed=SEED, store=root)
+        key = _last_policy(opened)
+    return str(warm_weights(root, key))
 
 
 def _last_policy(store: Store) -> str:
     """Return the key of the warm-up's last policy; empty where it is not finished."""
     trained = {entry.step: entry.key for entry in store.ledger.entries(run=WARM_UP, stage="training")}
+    # Only the last step's policy: a warm-up that was interrupted goes on where it stopped.
     return trained.get(load(["sft_demo"]).steps - 1, "")

@@ -67,6 +67,7 @@ def _lines(rows: Sequence[Row], config: RunConfig, step: int) -> Iterator[str]:
 def _outcome(row: Row) -> tuple[str, str]:
     """Return outcome and detail of a rollout, with what its group had to do with it told apart."""
     outcome, detail = outcome_of(row["error_class"], row["reason"], NO_WEIGHT)
+    # One that stands alone after errors says nothing about how hard its example is: other advice.
     if (outcome, detail) == (FILTERED, ZERO_ADVANTAGE):
         return (EQUAL if json.loads(row["evidence"])[ZERO_ADVANTAGE]["members"] > 1 else ALONE), ""
     return (FOLLOWED, "") if (outcome, detail) == (FILTERED, INCOMPLETE_GROUP) else (outcome, detail)
@@ -76,6 +77,7 @@ def _errors(rows: Sequence[Row]) -> str:
     """Return how many rollouts ended with which class of error, and the commonest error in its own words."""
     classes = Counter(str(row["error_class"]) for row in rows).most_common()
     ((kind, message), count), *_ = Counter((row["error_type"], row["error_message"]) for row in rows).most_common(1)
+    # Names and messages come from environments: one line each, and cut, or they could act on a terminal.
     shares = ", ".join(f"{number} {one_line(name, LONGEST_NAME)}" for name, number in classes)
     words = one_line(message or "(no text)", LONGEST_MESSAGE)
     return f"{len(rows)} errored: {shares}; most often ({count}): {one_line(kind or 'an error', LONGEST_NAME)}: {words}"
@@ -104,7 +106,10 @@ def _advice(outcomes: Collection[tuple[str, str]], config: RunConfig, step: int)
             f"engine answered, environment is its own code); then sample anew: stagecoach resume {at} {more}"
         )
     for detail in sorted(detail for outcome, detail in outcomes if outcome == FILTERED):
-        yield f"look at what {detail} found (stagecoach traces {at} --step {step} --reason {detail}); {_loosen(detail)}"
+        yield (
+            f"look at what {detail} found (stagecoach traces {at} --step {step} --reason {detail}); mend their cause, "
+            f"or go on under a new name with another setting of {detail}"
+        )
     if (EQUAL, "") in outcomes:
         yield (
             "rewards that never differ within a group call for easier or harder examples, larger groups "
@@ -114,7 +119,3 @@ def _advice(outcomes: Collection[tuple[str, str]], config: RunConfig, step: int)
     if (NO_WEIGHT, "") in outcomes:
         refused = "admission refused their groups: loosen it" if config.admission else "look at their advantages"
         yield f"{refused} (stagecoach traces {at} --step {step} --outcome 'no weight')"
-
-
-def _loosen(detail: str) -> str:
-    return f"mend their cause, or go on under a new name with another setting of {detail}"

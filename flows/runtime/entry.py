@@ -13,10 +13,9 @@ from configs.run import RunConfig
 from flows.orchestration.server import current_flow_run, run_tags
 from flows.reporting.artifacts import ArtifactWatcher, RunArtifacts
 from flows.reporting.tracking import Monitor, MonitorWatcher
-from flows.runtime.plan import Planner, plan_work
-from flows.runtime.preflight import preflight
+from flows.runtime.loops import Planner, plan_work
 from flows.runtime.prepare import prepare
-from flows.runtime.session import Session, Watcher, current_session, log_directory, open_session, record_run
+from flows.runtime.session import Session, Watcher, current_session, log_directory, open_session, preflight, record_run
 
 ID_CHARACTERS = 8
 OF_A_PROCESS = ("run:", "store:", "process:")
@@ -43,8 +42,10 @@ def session_of(prepared: Callable[[], RunConfig], plan: Planner = plan_work) -> 
         return
     config = prepared()
     link(config)
+    # Watchers outlive the session: the end of a run is an event, too.
     with watching(config) as watchers, open_session(config, (*watchers, log_event)) as opened:
         missing = [ref for ref in plan(opened.context, opened.source, opened.policy) if ref.computed]
+        # Before the run's first event: what is refused here was never started.
         preflight(opened, missing)
         opened.notify("prefect", url="")
         with record_run(opened):
@@ -75,6 +76,7 @@ def log_event(event: str, facts: Mapping[str, Any]) -> None:
 def run_name(kind: str) -> str:
     """Return a name for a run that was given none: the same for every retry of a flow run; empty outside of one."""
     flow_run = current_flow_run()
+    # From the flow run's id, which a retry keeps: it goes on instead of beginning anew.
     return f"{kind}-{flow_run[:ID_CHARACTERS]}" if flow_run else ""
 
 
@@ -98,6 +100,7 @@ def link(config: RunConfig) -> None:
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
+        # Tags of the earlier process would let others take this run for dead.
         kept = [tag for tag in client.read_flow_run(flow_run).tags if not tag.startswith(OF_A_PROCESS)]
         tags = sorted({*kept, *run_tags(config.name, config.store)})
         client.update_flow_run(flow_run, tags=tags)

@@ -3,8 +3,9 @@
 The pipeline is the same in both cases, so that what a run would compute is known before anything is started for it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from configs.run import RunConfig
@@ -12,6 +13,7 @@ from flows.runtime.empty_batch import explain_empty_batches, missing_groups
 from storage.refs import Entry
 from tasks.assignment.stage import errored_assignments
 from tasks.metrics import stage as metrics
+from tasks.runtime.execute import perform
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext, StageKeys
 from tasks.runtime.stage import Policy, Ref, inputs_of, ref_of
@@ -39,6 +41,7 @@ class Executor:
         config = config or (self._context.config if self._context else None)
         assert config is not None, "an executor has a session, a context or a config"
         self.config = config
+        # Not those of the context: a dry run without a store has none.
         self._keys = StageKeys(config)
         self.results: list[tuple[StageTask, Ref]] = []
         """The stages that were asked for and their results, found, computed or to come, in order."""
@@ -60,20 +63,21 @@ class Executor:
         key = self._keys(task.stage, step, inputs_of(refs, policy) | dict(extra_inputs or {}))
         entry = self._find(key)
         if entry is not None:
-            ref = self._take_over(entry, step)
+            ref = self.share(entry, step)
             if self._session:
                 self._session.count(computed=False)
         elif self._session is None:
+            # One row a table: enough for whoever asks whether there are any.
             rows = tuple((table, 1) for table in task.stage.writes)
             ref = Ref(task.stage.name, step, key, rows, 0, 0.0, computed=True)
         else:
-            ref = self._compute(self._session, task, step, refs, policy, parameters, extra_inputs)
+            assert self._context is not None
+            # Only the services that the stage asks: they travel with the work to a task runner's workers.
+            services = self._session.services.only(task.stage.services)
+            arguments = (task.stage, self._context, step, tuple(refs), policy, services, parameters, extra_inputs)
+            ref = self._compute(self._session, self._context, task, step, partial(perform, *arguments))
         self.results.append((task, ref))
         return ref
-
-    def share(self, entry: Entry, step: int) -> Ref:
-        """Make a finished result of another run part of this one; return the reference to it."""
-        return self._take_over(entry, step)
 
     def decision(self, ref: Ref) -> Mapping[str, Any] | None:
         """Return the row of a decision at a gate; None where it is still to be made, which is taken to let pass."""
@@ -101,36 +105,28 @@ class Executor:
 
     def is_own_result(self, task: StageTask, step: int, refs: Sequence[Ref], policy: Policy) -> bool:
         """Tell whether the run itself has finished a stage before, or has taken it over from another run."""
+        # Found is not enough: another run may have trained on the same batch without asking.
         entry = self._find(self._keys(task.stage, step, inputs_of(refs, policy)))
         return entry is not None and entry.run == self.config.name
 
     def _find(self, key: str) -> Entry | None:
         return self._context.find(key) if self._context else None
 
-    def _take_over(self, entry: Entry, step: int) -> Ref:
-        """Return the reference to a finished result; a dry run makes it no part of the run."""
+    def share(self, entry: Entry, step: int) -> Ref:
+        """Make a finished result part of this run, in a dry run of none; return the reference to it."""
         if self._session:
             assert self._context is not None
             entry = self._context.adopt(entry, step)
         return ref_of(entry, computed=False)
 
     def _compute(
-        self,
-        session: "Session",
-        task: StageTask,
-        step: int,
-        refs: Sequence[Ref],
-        policy: Policy | None,
-        parameters: Mapping[str, Any] | None,
-        extra_inputs: Mapping[str, str] | None,
+        self, session: "Session", context: RunContext, task: StageTask, step: int, work: Callable[[], Ref]
     ) -> Ref:
-        context = self._context
-        assert context is not None
         if task is not metrics.task:  # takes no time, and a step that was trained is not left without its numbers
             session.stop_if_cancelled(step, task.stage.name)
         session.notify("stage", stage=task.stage.name, step=step, evaluating=context is not session.context)
         with context.unbuffered() if task.waits else nullcontext():  # what took long is committed at once
-            ref: Ref = task(context, step, refs, policy, session.services, parameters, extra_inputs)
+            ref = task(step, work)
         session.count(computed=True)
         session.notify("done", ref=ref)
         return ref

@@ -59,6 +59,7 @@ def _check(store: Store, retention: Retention, force: bool) -> None:
     if not force:
         do = "a replay from there would end with SliceExpired; say --force if nobody will want one"
         raise StoreError(what, store.root.address, safe, do)
+    # Even with force: a run at work has read the ledger and would miss the rows in its next stage.
     if busy := at_work(store):
         raise StoreError(f"{what}; and {', '.join(busy)} may be at work", store.root.address, safe, "wait for them")
 
@@ -73,6 +74,7 @@ def choose_removal(
     if remove and (keep or keep_last):
         raise StoreError("runs to keep and runs to remove at once", "", "nothing was removed", "name one kind")
     runs = present_runs(store)
+    # `runs` is in order of their beginning; -0 would mean all of them.
     kept = {*keep, *(runs[-keep_last:] if keep_last else ())}
     if not (keep or keep_last):
         unknown = sorted({*remove} - {*runs})
@@ -120,6 +122,7 @@ def remove_planned(store: Store, going: Plan) -> RemovalReport:
     swept = carry_out(store, going)
     if store.root.directory is not None:
         for run in going.removed:
+            # Logs are for people: one that cannot be removed must not stop the rest.
             shutil.rmtree(store.root.directory / "logs" / run, ignore_errors=True)
     return swept
 

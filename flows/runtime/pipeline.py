@@ -85,35 +85,39 @@ Ahead = Callable[[Callable[[], StepBatch]], Callable[[], StepBatch]]
 def run_steps(
     execute: Executor,
     source: Source,
-    config: RunConfig,
     ahead: Ahead = lambda build: build,
     check: Check = lambda batch: None,
 ) -> Iterator[FinishedStep]:
-    """Run all steps and yield each finished one.
+    """Run all steps of the executor's config and yield each finished one.
 
     With `rollout.max_off_policy_steps` 0 the stages run in turn. With 1, the batch of step k + 1 is sampled with the
     policy that step k trains, while it trains: one step off-policy, and neither engine nor learner waits for the other.
     """
+    config = execute.config
     examples, policy = start(execute, source)
-    batch = build_batch(execute, 0, examples, policy, config)
+    batch = build_batch(execute, 0, examples, policy)
     for step in range(config.steps):
-        build_next = partial(build_batch, execute, step + 1, examples, config=config, before=batch)
+        # The batch of this step goes along: samplers and estimators with state go on from it.
+        build_next = partial(build_batch, execute, step + 1, examples, before=batch)
         last = step + 1 == config.steps
+        # After the last step nothing would train on a further batch.
         overlaps = bool(config.rollout.max_off_policy_steps) and not last
+        # Before the gate and the training: that is the time in which it is sampled.
         waiting = ahead(partial(build_next, policy=policy)) if overlaps else None
         check(batch)
-        pass_gate(execute, step, batch, policy, config)
+        pass_gate(execute, step, batch, policy)
         trained, policy = train(execute, step, batch, policy)
         measured = measure(execute, step, (*batch.refs, trained))
         # Waited for before the step is handed out: whoever gets it may ask the engine for another policy.
         following = waiting() if waiting else None
         yield FinishedStep(step, batch, trained, measured, policy)
         if not last:
+            # Not sampled ahead: with the policy that was just trained, so that no rollout is stale.
             batch = following or build_next(policy=policy)
 
 
 def build_batch(
-    execute: Executor, step: int, examples: Ref, policy: Policy, config: RunConfig, before: StepBatch | None = None
+    execute: Executor, step: int, examples: Ref, policy: Policy, before: StepBatch | None = None
 ) -> StepBatch:
     """Make the packed batches of one step: assignment, rollout, filtering, advantage, packing.
 
@@ -122,21 +126,22 @@ def build_batch(
 
     Raises EmptyBatch after `filtering.max_batch_attempts` empty batches.
     """
+    # What a sampler with state learns from; others do not have it in their keys (see `assign`).
     earlier = (*before.assignments, *before.traces) if before else ()
-    credit_traces = partial(
-        filter_and_credit, execute, step, policy=policy, config=config, before=before and before.advantage
-    )
+    credit_traces = partial(filter_and_credit, execute, step, policy=policy, before=before and before.advantage)
+    config = execute.config
     empty: list[StepBatch] = []
+    # Where groups are replaced, `sample_groups` has used up all attempts already.
     for attempt in range(1 if config.assignment.refill else config.filtering.max_batch_attempts):
-        assigned, sampled, (verdicts, credits) = sample_groups(
-            execute, step, examples, policy, config, earlier, credit_traces, attempt
-        )
+        groups = sample_groups(execute, step, examples, policy, earlier, credit_traces, attempt)
+        assigned, sampled, (verdicts, credits) = groups
         batches = execute(packing.task, step, (credits, *sampled))
         batch = StepBatch(assigned, sampled, verdicts, credits, batches)
         if batches.num_rows("batches"):
             return batch
         empty.append(batch)
         earlier = (*assigned, *sampled)
+    # A step without training has metrics too, or nobody could see why it is empty.
     measure(execute, step, empty[-1].refs)
     what = f"step {step}: {sum(len(each.assignments) for each in empty)} batches in a row hold nothing to train on"
     raise EmptyBatch(f"{what}. {execute.explain_empty(empty)}")
@@ -153,7 +158,6 @@ def sample_groups(
     step: int,
     examples: Ref,
     policy: Policy,
-    config: RunConfig,
     earlier: Sequence[Ref],
     credit_traces: FilterAndCredit,
     attempt: int = 0,
@@ -165,15 +169,16 @@ def sample_groups(
     policy; all rollouts of the step are filtered and credited together. It ends when no group is missing, or after
     `filtering.max_batch_attempts` assignments with what there is, which may be nothing.
     """
-    assigned: tuple[Ref, ...] = (assign(execute, step, examples, config, attempt, earlier),)
-    sampled: tuple[Ref, ...] = (sample(execute, step, assigned[0], examples, policy, config),)
+    assigned: tuple[Ref, ...] = (assign(execute, step, examples, attempt, earlier),)
+    sampled: tuple[Ref, ...] = (sample(execute, step, assigned[0], examples, policy),)
     credited = credit_traces(sampled)
+    config = execute.config
     for number in range(1, config.filtering.max_batch_attempts if config.assignment.refill else 1):
         groups = execute.groups_to_refill(assigned, credited[1])
         if not groups:
             break
-        assigned = (*assigned, assign(execute, step, examples, config, number, assigned, groups))
-        sampled = (*sampled, sample(execute, step, assigned[-1], examples, policy, config))
+        assigned = (*assigned, assign(execute, step, examples, number, assigned, groups))
+        sampled = (*sampled, sample(execute, step, assigned[-1], examples, policy))
         credited = credit_traces(sampled)
     return assigned, sampled, credited
 
@@ -182,7 +187,6 @@ def assign(
     execute: Executor,
     step: int,
     examples: Ref,
-    config: RunConfig,
     batch: int,
     earlier: Sequence[Ref],
     groups: Mapping[str, int] | None = None,
@@ -192,17 +196,19 @@ def assign(
     `groups` is how many of which environment, and then `earlier` the assignments of the step so far; else `earlier` is
     the work of the batch before, which only a sampler with state reads.
     """
+    # The first batch has no number in its key, so that it is the same whatever comes after it.
     digests = {"batch": str(batch)} if batch else {}
     digests |= {"groups": json.dumps(groups, sort_keys=True)} if groups else {}
-    refs = (examples, *earlier) if groups or config.assignment.sampler.stateful else (examples,)
+    refs = (examples, *earlier) if groups or execute.config.assignment.sampler.stateful else (examples,)
     return execute(assignment.task, step, refs, parameters={"batch": batch, "groups": groups}, extra_inputs=digests)
 
 
-def sample(execute: Executor, step: int, assigned: Ref, examples: Ref, policy: Policy | None, config: RunConfig) -> Ref:
+def sample(execute: Executor, step: int, assigned: Ref, examples: Ref, policy: Policy | None) -> Ref:
     """Sample what was assigned; in supervised runs, take the demonstrations in place of rollouts."""
-    if config.kind == "sft":
+    if execute.config.kind == "sft":
+        # No policy: demonstrations are the same whoever learns from them, and so is their key.
         return execute(demonstration.task, step, (assigned, examples))
-    return execute(rollout.task, step, (assigned, examples), sampling_policy(policy, config))
+    return execute(rollout.task, step, (assigned, examples), sampling_policy(policy, execute.config))
 
 
 def sampling_policy(policy: Policy | None, config: RunConfig) -> Policy | None:
@@ -211,11 +217,11 @@ def sampling_policy(policy: Policy | None, config: RunConfig) -> Policy | None:
 
 
 def filter_and_credit(
-    execute: Executor, step: int, traces: tuple[Ref, ...], policy: Policy, config: RunConfig, before: Ref | None
+    execute: Executor, step: int, traces: tuple[Ref, ...], policy: Policy, before: Ref | None
 ) -> tuple[Ref, Ref]:
     """Filter the rollouts of a step and credit those that are kept; arguments as in `credit`."""
     verdicts = execute(filtering.task, step, traces)
-    return verdicts, credit(execute, step, traces, verdicts, config, before, policy)
+    return verdicts, credit(execute, step, traces, verdicts, before, policy)
 
 
 def credit(
@@ -223,7 +229,6 @@ def credit(
     step: int,
     traces: tuple[Ref, ...],
     verdicts: Ref,
-    config: RunConfig,
     before: Ref | None,
     sampled_by: Policy | None = None,
 ) -> Ref:
@@ -232,8 +237,11 @@ def credit(
     `before` is the same of the step before, where an estimator has state; `sampled_by` the policy that sampled them,
     which scores them itself where an algorithm wants that.
     """
+    # Only then is the policy in the key: a frozen teacher says the same of rollouts of any policy.
+    config = execute.config
     policy = sampled_by if policy_scores(config) else None
     scored = (execute(reference.task, step, (*traces, verdicts), policy),) if config.scorers else ()
+    # Without state, steps are credited independently, and a replay may begin anywhere.
     states = (before,) if before and config.stateful else ()
     return execute(advantage.task, step, (*traces, verdicts, *scored, *states))
 
@@ -266,27 +274,32 @@ def measure(execute: Executor, step: int, refs: Sequence[Ref]) -> Ref:
 
     Where rollouts were scored again, that comes before them.
     """
+    # A parameter outside the key: the assignments themselves are in it.
     num_batches = sum(ref.stage == "assignment" for ref in refs)
     return execute(metrics.task, step, refs, parameters={"num_batches": num_batches})
 
 
-def pass_gate(execute: Executor, step: int, batch: StepBatch, policy: Policy, config: RunConfig) -> None:
+def pass_gate(execute: Executor, step: int, batch: StepBatch, policy: Policy) -> None:
     """Have the step's batch approved where the config has a gate. Raises GateRefused where it is refused.
 
     What the run has trained on already is not asked about: a gate may be set up later. A rule says the same of the same
     batch for ever; a person decides for one run, and who refused is asked again when it is resumed, which is another
     question with a key of its own. The weights do not depend on it: no key of training does.
     """
+    config = execute.config
     off = config.gate.type == "none" or step % config.gate.every
     if off or execute.is_own_result(training.task, step, (batch.packing,), policy):
         return
     refs = (batch.packing, batch.advantage, batch.filtering, *batch.traces)
+    # A rule's decision may be shared between runs; a person's holds for the run that was asked about.
     own = {"run": config.name} if config.gate.type == "pause" else {}
+    # Each refusal makes the next question another one, with a key of its own; answers stay in the ledger.
     for question in count():
         asked = execute(gate.task, step, refs, extra_inputs=own | ({"question": str(question)} if question else {}))
         decision = execute.decision(asked)
         if decision is None or decision["approved"]:
             return
+        # A refusal of a person that was only found, not computed now, is an earlier one: ask the next question.
         if asked.computed or decision["gate"] == "rule":
             measure(execute, step, (*batch.refs, asked))
             raise GateRefused(_refusal(step, decision, config))
@@ -306,7 +319,7 @@ def _refusal(step: int, decision: Mapping[str, Any], config: RunConfig) -> str:
     return "\n  ".join(lines)
 
 
-def held_out(execute: Executor) -> tuple[Ref, Ref]:
+def choose_held_out(execute: Executor) -> tuple[Ref, Ref]:
     """List the examples and say which held-out ones are tried; no policy is needed to know."""
     examples = execute(example_list.task, 0)
     return examples, execute(assignment.evaluation_task, 0, (examples,))
@@ -317,10 +330,12 @@ def evaluate(execute: Executor, policy: Policy | None, retries: int = 0) -> tupl
 
     What ended with an error is tried up to `retries` times more, in results of their own: the rollouts of each retry.
     """
-    examples, assigned = held_out(execute)
+    examples, assigned = choose_held_out(execute)
+    # Rollouts of an evaluation are ordered by the policy's version: they belong to no step.
     version = policy.version if policy else 0
     tried = [execute(rollout.task, version, (assigned, examples), policy)]
     while len(tried) <= retries and execute.num_errored(tried[-1]):
+        # Only what ended with an error, with other seeds; the first rollouts stay where they are.
         assigned = execute(assignment.evaluation_task, 0, (examples, assigned, tried[-1]))
         tried.append(execute(rollout.task, version, (assigned, examples), policy))
     return tuple(tried)

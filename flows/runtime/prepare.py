@@ -1,4 +1,7 @@
-"""Preparation: from files, overrides and a recorded run to one resolved config, before anything is started."""
+"""Preparation: from files, overrides, a recorded run and policies of the store to one resolved config.
+
+All of it before anything is started.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,14 +15,15 @@ from configs.errors import ConfigError
 from configs.load import load
 from configs.resolve import require_agreement, resolve
 from configs.run import RunConfig, content
+from configs.training import LoraConfig
 from flows.queries.store_reader import flat, recorded_config
-from flows.runtime.policies import find_policy, with_weights
 from flows.runtime.versions import config_versions
 from flows.services.teachers import teacher_facts
 from storage.keys import canonical_json
 from storage.store import Store, open_store
 from tasks.assignment.examples import DEMONSTRATIONS, read_rows
 from tasks.inference.engine.model_files import directory_digest, file_digest, model_directory
+from tasks.runtime.stage import Policy
 
 DEFAULT_FILES = {"train": ["demo"], "sft": ["sft_demo"], "evaluate": ["demo"]}
 
@@ -42,6 +46,7 @@ def nothing_started() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
+        # A note, not another error: the class tells callers and tests what it was.
         if "nothing was" not in str(error).lower():
             error.add_note("Nothing was started and nothing is lost.")
         raise
@@ -53,6 +58,7 @@ def assignments(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _prepare(kind: str, files: Sequence[str], overrides: Sequence[str], settings: Mapping[str, Any]) -> RunConfig:
+    # An empty setting of a form or a command line means: as the files say.
     given = {name: value for name, value in settings.items() if value not in (None, "")} | {"kind": kind}
     later = [*overrides, *assignments(given)]
     requested = load(files or DEFAULT_FILES[kind], later)
@@ -60,17 +66,23 @@ def _prepare(kind: str, files: Sequence[str], overrides: Sequence[str], settings
     recorded = recorded_config(store, requested.name)
     if kind != "replay":
         _require_own_rollouts(store, requested.name)
+    # Presets of today may differ from those it began with: without files the record is the base.
     if recorded is not None and not files:
         requested = load((), later, base=recorded.model_dump(mode="json"))
-    requested = _with_weights(store, requested)
+    requested = _with_stored_weights(store, requested)
     require_files(requested)
-    config = resolve(_with_seed(requested, recorded), config_versions(requested) | teacher_facts(requested))
+    if requested.seed is None and recorded is not None:
+        requested = requested.model_copy(update={"seed": recorded.seed})
+    config = resolve(requested, config_versions(requested) | teacher_facts(requested))
     if kind == "sft":
         read_rows(Path(config.data.path).expanduser())  # a bad row is worth knowing before anything starts
-        config = _with_demonstrations(config)
+        # The rows of the file take the place of an environment's examples.
+        file = EnvironmentConfig(name=DEMONSTRATIONS, taskset={"id": DEMONSTRATIONS})
+        config = config.model_copy(update={"environments": (file,)})
     if recorded is not None:
         require_same(recorded, config)
         _require_same_sources(store, config)
+        # Last: what differs by request has a better message than another version of a package.
         require_agreement(recorded, config_versions(recorded))
     return config
 
@@ -86,13 +98,7 @@ def _require_own_rollouts(store: Store, name: str) -> None:
         )
 
 
-def _with_seed(requested: RunConfig, recorded: RunConfig | None) -> RunConfig:
-    if requested.seed is None and recorded is not None:
-        return requested.model_copy(update={"seed": recorded.seed})
-    return requested
-
-
-def _with_weights(store: Store, requested: RunConfig) -> RunConfig:
+def _with_stored_weights(store: Store, requested: RunConfig) -> RunConfig:
     """Take the weights out of the store: those of the policy to evaluate, or the run's own first ones if need be.
 
     Those were copied when they were brought in, so that a run can go on when the directory they came from is gone.
@@ -110,12 +116,6 @@ def _with_weights(store: Store, requested: RunConfig) -> RunConfig:
         return requested
     assert policy is not None, "a policy that has a name is found or refused"
     return with_weights(store, requested, policy.key)
-
-
-def _with_demonstrations(config: RunConfig) -> RunConfig:
-    """Let the rows of the demonstrations file take the place of an environment's examples."""
-    file = EnvironmentConfig(name=DEMONSTRATIONS, taskset={"id": DEMONSTRATIONS})
-    return config.model_copy(update={"environments": (file,)})
 
 
 def require_same(recorded: RunConfig, config: RunConfig) -> None:
@@ -139,6 +139,7 @@ def _identity(config: RunConfig) -> dict[str, Any]:
 
     A gate changes no weights: another rule, or none, is how a run goes on that a gate has stopped.
     """
+    # By content, not field by field: operational settings may change from one call to the next.
     kept = {**content(config, in_place=True), "kind": config.kind, "lag": config.rollout.max_off_policy_steps}
     del kept["gate"]
     return kept | ({"replay": config.replay.model_dump(mode="json")} if config.kind == "replay" else {})
@@ -169,3 +170,51 @@ def _require_same_sources(store: Store, config: RunConfig) -> None:
 def _brief(value: Any) -> str:
     text = canonical_json(value)
     return text if len(text) <= 160 else f"{text[:157]}..."
+
+
+class PolicyUnknown(ValueError):
+    """No policy of the store goes by that name."""
+
+
+def find_policy(store: Store, name: str) -> Policy | None:
+    """Return the policy that `name` names: RUN for a run's last one, RUN:VERSION for an earlier one; None for none.
+
+    Raises PolicyUnknown when the run has no such policy.
+    """
+    if not name:
+        return None
+    run, _, wanted = name.partition(":")
+    imported = [entry.key for entry in store.ledger.entries(run=run, stage="policy_import")]
+    # The last one: the same weights may have been brought in again from another directory.
+    made = dict(enumerate(imported[-1:]))
+    made |= {entry.step + 1: entry.key for entry in store.ledger.entries(run=run, stage="training")}
+    number = int(wanted) if wanted.isdecimal() else max(made, default=0)
+    if number not in made or (wanted and not wanted.isdecimal()):
+        has = f"has the versions {', '.join(map(str, sorted(made)))}" if made else "has made no policy"
+        runs = f"; the last runs in {store.root.address} are: {', '.join(store.runs.names()[-5:]) or 'none'}"
+        raise PolicyUnknown(
+            f"there is no policy {name!r}: run {run!r} {has}{'' if made else runs}. Name one as RUN or RUN:VERSION"
+        )
+    return Policy(made[number], number)
+
+
+def whole_weights(store: Store, policy_key: str) -> Path:
+    """Return the directory of a policy's weights; of an adapter, those of the policy that it is laid over."""
+    return store.policies.directory(next(iter(store.policies.adapter_bases([policy_key])), policy_key))
+
+
+def with_weights(store: Store, config: RunConfig, policy_key: str) -> RunConfig:
+    """Let `model.path` name the weights of a policy in the store, and `training.lora` what adapter it is, if any."""
+    model = config.model.model_copy(update={"path": str(whole_weights(store, policy_key))})
+    made = store.ledger.find(policy_key)
+    # From the ledger row: the run that trained the adapter may be gone, its section is not.
+    adapter = made.section.get("training", {}).get("lora") if made else None
+    lora = LoraConfig(**adapter) if adapter else config.training.lora
+    return config.model_copy(update={"model": model, "training": config.training.model_copy(update={"lora": lora})})
+
+
+def newest_policy(store: Store) -> str:
+    """Return the newest policy that training has made, as RUN:VERSION; empty where there is none."""
+    entries = [entry for run in store.runs.names() for entry in store.ledger.entries(run=run, stage="training")]
+    newest = max(entries, key=lambda entry: entry.finished_at, default=None)
+    return f"{newest.run}:{newest.step + 1}" if newest else ""

@@ -1,10 +1,12 @@
 """A session: everything that lives as long as one run, and the events that others want to see.
 
 `open_session` makes one for a config. A flow uses the session that is open around it, or opens its own when a worker
-called it (`flows.runtime.entry`). Services start early, side by side, and only those that missing work needs.
+called it (`flows.runtime.entry`). Services start early, side by side, and only those that missing work needs;
+`preflight` finds what would make the run fail later before anything is started for it.
 """
 
 import os
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,29 +17,32 @@ from pathlib import Path
 from typing import Any
 
 from configs.replay import needs_weights
-from configs.run import RunConfig
+from configs.run import RunConfig, only_teachers_sample, policy_scores
 from flows.orchestration.gate_answers import approval
-from flows.orchestration.gpu_slot import gpu_slot
-from flows.orchestration.process_setup import lost_terminations_repeated, mark_crashed
-from flows.orchestration.server import current_flow_run
-from flows.orchestration.states import Cancellation, RunCancelled, event_of
+from flows.orchestration.server import current_flow_run, lost_terminations_repeated
+from flows.orchestration.states import Cancellation, RunCancelled, event_of, gpu_slot, mark_crashed
 from flows.runtime import pipeline
-from flows.runtime.policies import find_policy
-from flows.runtime.preflight import needs
-from flows.runtime.prepare import nothing_started
+from flows.runtime.prepare import find_policy, nothing_started
 from flows.runtime.versions import versions
 from flows.services.base import RunService, Supervisor
 from flows.services.engine import InferenceService
-from flows.services.environments import EnvironmentServers
-from flows.services.graders import GraderProcesses
+from flows.services.environments import EnvironmentServers, GraderProcesses
 from flows.services.learner import LearnerProcess
-from flows.services.teachers import TeacherEngines
-from storage.store import open_store
+from flows.services.teachers import TeacherEngines, asked_teachers
+from storage.errors import NoSpace
+from storage.store import Store, open_store
+from tasks.gate.rules import require_rule
 from tasks.inference.engine.model_files import directory_digest, file_digest, model_directory
 from tasks.rollout.demonstration import Renderer
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import Services
 from tasks.runtime.stage import Policy, Ref
+from tasks.stages import services_of
+
+MIB = 1024**2
+LEAST_FREE = 16 * MIB
+"""Room for logs and for tables without rows to speak of."""
+
 
 Watcher = Callable[[str, Mapping[str, Any]], None]
 _current: ContextVar["Session | None"] = ContextVar("session", default=None)
@@ -74,6 +79,7 @@ class Session:
         self._supervisor = supervisor
         self._cancellation = Cancellation()
         self._lock = threading.Lock()
+        # Re-entrant: a watcher that is told of something may have something to tell.
         self._telling = threading.RLock()
 
     @property
@@ -109,6 +115,7 @@ class Session:
 
     def close(self) -> None:
         """End all services; whoever waits for one is told so."""
+        # First: threads that sample wait for the engine, and end when it is gone.
         self.engine.close()
         self._supervisor.close()
 
@@ -117,6 +124,7 @@ class Session:
         services = self.needed(missing)
         if services:
             self.slot.enter_context(gpu_slot())
+        # All at once, then nobody waits here: an engine takes minutes, and others start meanwhile.
         for service in services:
             service.begin()
 
@@ -163,10 +171,12 @@ def open_session(
 ) -> Iterator[Session]:
     """Open a session for a resolved config; its services are gone when the block ends, in whatever way."""
     store = open_store(config.store)
+    # Before this run writes its own event: after it, an earlier process of the same run could not be told apart.
     mark_crashed(store)
     context = RunContext(store, config.name, config, versions(config))
     with nothing_started():
         chosen = find_policy(store, config.evaluation.policy) if config.kind == "evaluate" else None
+    # The slot encloses the supervisor: it is given back when the last process on the GPU is gone.
     with ExitStack() as slot, Supervisor(config.name, log_directory(config)) as supervisor:
         session = Session(context, source_of(config), supervisor, watchers, engine, chosen)
         session.slot = slot
@@ -185,11 +195,13 @@ def current_session() -> Session | None:
 @contextmanager
 def record_run(session: Session) -> Iterator[None]:
     """Write how a run began and ended into its events; what went wrong is passed on."""
+    # Read before the first event is written, which makes the run known.
     known = session.context.run in session.context.store.runs.names()
     session.record("resumed" if known else "started")
     try:
         with lost_terminations_repeated():
             yield
+    # Ctrl-C and SIGTERM end a run too, and its events must say so.
     except BaseException as error:
         event, message = event_of(error)
         session.record(event, message=message)
@@ -210,5 +222,67 @@ def source_of(config: RunConfig) -> pipeline.Source:
 
 def log_directory(config: RunConfig) -> Path:
     """Return the local directory for the logs of a run's services: in the store where that is local."""
+    # Processes append to logs, which an object store cannot take.
     root = Path(".stagecoach") if "://" in config.store else Path(config.store).expanduser()
     return (root / "logs" / config.name).resolve()
+
+
+def needs(missing: Sequence[Ref], config: RunConfig) -> list[str]:
+    """Return the services that the missing work needs, by their keywords, in the order of the work."""
+    # Stages name the services they may ask; the config says that some will not be asked.
+    unneeded = set[str]()
+    if not any(True for _ in asked_teachers(config)):
+        unneeded.add("teachers")
+    if not _asks_policy(config, {piece.stage for piece in missing}):
+        unneeded.add("engine")
+    asked = dict.fromkeys(need for piece in missing for need in services_of(piece.stage))
+    return [need for need in asked if need not in unneeded]
+
+
+def _asks_policy(config: RunConfig, stages: set[str]) -> bool:
+    """Tell whether a policy samples or scores anything: not where teachers do, unless it is evaluated too."""
+    if config.external:
+        return False
+    evaluated = config.kind == "evaluate" or (config.kind == "train" and config.evaluation.evaluates_training)
+    samples = "rollout" in stages and (evaluated or not only_teachers_sample(config))
+    return samples or ("reference" in stages and policy_scores(config))
+
+
+def preflight(session: "Session", missing: Sequence[Ref]) -> None:
+    """Make sure that the missing work can begin: a gate's rule, room on the disk, services, environments that load.
+
+    Raises ConfigError, NoSpace, ServiceFailed or EnvironmentUnavailable; nothing was started then.
+    """
+    stages = {piece.stage for piece in missing}
+    with nothing_started():
+        require_gate(session.config)
+        # Tables are small beside weights; without these, only a little room is asked for.
+        makes_weights = bool(stages & {"training", "policy_import"})
+        require_space(session.context.store, Path(session.source.weights) if makes_weights else None)
+        for service in session.needed(missing):
+            service.reach()
+        # Loaded in processes of their own, and kept for the stage: an environment that does not load is known now.
+        if "examples" in stages and session.config.kind != "sft":
+            session.environments.examples()
+
+
+def require_gate(config: RunConfig) -> None:
+    """Raise ConfigError where the gate's rule is no condition in SQL over the figures of a batch."""
+    if config.gate.type == "rule":
+        require_rule(config.gate.rule)
+
+
+def require_space(store: Store, weights: Path | None) -> None:
+    """Raise NoSpace where not even one more policy of the size of `weights` has room on the store's disk."""
+    if store.root.directory is None:
+        return
+    # A policy's files are as large as those it starts from; optimizer states only come on top.
+    size = sum(file.stat().st_size for file in weights.glob("*.safetensors")) if weights else 0
+    needed, free = size + LEAST_FREE, shutil.disk_usage(store.root.directory).free
+    if free < needed:
+        raise NoSpace(
+            f"the disk is full: {free / MIB:.0f} MiB are free, the next step alone needs {needed / MIB:.0f}",
+            store.root.address,
+            "nothing was started; what is in the store stays as it is",
+            "make room there, or take a store on another disk (--store), and run the same again",
+        )

@@ -15,6 +15,7 @@ from tasks.metrics.figures import ALL, Values, full_name, metric_values
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref
 
+# Below a tenth, most of the sampling was for nothing; what is usual with filters is well above.
 LOW_SIGNAL = 0.1
 """Share of a step's rollouts at or below which it is said that hardly anything could be trained on."""
 
@@ -35,10 +36,6 @@ class Outcome:
     num_found: int = 0
     """Pieces of work that the ledger already had."""
 
-    def add(self, step: dict[str, Any]) -> None:
-        """Add a finished step."""
-        self.steps.append(step)
-
     def finished(self, session: Session) -> dict[str, Any]:
         """Return the outcome as plain JSON values, with what the session counted."""
         self.num_computed, self.num_found = session.num_computed, session.num_found
@@ -58,6 +55,7 @@ def check_account(session: Session, batch: StepBatch) -> list[Share]:
     try:
         return account(*tables)
     except AccountBreach as error:
+        # `account` knows tables alone, not whose they are.
         error.add_note(f"Run {context.run}, step {batch.packing.step}, between the stages packing and training.")
         raise
 
@@ -66,6 +64,7 @@ def finish_step(session: Session, finished: FinishedStep) -> dict[str, Any]:
     """Describe a finished step and tell the watchers."""
     described = describe(session.context, finished.step, finished.refs)
     session.notify("step", **described)
+    # Who resumes a run has read the warnings of its finished steps before.
     if described["computed"] and (warning := low_signal(described)):
         session.notify("note", text=warning)
     if described["computed"] and (warning := short_of_groups(finished.step, described.get("groups", {}))):
@@ -117,8 +116,9 @@ def describe(context: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, A
     The numbers are those of the step's table `metrics`, with `ledger_metrics` beside them; a number that was not
     measured is None, and the update is None where nothing was trained.
     """
-    values = metric_values(context.table("metrics", refs)) if _makes("metrics", refs) else {}
-    update = context.table("updates", refs).to_pylist()[-1] if _makes("updates", refs) else None
+    made = {table for ref in refs for table, _ in ref.rows}
+    values = metric_values(context.table("metrics", refs)) if "metrics" in made else {}
+    update = context.table("updates", refs).to_pylist()[-1] if "updates" in made else None
     spans = [Span(ref.stage, ref.seconds, ref.tokens) for ref in refs]
     seconds = {stage: own.seconds for stage, own in by_stage(spans).items()}
     stage_tokens = {stage: own.tokens for stage, own in by_stage(spans).items()}
@@ -131,6 +131,7 @@ def describe(context: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, A
         "reward": values.get((ALL, "reward/mean")),
         "reward_std": values.get((ALL, "reward/std")),
         "num_traces": int(values.get(("", "batch/num_traces"), 0)),
+        # Out of the accounts, so that it adds up with the other outcomes.
         "num_errored": sum(share["num_traces"] for share in outcomes if share["outcome"] == ERRORED),
         "outcomes": outcomes,
         "tokens": int(sum(values.get((ALL, f"rollout/{kind}_tokens"), 0) for kind in ("input", "output"))),
@@ -159,7 +160,3 @@ def rows_of(refs: Sequence[Ref]) -> dict[str, dict[str, int]]:
         of_stage = rows.setdefault(ref.stage, {})
         of_stage |= {table: of_stage.get(table, 0) + count for table, count in ref.rows}
     return rows
-
-
-def _makes(table: str, refs: Sequence[Ref]) -> bool:
-    return any(table in dict(ref.rows) for ref in refs)

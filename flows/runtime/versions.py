@@ -1,4 +1,4 @@
-"""Facts: what a config leaves to the machine, found without importing an engine."""
+"""Versions and other facts that a config leaves to the machine, found without importing an engine."""
 
 import os
 import platform
@@ -10,13 +10,12 @@ from typing import Any
 from configs.errors import ConfigError
 from configs.fields import imported_functions
 from configs.replay import replayed_stages
-from configs.run import RunConfig
-from configs.run import needs_reference_scores as scores_again
+from configs.run import RunConfig, needs_reference_scores
 from configs.training import TrainingConfig
 from tasks.inference.engine import model_info
 from tasks.inference.engine.model_files import model_directory, tokenizer_digest
 from tasks.inference.environments import servers as environment_service
-from tasks.runtime.import_paths import NotImportable, code_version
+from tasks.runtime.imports import NotImportable, code_version
 
 PACKAGES = ("stagecoach", "torch", "transformers", "verifiers", "renderers", "prefect", "deltalake", "pyarrow")
 
@@ -28,14 +27,14 @@ def config_versions(config: RunConfig) -> dict[str, Any]:
     for a model or an imported function that is not there, EnvironmentUnavailable for an environment that is not
     installed.
     """
-    samples, trains, needs_reference_scores, loads = _parts(config)
+    samples, trains, needs_environments, loads = _parts(config)
     precision = "bfloat16" if has_cuda() else "float32"
     found: dict[str, Any] = {}
     if samples:
         found["engine"] = {"version": model_info.engine_version(), "dtype": precision}
     if trains:
         found["training"] = training_facts(precision, config.training)
-    if needs_reference_scores:  # of supervised training, the rows of a file stand in for an environment
+    if needs_environments:  # of supervised training, the rows of a file stand in for an environment
         versions = {each.name: {"version": environment_service.package_version(each)} for each in config.environments}
         found["environments"] = versions
     if loads and config.model.path:
@@ -47,11 +46,12 @@ def config_versions(config: RunConfig) -> dict[str, Any]:
 
 def _parts(config: RunConfig) -> tuple[bool, bool, bool, bool]:
     """Return whether a run needs an engine, trains, needs its environments, and reads its model's directory."""
+    # A new run may do everything; of a replay it depends on where it begins and ends.
     if config.kind != "replay":
         return True, True, config.kind != "sft", True
     again = replayed_stages(config.replay)
     fresh = bool(config.replay.weights)
-    samples = "rollout" in again or scores_again(config)  # a reference is scored by an engine too
+    samples = "rollout" in again or needs_reference_scores(config)  # a reference is scored by an engine too
     return samples, "training" in again, "rollout" in again or config.replay.regrade, fresh
 
 
@@ -88,6 +88,7 @@ def model_facts(config: RunConfig) -> dict[str, Any]:
     """Return the model's vocabulary, renderer and tokenizer; raises ConfigError for a model that is not there."""
     directory = model_directory(config.model.path)
     info = model_info.read(directory)
+    # The engine would find out too, minutes later.
     model_info.require_weights(directory)
     renderer = model_info.renderer_name(config.model.renderer, config.model.path)
     model_info.renderer_config(renderer, config.model.path, config.model.renderer_settings)  # or it is refused here
@@ -98,6 +99,7 @@ def model_facts(config: RunConfig) -> dict[str, Any]:
 
 def has_cuda() -> bool:
     """Return whether this machine has an NVIDIA device that processes may see."""
+    # Not by torch: importing it takes seconds, and it would take a CUDA context in the flow's process.
     return Path("/dev/nvidiactl").exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
 
 

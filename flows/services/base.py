@@ -10,17 +10,19 @@ import os
 import tempfile
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from flows.services.logs import LogKeeper
 from flows.services.ownership import sweep
 from flows.services.process import Handle, ServiceSpec
 from storage.policies.scratch import ScratchDirectories
+
+Command = tuple[Sequence[str], Mapping[str, str]]
+"""A command line, and the variables that go with it."""
 
 
 class Supervisor:
@@ -42,14 +44,14 @@ class Supervisor:
 
     def __enter__(self) -> "Supervisor":
         self.directory.mkdir(parents=True, exist_ok=True)
+        # Before anything starts: an engine of a killed flow may still hold the memory.
         sweep()
         self._temporary = self._scratches.make("services")
+        # A copy of the list: services are started while the keeper goes through it.
         self._logs = LogKeeper(lambda: [(handle.spec.log, handle.spec.log_bytes) for handle in list(self._handles)])
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def start(self, spec: ServiceSpec) -> Handle:
@@ -61,16 +63,11 @@ class Supervisor:
         self._handles.append(handle)
         return handle
 
-    def start_all(self, specs: Sequence[ServiceSpec]) -> list[Handle]:
-        """Start processes side by side, after every external one among them has answered; in the order of `specs`."""
-        external = {spec.name: self.start(spec) for spec in specs if spec.external}
-        for handle in external.values():
-            handle.wait()
-        return [external.get(spec.name) or self.start(spec) for spec in specs]
-
     def close(self) -> None:
         """End all services, the last started first, and wait until none of their processes is left."""
+        # The last started first: it may be a client of those before.
         handles = self._handles[::-1]
+        # All are asked before one is waited for: their grace periods run side by side.
         for handle in handles:
             handle.ask_to_stop()
         for handle in handles:
@@ -113,9 +110,16 @@ class RunService(ABC):
                 self._handles[name] = self._supervisor.start(describe())
             return self._handles[name]
 
-    def _report(self, file: str) -> Path:
-        """Return the file in which a process reports its address; its log lies beside it."""
-        return self._supervisor.directory / f"{file}.json"
+    def _describe(
+        self, name: str, command: Callable[[Path], Command], ready: Callable[[dict[str, Any]], bool], **others: Any
+    ) -> ServiceSpec:
+        """Describe a process that is named by its kind and which one it is; its report and its log lie side by side.
+
+        `command` makes the command line and its variables for the report, `others` are further fields of ServiceSpec.
+        """
+        report = self._supervisor.directory / f"{name.replace(' ', '-', 1)}.json"
+        argv, variables = command(report)
+        return ServiceSpec(name, argv, variables, report, report.with_suffix(".log"), ready, **others)
 
 
 class PolicyLock:
@@ -137,6 +141,7 @@ class PolicyLock:
         Who holds one policy and asks for another within would wait for itself.
         """
         with self._free:
+            # Not first come, first served: those who share the policy must not wait behind one who wants another.
             self._free.wait_for(lambda: not self._holders or self._held == policy_key)
             self._held = policy_key
             self._holders += 1

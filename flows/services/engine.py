@@ -10,9 +10,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
-from flows.services.base import PolicyLock, RunService, Supervisor
+from flows.services.base import Command, PolicyLock, RunService, Supervisor
 from flows.services.learner import recorded_policy
 from flows.services.process import Handle, ServiceSpec
 from tasks.inference.engine.checks import check_serving
@@ -41,11 +40,13 @@ class InferenceService(RunService):
         self._proven = ""
         """Key of the policy that the engine was last seen to hold; a restarted engine says that it holds none."""
         config = context.config.engine
+        # In the environment, never in the command line, which every user of the machine can read.
         self.key = os.environ.get(config.api_key_variable, "") if config.url else secrets.token_hex(16)
         """What the engine, and whoever calls it, must know; made anew for an engine of our own."""
 
     def begin(self) -> None:
         """Start the engine, or adopt an external one; returns at once."""
+        # A path without a name is none: of an evaluation by URL, or a replay without weights.
         if self._source.name or self._context.config.engine.url:  # else it waits for the first policy asked for
             self._engine(self._source)
 
@@ -73,11 +74,13 @@ class InferenceService(RunService):
         It stays there as long as nobody asks for another: see `pinned`.
         Raises ServiceFailed when no restart is left, EngineMismatch when the engine serves other weights than it says.
         """
+        # An engine starts with whole weights; adapters are laid over them when they are asked for.
         whole = self._base(policy) or policy.key
         engine = self._engine(self._source if self._source.name else self._context.store.policies.directory(whole))
 
         def bring() -> ServedModel:
             url = engine.wait()["url"]  # returns after a restart, or raises when none is left
+            # One at a time: two loads of weights at once would leave a mix.
             with self._bringing:  # those who share a policy bring it once
                 return self._bring(policy, url)
 
@@ -92,6 +95,7 @@ class InferenceService(RunService):
 
     def _bring(self, policy: Policy, url: str) -> ServedModel:
         base, directory = self._base(policy), self._context.store.policies.directory
+        # An adapter has a model name of its own, and so cannot be mistaken for the base below it.
         served = ServedModel(url, self.key, policy.key if base else MODEL, policy.key)
         with closing(Engine(url, self.key, model=served.model)) as engine:
             holds = engine.served_policy_key() == policy.key
@@ -102,26 +106,18 @@ class InferenceService(RunService):
                 self._proven = policy.key
         return served
 
-    def _ready(self, report: dict[str, Any]) -> bool:
-        return is_healthy(report["url"], self.key)
-
     def _spec(self, source: Path) -> ServiceSpec:
-        config, report = self._context.config, self._report("engine")
-        argv, environment = engine_command(
-            config.engine,
-            config.model,
-            source,
-            report,
-            config.training.lora,
-            metrics=config.rollout.adaptive_in_flight,
-        )
-        return ServiceSpec(
-            name="engine",
-            argv=argv,
-            env={**environment, config.engine.api_key_variable: self.key},
-            report=report,
-            log=report.with_suffix(".log"),
-            ready=self._ready,
+        config = self._context.config
+        lora, metrics = config.training.lora, config.rollout.adaptive_in_flight
+
+        def command(report: Path) -> Command:
+            argv, variables = engine_command(config.engine, config.model, source, report, lora, metrics=metrics)
+            return argv, {**variables, config.engine.api_key_variable: self.key}
+
+        return self._describe(
+            "engine",
+            command,
+            ready=lambda report: is_healthy(report["url"], self.key),
             startup_seconds=config.engine.startup_seconds,
             max_restarts=config.engine.max_restarts,
             external=config.engine.url,

@@ -1,15 +1,25 @@
-"""Environment servers of a run: one for each environment, of ours or of others."""
+"""Processes with the code of environments: servers that play rollouts, and graders that score recorded traces again."""
 
 import itertools
+import secrets
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from configs.environments import EnvironmentConfig
+from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.services.base import PolicyLock, RunService, Supervisor
+from flows.services.base import Command, PolicyLock, RunService, Supervisor
 from flows.services.process import Handle, ServiceSpec
+from storage.keys import content_key
+from tasks.arrays.columns import texts
 from tasks.inference.environments import servers as environment_service
+from tasks.inference.grading import client as regrading
+from tasks.runtime.services import retry_lost
 
 GRACE_SECONDS = 30.0
 """A server ends the rollouts under way, which clear up what they have elsewhere, and waits 10 s for each worker."""
@@ -49,11 +59,13 @@ class EnvironmentServers(RunService):
 
         Whoever looks for the rollout that takes a server down must be sure that it is none of another step's.
         """
+        # A lock of policies serves here as well: a name of one's own is held by nobody else.
         return self._sharing.hold(f"alone {next(self._turns)}" if alone else "shared")
 
     def examples(self) -> pa.Table:
         """Return the examples of all environments, loaded once, in processes of their own."""
         with self._lock:
+            # Under the lock: the first step and the first evaluation ask at the same time, and loading takes long.
             if self._examples is None:
                 self._examples = pa.concat_tables([environment_service.examples(each) for each in self._environments])
             return self._examples
@@ -62,14 +74,13 @@ class EnvironmentServers(RunService):
         return self._process(environment.name, lambda: self._spec(environment))
 
     def _spec(self, environment: EnvironmentConfig) -> ServiceSpec:
-        report = self._report(f"environment-{environment.name}")
-        argv, variables = environment_service.command(environment, report)
-        return ServiceSpec(
-            name=f"environment {environment.name}",
-            argv=argv,
-            env={**variables, **self._engine_key},
-            report=report,
-            log=report.with_suffix(".log"),
+        def command(report: Path) -> Command:
+            argv, variables = environment_service.command(environment, report)
+            return argv, {**variables, **self._engine_key}
+
+        return self._describe(
+            f"environment {environment.name}",
+            command,
             ready=lambda found: environment_service.answers(found["address"]),
             hangs=lambda found: environment_service.hangs(found["address"], environment.hang_seconds),
             max_restarts=environment.max_restarts,
@@ -78,3 +89,84 @@ class EnvironmentServers(RunService):
             grace_seconds=GRACE_SECONDS,
             external=environment.address,
         )
+
+
+def grader_digest(environments: Sequence[EnvironmentConfig]) -> str:
+    """Return the digest of the code that scores, as it is installed now: of each environment's packages and verifiers.
+
+    Data that this code reads from elsewhere is not in it.
+    """
+    return content_key({each.name: regrading.source_digest(each) for each in environments})
+
+
+class GraderProcesses(RunService):
+    """One grader for each environment whose traces are scored, in a process of its own until the session ends."""
+
+    keyword = "graders"
+
+    def __init__(self, supervisor: Supervisor, config: RunConfig) -> None:
+        super().__init__(supervisor)
+        self._environments = {each.name: each for each in config.environments}
+        self._key = secrets.token_hex(16)
+
+    def begin(self) -> None:
+        """Start the graders of all environments side by side; returns at once."""
+        for name in self._environments:
+            self._grader(name)
+
+    def reach(self) -> None:
+        """Raise EnvironmentUnavailable where a package of an environment is missing; starts nothing."""
+        for each in self._environments.values():
+            regrading.command(each, "")
+
+    def scores(self, examples: pa.Table, traces: pa.Table, messages: pa.Table) -> pa.Table:
+        """Return scores of all traces that are not errored, environment after environment.
+
+        Raises NotRegradable for an environment that cannot be scored without a rollout, ConfigError for one that the
+        config does not have, ServiceFailed where a grader does not start or stay.
+        """
+        unscored = traces.filter(pc.is_null(traces["error_class"]))
+        found = [regrading.SCORES.empty_table()]
+        for name in dict.fromkeys(texts(unscored["environment"])):
+            own = unscored.filter(_among(unscored["environment"], pa.chunked_array([[name]])))
+            # Whole episodes: a reward may depend on what the other seats said, errored ones included.
+            episodes = traces.filter(_among(traces["episode_id"], own["episode_id"]))
+            tables = {
+                "examples": _of(examples, name, episodes),
+                "traces": episodes,
+                "messages": messages.filter(_among(messages["trace_id"], episodes["trace_id"])),
+            }
+            found.append(self._scores(name, tables))
+        return pa.concat_tables(found)
+
+    def _scores(self, name: str, tables: dict[str, pa.Table]) -> pa.Table:
+        if name not in self._environments:
+            known = ", ".join(self._environments) or "none"
+            raise ConfigError([f"regrading: the traces are of environment {name!r}, the config has: {known}"])
+
+        def score() -> pa.Table:
+            address = self._grader(name).wait()["address"]  # returns after a restart, or raises when none is left
+            return regrading.scores(address, self._key, tables)
+
+        return retry_lost(score, regrading.GraderLost)
+
+    def _grader(self, name: str) -> Handle:
+        return self._process(name, lambda: self._spec(self._environments[name]))
+
+    def _spec(self, environment: EnvironmentConfig) -> ServiceSpec:
+        def command(report: Path) -> Command:
+            argv, variables = regrading.command(environment, report)
+            return argv, {**variables, regrading.KEY_VARIABLE: self._key}
+
+        return self._describe(
+            f"grader {environment.name}", command, ready=lambda found: regrading.answers(found["address"], self._key)
+        )
+
+
+def _of(examples: pa.Table, environment: str, traces: pa.Table) -> pa.Table:
+    own = examples.filter(_among(examples["environment"], pa.chunked_array([[environment]])))
+    return own.filter(_among(own["example_id"], traces["example_id"]))
+
+
+def _among(column: "pa.ChunkedArray[Any]", values: "pa.ChunkedArray[Any]") -> Any:
+    return pc.is_in(column, value_set=values.combine_chunks())

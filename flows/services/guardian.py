@@ -20,7 +20,9 @@ from collections.abc import Sequence
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+# Orphans have lost whom they worked for: there is little they could still bring to an end.
 ORPHAN_GRACE_SECONDS = 2.0
+# A process that forks all the time may escape one round of kills, not many.
 KILL_AGAIN_SECONDS = 0.2
 
 
@@ -39,6 +41,7 @@ def parents() -> dict[int, int]:
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:
+                    # After the last bracket: a process may have brackets and blanks in its name.
                     found[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
             except (FileNotFoundError, ProcessLookupError):
                 continue  # gone since it was listed
@@ -98,6 +101,7 @@ class Guardian:
         self.terminated = False  # whether this process was told to
         self.deadline: float | None = None  # when patience ends
         wake_read, wake_write = os.pipe()
+        # A signal handler must never wait on a full pipe.
         os.set_blocking(wake_write, False)
         os.set_blocking(wake_read, False)
         self.wake = wake_read
@@ -176,7 +180,9 @@ class Guardian:
 def main(arguments: Sequence[str]) -> int:
     """Read the command line, guard the service, return the status to exit with."""
     lifeline, grace = int(arguments[0]), float(arguments[1])
+    # The service must not hold what tells its guardian that the flow is gone.
     os.set_inheritable(lifeline, False)
+    # Before the service is there: it may fork at once, and its orphans must come here.
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     return Guardian(lifeline, grace, arguments[2:]).run()
 

@@ -9,8 +9,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from configs.fields import is_operational
 from configs.training import TrainingConfig
 from flows.services.base import RunService, Supervisor
@@ -60,6 +58,7 @@ class LearnerProcess(RunService):
         training again does not give the recorded weights.
         """
         learner = self._connected()
+        # The learner of a run that goes on mostly holds it already, and loading is the slow part.
         held = learner.state()["policy_key"]
         if held == policy.key:
             return learner
@@ -99,14 +98,10 @@ class LearnerProcess(RunService):
         return config.training.model_dump(mode="json"), config.learner.model_dump(mode="json")
 
     def _spec(self) -> ServiceSpec:
-        config, report = self._context.config.learner, self._report("learner")
-        argv, environment = learner_service.command(config, str(report))
-        return ServiceSpec(
-            name="learner",
-            argv=argv,
-            env=environment,
-            report=report,
-            log=report.with_suffix(".log"),
+        config = self._context.config.learner
+        return self._describe(
+            "learner",
+            lambda report: learner_service.command(config, str(report)),
             ready=self._ready,
             hangs=lambda report: pulse.hangs(report["pulse"], config.hang_seconds),
             startup_seconds=config.startup_seconds,
@@ -124,11 +119,16 @@ class LearnerProcess(RunService):
         return True
 
 
+def recorded_work(context: RunContext, key: str) -> Entry:
+    """Return the ledger row of work that is referred to; it may be another run's."""
+    entry = context.find(key)
+    assert entry is not None, f"{key} is referred to but not in the ledger"
+    return entry
+
+
 def recorded_policy(context: RunContext, policy_key: str) -> dict[str, Any]:
     """Return the policy's row of the policies table."""
-    entry = context.find(policy_key)
-    assert entry is not None, f"policy {policy_key} is referred to but not in the ledger"
-    return dict(context.store.read(entry.slices("policies")).to_pylist()[0])
+    return dict(context.store.read(recorded_work(context, policy_key).slices("policies")).to_pylist()[0])
 
 
 def ancestry(context: RunContext, policy: Policy) -> list[dict[str, Any]]:
@@ -138,27 +138,11 @@ def ancestry(context: RunContext, policy: Policy) -> list[dict[str, Any]]:
     has no parent and so no state.
     """
     way = [recorded_policy(context, policy.key)]
-    while way[0]["parent_key"] is not None and not _loads(context, way[0]):
+    find = context.store.policies.find
+    # Backwards, as a policy names its parent and not its children.
+    while way[0]["parent_key"] and not (way[0]["has_optimizer"] and find(way[0]["policy_key"]) is not None):
         way.insert(0, recorded_policy(context, way[0]["parent_key"]))
     return way
-
-
-def _loads(context: RunContext, row: dict[str, Any]) -> bool:
-    return bool(row["has_optimizer"]) and context.store.policies.find(row["policy_key"]) is not None
-
-
-def recorded_training(context: RunContext, policy_key: str) -> Entry:
-    """Return the training that made a policy, which may be another run's."""
-    training = context.find(policy_key)
-    assert training is not None, f"policy {policy_key} is referred to but not in the ledger"
-    return training
-
-
-def recorded_batches(context: RunContext, training: Entry) -> pa.Table:
-    """Return the batches of a recorded training."""
-    packing = context.find(training.inputs["packing"])
-    assert packing is not None, f"training {training.key} names batches that are not in the ledger"
-    return context.store.read(packing.slices("batches"))
 
 
 class LearnerRecovery:
@@ -176,24 +160,28 @@ class LearnerRecovery:
         Raises WeightsDiffer when training again does not give the recorded weights.
         """
         way = ancestry(self._context, policy)
+        # A replay may go on from policies that its source run trained with other settings.
         if any(self._foreign(row) for row in way[1:]):
             self._through_other_settings(way)
             return
+        # From what it holds where that lies on the way: less is trained again.
         start = next((i for i, row in enumerate(way) if row["policy_key"] == held), 0)
         if way[start]["policy_key"] != held:
             self._load(way[0], self._context.store.policies.directory(way[0]["policy_key"]), self._training)
         for row in way[start + 1 :]:
+            # The learner writes what it trains; the recorded weights stay, these go.
             with self._scratch(row) as scratch:
                 self._train(row, scratch, save_optimizer=False)
 
     def _foreign(self, row: dict[str, Any]) -> bool:
         """Tell whether a policy was trained with other settings than the learner has: the run it belongs to had."""
+        # Operational settings are left out: they do not change the weights.
         settings = self._settings(row)
         return settings != {name: self._training.get(name) for name in settings}
 
     def _settings(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return the settings of training that a policy was made with, those included that keys do not name."""
-        recorded = TrainingConfig(**recorded_training(self._context, row["policy_key"]).section["training"])
+        recorded = TrainingConfig(**recorded_work(self._context, row["policy_key"]).section["training"])
         fields = TrainingConfig.model_fields
         values = recorded.model_dump(mode="json")
         return {name: value for name, value in values.items() if not is_operational(fields[name])}
@@ -209,6 +197,7 @@ class LearnerRecovery:
                 self._load(before, directory, self._settings(row))
                 directory, before = scratches.enter_context(self._scratch(row)), row
                 self._train(row, directory, save_optimizer=True)
+            # Back to the run's own settings for the steps to come.
             self._learner.configure(self._training, self._own)
             self._load(before, directory, self._training)
 
@@ -222,9 +211,10 @@ class LearnerRecovery:
 
     def _train(self, row: dict[str, Any], directory: Path, save_optimizer: bool) -> None:
         """Train the recorded batches that made the policy of `row`; the weights must come out as recorded."""
-        training = recorded_training(self._context, row["policy_key"])
+        training = recorded_work(self._context, row["policy_key"])
+        batches = recorded_work(self._context, training.inputs["packing"]).slices("batches")
         self._learner.train(
-            recorded_batches(self._context, training),
+            self._context.store.read(batches),
             step=training.step,
             policy_key_in=row["parent_key"],
             policy_key_out=row["policy_key"],

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 LOG_BYTES = 64 * 2**20
+# A look costs little, and what a flood writes in a second still fits on a disk.
 LOOK_SECONDS = 1.0
 BLOCK_BYTES = 2**20
 SHOWN_LINES = 20
@@ -16,6 +17,7 @@ SHOWN_CHARACTERS = 500
 """Longest line that is shown whole: a message is read by people, and one line may be as long as a log."""
 _READ_BYTES = 64 * 1024
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
+# Shorter ones stand in ordinary words, which would be crossed out.
 _SHORTEST_SECRET = 8
 
 
@@ -40,6 +42,7 @@ def keep_newest(log: Path, most: int) -> bool:
         _copy(log, aside, max(begin, end - most), 2 * most)
     except OSError as problem:  # a full disk: the reason to empty the log, and none to keep it
         kept = f"is lost: {problem}"
+    # In place, as the service holds the file open: renamed, it would go on growing out of sight.
     os.truncate(log, 0)
     with log.open("ab") as file:
         file.write(f"--- the log was larger than {most} bytes: what it held {kept}\n".encode())
@@ -107,6 +110,7 @@ def last_lines(log: Path, env: Mapping[str, str], count: int = SHOWN_LINES) -> l
     hidden = secrets(env)
     try:
         with log.open("rb") as file:
+            # The end of it: a log may have grown to its bound.
             begin = max(0, log.stat().st_size - _READ_BYTES)
             file.seek(begin)
             text = file.read().decode(errors="replace")

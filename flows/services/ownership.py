@@ -16,6 +16,7 @@ from flows.services.guardian import send
 
 OWNER = "STAGECOACH_OWNER"
 SERVICE = "STAGECOACH_SERVICE"
+# What does not go at SIGKILL for so long hangs in the kernel; waiting longer would not help.
 SWEEP_SECONDS = 10.0
 CLOCK_SECONDS = 2.0
 """By so much the start of a process may seem later than an event of it: the kernel's boot time is known to a second."""
@@ -30,6 +31,7 @@ def start_time(process: int) -> str | None:
             fields = file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
+    # A zombie does nothing any more and only waits to be collected.
     return None if fields[0] in (b"Z", b"X") else fields[19].decode()
 
 
@@ -65,7 +67,7 @@ def _namespace(process: int | str) -> str | None:
         return None
 
 
-def marked() -> Iterator[tuple[int, str, str]]:
+def marked_processes() -> Iterator[tuple[int, str, str]]:
     """Yield process id, owner and service of every living marked process of this user and process-id namespace.
 
     Process ids inside a container mean nothing outside it, so another namespace's processes are left alone.
@@ -83,7 +85,9 @@ def owned(owner: str, service: str | None = None) -> list[int]:
     The owner itself is left out, although a flow that is a service of another flow is marked too.
     """
     return [
-        process for process, of, name in marked() if of == owner and process != os.getpid() and service in (None, name)
+        process
+        for process, of, name in marked_processes()
+        if of == owner and process != os.getpid() and service in (None, name)
     ]
 
 
@@ -91,6 +95,7 @@ def kill_owned(owner: str, service: str | None = None) -> list[int]:
     """Kill an owner's processes, or those of one service, until none is left; return their ids."""
     killed: dict[int, None] = {}
     deadline = time.monotonic() + SWEEP_SECONDS
+    # Again and again: one that forks just now is not in the list.
     while (left := owned(owner, service)) and time.monotonic() < deadline:
         send(signal.SIGKILL, left)
         killed.update(dict.fromkeys(left))
@@ -104,5 +109,5 @@ def sweep() -> list[int]:
     There is nothing to lose in them: what a flow wants to keep is in its store. Run before services are started, it
     also frees the memory of an engine whose guardian was killed.
     """
-    gone = {owner for _, owner, _ in marked() if not is_alive(owner)}
+    gone = {owner for _, owner, _ in marked_processes() if not is_alive(owner)}
     return [process for owner in sorted(gone) for process in kill_owned(owner)]

@@ -127,6 +127,7 @@ class Handle:
             if time.monotonic() >= deadline:
                 raise ServiceFailed(self._too_late(seconds, refusal)) from refusal
             self._await_change(generation, pause)
+            # Often at first, as most services are up in a moment; an engine of minutes is not asked all the time.
             pause = min(pause * 1.3, 0.5)
 
     def _await_change(self, generation: int, seconds: float) -> None:
@@ -167,6 +168,7 @@ class Handle:
         try:
             self._process.wait(self.spec.grace_seconds + 5.0)
         except subprocess.TimeoutExpired:
+            # The guardian itself hangs; its children are found by their marks below.
             self._process.kill()
             self._process.wait()
         kill_owned(identity(), self.mark)  # what a killed guardian left
@@ -186,11 +188,13 @@ class Handle:
         for path in (spec.log, *([spec.report] if spec.report else [])):
             path.parent.mkdir(parents=True, exist_ok=True)
         if spec.report:
+            # Or the address of the generation before would be taken for this one's.
             spec.report.unlink(missing_ok=True)
         marks = {OWNER: identity(), SERVICE: self.mark, "SPT_NOENV": "1"}  # process titles must not overwrite marks
         since = f": the one before {self._ended}" if self._ended else ""
         heading = f"--- {spec.name}, generation {self.generation + 1}{since}"
         started = start_guarded(spec.argv, {**spec.env, **marks}, spec.log, heading, spec.grace_seconds)
+        # Only after a start that went well: a failed one leaves the old generation to be described.
         self._process, self._lifeline = started
         self._ended = ""
         self.generation += 1
@@ -208,6 +212,7 @@ class Handle:
                     return
                 kill_owned(identity(), self.mark)  # when it was the guardian that was killed
                 self._ended = self._ended or _how(status)
+                # Under the lock, so that whoever waits sees the new generation or the failure, never neither.
                 self._failure = self._why_no_restart(status) or self._start_again()
                 self._changed.notify_all()
                 if self._failure:
@@ -228,6 +233,7 @@ class Handle:
         A service that ends by itself before it was ever ready would do so again: a wrong path, a broken install.
         """
         ended = f"service {self.spec.name!r} {self._ended}"
+        # A signal is no such end: memory may have been short, and will not be the next time.
         if self._ready_generation == 0 and 0 <= status < 128:
             return self._describe(f"{ended} before it was ready", "correct what the log says and run the same again")
         if self.generation > self.spec.max_restarts:
@@ -259,6 +265,7 @@ class Handle:
     def _accept(self, report: dict[str, Any], generation: int) -> bool:
         """Keep the report if it is still of the present, living generation."""
         with self._changed:
+            # It may have died between its answer and now.
             if not self.alive or generation != self.generation:
                 return False
             self.report, self._ready_generation = report, generation
@@ -302,6 +309,7 @@ class HangWatch:
 
     def _run(self) -> None:
         while not self._closed.wait(ASK_SECONDS):
+            # Who still loads weights answers nothing, and does not hang.
             ready = self._handle.ready_report()
             if ready is not None and self._hangs(ready[1]) and not self._closed.is_set():
                 name = self._handle.spec.name
@@ -318,6 +326,7 @@ def start_guarded(
     the polite signal and the other one. Raises OSError where the system refuses: a full disk, no process left.
     """
     lifeline = Lifeline()
+    # Without site packages and the user's settings it is up in 20 ms.
     command = [sys.executable, "-I", "-S", guardian.__file__, str(lifeline.read), str(grace_seconds)]
     try:
         with log.open("ab") as output:
@@ -330,6 +339,7 @@ def start_guarded(
                 stdout=output,
                 stderr=output,
                 pass_fds=[lifeline.read],
+                # Ctrl-C at a terminal goes to the flow alone, which decides what it means.
                 start_new_session=True,
             )
     except OSError:

@@ -15,7 +15,7 @@ from configs.errors import ConfigError
 from configs.replay import needs_weights, replayed_stages
 from configs.resolve import with_versions
 from configs.run import RunConfig
-from flows.services.base import RunService, Supervisor
+from flows.services.base import Command, RunService, Supervisor
 from flows.services.engine import is_healthy
 from flows.services.process import Handle, ServiceFailed, ServiceSpec
 from storage.keys import content_key
@@ -96,26 +96,21 @@ class TeacherEngines(RunService):
         weights = teacher.url or teacher.version  # the same weights in two places need one engine
         return self._process(weights, lambda: self._spec(teacher))
 
-    def _ready(self, report: dict[str, Any]) -> bool:
-        return is_healthy(report["url"], self._key)
-
     def _spec(self, teacher: TeacherConfig) -> ServiceSpec:
-        name = f"teacher-{teacher.version[:NAMED]}" if teacher.path else f"teacher-{len(self._handles)}"
-        report = self._report(name)
-        argv, environment = ([], {}) if teacher.url else self._command(teacher, report)
-        return ServiceSpec(
-            name=name.replace("-", " ", 1),
-            argv=argv,
-            env=environment,
-            report=report,
-            log=report.with_suffix(".log"),
-            ready=(lambda _: True) if teacher.url else self._ready,  # who is asked for one asks what it serves
+        def ready(report: dict[str, Any]) -> bool:
+            return bool(teacher.url) or is_healthy(report["url"], self._key)  # who is asked for one asks what it serves
+
+        return self._describe(
+            f"teacher {teacher.version[:NAMED] if teacher.path else len(self._handles)}",
+            lambda report: ([], {}) if teacher.url else self._command(teacher, report),
+            ready,
             startup_seconds=teacher.startup_seconds,
             max_restarts=teacher.max_restarts,
             external=teacher.url,
         )
 
-    def _command(self, teacher: TeacherConfig, report: Any) -> tuple[list[str], dict[str, str]]:
+    def _command(self, teacher: TeacherConfig, report: Path) -> Command:
+        # All else as the policy's engine: the same length, precision and log-prob settings.
         own = ("threads", "memory_gib", "gpu_memory_utilization")
         engine = self._config.engine.model_copy(update={name: getattr(teacher, name) for name in own})
         weights = model_directory(teacher.path, "teacher.path")
@@ -128,7 +123,12 @@ def asked_teachers(config: RunConfig) -> Iterator[tuple[str, TeacherConfig]]:
     """Yield the frozen models that the stages of a run ask, with where the config names them: teachers and players."""
     again = replayed_stages(config.replay) if config.kind == "replay" else SAMPLING.get(config.kind, ())
     if "rollout" in again:
-        yield from _players(config)
+        # Those that play single seats.
+        for index, environment in enumerate(config.environments):
+            for name, seat in environment.seats.items():
+                if seat.model is not None:
+                    yield f"environments.{index}.seats.{name}.model", seat.model
+    # Nothing is credited in an evaluation.
     if config.kind == "evaluate":
         return
     for where, algorithm in config.used_algorithms.items():
@@ -136,14 +136,6 @@ def asked_teachers(config: RunConfig) -> Iterator[tuple[str, TeacherConfig]]:
         stage = "rollout" if algorithm.sampled_by == "teacher" else "advantage"
         if teacher is not None and stage in again:
             yield f"{where}.teacher", teacher
-
-
-def _players(config: RunConfig) -> Iterator[tuple[str, TeacherConfig]]:
-    """Yield the frozen models that play single seats."""
-    for index, environment in enumerate(config.environments):
-        for name, seat in environment.seats.items():
-            if seat.model is not None:
-                yield f"environments.{index}.seats.{name}.model", seat.model
 
 
 def _plays(where: str) -> bool:
@@ -169,6 +161,7 @@ def local_teacher_facts(config: RunConfig) -> dict[str, dict[str, str]]:
 def reopened_teachers(config: RunConfig) -> RunConfig:
     """Return `config` with the versions of the teachers open again that it asks: another one may be named."""
     asked = asked_teachers(config)
+    # Those that are gone keep theirs: nobody could say another.
     opened = {f"{where}.version": "" for where, each in asked if each.url or is_here(each)}
     return with_versions(config, opened)
 
@@ -209,6 +202,7 @@ def _versions(config: RunConfig, teachers: list[tuple[str, TeacherConfig]]) -> d
     for where, teacher in teachers:
         try:
             version, problems = _by_url(config, where, teacher) if teacher.url else _by_path(config, where, teacher)
+        # With the others' problems, not instead of them: all are told at once.
         except (EngineError, EngineLost) as error:
             lines.append(f"{where}.url: {error}. Start it again, or give the path of its weights")
             continue
@@ -238,6 +232,7 @@ def _by_path(config: RunConfig, where: str, teacher: TeacherConfig) -> tuple[str
         )
     if _plays(where):  # it may be any model that reads and writes the same tokens, the policy's first weights too
         return directory_digest(directory), lines
+    # A larger one is padding, which no sampled token ever names.
     if info.vocab_size < config.model.vocab_size:
         lines.append(
             f"path: {teacher.path} has {info.vocab_size} tokens in its vocabulary, the model {config.model.vocab_size}"
@@ -251,6 +246,7 @@ def _by_url(config: RunConfig, where: str, teacher: TeacherConfig) -> tuple[str,
     """Return the version of a teacher that someone else serves, and what speaks against it."""
     key = external_key(teacher)
     name, version = served_version(teacher.url, key)
+    # The vocabulary's last token: who can score it can score all.
     last = (config.model.vocab_size or _own_vocabulary(config)) - 1
     with closing(Engine(teacher.url, key, timeout=ASK_SECONDS, model=name)) as engine:
         try:

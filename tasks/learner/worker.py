@@ -22,7 +22,7 @@ import pyarrow as pa
 from tasks.learner import protocol
 from tasks.learner.protocol import LearnerError
 from tasks.learner.pulse import Pulse
-from tasks.runtime.quick_imports import quick_imports
+from tasks.runtime.imports import quick_imports
 
 if TYPE_CHECKING:  # both import torch, which `main` does later and in its own way
     from tasks.learner.distributed import World

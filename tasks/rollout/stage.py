@@ -19,7 +19,7 @@ from tasks.inference.sampling.attempts import OF_POLICY
 from tasks.inference.sampling.lost_servers import Crashers, ServiceLost
 from tasks.inference.sampling.rollouts import SamplingPlan, sample
 from tasks.inference.sampling.seats import frozen_seat_models
-from tasks.runtime.group_commits import Parts
+from tasks.runtime.execute import Parts
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.services import EngineService, EnvironmentService, TeacherService, retry_lost
 from tasks.runtime.stage import Policy, Stage, Tables

@@ -1,21 +1,157 @@
-"""Runs one stage: key, ledger, inputs, compute, slices, and the ledger row that makes them exist."""
+"""Runs one stage: key, ledger, inputs, compute, slices, and the ledger row that makes them exist.
 
+A long stage commits its finished groups while the rest is still under way, each commit as a part of its key.
+"""
+
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from configs.run import View
 from storage.refs import Entry, Slice
-from tasks.runtime.group_commits import Parts, count_tokens
+from storage.store import Store
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import Services
 from tasks.runtime.stage import Policy, Ref, Stage, Tables, inputs_of, ref_of
+
+PAUSE_RATIO = 3.0
+"""Pause after a commit, in durations of that commit: committing takes at most a quarter of the time."""
+
+
+class MakeEntry(Protocol):
+    """Makes the ledger row of a part, or of the whole, out of its slices."""
+
+    def __call__(self, part: str, outputs: Sequence[Slice], tokens: int) -> Entry: ...
+
+
+class Parts:
+    """Commits the finished units (groups) of one key as they come, and knows those that an earlier attempt committed.
+
+    `put` returns at once; one thread commits everything that has come since its last commit, so that the caller's
+    event loop never waits for the disk and a slow disk means larger parts, not a queue. After a commit it pauses for
+    PAUSE_RATIO times what that took: more groups then share the next one, and running rollouts have the processor.
+    """
+
+    def __init__(self, store: Store, make_entry: MakeEntry, unit: tuple[str, str]) -> None:
+        """Open the parts of a key. `unit` is the table and the column that name a unit: that of a group's id, say."""
+        self._store = store
+        self._unit = unit
+        self._make_entry = make_entry
+        # Only for what all parts have in common: run, step, key, attempt.
+        first = make_entry("", (), 0)
+        self._identity: dict[str, Any] = {name: getattr(first, name) for name in ("run", "step", "key", "attempt")}
+        self._earlier, self._units = self._drop_repeated(store.ledger.parts(first.key))
+        self._committed: list[Entry] = list(self._earlier)
+        self._waiting: list[Mapping[str, pa.Table]] = []
+        self._wake = threading.Condition()
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="parts", daemon=True)
+        self._thread.start()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens over all committed parts."""
+        return sum(entry.tokens for entry in self._committed)
+
+    def finished_units(self) -> set[str]:
+        """Return the units that were handed over, by earlier attempts or this one."""
+        with self._wake:
+            self._raise()
+            return set(self._units)
+
+    def put(self, tables: Mapping[str, pa.Table]) -> None:
+        """Hand over the rows of finished units; raises what an earlier commit raised."""
+        with self._wake:
+            self._raise()
+            self._waiting.append(tables)
+            # At once, not when they are committed: the caller must not begin them again.
+            self._units |= self._unit_names(tables[self._unit[0]])
+            self._wake.notify()
+
+    def close(self) -> list[Slice]:
+        """Commit what is waiting and return the slices of every part, in the order of their commits."""
+        self.stop()
+        self._raise()
+        return [piece for entry in self._committed for piece in entry.outputs]
+
+    def stop(self) -> None:
+        """Commit what is waiting and end the thread."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        # What was handed over is safe before the stage ends, whichever way.
+        self._thread.join()
+
+    def _drop_repeated(self, parts: Sequence[Entry]) -> tuple[list[Entry], set[str]]:
+        """Return the parts whose units no older part has, and their units.
+
+        Two attempts that ran at the same time may both have committed a unit. One of the two counts; what else is in a
+        part that repeats one is made again.
+        """
+        counted, units = [], set[str]()
+        table, column = self._unit
+        # The same order for everybody: two runs must leave out the same parts.
+        for part in sorted(parts, key=lambda part: (part.finished_at, part.part)):
+            found = self._unit_names(self._store.read(part.slices(table), [column]))
+            if not found & units:
+                counted.append(part)
+                units |= found
+        return counted, units
+
+    def _unit_names(self, rows: pa.Table) -> set[str]:
+        return {str(name) for name in rows[self._unit[1]].to_pylist()}
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            while (pieces := self._take()) is not None:
+                began = time.monotonic()
+                self._commit(pieces)
+                self._pause(PAUSE_RATIO * (time.monotonic() - began))
+        except BaseException as failure:  # handed to the caller at its next put or close
+            self._failure = failure
+
+    def _pause(self, seconds: float) -> None:
+        with self._wake:
+            self._wake.wait_for(lambda: self._closing, seconds)
+
+    def _take(self) -> list[Mapping[str, pa.Table]] | None:
+        with self._wake:
+            self._wake.wait_for(lambda: self._waiting or self._closing)
+            pieces, self._waiting = self._waiting, []
+            return pieces or None
+
+    def _commit(self, pieces: Sequence[Mapping[str, pa.Table]]) -> None:
+        names = dict.fromkeys(name for piece in pieces for name in piece)  # an optional table is not in every piece
+        tables = {name: pa.concat_tables([piece[name] for piece in pieces if name in piece]) for name in names}
+        slices = [self._store.append(name, rows, **self._identity) for name, rows in tables.items()]
+        self._committed.append(self._store.ledger.commit(self._make_entry(uuid4().hex, slices, count_tokens(tables))))
+
+
+def count_tokens(tables: Mapping[str, pa.Table]) -> int:
+    """Return how many tokens `tables` speak of: trained, packed, or sampled and fed in; 0 where that means nothing."""
+    if "updates" in tables:
+        return int(pc.sum(tables["updates"]["num_tokens"]).as_py() or 0)
+    if "batches" in tables:
+        return int(pc.sum(pc.list_value_length(tables["batches"]["token_ids"])).as_py() or 0)
+    if "traces" in tables:
+        traces = tables["traces"]
+        return int(pc.sum(pc.add(traces["num_input_tokens"], traces["num_output_tokens"])).as_py() or 0)
+    return 0
+
 
 OWN = ("step", "key", "policy", "directory", "parts")
 """Keywords of stages whose values an attempt has itself."""
@@ -49,6 +185,7 @@ class Attempt:
 
     def compute(self, refs: Sequence[Ref], services: Services, parameters: Mapping[str, Any]) -> list[Slice]:
         """Read the inputs, call the stage's function, write the rows that it returns; return the slices."""
+        # An optional table goes in only where an input made it, so that a stage sees what its key says.
         made = {name for ref in refs for name in dict(ref.rows)}
         reads = (*self.stage.reads, *(name for name in self.stage.optional if name in made))
         tables = {name: self.context.table(name, refs) for name in reads}
@@ -58,10 +195,12 @@ class Attempt:
         outputs = self.stage.function(tables, self.view, **keywords)
         self.tokens = count_tokens(outputs)
         if "policies" in self.stage.writes:
+            # Before the ledger row: weights without a row are swept, a row without weights would be broken.
             self.context.store.policies.publish(self.directory, self.key)
         missing = [name for name in self.stage.writes if name not in outputs and name not in self.stage.optional]
         assert not missing and set(outputs) <= set(self.stage.writes), f"{self.stage.name} made {list(outputs)}"
-        return [self._append(name, rows) for name, rows in outputs.items()]
+        place: dict[str, Any] = {"step": self.step, "key": self.key, "attempt": self.name}
+        return [self.context.append(name, rows, **place) for name, rows in outputs.items()]
 
     def _compute_in_parts(self, tables: Tables, keywords: Mapping[str, Any]) -> list[Slice]:
         try:
@@ -72,6 +211,7 @@ class Attempt:
 
     def discard(self) -> None:
         """Remove the directory of weights that were not published, also when the run is cancelled."""
+        # Looked up without the property, which would make the directory.
         if "directory" in vars(self):
             self.context.store.policies.discard(self.directory)
 
@@ -98,9 +238,6 @@ class Attempt:
             tokens=tokens,
             versions=self.context.versions,
         )
-
-    def _append(self, table: str, rows: pa.Table) -> Slice:
-        return self.context.append(table, rows, step=self.step, key=self.key, attempt=self.name)
 
     def _keywords(self, services: Services, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the function takes by keyword: the attempt's own, services, and the parameters of this call."""
@@ -131,6 +268,7 @@ def perform(
     key = context.key(stage, step, inputs)
     entry = context.find(key)
     if entry is not None:
+        # Found, perhaps in another run: a row of this run's own points at the same slices.
         return ref_of(context.adopt(entry, step), computed=False)
     attempt = Attempt(stage, context, step, key, inputs, policy)
     try:

@@ -1,15 +1,13 @@
 """A stage as a Prefect task: which failures are tried again, how long it may take, where it runs."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, cast
 
 from storage.errors import StoreUnavailable
-from tasks.runtime.execute import perform
-from tasks.runtime.run_context import RunContext
-from tasks.runtime.services import WAITS_FOR, Services
-from tasks.runtime.stage import Policy, Ref, Stage
+from tasks.runtime.services import WAITS_FOR
+from tasks.runtime.stage import Ref, Stage
 
 RETRY_SECONDS = (5.0, 30.0)
 """Pauses before Prefect calls a stage again that failed for a cause that may pass."""
@@ -51,39 +49,33 @@ class StageTask:
             name=self.stage.name,
             description=self.stage.function.__doc__,
             task_run_name=f"{self.stage.name}-{{step}}",
+            # The ledger decides what is computed; a second memory would drift from it.
             cache_policy=NO_CACHE,
             persist_result=False,
             retries=len(RETRY_SECONDS),
             retry_delay_seconds=list(RETRY_SECONDS),
             retry_condition_fn=is_transient,
         )
-        def run(context: RunContext, step: int, refs: Sequence[Ref], policy: Policy | None, bag: Any) -> Any:
+        def run(step: int, work: Callable[[], Ref]) -> Any:
             try:
-                return perform(self.stage, context, step, refs, policy, bag.services, bag.parameters, bag.extra_inputs)
+                return work()
             except Exception as error:  # the border at which Prefect is told; `__call__` raises it again
                 return Failed(message=error_text(error), data=error)
 
         return run
 
-    def __call__(
-        self,
-        context: RunContext,
-        step: int,
-        refs: Sequence[Ref] = (),
-        policy: Policy | None = None,
-        services: Services | None = None,
-        parameters: Mapping[str, Any] | None = None,
-        extra_inputs: Mapping[str, str] | None = None,
-    ) -> Ref:
-        """Run the stage as a task of the current flow; arguments as in `perform`."""
+    def __call__(self, step: int, work: Callable[[], Ref]) -> Ref:
+        """Do the stage's `work` at `step` as a task of the current flow; raises what it raises.
+
+        `work` is a partial call of `perform`: Prefect walks every collection that it is given in search of futures, and
+        a partial is none, but travels to the workers of a task runner.
+        """
         from prefect.client.schemas.objects import State
         from prefect.context import TagsContext
 
         # A task run would take over the flow run's tags and ask the API for a limit on each before it starts.
-        asked = (services or Services()).only(self.stage.services)
-        given = (context, step, tuple(refs), policy, _Arguments(asked, parameters or {}, extra_inputs or {}))
         with TagsContext(current_tags=set()):
-            done = self._submit(given) if self._runs_on_workers() else self._local_task()(*given)
+            done = self._submit(step, work) if self._runs_on_workers() else self._local_task()(step, work)
         if isinstance(done, State):
             raise cast(BaseException, done.result(raise_on_failure=False))  # `data` is Prefect's record of it
         ref: Ref = done
@@ -95,6 +87,7 @@ class StageTask:
 
     def _local_task(self) -> Any:
         """Return the task; with a time limit where it only computes, in the one thread that Prefect can interrupt."""
+        # Prefect ends a task by an alarm signal, which only the main thread receives.
         in_main = threading.current_thread() is threading.main_thread()
         return self._timed_task if in_main and not self.waits else self.task
 
@@ -104,24 +97,16 @@ class StageTask:
         from prefect.task_runners import ThreadPoolTaskRunner
 
         context = FlowRunContext.get()
+        # Prefect's default is a pool of threads in this process, where nothing is won by submitting.
         runner = context.task_runner if context else None
         return runner is not None and not isinstance(runner, ThreadPoolTaskRunner) and not self.waits
 
-    def _submit(self, given: tuple[Any, ...]) -> Any:
-        """Hand the stage to the task runner and wait for it."""
-        future = self.task.submit(*given)
+    def _submit(self, step: int, work: Callable[[], Ref]) -> Any:
+        """Hand the work to the task runner and wait for it."""
+        future = self.task.submit(step, work)
         future.wait()
         state = future.state
         return future.result() if state.is_completed() else state
-
-
-class _Arguments:
-    """Carries arguments past Prefect, which walks every collection it is given in search of futures."""
-
-    def __init__(self, services: Services, parameters: Mapping[str, Any], extra_inputs: Mapping[str, str]) -> None:
-        self.services = services
-        self.parameters = parameters
-        self.extra_inputs = extra_inputs
 
 
 def as_task(stage: Stage) -> StageTask:

@@ -18,6 +18,7 @@ from storage.store import Store, open_store
 if TYPE_CHECKING:
     from tasks.runtime.stage import Ref, Stage
 
+# The tables of some steps: replays of one run read the same ones once for every setting.
 MAX_BYTES = 256 << 20
 LEDGER_SECONDS = 0.1
 """How old what is known of the ledger may be when it is decided what is still to be computed."""
@@ -34,8 +35,10 @@ class RecentTables:
     def get(self, name: Hashable, read: Callable[[], pa.Table]) -> pa.Table:
         """Return the table cached under `name`, or `read` it; a name stands for one content for ever."""
         with self._lock:
+            # Taken out and put back at the end: a dict keeps that order, so the first is the oldest.
             cached = self._tables.pop(name, None)
         if cached is None:
+            # Outside the lock: two threads may read the same table, which costs less than waiting for each other.
             table = read()
             cached = table, table.nbytes  # asking for the size takes as long as a small read
         with self._lock:
@@ -77,6 +80,7 @@ class RunContext:
 
     def find(self, key: str) -> Entry | None:
         """Return the finished work of `key`, this run's own row before another's, or None."""
+        # What is still to be committed counts as finished for the run that made it.
         buffered = self._buffer.find(key) if self._buffer else None
         return buffered or self.store.ledger.find(key, run=self.run, staleness=LEDGER_SECONDS)
 
@@ -103,6 +107,7 @@ class RunContext:
     def unbuffered(self) -> Iterator[None]:
         """Commit what is buffered so far, and within the block each piece of work at once."""
         self.flush()
+        # What is flushed stays in order: nothing may be committed before what it was made from.
         buffer, self._buffer = self._buffer, None
         try:
             yield
@@ -152,12 +157,8 @@ class StageKeys:
 
     def __call__(self, stage: "Stage", step: int, inputs: Mapping[str, str]) -> str:
         """Return the key of `stage` at `step` over the keys of its inputs."""
+        # The config is dumped once for all steps: a plan of a long run asks for thousands of keys.
         known = stage.name, stage.sections
         if known not in self._contents:
             self._contents[known] = View(self._config, stage.sections, stage.name).content()
         return work_key(stage.name, stage.version, step, self._contents[known], inputs)
-
-
-def key_of(config: RunConfig, stage: "Stage", step: int, inputs: Mapping[str, str]) -> str:
-    """Return the key of `stage` at `step` under `config`, over the keys of its inputs."""
-    return StageKeys(config)(stage, step, inputs)

@@ -77,7 +77,7 @@ class LearnerService(Protocol):
 
 
 class GraderService(Protocol):
-    """The processes that score recorded traces again (`flows.services.graders`)."""
+    """The processes that score recorded traces again (`flows.services.environments`)."""
 
     def scores(self, examples: pa.Table, traces: pa.Table, messages: pa.Table) -> pa.Table:
         """Return scores (see tasks.inference.grading.client.SCORES) of the traces that are not errored, by trace id."""

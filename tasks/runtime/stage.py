@@ -84,6 +84,7 @@ def inputs_of(refs: Sequence[Ref], policy: Policy | None = None) -> dict[str, st
     """Return the keys of a stage's inputs by the name of the stage that made them; the second of a stage is name.1."""
     keys: dict[str, str] = {}
     for ref in refs:
+        # Inputs of one stage are numbered in their order, which is part of the key.
         number = sum(name.partition(".")[0] == ref.stage for name in keys)
         keys[f"{ref.stage}.{number}" if number else ref.stage] = ref.key
     return keys | ({"policy": policy.key} if policy else {})
@@ -93,6 +94,7 @@ def ref_of(entry: Entry, computed: bool) -> Ref:
     """Return the reference to a finished piece of work."""
     rows: dict[str, int] = {}
     for piece in entry.outputs:
+        # A stage that commits in parts has several slices of a table.
         rows[piece.table] = rows.get(piece.table, 0) + piece.rows
     seconds = (entry.finished_at - entry.started_at).total_seconds()
     return Ref(entry.stage, entry.step, entry.key, tuple(rows.items()), entry.tokens, seconds, computed)

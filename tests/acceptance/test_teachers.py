@@ -17,14 +17,12 @@ from flows.cli.launch import LOOPS
 from flows.replays.config import prepare_replay
 from flows.replays.loop import plan_run
 from flows.replays.request import ReplayRequest
-from flows.runtime.preflight import preflight
 from flows.runtime.prepare import prepare
-from flows.runtime.session import open_session, record_run
+from flows.runtime.session import open_session, preflight, record_run
 from flows.services.base import Supervisor
 from flows.services.process import Handle, ServiceSpec
 from storage.store import Store, open_store
 from tasks.learner.tiny import tiny_qwen3
-from tasks.runtime.execute import perform
 from tasks.runtime.prefect_task import StageTask
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -71,7 +69,7 @@ class Lived:
 
         with pytest.MonkeyPatch.context() as patch, open_session(config) as session:
             patch.setattr(Supervisor, "start", noting)
-            patch.setattr(StageTask, "__call__", lambda self, *arguments: perform(self.stage, *arguments))
+            patch.setattr(StageTask, "__call__", lambda self, step, work: work())
             missing = [piece for piece in plan_run(session.context, session.source) if piece.computed]
             preflight(session, missing)
             session.begin(missing)

@@ -18,7 +18,7 @@ from flows.queries.step_history import StepHistory
 from storage.read.frames import Frames
 from storage.slices import content_digest
 from storage.store import Store
-from tasks.runtime import group_commits as parts
+from tasks.runtime import execute as parts
 
 STAGES = [
     "advantage",

@@ -174,7 +174,7 @@ class Going:
         def going() -> Iterator[Any]:
             session: Session = session_for(root, name, steps=steps)
             with record_run(session):
-                yield from pipeline.run_steps(Rehearsal(session), SOURCE, session.config)
+                yield from pipeline.run_steps(Rehearsal(session), SOURCE)
 
         return going()
 

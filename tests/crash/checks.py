@@ -25,12 +25,13 @@ def killed(run: Driven, moment: str, *, prefect: bool = False) -> Life:
 
 
 def check_same(run: Driven, reference: Driven) -> None:
-    """Assert that two runs made the same: work, rows, weights; and that neither has anything twice."""
+    """Assert that two runs made the same, work, rows, weights; that neither has anything twice, and nothing is left."""
     here, there = open_store(run.store), open_store(reference.store)
     check_once(run.store)
     assert work(here) == work(there)
     assert without_ambient(rows(here)) == without_ambient(rows(there))
     assert weights(here) == weights(there)
+    check_clean(run)
 
 
 def go_on(run: Driven, first: Life, *, prefect: bool = False, steps: int = 2) -> Life:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from storage.store import open_store
-from tests.crash.checks import check_clean, check_same, go_on, killed
+from tests.crash.checks import check_same, go_on, killed
 from tests.fixtures.driving import Driven, finished, rows
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
@@ -88,18 +88,14 @@ def ended(request: pytest.FixtureRequest, drive: Callable[..., Driven]) -> Itera
 def test_a_killed_run_called_again_ends_as_if_nothing_had_happened(
     story: Story, ended: Mapping[Story, Future[Driven]], uninterrupted: Driven
 ) -> None:
-    run = ended[story].result()
-    check_same(run, uninterrupted)
-    check_clean(run)
+    check_same(ended[story].result(), uninterrupted)
 
 
 @stories([Story(moment, prefect=True) for moment in THROUGH_PREFECT])
 def test_it_does_so_as_a_prefect_flow(
     story: Story, ended: Mapping[Story, Future[Driven]], uninterrupted: Driven
 ) -> None:
-    run = ended[story].result()
-    check_same(run, uninterrupted)
-    check_clean(run)
+    check_same(ended[story].result(), uninterrupted)
 
 
 def test_the_moments_are_those_of_a_run(uninterrupted: Driven) -> None:
@@ -125,6 +121,4 @@ def off_policy(drive: Callable[..., Driven]) -> Driven:
 def test_it_does_so_while_it_samples_ahead(
     story: Story, ended: Mapping[Story, Future[Driven]], off_policy: Driven
 ) -> None:
-    run = ended[story].result()
-    check_same(run, off_policy)
-    check_clean(run)
+    check_same(ended[story].result(), off_policy)

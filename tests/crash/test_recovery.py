@@ -1,4 +1,4 @@
-"""Getting back to a policy without optimizer state, doing nothing twice, and branching off."""
+"""Getting back to a policy without optimizer state, doing nothing twice, branching off, and a learner that hangs."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,28 +8,38 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from storage.policies.manifest import adapter_base
 from storage.refs import Entry
 from storage.schemas.stage_tables import TABLES
-from storage.store import open_store
-from tests.crash.checks import RARELY, check_clean, go_on, killed, requests
-from tests.fixtures.driving import NAME, Driven, check_once, finished, side_by_side, weights, work
+from storage.store import Store, open_store
+from tests.crash.checks import RARELY, check_clean, check_same, go_on, killed, requests
+from tests.fixtures.driving import NAME, Driven, Life, check_once, finished, rows, side_by_side, weights, work
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
+
+
+def killed_rarely_saved(drive: Callable[..., Driven], *settings: str) -> tuple[Driven, Driven, Life]:
+    """Kill a run of four steps after its third training; return it, the same that nobody killed, and the first life."""
+    reference, run = drive("steps=4", *settings), drive("steps=4", *settings, RARELY)
+    life, first = side_by_side(reference.live, lambda: killed(run, "after commit training 2"))
+    assert life.status == 0, life.output
+    return run, reference, first
+
+
+def go_on_from_step_2(run: Driven, first: Life, reference: Driven) -> None:
+    again = go_on(run, first, steps=4)
+    assert requests(again.moments) == 2, "step 2 again and step 3, but neither step 0 nor step 1"
+    assert work(open_store(run.store)) == work(open_store(reference.store))
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_batches_are_trained_again_up_to_a_policy_without_optimizer_state(
     drive: Callable[..., Driven], optimizer: str
 ) -> None:
-    settings = ("steps=4", f"training.optimizer.type={optimizer}")
-    reference, run = drive(*settings), drive(*settings, RARELY)
-    life, first = side_by_side(reference.live, lambda: killed(run, "after commit training 2"))
-    assert life.status == 0, life.output
+    run, reference, first = killed_rarely_saved(drive, f"training.optimizer.type={optimizer}")
     states = [(run.store / "policies" / entry.key / "optimizer.safetensors").exists() for entry in trained(run)]
     assert states == [False, True, False], "the policy to go on from has no optimizer state, or the test shows nothing"
-    again = go_on(run, first, steps=4)
-    assert requests(again.moments) == 2, "step 2 again and step 3, but neither step 0 nor step 1"
-    assert work(open_store(run.store)) == work(open_store(reference.store))
+    go_on_from_step_2(run, first, reference)
     assert weights(open_store(run.store)) == weights(open_store(reference.store))
     check_once(run.store)
     check_clean(run)
@@ -104,3 +114,63 @@ def test_another_advantage_computes_advantage_packing_and_training_alone(uninter
     assert life.sampled == ()
     made = {entry.key for entry in store.ledger.entries(stage="training") if entry.step == 0}
     assert len(made) == 2, "the branch has a policy of its own"
+
+
+LORA = "training.lora={rank=4, alpha=8}"
+
+
+def digests(store: Store) -> list[str]:
+    """Return the digests of the run's policies, in order of versions."""
+    return [row["weights_sha256"] for row in sorted(rows(store)["policies"], key=lambda row: row["version"])]
+
+
+def test_batches_are_trained_again_up_to_an_adapter_without_optimizer_state(drive: Callable[..., Driven]) -> None:
+    run, reference, first = killed_rarely_saved(drive, LORA)
+    go_on_from_step_2(run, first, reference)
+    assert digests(open_store(run.store)) == digests(open_store(reference.store))
+    assert len(set(digests(open_store(run.store)))) == 5
+    check_clean(run)
+
+
+def test_a_replay_lays_adapters_over_a_recorded_policy(drive: Callable[..., Driven]) -> None:
+    run = drive("steps=3")
+    assert run.live().status == 0
+    asked = {
+        "run": NAME,
+        "from_stage": "training",
+        "steps": "1:",
+        "policies": "own",
+        "overrides": [LORA],
+        "name": "over",
+    }
+    life = run.live(replays=[asked])
+    assert life.status == 0, life.output
+    store = open_store(run.store)
+    recorded = {entry.step: entry.key for entry in store.ledger.entries(run=NAME, stage="training")}
+    adapted = [entry.key for entry in store.ledger.entries(run="over", stage="training")]
+    assert len(adapted) == 2
+    assert {adapter_base(Path(store.policies.directory(key))) for key in adapted} == {recorded[0]}
+
+
+TRAINING = "after request train #2"
+PATIENT = ("learner.hang_seconds=20", "learner.max_restarts=5")
+"""Short for a test, and longer than a busy machine keeps this small learner from its next row."""
+
+
+def test_a_stopped_learner_is_replaced_and_the_run_ends_as_if_nothing_had_happened(
+    drive: Callable[..., Driven], uninterrupted: Driven
+) -> None:
+    run, tired = drive(*PATIENT), drive("learner.hang_seconds=20", "learner.max_restarts=0")
+    life, last = side_by_side(lambda: run.live(stop=TRAINING), lambda: tired.live(stop=TRAINING))
+    assert [receipt["moment"] for receipt in life.receipts] == [TRAINING]
+    assert life.status == 0, life.output
+    heading = "--- learner, generation 2: the one before did not answer any more and was ended\n"
+    assert heading in (run.store / "logs" / NAME / "learner.log").read_text()
+    assert "has not answered for 20 s (learner.hang_seconds)" in life.output
+    check_same(run, uninterrupted)
+    assert last.status == 1
+    assert "service 'learner' did not answer any more and was ended in generation 1: no restart of 0" in last.output
+    assert "What is in the store is safe" in last.output
+    check_once(tired.store)
+    done = [(stage, step) for stage, step, _ in work(open_store(tired.store)) if stage in ("packing", "training")]
+    assert sorted(done) == [("packing", 0), ("packing", 1), ("training", 0)], "all but the step that it stood still in"

@@ -8,7 +8,9 @@ import pytest
 
 from flows import cli
 from flows.orchestration import server as prefect_api
+from flows.replays import config as replay_config
 from flows.services.process import Handle
+from storage.policies.store import Policies
 from storage.store import open_store
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +64,13 @@ def refused(place: Path, started: list[str], capsys: pytest.CaptureFixture[str])
         return said.err
 
     return run
+
+
+@pytest.fixture
+def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that has the weights of every policy."""
+    monkeypatch.setattr(Policies, "directory", lambda self, key, verify=False: tmp_path)
+    monkeypatch.setattr(replay_config, "config_versions", lambda config: {})
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from storage.schemas.stage_tables import ESTIMATOR_STATES
 from tasks.advantage.algorithms.credit import AdvantageBreach, Credit, GroupedTraces
 from tasks.arrays.columns import texts
 from tasks.arrays.ragged import Ragged
-from tasks.runtime.import_paths import load_version
+from tasks.runtime.imports import load_version
 
 
 def custom(kept: GroupedTraces, settings: CustomConfig) -> Credit:

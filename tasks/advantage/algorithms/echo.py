@@ -16,7 +16,7 @@ from tasks.advantage.algorithms.grpo import grpo
 from tasks.arrays.columns import texts
 from tasks.arrays.message_graph import Branches, find_branches
 from tasks.arrays.ragged import Ragged
-from tasks.runtime.import_paths import load_version
+from tasks.runtime.imports import load_version
 
 
 def keep_mask(kept: GroupedTraces, path: str, version: str, arguments: Mapping[str, Any]) -> NDArray[np.bool_]:

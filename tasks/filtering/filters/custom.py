@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from configs.filters import CustomFilter
 from tasks.arrays.finding import FilterInput, Finding, hits_from
-from tasks.runtime.import_paths import load_version
+from tasks.runtime.imports import load_version
 
 
 class NoFinding(ValueError):

@@ -16,7 +16,7 @@ from typing import Any
 
 from tasks.inference.engine.lora import patch_mixed_batches
 from tasks.inference.engine.weights_view import serving_view
-from tasks.runtime.quick_imports import quick_imports
+from tasks.runtime.imports import quick_imports
 
 POLL_SECONDS = 0.05
 

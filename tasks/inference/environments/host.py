@@ -24,7 +24,7 @@ from tasks.inference.engine.host import write_report
 from tasks.inference.environments.examples import verifiers_config, write_examples
 from tasks.inference.environments.seat_assignment import install_seat_assignment
 from tasks.inference.environments.termination import cancel_on_sigterm
-from tasks.runtime.quick_imports import quick_imports
+from tasks.runtime.imports import quick_imports
 
 CHECK_SECONDS = 2.0
 """Between two connections to a shared tool server, and the longest wait for one."""

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from storage.policies.scratch import ScratchDirectories
 from storage.schemas.stage_tables import EXAMPLES
-from tasks.runtime.import_paths import NotImportable, code_version
+from tasks.runtime.imports import NotImportable, code_version
 
 if TYPE_CHECKING:
     from configs.environments import EnvironmentConfig

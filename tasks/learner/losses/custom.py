@@ -12,7 +12,7 @@ from torch import Tensor
 from configs.losses import CustomLoss
 from tasks.learner.losses.tokens import RlTokens, Term
 from tasks.learner.protocol import LearnerError
-from tasks.runtime.import_paths import NotImportable, code_version, load_function
+from tasks.runtime.imports import NotImportable, code_version, load_function
 
 
 def custom(rl: RlTokens, settings: CustomLoss) -> Term:

@@ -38,7 +38,7 @@ def answer(*argv: str) -> list[dict[str, Any]]:
 
 def by_verifiers(directory: Path) -> list[dict[str, Any]]:
     """Return what verifiers reads from a directory's `traces.jsonl`."""
-    return answer(str(ROOT / "tests/flows/programs/reads_verifiers.py"), str(directory))
+    return answer(str(ROOT / "tests/fixtures/programs/reads_verifiers.py"), str(directory))
 
 
 def test_verifiers_reads_an_export_as_the_rows_that_it_was_made_of(tmp_path: Path) -> None:

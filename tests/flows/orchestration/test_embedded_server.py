@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,11 @@ from typing import Any
 import pytest
 
 from flows.services.ownership import owned, sweep
+from tests.fixtures.programs import PROGRAMS, ask, environment
 from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
-ROOT = Path(__file__).parents[3]
-PROGRAM = Path(__file__).parents[1] / "programs" / "embedded.py"
-
-
-def clean() -> dict[str, str]:
-    """The environment without any Prefect setting."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    return {**kept, "PYTHONPATH": str(ROOT)}
+PROGRAM = PROGRAMS / "embedded.py"
 
 
 class Process:
@@ -32,7 +25,7 @@ class Process:
     def __init__(self, home: Path, ending: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, str(PROGRAM), str(home), ending],
-            env=clean(),
+            env=environment(),
             cwd=home.parent,
             stdout=subprocess.PIPE,
             stderr=(home.parent / "stderr").open("ab"),
@@ -67,14 +60,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One state directory for all tests, so that the database is made once."""
     yield tmp_path_factory.mktemp("prefect") / "state"
     sweep()
-
-
-def ask(url: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-        content = answer.read()
-    return json.loads(content) if content[:1] in b"[{" else content
 
 
 def task_runs(url: str, flow_run: str) -> set[str]:

@@ -1,11 +1,9 @@
 """A run that waits for a person in a real Prefect: refused on the command line, cancelled, approved as on its page."""
 
 import json
-import os
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +15,7 @@ from flows.cli.gate import decisions, embedded_urls
 from storage.store import Store, open_store
 from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.driving import NAME, ROOT, SETTINGS, Driven, Life, weights
+from tests.fixtures.programs import ask, environment
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 SECONDS = 240
@@ -34,11 +33,7 @@ class Waiting:
         return self.until(lambda: next(embedded_urls(directory), ""))
 
     def ask(self, path: str, **body: Any) -> Any:
-        request = urllib.request.Request(
-            self.url() + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
-            return json.loads(answer.read())
+        return ask(self.url(), path, body)
 
     def paused(self) -> dict[str, Any]:
         """The flow run, once it waits."""
@@ -83,10 +78,15 @@ def events(store: Store) -> list[str]:
 
 def test_a_batch_is_refused_on_the_command_line(run: Driven, waiting: Waiting) -> None:
     waiting.paused()
-    command = [sys.executable, "-m", "flows.cli", "gate", NAME, "--refuse", "--by", "Ada", "--reason", "too easy"]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    words = ("gate", NAME, "--refuse", "--by", "Ada", "--reason", "too easy", "--store", str(run.store))
+    command = [sys.executable, "-m", "flows.cli", *words]
     done = subprocess.run(
-        [*command, "--store", str(run.store)], cwd=ROOT, env=kept, capture_output=True, text=True, timeout=SECONDS
+        [*command, "--store", str(run.store)],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"refused by Ada; run {NAME} (train-")

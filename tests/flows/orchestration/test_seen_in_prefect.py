@@ -2,11 +2,9 @@
 
 import base64
 import json
-import os
 import re
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,12 @@ from typing import Any
 import pytest
 
 from storage.store import Store, open_store
-from tests.fixtures.serving import ROOT, tiny_sources
+from tests.fixtures.programs import PROGRAMS, ask, environment
+from tests.fixtures.serving import tiny_sources
 from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
-PROGRAM = Path(__file__).parents[1] / "programs" / "small_sft.py"
+PROGRAM = PROGRAMS / "small_sft.py"
 SECRET = "sk-2f6d1c0ab95e4477"
 STAGES = ("assignment", "demonstration", "filtering", "advantage", "packing", "training", "metrics")
 
@@ -43,11 +42,7 @@ class Seen:
 
     def ask(self, path: str, **body: Any) -> Any:
         """Ask Prefect."""
-        request = urllib.request.Request(
-            self.said["url"] + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-            return json.loads(answer.read())
+        return ask(self.said["url"], path, body)
 
     def runs(self) -> list[dict[str, Any]]:
         """The flow runs, the first one first."""
@@ -72,11 +67,10 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     """One run for all tests: cancelled after its first step, then called again."""
     place = tmp_path_factory.mktemp("small")
     tiny_sources(place)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "STAGECOACH_"))}
     with (place / "errors").open("w") as errors:
         process = subprocess.Popen(
             [sys.executable, str(PROGRAM), *(str(place / name) for name in ("store", "model", "rows.jsonl"))],
-            env={**kept, "PYTHONPATH": str(ROOT), "STAGECOACH_ENGINE_KEY": SECRET},
+            env=environment("STAGECOACH_") | {"STAGECOACH_ENGINE_KEY": SECRET},
             cwd=place,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

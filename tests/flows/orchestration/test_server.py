@@ -32,14 +32,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_nothing_configured(place: Path) -> None:
+def test_every_place_of_configuration_in_prefects_own_order(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert configured_url() == ""
     (place / "home/.prefect/profiles.toml").write_text('active = "mine"\n[profiles.mine]\n')
     (place / "pyproject.toml").write_text("[project]\nname = 'x'\n")
     assert configured_url() == ""
-
-
-def test_every_place_of_configuration_in_prefects_own_order(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     profiles = '[profiles.mine]\nPREFECT_API_URL = "profile"\n[profiles.other]\nPREFECT_API_URL = "other"\n'
     (place / "home/.prefect/profiles.toml").write_text('active = "mine"\n' + profiles)
     assert configured_url() == "profile"

@@ -1,7 +1,13 @@
-"""How a run ends, in the store's events and in Prefect's words."""
+"""States of a run: cancelled, crashed or ended in another way, in the store's events and in Prefect's words."""
 
+import io
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +16,24 @@ import pytest
 from prefect.states import Cancelling
 
 from configs.errors import ConfigError
+from configs.run import RunConfig
 from flows.orchestration import server, states
-from flows.orchestration.states import EmptyBatch, GateRefused, RunCancelled, event_of, reports_its_end, tagged
+from flows.orchestration.states import (
+    ASK_SECONDS,
+    Cancellation,
+    EmptyBatch,
+    GateRefused,
+    RunCancelled,
+    event_of,
+    mark_crashed,
+    reports_its_end,
+    tag_value,
+)
+from flows.reporting import artifacts
+from flows.reporting.panel import Panel, PanelWatcher
+from flows.services.ownership import was_alive
 from storage.errors import StoreUnavailable
+from storage.store import Store, open_store
 from tasks.runtime.prefect_task import error_text, is_transient
 
 
@@ -110,4 +131,108 @@ def test_only_what_may_pass_is_called_again(error: Exception, again: bool) -> No
     [(["stagecoach", "run:a", "run-b"], "a"), (["store:s3://b/c"], ""), ([], ""), (["run:a:b"], "a:b")],
 )
 def test_what_a_tag_says(tags: Iterable[str], found: str) -> None:
-    assert tagged(tags, "run") == found
+    assert tag_value(tags, "run") == found
+
+
+class Api:
+    """A stand-in for Prefect and for the clock."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.answer = False
+        self.asked: list[str] = []
+
+    def ask(self, flow_run: str) -> bool:
+        self.asked.append(flow_run)
+        return self.answer
+
+
+@pytest.fixture
+def api() -> Api:
+    return Api()
+
+
+@pytest.fixture
+def cancellation(api: Api) -> Cancellation:
+    return Cancellation(api.ask, lambda: api.now)
+
+
+def test_it_asks_at_once_and_then_not_for_a_while_and_once_cancelled_it_stays_so(
+    api: Api, cancellation: Cancellation
+) -> None:
+    assert not cancellation.asked_for("run")
+    api.answer = True
+    api.now += ASK_SECONDS * 0.99
+    assert not cancellation.asked_for("run") and api.asked == ["run"]
+    api.now += ASK_SECONDS * 0.02
+    assert cancellation.asked_for("run") and api.asked == ["run", "run"]
+    api.answer = False
+    api.now += 100 * ASK_SECONDS
+    assert cancellation.asked_for("run") and api.asked == ["run", "run"]
+
+
+def test_outside_a_flow_run_there_is_nobody_to_ask(api: Api, cancellation: Cancellation) -> None:
+    api.answer = True
+    assert not cancellation.asked_for(None)
+    assert api.asked == []
+
+
+def test_a_run_without_rewards_shows_its_loss() -> None:
+    steps = [{"step": k, "reward": None, "update": {"loss": 2.5 - k}, "seconds": {"training": 1.0}} for k in (0, 1)]
+    assert "t: loss by step" in artifacts.reward_curve(steps, "t")
+    assert "loss 1.500 at step 1" in artifacts.reward_curve(steps, "t")
+    rewarded = artifacts.reward_curve([*steps, {"step": 2, "reward": 0.5}], "t")
+    assert "t: mean reward by step" in rewarded
+    assert "loss" not in rewarded
+
+
+@pytest.mark.parametrize(("measure", "line"), [("loss", "loss 2.500"), ("reward", "reward -")])
+def test_the_panel_shows_what_is_measured(measure: str, line: str) -> None:
+    out = io.StringIO()
+    with Panel("sft x", num_steps=1, plain=True, stream=out, measure=measure) as panel:
+        facts = {"step": 0, "reward": None, "tokens": 7, "seconds": {"training": 1.0}, "update": {"loss": 2.5}}
+        PanelWatcher(panel)("step", facts)
+    assert line in out.getvalue()
+
+
+CONFIG = RunConfig().model_dump(mode="json")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "store")
+
+
+def dead_process() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def begin(store: Store, run: str, pid: int, host: str | None = None, event: str = "started") -> None:
+    store.runs.record(run=run, event=event, kind="train", config=CONFIG, flow_run=f"flow-{run}", pid=pid, host=host)
+
+
+def test_a_run_of_a_dead_process_is_marked_once(store: Store) -> None:
+    gone = dead_process()
+    begin(store, "dead", gone)
+    begin(store, "again", gone, event="resumed")
+    assert sorted(mark_crashed(store)) == ["again", "dead"]
+    last = store.runs.events("dead")[-1]
+    assert (last.event, last.pid, last.flow_run) == ("crashed", gone, "flow-dead")
+    assert str(gone) in last.message and "safe" in last.message
+    assert mark_crashed(store) == []
+
+
+def test_a_living_run_an_ended_one_and_another_host_are_left_alone(store: Store) -> None:
+    begin(store, "living", os.getpid())
+    begin(store, "elsewhere", dead_process(), host="another")
+    begin(store, "ended", dead_process())
+    store.runs.record(run="ended", event="finished")
+    assert mark_crashed(store) == []
+
+
+def test_a_process_id_that_came_back_is_not_the_run() -> None:
+    now = datetime.now(UTC)
+    assert was_alive(os.getpid(), now)
+    assert not was_alive(os.getpid(), now - timedelta(days=3650))

@@ -14,7 +14,7 @@ from typing import Any
 from configs.run import View
 from flows.orchestration.states import GateRefused
 from flows.runtime import pipeline
-from flows.runtime.evaluation import evaluation_contexts
+from flows.runtime.loops import evaluation_contexts
 from flows.runtime.session import Session, record_run
 from tasks.assignment import examples as listing
 from tasks.assignment import stage as assignment
@@ -150,7 +150,7 @@ def run(root: Path, name: str, **changes: Any) -> Session:
     every = session.config.evaluation.every
     do, score = PlayedStages(session), PlayedStages(session, evaluation_contexts(session.context)[""])
     with record_run(session):
-        for finished in pipeline.run_steps(do, SOURCE, session.config):
+        for finished in pipeline.run_steps(do, SOURCE):
             if every:
                 pipeline.evaluate(score, finished.policy)
     return session
@@ -162,7 +162,7 @@ def regrade(root: Path) -> None:
     do = PlayedStages(session)
     with record_run(session):
         found, policy = pipeline.start(do, SOURCE)
-        drawn = pipeline.build_batch(do, 0, found, policy, session.config)
+        drawn = pipeline.build_batch(do, 0, found, policy)
         again = do(REGRADE, 0, drawn.traces)
         traces = (again, *drawn.traces)
         verdicts = do(filtering.task, 0, traces, parameters={"quarantined": {UNFIT: REASON}})

@@ -52,18 +52,23 @@ def test_rows_of_both_kinds_are_good(place: Path, model: str) -> None:
     prepare("sft", [], [model, demonstrations(place, *[GOOD] * 150, TALK)])
 
 
-def test_a_file_of_demonstrations_that_is_not_there(refused: Refused, model: str) -> None:
-    assert "data.path: there is no file ./none.jsonl" in refused("sft", model, "data.path=./none.jsonl")
-
-
-def test_a_parquet_file_that_is_none(refused: Refused, model: str, place: Path) -> None:
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["data.path=./none.jsonl"], "data.path: there is no file ./none.jsonl"),
+        (["data.path=rows.parquet"], "cannot be read as a Parquet file"),
+        (
+            ["data.path=demonstrations.jsonl", "packing.tokens_per_row=255"],
+            "packing.tokens_per_row: a row of 255 tokens cannot hold the longest sample, data.max_length 256",
+        ),
+    ],
+)
+def test_files_and_rows_of_them_that_cannot_be_used(
+    refused: Refused, model: str, place: Path, overrides: list[str], words: str
+) -> None:
     (place / "rows.parquet").write_text("no")
-    assert "cannot be read as a Parquet file" in refused("sft", model, "data.path=rows.parquet")
-
-
-def test_samples_that_no_row_can_hold(refused: Refused, model: str, place: Path) -> None:
-    said = refused("sft", model, demonstrations(place, GOOD), "packing.tokens_per_row=255")
-    assert "packing.tokens_per_row: a row of 255 tokens cannot hold the longest sample, data.max_length 256" in said
+    demonstrations(place, GOOD)
+    assert words in refused("sft", model, *overrides)
 
 
 def test_a_file_of_settings_that_is_not_there(refused: Refused) -> None:

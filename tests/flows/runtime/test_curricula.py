@@ -1,26 +1,16 @@
 """Curricula in whole runs: what is known of examples goes from step to step, and a resume finds it as it was."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from configs.run import View
 from flows.queries.step_history import step_history
-from flows.replays import config as replay_config
-from flows.runtime import pipeline
-from flows.runtime.plan import plan_work
-from flows.runtime.session import record_run
-from storage.policies.store import Policies
+from flows.runtime.loops import plan_work
 from storage.store import Store, open_store
 from tasks.assignment.samplers.sampler import DifficultiesMissing
-from tasks.runtime.prefect_task import StageTask
-from tasks.runtime.stage import Policy, Ref, Tables
-from tests.fixtures import rehearsal
-from tests.fixtures.builders import table
-from tests.fixtures.rehearsal import SMALL, SOURCE, Rehearsal, rehearse, session_for
+from tests.fixtures.rehearsal import SMALL, SOURCE, die, made, play_equal, rehearse, session_for
 from tests.fixtures.replays import ask, pieces, walk
 
 pytestmark = pytest.mark.engine
@@ -34,18 +24,10 @@ REFILL: dict[str, Any] = POOLS | {"assignment": POOLS["assignment"] | {"refill":
 EQUAL = {"1-0", "0-2"}
 
 
-def sampled(tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
-    """Stand in for sampling: some groups all earn 1, a first member of others fails."""
-    made = rehearsal.sampled(tables, config, step=step, policy=policy)
-    rows = [row | {"reward": 1.0} if row["group_id"] in EQUAL else row for row in made["traces"].to_pylist()]
-    return {**made, "traces": table("traces", rows)}
-
-
 @pytest.fixture(scope="module", autouse=True)
 def equals() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        stage = replace(rehearsal.STAND_INS["rollout"], function=sampled)
-        patch.setattr(rehearsal, "STAND_INS", rehearsal.STAND_INS | {"rollout": stage})
+        play_equal(patch, EQUAL)
         yield
 
 
@@ -62,11 +44,9 @@ def origin(changes: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
     return root
 
 
-def made(store: Store, table: str, step: int) -> list[dict[str, Any]]:
-    """The rows of a table that the assignments or rollouts of a step made, in order."""
-    entries = [each for each in store.ledger.entries(run="base") if each.step == step and not each.part]
-    found = sorted((each for each in entries if each.slices(table)), key=lambda each: each.finished_at)
-    return [row for each in found for row in store.read(each.slices(table)).to_pylist()]
+def of_step(store: Store, stage: str, table: str, step: int) -> list[dict[str, Any]]:
+    """The rows of all work of a stage at a step."""
+    return [row for rows in made(store, stage, table, step=step) for row in rows]
 
 
 def test_what_is_known_after_a_step_is_what_its_rollouts_earned(origin: Path) -> None:
@@ -74,10 +54,11 @@ def test_what_is_known_after_a_step_is_what_its_rollouts_earned(origin: Path) ->
     store = open_store(origin)
     known: dict[str, tuple[float, int]] = {}
     for step in range(STEPS):
-        rows = {row["example_id"]: (row["reward"], row["num_groups"]) for row in made(store, "difficulties", step)}
+        recorded = of_step(store, "assignment", "difficulties", step)
+        rows = {row["example_id"]: (row["reward"], row["num_groups"]) for row in recorded}
         assert rows.keys() == known.keys() and all(rows[name] == pytest.approx(known[name]) for name in rows)
         groups: dict[str, list[dict[str, Any]]] = {}
-        for row in made(store, "traces", step):
+        for row in of_step(store, "rollout", "traces", step):
             groups.setdefault(row["group_id"], []).append(row)
         for members in groups.values():
             example = members[0]["example_id"]
@@ -87,46 +68,23 @@ def test_what_is_known_after_a_step_is_what_its_rollouts_earned(origin: Path) ->
     assert len(known) > SMALL["assignment"]["groups_per_step"]
 
 
-class Dying(Rehearsal):
-    """Dies before the piece of work of a number."""
-
-    def __init__(self, *arguments: Any, last: int) -> None:
-        super().__init__(*arguments)
-        self.left = last
-
-    def __call__(self, task: StageTask, *arguments: Any, **named: Any) -> Ref:
-        self.left -= 1
-        if self.left < 0:
-            raise KeyboardInterrupt
-        return super().__call__(task, *arguments, **named)
-
-
 @pytest.mark.parametrize("last", [8, 15])
 def test_a_run_that_dies_goes_on_with_the_state_that_it_had(
     origin: Path, changes: dict[str, Any], tmp_path: Path, last: int
 ) -> None:
-    session = session_for(tmp_path / "store", "base", **changes)
-    with pytest.raises(KeyboardInterrupt), record_run(session):
-        list(pipeline.run_steps(Dying(session, last=last), SOURCE, session.config))
+    die(tmp_path / "store", "base", last, **changes)
     store, whole = rehearse(tmp_path / "store", "base", **changes), open_store(origin)
     assert {each.key for each in store.ledger.entries(run="base")} == {
         each.key for each in whole.ledger.entries(run="base")
     }
     for step in range(STEPS):
         for name in ("assignments", "difficulties"):
-            assert made(store, name, step) == made(whole, name, step)
+            assert made(store, "assignment", name, step=step) == made(whole, "assignment", name, step=step)
 
 
 def test_what_is_recorded_is_foretold(origin: Path, changes: dict[str, Any]) -> None:
     place = session_for(origin, "base", **changes).context
     assert not any(ref.computed for ref in plan_work(place, SOURCE))
-
-
-@pytest.fixture
-def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that has the weights of every policy."""
-    monkeypatch.setattr(Policies, "directory", lambda self, key, verify=False: tmp_path)
-    monkeypatch.setattr(replay_config, "config_versions", lambda config: {})
 
 
 @pytest.mark.parametrize("steps", ["", "1:"])
@@ -156,7 +114,7 @@ def test_a_replay_that_would_begin_without_state_is_an_error(tmp_path: Path, wei
 def test_a_batch_that_is_drawn_again_knows_what_came_of_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: None
 ) -> None:
-    monkeypatch.setattr("tests.flows.runtime.test_curricula.EQUAL", {"0-0", "0-1", "0-2"})
+    play_equal(monkeypatch, {"0-0", "0-1", "0-2"})
     store = rehearse(tmp_path / "store", "base", **POOLS | {"steps": 1})
     first, second = (entry for entry in store.ledger.entries(run="base", stage="assignment"))
     assert (first.slices("difficulties")[0].rows, second.slices("difficulties")[0].rows) == (0, 3)

@@ -10,8 +10,7 @@ from configs.load import load
 from flows import cli
 from flows.cli import launch
 from flows.runtime import demo_sources
-from flows.runtime.demo_recipes import RECIPES, Recipe
-from flows.runtime.demo_sources import SourceFailed, Sources, build, sources_directory
+from flows.runtime.demo_sources import RECIPES, Recipe, SourceFailed, Sources, build, sources_directory
 
 ROOT = Path(__file__).parents[3]
 # Stands in for an environment's package: rows say how it was asked, so that files tell what was run.

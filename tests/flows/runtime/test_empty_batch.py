@@ -1,18 +1,14 @@
 """What an eviction says: what really became of the rollouts, counted, and what to do about each of it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from configs.run import View
 from flows.orchestration.states import EmptyBatch
 from flows.reporting.formats import visible
 from storage.store import open_store
-from tasks.runtime.stage import Policy, Tables
 from tests.fixtures import rehearsal
 from tests.fixtures.rehearsal import SMALL, rehearse
 
@@ -26,13 +22,7 @@ SENTENCE = "rewards that never differ within a group"
 def play(monkeypatch: pytest.MonkeyPatch, change: Callable[[int, Row], Row]) -> None:
     """Change the rollouts of every batch, by their number in it."""
 
-    def sampled(tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
-        made = rehearsal.sampled(tables, config, step=step, policy=policy)
-        rows = [row | change(number, row) for number, row in enumerate(made["traces"].to_pylist())]
-        return {**made, "traces": pa.Table.from_pylist(rows, made["traces"].schema)}
-
-    stage = replace(rehearsal.STAND_INS["rollout"], function=sampled)
-    monkeypatch.setattr(rehearsal, "STAND_INS", rehearsal.STAND_INS | {"rollout": stage})
+    rehearsal.play(monkeypatch, rollout=rehearsal.sampled_with(change))
 
 
 def evicted(root: Path, batches: int = 1, filters: Sequence[Row] = STANDARD, **changes: Any) -> list[str]:

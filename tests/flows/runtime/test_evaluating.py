@@ -11,17 +11,15 @@ import pytest
 from flows.cli.run_summary import describe
 from flows.queries.scores import recorded_evaluations
 from flows.reporting.panel import Panel, PanelWatcher
-from flows.runtime import evaluation as evaluating
-from flows.runtime.evaluation import evaluation_configs
-from flows.runtime.loops import loop_train
-from flows.runtime.plan import plan_work
+from flows.runtime import loops as evaluating
+from flows.runtime.loops import evaluation_configs, loop_train, plan_work
 from flows.runtime.session import record_run
 from flows.services.process import ServiceFailed
 from storage.store import open_store
 from tasks.assignment.examples import FieldMissing
 from tasks.runtime.stage import Policy
 from tests.fixtures import evaluations
-from tests.fixtures.evaluations import HELD_OUT, Sampler, evaluate, played, train
+from tests.fixtures.evaluations import Sampler, evaluate, played, train
 from tests.fixtures.rehearsal import SOURCE, session_for
 from tests.fixtures.waiting import PATIENCE
 
@@ -98,6 +96,7 @@ def test_sets_have_examples_intervals_and_starts_of_their_own(tmp_path: Path) ->
     session, outcome = train(tmp_path / "store", "run", Sampler(), evaluation=TRIED | {"sets": sets})
     shown = describe(session.context.store, "run", session.config)
     assert shown["evaluations"] == outcome["evaluations"], "by the settings that the ledger has of each"
+    assert shown["comparisons"] == outcome["comparisons"]
     assert [each["set"] for each in shown["comparisons"] if each["figure"] == "avg"] == ["hard", "all"]
     assert averages(outcome)[0] == ("hard", 0, 0.135), "the two of tier 2 are held-2 and held-5"
     assert [(name, version) for name, version, _ in averages(outcome)] == [
@@ -148,13 +147,6 @@ def test_errors_that_stay_are_made_again_as_often_as_asked_and_no_more(tmp_path:
     assert len(sampler.evaluated) == 3 and outcome["scores"][0]["errors"] == {"infrastructure": 2}
     (found,) = recorded_evaluations(session.context.store, "run", session.config)
     assert [each.outputs[0].rows for each in found.rounds] == [3, 2, 2]
-
-
-def test_a_run_shows_its_evaluations_and_how_the_last_policy_differs(tmp_path: Path) -> None:
-    session, outcome = train(tmp_path / "store", "run", Sampler(), evaluation=TRIED | {"num_examples": HELD_OUT})
-    shown = describe(session.context.store, "run", session.config)
-    assert shown["evaluations"] == outcome["evaluations"] and shown["comparisons"] == outcome["comparisons"]
-    assert len(shown["comparisons"]) == 2 and shown["comparisons"][0]["num_examples"] == HELD_OUT
 
 
 def test_a_set_that_cannot_be_made_stops_a_run_before_its_first_step(tmp_path: Path) -> None:

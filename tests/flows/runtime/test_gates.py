@@ -9,11 +9,11 @@ from flows import cli
 from flows.cli import gate as answering
 from flows.orchestration.gate_answers import summary
 from flows.orchestration.states import GateRefused
-from flows.runtime.plan import plan_work
-from flows.runtime.preflight import preflight
+from flows.runtime.loops import plan_work
+from flows.runtime.session import preflight
 from storage.store import Store, open_store
-from tasks.gate.stage import Answer, Question, Shown
-from tests.fixtures.rehearsal import SOURCE, rehearse, session_for
+from tasks.gate.stage import Question, Shown
+from tests.fixtures.rehearsal import SOURCE, Person, rehearse, session_for
 
 RULE = {"type": "rule", "rule": "reward_mean > 0.45"}  # of the first step it is 0.51, of the second 0.44
 PAUSE = {"type": "pause"}
@@ -34,18 +34,6 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.raises(GateRefused):
         rehearse(root, "run", gate=RULE)
     return root
-
-
-class Person:
-    """Answers as told, and remembers the questions."""
-
-    def __init__(self, *answers: bool) -> None:
-        self.answers = list(answers)
-        self.asked: list[Question] = []
-
-    def __call__(self, question: Question) -> Answer:
-        self.asked.append(question)
-        return Answer(self.answers.pop(0), "Ada", "")
 
 
 def keys(store: Store, run: str, stage: str = "training") -> list[tuple[int, str]]:

@@ -14,19 +14,27 @@ from flows.queries.compare_rows import read_steps
 from flows.queries.outcomes import DERIVED, accounting
 from flows.queries.step_history import step_history
 from flows.queries.store_reader import StoreReader
-from flows.replays import config as replay_config
 from flows.runtime import pipeline
 from flows.runtime.empty_batch import short_of_groups
-from flows.runtime.plan import plan_work
+from flows.runtime.loops import plan_work
 from flows.runtime.session import record_run
-from flows.runtime.step_report import finish_step
-from storage.policies.store import Policies
 from storage.read.frames import Frames
 from storage.refs import Entry
 from storage.store import Store, open_store
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.stage import Ref
-from tests.fixtures.rehearsal import EQUAL, REFILL, SOURCE, Rehearsal, play, rehearse, session_for
+from tests.fixtures.rehearsal import (
+    EQUAL,
+    REFILL,
+    SOURCE,
+    Rehearsal,
+    die,
+    made,
+    play_equal,
+    rehearse,
+    reported,
+    session_for,
+)
 from tests.fixtures.replays import RLOO, ask, pieces, walk
 
 GROUPS, SIZE = 3, 4
@@ -35,7 +43,7 @@ GROUPS, SIZE = 3, 4
 @pytest.fixture(autouse=True)
 def equals() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        play(patch, EQUAL)
+        play_equal(patch, EQUAL)
         yield
 
 
@@ -44,7 +52,7 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with a run that replaced groups."""
     root = tmp_path_factory.mktemp("refilled") / "store"
     with pytest.MonkeyPatch.context() as patch:
-        play(patch, EQUAL)
+        play_equal(patch, EQUAL)
         rehearse(root, "base", **REFILL)
     return root
 
@@ -55,8 +63,7 @@ def entries(store: Store, stage: str, step: int, run: str = "base") -> list[Entr
 
 
 def rows(store: Store, stage: str, table: str, step: int) -> list[list[dict[str, Any]]]:
-    """The rows of a table that each piece of work of a stage made, in order."""
-    return [store.read(entry.slices(table)).to_pylist() for entry in entries(store, stage, step)]
+    return made(store, stage, table, step=step)
 
 
 def test_exactly_the_missing_groups_are_drawn_until_none_is_missing(origin: Path) -> None:
@@ -91,7 +98,7 @@ def test_the_walk_of_later_steps_does_not_move(origin: Path, tmp_path: Path) -> 
 
 
 def test_nothing_is_replaced_where_nothing_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    play(monkeypatch, set())
+    play_equal(monkeypatch, set())
     store = rehearse(tmp_path / "store", "base", **REFILL)
     assert [len(entries(store, stage, 0)) for stage in ("assignment", "rollout", "filtering", "packing")] == [1] * 4
 
@@ -99,13 +106,11 @@ def test_nothing_is_replaced_where_nothing_is_missing(monkeypatch: pytest.Monkey
 def test_what_is_there_after_the_last_batch_is_trained_on_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    play(monkeypatch, {"0-0", "0-2", "0.1-0", "0.1-1", "0.2-0", "0.2-1"})
-    session = session_for(tmp_path / "store", "base", **REFILL | {"steps": 1})
+    play_equal(monkeypatch, {"0-0", "0-2", "0.1-0", "0.1-1", "0.2-0", "0.2-1"})
     told: list[tuple[str, Any]] = []
-    session.watchers = (lambda event, facts: told.append((event, dict(facts))),)
-    with record_run(session):
-        for finished in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
-            described = finish_step(session, finished)
+    (described,) = reported(
+        tmp_path / "store", "base", lambda event, facts: told.append((event, dict(facts))), **REFILL | {"steps": 1}
+    )
     assert described["groups"] == {"wanted": 3, "drawn": 7, "admitted": 1, "batches": 3}
     assert described["metrics"]["groups/admitted"] == 1.0
     assert described["num_traces"] == 7 * SIZE and described["rows"]["rollout"]["traces"] == 7 * SIZE
@@ -121,7 +126,7 @@ def test_a_full_step_is_not_worth_a_warning() -> None:
 
 
 def test_nothing_at_all_after_the_last_batch_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    play(monkeypatch, {"all"})
+    play_equal(monkeypatch, {"all"})
     with pytest.raises(EmptyBatch, match="step 0: 3 batches in a row"):
         rehearse(tmp_path / "store", "base", **REFILL)
     store = open_store(tmp_path / "store")
@@ -129,26 +134,10 @@ def test_nothing_at_all_after_the_last_batch_ends_the_run(monkeypatch: pytest.Mo
     assert store.runs.events("base")[-1].event == "evicted"
 
 
-class Dying(Rehearsal):
-    """Dies before the piece of work of a number."""
-
-    def __init__(self, *arguments: Any, last: int) -> None:
-        super().__init__(*arguments)
-        self.left = last
-
-    def __call__(self, task: StageTask, *arguments: Any, **named: Any) -> Ref:
-        self.left -= 1
-        if self.left < 0:
-            raise KeyboardInterrupt
-        return super().__call__(task, *arguments, **named)
-
-
 @pytest.mark.engine
 @pytest.mark.parametrize("last", [6, 9, 14])
 def test_a_run_that_dies_anywhere_goes_on_as_if_it_had_not(origin: Path, tmp_path: Path, last: int) -> None:
-    session = session_for(tmp_path / "store", "base", **REFILL)
-    with pytest.raises(KeyboardInterrupt), record_run(session):
-        list(pipeline.run_steps(Dying(session, last=last), SOURCE, session.config))
+    die(tmp_path / "store", "base", last, **REFILL)
     store = rehearse(tmp_path / "store", "base", **REFILL)
     whole = open_store(origin)
     assert keys(store) == keys(whole)
@@ -172,8 +161,7 @@ def test_what_is_recorded_is_foretold_and_what_is_to_come_taken_to_be_enough(ori
     assert {ref.key for ref in told} == keys(open_store(origin)) and not any(ref.computed for ref in told)
     fresh = session_for(tmp_path / "store", "base", **REFILL)
     assert [ref.stage for ref in plan_work(fresh.context, SOURCE)].count("rollout") == 2
-    with pytest.raises(KeyboardInterrupt), record_run(fresh):
-        list(pipeline.run_steps(Dying(fresh, last=6), SOURCE, fresh.config))
+    die(tmp_path / "store", "base", 6, **REFILL)
     begun = [ref for ref in plan_work(fresh.context, SOURCE) if ref.step == 0]
     assert [(ref.computed, ref.stage) for ref in begun if ref.stage in ("rollout", "assignment")] == [
         *[(False, "assignment"), (False, "rollout")],
@@ -188,13 +176,6 @@ def test_a_recorded_step_knows_all_its_assignments_and_rollouts_in_order(origin:
         assert [each.key for each in past.of(stage).values()] == [each.key for each in entries(store, stage, 0)]
         assert list(past.of(stage)) == [stage, f"{stage}.1", f"{stage}.2"]
     assert list(past.work)[-1] == "training"
-
-
-@pytest.fixture
-def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that has the weights of every policy."""
-    monkeypatch.setattr(Policies, "directory", lambda self, key, verify=False: tmp_path)
-    monkeypatch.setattr(replay_config, "config_versions", lambda config: {})
 
 
 @pytest.mark.parametrize("begin", ["assignment", "rollout", "filtering", "packing"])
@@ -220,7 +201,7 @@ def test_a_replay_that_assigns_anew_replaces_what_is_missing_now(
     origin: Path, weights: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other rollouts leave other groups to be replaced; one that ends before the advantages knows of none."""
-    play(monkeypatch, {"0-1", "1-0", "1-1"})
+    play_equal(monkeypatch, {"0-1", "1-0", "1-1"})
     again = {"overrides": ["assignment.group_size=2"], "from_stage": "assignment"}
     for name, until, drawn in (("anew", "advantage", [(0, 2), (0, 6), (1, 4), (1, 6)]), ("cut", "rollout", PLAIN)):
         session, _ = walk(ask(origin, name=name, until=until, **again))
@@ -250,10 +231,7 @@ def test_refills_that_were_not_judged_yet_are_of_one_batch_nevertheless(origin: 
 
 def test_a_refused_group_is_replaced_too_and_has_no_weight(tmp_path: Path) -> None:
     changes = {"filtering": {"filters": [{"type": "errored"}]}, "admission": {}}
-    session = session_for(tmp_path / "store", "base", **REFILL | changes | {"steps": 1})
-    with record_run(session):
-        for finished in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
-            described = finish_step(session, finished)
+    (described,) = reported(tmp_path / "store", "base", **REFILL | changes | {"steps": 1})
     assert described["groups"] == {"wanted": 3, "drawn": 6, "admitted": 3, "batches": 3}
     outcomes = {share["outcome"]: share["num_traces"] for share in described["outcomes"]}
     assert outcomes == {"trained": 3 * SIZE, "no weight": 3 * SIZE}
@@ -295,7 +273,7 @@ def test_a_step_that_still_lacks_groups_is_not_replayed(tmp_path: Path, last: st
 
     session = session_for(tmp_path / "store", "base", **REFILL)
     with pytest.raises(KeyboardInterrupt), record_run(session):
-        list(pipeline.run_steps(Dying(session), SOURCE, session.config))
+        list(pipeline.run_steps(Dying(session), SOURCE))
     assert list(step_history(open_store(tmp_path / "store"), "base").steps) == [0, 1]
     for begin in ("filtering", "advantage", "packing"):
         assert ask(tmp_path / "store", from_stage=begin).replay.last_step == 1

@@ -3,7 +3,6 @@ difficulty, one step off-policy. Interrupted and replayed, such a run is the run
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,14 @@ import pyarrow as pa
 import pytest
 
 from configs.run import View
-from flows.runtime import pipeline
-from flows.runtime.plan import plan_work
-from flows.runtime.session import record_run
+from flows.runtime.loops import plan_work
 from storage.schemas.stage_tables import EXAMPLES
 from storage.store import Store, open_store
-from tasks.runtime.import_paths import code_version
-from tasks.runtime.prefect_task import StageTask
-from tasks.runtime.stage import Policy, Ref, Tables
+from tasks.runtime.imports import code_version
+from tasks.runtime.stage import Tables
 from tests.fixtures import rehearsal
 from tests.fixtures.builders import example
-from tests.fixtures.rehearsal import SOURCE, Rehearsal, rehearse, session_for
+from tests.fixtures.rehearsal import SOURCE, rehearse, session_for
 from tests.fixtures.replays import ask, pieces
 
 pytestmark = pytest.mark.engine
@@ -51,14 +47,10 @@ MIXED: dict[str, Any] = {
 }
 
 
-def sampled(tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
-    """Stand in for sampling: some groups earn the same, and some fail, as the group's name and the policy say."""
-    made = rehearsal.sampled(tables, config, step=step, policy=policy)
-    rows = made["traces"].to_pylist()
-    for row in rows:
-        luck = hashlib.sha256(f"{row['group_id']} {policy.version}".encode()).digest()[0]
-        row |= {"reward": 1.0} if luck % 3 == 0 else {"error_class": "TimeoutError"} if luck % 5 == 0 else {}
-    return {**made, "traces": pa.Table.from_pylist(rows, made["traces"].schema)}
+def luck(_: int, row: dict[str, Any]) -> dict[str, Any]:
+    """Let some groups earn the same, and some fail, as the group's name and the policy say."""
+    found = hashlib.sha256(f"{row['group_id']} {row['policy_version']}".encode()).digest()[0]
+    return {"reward": 1.0} if found % 3 == 0 else {"error_class": "TimeoutError"} if found % 5 == 0 else {}
 
 
 def listed(tables: Tables, view: View) -> Tables:
@@ -69,9 +61,7 @@ def listed(tables: Tables, view: View) -> Tables:
 @pytest.fixture(scope="module", autouse=True)
 def played() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        stages = {"rollout": sampled, "examples": listed}
-        stand_ins = {name: replace(rehearsal.STAND_INS[name], function=each) for name, each in stages.items()}
-        patch.setattr(rehearsal, "STAND_INS", rehearsal.STAND_INS | stand_ins)
+        rehearsal.play(patch, rollout=rehearsal.sampled_with(luck), examples=listed)
         yield
 
 
@@ -80,18 +70,6 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("mixed") / "store"
     rehearse(root, "base", **MIXED)
     return root
-
-
-class Dying(Rehearsal):
-    """A process that dies after so many pieces of work."""
-
-    left = 0
-
-    def __call__(self, task: StageTask, *arguments: Any, **named: Any) -> Ref:
-        if not self.left:
-            raise KeyboardInterrupt
-        self.left -= 1
-        return super().__call__(task, *arguments, **named)
 
 
 def rows(store: Store) -> dict[tuple[str, str], list[str]]:
@@ -112,11 +90,7 @@ def test_every_part_of_it_has_work_to_do(origin: Path) -> None:
 
 @pytest.mark.parametrize("left", [9, 20])
 def test_killed_anywhere_it_goes_on_as_if_it_had_not(origin: Path, tmp_path: Path, left: int) -> None:
-    session = session_for(tmp_path / "store", "base", **MIXED)
-    do = Dying(session)
-    do.left = left
-    with pytest.raises(KeyboardInterrupt), record_run(session):
-        list(pipeline.run_steps(do, SOURCE, session.config))
+    rehearsal.die(tmp_path / "store", "base", left, **MIXED)
     assert len(rows(open_store(tmp_path / "store"))) < len(rows(open_store(origin)))
     assert rows(rehearse(tmp_path / "store", "base", **MIXED)) == rows(open_store(origin))
 

@@ -1,27 +1,21 @@
 """Oversampling in whole runs: as many groups are trained as without it, and every rollout is accounted for."""
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from configs.checks.run import problems
 from configs.load import load
 from configs.run import RunConfig, View
-from flows.runtime import pipeline
-from flows.runtime.evaluation import evaluation_configs
-from flows.runtime.session import record_run
-from flows.runtime.step_report import finish_step
+from flows.runtime.loops import evaluation_configs
 from tasks.arrays.group_counts import num_needed
 from tasks.assignment import stage as assignment
 from tasks.inference.sampling.rollouts import straggler_failure
 from tasks.rollout import stage as rollout
-from tasks.runtime.stage import Policy, Tables
 from tests.fixtures import rehearsal
-from tests.fixtures.rehearsal import SMALL, SOURCE, Rehearsal, session_for
+from tests.fixtures.rehearsal import SMALL, reported
 
 FILTERS = [{"type": "errored"}, {"type": "zero_advantage"}, {"type": "incomplete_group"}]
 OVERSAMPLED: dict[str, Any] = {
@@ -30,32 +24,20 @@ OVERSAMPLED: dict[str, Any] = {
 }
 
 
-def sampled(tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
-    """Stand in for sampling: of each group beyond those that are enough, the first two members are stopped."""
-    made = rehearsal.sampled(tables, config, step=step, policy=policy)
-    groups = list(dict.fromkeys(made["traces"]["group_id"].to_pylist()))
-    stopped = set(groups[num_needed(len(groups), config.oversampling) :])
-    rows = [_stopped(row) if row["group_id"] in stopped else row for row in made["traces"].to_pylist()]
-    return {**made, "traces": pa.Table.from_pylist(rows, made["traces"].schema)}
-
-
-def _stopped(row: dict[str, Any]) -> dict[str, Any]:
-    if row["assignment_id"].endswith(("/2", "/3")):
-        return row
+def stopped(_: int, row: dict[str, Any]) -> dict[str, Any]:
+    """Of each group beyond the three that are enough, stop the first two members."""
+    if int(row["group_id"].rpartition("-")[2]) < num_needed(5, 1.5) or row["assignment_id"].endswith(("/2", "/3")):
+        return {}
     failure = straggler_failure(row["environment"], 1.0)
     error = {"error_class": failure.kind, "error_type": failure.type, "error_message": failure.message}
-    return row | error | {"reward": None}
+    return error | {"reward": None}
 
 
 @pytest.fixture
 def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The finished steps of a run, as watchers are told of them."""
-    stage = replace(rehearsal.STAND_INS["rollout"], function=sampled)
-    monkeypatch.setattr(rehearsal, "STAND_INS", rehearsal.STAND_INS | {"rollout": stage})
-    session = session_for(tmp_path / "store", "oversampled", **OVERSAMPLED)
-    with record_run(session):
-        walk = pipeline.run_steps(Rehearsal(session), SOURCE, session.config)
-        return [finish_step(session, finished) for finished in walk]
+    rehearsal.play(monkeypatch, rollout=rehearsal.sampled_with(stopped))
+    return reported(tmp_path / "store", "oversampled", **OVERSAMPLED)
 
 
 def test_what_is_needed_is_trained_and_the_rest_accounted_for(steps: list[dict[str, Any]]) -> None:

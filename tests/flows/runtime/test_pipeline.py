@@ -1,7 +1,7 @@
 """The wiring: which stage is fed by which, with which policy, in which order; and what a walk foretells."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
 from flows.orchestration.states import EmptyBatch
 from flows.runtime import pipeline
+from flows.runtime.loops import plan_work
 from flows.runtime.pipeline import Source, StepBatch
-from flows.runtime.plan import plan_work
 from storage.store import open_store
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
@@ -23,22 +23,22 @@ SOURCE = Source("weights", "w" * 8)
 MEASURED = ("assignment", "rollout", "filtering", "advantage", "packing", "training")
 
 
+def config(**changes: Any) -> RunConfig:
+    environment = EnvironmentConfig(name="e", taskset={"id": "e"})
+    return RunConfig.model_validate({"name": "r", "environments": (environment,), "steps": 2, "seed": 1, **changes})
+
+
 class Recorder:
     """Does nothing but write down what it was asked, and names work after it."""
 
-    def __init__(self, empty_batches: int = 0) -> None:
+    def __init__(self, empty_batches: int = 0, **changes: Any) -> None:
+        self.config = config(**changes)
         self.asked: list[tuple[str, int, tuple[str, ...], str | None]] = []
         self.empty = empty_batches
         self._lock = threading.Lock()
 
     def __call__(
-        self,
-        task: StageTask,
-        step: int,
-        refs: Sequence[Ref] = (),
-        policy: Policy | None = None,
-        parameters: Mapping[str, Any] | None = None,
-        extra_inputs: Mapping[str, str] | None = None,
+        self, task: StageTask, step: int, refs: Sequence[Ref] = (), policy: Policy | None = None, **_: Any
     ) -> Ref:
         name = task.stage.name
         with self._lock:
@@ -56,14 +56,9 @@ class Recorder:
         return [(name, step) for name, step, _, _ in self.asked]
 
 
-def config(**changes: Any) -> RunConfig:
-    environment = EnvironmentConfig(name="e", taskset={"id": "e"})
-    return RunConfig.model_validate({"name": "r", "environments": (environment,), "steps": 2, "seed": 1, **changes})
-
-
 def test_every_stage_is_fed_by_the_right_work_and_policy() -> None:
     do = Recorder()
-    finished = list(pipeline.run_steps(do, SOURCE, config()))
+    finished = list(pipeline.run_steps(do, SOURCE))
     assert do.asked == [
         ("policy_import", 0, (), None),
         ("examples", 0, (), None),
@@ -86,14 +81,14 @@ def test_every_stage_is_fed_by_the_right_work_and_policy() -> None:
 
 
 def test_one_step_off_policy_draws_the_next_step_while_this_one_trains() -> None:
-    do, drawn_early = Recorder(), []
+    do, drawn_early = Recorder(steps=3, rollout={"max_off_policy_steps": 1}), []
 
     def ahead(drawing: Callable[[], StepBatch]) -> Callable[[], StepBatch]:
         drawn = drawing()
         drawn_early.append(drawn.traces[0].step)
         return lambda: drawn
 
-    list(pipeline.run_steps(do, SOURCE, config(steps=3, rollout={"max_off_policy_steps": 1}), ahead))
+    list(pipeline.run_steps(do, SOURCE, ahead))
     policies = {step: policy for name, step, _, policy in do.asked if name == "rollout"}
     assert policies == {0: "policy_import0", 1: "policy_import0", 2: "training0"}
     assert drawn_early == [1, 2]
@@ -101,27 +96,25 @@ def test_one_step_off_policy_draws_the_next_step_while_this_one_trains() -> None
 
 
 def test_drawing_ahead_in_a_thread_gives_the_same_work() -> None:
-    settings = config(steps=3, rollout={"max_off_policy_steps": 1})
+    do, inline = (Recorder(steps=3, rollout={"max_off_policy_steps": 1}) for _ in range(2))
     with ThreadPoolExecutor(1) as threads:
-        do = Recorder()
-        list(pipeline.run_steps(do, SOURCE, settings, lambda drawing: threads.submit(drawing).result))
-    inline = Recorder()
-    list(pipeline.run_steps(inline, SOURCE, settings))
+        list(pipeline.run_steps(do, SOURCE, lambda drawing: threads.submit(drawing).result))
+    list(pipeline.run_steps(inline, SOURCE))
     assert sorted(map(str, do.asked)) == sorted(map(str, inline.asked))
 
 
 @pytest.mark.parametrize(("empty", "batches"), [(0, 1), (1, 2), (2, 3)])
 def test_an_empty_batch_is_drawn_again(empty: int, batches: int) -> None:
-    do = Recorder(empty)
-    list(pipeline.run_steps(do, SOURCE, config(steps=1)))
+    do = Recorder(empty, steps=1)
+    list(pipeline.run_steps(do, SOURCE))
     assert do.stages.count(("rollout", 0)) == batches
     assert do.stages.count(("training", 0)) == 1
 
 
 def test_three_empty_batches_end_the_run_before_training() -> None:
-    do = Recorder(3)
+    do = Recorder(3, steps=1)
     with pytest.raises(EmptyBatch, match=r"step 0: 3 batches in a row hold nothing to train on\. 3 were empty"):
-        list(pipeline.run_steps(do, SOURCE, config(steps=1)))
+        list(pipeline.run_steps(do, SOURCE))
     assert ("training", 0) not in do.stages
     assert do.asked[-1] == ("metrics", 0, MEASURED[:-1], None), "what there is of the last batch"
 
@@ -133,13 +126,13 @@ def test_what_is_drawn_is_checked_before_training_spends_anything() -> None:
         raise ValueError(f"step {drawn.packing.step} does not add up")
 
     with pytest.raises(ValueError, match="step 0 does not add up"):
-        list(pipeline.run_steps(do, SOURCE, config(), check=refuse))
+        list(pipeline.run_steps(do, SOURCE, check=refuse))
     assert ("training", 0) not in do.stages
 
 
 def test_a_supervised_run_has_demonstrations_in_place_of_rollouts() -> None:
-    do = Recorder()
-    list(pipeline.run_steps(do, Source("weights", "w", "file", "f"), config(kind="sft", steps=1)))
+    do = Recorder(kind="sft", steps=1)
+    list(pipeline.run_steps(do, Source("weights", "w", "file", "f")))
     names = [name for name, _ in do.stages]
     assert "rollout" not in names and names.count("demonstration") == 1
 
@@ -157,6 +150,10 @@ def stages_that_differ(one: Sequence[Ref], other: Sequence[Ref], step: int) -> l
     ("change", "stages"),
     [
         ({"algorithm": {"type": "grpo", "normalise_std": True}}, ["advantage", "packing", "training", "metrics"]),
+        (
+            {"environments": ({"name": "e", "taskset": {"id": "e"}, "algorithm": {"type": "rloo"}},)},
+            ["advantage", "packing", "training", "metrics"],
+        ),
         ({"packing": {"tokens_per_row": 4096}}, ["packing", "training", "metrics"]),
         ({"training": {"learning_rate": 1e-3}}, ["training", "metrics"]),
         (

@@ -64,17 +64,12 @@ def test_two_new_runs_take_two_seeds_unless_one_is_given(tmp_path: Path, model: 
 
 
 def test_a_recorded_run_goes_on_with_its_own_config(tmp_path: Path, model: Path) -> None:
-    first = prepared(tmp_path, f"model.path={model}", "training.learning_rate=1e-4", name="a")
-    record(first)
-    assert prepared(tmp_path, files=(), name="a") == first
-    assert prepared(tmp_path, files=(), name="a", steps=50) == first.model_copy(update={"steps": 50})
-
-
-def test_the_same_request_under_the_same_name_resumes(tmp_path: Path, model: Path) -> None:
     asked = (f"model.path={model}", "training.learning_rate=1e-4")
     first = prepared(tmp_path, *asked, name="a")
     record(first)
-    assert prepared(tmp_path, *asked, name="a").seed == first.seed
+    assert prepared(tmp_path, files=(), name="a") == first
+    assert prepared(tmp_path, files=(), name="a", steps=50) == first.model_copy(update={"steps": 50})
+    assert prepared(tmp_path, *asked, name="a").seed == first.seed, "the same request under the same name resumes"
 
 
 def test_another_config_under_the_same_name_is_refused(tmp_path: Path, model: Path) -> None:

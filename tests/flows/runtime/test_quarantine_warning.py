@@ -21,7 +21,7 @@ def notes(root: Path, name: str, **changes: Any) -> list[str]:
     session = session_for(root, name, **changes)
     told: list[str] = []
     session.watchers = (lambda event, facts: told.append(facts["text"]) if event == "note" else None,)
-    for finished in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
+    for finished in pipeline.run_steps(Rehearsal(session), SOURCE):
         finish_step(session, finished)
     return [text for text in told if "quarantine" in text]
 

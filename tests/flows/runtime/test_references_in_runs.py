@@ -12,9 +12,8 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.cli.run_summary import describe
 from flows.queries.step_history import step_history
-from flows.runtime.evaluation import evaluation_contexts
-from flows.runtime.plan import plan_work
-from flows.runtime.preflight import needs
+from flows.runtime.loops import evaluation_contexts, plan_work
+from flows.runtime.session import needs
 from flows.services.teachers import TeacherEngines
 from storage.store import Store
 from tasks.advantage import reference
@@ -22,7 +21,7 @@ from tasks.inference.engine.model_files import tokenizer_digest
 from tasks.inference.engine.scoring import ServedModel
 from tasks.rollout.stage import STAGE
 from tests.fixtures.builders import model
-from tests.fixtures.rehearsal import SMALL, rehearse, session_for
+from tests.fixtures.rehearsal import SMALL, made, rehearse, session_for
 from tests.fixtures.replays import ask, pieces, walk
 
 SCORE = -0.5
@@ -67,8 +66,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows(store: Store, run: str, stage: str, table: str) -> list[dict[str, Any]]:
-    entries = [each for each in store.ledger.entries(run=run, stage=stage) if not each.part]
-    return [row for entry in entries for row in store.read(entry.slices(table)).to_pylist()]
+    return [row for rows in made(store, stage, table, run) for row in rows]
 
 
 def test_a_run_scores_before_it_credits_and_finds_both_again(tmp_path: Path, asked: list[int]) -> None:

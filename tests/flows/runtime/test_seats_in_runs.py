@@ -3,7 +3,6 @@ where the config says so."""
 
 import json
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +47,7 @@ def debated(tables: Tables, config: View, *, step: int, policy: Policy) -> Table
 
 @pytest.fixture(autouse=True)
 def debates(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = rehearsal.STAND_INS["rollout"]
-    monkeypatch.setitem(rehearsal.STAND_INS, "rollout", replace(stage, function=debated))
+    rehearsal.play(monkeypatch, rollout=debated)
 
 
 MAKERS = {
@@ -138,8 +136,7 @@ def test_another_rule_is_other_work_and_the_same_rollouts(tmp_path: Path) -> Non
 
 
 def test_a_run_whose_rollouts_do_not_name_the_learner_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = replace(rehearsal.STAND_INS["rollout"], function=rehearsal.sampled)
-    monkeypatch.setitem(rehearsal.STAND_INS, "rollout", stage)
+    rehearsal.play(monkeypatch, rollout=rehearsal.sampled)
     with pytest.raises(LearnerSeatMissing, match="has no 'learner_seat'"):
         run(tmp_path / "store", "nameless", learner_seat=True)
 

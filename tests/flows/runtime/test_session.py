@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from configs.run import RunConfig
-from flows.orchestration import process_setup as lost_signals
-from flows.orchestration.process_setup import lost_terminations_repeated
-from flows.orchestration.server import termination_reported
-from flows.orchestration.states import EmptyBatch
+from flows.orchestration import server as lost_signals
+from flows.orchestration.server import lost_terminations_repeated, termination_reported
 from flows.runtime.pipeline import Source
 from flows.runtime.session import Session, record_run
 from flows.services.base import Supervisor
@@ -38,12 +36,6 @@ def test_a_run_that_ends_well_is_started_and_finished(session: Session) -> None:
         with record_run(session):
             pass
     assert [event for event, _ in events(session)] == ["started", "finished", "resumed", "finished"]
-
-
-def test_a_run_without_anything_to_train_on_is_marked_as_evicted(session: Session) -> None:
-    with pytest.raises(EmptyBatch), record_run(session):
-        raise EmptyBatch("step 3: nothing to train on")
-    assert events(session)[-1] == ("evicted", "step 3: nothing to train on")
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), KeyboardInterrupt()])

@@ -1,8 +1,7 @@
 """Estimators with state in whole runs: interrupted, resumed and replayed, they credit as if nothing had happened."""
 
 import shutil
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from flows.runtime.session import record_run
 from storage.store import Store, open_store
 from tasks.advantage.stage import StateMissing
 from tests.fixtures import rehearsal
-from tests.fixtures.rehearsal import SOURCE, Rehearsal, rehearse, session_for
+from tests.fixtures.rehearsal import SOURCE, Rehearsal, Rows, made, rehearse, session_for
 from tests.fixtures.replays import ask, pieces, quarantine, walk
 
 STEPS = 3
@@ -29,7 +28,7 @@ RAE: dict[str, Any] = {
     "assignment": {"groups_per_step": 6, "group_size": 4},
     "algorithm": {"type": "rae", "decay": DECAY},
 }
-Rows = list[dict[str, Any]]
+CREDIT = ("sample_id", "baseline", "advantage", "advantages", "rl_weights")
 
 
 @wraps(rehearsal.sampled)
@@ -44,13 +43,8 @@ def in_turns(tables: dict[str, pa.Table], *arguments: Any, **named: Any) -> dict
 @pytest.fixture(scope="module", autouse=True)
 def two_seats() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rehearsal, "STAND_INS", dict(rehearsal.STAND_INS))
-        play("rollout", in_turns)
+        rehearsal.play(patch, rollout=in_turns)
         yield
-
-
-def play(stage: str, function: Any) -> None:
-    rehearsal.STAND_INS[stage] = replace(rehearsal.STAND_INS[stage], function=function)
 
 
 @pytest.fixture(scope="module")
@@ -61,26 +55,19 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def made(store: Store, table: str, stage: str = "advantage", run: str = "base") -> list[Rows]:
-    """The rows of a table that a run made or shares, by step."""
-    entries = sorted(store.ledger.entries(run=run, stage=stage), key=lambda entry: entry.step)
-    return [store.read(entry.slices(table)).to_pylist() for entry in entries if not entry.part]
-
-
-def credits(store: Store, run: str = "base") -> list[Rows]:
-    columns = ("sample_id", "baseline", "advantage", "advantages", "rl_weights")
-    return [[{name: row[name] for name in columns} for row in rows] for rows in made(store, "samples", run=run)]
+def credits(store: Store, run: str = "base", table: str = "samples", names: Sequence[str] = CREDIT) -> list[Rows]:
+    """What each step's advantage came to, in chosen columns of a table."""
+    return [[{name: row[name] for name in names} for row in rows] for rows in made(store, "advantage", table, run)]
 
 
 def states(store: Store, run: str = "base") -> list[Rows]:
-    names = ("environment", "example_id", "agent", "values", "num_traces")
-    return [[{name: row[name] for name in names} for row in rows] for rows in made(store, "estimator_states", run=run)]
+    return credits(store, run, "estimator_states", ("environment", "example_id", "agent", "values", "num_traces"))
 
 
 def test_a_run_credits_as_one_trace_after_the_other_says_and_keeps_the_last_state(origin: Path) -> None:
     store = open_store(origin)
     baselines: dict[tuple[str, str], float] = {}
-    for step, traces in enumerate(made(store, "traces", "rollout")):
+    for step, traces in enumerate(made(store, "rollout", "traces")):
         rows = {row["sample_id"]: row for row in credits(store)[step]}
         for one in traces:
             seat = one["example_id"], one["agent"]
@@ -106,10 +93,9 @@ def test_killed_in_the_second_step_and_resumed_it_is_the_same_run(
             raise KeyboardInterrupt
         return done
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(rehearsal.Played, "__call__", dying)
-        with pytest.raises(KeyboardInterrupt):
-            rehearse(root, "base", **RAE)
+        rehearse(root, "base", **RAE)
     assert len(credits(open_store(root))) == 2
     store = rehearse(root, "base", **RAE)
     assert credits(store) == credits(open_store(origin)) and states(store) == states(open_store(origin))
@@ -224,31 +210,25 @@ class Forgetful(Rehearsal):
 def test_state_that_is_gone_stops_the_stage(tmp_path: Path) -> None:
     session = session_for(tmp_path / "store", "base", **RAE)
     with record_run(session), pytest.raises(StateMissing, match="the state after step 0, which recorded none"):
-        list(pipeline.run_steps(Forgetful(session), SOURCE, session.config))
+        list(pipeline.run_steps(Forgetful(session), SOURCE))
 
 
 def test_several_agents_are_refused_under_another_algorithm(tmp_path: Path) -> None:
     session = session_for(tmp_path / "store", "base", **RAE | {"algorithm": {"type": "grpo"}})
     with record_run(session), pytest.raises(ValueError, match="'first' and 'second', and 'grpo' keeps no agents apart"):
-        next(pipeline.run_steps(Rehearsal(session), SOURCE, session.config))
+        next(pipeline.run_steps(Rehearsal(session), SOURCE))
 
 
 def test_one_agent_is_refused_under_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    play("rollout", rehearsal.sampled)
-    try:
-        with pytest.raises(ValueError, match="has one trainable agent, 'agent', and 'rae' is for several"):
-            rehearse(tmp_path / "store", "base", **RAE)
-    finally:
-        play("rollout", in_turns)
+    rehearsal.play(monkeypatch, rollout=rehearsal.sampled)
+    with pytest.raises(ValueError, match="has one trainable agent, 'agent', and 'rae' is for several"):
+        rehearse(tmp_path / "store", "base", **RAE)
 
 
-def test_a_function_of_ones_own_keeps_its_state_too(tmp_path: Path) -> None:
+def test_a_function_of_ones_own_keeps_its_state_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = {"type": "custom", "function": "tests.fixtures.masks:remembering", "keeps_state": True}
-    play("rollout", rehearsal.sampled)
-    try:
-        store = rehearse(tmp_path / "store", "base", **RAE | {"algorithm": own})
-    finally:
-        play("rollout", in_turns)
+    rehearsal.play(monkeypatch, rollout=rehearsal.sampled)
+    store = rehearse(tmp_path / "store", "base", **RAE | {"algorithm": own})
     counts = [sum(row["num_traces"] for row in rows) for rows in states(store)]
     assert counts == [24, 48, 72], "every step goes on from the one before"
     assert max(abs(row["baseline"]) for row in credits(store)[2]) > 0

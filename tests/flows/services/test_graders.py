@@ -12,7 +12,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.services.base import Supervisor
-from flows.services.graders import GraderProcesses, grader_digest
+from flows.services.environments import GraderProcesses, grader_digest
 from flows.services.process import ServiceFailed
 from storage.store import open_store
 from tasks.inference.grading.client import GraderLost, NotRegradable, answers

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from flows.services import guardian
-from flows.services.ownership import OWNER, SERVICE, identity, is_alive, marked, owned, start_time, sweep
+from flows.services.ownership import OWNER, SERVICE, identity, is_alive, marked_processes, owned, start_time, sweep
+from tests.fixtures.programs import PROGRAMS, ROOT
+from tests.fixtures.programs import SERVICE as PROGRAM
 from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
-
-ROOT = Path(__file__).parents[3]
-PROGRAMS = Path(__file__).parents[1] / "programs"
 
 
 class Flow:
@@ -121,7 +120,7 @@ def test_guardian_exits_with_the_status_of_its_service() -> None:
 def test_guardian_forwards_sigterm(tmp_path: Path) -> None:
     read, write = os.pipe()
     report = tmp_path / "report"
-    program = [sys.executable, str(PROGRAMS / "polite.py"), str(report)]
+    program = [sys.executable, PROGRAM, "polite", str(report)]
     command = [sys.executable, "-I", "-S", guardian.__file__, str(read), str(PATIENCE), *program]
     process = subprocess.Popen(command, pass_fds=[read], stdout=subprocess.DEVNULL)
     try:
@@ -151,7 +150,7 @@ def test_marked_finds_a_process_by_its_environment() -> None:
     process = subprocess.Popen(["sleep", "60"], env={**os.environ, OWNER: identity(), SERVICE: "engine#1"})
     try:
         wanted = (process.pid, identity(), "engine#1")
-        until(lambda: wanted in list(marked()), lambda: f"not marked: {list(marked())}")
+        until(lambda: wanted in list(marked_processes()), lambda: f"not marked: {list(marked_processes())}")
         assert owned(identity(), "engine#1") == [process.pid]
         assert owned(identity(), "engine#2") == []
     finally:

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.services import logs
-from flows.services.logs import keep_newest
+from flows.services.logs import keep_newest, last_lines
+
+SECRET = "sk-very-secret-0123"
 
 
 def test_a_log_within_its_bound_is_left_alone(tmp_path: Path) -> None:
@@ -89,3 +91,20 @@ def test_a_hole_alone_is_no_log(tmp_path: Path) -> None:
     os.truncate(log, 2**20)
     assert not keep_newest(log, 1000)
     assert log.stat().st_size == 2**20
+
+
+def test_last_lines_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert last_lines(log, {}) == []
+    log.write_text("".join(f"line {number} {SECRET}\n" for number in range(50)))
+    assert last_lines(log, {"HF_TOKEN": SECRET}, 2) == ["line 48 ***", "line 49 ***"]
+    assert last_lines(log, {"PORT": SECRET}, 1) == [f"line 49 {SECRET}"]
+
+
+def test_a_line_as_long_as_a_log_is_shown_without_its_middle_and_without_a_cut_secret(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("x" * 1000 + SECRET + "y" * (64 * 1024 - 10))  # the last ten characters of the secret are read
+    (line,) = last_lines(log, {"HF_TOKEN": SECRET})
+    assert set(line.replace(" characters", "")) <= set("y []0123456789") and 500 < len(line) < 530
+    log.write_text("z" * 501)
+    assert last_lines(log, {}) == ["z" * 250 + " [1 characters] " + "z" * 250]

@@ -1,4 +1,4 @@
-"""The supervisor with real processes: side by side, watched, restarted a bounded number of times, gone at the end."""
+"""The supervisor with real processes: side by side, watched, restarted, hanging, gone at the end."""
 
 import os
 import signal
@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from flows.services import process
 from flows.services.base import Supervisor
-from flows.services.logs import last_lines
 from flows.services.ownership import identity, owned, start_time
 from flows.services.process import ServiceFailed, ServiceSpec
-from tests.fixtures.waiting import PATIENCE
+from tests.fixtures.programs import SERVICE
+from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
-PROGRAMS = Path(__file__).parents[1] / "programs"
 SECRET = "sk-very-secret-0123"
 
 
@@ -27,7 +27,7 @@ def spec(directory: Path, name: str = "engine", program: str = "polite", **chang
     arguments = changes.pop("arguments", ())
     values: dict[str, Any] = {
         "name": name,
-        "argv": [sys.executable, str(PROGRAMS / f"{program}.py"), str(report), *arguments],
+        "argv": [sys.executable, SERVICE, program, str(report), *arguments],
         "env": {"DEMO_API_KEY": SECRET},
         "report": report,
         "log": directory / f"{name}.log",
@@ -112,15 +112,6 @@ def test_a_service_that_changes_its_title_keeps_its_mark(supervisor: Supervisor,
     assert handle.pid in owned(identity())
 
 
-def test_restart_on_request(supervisor: Supervisor, tmp_path: Path) -> None:
-    handle = supervisor.start(spec(tmp_path))
-    first = handle.wait()
-    handle.restart()
-    handle._await_change(1, PATIENCE)
-    assert handle.wait() != first
-    assert handle.generation == 2
-
-
 def test_a_service_that_cannot_start_fails_at_once_with_the_end_of_its_log(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
@@ -165,18 +156,10 @@ def test_an_external_service_is_adopted_and_left_alone(supervisor: Supervisor, t
     assert not (tmp_path / "engine.log").exists()
 
 
-def test_an_unreachable_external_service_stops_before_anything_is_started(
-    supervisor: Supervisor, tmp_path: Path
-) -> None:
+def test_an_unreachable_external_service_says_that_nothing_was_started(supervisor: Supervisor, tmp_path: Path) -> None:
     away = spec(tmp_path, "away", external="http://127.0.0.1:1", ready=lambda _: False, startup_seconds=0.1)
     with pytest.raises(ServiceFailed, match=r"'away' at http://127.0.0.1:1 is not ready .*Nothing was started"):
-        supervisor.start_all([spec(tmp_path), away])
-    assert owned(identity()) == []
-
-
-def test_start_all_keeps_the_order(supervisor: Supervisor, tmp_path: Path) -> None:
-    handles = supervisor.start_all([spec(tmp_path), spec(tmp_path, "away", external="http://127.0.0.1:1")])
-    assert [handle.spec.name for handle in handles] == ["engine", "away"]
+        supervisor.start(away).wait()
 
 
 @pytest.mark.parametrize("problem", [RuntimeError, KeyboardInterrupt])
@@ -206,18 +189,75 @@ def test_a_secret_in_the_command_line_is_refused(supervisor: Supervisor, tmp_pat
         supervisor.start(spec(tmp_path, arguments=(f"--key={SECRET}",)))
 
 
-def test_last_lines_of_a_log(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    assert last_lines(log, {}) == []
-    log.write_text("".join(f"line {number} {SECRET}\n" for number in range(50)))
-    assert last_lines(log, {"HF_TOKEN": SECRET}, 2) == ["line 48 ***", "line 49 ***"]
-    assert last_lines(log, {"PORT": SECRET}, 1) == [f"line 49 {SECRET}"]
+@pytest.fixture
+def watchful(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
+    """A supervisor that asks often whether a service hangs."""
+    monkeypatch.setattr(process, "ASK_SECONDS", 0.1)
+    return supervisor
 
 
-def test_a_line_as_long_as_a_log_is_shown_without_its_middle_and_without_a_cut_secret(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text("x" * 1000 + SECRET + "y" * (64 * 1024 - 10))  # the last ten characters of the secret are read
-    (line,) = last_lines(log, {"HF_TOKEN": SECRET})
-    assert set(line.replace(" characters", "")) <= set("y []0123456789") and 500 < len(line) < 530
-    log.write_text("z" * 501)
-    assert last_lines(log, {}) == ["z" * 250 + " [1 characters] " + "z" * 250]
+def test_a_service_that_does_not_answer_is_started_again_and_its_log_says_why(
+    watchful: Supervisor, tmp_path: Path
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def hangs(report: dict[str, Any]) -> bool:
+        asked.append(report)
+        return len(asked) == 2
+
+    handle = watchful.start(spec(tmp_path, "server", hangs=hangs))
+    first = handle.wait()
+    handle._await_change(1, PATIENCE)
+    assert handle.generation == 2
+    assert asked[:2] == [first, first], "it answered once"
+    assert handle.wait() != first
+    head = "--- server, generation 2: the one before did not answer any more and was ended\n"
+    assert head in (tmp_path / "server.log").read_text()
+
+
+def test_one_that_hangs_again_fails_with_that_reason(watchful: Supervisor, tmp_path: Path) -> None:
+    handle = watchful.start(spec(tmp_path, "server", hangs=lambda _: True, max_restarts=0))
+    handle.wait()
+    handle._await_change(1, PATIENCE)
+    with pytest.raises(ServiceFailed, match="'server' did not answer any more and was ended in generation 1: no rest"):
+        handle.wait()
+
+
+def test_a_service_is_not_asked_before_it_was_ready(watchful: Supervisor, tmp_path: Path) -> None:
+    asked: list[dict[str, Any]] = []
+    handle = watchful.start(spec(tmp_path, "server", hangs=lambda report: bool(asked.append(report))))
+    assert handle.ready_report() is None
+    report = handle.wait()
+    assert handle.ready_report() == (1, report)
+    handle.restart("was told to", generation=2)  # which is not the present one
+    assert handle.alive and handle.generation == 1
+
+
+def test_one_that_cannot_be_started_again_fails_at_once_and_says_what_the_system_said(
+    watchful: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = watchful.start(spec(tmp_path, "server"))
+    handle.wait()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setenv("TOO_LONG", "x" * 200_000)  # for the system, which refuses to start anything with it
+    handle.restart("was told to end")
+    handle._await_change(1, PATIENCE)
+    with pytest.raises(ServiceFailed, match=r"'server' was told to end and cannot be started again: .* too long"):
+        handle.wait()
+    assert (handle.alive, handle.generation) == (False, 1)
+    assert len(os.listdir("/proc/self/fd")) < descriptors
+
+
+def test_a_flood_fills_no_more_than_its_share_of_the_disk(watchful: Supervisor, tmp_path: Path) -> None:
+    flood = "import sys\nfor number in range(10**9): sys.stdout.write(f'line {number:09}\\n'), sys.stdout.flush()"
+    argv = [sys.executable, "-c", flood]
+    handle = watchful.start(spec(tmp_path, "server", argv=argv, report=None, log_bytes=140_000))
+    log, aside = tmp_path / "server.log", tmp_path / "server.log.1"
+    until(aside.exists, lambda: f"the log grew to {log.stat().st_size} bytes and was not moved aside")
+    assert handle.alive
+    watchful.close()
+    assert 140_000 <= aside.stat().st_size <= 2 * 140_000 + 2**20
+    kept = aside.read_text().splitlines()
+    numbers = [int(line.removeprefix("line ")) for line in kept[1:-1] if line.startswith("line ")]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "whole lines, in their order, none missing"
+    assert log.stat().st_size <= 140_000 and log.read_bytes().count(b"\0") == 0

@@ -14,19 +14,16 @@ from tasks.inference.engine.model_files import directory_digest
 from tests.fixtures.builders import model
 
 
+def run_of(root: Path, environment: dict[str, Any], **sections: Any) -> RunConfig:
+    """Return a run of the model `policy` below `root` in an environment."""
+    weights = model(root / "policy", b"policy")
+    own = {"seed": 1, "environments": [{"name": "e", "taskset": {"id": "t"}} | environment]}
+    return RunConfig.model_validate(own | {"model": {"path": str(weights), "vocab_size": 512}} | sections)
+
+
 def config(root: Path, kind: str = "opd", **teacher: Any) -> RunConfig:
-    """Return a run of the model `policy` with the teacher `teacher` below `root`."""
-    model(root / "policy", b"policy")
-    settings = {"path": str(root / "teacher")} | teacher
-    environments = ({"name": "e", "taskset": {"id": "t"}},)
-    return RunConfig.model_validate(
-        {
-            "seed": 1,
-            "environments": environments,
-            "algorithm": {"type": kind, "teacher": settings},
-            "model": {"path": str(root / "policy"), "vocab_size": 512},
-        }
-    )
+    """Return a run with the teacher `teacher` below `root`."""
+    return run_of(root, {}, algorithm={"type": kind, "teacher": {"path": str(root / "teacher")} | teacher})
 
 
 @pytest.mark.parametrize("kind", ["opd", "sft"])
@@ -71,9 +68,16 @@ def test_a_recorded_teacher_that_is_gone_is_missed_when_it_is_asked(tmp_path: Pa
         require_teachers(recorded)
 
 
-def test_an_engine_of_others_that_does_not_answer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.teacher\.url: no answer from the engine at http://127.0.0.1:9"):
-        teacher_facts(config(tmp_path, path="", url="http://127.0.0.1:9"))
+@pytest.mark.parametrize("place", ["algorithm.teacher", "environments.0.seats.rival.model"])
+def test_an_engine_of_others_that_does_not_answer_is_refused(tmp_path: Path, place: str) -> None:
+    run = config if place.startswith("algorithm") else seated
+    with pytest.raises(ConfigError, match=rf"{place}\.url: no answer from the engine at http://127.0.0.1:9"):
+        teacher_facts(run(tmp_path, path="", url="http://127.0.0.1:9"))
+
+
+def replaying(config: RunConfig, begin: str, until: str = "packing") -> RunConfig:
+    replay = ReplayConfig(run="base", from_stage=begin, until=until)  # type: ignore[arg-type]
+    return config.model_copy(update={"kind": "replay", "replay": replay})
 
 
 @pytest.mark.parametrize(
@@ -89,30 +93,18 @@ def test_an_engine_of_others_that_does_not_answer_is_refused(tmp_path: Path) -> 
 def test_a_replay_asks_the_teachers_of_what_it_does_again(
     tmp_path: Path, kind: str, begin: str, until: str, asked: bool
 ) -> None:
-    replay = ReplayConfig(run="base", from_stage=begin, until=until)  # type: ignore[arg-type]
-    found = config(tmp_path, kind).model_copy(update={"kind": "replay", "replay": replay})
-    assert bool(list(asked_teachers(found))) == asked
+    assert bool(list(asked_teachers(replaying(config(tmp_path, kind), begin, until)))) == asked
 
 
 def test_a_replay_that_needs_no_weights_may_be_taught_by_those_that_the_run_began_with(tmp_path: Path) -> None:
     model(tmp_path / "teacher", b"policy")
-    replay = ReplayConfig(run="base", from_stage="advantage", until="packing")
-    found = config(tmp_path).model_copy(update={"kind": "replay", "replay": replay})
-    assert teacher_facts(found)["teachers"]
+    assert teacher_facts(replaying(config(tmp_path), "advantage"))["teachers"]
 
 
 def seated(root: Path, kind: str = "train", **player: Any) -> RunConfig:
     """Return a run in which a frozen model plays the seat `rival`."""
-    model(root / "policy", b"policy")
     seats = {"rival": {"model": {"path": str(root / "player")} | player}, "other": {"max_turns": 2}}
-    return RunConfig.model_validate(
-        {
-            "seed": 1,
-            "kind": kind,
-            "environments": [{"name": "e", "taskset": {"id": "t"}, "seats": seats}],
-            "model": {"path": str(root / "policy"), "vocab_size": 512},
-        }
-    )
+    return run_of(root, {"seats": seats}, kind=kind)
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
@@ -141,11 +133,6 @@ def test_a_player_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
         require_teachers(seated(tmp_path))
 
 
-def test_a_player_of_others_that_does_not_answer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"seats\.rival\.model\.url: no answer from the engine at http"):
-        teacher_facts(seated(tmp_path, path="", url="http://127.0.0.1:9"))
-
-
 @pytest.mark.parametrize(("kind", "asked"), [("train", True), ("evaluate", True), ("sft", False), ("replay", False)])
 def test_who_samples_asks_the_players(tmp_path: Path, kind: str, asked: bool) -> None:
     assert bool(list(asked_teachers(seated(tmp_path, kind)))) == asked
@@ -153,6 +140,4 @@ def test_who_samples_asks_the_players(tmp_path: Path, kind: str, asked: bool) ->
 
 @pytest.mark.parametrize(("begin", "asked"), [("rollout", True), ("advantage", False)])
 def test_a_replay_asks_the_players_where_it_samples_again(tmp_path: Path, begin: str, asked: bool) -> None:
-    replay = ReplayConfig(run="base", from_stage=begin, until="packing")  # type: ignore[arg-type]
-    found = seated(tmp_path).model_copy(update={"kind": "replay", "replay": replay})
-    assert bool(list(asked_teachers(found))) == asked
+    assert bool(list(asked_teachers(replaying(seated(tmp_path), begin)))) == asked

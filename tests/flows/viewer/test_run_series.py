@@ -21,7 +21,7 @@ from tasks.metrics.figures import full_name, metric_values
 from tasks.metrics.rollouts import rollout_metrics
 from tasks.metrics.stage import metrics_table
 from tests.fixtures.builders import table, trace, verdict
-from tests.fixtures.rehearsal import EQUAL, REFILL, SOURCE, Rehearsal, play, rehearse, session_for
+from tests.fixtures.rehearsal import EQUAL, REFILL, SOURCE, Rehearsal, play_equal, rehearse, session_for
 from tests.flows.viewer.hand_made import NOW, RUN, HandMade
 from tests.flows.viewer.looking import what_is_read
 from tests.flows.viewer.stepped import begun
@@ -40,7 +40,7 @@ def test_page_show_and_monitor_give_what_the_table_says(tmp_path: Path, monkeypa
     monitor: Any = SimpleNamespace(log=lambda step, metrics: logged.update({step: dict(metrics)}))
     session.watchers = (MonitorWatcher(monitor),)
     with record_run(session):
-        for finished in pipeline.run_steps(Rehearsal(session), SOURCE, session.config):
+        for finished in pipeline.run_steps(Rehearsal(session), SOURCE):
             finish_step(session, finished)
     library = StoreReader.at(tmp_path / "store")
     shown = show.describe(library.store, "a", library.config("a"))["steps"]
@@ -130,7 +130,7 @@ def test_a_refresh_reads_only_the_new_step(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.engine  # a whole run of its own
 def test_groups_that_were_replaced_count_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "store"
-    play(monkeypatch, EQUAL)
+    play_equal(monkeypatch, EQUAL)
     rehearse(root, "a", **REFILL)
     library = StoreReader.at(root)
     told = show.describe(library.store, "a", library.config("a"))["steps"]

@@ -13,7 +13,7 @@ from flows.runtime.versions import function_facts
 from tasks.filtering.filters import FILTERS
 from tasks.filtering.filters.custom import NoFinding
 from tasks.filtering.stage import STAGE, filtering
-from tasks.runtime.import_paths import NotImportable
+from tasks.runtime.imports import NotImportable
 from tests.fixtures import stages
 from tests.fixtures.builders import exchange, table, trace, view
 

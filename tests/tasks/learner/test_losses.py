@@ -17,7 +17,7 @@ from configs.losses import (
     TruncatedImportance,
 )
 from tasks.learner.protocol import LearnerError
-from tasks.runtime.import_paths import code_version
+from tasks.runtime.imports import code_version
 from tests.fixtures.builders import exactly
 from tests.tasks.learner.slow_losses import Token, packed
 

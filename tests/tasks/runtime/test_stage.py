@@ -1,8 +1,10 @@
-"""The adapter: keys, hits, adoption, commits and what an error says, over a real store and trivial stages."""
+"""Stages over a real store: keys, hits, adoption, commits, parts, what errors say, and the services they are handed."""
 
+import inspect
 import time
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import pytest
@@ -10,9 +12,12 @@ import pytest
 from configs.run import RunConfig, View
 from storage.schemas.stage_tables import EXAMPLES
 from storage.store import open_store
-from tasks.runtime.execute import perform
+from tasks.assignment import examples
+from tasks.runtime.execute import OWN, perform
 from tasks.runtime.run_context import RunContext
+from tasks.runtime.services import MOST_LOSSES, SERVICES, Services, retry_lost
 from tasks.runtime.stage import Policy, Ref, Stage, Tables, inputs_of
+from tasks.stages import STAGES as REGISTERED
 
 VERSIONS = {"stagecoach": "0"}
 
@@ -225,3 +230,56 @@ def test_two_runs_that_finish_the_same_work_go_on_with_the_same_rows(tmp_path: P
 def test_inputs_are_named_after_what_made_them() -> None:
     ref = Ref("made", 0, "k", (), 0, 0.0, True)
     assert inputs_of((ref,), Policy("p", 3)) == {"made": "k", "policy": "p"}
+
+
+STAGES = list(dict.fromkeys(task.stage for each in REGISTERED for task in each.tasks))
+OF_CALLS = {"source", "batch", "groups", "quarantined", "num_batches"}
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.function.__name__)
+def test_a_service_is_of_the_kind_that_is_handed_over(stage: Stage) -> None:
+    assert set(stage.keywords) <= {*OWN, *SERVICES, *OF_CALLS}
+    module = inspect.getmodule(stage.function)
+    kinds = {field.name: field.type for field in fields(Services)}
+    for name in stage.services:
+        kind: Any = kinds[name]
+        expected = getattr(module, kind.partition(" |")[0]) if isinstance(kind, str) else get_args(kind)[0]
+        assert inspect.signature(stage.function).parameters[name].annotation is expected
+
+
+def test_every_service_is_asked_by_a_stage() -> None:
+    assert {name for stage in STAGES for name in stage.services} == set(SERVICES)
+
+
+def test_a_service_that_is_missing_and_a_parameter_that_is_unknown_are_refused(tmp_path: Path) -> None:
+    context = RunContext(open_store(tmp_path), "a", RunConfig(name="a"), {})
+    with pytest.raises(AssertionError, match="stage examples asks the service example_source, and there is none"):
+        perform(examples.STAGE, context, 0)
+    with pytest.raises(TypeError, match="sources"):
+        perform(examples.DEMONSTRATION_STAGE, context, 0, parameters={"sources": "a"})
+
+
+@pytest.mark.parametrize("losses", [0, MOST_LOSSES])
+def test_a_lost_service_is_asked_again(losses: int) -> None:
+    left = [ConnectionError] * losses
+
+    def attempt() -> str:
+        if left:
+            raise left.pop()
+        return "done"
+
+    assert retry_lost(attempt, ConnectionError) == "done"
+
+
+def test_a_service_that_is_lost_too_often_and_another_error_end_it() -> None:
+    tried = []
+
+    def attempt() -> None:
+        tried.append(1)
+        raise ConnectionError(str(len(tried)))
+
+    with pytest.raises(ConnectionError, match=f"^{MOST_LOSSES + 1}$"):
+        retry_lost(attempt, ConnectionError)
+    tried.clear()
+    with pytest.raises(ConnectionError, match=r"^1$"):
+        retry_lost(attempt, TimeoutError)

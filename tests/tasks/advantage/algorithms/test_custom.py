@@ -10,7 +10,7 @@ from tasks.advantage.algorithms.credit import AdvantageBreach, GroupedTraces
 from tasks.advantage.algorithms.custom import require_credit
 from tasks.advantage.stage import STAGE, StateMissing, advantage
 from tasks.arrays.ragged import Ragged
-from tasks.runtime.import_paths import NotImportable, code_version
+from tasks.runtime.imports import NotImportable, code_version
 from tests.fixtures.builders import exchange, table, trace, view
 from tests.fixtures.stages import advantages, credited, group, tables_of
 

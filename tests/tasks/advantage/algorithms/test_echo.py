@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tasks.advantage.algorithms.credit import AdvantageBreach
 from tasks.advantage.stage import STAGE, advantage
-from tasks.runtime.import_paths import NotImportable
+from tasks.runtime.imports import NotImportable
 from tests.fixtures.builders import message, trace, view
 from tests.fixtures.stages import credited, group, tables_of
 

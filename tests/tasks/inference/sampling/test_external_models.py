@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 
 from configs.run import RunConfig
-from flows.runtime import evaluation as evaluating
+from flows.runtime import loops as evaluating
 from flows.runtime.executor import Executor
-from flows.runtime.loops import loop_evaluate
+from flows.runtime.loops import loop_evaluate, plan_work
 from flows.runtime.pipeline import Source
-from flows.runtime.plan import plan_work
-from flows.runtime.preflight import needs
-from flows.runtime.session import Session
+from flows.runtime.session import Session, needs
 from flows.services.base import Supervisor
 from storage.store import open_store
 from tasks.inference.engine.client import Engine

@@ -1,8 +1,9 @@
-"""Metrics of the steps of a run, out of its store: of tokens too, with what is known of their masks."""
+"""What is reported of a step and of a run: outcomes, warnings, metrics, those of tokens with what is known of masks."""
 
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -11,13 +12,53 @@ import pytest
 
 from configs.run import View
 from flows.runtime import pipeline
+from flows.runtime import step_report as outcome
 from flows.runtime.session import record_run
-from flows.runtime.step_report import describe
+from flows.runtime.step_report import describe, finish_step, low_signal
 from tasks.runtime.stage import Tables
 from tasks.training import stage as training
 from tests.fixtures import rehearsal
 from tests.fixtures.builders import table
 from tests.fixtures.fixed import ENVIRONMENT
+
+
+def step_of(trained: int, others: int) -> dict[str, Any]:
+    shares = [{"outcome": "trained", "num_traces": trained}, {"outcome": "filtered", "num_traces": others}]
+    return {"step": 4, "num_traces": trained + others, "outcomes": [share for share in shares if share["num_traces"]]}
+
+
+@pytest.mark.parametrize(("trained", "others", "warned"), [(0, 10, True), (1, 9, True), (2, 8, False), (10, 0, False)])
+def test_a_tenth_or_less_to_train_on_is_worth_a_warning(trained: int, others: int, warned: bool) -> None:
+    warning = low_signal(step_of(trained, others))
+    assert bool(warning) is warned
+    assert not warned or f"only {trained} of 10 rollouts" in warning
+
+
+@pytest.mark.parametrize(("computed", "told"), [(True, ["step", "note"]), (False, ["step"])])
+def test_the_warning_reaches_whoever_watches(monkeypatch: pytest.MonkeyPatch, computed: bool, told: list[str]) -> None:
+    events: list[str] = []
+    session: Any = SimpleNamespace(context=None, notify=lambda event, **facts: events.append(event))
+    finished: Any = SimpleNamespace(step=4, refs=(), batch=None)
+    monkeypatch.setattr(outcome, "describe", lambda *_: step_of(0, 10) | {"computed": computed})
+    monkeypatch.setattr(outcome, "quarantine_warning", lambda *_: "")
+    finish_step(session, finished)
+    assert events == told
+
+
+def test_a_run_with_hardly_anything_to_train_on_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine of ten groups are equal: two rollouts of twenty are left, a tenth, and one more group would be enough."""
+    told: list[str] = []
+    for name, equal in (("low", 9), ("enough", 8)):
+        same = rehearsal.sampled_with(lambda number, _, first=2 * equal: {"reward": 1.0} if number < first else {})
+        rehearsal.play(monkeypatch, rollout=same)
+        (described,) = rehearsal.reported(
+            *(tmp_path / name, name, lambda event, facts: told.append(facts["text"]) if event == "note" else None),
+            **{"steps": 1, "assignment": {"groups_per_step": 10, "group_size": 2}},
+        )
+        assert described["metrics"]["trainable/all/ratio"] == (10 - equal) / 10
+        assert described["metrics"]["samples_per_rollout/all"] == 1.0
+    (warning,) = told
+    assert warning.startswith("step 0: only 2 of 20 rollouts could be trained on; look at the environment")
 
 
 def learnt(fraction: float, with_masks: bool) -> Any:
@@ -55,7 +96,7 @@ def walked(root: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Any = None) ->
     steps = []
     with record_run(session):
         do = rehearsal.Rehearsal(session)
-        for finished in pipeline.run_steps(do, rehearsal.SOURCE, session.config):
+        for finished in pipeline.run_steps(do, rehearsal.SOURCE):
             described = describe(session.context, finished.step, finished.refs)
             rl = pc.sum(session.context.table("batches", [finished.batch.packing])["rl_tokens"].slice(0, 1)).as_py()
             steps.append({**described["metrics"], "expected": rl})

@@ -1,14 +1,16 @@
-"""Loads functions by import path, `package.module:function`, and names the version of their code.
+"""Imports of functions by their path, `package.module:function`, with a version of their code; quick imports.
 
 Modules are looked for where Python looks, and then in the current working directory.
 """
 
 import functools
+import gc
 import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import Distribution, distribution, packages_distributions
 from pathlib import Path
 from types import ModuleType
@@ -72,9 +74,12 @@ def code_version(path: str) -> str:
 
 def _module(name: str, path: str) -> ModuleType:
     if os.getcwd() not in sys.path and "" not in sys.path:
+        # At the end: a file there must not stand in for an installed package.
         sys.path.append(os.getcwd())
+    # The module may have been written a moment ago, as in a notebook.
     importlib.invalidate_caches()
     if name not in sys.modules:
+        # Whoever removed it from `sys.modules` wants it loaded anew.
         _DIGESTS.pop(name, None)
     try:
         module = importlib.import_module(name)
@@ -110,3 +115,22 @@ def _contains(installed: Distribution, file: Path) -> bool:
         return False
     named = (each for each in installed.files or () if each.name == file.name)
     return any(Path(str(installed.locate_file(each))).resolve() == file for each in named)
+
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """Switch the garbage collector off in this block, and exempt from it for good what was imported.
+
+    Modules make objects by the hundred thousand and next to no garbage, and the collector would go through all of them
+    again and again: a third of the time in which an engine starts. For imports alone: what is there when the block ends
+    is never looked at again, so that a model in a reference cycle would stay for ever. A collector that somebody
+    switched off before stays off.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_on:
+            gc.enable()

@@ -1,7 +1,11 @@
-"""What a task runner's workers are handed: a place that opens itself again, and errors that they can bring back."""
+"""A stage as a Prefect task: where it runs, how long it may take, and with which tags."""
 
 import pickle
 from pathlib import Path
+from typing import Any
+
+from prefect import tags
+from prefect.context import TagsContext
 
 from configs.run import RunConfig
 from storage.store import open_store
@@ -12,6 +16,19 @@ from tasks.rollout import stage as rollout
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
 from tasks.training import stage as training
+from tasks.training.stage import STAGE
+
+
+def test_tags_of_the_flow_run_do_not_reach_the_task():
+    seen: list[set[str]] = []
+    task = StageTask(STAGE)
+    task.__dict__["task"] = lambda *_: seen.append(set(TagsContext.get().current_tags))
+    place: Any = None
+    with tags("run:x", "host:y"):
+        assert TagsContext.get().current_tags == {"run:x", "host:y"}
+        task(place, 0)
+        assert TagsContext.get().current_tags == {"run:x", "host:y"}
+    assert seen == [set()]
 
 
 def test_a_place_travels_as_what_it_is_opened_from(tmp_path: Path) -> None:

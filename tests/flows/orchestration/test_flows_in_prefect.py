@@ -1,0 +1,57 @@
+"""Programs with an embedded Prefect: differences as artifacts, stages called again, a scheduled maintenance."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.replays.loop import diff_markdown, diff_rows
+from storage.store import open_store
+from tests.fixtures.histories import contents, train
+from tests.fixtures.programs import said_by
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+
+def test_a_flow_shows_the_differences_as_a_page_and_a_table(tmp_path: Path) -> None:
+    said = said_by("-m", "tests.fixtures.programs.compared", str(tmp_path))
+    assert said["shown"].keys() == {"diff-base-spread", "diff-steps-base-spread"}
+    assert said["shown"]["diff-base-spread"] == diff_markdown(said["found"])
+    assert json.loads(said["shown"]["diff-steps-base-spread"]) == diff_rows(said["found"])
+    assert "They part at step 0, stage advantage" in said["shown"]["diff-base-spread"]
+
+
+def test_a_stage_is_called_again_only_where_that_can_help_and_leaves_its_rows_once(tmp_path: Path) -> None:
+    said = said_by("-m", "tests.fixtures.programs.retried", str(tmp_path))
+    assert said["calls"] == {"passes": 3, "stays": 1, "lasts": 3}
+    assert said["raised"] == {"stays": "ValueError", "lasts": "StoreUnavailable"}
+    assert said["entries"] == [["passes", 0]]
+    assert said["written"] == 2 * said["rows"], "one call wrote its rows and could not name them in the ledger"
+    assert said["seen"] == said["rows"] > 0
+
+
+MAINTAIN = """
+import json, sys
+from pathlib import Path
+from flows.orchestration import server
+server.begin(Path(sys.argv[1])).wait()
+from flows.maintain import maintain
+from storage.maintenance import plan
+plan.RECENT_HOURS = 0.0
+done = maintain(store=sys.argv[2], retention_hours="24", keep_last=1, policies="last")
+print("SAID", json.dumps(done))
+"""
+
+
+def test_a_scheduled_round(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    train(store, "old", "xy")
+    train(store, "new", "xxx")
+    before = contents(store, ["new"])
+    found = said_by("-c", MAINTAIN, str(tmp_path / "prefect"), str(tmp_path / "store"))
+    assert found["gc"]["removed"] == ["old"]
+    assert (found["gc"]["done"]["rows"], found["gc"]["done"]["policies"]) == (4, 2)
+    assert {each["table"] for each in found["tables"]} == {"messages", "policies", "ledger", "runs"}
+    again = open_store(tmp_path / "store")
+    assert contents(again, ["new"]) == before
+    assert {entry.run for entry in again.ledger.entries()} == {"new"}
