@@ -23,8 +23,7 @@ from storage.read.frames import existing_store
 from storage.store import Store
 from tasks.arrays.columns import texts
 from tasks.assignment.example_fields import values_of
-from tasks.evaluation.paired import Difference, paired_differences
-from tasks.evaluation.stage import example_means, rewards_of
+from tasks.evaluation.stage import Difference, example_means, paired_differences, rewards_of
 
 Row = dict[str, Any]
 SCHEMA = pa.schema(

@@ -11,7 +11,7 @@ from flows.queries.outcomes import EXPIRED, expired, outcome_of_packed
 from flows.queries.step_history import StepHistory, StepLineage
 from storage.read.frames import Frames
 from storage.read.lineage import Work
-from tasks.inference.sampling.failures import STRAGGLER
+from tasks.inference.trace_rows.failures import STRAGGLER
 from tasks.metrics.accounting import EVALUATED, NO_WEIGHT, outcome_of
 
 TRACE = (

@@ -11,7 +11,7 @@ from flows.runtime.prepare import nothing_started
 from flows.services.teachers import asked_teachers
 from storage.errors import NoSpace
 from storage.store import Store
-from tasks.gate.rules import require_rule
+from tasks.gate.stage import require_rule
 from tasks.runtime.stage import Ref
 from tasks.stages import services_of
 

@@ -33,7 +33,7 @@ from flows.services.graders import GraderProcesses
 from flows.services.learner import LearnerProcess
 from flows.services.teachers import TeacherEngines
 from storage.store import open_store
-from tasks.inference.engine.model_files import directory_digest, file_digest, model_directory
+from tasks.inference.engine.model_info import directory_digest, file_digest, model_directory
 from tasks.rollout.demonstration import Renderer
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import Services

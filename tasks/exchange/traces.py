@@ -25,7 +25,7 @@ from tasks.exchange.episodes import (
     paths,
 )
 from tasks.exchange.nodes import check_nodes, origin_of, render_tokens
-from tasks.inference.sampling.failures import Failure, failure_of_trace
+from tasks.inference.trace_rows.failures import Failure, failure_of_trace
 from tasks.inference.trace_rows.rows import NODE_COLUMNS, error_columns, message_rows, rebuild
 
 MARK = "imported"

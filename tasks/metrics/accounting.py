@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from tasks.arrays.columns import texts
 from tasks.arrays.finding import QUARANTINED
-from tasks.inference.sampling.failures import STRAGGLER
+from tasks.inference.trace_rows.failures import STRAGGLER
 
 TRAINED, FILTERED, ERRORED, NO_WEIGHT = "trained", "filtered", "errored", "no weight"
 STOPPED = "stopped"

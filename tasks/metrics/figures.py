@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.inference.sampling.failures import STRAGGLER
+from tasks.inference.trace_rows.failures import STRAGGLER
 
 NOT_FAILED = pa.array([None, STRAGGLER], pa.string())
 """Error classes of rollouts that did not fail: none, and that of those that were stopped."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tasks.inference.sampling.failures import STRAGGLER
+from tasks.inference.trace_rows.failures import STRAGGLER
 from tasks.metrics.figures import mean, spread
 from tasks.metrics.names import ALL, Values
 

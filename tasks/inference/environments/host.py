@@ -15,6 +15,8 @@ import shutil
 import signal
 import sys
 import threading
+import time
+from _thread import start_new_thread
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,7 @@ from urllib.parse import urlsplit
 
 from tasks.inference.engine.host import write_report
 from tasks.inference.environments.examples import verifiers_config, write_examples
-from tasks.inference.environments.seat_assignment import install_seat_assignment
-from tasks.inference.environments.termination import cancel_on_sigterm
+from tasks.inference.sampling.seats import install_seat_assignment
 from tasks.runtime.quick_imports import quick_imports
 
 CHECK_SECONDS = 2.0
@@ -36,6 +37,8 @@ LABELS_VARIABLE = "STAGECOACH_SANDBOX_LABELS"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
 
 _log = logging.getLogger(__name__)
+RESEND_SECONDS = 0.1
+"""Wait before a lost interrupt is sent again: by then the callback that lost it is over, or loses it once more."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -84,6 +87,7 @@ def serve(environment: Mapping[str, Any], report: Path) -> int:
         if max_workers(environment["pool"]) != 1:  # one worker needs no broker and is the server itself
             from tasks.inference.environments.pool import serve_pool
 
+            cancel_on_sigterm()
             return serve_pool(environment, config_data, address.put, set_up_server)
         serve_env(
             max_workers=1,
@@ -223,6 +227,35 @@ async def refuses(host: str, port: int) -> bool:
         return False
     writer.close()
     return False
+
+
+def cancel_on_sigterm() -> None:
+    """Make the first SIGTERM act as an interrupt, which the event loop turns into a cancellation of its main task.
+
+    Before the loop runs, the signal raises KeyboardInterrupt. Python prints and drops an exception that is raised in a
+    callback of a weak reference, and imports run many of those: a dropped interrupt is sent again.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the only handler that asyncio replaces by a cancellation
+    signal.signal(signal.SIGTERM, _interrupt)
+    before = sys.unraisablehook
+
+    def resend_if_lost(dropped: "sys.UnraisableHookArgs") -> None:
+        before(dropped)
+        if isinstance(dropped.exc_value, KeyboardInterrupt):
+            # Not by `threading`: the interrupted code may hold one of its locks.
+            start_new_thread(_resend_interrupt, ())
+
+    sys.unraisablehook = resend_if_lost
+
+
+def _interrupt(*_: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `pool` reads this as "told to end"
+    signal.raise_signal(signal.SIGINT)
+
+
+def _resend_interrupt() -> None:
+    time.sleep(RESEND_SECONDS)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 if __name__ == "__main__":

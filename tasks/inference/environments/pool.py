@@ -18,7 +18,6 @@ import zmq
 from verifiers.v1.serve.pool import EnvServerPool
 
 from tasks.inference.environments.servers import answers, hangs
-from tasks.inference.environments.termination import cancel_on_sigterm
 
 HEALTH_SECONDS = 5.0
 """Between two health requests to a worker."""
@@ -103,7 +102,6 @@ def serve_pool(
     `environment` is the section of the run's config and `config_data` verifiers' config of it; `report` is called with
     the address once a worker answers, `set_up_worker` in every worker.
     """
-    cancel_on_sigterm()
     settings = environment["pool"]
     elastic = settings["type"] == "elastic"
     pool = WatchedPool(

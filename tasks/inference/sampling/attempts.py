@@ -11,11 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tasks.inference.engine import model_info
-from tasks.inference.engine.client import Engine
-from tasks.inference.engine.scoring import ServedModel
-from tasks.inference.sampling.failures import Failure, failure_of_error
+from tasks.inference.engine.client import Engine, ServedModel
 from tasks.inference.sampling.lost_servers import ServiceWatch
 from tasks.inference.sampling.seats import SeatClient, Seats
+from tasks.inference.trace_rows.failures import Failure, failure_of_error
 from tasks.inference.trace_rows.rows import RolloutOrigin, Row, error_columns, row_of_failure, rows_of_trace
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.arrays.columns import texts
-from tasks.inference.engine.scoring import ServedModel
-from tasks.inference.sampling.failures import Failure
+from tasks.inference.engine.client import ServedModel
+from tasks.inference.trace_rows.failures import Failure
 
 INTERVAL_SECONDS = 1.0
 CONNECT_SECONDS = 5.0

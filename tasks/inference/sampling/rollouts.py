@@ -3,22 +3,22 @@
 import asyncio
 import json
 import logging
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from tasks.inference.engine.client import MODEL
-from tasks.inference.engine.scoring import ServedModel
-from tasks.inference.sampling.adaptive_limit import AdaptiveLimit, Limiter
+from tasks.inference.engine.client import MODEL, ServedModel
 from tasks.inference.sampling.attempts import OF_POLICY, RolloutRunner, Rows
-from tasks.inference.sampling.background_loop import LoopLag, run_in_background_loop
-from tasks.inference.sampling.failures import STRAGGLER, Failure
+from tasks.inference.sampling.limits import AdaptiveLimit, GroupQuota, Limiter, StoppedEarly, straggler_failure
 from tasks.inference.sampling.lost_servers import InFlightRollout, ServiceLost, ServiceWatch, server_name
+from tasks.inference.trace_rows.failures import Failure
 from tasks.inference.trace_rows.rows import Row, trace_tables
 
 if TYPE_CHECKING:
@@ -30,6 +30,11 @@ OnGroup = Callable[[str, dict[str, pa.Table]], None]
 NO_TEACHERS: Mapping[str, ServedModel] = MappingProxyType({})
 
 _log = logging.getLogger("stagecoach")
+POLL_SECONDS = 0.5
+"""Upper bound on how late a signal is noticed that arrives just before the thread waits."""
+LAG_INTERVAL_SECONDS = 0.25
+"""Length of the sleeps that are measured."""
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -221,56 +226,77 @@ def _tasks_by_example(examples: pa.Table, assignments: Iterable[Row]) -> dict[tu
     return tasks
 
 
-class StoppedEarly(Exception):
-    """A rollout was stopped because enough groups of its environment had ended."""
+def run_in_background_loop(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine as `asyncio.run` does, in a thread; return what it returns, raise what it raises.
 
+    An exception that a signal raises in the waiting thread cancels the coroutine, and is passed on once that has ended.
+    """
+    loop = asyncio.new_event_loop()
+    started: list[asyncio.Task[Result]] = []
+    cancelled, ended = threading.Event(), threading.Event()
 
-class GroupQuota:
-    """Counts the groups that ended, by environment, and stops the other rollouts of an environment that has enough."""
+    async def start_work() -> None:
+        task = asyncio.create_task(coroutine)
+        started.append(task)
+        if cancelled.is_set():
+            task.cancel()
+        await asyncio.wait([task])
 
-    def __init__(self, num_groups: Mapping[str, int]) -> None:
-        """`num_groups` says how many more groups of an environment are needed; one without a number needs all."""
-        self._num_needed = dict(num_groups)
-        self._scopes: dict[str, set[asyncio.Timeout]] = {}
-
-    def is_reached(self, environment: str) -> bool:
-        """Tell whether enough groups of an environment have ended."""
-        return self._num_needed.get(environment, 1) <= 0
-
-    def count_group(self, environment: str) -> None:
-        """Count a group whose members all ended by themselves; stop the environment's others once there are enough."""
-        if environment in self._num_needed:
-            self._num_needed[environment] -= 1
-            if self.is_reached(environment):
-                now = asyncio.get_running_loop().time()
-                for scope in self._scopes.pop(environment, ()):
-                    scope.reschedule(now)
-
-    @asynccontextmanager
-    async def stop_when_reached(self, environment: str) -> AsyncIterator[None]:
-        """Run the body, and cancel it once its environment has enough groups.
-
-        Raises StoppedEarly then, and before the body where there were enough already.
-        """
-        if self.is_reached(environment):
-            raise StoppedEarly
-        # A time limit without a time: moving it to now cancels the body, and asyncio tells it from other cancellations.
-        scope = asyncio.timeout(None)
-        scopes = self._scopes.setdefault(environment, set())
-        scopes.add(scope)
+    def run() -> None:
         try:
-            async with scope:
-                yield
-        except TimeoutError as error:
-            if not scope.expired():
-                raise
-            raise StoppedEarly from error
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.run(start_work())
         finally:
-            scopes.discard(scope)
+            ended.set()
+
+    thread = threading.Thread(target=copy_context().run, args=(run,), name="event loop")
+    try:
+        thread.start()
+        while not ended.wait(POLL_SECONDS):
+            continue
+    finally:
+        cancelled.set()
+        with suppress(RuntimeError):  # the loop is closed: the coroutine has ended by itself
+            for task in started:
+                loop.call_soon_threadsafe(task.cancel)
+        while thread.is_alive() and not ended.wait(POLL_SECONDS):
+            continue
+    thread.join()
+    return started[0].result()
 
 
-def straggler_failure(environment: str, seconds: float | None) -> Failure:
-    """Return the failure of a rollout that was stopped after `seconds`, or before it began (None)."""
-    when = "before it was begun" if seconds is None else f"after {seconds:.1f} s"
-    text = f"stopped {when}: enough groups of environment {environment!r} had ended (assignment.oversampling)"
-    return Failure(STRAGGLER, "Stopped", text)
+class LoopLag:
+    """Measures how much later than requested a sleep on the running event loop ends, in seconds.
+
+    Everything on the loop waits about that long: an answer of the engine that has arrived, a time limit that is over.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] | None = None, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self.worst = 0.0
+        self.total = 0.0
+        self.num_samples = 0
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        clock = self._clock or asyncio.get_running_loop().time
+        while True:
+            before = clock()
+            await self._sleep(LAG_INTERVAL_SECONDS)
+            self.add(clock() - before - LAG_INTERVAL_SECONDS)
+
+    def add(self, late: float) -> None:
+        """Count one measurement; a clock of low resolution may give a negative one, which counts as 0."""
+        late = max(0.0, late)
+        self.num_samples += 1
+        self.total += late
+        self.worst = max(self.worst, late)
+
+    def __str__(self) -> str:
+        if not self.num_samples:
+            return "the event loop's lag was not measured"
+        average = self.total / self.num_samples
+        return f"the event loop was {average:.3f} s late on average and {self.worst:.3f} s at worst"

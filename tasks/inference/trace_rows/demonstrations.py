@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.inference.engine import model_info
-from tasks.inference.engine.client import Engine
-from tasks.inference.engine.scoring import NotScorable, ServedModel
+from tasks.inference.engine.client import Engine, NotScorable, ServedModel
 from tasks.inference.trace_rows.rows import Row
 
 if TYPE_CHECKING:

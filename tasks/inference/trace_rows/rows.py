@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from storage.schemas.stage_tables import MESSAGES, TRACES
-from tasks.inference.sampling.failures import Failure, failure_of_trace, is_chat_only
+from tasks.inference.trace_rows.failures import Failure, failure_of_trace, is_chat_only
 from tasks.inference.trace_rows.images import extract_images
 
 if TYPE_CHECKING:

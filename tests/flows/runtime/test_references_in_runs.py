@@ -18,8 +18,8 @@ from flows.runtime.preflight import needs
 from flows.services.teachers import TeacherEngines
 from storage.store import Store
 from tasks.advantage import reference
-from tasks.inference.engine.model_files import tokenizer_digest
-from tasks.inference.engine.scoring import ServedModel
+from tasks.inference.engine.client import ServedModel
+from tasks.inference.engine.model_info import tokenizer_digest
 from tasks.rollout.stage import STAGE
 from tests.fixtures.model_files import model
 from tests.fixtures.rehearsal import SMALL, rehearse, session_for

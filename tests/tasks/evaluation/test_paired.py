@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from tasks.evaluation.confidence import students
-from tasks.evaluation.paired import Difference, paired_differences
+from tasks.evaluation.stage import Difference, paired_differences
 from tests.fixtures.builders import failed, table, trace
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.errors import ConfigError
-from tasks.gate.rules import RuleFailed, described, holds, require_rule
+from tasks.gate.stage import RuleFailed, described, holds, require_rule
 from tasks.metrics.figures import MEANINGS
 
 UNKNOWN: dict[str, Any] = dict.fromkeys(MEANINGS)

@@ -8,7 +8,7 @@ import pytest
 
 from configs.run import RunConfig, View
 from storage.schemas.stage_tables import METRICS, TRACES, VERDICTS
-from tasks.inference.sampling.failures import STRAGGLER
+from tasks.inference.trace_rows.failures import STRAGGLER
 from tasks.metrics.accounting import AccountBreach
 from tasks.metrics.accounts import account_metrics
 from tasks.metrics.names import full_name, metric_values

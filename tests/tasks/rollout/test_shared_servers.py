@@ -14,7 +14,7 @@ import pytest
 from configs.run import RunConfig, View
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
-from tasks.inference.engine.scoring import ServedModel
+from tasks.inference.engine.client import ServedModel
 from tasks.inference.sampling.lost_servers import InFlightRollout, ServiceLost, server_name
 from tasks.inference.sampling.rollouts import SamplingPlan
 from tasks.rollout import stage as rollout

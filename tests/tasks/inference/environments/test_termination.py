@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[4]
 PROGRAM = """
 import asyncio, os, signal, sys, weakref
-from tasks.inference.environments.termination import cancel_on_sigterm
+from tasks.inference.environments.host import cancel_on_sigterm
 
 class Thing: ...
 
@@ -29,7 +29,7 @@ print("ended", flush=True)
 
 EARLY = """
 import os, signal, time, weakref
-from tasks.inference.environments.termination import cancel_on_sigterm
+from tasks.inference.environments.host import cancel_on_sigterm
 
 class Thing: ...
 

@@ -32,7 +32,7 @@ def judges_as_before(monkeypatch: pytest.MonkeyPatch, plugins: None) -> None:
 
 def regraded(environment: EnvironmentConfig, rows: dict[str, Any], examples: Any) -> list[dict[str, Any]]:
     """Return the scores that a grader of this process gives."""
-    from tasks.inference.grading.scores import Grader
+    from tasks.inference.grading.host import Grader
 
     tables = [table.to_pylist() for table in (examples, rows["traces"], rows["messages"])]
     return asyncio.run(Grader(environment.model_dump(mode="json")).score(*tables))
@@ -107,7 +107,7 @@ def test_a_trace_whose_scoring_fails_is_errored(
     from verifiers.v1.env import Env
 
     if fault == "hangs":  # the others are done at once, but for that long a machine may be busy with other things
-        monkeypatch.setattr("tasks.inference.grading.scores.SCORING_SECONDS", 5.0)
+        monkeypatch.setattr("tasks.inference.grading.host.SCORING_SECONDS", 5.0)
     monkeypatch.setattr("duel.DuelEnv.finalize", Env.finalize)
     left, right, critic = regraded(duel(), bout(fault), example_of("duel", "{}"))
     assert left["reward"] is None and left["error_class"] == kind and message in left["error_message"]

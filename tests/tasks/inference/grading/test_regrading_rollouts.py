@@ -22,7 +22,7 @@ def test_real_rollouts_of_several_turns_are_scored_as_they_were(
 ) -> None:
     from verifiers.v1.judge import Judge
 
-    from tasks.inference.grading.scores import Grader
+    from tasks.inference.grading.host import Grader
 
     environment = EnvironmentConfig(name="two", taskset={"id": "two_turns"})
     examples = environments.examples(environment)

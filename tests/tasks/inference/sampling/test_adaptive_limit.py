@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.inference.sampling.adaptive_limit import PATIENCE, EngineLoad, Limiter, LimitState, next_state, parse_metrics
+from tasks.inference.sampling.limits import PATIENCE, EngineLoad, Limiter, LimitState, next_state, parse_metrics
 
 CALM = EngineLoad(running=8, waiting=0, cache_use=0.5, preemptions=2)
 PAGE = """# HELP vllm:num_requests_running Number of requests in model execution batches.

@@ -1,6 +1,6 @@
 """What to do about errors whose own text does not say so."""
 
-from tasks.inference.sampling.failures import add_advice
+from tasks.inference.trace_rows.failures import add_advice
 
 
 def test_an_image_for_a_renderer_of_text() -> None:

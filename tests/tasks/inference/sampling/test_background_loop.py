@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tasks.inference.sampling.background_loop import run_in_background_loop
+from tasks.inference.sampling.rollouts import run_in_background_loop
 from tests.fixtures.waiting import until_told
 
 NAME: ContextVar[str] = ContextVar("name", default="nobody")

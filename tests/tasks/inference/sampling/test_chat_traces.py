@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tasks.inference.sampling.failures import failure_of_trace, is_chat_only
+from tasks.inference.trace_rows.failures import failure_of_trace, is_chat_only
 
 
 def ended(kind: str, **message: Any) -> dict[str, Any]:

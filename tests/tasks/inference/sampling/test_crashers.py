@@ -13,8 +13,7 @@ from configs.run import RunConfig, View
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from flows.services.ownership import identity, owned
-from tasks.inference.engine.client import MODEL, Engine
-from tasks.inference.engine.scoring import ServedModel
+from tasks.inference.engine.client import MODEL, Engine, ServedModel
 from tasks.inference.environments import servers as environments
 from tasks.rollout.stage import STAGE, rollout
 from tasks.runtime.stage import Policy

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import suppress
 
-from tasks.inference.sampling.background_loop import LAG_INTERVAL_SECONDS, LoopLag
+from tasks.inference.sampling.rollouts import LAG_INTERVAL_SECONDS, LoopLag
 
 
 def test_what_a_sleep_takes_beyond_what_was_asked_is_lag() -> None:

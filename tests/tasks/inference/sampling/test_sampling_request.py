@@ -11,10 +11,10 @@ from configs.run import RunConfig, View
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from flows.services.process import Handle, ServiceSpec
-from tasks.inference.engine.scoring import ServedModel
-from tasks.inference.environments.seat_assignment import SEED_STRIDE
+from tasks.inference.engine.client import ServedModel
 from tasks.inference.sampling.attempts import RolloutRunner, chat_sampling_config
 from tasks.inference.sampling.rollouts import BatchSampler
+from tasks.inference.sampling.seats import SEED_STRIDE
 
 pytestmark = pytest.mark.engine
 

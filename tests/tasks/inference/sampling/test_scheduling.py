@@ -17,7 +17,8 @@ from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from tasks.inference.engine.client import Engine
 from tasks.inference.environments import servers as environments
-from tasks.inference.sampling import background_loop, rollouts
+from tasks.inference.sampling import rollouts
+from tasks.inference.sampling import rollouts as background_loop
 from tasks.inference.sampling.attempts import RETRY_SEED_STRIDE
 from tasks.inference.sampling.rollouts import SamplingPlan
 from tasks.metrics.retokenised import retokenised_turns

@@ -17,12 +17,10 @@ import pyarrow as pa
 import pytest
 
 from configs.environments import EnvironmentConfig
-from tasks.inference.engine.client import MODEL, Engine
-from tasks.inference.engine.scoring import ServedModel
+from tasks.inference.engine.client import MODEL, Engine, ServedModel
 from tasks.inference.environments import servers as environments
-from tasks.inference.environments.seat_assignment import SEED_STRIDE
 from tasks.inference.sampling import rollouts
-from tasks.inference.sampling.seats import SEATS_HEADER, seat_model_name
+from tasks.inference.sampling.seats import SEATS_HEADER, SEED_STRIDE, seat_model_name
 from tasks.inference.trace_rows.rows import rebuild
 from tests.fixtures.hosts import KEY, PLUGINS, assigned, served, view_of
 

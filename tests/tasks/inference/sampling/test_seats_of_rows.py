@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from configs.environments import EnvironmentConfig
-from tasks.inference.engine.scoring import ServedModel
+from tasks.inference.engine.client import ServedModel
 from tasks.inference.sampling.seats import (
     SeatClient,
     SeatMismatch,

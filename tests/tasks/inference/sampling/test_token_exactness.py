@@ -15,10 +15,10 @@ from lookup.words import words
 
 from configs.environments import EnvironmentConfig
 from configs.run import RunConfig, View
-from tasks.inference.engine.scoring import ServedModel
+from tasks.inference.engine.client import ServedModel
 from tasks.inference.environments import servers as environments
 from tasks.inference.sampling import rollouts
-from tasks.inference.sampling.adaptive_limit import INITIAL_LIMIT, AdaptiveLimit, Limiter
+from tasks.inference.sampling.limits import INITIAL_LIMIT, AdaptiveLimit, Limiter
 from tasks.learner.tiny import tiny_qwen3
 from tasks.metrics.retokenised import retokenised_turns
 from tests.fixtures.exactness import check_packed, check_wire, packed

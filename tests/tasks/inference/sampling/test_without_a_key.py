@@ -7,8 +7,8 @@ from typing import TypeVar
 import pytest
 from aiohttp import web
 
-from tasks.inference.engine.scoring import ServedModel
-from tasks.inference.sampling.adaptive_limit import EngineLoad, read_load
+from tasks.inference.engine.client import ServedModel
+from tasks.inference.sampling.limits import EngineLoad, read_load
 from tasks.inference.sampling.lost_servers import ServiceLost, ServiceWatch
 
 PAGE = """vllm:num_requests_running 1

@@ -8,8 +8,8 @@ import pytest
 
 from configs.algorithms import OpsdConfig
 from configs.sections import ModelConfig
+from tasks.inference.engine.client import ServedModel
 from tasks.inference.engine.model_info import ModelUnusable
-from tasks.inference.engine.scoring import ServedModel
 from tasks.inference.trace_rows.demonstrations import DemonstrationPrompt
 from tasks.learner.tiny import tiny_qwen3
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.schemas.stage_tables import MESSAGES, TRACES
-from tasks.inference.sampling.failures import Failure, failure_of_trace, kind_of
+from tasks.inference.trace_rows.failures import Failure, failure_of_trace, kind_of
 from tasks.inference.trace_rows.rows import RolloutOrigin, rebuild, row_of_failure, spread_logprobs, trace_tables
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
