@@ -17,7 +17,7 @@ from tasks.arrays.group_counts import num_needed
 from tasks.inference.engine.client import ServedModel
 from tasks.inference.sampling.attempts import OF_POLICY
 from tasks.inference.sampling.lost_servers import Crashers, ServiceLost
-from tasks.inference.sampling.rollouts import SamplingPlan, sample
+from tasks.inference.sampling.rollouts import BatchSampler, SamplingPlan
 from tasks.inference.sampling.seats import frozen_seat_models
 from tasks.runtime.group_commits import Parts
 from tasks.runtime.prefect_task import as_task
@@ -85,27 +85,21 @@ class _Runner:
 
     def _sample(self, assignments: pa.Table, examples: pa.Table, parts: Parts, plan: SamplingPlan) -> None:
         addresses = self.environments.addresses()  # first: it imports for seconds, and an engine may be starting
-        frozen = _frozen(assignments, self.config, self.teachers)
-        policy = self.policy
+        served = _frozen(assignments, self.config, self.teachers)
         # In this order everywhere: who has the servers may wait for the engine, and never the other way round.
         with (
             self.environments.sharing(alone=plan.one_at_a_time),
-            self.engine.pinned(policy) if policy else nullcontext(ServedModel("", "")) as served,
+            self.engine.pinned(self.policy) if self.policy else nullcontext() as model,
         ):
-            sample(
-                assignments,
-                examples,
-                engine_url=served.url,
-                api_key=served.api_key,
+            BatchSampler(
+                served={OF_POLICY: model, **served} if model else served,
                 addresses=addresses,
-                policy={"key": policy.key if policy else "", "version": policy.version if policy else self.step},
+                policy=self.policy or Policy("", self.step),  # without one, every row is a teacher's
                 step=self.step,
                 config=self.config,
                 on_group=lambda _group_id, rows: parts.put(rows),
-                teachers=frozen,
-                model=served.model,
                 plan=plan,
-            )
+            ).sample(assignments, examples)
 
 
 def _wanted(assigned: pa.Table, missing: pa.Table, oversampling: float) -> dict[str, int]:

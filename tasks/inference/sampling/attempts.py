@@ -16,6 +16,7 @@ from tasks.inference.sampling.lost_servers import ServiceWatch
 from tasks.inference.sampling.seats import SeatClient, Seats
 from tasks.inference.trace_rows.failures import Failure, failure_of_error
 from tasks.inference.trace_rows.rows import RolloutOrigin, Row, error_columns, row_of_failure, rows_of_trace
+from tasks.runtime.stage import Policy
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.client import EvalClientConfig, TrainClientConfig
@@ -49,7 +50,7 @@ class RolloutRunner:
         served: Mapping[str, ServedModel],
         clients: "Mapping[str, EnvClient]",
         watch: ServiceWatch,
-        policy: Mapping[str, Any],
+        policy: Policy,
         step: int,
         config: "View",
     ) -> None:
@@ -93,7 +94,7 @@ class RolloutRunner:
         temperature = self.config.rollout.temperature if own is None else own
         if assignment["environment"] in self.served:  # a teacher is no policy of the store, and never stale
             return RolloutOrigin(assignment, "", self.step, self.step, temperature)
-        return RolloutOrigin(assignment, self.policy["key"], self.policy["version"], self.step, temperature)
+        return RolloutOrigin(assignment, self.policy.key, self.policy.version, self.step, temperature)
 
     async def _run_attempts(self, origin: RolloutOrigin, task: dict[str, Any], started: float) -> Rows:
         """Try until an attempt succeeds, cannot be helped by another one, or was the last."""

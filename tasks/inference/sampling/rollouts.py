@@ -9,17 +9,17 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from tasks.inference.engine.client import MODEL, ServedModel
-from tasks.inference.sampling.attempts import OF_POLICY, RolloutRunner, Rows
+from tasks.inference.engine.client import ServedModel
+from tasks.inference.sampling.attempts import RolloutRunner, Rows
 from tasks.inference.sampling.limits import AdaptiveLimit, GroupQuota, Limiter, StoppedEarly, straggler_failure
 from tasks.inference.sampling.lost_servers import InFlightRollout, ServiceLost, ServiceWatch, server_name
 from tasks.inference.trace_rows.failures import Failure
 from tasks.inference.trace_rows.rows import Row, trace_tables
+from tasks.runtime.stage import Policy
 
 if TYPE_CHECKING:
     from verifiers.v1.serve.client import EnvClient
@@ -27,19 +27,18 @@ if TYPE_CHECKING:
     from configs.run import View
 
 OnGroup = Callable[[str, dict[str, pa.Table]], None]
-NO_TEACHERS: Mapping[str, ServedModel] = MappingProxyType({})
-
-_log = logging.getLogger("stagecoach")
 POLL_SECONDS = 0.5
 """Upper bound on how late a signal is noticed that arrives just before the thread waits."""
 LAG_INTERVAL_SECONDS = 0.25
 """Length of the sleeps that are measured."""
 Result = TypeVar("Result")
 
+_log = logging.getLogger("stagecoach")
+
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """What differs between the calls of `sample` within one stage."""
+    """What differs between the samplers of one stage."""
 
     num_groups: Mapping[str, int] = field(default_factory=dict)
     """By environment: after how many groups the others are stopped. An environment without a number is sampled to the
@@ -53,54 +52,28 @@ class SamplingPlan:
 DEFAULT_PLAN = SamplingPlan()
 
 
-def sample(
-    assignments: pa.Table,
-    examples: pa.Table,
-    *,
-    engine_url: str,
-    api_key: str,
-    addresses: Mapping[str, str],
-    policy: Mapping[str, Any],
-    step: int,
-    config: "View",
-    on_group: OnGroup,
-    teachers: Mapping[str, ServedModel] = NO_TEACHERS,
-    model: str = MODEL,
-    plan: SamplingPlan = DEFAULT_PLAN,
-) -> None:
-    """Make one rollout for each assignment; call `on_group(group_id, tables)` when a group's last member has ended.
-
-    `config` has the sections rollout, environments, engine and model; `policy` has key and version. Environments
-    that `teachers` names are sampled by those, the others by the policy: the engine at `engine_url` serves it as
-    `model`. Every assignment ends as at least one traces row: a failed rollout is a row with its error. Groups are
-    handed over one at a time, from a thread of their own. Raises ServiceLost where the engine or an environment
-    server is gone: groups handed over before are complete, the others left nothing.
-    """
-    sampler = BatchSampler(engine_url, api_key, addresses, policy, step, config, on_group, teachers, model, plan)
-    run_in_background_loop(sampler.run(assignments, examples))
-
-
 class BatchSampler:
-    """One call of `sample`: the clients, the limit on rollouts in flight, and the groups that are not complete yet."""
+    """Makes one rollout for each assignment; calls `on_group(group_id, tables)` when a group's last member has ended.
+
+    `served` are the models that sample, by environment: the policy under OF_POLICY, which samples every environment
+    that is not named, and frozen seats under `seat_model_name`. `config` has the sections rollout, environments, engine
+    and model. Every assignment ends as at least one traces row: a failed rollout is a row with its error. Groups are
+    handed over one at a time, from a thread of their own.
+    """
 
     def __init__(
         self,
-        engine_url: str,
-        api_key: str,
+        *,
+        served: Mapping[str, ServedModel],
         addresses: Mapping[str, str],
-        policy: Mapping[str, Any],
+        policy: Policy,
         step: int,
         config: "View",
         on_group: OnGroup,
-        teachers: Mapping[str, ServedModel] = NO_TEACHERS,
-        model: str = MODEL,
         plan: SamplingPlan = DEFAULT_PLAN,
     ) -> None:
         self.on_group = on_group
         self.addresses = addresses
-        # Without an engine every environment is sampled by a teacher, as when external models are evaluated.
-        own = {OF_POLICY: ServedModel(engine_url, api_key, model, policy["key"])} if engine_url else {}
-        served = {**own, **teachers}
         engines = tuple(each for each in served.values() if not each.chat)
         self.watch = ServiceWatch(engines, addresses)
         self.clients: dict[str, EnvClient] = {}
@@ -112,10 +85,18 @@ class BatchSampler:
         adaptive = config.rollout.adaptive_in_flight and not plan.one_at_a_time
         self.adaptive_limit = AdaptiveLimit(self.limiter, engines) if adaptive else None
         self.loop_lag = LoopLag()
+        # The store takes one commit after another; groups that end together must not race for it.
         self.commit_lock = asyncio.Lock()
 
-    async def run(self, assignments: pa.Table, examples: pa.Table) -> None:
-        """Sample everything, or raise ServiceLost."""
+    def sample(self, assignments: pa.Table, examples: pa.Table) -> None:
+        """Sample every assignment and wait for it.
+
+        Raises ServiceLost where the engine or an environment server is gone: groups handed over before are complete,
+        the others left nothing.
+        """
+        run_in_background_loop(self._run(assignments, examples))
+
+    async def _run(self, assignments: pa.Table, examples: pa.Table) -> None:
         from verifiers.v1.serve.client import EnvClient
 
         rows = assignments.to_pylist()
@@ -175,33 +156,27 @@ class BatchSampler:
         if (failure := self.plan.given_up.get(assignment["assignment_id"])) is not None:
             return self.runner.rows_without_trace(assignment, failure, time.time(), 0.0), False
         started: float | None = None
+        rollout = InFlightRollout(assignment["assignment_id"], assignment["group_id"], assignment["environment"])
         try:
             async with self.quota.stop_when_reached(assignment["environment"]), self.limiter:
                 started = time.time()
-                return await self._run_assignment(assignment, task), False
+                self.in_flight.add(rollout)
+                rows = await self.runner.run(assignment, task)
         except StoppedEarly:
-            self.in_flight.discard(_in_flight_rollout(assignment))
+            self.in_flight.discard(rollout)
             now = time.time()
             seconds = None if started is None else now - started
             failure = straggler_failure(assignment["environment"], seconds)
             return self.runner.rows_without_trace(assignment, failure, started or now, seconds or 0.0), True
-
-    async def _run_assignment(self, assignment: Row, task: dict[str, Any]) -> Rows:
-        """Return the rows of one assignment. One that is cancelled stays in `in_flight`, for `_add_in_flight`."""
-        self.in_flight.add(_in_flight_rollout(assignment))
-        rows = await self.runner.run(assignment, task)
-        self.in_flight.discard(_in_flight_rollout(assignment))
-        return rows
+        # Not in a `finally`: one that is cancelled by the loss of a server stays in flight, for `_add_in_flight`.
+        self.in_flight.discard(rollout)
+        return rows, False
 
     def _add_in_flight(self, error: Exception) -> Exception:
         """Add to the loss of an environment server the rollouts that were in flight there."""
         if isinstance(error, ServiceLost):
             error.in_flight = [each for each in self.in_flight if server_name(each.environment) == error.service]
         return error
-
-
-def _in_flight_rollout(assignment: Row) -> InFlightRollout:
-    return InFlightRollout(assignment["assignment_id"], assignment["group_id"], assignment["environment"])
 
 
 def _root_cause(several: ExceptionGroup) -> Exception:

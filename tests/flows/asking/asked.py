@@ -20,7 +20,7 @@ from flows.runtime.session import Session, record_run
 from tasks.assignment import examples as listing
 from tasks.assignment import stage as assignment
 from tasks.filtering import stage as filtering
-from tasks.inference.sampling.rollouts import straggler_failure
+from tasks.inference.sampling.limits import straggler_failure
 from tasks.learner.rows import batches_from_table
 from tasks.packing import stage as packing
 from tasks.rollout import stage as rollout

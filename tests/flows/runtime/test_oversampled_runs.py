@@ -17,7 +17,7 @@ from flows.runtime.session import record_run
 from flows.runtime.step_report import finish_step
 from tasks.arrays.group_counts import num_needed
 from tasks.assignment import stage as assignment
-from tasks.inference.sampling.rollouts import straggler_failure
+from tasks.inference.sampling.limits import straggler_failure
 from tasks.rollout import stage as rollout
 from tasks.runtime.stage import Policy, Tables
 from tests.fixtures import rehearsal

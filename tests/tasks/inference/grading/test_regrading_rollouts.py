@@ -10,8 +10,8 @@ from configs.environments import EnvironmentConfig
 from configs.run import View
 from tasks.inference.engine.client import Engine
 from tasks.inference.environments import servers as environments
-from tasks.inference.sampling import rollouts
-from tests.fixtures.hosts import KEY, assigned, served
+from tests.fixtures.hosts import assigned, served
+from tests.fixtures.sampled import sample
 
 pytestmark = pytest.mark.engine
 
@@ -28,17 +28,10 @@ def test_real_rollouts_of_several_turns_are_scored_as_they_were(
     examples = environments.examples(environment)
     rows: dict[str, list[dict[str, object]]] = {"traces": [], "messages": []}
     with served(environment, tmp_path) as told:
-        rollouts.sample(
-            assigned("two", ["t0", "t1"], 2),
-            examples,
-            engine_url=small_engine.url,
-            api_key=KEY,
-            addresses={"two": told["address"]},
-            policy={"key": "policy", "version": 0},
-            step=0,
-            config=view(environment),
-            on_group=lambda _, made: [rows[name].extend(made[name].to_pylist()) for name in rows],
-        )
+        rows_of = assigned("two", ["t0", "t1"], 2)
+        for tables in sample(small_engine.url, told["address"], view(environment), rows_of, examples).values():
+            for name in rows:
+                rows[name].extend(tables[name].to_pylist())
     assert [row["reward"] for row in rows["traces"]] == [2.0] * 4, "the server is gone, the rollouts are recorded"
     monkeypatch.setattr(Judge, "complete", Judge.complete)  # a grader forbids it in its whole process
     grader = Grader(environment.model_dump(mode="json"))

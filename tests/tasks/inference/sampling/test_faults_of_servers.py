@@ -44,7 +44,7 @@ class OneEngine:
     """The service of an engine that somebody else keeps at its policy."""
 
     def __init__(self, engine: Engine) -> None:
-        self.served = ServedModel(engine.url, KEY, MODEL)
+        self.served = ServedModel(engine.url, KEY, MODEL, "policy")
 
     def serve(self, policy: Policy) -> ServedModel:
         return self.served

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tasks.inference.sampling.rollouts import GroupQuota, StoppedEarly, straggler_failure
+from tasks.inference.sampling.limits import GroupQuota, StoppedEarly, straggler_failure
 
 
 async def stopped(quota: GroupQuota, environment: str, began: asyncio.Event) -> str:
