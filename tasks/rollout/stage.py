@@ -45,7 +45,8 @@ def rollout(
     its server down again when it is alone there is a row with that error. Raises what the services raise when a service
     does not come back.
     """
-    _Runner(config, step, policy, engine, environments, teachers).sample_all(tables, parts)
+    runner, crashers = _Runner(config, step, policy, engine, environments, teachers), Crashers()
+    retry_lost(lambda: runner.sample_missing(tables, parts, crashers), ServiceLost)
     return {}
 
 
@@ -60,24 +61,15 @@ class _Runner:
     environments: EnvironmentService
     teachers: TeacherService
 
-    def sample_all(self, tables: Tables, parts: Parts) -> None:
-        """Sample until no group is missing, through the losses of services."""
-        crashers = Crashers()
-        retry_lost(lambda: self._sample_missing(tables, parts, crashers), ServiceLost)
-
-    def _sample_missing(self, tables: Tables, parts: Parts, crashers: Crashers) -> None:
+    def sample_missing(self, tables: Tables, parts: Parts, crashers: Crashers) -> None:
         """Sample until no group is missing; raises ServiceLost, unless a rollout is found out that took its server."""
         assigned, oversampling = tables["assignments"], self.config.oversampling
         while (missing := _missing(assigned, parts)).num_rows:
             chosen, one_at_a_time = crashers.next_assignments(missing)
             wanted = _wanted(assigned, missing, oversampling) if oversampling else {}
+            plan = SamplingPlan(wanted, one_at_a_time, crashers.find_given_up(chosen))
             try:
-                self._sample(
-                    chosen,
-                    tables["examples"],
-                    parts,
-                    SamplingPlan(wanted, one_at_a_time, crashers.find_given_up(chosen)),
-                )
+                self._sample(chosen, tables["examples"], parts, plan)
             except ServiceLost as lost:
                 # Of one that is found out the restarts of its server are the bound, which its own section has.
                 if not crashers.record_loss(lost.service, lost.in_flight, alone=one_at_a_time):

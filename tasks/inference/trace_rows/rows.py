@@ -56,8 +56,7 @@ def trace_tables(traces: Iterable[Row], messages: Iterable[Row]) -> dict[str, pa
 def rows_of_trace(trace: "WireTrace", origin: RolloutOrigin, episode_id: str) -> tuple[Row, list[Row]]:
     """Return one trace's row and its messages' rows. Nothing is lost: see `rebuild`."""
     record = wire_record(trace)
-    failure = failure_of_trace(record)
-    return _trace_row(trace, record, origin, episode_id, failure), message_rows(record)
+    return _trace_row(trace, record, origin, episode_id, failure_of_trace(record)), message_rows(record)
 
 
 def wire_record(trace: "WireTrace") -> Row:
@@ -89,9 +88,9 @@ def _trace_row(trace: "WireTrace", record: Row, origin: RolloutOrigin, episode_i
         "agent": trace.agent.name,
         "trainable": trace.agent.trainable,
         "reward": None if unscored else trace.reward,
-        "rewards": _compact_json(record["rewards"]),
-        "metrics": _compact_json(record["metrics"]),
-        "info": _compact_json(record["info"]),
+        "rewards": compact_json(record["rewards"]),
+        "metrics": compact_json(record["metrics"]),
+        "info": compact_json(record["info"]),
         "stop_condition": trace.stop_condition,
         "is_truncated": trace.is_truncated,
         "num_turns": trace.num_turns,
@@ -103,7 +102,7 @@ def _trace_row(trace: "WireTrace", record: Row, origin: RolloutOrigin, episode_i
         "generation_seconds": timing.agent.duration,
         "model_seconds": sum(call.time.duration for call in trace.calls),
         "scoring_seconds": timing.scoring.duration,
-        "record": _compact_json(_remaining_record(record)),
+        "record": compact_json(_remaining_record(record)),
     }
 
 
@@ -154,7 +153,7 @@ def message_rows(record: Row) -> list[Row]:
             "parent": node["parent"],
             "role": node["message"]["role"],
             "content": _text(node["message"].get("content")),
-            "body": _compact_json(node["message"]),
+            "body": compact_json(node["message"]),
             "sampled": node["sampled"],
             "token_ids": node["token_ids"],
             "mask": node["mask"],
@@ -184,22 +183,14 @@ def row_of_failure(failure: Failure, origin: RolloutOrigin, started_at: float, s
         "agent": "agent",
         "trainable": True,
         "reward": None,
-        "rewards": "{}",
-        "metrics": "{}",
-        "info": "{}",
+        **dict.fromkeys(("rewards", "metrics", "info", "record"), "{}"),
         "stop_condition": None,
         "is_truncated": False,
-        "num_turns": 0,
-        "num_branches": 0,
-        "num_input_tokens": 0,
-        "num_output_tokens": 0,
+        **dict.fromkeys(("num_turns", "num_branches", "num_input_tokens", "num_output_tokens"), 0),
         **error_columns(failure),
         "started_at": _timestamp(started_at),
-        "setup_seconds": 0.0,
+        **dict.fromkeys(("setup_seconds", "model_seconds", "scoring_seconds"), 0.0),
         "generation_seconds": seconds,
-        "model_seconds": 0.0,
-        "scoring_seconds": 0.0,
-        "record": "{}",
     }
 
 
@@ -249,7 +240,8 @@ def _text(content: Any) -> str | None:
     return "\n".join(texts) if texts else None
 
 
-def _compact_json(value: Any) -> str:
+def compact_json(value: Any) -> str:
+    """Return JSON without spaces, in which NaN and infinities stay as they are."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
