@@ -171,6 +171,7 @@ def _estimate(
 
 def _pass_at(k: int, rewards: Rewards, pass_reward: float) -> PassAt:
     passes = list(example_passes(rewards, k, pass_reward).values())
+    # As failures, errors count with a reward that never passes, whatever the threshold is.
     floors = list(example_passes(_floored(rewards, pass_reward - 1), k, pass_reward).values())
     return PassAt(k, _mean(passes), len(passes), _mean(floors), of_mean(passes))
 

@@ -104,6 +104,7 @@ def shown_rollouts(traces: pa.Table, messages: pa.Table) -> tuple[Shown, ...]:
     Those of seats that are not the policy's are not asked about.
     """
     chosen_from = pc.and_(pc.is_valid(traces["reward"]), traces["trainable"])
+    # Ties are broken by id, so that the same batch shows the same rollouts.
     scored = traces.select(["trace_id", "reward"]).filter(chosen_from).to_pylist()
     ranked = sorted(scored, key=lambda row: (row["reward"], row["trace_id"]))
     if not ranked:

@@ -99,6 +99,7 @@ def _wanted(assigned: pa.Table, missing: pa.Table, oversampling: float) -> dict[
 
     A group is only ever stopped when enough others are there.
     """
+    # Counted afresh at every call: a run that is resumed knows only which groups are committed.
     begun, left = _num_groups(assigned), _num_groups(missing)
     return {name: num_needed(count, oversampling) - (count - left[name]) for name, count in begun.items()}
 

@@ -19,6 +19,7 @@ import time
 from _thread import start_new_thread
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -51,17 +52,22 @@ def main(argv: Sequence[str]) -> int:
     set_up_process()
     environment = json.loads(arguments.config)
     try:
-        load_verifiers()
+        with quick_imports():
+            import verifiers.v1  # noqa: F401
         if arguments.examples is None:
             return serve(environment, arguments.report)
         write_examples(environment, arguments.examples)
     except Exception as error:
-        # The boundary of this process: the parent reads the reason in the report.
-        logging.exception("environment %s cannot be loaded", environment["name"])
-        report = {"error": type(error).__name__, "message": str(error), "missing": missing_module(error)}
-        write_report(arguments.report, report)
-        return 3
+        return report_load_error(error, environment["name"], arguments.report)
     return 0
+
+
+def report_load_error(error: Exception, name: str, report: Path) -> int:
+    """Write why an environment cannot be loaded to the log and to the report, where the parent reads it; return 3."""
+    logging.exception("environment %s cannot be loaded", name, exc_info=error)
+    content = {"error": type(error).__name__, "message": str(error), "missing": missing_module(error)}
+    write_report(report, content)
+    return 3
 
 
 def missing_module(error: BaseException) -> str | None:
@@ -83,17 +89,20 @@ def serve(environment: Mapping[str, Any], report: Path) -> int:
     os.environ[WORK_VARIABLE] = str(work)
     os.environ[LABELS_VARIABLE] = json.dumps(environment["sandbox_labels"])
     config_data = env_config_data(verifiers_config(environment))
-    address = AddressReport(report)
+
+    def put(address: str) -> None:
+        write_report(report, {"address": address, "pid": os.getpid()})
+
     try:
         if max_workers(environment["pool"]) != 1:  # one worker needs no broker and is the server itself
             from tasks.inference.environments.pool import serve_pool
 
             cancel_on_sigterm()
-            return serve_pool(environment, config_data, address.put, set_up_server)
+            return serve_pool(environment, config_data, put, set_up_server)
         serve_env(
             max_workers=1,
             address="tcp://127.0.0.1:0",
-            address_queue=address,
+            address_queue=SimpleNamespace(put=put),  # all that verifiers does with the queue
             log_setup=set_up_server,
             config_data=config_data,
         )
@@ -108,24 +117,13 @@ def max_workers(pool: Mapping[str, Any]) -> int | None:
     return number
 
 
-class AddressReport:
-    """Stands in for the queue in which verifiers puts the server's address, and writes it to the report file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def put(self, address: str) -> None:
-        """Write the address."""
-        write_report(self.path, {"address": address, "pid": os.getpid()})
-
-
 def set_up_process() -> None:
     """Set up logging to standard error, the directory of runtimes and sandbox labels; in servers and pool workers.
 
     A spawned worker starts without log handlers: what it logs would be lost.
     """
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr, force=True)
-    for name in ("httpx", "aiohttp.access"):  # a line for every model call
+    for name in ("httpx", "aiohttp.access"):  # these log a line for every model call
         logging.getLogger(name).setLevel(logging.WARNING)
     if directory := os.environ.get(WORK_VARIABLE):
         import verifiers.v1.runtimes.subprocess as runtime
@@ -149,6 +147,7 @@ def set_up_server() -> None:
     cache_signatures()
     install_seat_assignment()
     watch_shared_tools()
+    # The first health request is answered meanwhile; a rollout that comes early waits for the import lock.
     threading.Thread(target=_load_renderers, name="load renderers", daemon=True).start()
 
 
@@ -171,12 +170,6 @@ def _load_renderers() -> None:
         from transformers import AutoTokenizer
 
     logging.getLogger(__name__).debug("loaded %s and %s", renderers.client.__name__, AutoTokenizer.__name__)
-
-
-def load_verifiers() -> None:
-    """Import verifiers, quickly."""
-    with quick_imports():
-        import verifiers.v1  # noqa: F401
 
 
 def watch_shared_tools() -> None:

@@ -46,9 +46,8 @@ class WatchedPool(EnvServerPool):  # type: ignore[misc]
         self.lost = ""
         """The worker that was lost and how; empty while none was."""
         super().__init__(*arguments)
-        if (
-            len(tempfile.gettempdir()) <= LONGEST_DIRECTORY
-        ):  # in the server's own temporary directory, which the supervisor removes
+        # In the server's own temporary directory, which the supervisor removes also where this process is killed.
+        if len(tempfile.gettempdir()) <= LONGEST_DIRECTORY:
             os.rmdir(self._ipc_dir)
             self._ipc_dir = tempfile.mkdtemp(prefix="pool-")
         # With the option set, an answer to a client that has gone (it gave up a health request) ends the whole broker.
@@ -76,6 +75,7 @@ class WatchedPool(EnvServerPool):  # type: ignore[misc]
     def _check_health(self, index: int, process: Any) -> None:
         """Report the server's address once a worker answers; kill a worker that answered once and no longer does."""
         address = f"ipc://{self._worker_path(index)}"
+        # It may take as long as it likes to load the environment: only one that answered before can hang.
         while process.is_alive() and not answers(address, self.hang_seconds):
             continue
         if process.is_alive() and self.report_claim.acquire(blocking=False):

@@ -134,16 +134,15 @@ def _scoring_modules(environment: "EnvironmentConfig") -> Iterator[str]:
         for plugged in (task.get(kind) or {}).values():
             if path := plugged.get("fn"):
                 file = path.rpartition(":")[0]
-                top = path.replace(":", ".").partition(".")[0]
-                yield _require_file(environment, file) if file.endswith(".py") else top
-
-
-def _require_file(environment: "EnvironmentConfig", path: str) -> str:
-    if not Path(path).is_file():
-        raise EnvironmentUnavailable(
-            f"environment {environment.name!r}: a function is plugged in from {path!r}, which is no file here"
-        )
-    return path
+                if not file.endswith(".py"):
+                    yield path.replace(":", ".").partition(".")[0]
+                elif Path(file).is_file():
+                    yield file
+                else:
+                    raise EnvironmentUnavailable(
+                        f"environment {environment.name!r}: a function is plugged in from {file!r}, which is no file "
+                        "here"
+                    )
 
 
 def _module_files(module: str) -> Iterator[tuple[Path, str]]:

@@ -14,7 +14,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
@@ -35,7 +35,7 @@ from verifiers.v1.utils.loaders import load_environment
 
 from tasks.inference.engine.host import write_report
 from tasks.inference.environments.examples import verifiers_config
-from tasks.inference.environments.host import missing_module, set_up_process
+from tasks.inference.environments.host import report_load_error, set_up_process
 from tasks.inference.environments.servers import read_rows, write_rows
 from tasks.inference.grading.client import KEY_VARIABLE, SCORES, NotRegradable
 from tasks.inference.trace_rows.failures import Failure, failure_of_error, failure_of_rewards
@@ -45,7 +45,7 @@ ROWS = ("examples", "traces", "messages")
 SCORING_SECONDS = 300.0
 """Time limit for scoring one trace, or comparing those of an episode, where the task sets none."""
 MAX_CONCURRENT_EPISODES = 64
-"""Episodes that are scored at once."""
+"""Episodes that are scored at once: enough to keep reward functions that wait for a network busy."""
 ADVICE = "Nothing was scored; what was recorded is as it was."
 
 MakeTask = Callable[[Any, type[Task[Any]]], Task[Any]]
@@ -211,10 +211,14 @@ class EpisodeScores:
 
     def _score_row(self, row: Row) -> Row:
         trace = self.traces.get(row["trace_id"])
-        rewards = {} if trace is None else _reward_values(trace.rewards)
-        failure = (
-            self.failures.get(row["trace_id"]) or failure_of_rewards(rewards) or _failure_without_rewards(row, rewards)
-        )
+        earned = {} if trace is None else trace.rewards
+        rewards = {name: each and {"score": each.score, "weight": each.weight} for name, each in earned.items()}
+        failure = self.failures.get(row["trace_id"]) or failure_of_rewards(rewards)
+        before = json.loads(row["rewards"])
+        # A trace that never had a reward, as of a user or an opponent, is fine without one.
+        if failure is None and before and not rewards:
+            text = f"the environment gives this trace no reward any more; it had {', '.join(sorted(before))}"
+            failure = Failure("environment", "NotScored", text)
         return {
             "trace_id": row["trace_id"],
             "reward": trace.reward if trace is not None and rewards and failure is None else None,
@@ -226,18 +230,6 @@ class EpisodeScores:
             **error_columns(failure),
             "seconds": self.seconds[row["trace_id"]],
         }
-
-
-def _failure_without_rewards(row: Row, rewards: Mapping[str, Any]) -> Failure | None:
-    before: Iterable[str] = json.loads(row["rewards"])
-    if rewards or not before:
-        return None
-    text = f"the environment gives this trace no reward any more; it had {', '.join(sorted(before))}"
-    return Failure("environment", "NotScored", text)
-
-
-def _reward_values(rewards: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: each and {"score": each.score, "weight": each.weight} for name, each in rewards.items()}
 
 
 class StateNotRecorded:
@@ -353,11 +345,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         grader = Grader(environment)
     except Exception as error:
-        # The boundary of this process: the parent reads the reason in the report or at the end of the log.
-        logging.exception("environment %s cannot be loaded", environment["name"])
-        report = {"error": type(error).__name__, "message": str(error), "missing": missing_module(error)}
-        write_report(arguments.report, report)
-        return 3
+        return report_load_error(error, environment["name"], arguments.report)
     # Removed from the environment variables: programs that reward functions start must not have the key.
     with Listener(("127.0.0.1", 0), authkey=os.environ.pop(KEY_VARIABLE).encode()) as listener:
         host, port = listener.address

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from configs.run import View
 
 RETRY_SEED_STRIDE = 1_000_003
+"""Between the seeds of two attempts: a prime, far from the stride between the seats of an episode."""
 RETRY_SECONDS = 0.25
 """Wait before the second attempt; it doubles with each further one."""
 NO_KEY = "EMPTY"
@@ -78,6 +79,7 @@ class RolloutRunner:
         origin = self._origin(assignment)
         seconds = self.config.rollout.timeout_seconds
         try:
+            # One limit over all attempts: a rollout that is tried again has no more time than any other.
             async with asyncio.timeout(seconds):
                 return await self._run_attempts(origin, task, started)
         except TimeoutError:
@@ -213,6 +215,7 @@ def episode_rows(
     episode and count as one if a trace failed.
     """
     traces, messages = [], []
+    # Rows first, failures after: what one agent's row becomes depends on how all the others ended.
     for trace in episode.traces:
         row, own_messages = rows_of_trace(trace, origin, episode.id)
         traces.append(row | seats.trace_columns(trace, client, origin))

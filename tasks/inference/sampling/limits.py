@@ -19,7 +19,7 @@ INTERVAL_SECONDS = 1.0
 """Between two readings of an engine's load."""
 TIMEOUT_SECONDS = 5.0
 INITIAL_LIMIT = 8
-"""Rollouts in flight before the first reading."""
+"""Rollouts in flight before the first reading: few, because a cache that is overfull at once preempts all of them."""
 MAX_CACHE_USE = 0.9
 """Share of the KV cache in use from which on the limit no longer rises."""
 PATIENCE = 3
@@ -59,6 +59,7 @@ def parse_metrics(text: str) -> EngineLoad | None:
     """
     values: dict[str, list[float]] = defaultdict(list)
     for line in text.splitlines():
+        # Labels may hold spaces and braces: the value stands after the last brace.
         name, _, rest = line.partition("{") if "{" in line else line.partition(" ")
         if name in (RUNNING, WAITING, CACHE_USE, PREEMPTIONS):
             values[name].append(float(rest.rpartition("}")[2].split()[0]))
@@ -102,8 +103,11 @@ def next_state(state: LimitState, load: EngineLoad, in_use: int, max_limit: int)
     risen = state.preemptions is not None and load.preemptions > state.preemptions
     readings_waiting = state.readings_waiting + 1 if load.waiting > 0 else 0
     limit = state.limit
+    # A queue for one reading may be no more than a burst; a preemption has already cost a computation.
     if risen or readings_waiting >= PATIENCE:
         limit, readings_waiting = limit // 2, 0
+    # `in_use` below the limit says that something else holds rollouts back: a higher limit would change nothing now
+    # and be far too high later.
     elif not readings_waiting and load.cache_use < MAX_CACHE_USE and in_use >= limit:
         limit += max(1, max_limit // STEPS)
     return LimitState(min(max(limit, 1), max_limit), load.preemptions, readings_waiting)
@@ -148,7 +152,7 @@ class Limiter:
     def _admit(self) -> None:
         while self._waiting and self.in_use < self.limit:
             turn = self._waiting.popleft()
-            if not turn.done():
+            if not turn.done():  # one that was cancelled while it waited is done
                 self.in_use += 1
                 turn.set_result(None)
 
@@ -169,6 +173,7 @@ class AdaptiveLimit:
         """Read the loads every second until cancelled, or until no engine with metrics is left."""
         while self._engines:
             loads = [load for load in [await self._read(each) for each in list(self._engines)] if load]
+            # With one of several silent, the limit would follow those that are less busy.
             if loads and len(loads) == len(self._engines):
                 self._adjust(_worst_load(loads))
             await asyncio.sleep(INTERVAL_SECONDS)
@@ -204,6 +209,7 @@ def _worst_load(loads: Sequence[EngineLoad]) -> EngineLoad:
         first = replace(
             first,
             running=first.running + other.running,
+            # What makes the limit fall must come through from the busiest; a mean would hide it.
             waiting=max(first.waiting, other.waiting),
             cache_use=max(first.cache_use, other.cache_use),
             preemptions=first.preemptions + other.preemptions,

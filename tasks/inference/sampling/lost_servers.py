@@ -15,6 +15,7 @@ from tasks.inference.trace_rows.failures import Failure
 
 INTERVAL_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
+"""Longest wait for a connection or an answer; a service that is only slow is not lost."""
 MIN_LOSSES = 2
 """Losses of its server with a group in flight after which the group may hold a crasher."""
 MAX_TRIED_MEMBERS = 2
@@ -86,6 +87,7 @@ class ServiceWatch:
             raise ServiceLost("the engine", url, str(error) or type(error).__name__) from error
         except httpx.TransportError:
             return  # slow is not gone: the rollout's own time limit decides
+        # The API server outlives an engine that died; its port alone would say that all is well.
         if answer.status_code >= 500:
             raise ServiceLost("the engine", url, f"its server answers {answer.status_code}")
 
@@ -123,6 +125,7 @@ class Crashers:
         `alone` says that nobody else sampled there: another step or an evaluation may have had rollouts in flight too.
         """
         groups = {each.group_id for each in in_flight}
+        # Counted also where others sampled there: the group was in flight, and a loss or two by accident only delay it.
         self._losses.update(groups)
         if not alone or len(in_flight) != 1 or self._losses[in_flight[0].group_id] < MIN_LOSSES:
             return False

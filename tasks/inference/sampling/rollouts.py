@@ -206,14 +206,14 @@ def run_in_background_loop(coroutine: Coroutine[Any, Any, Result]) -> Result:
 
     An exception that a signal raises in the waiting thread cancels the coroutine, and is passed on once that has ended.
     """
-    loop = asyncio.new_event_loop()
+    loop = asyncio.new_event_loop()  # made here, so that this thread can cancel through it at any time
     started: list[asyncio.Task[Result]] = []
     cancelled, ended = threading.Event(), threading.Event()
 
     async def start_work() -> None:
         task = asyncio.create_task(coroutine)
         started.append(task)
-        if cancelled.is_set():
+        if cancelled.is_set():  # by a signal that came before there was a task to cancel
             task.cancel()
         await asyncio.wait([task])
 
@@ -227,6 +227,7 @@ def run_in_background_loop(coroutine: Coroutine[Any, Any, Result]) -> Result:
     thread = threading.Thread(target=copy_context().run, args=(run,), name="event loop")
     try:
         thread.start()
+        # Not `thread.join()`: a wait without a time limit may not notice a signal that arrives just before it.
         while not ended.wait(POLL_SECONDS):
             continue
     finally:

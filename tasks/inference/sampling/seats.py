@@ -118,7 +118,9 @@ class Seats:
         What another model sampled is not the policy's and is never trained on, also where the environment itself bound
         that model. Raises SeatMismatch where a frozen seat was not played by its model.
         """
-        seat, recorded = trace.agent.name, _recorded_player(trace)
+        seat, config = trace.agent.name, trace.agent.config
+        # A trace does not always say what sampled it; then there is nothing to compare.
+        recorded = None if config.client is None else (config.client.base_url, config.model)
         player = self.players.get(seat)
         expected = SeatClient(player.client, player.served.model) if player else default
         matches = recorded in (None, (expected.client.base_url, expected.model))
@@ -134,16 +136,11 @@ class Seats:
         return {"trainable": False} if seat in self.untrained else {}
 
 
-def _recorded_player(trace: "WireTrace") -> tuple[str, str | None] | None:
-    """Return base URL and name of the model that a trace says it was sampled by; None where it does not say."""
-    config = trace.agent.config
-    return None if config.client is None else (config.client.base_url, config.model)
-
-
 def install_seat_assignment() -> None:
     """Patch verifiers so that environments of this process seat the players of each request. Idempotent."""
     from verifiers.v1.env import Env
 
+    # The one function of verifiers that binds models to the agents of an episode; `__wrapped__` marks ours.
     original = Env._episode_agents
     if hasattr(original, "__wrapped__"):
         return
@@ -188,6 +185,7 @@ def _env_with_players(env: "Env[Any]", players: Mapping[str, Any]) -> "Env[Any]"
         bound[name] = seats[name].model_copy(
             update={"client": requested.client, "model": requested.model, "sampling": sampling}
         )
+    # A shallow copy: tool servers and interception, which the episodes of a server share, stay the same objects.
     copied = copy.copy(env)
     copied.config = env.config.model_copy(update=bound)
     return copied
@@ -204,6 +202,7 @@ def _params_with_seed(params_of: Any, runs: Iterator[int], *arguments: Any, **ot
     params: dict[str, Any] = params_of(*arguments, **others)
     sampling, number = params["ctx"].sampling, next(runs)
     seed = getattr(sampling, "seed", None)
+    # The first run keeps the seed of the assignment, so that one agent alone is sampled as without us.
     if number == 0 or seed is None:
         return params
     sampling = sampling.model_copy(update={"seed": (seed + number * SEED_STRIDE) % NUM_SEEDS})

@@ -58,6 +58,7 @@ def _render_rows(
     mask = _unmask(prompt_end, tokens, _sampled_mask(messages, renderer, rendered, tools))
     if not any(mask):
         raise DemonstrationUnusable("the renderer marks no token of this demonstration as the assistant's")
+    # What follows the last sampled token, as a line break of the template, was never sampled and is not trained.
     end = max(index for index, sampled in enumerate(mask) if sampled) + 1
     stops = renderer.get_stop_token_ids()
     if tokens[end - 1] not in stops:  # some templates leave the last turn open, and a policy must learn to end it
@@ -163,7 +164,7 @@ class DemonstrationPrompt:
         text = self._settings.template.replace(
             "{demonstration}", demonstration_text(trace, self._settings.demonstration)
         )
-        if text not in self._tokens_of:
+        if text not in self._tokens_of:  # the samples of a group share their demonstration
             self._tokens_of[text] = self._render(("system", text))
         start = self._start if list(tokens[: len(self._start)]) == self._start else []
         return [*self._tokens_of[text], *tokens[len(start) :]]
@@ -173,6 +174,7 @@ class DemonstrationPrompt:
         """The tokens that every conversation begins with, whatever its first role, and that occur only there."""
         system, user, both = ("system", "x"), ("user", "x"), self._render(("system", "x"), ("user", "x"))
         start = []
+        # A token that comes again between messages begins every message, and not only the conversation.
         for one, other in zip(self._render(system), self._render(user), strict=False):
             if one != other or both.count(one) > 1:
                 break

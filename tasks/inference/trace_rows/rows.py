@@ -66,6 +66,7 @@ def wire_record(trace: "WireTrace") -> Row:
     record: Row = trace.model_dump(
         mode="json", exclude=EXCLUDE_FIELDS | {"info": True}, context={"float_decimals": None}, serialize_as_any=True
     )
+    # By hand: pydantic's JSON mode refuses bytes that are not UTF-8, and one such note would fail the batch.
     record["info"] = _json_value(trace.info)
     # JSON mode turns a reward that is no number into null, which would read as "not scored".
     for name, reward in trace.rewards.items():
@@ -79,10 +80,11 @@ def wire_record(trace: "WireTrace") -> Row:
 
 def _trace_row(trace: "WireTrace", record: Row, origin: RolloutOrigin, episode_id: str, failure: Failure | None) -> Row:
     unscored = failure is not None or not record["rewards"]
-    timing = trace.timing
+    timing, sampling = trace.timing, trace.agent.config.sampling
+    own_temperature = None if sampling is None else sampling.temperature  # a seat may have its own
     return {
         **origin.columns,
-        "temperature": _temperature(trace, origin),
+        "temperature": origin.temperature if own_temperature is None else own_temperature,
         "trace_id": trace.id,
         "episode_id": episode_id,
         "agent": trace.agent.name,
@@ -106,25 +108,13 @@ def _trace_row(trace: "WireTrace", record: Row, origin: RolloutOrigin, episode_i
     }
 
 
-def _temperature(trace: "WireTrace", origin: RolloutOrigin) -> float:
-    """Return the temperature of a trace: a seat may have its own."""
-    sampling = trace.agent.config.sampling
-    own = None if sampling is None else sampling.temperature
-    return origin.temperature if own is None else own
-
-
 def _token_counts(trace: "WireTrace", record: Row) -> dict[str, int]:
     """Return the numbers of input tokens, each counted once, and of sampled ones; the provider's for a chat API."""
     if is_chat_only(record):
-        usage = trace.usage
-        return {
-            "num_input_tokens": trace.num_input_tokens,
-            "num_output_tokens": usage.completion_tokens if usage else 0,
-        }
-    return {
-        "num_input_tokens": sum(node["mask"].count(False) for node in record["nodes"]),
-        "num_output_tokens": sum(node["mask"].count(True) for node in record["nodes"]),
-    }
+        num_sampled = trace.usage.completion_tokens if trace.usage else 0
+        return {"num_input_tokens": trace.num_input_tokens, "num_output_tokens": num_sampled}
+    mask = [own for node in record["nodes"] for own in node["mask"]]
+    return {"num_input_tokens": mask.count(False), "num_output_tokens": mask.count(True)}
 
 
 def _remaining_record(record: Row) -> Row:
@@ -202,6 +192,7 @@ def rebuild(trace_row: Mapping[str, Any], message_rows: Sequence[Mapping[str, An
     record["id"] = trace_row["trace_id"]
     for name in ("rewards", "metrics", "info"):
         record[name] = json.loads(trace_row[name])
+    # Rows of a table have no order of their own: sorted by their number, they are the nodes again.
     for node, row in zip(record["nodes"], sorted(message_rows, key=lambda row: row["message"]), strict=True):
         node.update({name: row[name] for name in ("parent", "sampled", "token_ids", "mask", "is_content")})
         node["message"] = json.loads(row["body"])
