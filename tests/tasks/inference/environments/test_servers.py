@@ -23,6 +23,7 @@ from tasks.inference.environments import servers as environments
 from tasks.inference.environments.examples import verifiers_config
 from tasks.inference.environments.host import LABELS_VARIABLE, label_sandboxes, refuses
 from tasks.inference.environments.servers import answers
+from tests.fixtures.endpoints import endpoint
 from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
@@ -113,21 +114,15 @@ async def _stopped() -> None:
             hung_up.set()
         return web.Response()
 
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", answer)
-    runner = web.AppRunner(app, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    client = EvalClientConfig(base_url=f"http://127.0.0.1:{runner.addresses[0][1]}/v1", api_key_var="NO_SUCH_KEY")
     loaded: vf.Env = load_environment(verifiers_config(REVERSE.model_dump(mode="json")))
-    async with loaded.serving():
+    async with endpoint(answer, ends_handlers=True) as url, loaded.serving():
+        client = EvalClientConfig(base_url=f"{url}/v1", api_key_var="NO_SUCH_KEY")
         (slot,) = loaded.slots(next(iter(loaded.taskset)))
         running = asyncio.create_task(loaded.run_slot(slot, ModelContext(client=client, model="m")))
         await asked.wait()
         running.cancel()
         await hung_up.wait()
-    await asyncio.gather(running, return_exceptions=True)
-    await runner.cleanup()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 def commands(pid: int) -> dict[int, str]:

@@ -24,6 +24,7 @@ from tasks.inference.sampling.limits import (
     straggler_failure,
 )
 from tasks.inference.sampling.lost_servers import ServiceLost, ServiceWatch
+from tests.fixtures.endpoints import endpoint
 
 CALM = EngineLoad(running=8, waiting=0, cache_use=0.5, preemptions=2)
 PAGE = """# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -267,15 +268,8 @@ def asked(key: str, status: int, question: Callable[[ServedModel], Awaitable[Fou
             shown.append(request.headers.get("Authorization"))
             return web.Response(text=PAGE_OF_ONE, status=status)
 
-        app = web.Application()
-        app.router.add_get("/{path}", answer)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            return await question(ServedModel(f"http://127.0.0.1:{runner.addresses[0][1]}", key)), shown
-        finally:
-            await runner.cleanup()
+        async with endpoint(answer, "/{path}") as url:
+            return await question(ServedModel(url, key)), shown
 
     return asyncio.run(scene())
 
