@@ -32,14 +32,13 @@ CHECK_SECONDS = 2.0
 """Between two connections to a shared tool server, and the longest wait for one."""
 MAX_REFUSALS = 3
 """Refused connections in a row after which a server is gone: a busy one accepts, or does not answer yet."""
-
+RESEND_SECONDS = 0.1
+"""Wait before a lost interrupt is sent again: by then the callback that lost it is over, or loses it once more."""
 WORK_VARIABLE = "STAGECOACH_RUNTIMES"
 LABELS_VARIABLE = "STAGECOACH_SANDBOX_LABELS"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
 
 _log = logging.getLogger(__name__)
-RESEND_SECONDS = 0.1
-"""Wait before a lost interrupt is sent again: by then the callback that lost it is over, or loses it once more."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -3,6 +3,9 @@
 It loads the environment, binds a free loopback port and writes `{"address": ...}` to the report file. A client connects
 with the key of STAGECOACH_GRADER_KEY and names a directory with examples, traces and messages as Arrow files; their
 scores are written beside them. Graders are processes of their own because they import the environment's package.
+
+A trace whose scoring fails gets an error in its row, as in a rollout. Where scores need what no trace records (a
+judge's model, a runtime, the rollout's state), the whole environment is refused with NotRegradable.
 """
 
 import argparse
@@ -48,8 +51,6 @@ MAX_CONCURRENT_EPISODES = 64
 """Episodes that are scored at once: enough to keep reward functions that wait for a network busy."""
 ADVICE = "Nothing was scored; what was recorded is as it was."
 
-MakeTask = Callable[[Any, type[Task[Any]]], Task[Any]]
-
 
 class Grader:
     """One loaded environment that scores recorded traces."""
@@ -58,12 +59,12 @@ class Grader:
         """Load the environment of a config section (plain values); raises what its package raises."""
         self.name = environment["name"]
         self.env = load_environment(verifiers_config(environment))
-        self.loader = TraceLoader(self.env, self._refuse)
+        self._declared: type[Task[Any]] = type(self.env.taskset).task_type()
         self.compares = type(self.env).finalize is not Env.finalize
         self.refusal = ""
         """Why this environment cannot be regraded; empty while no reason is known."""
         _forbid_judges(self._refuse)
-        declared = self._task_without_init(None, type(self.env.taskset).task_type())
+        declared = self._task_without_init(None, self._declared)
         # Raises now for a plugged-in function that cannot be loaded: that is no fault of a trace.
         for kind in ("reward", "metric"):
             declared.hooks(kind)
@@ -120,6 +121,46 @@ class Grader:
         # The __init__ of a task class may take more arguments than data and config; scoring needs no more than these.
         Task.__init__(task, data, config if isinstance(config, declared.config_type()) else None)
         return task
+
+    def load(self, row: Row, messages: Sequence[Row], dispatched: Row | None) -> tuple[Task[Any], Trace[Any, Any, Any]]:
+        """Return a recorded trace and the task that scores it.
+
+        `dispatched` is the example's data, used where the record does not hold the task. Raises pydantic's
+        ValidationError where the environment's current task class rejects the recorded data.
+        """
+        record = rebuild(row, messages) or self._minimal(row, messages, dispatched)
+        task_class = self._task_class(record["task"]["type"])
+        schema = Trace[task_class.data_type(), state_cls(task_class), WireAgentConfig]
+        trace = schema.model_validate(record)
+        # Past pydantic, which would refuse it as the state of this class.
+        trace.__dict__["state"] = StateNotRecorded(self._refuse)
+        return self.task_of(trace.task.data, task_class), trace
+
+    def dispatched_task(self, data: Row | None) -> Task[Any]:
+        """Return the task that the environment was given to play."""
+        if data is None:
+            raise ValueError("the example of this rollout is not in the examples table")
+        return self.task_of(self._declared.data_type().model_validate(data), self._declared)
+
+    def _task_class(self, name: str) -> type[Task[Any]]:
+        """Return the task class of a recorded name: an environment may make tasks of its own for some agents."""
+        if name == self._declared.__name__:
+            return self._declared
+        return next((each for each in _subclasses(Task) if each.__name__ == name), self._declared)
+
+    def _minimal(self, row: Row, messages: Sequence[Row], dispatched: Row | None) -> Row:
+        """Return the record of a trace that came without one: its messages, and the example's task."""
+        if dispatched is None:
+            raise ValueError("neither the trace's record nor the examples table holds the task")
+        record = {
+            "task": {"type": self._declared.__name__, "data": dispatched},
+            "agent": {"config": {}, "name": row["agent"], "trainable": row["trainable"]},
+            "nodes": [{} for _ in messages],
+            "is_completed": True,
+            "ok": True,
+            "stop_condition": row["stop_condition"],
+        }
+        return rebuild({**row, "record": json.dumps(record)}, messages)
 
     def recorded_metrics(self, task: Task[Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
         """Return the recorded metrics that only a rollout can measure: those of the harness and the runtime."""
@@ -185,7 +226,7 @@ class EpisodeScores:
         return None
 
     async def _score_trace(self, row: Row) -> None:
-        task, trace = self.grader.loader.load(row, self.messages[row["trace_id"]], self.task, self.grader.task_of)
+        task, trace = self.grader.load(row, self.messages[row["trace_id"]], self.task)
         self.traces[row["trace_id"]] = trace
         trace.rewards, trace.metrics = {}, self.grader.recorded_metrics(task, trace.metrics)
         async with asyncio.timeout(task.data.timeout.scoring or SCORING_SECONDS):
@@ -197,9 +238,8 @@ class EpisodeScores:
             raise EnvError(f"traces of the episode could not be scored: {', '.join(sorted(self.failures))}")
         for row in self.rows:
             if row["error_class"] is not None and row["record"] != "{}":
-                messages = self.messages[row["trace_id"]]
-                self.traces[row["trace_id"]] = self.grader.loader.load(row, messages, self.task, self.grader.task_of)[1]
-        env, task = self.grader.env, self.grader.loader.dispatched_task(self.task, self.grader.task_of)
+                self.traces[row["trace_id"]] = self.grader.load(row, self.messages[row["trace_id"]], self.task)[1]
+        env, task = self.grader.env, self.grader.dispatched_task(self.task)
         stamp = TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
         episode = Episode(id=self.rows[0]["episode_id"], env=EnvInfo(id=env.config.env_id), task=stamp)
         episode.traces.extend(self.traces[row["trace_id"]] for row in self.rows if row["trace_id"] in self.traces)
@@ -242,56 +282,6 @@ class StateNotRecorded:
         if not name.startswith("__"):  # copying and pickling ask for those, which is no look at the state
             self._refuse(f"its scores look at the rollout's state ({name!r}), which is not recorded")
         raise AttributeError(name)
-
-
-class TraceLoader:
-    """Rebuilds recorded traces of one environment, with the tasks that score them."""
-
-    def __init__(self, env: Env[Any], refuse: Callable[[str], None]) -> None:
-        self._declared: type[Task[Any]] = type(env.taskset).task_type()
-        self._refuse = refuse
-
-    def load(
-        self, row: Row, messages: Sequence[Row], dispatched: Row | None, make: MakeTask
-    ) -> tuple[Task[Any], Trace[Any, Any, Any]]:
-        """Return a recorded trace and the task that scores it.
-
-        `dispatched` is the example's data, used where the record does not hold the task. Raises pydantic's
-        ValidationError where the environment's current task class rejects the recorded data.
-        """
-        record = rebuild(row, messages) or self._minimal(row, messages, dispatched)
-        task_class = self._task_class(record["task"]["type"])
-        schema = Trace[task_class.data_type(), state_cls(task_class), WireAgentConfig]
-        trace = schema.model_validate(record)
-        # Past pydantic, which would refuse it as the state of this class.
-        trace.__dict__["state"] = StateNotRecorded(self._refuse)
-        return make(trace.task.data, task_class), trace
-
-    def dispatched_task(self, data: Row | None, make: MakeTask) -> Task[Any]:
-        """Return the task that the environment was given to play."""
-        if data is None:
-            raise ValueError("the example of this rollout is not in the examples table")
-        return make(self._declared.data_type().model_validate(data), self._declared)
-
-    def _task_class(self, name: str) -> type[Task[Any]]:
-        """Return the task class of a recorded name: an environment may make tasks of its own for some agents."""
-        if name == self._declared.__name__:
-            return self._declared
-        return next((each for each in _subclasses(Task) if each.__name__ == name), self._declared)
-
-    def _minimal(self, row: Row, messages: Sequence[Row], dispatched: Row | None) -> Row:
-        """Return the record of a trace that came without one: its messages, and the example's task."""
-        if dispatched is None:
-            raise ValueError("neither the trace's record nor the examples table holds the task")
-        record = {
-            "task": {"type": self._declared.__name__, "data": dispatched},
-            "agent": {"config": {}, "name": row["agent"], "trainable": row["trainable"]},
-            "nodes": [{} for _ in messages],
-            "is_completed": True,
-            "ok": True,
-            "stop_condition": row["stop_condition"],
-        }
-        return rebuild({**row, "record": json.dumps(record)}, messages)
 
 
 def _subclasses(of: type[Task[Any]]) -> Iterator[type[Task[Any]]]:

@@ -76,16 +76,15 @@ class RolloutRunner:
     async def run(self, assignment: Row, task: dict[str, Any]) -> Rows:
         """Return the rows of one assignment, within rollout.timeout_seconds; raises ServiceLost alone."""
         started, clock = time.time(), time.monotonic()
-        origin = self._origin(assignment)
         seconds = self.config.rollout.timeout_seconds
         try:
             # One limit over all attempts: a rollout that is tried again has no more time than any other.
             async with asyncio.timeout(seconds):
-                return await self._run_attempts(origin, task, started)
+                return await self._run_attempts(self._origin(assignment), task, started)
         except TimeoutError:
             message = f"the rollout took longer than rollout.timeout_seconds = {seconds:g}"
             failure = Failure("timeout", "TimeoutError", message)
-        return [row_of_failure(failure, origin, started, time.monotonic() - clock)], []
+        return self.rows_without_trace(assignment, failure, started, time.monotonic() - clock)
 
     def rows_without_trace(self, assignment: Row, failure: Failure, started: float, seconds: float) -> Rows:
         """Return the rows of an assignment that left nothing but a failure."""

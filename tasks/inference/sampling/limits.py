@@ -1,7 +1,8 @@
 """Adapts the limit on rollouts in flight to the load that the engines report under `/metrics`.
 
 Additive increase while the limit is what holds rollouts back, multiplicative decrease once requests queue or are
-preempted: a preempted request is computed twice.
+preempted: a preempted request is computed twice. And stops what is left of an environment of which enough groups have
+ended.
 """
 
 import asyncio

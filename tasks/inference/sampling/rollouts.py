@@ -206,6 +206,9 @@ def run_in_background_loop(coroutine: Coroutine[Any, Any, Result]) -> Result:
 
     An exception that a signal raises in the waiting thread cancels the coroutine, and is passed on once that has ended.
     """
+    # Such an exception (KeyboardInterrupt, the cancellation of a flow) is raised in the main thread, between any two
+    # instructions. Were the loop there, it could strike inside a callback and tear the loop's state apart; here it
+    # strikes the waiting thread alone.
     loop = asyncio.new_event_loop()  # made here, so that this thread can cancel through it at any time
     started: list[asyncio.Task[Result]] = []
     cancelled, ended = threading.Event(), threading.Event()

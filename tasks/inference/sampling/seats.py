@@ -57,18 +57,12 @@ def frozen_seat_models(
 
 @dataclass(frozen=True)
 class SeatClient:
-    """The client and model of the seats that have no model of their own."""
+    """What calls the model that plays a seat, and the model's name."""
 
     client: "ClientConfig"
     model: str
-
-
-@dataclass(frozen=True)
-class SeatPlayer:
-    """A frozen model that plays a seat."""
-
-    client: "TrainClientConfig"
-    served: ServedModel
+    salt: str = ""
+    """Of a frozen model: identifies its weights to the prefix cache."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,7 @@ class Seats:
     """The seats of one environment that differ from those of the model that samples it."""
 
     environment: str
-    players: Mapping[str, SeatPlayer]
+    players: Mapping[str, SeatClient]
     """The frozen models, by seat."""
     untrained: frozenset[str] = frozenset()
     """Seats that the policy plays and is not trained on."""
@@ -93,7 +87,11 @@ class Seats:
         """Return the seats of an environment; `served` models and their clients are by `seat_model_name`."""
         frozen = [name for name, seat in environment.seats.items() if seat.model is not None]
         names = {seat: seat_model_name(environment.name, seat) for seat in frozen}
-        players = {seat: SeatPlayer(clients[name], served[name]) for seat, name in names.items() if name in served}
+        players = {
+            seat: SeatClient(clients[name], served[name].model, served[name].salt)
+            for seat, name in names.items()
+            if name in served
+        }
         untrained = frozenset(name for name, seat in environment.seats.items() if not seat.trainable)
         return cls(environment.name, players, untrained, frozenset(frozen) - players.keys())
 
@@ -105,8 +103,8 @@ class Seats:
         seats = {
             name: {
                 "client": player.client.model_dump(mode="json"),
-                "model": player.served.model,
-                "sampling": {"cache_salt": player.served.salt},
+                "model": player.model,
+                "sampling": {"cache_salt": player.salt},
             }
             for name, player in self.players.items()
         }
@@ -122,7 +120,7 @@ class Seats:
         # A trace does not always say what sampled it; then there is nothing to compare.
         recorded = None if config.client is None else (config.client.base_url, config.model)
         player = self.players.get(seat)
-        expected = SeatClient(player.client, player.served.model) if player else default
+        expected = player or default
         matches = recorded in (None, (expected.client.base_url, expected.model))
         if player is not None and not matches:
             raise SeatMismatch(
