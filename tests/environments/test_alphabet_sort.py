@@ -4,17 +4,7 @@ from collections import Counter
 
 import pytest
 from alphabet_sort.demonstrations import TAG, demonstrations, words
-from alphabet_sort.lists import (
-    NAMES,
-    Conversation,
-    Limits,
-    asked,
-    conversations,
-    listed,
-    score,
-    similarity,
-    tagged,
-)
+from alphabet_sort.lists import NAMES, Conversation, Limits, asked, conversations, listed, score, similarity, tagged
 from hypothesis import given
 from hypothesis import strategies as st
 

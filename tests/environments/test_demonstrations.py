@@ -17,12 +17,7 @@ COMMANDS: dict[str, tuple[list[str], tuple[Any, ...], dict[str, Any], tuple[Any,
     "lookup": ([], (), {}, ()),
     "proposer_solver": ([], (), {"largest": 9}, (9,)),
     "reverse_text": (["--seed", "7"], (), {"seed": 7}, None),
-    "wikispeedia": (
-        ["--num-topics", "12", "--max-moves", "3"],
-        (graph(12, 0),),
-        {"max_moves": 3},
-        (graph(12, 0),),
-    ),
+    "wikispeedia": (["--num-topics", "12", "--max-moves", "3"], (graph(12, 0),), {"max_moves": 3}, (graph(12, 0),)),
 }
 """By environment: options of its command, arguments and settings of its demonstrations, and arguments of its words."""
 

@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proposer_solver.demonstrations import demonstrations
 from proposer_solver.sums import Problem, beginnings, difficulty, is_right, problem_of, proposed, question, request
-from proposer_solver.taskset import (
-    RULES_OF_PROPOSER,
-    RULES_OF_SOLVER,
-    ProposerSolverConfig,
-    ProposerSolverTaskset,
-)
+from proposer_solver.taskset import RULES_OF_PROPOSER, RULES_OF_SOLVER, ProposerSolverConfig, ProposerSolverTaskset
 from pydantic import ValidationError
 
 from tests.environments.scripted import SEED, Body, played

@@ -9,18 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from wikispeedia.demonstrations import demonstrations
-from wikispeedia.graph import (
-    Graph,
-    Trip,
-    distances,
-    every_link,
-    graph,
-    is_connected,
-    page,
-    prompt,
-    shortest,
-    trips,
-)
+from wikispeedia.graph import Graph, Trip, distances, every_link, graph, is_connected, page, prompt, shortest, trips
 from wikispeedia.walk import BACK, CLICK, Walk, efficiency
 from wikispeedia.words import SCHEMAS
 

@@ -124,7 +124,7 @@ def test_what_was_made_again_takes_the_place_of_the_whole_assignment():
     assert errored_assignments(rounds[0]) == ["a"] and errored_assignments(rounds[1]) == []
     assert latest_attempts(rounds)["trace_id"].to_pylist() == ["b1", "a3"]
     assert latest_attempts([*rounds, table("traces", [failed("a4", assignment_id="a")])])["trace_id"].to_pylist() == [
-        *("b1", "a4"),
+        *("b1", "a4")
     ]
     assert latest_attempts(rounds[:1]).equals(rounds[0])
 

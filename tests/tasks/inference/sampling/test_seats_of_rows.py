@@ -7,13 +7,7 @@ import pytest
 
 from configs.environments import EnvironmentConfig
 from tasks.inference.engine.client import ServedModel
-from tasks.inference.sampling.seats import (
-    SeatClient,
-    SeatMismatch,
-    Seats,
-    frozen_seat_models,
-    seat_model_name,
-)
+from tasks.inference.sampling.seats import SeatClient, SeatMismatch, Seats, frozen_seat_models, seat_model_name
 from tasks.inference.trace_rows.rows import RolloutOrigin
 
 ORIGIN = RolloutOrigin({}, "the-policy", 3, 4, 1.0)
