@@ -10,7 +10,7 @@ import logging
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 
 from tasks.inference.engine.client import ServedModel
@@ -205,17 +205,10 @@ class AdaptiveLimit:
 
 def _worst_load(loads: Sequence[EngineLoad]) -> EngineLoad:
     """Return one load for several engines, as if each were as busy as the busiest."""
-    first, *others = loads
-    for other in others:
-        first = replace(
-            first,
-            running=first.running + other.running,
-            # What makes the limit fall must come through from the busiest; a mean would hide it.
-            waiting=max(first.waiting, other.waiting),
-            cache_use=max(first.cache_use, other.cache_use),
-            preemptions=first.preemptions + other.preemptions,
-        )
-    return first
+    # What makes the limit fall must come through from the busiest; a mean would hide it.
+    waiting, cache_use = max(each.waiting for each in loads), max(each.cache_use for each in loads)
+    running, preemptions = sum(each.running for each in loads), sum(each.preemptions for each in loads)
+    return EngineLoad(running, waiting, cache_use, preemptions)
 
 
 class StoppedEarly(Exception):

@@ -73,23 +73,20 @@ class ServiceWatch:
 
     async def check(self) -> None:
         """Ask each engine's API server now whether the engine behind it lives; raises ServiceLost."""
-        for url, api_key in self.engines.items():
-            await self._check_health(url, api_key)
-
-    async def _check_health(self, url: str, api_key: str) -> None:
         import httpx
 
-        try:
-            async with httpx.AsyncClient(timeout=CONNECT_SECONDS, trust_env=False) as client:
-                headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-                answer = await client.get(f"{url}/health", headers=headers)
-        except httpx.ConnectError as error:
-            raise ServiceLost("the engine", url, str(error) or type(error).__name__) from error
-        except httpx.TransportError:
-            return  # slow is not gone: the rollout's own time limit decides
-        # The API server outlives an engine that died; its port alone would say that all is well.
-        if answer.status_code >= 500:
-            raise ServiceLost("the engine", url, f"its server answers {answer.status_code}")
+        for url, api_key in self.engines.items():
+            headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+            try:
+                async with httpx.AsyncClient(timeout=CONNECT_SECONDS, trust_env=False) as client:
+                    answer = await client.get(f"{url}/health", headers=headers)
+            except httpx.ConnectError as error:
+                raise ServiceLost("the engine", url, str(error) or type(error).__name__) from error
+            except httpx.TransportError:
+                continue  # slow is not gone: the rollout's own time limit decides
+            # The API server outlives an engine that died; its port alone would say that all is well.
+            if answer.status_code >= 500:
+                raise ServiceLost("the engine", url, f"its server answers {answer.status_code}")
 
     async def _connect(self, service: str, address: str) -> None:
         parts = urlsplit(address)
