@@ -24,10 +24,12 @@ from benchmarks.breakdown.processor import difference, processor_seconds
 from configs.run import RunConfig, View
 from storage.schemas.stage_tables import MESSAGES, TRACES
 from storage.store import open_store
-from tasks.inference.engine.client import Engine
+from tasks.inference.engine.client import Engine, ServedModel
 from tasks.inference.environments import servers as environments
-from tasks.inference.sampling import rollouts
+from tasks.inference.sampling.attempts import OF_POLICY
+from tasks.inference.sampling.rollouts import BatchSampler
 from tasks.learner.tiny import tiny_qwen3
+from tasks.runtime.stage import Policy
 from tests.fixtures.hosts import KEY, SECTIONS, assigned, engine_of, served
 from tests.fixtures.warming import taught
 
@@ -119,20 +121,19 @@ def measured(engine: Engine, model: Path, directory: Path, turns: int, num: int)
             store.append(name, rows, run=f"turns{turns}", step=0, key=group_id, attempt=group_id)
 
     with served(environment, directory) as told:
-        sample = partial(
-            rollouts.sample,
-            examples=examples,
-            engine_url=engine.url,
-            api_key=KEY,
+        sampler = partial(
+            BatchSampler,
+            served={OF_POLICY: ServedModel(engine.url, KEY, salt="policy")},
             addresses={environment.name: told["address"]},
-            policy={"key": "policy", "version": 0},
+            policy=Policy("policy", 0),
             step=0,
             config=View(settings, SECTIONS, "rollout"),
         )
         first, *others = examples["example_id"].to_pylist()[: num // GROUP + 1]
-        sample(assigned(environment.name, [first], 2), on_group=lambda *_: None)  # starts the tool server, among others
+        # Starts the tool server, among others.
+        sampler(on_group=lambda *_: None).sample(assigned(environment.name, [first], 2), examples)
         before, clock = processor_seconds(), time.monotonic()
-        sample(assigned(environment.name, others, GROUP), on_group=keep)
+        sampler(on_group=keep).sample(assigned(environment.name, others, GROUP), examples)
         seconds, processor = time.monotonic() - clock, difference(processor_seconds(), before)
     traces, messages = ([row for one in groups for row in one[name].to_pylist()] for name in ("traces", "messages"))
     return Measured(turns, traces, messages, seconds, processor)

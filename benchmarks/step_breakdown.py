@@ -33,8 +33,9 @@ from storage.ledger import Ledger
 from storage.policies.store import Policies
 from storage.store import Store, open_store
 from tasks.inference.engine.client import MODEL, Engine
+from tasks.inference.sampling.attempts import OF_POLICY
+from tasks.inference.sampling.rollouts import BatchSampler
 from tasks.learner.client import Learner
-from tasks.rollout import stage as rollout
 from tasks.runtime import prefect_task
 from tasks.runtime.execute import Parts
 
@@ -77,16 +78,17 @@ class Profile:
         self._follow_sampling()
 
     def _follow_sampling(self) -> None:
-        inner = rollout.sample
+        inner = BatchSampler.sample
 
-        def sample(*positional: Any, **named: Any) -> None:
-            self.engine = named["engine_url"], named["api_key"]
+        def sample(sampler: BatchSampler, *tables: Any) -> None:
+            policy = sampler.runner.served[OF_POLICY]
+            self.engine = policy.url, policy.api_key
             before = processor_seconds()
             with self.spans.span(SAMPLING):
-                inner(*positional, **named)
+                inner(sampler, *tables)
             add(self._sampling, difference(processor_seconds(), before))
 
-        rollout.sample = sample
+        BatchSampler.sample = sample  # type: ignore[method-assign]
 
     def watch(self, event: str, facts: Mapping[str, Any]) -> None:
         """Take the figures of a step when it is finished; after the last one, measure the engine alone."""

@@ -34,8 +34,7 @@ from storage.read.frames import existing_store
 from storage.store import Store
 from tasks.arrays.columns import texts
 from tasks.assignment.examples import values_of
-from tasks.evaluation.paired import Difference, paired_differences
-from tasks.evaluation.stage import example_means, rewards_of
+from tasks.evaluation.stage import Difference, example_means, paired_differences, rewards_of
 
 
 def diff(a: str, b: str, step: int | None = None, as_json: bool = False, store: str = "") -> int:

@@ -30,8 +30,9 @@ from tasks.inference.engine.checks import (
     measure_slowdown,
     tolerance,
 )
-from tasks.inference.engine.client import Engine, command
-from tasks.inference.engine.model_files import model_directory
+from tasks.inference.engine.client import Engine
+from tasks.inference.engine.command import command
+from tasks.inference.engine.model_info import model_directory
 from tasks.training.policy import probe_token_ids
 
 SAMPLER = "tasks.learner.adapter_tools"

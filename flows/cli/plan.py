@@ -17,7 +17,7 @@ from flows.runtime.session import require_gate
 from flows.runtime.versions import config_versions
 from flows.services.teachers import asked_teachers, is_here, local_teacher_facts
 from storage.keys import content_key
-from tasks.inference.engine.model_files import directory_digest
+from tasks.inference.engine.model_info import directory_digest
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.stage import Ref
 

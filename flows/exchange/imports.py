@@ -27,7 +27,7 @@ from tasks.exchange.episodes import SAMPLED, TRAIN, Episode, ImportContext, Impo
 from tasks.exchange.files import STEP, Format, read_files
 from tasks.exchange.trace_import import ImportedRollouts, arrange, split_repeated, with_unique_ids
 from tasks.exchange.traces import MARK
-from tasks.inference.engine.model_files import TOKENIZER_FILES, file_digest, files_of, model_directory
+from tasks.inference.engine.model_info import TOKENIZER_FILES, file_digest, files_of, model_directory
 from tasks.metrics import stage as metrics
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext, StageKeys

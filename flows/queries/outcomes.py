@@ -14,7 +14,7 @@ from flows.queries.row_lineage import identify, policy_names, policy_version
 from flows.queries.step_history import StepHistory, StepLineage, present
 from storage.read.frames import Derivation, Frames
 from storage.read.lineage import Work
-from tasks.inference.sampling.failures import STRAGGLER
+from tasks.inference.trace_rows.failures import STRAGGLER
 from tasks.metrics.accounting import EVALUATED, NO_WEIGHT, PENDING, REFUSED, TRAINED, outcome_of
 
 EXPIRED = "expired"

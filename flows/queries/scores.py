@@ -18,8 +18,7 @@ from storage.store import Store
 from tasks.arrays.seats import COLUMNS as OF_SEATS
 from tasks.arrays.seats import evaluated_seats
 from tasks.assignment.stage import latest_attempts
-from tasks.evaluation.paired import paired_differences
-from tasks.evaluation.stage import COLUMNS, estimates
+from tasks.evaluation.stage import COLUMNS, estimates, paired_differences
 from tasks.stages import EVALUATION_ASSIGNMENT, ROLLOUT, scores_policy
 
 READ = tuple(dict.fromkeys((*COLUMNS, *OF_SEATS, "episode_id")))

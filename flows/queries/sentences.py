@@ -8,7 +8,7 @@ from flows.queries.row_lineage import WORK, RowNode, policy_names
 from flows.reporting.formats import compact_number, one_line
 from storage.read.lineage import Graph, Work
 from tasks.arrays.finding import QUARANTINED
-from tasks.inference.sampling.failures import STRAGGLER
+from tasks.inference.trace_rows.failures import STRAGGLER
 from tasks.metrics.accounting import ERRORED, EVALUATED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
 
 KEY = 8

@@ -30,7 +30,7 @@ from storage.read.frames import existing_store
 from storage.read.lineage import Work
 from storage.store import Store
 from tasks.advantage.stage import STAGE
-from tasks.inference.engine.model_files import directory_digest, model_directory
+from tasks.inference.engine.model_info import directory_digest, model_directory
 
 
 def refuse_lost_state(config: RunConfig, recorded: StepHistory) -> None:

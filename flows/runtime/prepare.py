@@ -22,7 +22,7 @@ from flows.services.teachers import teacher_facts
 from storage.keys import canonical_json
 from storage.store import Store, open_store
 from tasks.assignment.examples import DEMONSTRATIONS, read_rows
-from tasks.inference.engine.model_files import directory_digest, file_digest, model_directory
+from tasks.inference.engine.model_info import directory_digest, file_digest, model_directory
 from tasks.runtime.stage import Policy
 
 DEFAULT_FILES = {"train": ["demo"], "sft": ["sft_demo"], "evaluate": ["demo"]}

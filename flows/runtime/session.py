@@ -31,8 +31,8 @@ from flows.services.learner import LearnerProcess
 from flows.services.teachers import TeacherEngines, asked_teachers
 from storage.errors import NoSpace
 from storage.store import Store, open_store
-from tasks.gate.rules import require_rule
-from tasks.inference.engine.model_files import directory_digest, file_digest, model_directory
+from tasks.gate.stage import require_rule
+from tasks.inference.engine.model_info import directory_digest, file_digest, model_directory
 from tasks.rollout.demonstration import Renderer
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import Services

@@ -13,7 +13,7 @@ from configs.replay import replayed_stages
 from configs.run import RunConfig, needs_reference_scores
 from configs.training import TrainingConfig
 from tasks.inference.engine import model_info
-from tasks.inference.engine.model_files import model_directory, tokenizer_digest
+from tasks.inference.engine.model_info import model_directory, tokenizer_digest
 from tasks.inference.environments import servers as environment_service
 from tasks.runtime.imports import NotImportable, code_version
 

@@ -15,9 +15,8 @@ from flows.services.base import Command, PolicyLock, RunService, Supervisor
 from flows.services.learner import recorded_policy
 from flows.services.process import Handle, ServiceSpec
 from tasks.inference.engine.checks import check_serving
-from tasks.inference.engine.client import MODEL, Engine, EngineLost
-from tasks.inference.engine.client import command as engine_command
-from tasks.inference.engine.scoring import ServedModel
+from tasks.inference.engine.client import MODEL, Engine, EngineLost, ServedModel
+from tasks.inference.engine.command import command as engine_command
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import retry_lost
 from tasks.runtime.stage import Policy

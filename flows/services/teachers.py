@@ -21,16 +21,15 @@ from flows.services.process import Handle, ServiceFailed, ServiceSpec
 from storage.keys import content_key
 from tasks.inference.engine import model_info
 from tasks.inference.engine.checks import tokenizer_difference
-from tasks.inference.engine.client import MODEL, Engine, EngineError, EngineLost
-from tasks.inference.engine.client import command as engine_command
-from tasks.inference.engine.model_files import (
+from tasks.inference.engine.client import MODEL, Engine, EngineError, EngineLost, ServedModel
+from tasks.inference.engine.command import command as engine_command
+from tasks.inference.engine.model_info import (
     directory_digest,
     file_digest,
     files_of,
     model_directory,
     tokenizer_digest,
 )
-from tasks.inference.engine.scoring import ServedModel
 from tasks.runtime.services import retry_lost
 
 NAMED = 8

@@ -16,8 +16,7 @@ from storage.schemas.stage_tables import REFERENCES
 from tasks.arrays.columns import texts
 from tasks.arrays.message_graph import find_branches, owners
 from tasks.arrays.ragged import Integers, Ragged
-from tasks.inference.engine.client import EngineLost
-from tasks.inference.engine.scoring import NotScorable, ServedModel, score
+from tasks.inference.engine.client import EngineLost, NotScorable, ServedModel, score
 from tasks.inference.trace_rows.demonstrations import DemonstrationPrompt
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.services import EngineService, TeacherService, retry_lost

@@ -79,7 +79,7 @@ def t_quantile(degrees: int) -> float:
         return tan(pi * (p - 0.5))
     if degrees == 2:
         return (2 * p - 1) / sqrt(2 * p * (1 - p))
-    x, n = NormalDist().inv_cdf(p), degrees
+    x, n = NormalDist().inv_cdf(p), float(degrees)
     terms = (
         x,
         (x**3 + x) / 4,

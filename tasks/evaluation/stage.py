@@ -8,11 +8,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
+from statistics import fmean
 from typing import Any
 
 import pyarrow as pa
 
-from tasks.evaluation.confidence import Interval, of_mean
+from tasks.evaluation.confidence import Interval, of_mean, students
 
 UNSCORED = "unscored"
 """What attempts without an error and without a reward are counted as."""
@@ -170,6 +171,7 @@ def _estimate(
 
 def _pass_at(k: int, rewards: Rewards, pass_reward: float) -> PassAt:
     passes = list(example_passes(rewards, k, pass_reward).values())
+    # As failures, errors count with a reward that never passes, whatever the threshold is.
     floors = list(example_passes(_floored(rewards, pass_reward - 1), k, pass_reward).values())
     return PassAt(k, _mean(passes), len(passes), _mean(floors), of_mean(passes))
 
@@ -182,3 +184,42 @@ def _mean(values: Sequence[float | None]) -> float | None:
     """Return the mean of what is there; None if nothing is."""
     present = [value for value in values if value is not None]
     return sum(present) / len(present) if present else None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One figure before and after, over the examples that both have it for."""
+
+    environment: str
+    figure: str
+    """avg, or pass@k."""
+    before: float | None
+    after: float | None
+    difference: float | None
+    """after - before; None where no example has both."""
+    interval: Interval | None
+    """Confidence interval of `difference`; None where it is the same on all examples, or there are fewer than two."""
+    num_examples: int
+
+
+def paired_differences(
+    before: pa.Table, after: pa.Table, pass_at: Sequence[int] = (1,), pass_reward: float = 1.0
+) -> list[Difference]:
+    """Return how the figures of each environment that both tables of traces have differ, in order of name."""
+    one, other = rewards_of(before), rewards_of(after)
+    found = []
+    for name in sorted(one.keys() & other.keys()):
+        found.append(_difference(name, "avg", example_means(one[name]), example_means(other[name])))
+        for k in pass_at:
+            pair = (example_passes(each[name], k, pass_reward) for each in (one, other))
+            found.append(_difference(name, f"pass@{k}", *pair))
+    return found
+
+
+def _difference(environment: str, figure: str, one: Mapping[str, float], other: Mapping[str, float]) -> Difference:
+    both = sorted(one.keys() & other.keys())
+    if not both:
+        return Difference(environment, figure, None, None, None, None, 0)
+    before, after = fmean(one[each] for each in both), fmean(other[each] for each in both)
+    steps = [other[each] - one[each] for each in both]
+    return Difference(environment, figure, before, after, after - before, students(steps), len(both))

@@ -27,7 +27,7 @@ from tasks.exchange.episodes import (
     mapping,
     paths,
 )
-from tasks.inference.sampling.failures import Failure, failure_of_trace
+from tasks.inference.trace_rows.failures import Failure, failure_of_trace
 from tasks.inference.trace_rows.rows import NODE_COLUMNS, error_columns, message_rows, rebuild
 
 ROLES = ("system", "developer", "user", "assistant", "tool")

@@ -22,7 +22,7 @@ from tasks.exchange.episodes import (
     mapping,
 )
 from tasks.exchange.traces import MARK, empty_row, shortest, trace_rows, with_failure, with_short_logprobs
-from tasks.inference.sampling.failures import Failure, failure_of_error
+from tasks.inference.trace_rows.failures import Failure, failure_of_error
 from tasks.inference.trace_rows.rows import rebuild
 
 UNNAMED = "imported"

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from tasks.arrays.columns import texts
 from tasks.arrays.finding import QUARANTINED
 from tasks.arrays.group_counts import admitted_groups
-from tasks.inference.sampling.failures import STRAGGLER
+from tasks.inference.trace_rows.failures import STRAGGLER
 from tasks.runtime.stage import Tables
 
 TRAINED, FILTERED, ERRORED, NO_WEIGHT = "trained", "filtered", "errored", "no weight"

@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tasks.inference.sampling.failures import STRAGGLER
+from tasks.inference.trace_rows.failures import STRAGGLER
 from tasks.metrics.figures import ALL, Values, mean, spread
 
 _MEANS = ("num_turns", "num_input_tokens", "num_output_tokens", "is_truncated", "staleness")

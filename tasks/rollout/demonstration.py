@@ -41,6 +41,7 @@ def demonstration(tables: Tables, config: View, *, step: int, key: str, render: 
         example = json.loads(tasks[row["example_id"]])
         nodes = render(example["messages"], *([example["tools"]] if "tools" in example else []))
         num_tokens = sum(len(node["token_ids"]) for node in nodes)
+        # Cut, it would teach to end in the middle of an answer.
         too_long = num_tokens > config.data.max_length
         trace = _trace(row, (step, key), nodes, num_tokens, config.data.max_length if too_long else None)
         traces.append(trace)

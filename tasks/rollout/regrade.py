@@ -52,6 +52,7 @@ def _rescored(traces: pa.Table, scores: Mapping[str, Mapping[str, Any]]) -> pa.T
     columns = {name: [scores.get(i, {}).get(name) for i in names] for name in (*SCORED, *ERRORS)}
     columns["scoring_seconds"] = [scores.get(i, {}).get("seconds") for i in names]
     was_scored = pa.array([i in scores for i in names])
+    # Column by column, and only for traces that were scored: the errors of the others are those of their rollouts.
     for name, values in columns.items():
         place, field = traces.schema.get_field_index(name), TRACES.arrow.field(name)
         now = pc.if_else(was_scored, pa.array(values, field.type), traces[name])
@@ -61,23 +62,13 @@ def _rescored(traces: pa.Table, scores: Mapping[str, Mapping[str, Any]]) -> pa.T
 
 def _compared(traces: pa.Table, scores: Mapping[str, Mapping[str, Any]]) -> pa.Table:
     """Return the row of regrades for each trace that was scored, in the order of the traces."""
-    rows = traces.select(["trace_id", "environment", "example_id", "reward", "rewards"]).to_pylist()
-    compared = [_comparison(row, scores[row["trace_id"]]) for row in rows if row["trace_id"] in scores]
-    return pa.Table.from_pylist(compared, schema=REGRADES.arrow)
-
-
-def _comparison(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **{name: before[name] for name in ("trace_id", "environment", "example_id")},
-        "reward_before": before["reward"],
-        "reward": now["reward"],
-        "rewards_before": before["rewards"],
-        "rewards": now["rewards"],
-        "changed": before["reward"] != now["reward"],
-        "error_type": now["error_type"],
-        "error_message": now["error_message"],
-        "seconds": now["seconds"],
-    }
+    rows = []
+    for before in traces.select(["trace_id", "environment", "example_id", "reward", "rewards"]).to_pylist():
+        if (now := scores.get(before["trace_id"])) is not None:
+            old = {"reward_before": before.pop("reward"), "rewards_before": before.pop("rewards")}
+            new = {name: now[name] for name in ("reward", "rewards", "error_type", "error_message", "seconds")}
+            rows.append({**before, **old, **new, "changed": old["reward_before"] != now["reward"]})
+    return pa.Table.from_pylist(rows, schema=REGRADES.arrow)
 
 
 STAGE = Stage(

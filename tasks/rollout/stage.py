@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 from configs.run import View, for_environment
 from tasks.arrays.columns import texts
 from tasks.arrays.group_counts import num_needed
-from tasks.inference.engine.scoring import ServedModel
+from tasks.inference.engine.client import ServedModel
 from tasks.inference.sampling.attempts import OF_POLICY
 from tasks.inference.sampling.lost_servers import Crashers, ServiceLost
-from tasks.inference.sampling.rollouts import SamplingPlan, sample
+from tasks.inference.sampling.rollouts import BatchSampler, SamplingPlan
 from tasks.inference.sampling.seats import frozen_seat_models
 from tasks.runtime.execute import Parts
 from tasks.runtime.prefect_task import as_task
@@ -45,7 +45,8 @@ def rollout(
     its server down again when it is alone there is a row with that error. Raises what the services raise when a service
     does not come back.
     """
-    _Runner(config, step, policy, engine, environments, teachers).sample_all(tables, parts)
+    runner, crashers = _Runner(config, step, policy, engine, environments, teachers), Crashers()
+    retry_lost(lambda: runner.sample_missing(tables, parts, crashers), ServiceLost)
     return {}
 
 
@@ -60,24 +61,15 @@ class _Runner:
     environments: EnvironmentService
     teachers: TeacherService
 
-    def sample_all(self, tables: Tables, parts: Parts) -> None:
-        """Sample until no group is missing, through the losses of services."""
-        crashers = Crashers()
-        retry_lost(lambda: self._sample_missing(tables, parts, crashers), ServiceLost)
-
-    def _sample_missing(self, tables: Tables, parts: Parts, crashers: Crashers) -> None:
+    def sample_missing(self, tables: Tables, parts: Parts, crashers: Crashers) -> None:
         """Sample until no group is missing; raises ServiceLost, unless a rollout is found out that took its server."""
         assigned, oversampling = tables["assignments"], self.config.oversampling
         while (missing := _missing(assigned, parts)).num_rows:
             chosen, one_at_a_time = crashers.next_assignments(missing)
             wanted = _wanted(assigned, missing, oversampling) if oversampling else {}
+            plan = SamplingPlan(wanted, one_at_a_time, crashers.find_given_up(chosen))
             try:
-                self._sample(
-                    chosen,
-                    tables["examples"],
-                    parts,
-                    SamplingPlan(wanted, one_at_a_time, crashers.find_given_up(chosen)),
-                )
+                self._sample(chosen, tables["examples"], parts, plan)
             except ServiceLost as lost:
                 # Of one that is found out the restarts of its server are the bound, which its own section has.
                 if not crashers.record_loss(lost.service, lost.in_flight, alone=one_at_a_time):
@@ -85,27 +77,21 @@ class _Runner:
 
     def _sample(self, assignments: pa.Table, examples: pa.Table, parts: Parts, plan: SamplingPlan) -> None:
         addresses = self.environments.addresses()  # first: it imports for seconds, and an engine may be starting
-        frozen = _frozen(assignments, self.config, self.teachers)
-        policy = self.policy
+        served = _frozen(assignments, self.config, self.teachers)
         # In this order everywhere: who has the servers may wait for the engine, and never the other way round.
         with (
             self.environments.sharing(alone=plan.one_at_a_time),
-            self.engine.pinned(policy) if policy else nullcontext(ServedModel("", "")) as served,
+            self.engine.pinned(self.policy) if self.policy else nullcontext() as model,
         ):
-            sample(
-                assignments,
-                examples,
-                engine_url=served.url,
-                api_key=served.api_key,
+            BatchSampler(
+                served={OF_POLICY: model, **served} if model else served,
                 addresses=addresses,
-                policy={"key": policy.key if policy else "", "version": policy.version if policy else self.step},
+                policy=self.policy or Policy("", self.step),  # without one, every row is a teacher's
                 step=self.step,
                 config=self.config,
                 on_group=lambda _group_id, rows: parts.put(rows),
-                teachers=frozen,
-                model=served.model,
                 plan=plan,
-            )
+            ).sample(assignments, examples)
 
 
 def _wanted(assigned: pa.Table, missing: pa.Table, oversampling: float) -> dict[str, int]:
@@ -113,6 +99,7 @@ def _wanted(assigned: pa.Table, missing: pa.Table, oversampling: float) -> dict[
 
     A group is only ever stopped when enough others are there.
     """
+    # Counted afresh at every call: a run that is resumed knows only which groups are committed.
     begun, left = _num_groups(assigned), _num_groups(missing)
     return {name: num_needed(count, oversampling) - (count - left[name]) for name, count in begun.items()}
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from configs.algorithms import TeacherConfig
     from tasks.gate.stage import Approve
-    from tasks.inference.engine.scoring import ServedModel
+    from tasks.inference.engine.client import ServedModel
     from tasks.learner.client import Learner
     from tasks.rollout.demonstration import Renderer
     from tasks.runtime.stage import Policy

@@ -16,6 +16,7 @@ from verifiers.v1.utils.loaders import environment_class, load_taskset, resolve_
 from configs.environments import EnvironmentConfig
 from storage.schemas.stage_tables import EXAMPLES
 from tasks.inference.environments.examples import example_rows, verifiers_config
+from tests.fixtures.endpoints import endpoint
 
 Body = dict[str, Any]
 Reply = Callable[[Body], str | int | Body]
@@ -72,21 +73,13 @@ async def _played(
         about = {"id": "1", "object": "chat.completion", "created": 1, "model": "m"}
         return web.json_response({**about, "choices": [choice]})
 
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
     agent = {"harness": {"id": "chat_loop"}, "runtime": {"type": "subprocess"}, **limits}
     config = resolve_env_config({"taskset": settings, **{name: agent | {"model": name} for name in seats}})
     env = environment_class(settings["id"])(config)
-    client = EvalClientConfig(base_url=f"http://127.0.0.1:{runner.addresses[0][1]}/v1", api_key_var="NO_SUCH_KEY")
-    context = ModelContext(model="policy", client=client, sampling=SamplingConfig(seed=SEED))
-    try:
-        async with env.serving():
-            plan = [task for task in env.taskset.load() for _ in range(tasks(task))]
-            if together:
-                return await asyncio.gather(*(env.run_episode(task, context) for task in plan)), bodies
-            return [await env.run_episode(task, context) for task in plan], bodies
-    finally:
-        await runner.cleanup()
+    async with endpoint(answer) as url, env.serving():
+        client = EvalClientConfig(base_url=f"{url}/v1", api_key_var="NO_SUCH_KEY")
+        context = ModelContext(model="policy", client=client, sampling=SamplingConfig(seed=SEED))
+        plan = [task for task in env.taskset.load() for _ in range(tasks(task))]
+        if together:
+            return await asyncio.gather(*(env.run_episode(task, context) for task in plan)), bodies
+        return [await env.run_episode(task, context) for task in plan], bodies

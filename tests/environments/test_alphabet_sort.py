@@ -1,23 +1,10 @@
 """Names to keep sorted: conversations and scores by hand, demonstrations, and rollouts of several turns."""
 
-import json
 from collections import Counter
-from pathlib import Path
 
 import pytest
-from alphabet_sort import demonstrations as module
 from alphabet_sort.demonstrations import TAG, demonstrations, words
-from alphabet_sort.lists import (
-    NAMES,
-    Conversation,
-    Limits,
-    asked,
-    conversations,
-    listed,
-    score,
-    similarity,
-    tagged,
-)
+from alphabet_sort.lists import NAMES, Conversation, Limits, asked, conversations, listed, score, similarity, tagged
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -132,18 +119,9 @@ def test_replies_of_demonstrations_take_three_forms() -> None:
             forms["untagged" if names is None else "right" if names == answer else "as given"] += 1
     assert forms["untagged"] / forms.total() == pytest.approx(0.2, abs=0.03)
     assert forms["right"] / forms.total() == pytest.approx(0.3, abs=0.08)  # two names may be in order as given
+    assert "Zoe" in words(26) and "Zeno" not in words(26)
     with pytest.raises(ValueError, match="sum to at most 1"):
         next(demonstrations(1, seed=0, right=0.9, untagged=0.2))
-
-
-def test_the_command_writes_rows_and_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, texts = tmp_path / "rows.jsonl", tmp_path / "words.json"
-    argv = ["it", str(rows), "--count", "9", "--words", str(texts), "--num-names", "26", "--max-words", "2"]
-    monkeypatch.setattr("sys.argv", argv)
-    module.main()
-    made = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert made == list(demonstrations(9, seed=1, num_names=26, max_words=2))
-    assert json.loads(texts.read_text()) == words(26) and "Zoe" in words(26) and "Zeno" not in words(26)
 
 
 def sorting(body: Body) -> str:

@@ -2,16 +2,14 @@
 
 import json
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from calc_tools import demonstrations as module
 from calc_tools.demonstrations import demonstrations
 from calc_tools.sums import Chain, calculated, chains, is_right, num_chains, progress, prompt, steps, tagged
 from calc_tools.taskset import asked
-from calc_tools.words import SCHEMA, words
+from calc_tools.words import SCHEMA
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -122,15 +120,6 @@ def test_demonstrations_take_four_forms() -> None:
     assert forms.total() == 2000 and len(forms) == 4
     with pytest.raises(ValueError, match="a share from 0 to 1"):
         next(demonstrations(1, seed=0, right=1.1))
-
-
-def test_the_command_writes_rows_and_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, texts = tmp_path / "rows.jsonl", tmp_path / "words.json"
-    monkeypatch.setattr("sys.argv", ["it", str(rows), "--count", "9", "--words", str(texts), "--num-calls", "3"])
-    module.main()
-    made = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert made == list(demonstrations(9, seed=1, num_calls=3))
-    assert json.loads(texts.read_text()) == words()
 
 
 def test_six_turns_are_five_calls_and_an_answer() -> None:

@@ -11,6 +11,8 @@ from verifiers.v1.errors import HarnessError, InterceptionError
 from verifiers.v1.task import TaskData
 from verifiers.v1.types import UserMessage
 
+from tests.fixtures.endpoints import endpoint
+
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
 OVERFLOW = '{"error": "Prompt length (600) exceeds maximum context length (512)."}'
@@ -35,20 +37,11 @@ def launched(answers: list[tuple[int, str]], trace: Stops, url: str = "") -> lis
         return web.Response(status=status, text=text)
 
     async def go() -> None:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", answer)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        here = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
         harness = ChatLoopHarness(ChatLoopConfig(id="chat_loop", attempts=3, backoff_seconds=0))
         context: Any = SimpleNamespace(model="policy")
         data, runtime, record = TaskData(prompt="hello", system_prompt="be short"), Any, trace
-        try:
-            await harness.launch(context, record, runtime, url or here, "secret", {}, data)  # type: ignore[arg-type]
-        finally:
-            await runner.cleanup()
+        async with endpoint(answer) as here:
+            await harness.launch(context, record, runtime, url or f"{here}/v1", "secret", {}, data)  # type: ignore[arg-type]
 
     asyncio.run(go())
     return seen

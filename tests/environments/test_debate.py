@@ -31,6 +31,7 @@ from tasks.inference.engine.client import MODEL, Engine
 from tasks.inference.sampling.attempts import client_config, sampling_config
 from tasks.inference.trace_rows.rows import RolloutOrigin, rows_of_trace
 from tests.environments.scripted import listed
+from tests.fixtures.endpoints import endpoint
 from tests.fixtures.hosts import ENGINE, KEY
 from tests.fixtures.sampled import sampled_tables
 
@@ -112,20 +113,11 @@ def played(
     script, environment = Scripted(answer), env or load_environment(config_of(**settings))
 
     async def go() -> vf.Episode:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", script.respond)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        client = EvalClientConfig(base_url=url, api_key_var="NO_SUCH_KEY")
-        context = ModelContext(client=client, model="m", sampling=SamplingConfig())
-        try:
-            async with environment.serving():
-                task = DebateTask(data_of(claim), environment.taskset.config.task)
-                return await environment.run_episode(task, context)
-        finally:
-            await runner.cleanup()
+        async with endpoint(script.respond) as url, environment.serving():
+            client = EvalClientConfig(base_url=f"{url}/v1", api_key_var="NO_SUCH_KEY")
+            context = ModelContext(client=client, model="m", sampling=SamplingConfig())
+            task = DebateTask(data_of(claim), environment.taskset.config.task)
+            return await environment.run_episode(task, context)
 
     return asyncio.run(go()), script
 

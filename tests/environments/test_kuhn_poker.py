@@ -4,13 +4,12 @@ import json
 from collections import Counter
 from fractions import Fraction
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kuhn_poker.demonstrations import demonstrations, main, words
+from kuhn_poker.demonstrations import demonstrations
 from kuhn_poker.play import facts
 from kuhn_poker.rules import CARDS, History, IllegalMove, after, chips, deals, endings, is_over, legal, passive
 from kuhn_poker.strategies import TURNS, equilibrium, nash_conv, pure, value
@@ -270,11 +269,3 @@ def test_any_choices_end_a_game(choices: list[int]) -> None:
         if not is_over(history):
             history = after(history, legal(history)[choice])
     assert history in endings()
-
-
-def test_the_command_writes_rows_and_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, texts = tmp_path / "rows.jsonl", tmp_path / "words.json"
-    monkeypatch.setattr("sys.argv", ["kuhn-poker-demonstrations", str(rows), "--count", "9", "--words", str(texts)])
-    main()
-    assert [json.loads(line) for line in rows.read_text().splitlines()] == list(demonstrations(9, seed=1))
-    assert json.loads(texts.read_text()) == words()

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,8 @@ import pytest
 from lookup.chains import REMINDER, Chain, answered, chains, is_right, prompt, reached, store, tagged
 from lookup.demonstrations import called, demonstrations, followed
 from lookup.words import SCHEMA, words
+
+from tests.fixtures.endpoints import endpoint
 
 pytestmark = pytest.mark.engine
 
@@ -82,14 +82,6 @@ def test_demonstrations_take_four_forms() -> None:
         next(demonstrations(1, seed=0, right=0.9, reminded=0.2))
 
 
-def test_the_command_writes_rows_and_words(tmp_path: Path) -> None:
-    rows, texts = tmp_path / "rows.jsonl", tmp_path / "words.json"
-    argv = [sys.executable, "-m", "lookup.demonstrations", str(rows), "--count", "9", "--words", str(texts)]
-    subprocess.run(argv, check=True, timeout=120)
-    assert [json.loads(line) for line in rows.read_text().splitlines()] == list(demonstrations(9, seed=1))
-    assert json.loads(texts.read_text()) == words()
-
-
 def test_words_keep_a_conversation_short(tmp_path: Path) -> None:
     from tasks.inference.trace_rows.demonstrations import demonstration_renderer
     from tasks.learner.tiny import tiny_qwen3
@@ -125,24 +117,16 @@ class Served:
             self.bodies.append(await request.json())
             return web.json_response({"choices": [{"message": replies[len(self.bodies) - 1]}]})
 
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", answer)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        endpoint = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
         config = LookupConfig(id="lookup", num_examples=3)
         self.chain = next(config.generated())
         context: Any = SimpleNamespace(model="policy")
         trace: Any = SimpleNamespace(stop_condition=None)
-        try:
-            async with serve_shared(LookupTaskset.toolsets(config), harness_is_local=True) as shared:
-                urls = {name: server.url for name, server in shared.items()}
-                data = TaskData(prompt=prompt(self.chain.names[0]))
-                harness = ChatLoopHarness(ChatLoopConfig(id="chat_loop"))
-                await harness.launch(context, trace, trace, endpoint, "secret", urls, data)
-        finally:
-            await runner.cleanup()
+        tools = serve_shared(LookupTaskset.toolsets(config), harness_is_local=True)
+        async with endpoint(answer) as url, tools as shared:
+            urls = {name: server.url for name, server in shared.items()}
+            data = TaskData(prompt=prompt(self.chain.names[0]))
+            harness = ChatLoopHarness(ChatLoopConfig(id="chat_loop"))
+            await harness.launch(context, trace, trace, f"{url}/v1", "secret", urls, data)
 
 
 def call(number: int, name: str, arguments: str) -> dict[str, Any]:

@@ -1,23 +1,16 @@
 """Proposer and solver: problems and replies by hand, what is earned, and whole episodes of scripted models."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import verifiers.v1 as vf
 from hypothesis import given
 from hypothesis import strategies as st
-from proposer_solver.demonstrations import demonstrations, main, words
+from proposer_solver.demonstrations import demonstrations
 from proposer_solver.sums import Problem, beginnings, difficulty, is_right, problem_of, proposed, question, request
-from proposer_solver.taskset import (
-    RULES_OF_PROPOSER,
-    RULES_OF_SOLVER,
-    ProposerSolverConfig,
-    ProposerSolverTaskset,
-)
+from proposer_solver.taskset import RULES_OF_PROPOSER, RULES_OF_SOLVER, ProposerSolverConfig, ProposerSolverTaskset
 from pydantic import ValidationError
 
 from tests.environments.scripted import SEED, Body, played
@@ -177,14 +170,3 @@ def test_demonstrations_are_right_and_valid_as_often_as_asked() -> None:
     assert seen["right"] / 6000 == pytest.approx(0.3, abs=0.03)
     with pytest.raises(ValueError, match="shares from 0 to 1"):
         next(demonstrations(1, seed=0, largest=9, right=2))
-
-
-def test_the_command_writes_rows_and_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, texts = tmp_path / "rows.jsonl", tmp_path / "words.json"
-    monkeypatch.setattr(
-        "sys.argv", ["proposer-solver-demonstrations", str(rows), "--count", "9", "--words", str(texts)]
-    )
-    main()
-    expected = list(demonstrations(9, seed=1, largest=9))
-    assert [json.loads(line) for line in rows.read_text().splitlines()] == expected
-    assert json.loads(texts.read_text()) == words(9)

@@ -1,10 +1,6 @@
 """The sample environment: generated texts, a reward that can be told by hand, and noisy demonstrations."""
 
-import json
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -71,14 +67,6 @@ def test_a_fifth_of_the_demonstrations_is_right() -> None:
     assert kinds["right"] / 4000 == pytest.approx(0.2, abs=0.025)
     assert kinds["untagged"] / 4000 == pytest.approx(0.4, abs=0.03)
     assert rows == list(demonstrations(4000, seed=7)) != list(demonstrations(4000, seed=8))
-
-
-def test_the_command_writes_json_lines(tmp_path: Path) -> None:
-    target = tmp_path / "demonstrations.jsonl"
-    argv = [sys.executable, "-m", "reverse_text.demonstrations", str(target), "--count", "30", "--seed", "7"]
-    subprocess.run(argv, check=True, timeout=120)
-    rows = [json.loads(line) for line in target.read_text().splitlines()]
-    assert rows == list(demonstrations(30, seed=7))
 
 
 def test_bad_shares_are_an_error() -> None:

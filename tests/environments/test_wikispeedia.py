@@ -4,27 +4,14 @@ import json
 from collections import Counter
 from itertools import product
 from math import inf
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wikispeedia import demonstrations as module
 from wikispeedia.demonstrations import demonstrations
-from wikispeedia.graph import (
-    Graph,
-    Trip,
-    distances,
-    every_link,
-    graph,
-    is_connected,
-    page,
-    prompt,
-    shortest,
-    trips,
-)
+from wikispeedia.graph import Graph, Trip, distances, every_link, graph, is_connected, page, prompt, shortest, trips
 from wikispeedia.walk import BACK, CLICK, Walk, efficiency
-from wikispeedia.words import SCHEMAS, words
+from wikispeedia.words import SCHEMAS
 
 from configs.load import load
 from tests.environments.scripted import Body, calling, listed, played
@@ -161,16 +148,6 @@ def test_all_demonstrations_may_go_the_shortest_way() -> None:
     for row in demonstrations(50, LINKS, seed=0, right=1.0):
         start, target = row["messages"][0]["content"].splitlines()[0].removeprefix("Go from ").split(" to ")
         assert sum(m["role"] == "assistant" for m in row["messages"]) == distances(LINKS, start)[target]
-
-
-def test_the_command_writes_rows_and_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, texts = tmp_path / "rows.jsonl", tmp_path / "words.json"
-    argv = ["it", str(rows), "--count", "9", "--words", str(texts), "--num-topics", "12", "--max-moves", "3"]
-    monkeypatch.setattr("sys.argv", argv)
-    module.main()
-    made = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert made == list(demonstrations(9, graph(12, 0), seed=1, max_moves=3))
-    assert json.loads(texts.read_text()) == words(graph(12, 0))
 
 
 def test_walks_that_share_a_server_stay_apart() -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 REQUESTS_PER_POLICY = 3
 """Requests to each policy in the mixed batch."""
 NUM_SWAPS = 5
+"""Each of two adapters is served at least twice, the first of them three times."""
 NEW_TOKENS = 16
 """Tokens that a timed request generates."""
 TIMED_REQUESTS, WARM_UP_REQUESTS = 9, 2
@@ -100,6 +101,7 @@ def check_mixed_batch(engine: Engine, base: PolicyRow, adapters: Sequence[Policy
     requests = [(base, MODEL), (adapters[-1], adapters[-1]["policy_key"])] * REQUESTS_PER_POLICY
     with ThreadPoolExecutor(len(requests)) as pool:
         with engine.pause():
+            # A salt for each request: one of them must not find the prompt in the prefix cache of another.
             waiting = [pool.submit(_probe_logprobs, engine, *each, f"mixed-{i}") for i, each in enumerate(requests)]
             time.sleep(ARRIVAL_SECONDS)  # a late request is answered too, only not in the same batch
         answers = [each.result() for each in waiting]

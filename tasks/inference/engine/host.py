@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.inference.engine.lora import patch_mixed_batches
 from tasks.inference.engine.weights_view import serving_view
 from tasks.runtime.imports import quick_imports
 
 POLL_SECONDS = 0.05
+"""Between two tries to reach the server: short, as everything waits for the first answer."""
 
 
 def write_report(path: Path, content: dict[str, Any]) -> None:
@@ -46,7 +46,7 @@ async def _serve(
     try:
         await run(url, listener, arguments)
     finally:
-        announcing.cancel()
+        announcing.cancel()  # the server may end before it ever answered
 
 
 async def _announce(url: str, report: Path) -> None:
@@ -88,12 +88,33 @@ def _is_cpu_build() -> bool:
     return bool(current_platform.is_cpu())
 
 
+def patch_mixed_batches() -> None:
+    """Patch the CPU build so that rows without an adapter get none; call it before the engine is created.
+
+    The build indexes the slots of adapters with -1 for such rows, which is the last slot: in a batch that mixes base
+    and adapter, the base answers with the adapter in that slot. The patch sets the first factor's product of these rows
+    to zero, so that the second factor adds nothing.
+    """
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+    shrink = PunicaWrapperCPU.add_shrink
+
+    def shrink_adapted(self: Any, y: Any, x: Any, *positional: Any, **named: Any) -> None:
+        shrink(self, y, x, *positional, **named)
+        without = self.token_lora_indices < 0
+        for part in y:
+            part[without] = 0
+
+    PunicaWrapperCPU.add_shrink = shrink_adapted  # type: ignore[method-assign]
+
+
 def main(argv: Sequence[str]) -> None:
     """Serve until SIGTERM."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--report", type=Path, required=True)
     parser.add_argument("--key-variable", default="", help="environment variable that holds the API key")
     own, rest = parser.parse_known_args(argv)
+    # By variable and not by argument: arguments are visible to every user of the machine.
     if key := os.environ.get(own.key_variable, ""):
         os.environ["VLLM_API_KEY"] = key
     listener = bound_socket()

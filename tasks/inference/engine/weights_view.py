@@ -88,7 +88,8 @@ def serving_view(directory: str | Path, *, untie: bool, below: Path | None = Non
             if embedding is None:
                 raise WeightsUnusable(f"{str(directory)!r} ties its head to an embedding that none of its files holds")
             _write_head(view / "tied_head.safetensors", *embedding)
-            _remove_index(view)
+            # The index does not list the head, and files that it does not list are not loaded.
+            (view / "model.safetensors.index.json").unlink(missing_ok=True)
         yield view
 
 
@@ -97,17 +98,12 @@ def _write_head(target: Path, source: Path, entry: dict[str, Any], start: int) -
     begin, end = entry["data_offsets"]
     described = {HEAD: {"dtype": entry["dtype"], "shape": entry["shape"], "data_offsets": [0, end - begin]}}
     text = json.dumps(described).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # the format wants the tensors at a multiple of 8 bytes
     with source.open("rb") as reading, target.open("wb") as writing:
         writing.write(struct.pack("<Q", len(text)) + text)
         reading.seek(start + begin)
         remaining = end - begin
         while remaining:
-            chunk = reading.read(min(remaining, 1 << 24))
+            chunk = reading.read(min(remaining, 1 << 24))  # an embedding may be larger than the memory to spare
             writing.write(chunk)
             remaining -= len(chunk)
-
-
-def _remove_index(view: Path) -> None:
-    """Remove the index from the view: it does not list the head, and files that it does not list are not loaded."""
-    (view / "model.safetensors.index.json").unlink(missing_ok=True)

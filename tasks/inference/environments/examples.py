@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from storage.schemas.stage_tables import EXAMPLES
+from tasks.inference.environments.servers import write_rows
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.env import EnvConfig
@@ -90,6 +91,7 @@ def example_id(task: "Task[Any]", content: Mapping[str, Any]) -> str:
         return task.data.id
     if type(task).key is not Task.key:
         return task.key
+    # 96 bits: two of a billion contents share an id with a chance below 1e-10, and `example_rows` would refuse them.
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:24]
 
 
@@ -105,7 +107,7 @@ def example_rows(environment: Mapping[str, Any], tasks: Iterator["Task[Any]"]) -
     for task in itertools.islice(tasks, environment["max_examples"]):
         content = task_content(task)
         name, text = example_id(task, content), canonical_json(content)
-        if name in contents:
+        if name in contents:  # data sets repeat rows; a second group of the same example would count it twice
             if contents[name] != text:
                 raise ValueError(f"two different examples have the id {name!r}: ids and keys of tasks must be unique")
             continue
@@ -124,5 +126,4 @@ def write_examples(environment: Mapping[str, Any], target: Path) -> None:
 
     taskset = load_taskset(verifiers_config(environment).taskset)
     table = pa.Table.from_pylist(list(example_rows(environment, iter(taskset))), schema=EXAMPLES.arrow)
-    with pa.OSFile(str(target), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
+    write_rows(target, table)

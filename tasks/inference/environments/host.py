@@ -15,22 +15,25 @@ import shutil
 import signal
 import sys
 import threading
+import time
+from _thread import start_new_thread
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
 from tasks.inference.engine.host import write_report
 from tasks.inference.environments.examples import verifiers_config, write_examples
-from tasks.inference.environments.seat_assignment import install_seat_assignment
-from tasks.inference.environments.termination import cancel_on_sigterm
+from tasks.inference.sampling.seats import install_seat_assignment
 from tasks.runtime.imports import quick_imports
 
 CHECK_SECONDS = 2.0
 """Between two connections to a shared tool server, and the longest wait for one."""
 MAX_REFUSALS = 3
 """Refused connections in a row after which a server is gone: a busy one accepts, or does not answer yet."""
-
+RESEND_SECONDS = 0.1
+"""Wait before a lost interrupt is sent again: by then the callback that lost it is over, or loses it once more."""
 WORK_VARIABLE = "STAGECOACH_RUNTIMES"
 LABELS_VARIABLE = "STAGECOACH_SANDBOX_LABELS"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
@@ -48,17 +51,22 @@ def main(argv: Sequence[str]) -> int:
     set_up_process()
     environment = json.loads(arguments.config)
     try:
-        load_verifiers()
+        with quick_imports():
+            import verifiers.v1  # noqa: F401
         if arguments.examples is None:
             return serve(environment, arguments.report)
         write_examples(environment, arguments.examples)
     except Exception as error:
-        # The boundary of this process: the parent reads the reason in the report.
-        logging.exception("environment %s cannot be loaded", environment["name"])
-        report = {"error": type(error).__name__, "message": str(error), "missing": missing_module(error)}
-        write_report(arguments.report, report)
-        return 3
+        return report_load_error(error, environment["name"], arguments.report)
     return 0
+
+
+def report_load_error(error: Exception, name: str, report: Path) -> int:
+    """Write why an environment cannot be loaded to the log and to the report, where the parent reads it; return 3."""
+    logging.exception("environment %s cannot be loaded", name, exc_info=error)
+    content = {"error": type(error).__name__, "message": str(error), "missing": missing_module(error)}
+    write_report(report, content)
+    return 3
 
 
 def missing_module(error: BaseException) -> str | None:
@@ -74,21 +82,26 @@ def serve(environment: Mapping[str, Any], report: Path) -> int:
     """Serve until SIGTERM; return the exit status, which is not 0 where a worker of a pool was lost."""
     from verifiers.v1.serve.pool import env_config_data, serve_env
 
+    # A server that was killed left runtimes behind; the next one of this report takes the directory over, empty.
     work = report.with_name(f"{report.name}.runtimes")
     shutil.rmtree(work, ignore_errors=True)
     os.environ[WORK_VARIABLE] = str(work)
     os.environ[LABELS_VARIABLE] = json.dumps(environment["sandbox_labels"])
     config_data = env_config_data(verifiers_config(environment))
-    address = AddressReport(report)
+
+    def put(address: str) -> None:
+        write_report(report, {"address": address, "pid": os.getpid()})
+
     try:
         if max_workers(environment["pool"]) != 1:  # one worker needs no broker and is the server itself
             from tasks.inference.environments.pool import serve_pool
 
-            return serve_pool(environment, config_data, address.put, set_up_server)
+            cancel_on_sigterm()
+            return serve_pool(environment, config_data, put, set_up_server)
         serve_env(
             max_workers=1,
             address="tcp://127.0.0.1:0",
-            address_queue=address,
+            address_queue=SimpleNamespace(put=put),  # all that verifiers does with the queue
             log_setup=set_up_server,
             config_data=config_data,
         )
@@ -103,24 +116,13 @@ def max_workers(pool: Mapping[str, Any]) -> int | None:
     return number
 
 
-class AddressReport:
-    """Stands in for the queue in which verifiers puts the server's address, and writes it to the report file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def put(self, address: str) -> None:
-        """Write the address."""
-        write_report(self.path, {"address": address, "pid": os.getpid()})
-
-
 def set_up_process() -> None:
     """Set up logging to standard error, the directory of runtimes and sandbox labels; in servers and pool workers.
 
     A spawned worker starts without log handlers: what it logs would be lost.
     """
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr, force=True)
-    for name in ("httpx", "aiohttp.access"):  # a line for every model call
+    for name in ("httpx", "aiohttp.access"):  # these log a line for every model call
         logging.getLogger(name).setLevel(logging.WARNING)
     if directory := os.environ.get(WORK_VARIABLE):
         import verifiers.v1.runtimes.subprocess as runtime
@@ -144,6 +146,7 @@ def set_up_server() -> None:
     cache_signatures()
     install_seat_assignment()
     watch_shared_tools()
+    # The first health request is answered meanwhile; a rollout that comes early waits for the import lock.
     threading.Thread(target=_load_renderers, name="load renderers", daemon=True).start()
 
 
@@ -166,12 +169,6 @@ def _load_renderers() -> None:
         from transformers import AutoTokenizer
 
     logging.getLogger(__name__).debug("loaded %s and %s", renderers.client.__name__, AutoTokenizer.__name__)
-
-
-def load_verifiers() -> None:
-    """Import verifiers, quickly."""
-    with quick_imports():
-        import verifiers.v1  # noqa: F401
 
 
 def watch_shared_tools() -> None:
@@ -223,6 +220,35 @@ async def refuses(host: str, port: int) -> bool:
         return False
     writer.close()
     return False
+
+
+def cancel_on_sigterm() -> None:
+    """Make the first SIGTERM act as an interrupt, which the event loop turns into a cancellation of its main task.
+
+    Before the loop runs, the signal raises KeyboardInterrupt. Python prints and drops an exception that is raised in a
+    callback of a weak reference, and imports run many of those: a dropped interrupt is sent again.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the only handler that asyncio replaces by a cancellation
+    signal.signal(signal.SIGTERM, _interrupt)
+    before = sys.unraisablehook
+
+    def resend_if_lost(dropped: "sys.UnraisableHookArgs") -> None:
+        before(dropped)
+        if isinstance(dropped.exc_value, KeyboardInterrupt):
+            # Not by `threading`: the interrupted code may hold one of its locks.
+            start_new_thread(_resend_interrupt, ())
+
+    sys.unraisablehook = resend_if_lost
+
+
+def _interrupt(*_: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `pool` reads this as "told to end"
+    signal.raise_signal(signal.SIGINT)
+
+
+def _resend_interrupt() -> None:
+    time.sleep(RESEND_SECONDS)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 if __name__ == "__main__":

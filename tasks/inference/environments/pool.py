@@ -18,7 +18,6 @@ import zmq
 from verifiers.v1.serve.pool import EnvServerPool
 
 from tasks.inference.environments.servers import answers, hangs
-from tasks.inference.environments.termination import cancel_on_sigterm
 
 HEALTH_SECONDS = 5.0
 """Between two health requests to a worker."""
@@ -47,9 +46,8 @@ class WatchedPool(EnvServerPool):  # type: ignore[misc]
         self.lost = ""
         """The worker that was lost and how; empty while none was."""
         super().__init__(*arguments)
-        if (
-            len(tempfile.gettempdir()) <= LONGEST_DIRECTORY
-        ):  # in the server's own temporary directory, which the supervisor removes
+        # In the server's own temporary directory, which the supervisor removes also where this process is killed.
+        if len(tempfile.gettempdir()) <= LONGEST_DIRECTORY:
             os.rmdir(self._ipc_dir)
             self._ipc_dir = tempfile.mkdtemp(prefix="pool-")
         # With the option set, an answer to a client that has gone (it gave up a health request) ends the whole broker.
@@ -77,6 +75,7 @@ class WatchedPool(EnvServerPool):  # type: ignore[misc]
     def _check_health(self, index: int, process: Any) -> None:
         """Report the server's address once a worker answers; kill a worker that answered once and no longer does."""
         address = f"ipc://{self._worker_path(index)}"
+        # It may take as long as it likes to load the environment: only one that answered before can hang.
         while process.is_alive() and not answers(address, self.hang_seconds):
             continue
         if process.is_alive() and self.report_claim.acquire(blocking=False):
@@ -103,7 +102,6 @@ def serve_pool(
     `environment` is the section of the run's config and `config_data` verifiers' config of it; `report` is called with
     the address once a worker answers, `set_up_worker` in every worker.
     """
-    cancel_on_sigterm()
     settings = environment["pool"]
     elastic = settings["type"] == "elastic"
     pool = WatchedPool(

@@ -51,9 +51,19 @@ def command(environment: "EnvironmentConfig", report: str | Path) -> tuple[list[
     package is missing.
     """
     package_version(environment)
+    return host_arguments(HOST, environment, report), host_variables()
+
+
+def host_arguments(module: str, environment: "EnvironmentConfig", report: str | Path) -> list[str]:
+    """Return the arguments of a process that imports the environment: its server, or its grader."""
+    return [sys.executable, "-m", module, "--config", environment.model_dump_json(), "--report", str(report)]
+
+
+def host_variables() -> dict[str, str]:
+    """Return the environment variables of such a process."""
+    # One thread: many of these processes share the machine with the engine, which needs the cores.
     variables = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
-    variables |= {"HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"), "PYTHONUNBUFFERED": "1"}
-    return _argv(environment, Path(report)), variables
+    return variables | {"HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"), "PYTHONUNBUFFERED": "1"}
 
 
 def answers(address: str, seconds: float = 2.0) -> bool:
@@ -86,16 +96,13 @@ def hangs(address: str, seconds: float) -> bool:
         return False
 
 
-def _argv(environment: "EnvironmentConfig", report: Path) -> list[str]:
-    return [sys.executable, "-m", HOST, "--config", environment.model_dump_json(), "--report", str(report)]
-
-
 def examples(environment: "EnvironmentConfig") -> pa.Table:
     """Return the environment's examples, with the schema of the examples table, read in a separate process.
 
     Raises EnvironmentUnavailable where the taskset cannot be loaded or holds nothing.
     """
     package_version(environment)
+    # A scratch directory is removed later, too, where this process is killed before it comes to that.
     scratches = ScratchDirectories(Path(tempfile.gettempdir()) / f"stagecoach-{os.getuid()}")
     directory = scratches.make("examples")
     try:
@@ -106,9 +113,8 @@ def examples(environment: "EnvironmentConfig") -> pa.Table:
 
 def _read_examples(environment: "EnvironmentConfig", directory: Path) -> pa.Table:
     target, report, log = (directory / name for name in ("examples.arrow", "report.json", "log"))
-    variables = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1")}
     try:
-        status = _run([*_argv(environment, report), "--examples", str(target)], variables, log)
+        status = _run([*host_arguments(HOST, environment, report), "--examples", str(target)], log)
     except subprocess.TimeoutExpired as error:
         raise EnvironmentUnavailable(
             f"environment {environment.name!r}: its taskset did not yield {environment.max_examples} examples in "
@@ -116,21 +122,20 @@ def _read_examples(environment: "EnvironmentConfig", directory: Path) -> pa.Tabl
         ) from error
     if status:
         raise EnvironmentUnavailable(_reason(environment, report, log.read_text(encoding="utf-8", errors="replace")))
-    with pa.OSFile(str(target)) as source:
-        table: pa.Table = pa.ipc.open_file(source).read_all()
+    table = read_rows(target)
     if not table.num_rows:
         raise EnvironmentUnavailable(f"environment {environment.name!r}: its taskset yields no examples")
     return table.cast(EXAMPLES.arrow)
 
 
-def _run(argv: list[str], variables: dict[str, str], log: Path) -> int:
+def _run(argv: list[str], log: Path) -> int:
     """Run a process to its end and return its exit status; kill what it left running in its session.
 
     Its output goes to a file and not to a pipe, which stays open as long as any child that inherited it lives.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
-            argv, env=os.environ | variables, stdout=output, stderr=output, start_new_session=True
+            argv, env=os.environ | host_variables(), stdout=output, stderr=output, start_new_session=True
         )
         try:
             return process.wait(EXAMPLES_SECONDS)
@@ -150,6 +155,19 @@ def _reason(environment: "EnvironmentConfig", report: Path, log: str) -> str:
         return f"{about} does not import: module {outcome['missing']!r} is missing. Install the package that has it"
     hint = f". {OLD_INTERFACE_HINT}" if OLD_INTERFACE.search(f"{outcome['error']}: {outcome['message']}") else ""
     return f"{about} cannot be loaded: {outcome['error']}: {outcome['message']}{hint}"
+
+
+def write_rows(path: Path, rows: pa.Table) -> None:
+    """Write rows as an Arrow file."""
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
+        writer.write_table(rows)
+
+
+def read_rows(path: Path) -> pa.Table:
+    """Read the rows of an Arrow file, into memory of their own."""
+    with pa.OSFile(str(path), "rb") as source:
+        rows: pa.Table = pa.ipc.open_file(source).read_all()
+    return rows
 
 
 def package_version(environment: "EnvironmentConfig") -> str:
@@ -175,6 +193,7 @@ def taskset_inputs(taskset: Mapping[str, Any]) -> list[str]:
     either change the rollouts. A missing one is left to the taskset to refuse.
     """
     inputs = []
+    # By content and not by date: a file that is copied or checked out again is the same input.
     file = Path(str(taskset.get("path") or "")).expanduser()
     if file.is_file():
         with file.open("rb") as content:

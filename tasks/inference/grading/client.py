@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
@@ -15,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tasks.inference.environments.servers import EnvironmentUnavailable, package_version
+from tasks.inference.environments.servers import (
+    EnvironmentUnavailable,
+    host_arguments,
+    host_variables,
+    package_version,
+    read_rows,
+    write_rows,
+)
 
 if TYPE_CHECKING:
     from configs.environments import EnvironmentConfig
@@ -26,15 +31,15 @@ KEY_VARIABLE = "STAGECOACH_GRADER_KEY"
 STALL_SECONDS = 900.0
 """Longest wait for the next scored episode: no time limit can stop a reward function that never awaits."""
 
-_TEXT = pa.string()
-_SCORE_FIELDS: "list[pa.Field[Any]]" = [
-    pa.field("trace_id", _TEXT, nullable=False),
-    pa.field("reward", pa.float64()),
-    *(pa.field(name, _TEXT, nullable=False) for name in ("rewards", "metrics", "info")),
-    *(pa.field(f"error_{name}", _TEXT) for name in ("class", "type", "message", "traceback")),
-    pa.field("seconds", pa.float64(), nullable=False),
-]
-SCORES = pa.schema(_SCORE_FIELDS)
+SCORES = pa.schema(
+    [
+        pa.field("trace_id", pa.string(), nullable=False),
+        pa.field("reward", pa.float64()),
+        *(pa.field(name, pa.string(), nullable=False) for name in ("rewards", "metrics", "info")),
+        *(pa.field(f"error_{name}", pa.string()) for name in ("class", "type", "message", "traceback")),
+        pa.field("seconds", pa.float64(), nullable=False),
+    ]
+)
 """A grader's answer: a row for each trace without an error; columns as in traces, and seconds of scoring."""
 
 
@@ -57,10 +62,7 @@ def command(environment: "EnvironmentConfig", report: str | Path) -> tuple[list[
     package is missing.
     """
     package_version(environment)
-    argv = [sys.executable, "-m", HOST, "--config", environment.model_dump_json(), "--report", str(report)]
-    variables = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
-    variables |= {"HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"), "PYTHONUNBUFFERED": "1"}
-    return argv, variables
+    return host_arguments(HOST, environment, report), host_variables()
 
 
 def answers(address: str, key: str) -> bool:
@@ -85,19 +87,6 @@ def scores(address: str, key: str, tables: Mapping[str, pa.Table]) -> pa.Table:
         return read_rows(Path(directory, "scores.arrow"))
 
 
-def write_rows(path: Path, rows: pa.Table) -> None:
-    """Write rows as an Arrow file."""
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
-        writer.write_table(rows)
-
-
-def read_rows(path: Path) -> pa.Table:
-    """Read the rows of an Arrow file, into memory of their own."""
-    with pa.OSFile(str(path), "rb") as source:
-        rows: pa.Table = pa.ipc.open_file(source).read_all()
-    return rows
-
-
 def _connect(address: str, key: str) -> Connection:
     host, _, port = address.rpartition(":")
     try:
@@ -110,7 +99,7 @@ def _ask(grader: Connection, request: Mapping[str, Any], seconds: float) -> dict
     """Return the answer to a request; messages before it only report progress."""
     try:
         grader.send_bytes(json.dumps(request).encode())
-        while grader.poll(seconds):
+        while grader.poll(seconds):  # the wait begins anew with every episode that is reported
             answer: dict[str, Any] = json.loads(grader.recv_bytes())
             if "working" not in answer:
                 return answer
@@ -145,16 +134,15 @@ def _scoring_modules(environment: "EnvironmentConfig") -> Iterator[str]:
         for plugged in (task.get(kind) or {}).values():
             if path := plugged.get("fn"):
                 file = path.rpartition(":")[0]
-                top = path.replace(":", ".").partition(".")[0]
-                yield _require_file(environment, file) if file.endswith(".py") else top
-
-
-def _require_file(environment: "EnvironmentConfig", path: str) -> str:
-    if not Path(path).is_file():
-        raise EnvironmentUnavailable(
-            f"environment {environment.name!r}: a function is plugged in from {path!r}, which is no file here"
-        )
-    return path
+                if not file.endswith(".py"):
+                    yield path.replace(":", ".").partition(".")[0]
+                elif Path(file).is_file():
+                    yield file
+                else:
+                    raise EnvironmentUnavailable(
+                        f"environment {environment.name!r}: a function is plugged in from {file!r}, which is no file "
+                        "here"
+                    )
 
 
 def _module_files(module: str) -> Iterator[tuple[Path, str]]:

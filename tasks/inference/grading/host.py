@@ -3,27 +3,291 @@
 It loads the environment, binds a free loopback port and writes `{"address": ...}` to the report file. A client connects
 with the key of STAGECOACH_GRADER_KEY and names a directory with examples, traces and messages as Arrow files; their
 scores are written beside them. Graders are processes of their own because they import the environment's package.
+
+A trace whose scoring fails gets an error in its row, as in a rollout. Where scores need what no trace records (a
+judge's model, a runtime, the rollout's state), the whole environment is refused with NotRegradable.
 """
 
 import argparse
 import asyncio
+import inspect
 import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+from verifiers.v1.configs.agent import WireAgentConfig
+from verifiers.v1.env import Env
+from verifiers.v1.episode import EnvInfo, Episode
+from verifiers.v1.errors import EnvError, boundary
+from verifiers.v1.judge import Judge
+from verifiers.v1.state import state_cls
+from verifiers.v1.task import Task
+from verifiers.v1.trace import Trace, TraceTask
+from verifiers.v1.utils.decorators import discover_decorated
+from verifiers.v1.utils.loaders import load_environment
 
 from tasks.inference.engine.host import write_report
-from tasks.inference.environments.host import load_verifiers, missing_module, set_up_process
-from tasks.inference.grading.client import KEY_VARIABLE, SCORES, NotRegradable, read_rows, write_rows
-from tasks.inference.grading.scores import Grader
+from tasks.inference.environments.examples import verifiers_config
+from tasks.inference.environments.host import report_load_error, set_up_process
+from tasks.inference.environments.servers import read_rows, write_rows
+from tasks.inference.grading.client import KEY_VARIABLE, SCORES, NotRegradable
+from tasks.inference.trace_rows.failures import Failure, failure_of_error, failure_of_rewards
+from tasks.inference.trace_rows.rows import Row, compact_json, error_columns, rebuild
 
 ROWS = ("examples", "traces", "messages")
+SCORING_SECONDS = 300.0
+"""Time limit for scoring one trace, or comparing those of an episode, where the task sets none."""
+MAX_CONCURRENT_EPISODES = 64
+"""Episodes that are scored at once: enough to keep reward functions that wait for a network busy."""
+ADVICE = "Nothing was scored; what was recorded is as it was."
+
+
+class Grader:
+    """One loaded environment that scores recorded traces."""
+
+    def __init__(self, environment: Mapping[str, Any]) -> None:
+        """Load the environment of a config section (plain values); raises what its package raises."""
+        self.name = environment["name"]
+        self.env = load_environment(verifiers_config(environment))
+        self._declared: type[Task[Any]] = type(self.env.taskset).task_type()
+        self.compares = type(self.env).finalize is not Env.finalize
+        self.refusal = ""
+        """Why this environment cannot be regraded; empty while no reason is known."""
+        _forbid_judges(self._refuse)
+        declared = self._task_without_init(None, self._declared)
+        # Raises now for a plugged-in function that cannot be loaded: that is no fault of a trace.
+        for kind in ("reward", "metric"):
+            declared.hooks(kind)
+
+    async def score(
+        self,
+        examples: Sequence[Row],
+        traces: Sequence[Row],
+        messages: Sequence[Row],
+        report_progress: Callable[[], None] = lambda: None,
+    ) -> list[Row]:
+        """Return a row of SCORES for each trace without an error, in order.
+
+        `report_progress` is called after each episode. Traces of one episode are scored one by one and then compared,
+        as in a rollout. Raises NotRegradable.
+        """
+        self.refusal = ""
+        # All messages are sorted to their traces once: a filter for each trace would read the table as often.
+        tasks = {row["example_id"]: row["task"] for row in examples}
+        by_trace: dict[str, list[Row]] = {row["trace_id"]: [] for row in traces}
+        episodes: dict[str, list[Row]] = {}
+        for row in messages:
+            by_trace[row["trace_id"]].append(row)
+        for row in traces:
+            episodes.setdefault(row["episode_id"], []).append(row)
+        limit = asyncio.Semaphore(MAX_CONCURRENT_EPISODES)
+
+        async def score_episode(rows: list[Row]) -> list[Row]:
+            async with limit:
+                task = json.loads(tasks.get(rows[0]["example_id"], "null"))
+                scored = await EpisodeScores(self, rows, by_trace, task).score()
+                report_progress()
+                return scored
+
+        scores = await asyncio.gather(*map(score_episode, episodes.values()))
+        if self.refusal:  # a reward function may have caught NotRegradable
+            raise NotRegradable(self.refusal)
+        score_of = {row["trace_id"]: row for rows in scores for row in rows}
+        return [score_of[row["trace_id"]] for row in traces if row["error_class"] is None]
+
+    def task_of(self, data: Any, declared: type[Task[Any]]) -> Task[Any]:
+        """Return a task of class `declared`; raises NotRegradable where scoring it needs more than a trace."""
+        task = self._task_without_init(data, declared)
+        if judges := task.plugged_judges():
+            self._refuse(f"judge {judges[0].reward_name!r} asks a model")
+        for hook in task.hooks("reward"):
+            if needs_runtime(hook):
+                self._refuse(f"reward {hook.__name__!r} needs the rollout's runtime")
+        return task
+
+    def _task_without_init(self, data: Any, declared: type[Task[Any]]) -> Task[Any]:
+        task = object.__new__(declared)
+        config = self.env.config.taskset.task
+        # The __init__ of a task class may take more arguments than data and config; scoring needs no more than these.
+        Task.__init__(task, data, config if isinstance(config, declared.config_type()) else None)
+        return task
+
+    def load(self, row: Row, messages: Sequence[Row], dispatched: Row | None) -> tuple[Task[Any], Trace[Any, Any, Any]]:
+        """Return a recorded trace and the task that scores it.
+
+        `dispatched` is the example's data, used where the record does not hold the task. Raises pydantic's
+        ValidationError where the environment's current task class rejects the recorded data.
+        """
+        record = rebuild(row, messages) or self._minimal(row, messages, dispatched)
+        task_class = self._task_class(record["task"]["type"])
+        schema = Trace[task_class.data_type(), state_cls(task_class), WireAgentConfig]
+        trace = schema.model_validate(record)
+        # Past pydantic, which would refuse it as the state of this class.
+        trace.__dict__["state"] = StateNotRecorded(self._refuse)
+        return self.task_of(trace.task.data, task_class), trace
+
+    def dispatched_task(self, data: Row | None) -> Task[Any]:
+        """Return the task that the environment was given to play."""
+        if data is None:
+            raise ValueError("the example of this rollout is not in the examples table")
+        return self.task_of(self._declared.data_type().model_validate(data), self._declared)
+
+    def _task_class(self, name: str) -> type[Task[Any]]:
+        """Return the task class of a recorded name: an environment may make tasks of its own for some agents."""
+        if name == self._declared.__name__:
+            return self._declared
+        return next((each for each in _subclasses(Task) if each.__name__ == name), self._declared)
+
+    def _minimal(self, row: Row, messages: Sequence[Row], dispatched: Row | None) -> Row:
+        """Return the record of a trace that came without one: its messages, and the example's task."""
+        if dispatched is None:
+            raise ValueError("neither the trace's record nor the examples table holds the task")
+        record = {
+            "task": {"type": self._declared.__name__, "data": dispatched},
+            "agent": {"config": {}, "name": row["agent"], "trainable": row["trainable"]},
+            "nodes": [{} for _ in messages],
+            "is_completed": True,
+            "ok": True,
+            "stop_condition": row["stop_condition"],
+        }
+        return rebuild({**row, "record": json.dumps(record)}, messages)
+
+    def recorded_metrics(self, task: Task[Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the recorded metrics that only a rollout can measure: those of the harness and the runtime."""
+        hooks = [hook for hook in task.hooks("metric") if needs_runtime(hook)]
+        for harness in self.env._harnesses.values():
+            hooks += discover_decorated(harness, "metric")
+        return {hook.__name__: recorded[hook.__name__] for hook in hooks if hook.__name__ in recorded}
+
+    def _refuse(self, why: str) -> None:
+        self.refusal = self.refusal or f"environment {self.name!r} cannot be regraded: {why}. {ADVICE}"
+        raise NotRegradable(self.refusal)
+
+
+def _forbid_judges(refuse: Callable[[str], None]) -> None:
+    """Patch verifiers so that every judge refuses: a judge inside a reward function is known only once it is called."""
+
+    async def complete(judge: Judge[Any, Any], *_: Any, **__: Any) -> None:
+        refuse(f"judge {judge.reward_name!r} asks a model")
+
+    Judge.complete = complete
+
+
+def needs_runtime(hook: Callable[..., Any]) -> bool:
+    """Tell whether a reward or metric cannot be called without a runtime."""
+    parameter = inspect.signature(hook).parameters.get("runtime")
+    return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+@dataclass
+class EpisodeScores:
+    """Scores the rebuilt traces of one episode."""
+
+    grader: Grader
+    rows: Sequence[Row]
+    messages: Mapping[str, Sequence[Row]]
+    task: Row | None
+    traces: dict[str, Any] = field(default_factory=dict)
+    failures: dict[str, Failure] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    async def score(self) -> list[Row]:
+        """Return the scores of the traces without an error."""
+        scorable = [row for row in self.rows if row["error_class"] is None]
+        for row in scorable:
+            clock = time.monotonic()
+            if failure := await self._catch(self._score_trace(row)):
+                self.failures[row["trace_id"]] = failure
+            self.seconds[row["trace_id"]] = time.monotonic() - clock
+        if self.grader.compares and scorable and (failure := await self._catch(self._compare())):
+            self.failures = {row["trace_id"]: failure for row in scorable} | self.failures
+        return [self._score_row(row) for row in scorable]
+
+    async def _catch(self, scoring: Any) -> Failure | None:
+        """Await the environment's code and return whatever it raises as a failure: this is the boundary to its code."""
+        try:
+            await scoring
+        except NotRegradable:
+            raise
+        except Exception as error:
+            text = str(error) or type(error).__name__
+            record = {"type": type(error).__name__, "message": text, "traceback": traceback.format_exc()}
+            return failure_of_error(record)
+        return None
+
+    async def _score_trace(self, row: Row) -> None:
+        task, trace = self.grader.load(row, self.messages[row["trace_id"]], self.task)
+        self.traces[row["trace_id"]] = trace
+        trace.rewards, trace.metrics = {}, self.grader.recorded_metrics(task, trace.metrics)
+        async with asyncio.timeout(task.data.timeout.scoring or SCORING_SECONDS):
+            await task.score(trace)
+
+    async def _compare(self) -> None:
+        """Run the environment's `finalize` over the episode's traces, those with a recorded error included."""
+        if self.failures:
+            raise EnvError(f"traces of the episode could not be scored: {', '.join(sorted(self.failures))}")
+        for row in self.rows:
+            if row["error_class"] is not None and row["record"] != "{}":
+                self.traces[row["trace_id"]] = self.grader.load(row, self.messages[row["trace_id"]], self.task)[1]
+        env, task = self.grader.env, self.grader.dispatched_task(self.task)
+        stamp = TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
+        episode = Episode(id=self.rows[0]["episode_id"], env=EnvInfo(id=env.config.env_id), task=stamp)
+        episode.traces.extend(self.traces[row["trace_id"]] for row in self.rows if row["trace_id"] in self.traces)
+        async with (
+            asyncio.timeout(env.config.timeout.finalize or SCORING_SECONDS),
+            boundary(EnvError, f"{type(env).__name__}.finalize()"),
+        ):
+            await env.finalize(task, episode)
+
+    def _score_row(self, row: Row) -> Row:
+        trace = self.traces.get(row["trace_id"])
+        earned = {} if trace is None else trace.rewards
+        rewards = {name: each and {"score": each.score, "weight": each.weight} for name, each in earned.items()}
+        failure = self.failures.get(row["trace_id"]) or failure_of_rewards(rewards)
+        before = json.loads(row["rewards"])
+        # A trace that never had a reward, as of a user or an opponent, is fine without one.
+        if failure is None and before and not rewards:
+            text = f"the environment gives this trace no reward any more; it had {', '.join(sorted(before))}"
+            failure = Failure("environment", "NotScored", text)
+        return {
+            "trace_id": row["trace_id"],
+            "reward": trace.reward if trace is not None and rewards and failure is None else None,
+            "rewards": compact_json(rewards),
+            "metrics": row["metrics"] if trace is None else compact_json(dict(trace.metrics)),
+            "info": row["info"]
+            if trace is None
+            else compact_json(trace.model_dump(mode="json", include={"info"})["info"]),
+            **error_columns(failure),
+            "seconds": self.seconds[row["trace_id"]],
+        }
+
+
+class StateNotRecorded:
+    """Stands in for a rollout's state, which is not recorded; any access refuses the environment."""
+
+    def __init__(self, refuse: Callable[[str], None]) -> None:
+        self._refuse = refuse
+
+    def __getattr__(self, name: str) -> None:
+        if not name.startswith("__"):  # copying and pickling ask for those, which is no look at the state
+            self._refuse(f"its scores look at the rollout's state ({name!r}), which is not recorded")
+        raise AttributeError(name)
+
+
+def _subclasses(of: type[Task[Any]]) -> Iterator[type[Task[Any]]]:
+    for each in of.__subclasses__():
+        yield each
+        yield from _subclasses(each)
 
 
 def serve(listener: Listener, grader: Grader) -> None:
@@ -69,14 +333,9 @@ def main(argv: Sequence[str]) -> int:
     set_up_process()
     environment = json.loads(arguments.config)
     try:
-        load_verifiers()
         grader = Grader(environment)
     except Exception as error:
-        # The boundary of this process: the parent reads the reason in the report or at the end of the log.
-        logging.exception("environment %s cannot be loaded", environment["name"])
-        report = {"error": type(error).__name__, "message": str(error), "missing": missing_module(error)}
-        write_report(arguments.report, report)
-        return 3
+        return report_load_error(error, environment["name"], arguments.report)
     # Removed from the environment variables: programs that reward functions start must not have the key.
     with Listener(("127.0.0.1", 0), authkey=os.environ.pop(KEY_VARIABLE).encode()) as listener:
         host, port = listener.address

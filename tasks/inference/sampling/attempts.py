@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tasks.inference.engine import model_info
-from tasks.inference.engine.client import Engine
-from tasks.inference.engine.scoring import ServedModel
-from tasks.inference.sampling.failures import Failure, failure_of_error
+from tasks.inference.engine.client import Engine, ServedModel
 from tasks.inference.sampling.lost_servers import ServiceWatch
 from tasks.inference.sampling.seats import SeatClient, Seats
+from tasks.inference.trace_rows.failures import Failure, failure_of_error
 from tasks.inference.trace_rows.rows import RolloutOrigin, Row, error_columns, row_of_failure, rows_of_trace
+from tasks.runtime.stage import Policy
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.client import EvalClientConfig, TrainClientConfig
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from configs.run import View
 
 RETRY_SEED_STRIDE = 1_000_003
+"""Between the seeds of two attempts: a prime, far from the stride between the seats of an episode."""
 RETRY_SECONDS = 0.25
 """Wait before the second attempt; it doubles with each further one."""
 NO_KEY = "EMPTY"
@@ -50,7 +51,7 @@ class RolloutRunner:
         served: Mapping[str, ServedModel],
         clients: "Mapping[str, EnvClient]",
         watch: ServiceWatch,
-        policy: Mapping[str, Any],
+        policy: Policy,
         step: int,
         config: "View",
     ) -> None:
@@ -75,15 +76,15 @@ class RolloutRunner:
     async def run(self, assignment: Row, task: dict[str, Any]) -> Rows:
         """Return the rows of one assignment, within rollout.timeout_seconds; raises ServiceLost alone."""
         started, clock = time.time(), time.monotonic()
-        origin = self._origin(assignment)
         seconds = self.config.rollout.timeout_seconds
         try:
+            # One limit over all attempts: a rollout that is tried again has no more time than any other.
             async with asyncio.timeout(seconds):
-                return await self._run_attempts(origin, task, started)
+                return await self._run_attempts(self._origin(assignment), task, started)
         except TimeoutError:
             message = f"the rollout took longer than rollout.timeout_seconds = {seconds:g}"
             failure = Failure("timeout", "TimeoutError", message)
-        return [row_of_failure(failure, origin, started, time.monotonic() - clock)], []
+        return self.rows_without_trace(assignment, failure, started, time.monotonic() - clock)
 
     def rows_without_trace(self, assignment: Row, failure: Failure, started: float, seconds: float) -> Rows:
         """Return the rows of an assignment that left nothing but a failure."""
@@ -94,7 +95,7 @@ class RolloutRunner:
         temperature = self.config.rollout.temperature if own is None else own
         if assignment["environment"] in self.served:  # a teacher is no policy of the store, and never stale
             return RolloutOrigin(assignment, "", self.step, self.step, temperature)
-        return RolloutOrigin(assignment, self.policy["key"], self.policy["version"], self.step, temperature)
+        return RolloutOrigin(assignment, self.policy.key, self.policy.version, self.step, temperature)
 
     async def _run_attempts(self, origin: RolloutOrigin, task: dict[str, Any], started: float) -> Rows:
         """Try until an attempt succeeds, cannot be helped by another one, or was the last."""
@@ -213,6 +214,7 @@ def episode_rows(
     episode and count as one if a trace failed.
     """
     traces, messages = [], []
+    # Rows first, failures after: what one agent's row becomes depends on how all the others ended.
     for trace in episode.traces:
         row, own_messages = rows_of_trace(trace, origin, episode.id)
         traces.append(row | seats.trace_columns(trace, client, origin))

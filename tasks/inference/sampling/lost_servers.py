@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.arrays.columns import texts
-from tasks.inference.engine.scoring import ServedModel
-from tasks.inference.sampling.failures import Failure
+from tasks.inference.engine.client import ServedModel
+from tasks.inference.trace_rows.failures import Failure
 
 INTERVAL_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
+"""Longest wait for a connection or an answer; a service that is only slow is not lost."""
 MIN_LOSSES = 2
 """Losses of its server with a group in flight after which the group may hold a crasher."""
 MAX_TRIED_MEMBERS = 2
@@ -72,22 +73,20 @@ class ServiceWatch:
 
     async def check(self) -> None:
         """Ask each engine's API server now whether the engine behind it lives; raises ServiceLost."""
-        for url, api_key in self.engines.items():
-            await self._check_health(url, api_key)
-
-    async def _check_health(self, url: str, api_key: str) -> None:
         import httpx
 
-        try:
-            async with httpx.AsyncClient(timeout=CONNECT_SECONDS, trust_env=False) as client:
-                headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-                answer = await client.get(f"{url}/health", headers=headers)
-        except httpx.ConnectError as error:
-            raise ServiceLost("the engine", url, str(error) or type(error).__name__) from error
-        except httpx.TransportError:
-            return  # slow is not gone: the rollout's own time limit decides
-        if answer.status_code >= 500:
-            raise ServiceLost("the engine", url, f"its server answers {answer.status_code}")
+        for url, api_key in self.engines.items():
+            headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+            try:
+                async with httpx.AsyncClient(timeout=CONNECT_SECONDS, trust_env=False) as client:
+                    answer = await client.get(f"{url}/health", headers=headers)
+            except httpx.ConnectError as error:
+                raise ServiceLost("the engine", url, str(error) or type(error).__name__) from error
+            except httpx.TransportError:
+                continue  # slow is not gone: the rollout's own time limit decides
+            # The API server outlives an engine that died; its port alone would say that all is well.
+            if answer.status_code >= 500:
+                raise ServiceLost("the engine", url, f"its server answers {answer.status_code}")
 
     async def _connect(self, service: str, address: str) -> None:
         parts = urlsplit(address)
@@ -123,6 +122,7 @@ class Crashers:
         `alone` says that nobody else sampled there: another step or an evaluation may have had rollouts in flight too.
         """
         groups = {each.group_id for each in in_flight}
+        # Counted also where others sampled there: the group was in flight, and a loss or two by accident only delay it.
         self._losses.update(groups)
         if not alone or len(in_flight) != 1 or self._losses[in_flight[0].group_id] < MIN_LOSSES:
             return False
@@ -136,8 +136,9 @@ class Crashers:
         """Return which of the missing assignments to sample next, and whether one at a time."""
         groups = list(dict.fromkeys(texts(missing["group_id"])))
         harmless = [group for group in groups if self._losses[group] < MIN_LOSSES]
-        assignments = _select_groups(missing, harmless or groups[:1])
-        return assignments, not harmless
+        # One suspected group at a time: a loss then says which group it was.
+        chosen = pa.array(harmless or groups[:1], pa.string())
+        return missing.filter(pc.is_in(missing["group_id"], value_set=chosen)), not harmless
 
     def find_given_up(self, assignments: pa.Table) -> dict[str, Failure]:
         """Return the failures of assignments that are not to be sampled, by id.
@@ -147,13 +148,7 @@ class Crashers:
         failures = dict(self._given_up)
         for assignment, group in zip(texts(assignments["assignment_id"]), texts(assignments["group_id"]), strict=True):
             if self._losses_alone[group] >= MAX_TRIED_MEMBERS and assignment not in failures:
-                text = (
-                    f"{self._losses_alone[group]} other rollouts of its group took their environment server down, each "
-                    "alone"
-                )
-                failures[assignment] = Failure("infrastructure", "ServerLost", f"not tried: {text}")
+                crashed = f"{self._losses_alone[group]} other rollouts of its group"
+                text = f"not tried: {crashed} took their environment server down, each alone"
+                failures[assignment] = Failure("infrastructure", "ServerLost", text)
         return failures
-
-
-def _select_groups(assignments: pa.Table, groups: Sequence[str]) -> pa.Table:
-    return assignments.filter(pc.is_in(assignments["group_id"], value_set=pa.array(groups, pa.string())))

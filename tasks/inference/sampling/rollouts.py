@@ -3,23 +3,23 @@
 import asyncio
 import json
 import logging
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from tasks.inference.engine.client import MODEL
-from tasks.inference.engine.scoring import ServedModel
-from tasks.inference.sampling.adaptive_limit import AdaptiveLimit, Limiter
-from tasks.inference.sampling.attempts import OF_POLICY, RolloutRunner, Rows
-from tasks.inference.sampling.background_loop import LoopLag, run_in_background_loop
-from tasks.inference.sampling.failures import STRAGGLER, Failure
+from tasks.inference.engine.client import ServedModel
+from tasks.inference.sampling.attempts import RolloutRunner, Rows
+from tasks.inference.sampling.limits import AdaptiveLimit, GroupQuota, Limiter, StoppedEarly, straggler_failure
 from tasks.inference.sampling.lost_servers import InFlightRollout, ServiceLost, ServiceWatch, server_name
+from tasks.inference.trace_rows.failures import Failure
 from tasks.inference.trace_rows.rows import Row, trace_tables
+from tasks.runtime.stage import Policy
 
 if TYPE_CHECKING:
     from verifiers.v1.serve.client import EnvClient
@@ -27,14 +27,18 @@ if TYPE_CHECKING:
     from configs.run import View
 
 OnGroup = Callable[[str, dict[str, pa.Table]], None]
-NO_TEACHERS: Mapping[str, ServedModel] = MappingProxyType({})
+POLL_SECONDS = 0.5
+"""Upper bound on how late a signal is noticed that arrives just before the thread waits."""
+LAG_INTERVAL_SECONDS = 0.25
+"""Length of the sleeps that are measured."""
+Result = TypeVar("Result")
 
 _log = logging.getLogger("stagecoach")
 
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """What differs between the calls of `sample` within one stage."""
+    """What differs between the samplers of one stage."""
 
     num_groups: Mapping[str, int] = field(default_factory=dict)
     """By environment: after how many groups the others are stopped. An environment without a number is sampled to the
@@ -48,54 +52,28 @@ class SamplingPlan:
 DEFAULT_PLAN = SamplingPlan()
 
 
-def sample(
-    assignments: pa.Table,
-    examples: pa.Table,
-    *,
-    engine_url: str,
-    api_key: str,
-    addresses: Mapping[str, str],
-    policy: Mapping[str, Any],
-    step: int,
-    config: "View",
-    on_group: OnGroup,
-    teachers: Mapping[str, ServedModel] = NO_TEACHERS,
-    model: str = MODEL,
-    plan: SamplingPlan = DEFAULT_PLAN,
-) -> None:
-    """Make one rollout for each assignment; call `on_group(group_id, tables)` when a group's last member has ended.
-
-    `config` has the sections rollout, environments, engine and model; `policy` has key and version. Environments
-    that `teachers` names are sampled by those, the others by the policy: the engine at `engine_url` serves it as
-    `model`. Every assignment ends as at least one traces row: a failed rollout is a row with its error. Groups are
-    handed over one at a time, from a thread of their own. Raises ServiceLost where the engine or an environment
-    server is gone: groups handed over before are complete, the others left nothing.
-    """
-    sampler = BatchSampler(engine_url, api_key, addresses, policy, step, config, on_group, teachers, model, plan)
-    run_in_background_loop(sampler.run(assignments, examples))
-
-
 class BatchSampler:
-    """One call of `sample`: the clients, the limit on rollouts in flight, and the groups that are not complete yet."""
+    """Makes one rollout for each assignment; calls `on_group(group_id, tables)` when a group's last member has ended.
+
+    `served` are the models that sample, by environment: the policy under OF_POLICY, which samples every environment
+    that is not named, and frozen seats under `seat_model_name`. `config` has the sections rollout, environments, engine
+    and model. Every assignment ends as at least one traces row: a failed rollout is a row with its error. Groups are
+    handed over one at a time, from a thread of their own.
+    """
 
     def __init__(
         self,
-        engine_url: str,
-        api_key: str,
+        *,
+        served: Mapping[str, ServedModel],
         addresses: Mapping[str, str],
-        policy: Mapping[str, Any],
+        policy: Policy,
         step: int,
         config: "View",
         on_group: OnGroup,
-        teachers: Mapping[str, ServedModel] = NO_TEACHERS,
-        model: str = MODEL,
         plan: SamplingPlan = DEFAULT_PLAN,
     ) -> None:
         self.on_group = on_group
         self.addresses = addresses
-        # Without an engine every environment is sampled by a teacher, as when external models are evaluated.
-        own = {OF_POLICY: ServedModel(engine_url, api_key, model, policy["key"])} if engine_url else {}
-        served = {**own, **teachers}
         engines = tuple(each for each in served.values() if not each.chat)
         self.watch = ServiceWatch(engines, addresses)
         self.clients: dict[str, EnvClient] = {}
@@ -107,10 +85,18 @@ class BatchSampler:
         adaptive = config.rollout.adaptive_in_flight and not plan.one_at_a_time
         self.adaptive_limit = AdaptiveLimit(self.limiter, engines) if adaptive else None
         self.loop_lag = LoopLag()
+        # The store takes one commit after another; groups that end together must not race for it.
         self.commit_lock = asyncio.Lock()
 
-    async def run(self, assignments: pa.Table, examples: pa.Table) -> None:
-        """Sample everything, or raise ServiceLost."""
+    def sample(self, assignments: pa.Table, examples: pa.Table) -> None:
+        """Sample every assignment and wait for it.
+
+        Raises ServiceLost where the engine or an environment server is gone: groups handed over before are complete,
+        the others left nothing.
+        """
+        run_in_background_loop(self._run(assignments, examples))
+
+    async def _run(self, assignments: pa.Table, examples: pa.Table) -> None:
         from verifiers.v1.serve.client import EnvClient
 
         rows = assignments.to_pylist()
@@ -170,33 +156,27 @@ class BatchSampler:
         if (failure := self.plan.given_up.get(assignment["assignment_id"])) is not None:
             return self.runner.rows_without_trace(assignment, failure, time.time(), 0.0), False
         started: float | None = None
+        rollout = InFlightRollout(assignment["assignment_id"], assignment["group_id"], assignment["environment"])
         try:
             async with self.quota.stop_when_reached(assignment["environment"]), self.limiter:
                 started = time.time()
-                return await self._run_assignment(assignment, task), False
+                self.in_flight.add(rollout)
+                rows = await self.runner.run(assignment, task)
         except StoppedEarly:
-            self.in_flight.discard(_in_flight_rollout(assignment))
+            self.in_flight.discard(rollout)
             now = time.time()
             seconds = None if started is None else now - started
             failure = straggler_failure(assignment["environment"], seconds)
             return self.runner.rows_without_trace(assignment, failure, started or now, seconds or 0.0), True
-
-    async def _run_assignment(self, assignment: Row, task: dict[str, Any]) -> Rows:
-        """Return the rows of one assignment. One that is cancelled stays in `in_flight`, for `_add_in_flight`."""
-        self.in_flight.add(_in_flight_rollout(assignment))
-        rows = await self.runner.run(assignment, task)
-        self.in_flight.discard(_in_flight_rollout(assignment))
-        return rows
+        # Not in a `finally`: one that is cancelled by the loss of a server stays in flight, for `_add_in_flight`.
+        self.in_flight.discard(rollout)
+        return rows, False
 
     def _add_in_flight(self, error: Exception) -> Exception:
         """Add to the loss of an environment server the rollouts that were in flight there."""
         if isinstance(error, ServiceLost):
             error.in_flight = [each for each in self.in_flight if server_name(each.environment) == error.service]
         return error
-
-
-def _in_flight_rollout(assignment: Row) -> InFlightRollout:
-    return InFlightRollout(assignment["assignment_id"], assignment["group_id"], assignment["environment"])
 
 
 def _root_cause(several: ExceptionGroup) -> Exception:
@@ -221,56 +201,81 @@ def _tasks_by_example(examples: pa.Table, assignments: Iterable[Row]) -> dict[tu
     return tasks
 
 
-class StoppedEarly(Exception):
-    """A rollout was stopped because enough groups of its environment had ended."""
+def run_in_background_loop(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine as `asyncio.run` does, in a thread; return what it returns, raise what it raises.
 
+    An exception that a signal raises in the waiting thread cancels the coroutine, and is passed on once that has ended.
+    """
+    # Such an exception (KeyboardInterrupt, the cancellation of a flow) is raised in the main thread, between any two
+    # instructions. Were the loop there, it could strike inside a callback and tear the loop's state apart; here it
+    # strikes the waiting thread alone.
+    loop = asyncio.new_event_loop()  # made here, so that this thread can cancel through it at any time
+    started: list[asyncio.Task[Result]] = []
+    cancelled, ended = threading.Event(), threading.Event()
 
-class GroupQuota:
-    """Counts the groups that ended, by environment, and stops the other rollouts of an environment that has enough."""
+    async def start_work() -> None:
+        task = asyncio.create_task(coroutine)
+        started.append(task)
+        if cancelled.is_set():  # by a signal that came before there was a task to cancel
+            task.cancel()
+        await asyncio.wait([task])
 
-    def __init__(self, num_groups: Mapping[str, int]) -> None:
-        """`num_groups` says how many more groups of an environment are needed; one without a number needs all."""
-        self._num_needed = dict(num_groups)
-        self._scopes: dict[str, set[asyncio.Timeout]] = {}
-
-    def is_reached(self, environment: str) -> bool:
-        """Tell whether enough groups of an environment have ended."""
-        return self._num_needed.get(environment, 1) <= 0
-
-    def count_group(self, environment: str) -> None:
-        """Count a group whose members all ended by themselves; stop the environment's others once there are enough."""
-        if environment in self._num_needed:
-            self._num_needed[environment] -= 1
-            if self.is_reached(environment):
-                now = asyncio.get_running_loop().time()
-                for scope in self._scopes.pop(environment, ()):
-                    scope.reschedule(now)
-
-    @asynccontextmanager
-    async def stop_when_reached(self, environment: str) -> AsyncIterator[None]:
-        """Run the body, and cancel it once its environment has enough groups.
-
-        Raises StoppedEarly then, and before the body where there were enough already.
-        """
-        if self.is_reached(environment):
-            raise StoppedEarly
-        # A time limit without a time: moving it to now cancels the body, and asyncio tells it from other cancellations.
-        scope = asyncio.timeout(None)
-        scopes = self._scopes.setdefault(environment, set())
-        scopes.add(scope)
+    def run() -> None:
         try:
-            async with scope:
-                yield
-        except TimeoutError as error:
-            if not scope.expired():
-                raise
-            raise StoppedEarly from error
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.run(start_work())
         finally:
-            scopes.discard(scope)
+            ended.set()
+
+    thread = threading.Thread(target=copy_context().run, args=(run,), name="event loop")
+    try:
+        thread.start()
+        # Not `thread.join()`: a wait without a time limit may not notice a signal that arrives just before it.
+        while not ended.wait(POLL_SECONDS):
+            continue
+    finally:
+        cancelled.set()
+        with suppress(RuntimeError):  # the loop is closed: the coroutine has ended by itself
+            for task in started:
+                loop.call_soon_threadsafe(task.cancel)
+        while thread.is_alive() and not ended.wait(POLL_SECONDS):
+            continue
+    thread.join()
+    return started[0].result()
 
 
-def straggler_failure(environment: str, seconds: float | None) -> Failure:
-    """Return the failure of a rollout that was stopped after `seconds`, or before it began (None)."""
-    when = "before it was begun" if seconds is None else f"after {seconds:.1f} s"
-    text = f"stopped {when}: enough groups of environment {environment!r} had ended (assignment.oversampling)"
-    return Failure(STRAGGLER, "Stopped", text)
+class LoopLag:
+    """Measures how much later than requested a sleep on the running event loop ends, in seconds.
+
+    Everything on the loop waits about that long: an answer of the engine that has arrived, a time limit that is over.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] | None = None, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self.worst = 0.0
+        self.total = 0.0
+        self.num_samples = 0
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        clock = self._clock or asyncio.get_running_loop().time
+        while True:
+            before = clock()
+            await self._sleep(LAG_INTERVAL_SECONDS)
+            self.add(clock() - before - LAG_INTERVAL_SECONDS)
+
+    def add(self, late: float) -> None:
+        """Count one measurement; a clock of low resolution may give a negative one, which counts as 0."""
+        late = max(0.0, late)
+        self.num_samples += 1
+        self.total += late
+        self.worst = max(self.worst, late)
+
+    def __str__(self) -> str:
+        if not self.num_samples:
+            return "the event loop's lag was not measured"
+        average = self.total / self.num_samples
+        return f"the event loop was {average:.3f} s late on average and {self.worst:.3f} s at worst"

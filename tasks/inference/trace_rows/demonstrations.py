@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.inference.engine import model_info
-from tasks.inference.engine.client import Engine
-from tasks.inference.engine.scoring import NotScorable, ServedModel
+from tasks.inference.engine.client import Engine, NotScorable, ServedModel
 from tasks.inference.trace_rows.rows import Row
 
 if TYPE_CHECKING:
@@ -33,14 +32,17 @@ def demonstration_renderer(
     message and its end token. The function raises DemonstrationUnusable where the conversation does not end with an
     assistant message. `settings` are those of the renderer called `name`; it and the tokenizer are loaded once.
     """
-    from renderers import create_renderer
-    from renderers.base import load_tokenizer
-
-    config = model_info.renderer_config(name, str(tokenizer_dir), settings or {})
-    renderer = create_renderer(load_tokenizer(str(tokenizer_dir)), config)
+    renderer = _load_renderer(str(tokenizer_dir), name, settings or {})
     # Only settings can make prompts end with more than the role, such as an empty thought, which is not sampled.
     prompt_end = _prompt_ending(renderer) if settings else []
     return lambda messages, tools=None: _render_rows(messages, renderer, prompt_end, tools)
+
+
+def _load_renderer(tokenizer: str, name: str, settings: Mapping[str, Any]) -> Any:
+    from renderers import create_renderer
+    from renderers.base import load_tokenizer
+
+    return create_renderer(load_tokenizer(tokenizer), model_info.renderer_config(name, tokenizer, settings))
 
 
 def _render_rows(
@@ -56,6 +58,7 @@ def _render_rows(
     mask = _unmask(prompt_end, tokens, _sampled_mask(messages, renderer, rendered, tools))
     if not any(mask):
         raise DemonstrationUnusable("the renderer marks no token of this demonstration as the assistant's")
+    # What follows the last sampled token, as a line break of the template, was never sampled and is not trained.
     end = max(index for index, sampled in enumerate(mask) if sampled) + 1
     stops = renderer.get_stop_token_ids()
     if tokens[end - 1] not in stops:  # some templates leave the last turn open, and a policy must learn to end it
@@ -161,7 +164,7 @@ class DemonstrationPrompt:
         text = self._settings.template.replace(
             "{demonstration}", demonstration_text(trace, self._settings.demonstration)
         )
-        if text not in self._tokens_of:
+        if text not in self._tokens_of:  # the samples of a group share their demonstration
             self._tokens_of[text] = self._render(("system", text))
         start = self._start if list(tokens[: len(self._start)]) == self._start else []
         return [*self._tokens_of[text], *tokens[len(start) :]]
@@ -171,6 +174,7 @@ class DemonstrationPrompt:
         """The tokens that every conversation begins with, whatever its first role, and that occur only there."""
         system, user, both = ("system", "x"), ("user", "x"), self._render(("system", "x"), ("user", "x"))
         start = []
+        # A token that comes again between messages begins every message, and not only the conversation.
         for one, other in zip(self._render(system), self._render(user), strict=False):
             if one != other or both.count(one) > 1:
                 break
@@ -183,16 +187,11 @@ class DemonstrationPrompt:
 
     @cached_property
     def _renderer(self) -> Any:
-        from renderers import create_renderer
-        from renderers.base import load_tokenizer
-
-        tokenizer = self._model.tokenizer or self._model.path or self._engine_directory()
-        config = model_info.renderer_config(self._model.renderer, tokenizer, self._model.renderer_settings)
-        return create_renderer(load_tokenizer(tokenizer), config)
-
-    def _engine_directory(self) -> str:
-        served = self._serve()
-        return Engine(served.url, served.api_key).model_directory()
+        tokenizer = self._model.tokenizer or self._model.path
+        if not tokenizer:
+            served = self._serve()
+            tokenizer = Engine(served.url, served.api_key).model_directory()
+        return _load_renderer(tokenizer, self._model.renderer, self._model.renderer_settings)
 
 
 def demonstration_text(trace: Row, field: str) -> str:

@@ -23,6 +23,8 @@ from tasks.arrays.columns import texts
 REFERENCE = "stagecoach-image:"
 LITERAL = REFERENCE + "text:"
 """Escapes a text that itself begins like a reference, so that it can be restored."""
+UNREFERENCED = f"data:image/|{REFERENCE}"
+"""Matches the texts that may have to change before images are stored."""
 TRACE_COLUMNS = ("record", "info")
 """The columns of traces that are JSON and may hold images; in messages it is `body`."""
 TEXT_KEYS = ("content", "text")
@@ -46,6 +48,11 @@ class Image(NamedTuple):
     def digest(self) -> str:
         """The SHA-256 over media type and bytes, in hex: two spellings of one picture are two images."""
         return hashlib.sha256(self.media_type.encode() + b"\0" + self.data).hexdigest()
+
+    @property
+    def reference(self) -> str:
+        """What stands where the image was."""
+        return f"{REFERENCE}sha256:{self.digest}"
 
     @property
     def url(self) -> str:
@@ -74,16 +81,14 @@ def extract_images(traces: pa.Table, messages: pa.Table) -> dict[str, pa.Table]:
     groups = dict(zip(texts(traces["trace_id"]), texts(traces["group_id"]), strict=True))
 
     def change(trace_id: str, message: int | None, text: str) -> str:
-        if text.startswith(REFERENCE):
-            return LITERAL + text
         image = parse_image(text)
         if image is None:
-            return text
+            return _escape(text)
         row = {"group_id": groups[trace_id], "digest": image.digest, **image._asdict()}
         rows.setdefault((row["group_id"], row["digest"]), row | {"trace_id": trace_id, "message": message})
-        return f"{REFERENCE}sha256:{image.digest}"
+        return image.reference
 
-    tables = _rewrite_tables(traces, messages, f"data:image/|{REFERENCE}", change)
+    tables = _rewrite_tables(traces, messages, UNREFERENCED, change)
     if rows:
         tables["images"] = pa.Table.from_pylist(list(rows.values()), schema=IMAGES.arrow)
     return tables
@@ -97,12 +102,10 @@ def extract_known_images(traces: pa.Table, images: pa.Table | None) -> pa.Table:
     known = set() if images is None else set(texts(images["digest"]))
 
     def change(trace_id: str, message: int | None, text: str) -> str:
-        if text.startswith(REFERENCE):
-            return LITERAL + text
         image = parse_image(text)
-        return text if image is None or image.digest not in known else f"{REFERENCE}sha256:{image.digest}"
+        return _escape(text) if image is None or image.digest not in known else image.reference
 
-    return _rewrite_traces(traces, f"data:image/|{REFERENCE}", change)
+    return _rewrite_traces(traces, UNREFERENCED, change)
 
 
 def restore_images(traces: pa.Table, messages: pa.Table, images: pa.Table | None) -> dict[str, pa.Table]:
@@ -122,6 +125,10 @@ def restore_images(traces: pa.Table, messages: pa.Table, images: pa.Table | None
         return urls.get(text, text)
 
     return _rewrite_tables(traces, messages, REFERENCE, change)
+
+
+def _escape(text: str) -> str:
+    return LITERAL + text if text.startswith(REFERENCE) else text
 
 
 def _rewrite_tables(traces: pa.Table, messages: pa.Table, pattern: str, change: Change) -> dict[str, pa.Table]:
@@ -157,6 +164,7 @@ def _rewrite_json(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, list):
         return [_rewrite_json(each, change) for each in value]
     if isinstance(value, dict):
+        # A text under these keys was read token by token: a reference in its place would not be what the model saw.
         plain = {name: value[name] for name in TEXT_KEYS if isinstance(value.get(name), str)}
         return {name: plain[name] if name in plain else _rewrite_json(each, change) for name, each in value.items()}
     return value

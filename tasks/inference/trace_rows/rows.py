@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from storage.schemas.stage_tables import MESSAGES, TRACES
-from tasks.inference.sampling.failures import Failure, failure_of_trace, is_chat_only
+from tasks.inference.trace_rows.failures import Failure, failure_of_trace, is_chat_only
 from tasks.inference.trace_rows.images import extract_images
 
 if TYPE_CHECKING:
@@ -56,8 +56,7 @@ def trace_tables(traces: Iterable[Row], messages: Iterable[Row]) -> dict[str, pa
 def rows_of_trace(trace: "WireTrace", origin: RolloutOrigin, episode_id: str) -> tuple[Row, list[Row]]:
     """Return one trace's row and its messages' rows. Nothing is lost: see `rebuild`."""
     record = wire_record(trace)
-    failure = failure_of_trace(record)
-    return _trace_row(trace, record, origin, episode_id, failure), message_rows(record)
+    return _trace_row(trace, record, origin, episode_id, failure_of_trace(record)), message_rows(record)
 
 
 def wire_record(trace: "WireTrace") -> Row:
@@ -67,6 +66,7 @@ def wire_record(trace: "WireTrace") -> Row:
     record: Row = trace.model_dump(
         mode="json", exclude=EXCLUDE_FIELDS | {"info": True}, context={"float_decimals": None}, serialize_as_any=True
     )
+    # By hand: pydantic's JSON mode refuses bytes that are not UTF-8, and one such note would fail the batch.
     record["info"] = _json_value(trace.info)
     # JSON mode turns a reward that is no number into null, which would read as "not scored".
     for name, reward in trace.rewards.items():
@@ -80,18 +80,19 @@ def wire_record(trace: "WireTrace") -> Row:
 
 def _trace_row(trace: "WireTrace", record: Row, origin: RolloutOrigin, episode_id: str, failure: Failure | None) -> Row:
     unscored = failure is not None or not record["rewards"]
-    timing = trace.timing
+    timing, sampling = trace.timing, trace.agent.config.sampling
+    own_temperature = None if sampling is None else sampling.temperature  # a seat may have its own
     return {
         **origin.columns,
-        "temperature": _temperature(trace, origin),
+        "temperature": origin.temperature if own_temperature is None else own_temperature,
         "trace_id": trace.id,
         "episode_id": episode_id,
         "agent": trace.agent.name,
         "trainable": trace.agent.trainable,
         "reward": None if unscored else trace.reward,
-        "rewards": _compact_json(record["rewards"]),
-        "metrics": _compact_json(record["metrics"]),
-        "info": _compact_json(record["info"]),
+        "rewards": compact_json(record["rewards"]),
+        "metrics": compact_json(record["metrics"]),
+        "info": compact_json(record["info"]),
         "stop_condition": trace.stop_condition,
         "is_truncated": trace.is_truncated,
         "num_turns": trace.num_turns,
@@ -103,29 +104,17 @@ def _trace_row(trace: "WireTrace", record: Row, origin: RolloutOrigin, episode_i
         "generation_seconds": timing.agent.duration,
         "model_seconds": sum(call.time.duration for call in trace.calls),
         "scoring_seconds": timing.scoring.duration,
-        "record": _compact_json(_remaining_record(record)),
+        "record": compact_json(_remaining_record(record)),
     }
-
-
-def _temperature(trace: "WireTrace", origin: RolloutOrigin) -> float:
-    """Return the temperature of a trace: a seat may have its own."""
-    sampling = trace.agent.config.sampling
-    own = None if sampling is None else sampling.temperature
-    return origin.temperature if own is None else own
 
 
 def _token_counts(trace: "WireTrace", record: Row) -> dict[str, int]:
     """Return the numbers of input tokens, each counted once, and of sampled ones; the provider's for a chat API."""
     if is_chat_only(record):
-        usage = trace.usage
-        return {
-            "num_input_tokens": trace.num_input_tokens,
-            "num_output_tokens": usage.completion_tokens if usage else 0,
-        }
-    return {
-        "num_input_tokens": sum(node["mask"].count(False) for node in record["nodes"]),
-        "num_output_tokens": sum(node["mask"].count(True) for node in record["nodes"]),
-    }
+        num_sampled = trace.usage.completion_tokens if trace.usage else 0
+        return {"num_input_tokens": trace.num_input_tokens, "num_output_tokens": num_sampled}
+    mask = [own for node in record["nodes"] for own in node["mask"]]
+    return {"num_input_tokens": mask.count(False), "num_output_tokens": mask.count(True)}
 
 
 def _remaining_record(record: Row) -> Row:
@@ -154,7 +143,7 @@ def message_rows(record: Row) -> list[Row]:
             "parent": node["parent"],
             "role": node["message"]["role"],
             "content": _text(node["message"].get("content")),
-            "body": _compact_json(node["message"]),
+            "body": compact_json(node["message"]),
             "sampled": node["sampled"],
             "token_ids": node["token_ids"],
             "mask": node["mask"],
@@ -184,22 +173,14 @@ def row_of_failure(failure: Failure, origin: RolloutOrigin, started_at: float, s
         "agent": "agent",
         "trainable": True,
         "reward": None,
-        "rewards": "{}",
-        "metrics": "{}",
-        "info": "{}",
+        **dict.fromkeys(("rewards", "metrics", "info", "record"), "{}"),
         "stop_condition": None,
         "is_truncated": False,
-        "num_turns": 0,
-        "num_branches": 0,
-        "num_input_tokens": 0,
-        "num_output_tokens": 0,
+        **dict.fromkeys(("num_turns", "num_branches", "num_input_tokens", "num_output_tokens"), 0),
         **error_columns(failure),
         "started_at": _timestamp(started_at),
-        "setup_seconds": 0.0,
+        **dict.fromkeys(("setup_seconds", "model_seconds", "scoring_seconds"), 0.0),
         "generation_seconds": seconds,
-        "model_seconds": 0.0,
-        "scoring_seconds": 0.0,
-        "record": "{}",
     }
 
 
@@ -211,6 +192,7 @@ def rebuild(trace_row: Mapping[str, Any], message_rows: Sequence[Mapping[str, An
     record["id"] = trace_row["trace_id"]
     for name in ("rewards", "metrics", "info"):
         record[name] = json.loads(trace_row[name])
+    # Rows of a table have no order of their own: sorted by their number, they are the nodes again.
     for node, row in zip(record["nodes"], sorted(message_rows, key=lambda row: row["message"]), strict=True):
         node.update({name: row[name] for name in ("parent", "sampled", "token_ids", "mask", "is_content")})
         node["message"] = json.loads(row["body"])
@@ -249,7 +231,8 @@ def _text(content: Any) -> str | None:
     return "\n".join(texts) if texts else None
 
 
-def _compact_json(value: Any) -> str:
+def compact_json(value: Any) -> str:
+    """Return JSON without spaces, in which NaN and infinities stay as they are."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 

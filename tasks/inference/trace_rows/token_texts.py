@@ -69,6 +69,7 @@ class TokenTexts:
         kinds = _component_types(self._decoder or tokenizer.pre_tokenizer)
         self._byte_level = "ByteLevel" in kinds
         self._byte_fallback = "ByteFallback" in kinds
+        # What follows a token in the middle of a text: what the decoder puts between two tokens, and `ANCHOR`.
         self._around = self._decode([ANCHOR, ANCHOR])[len(ANCHOR) :]
         self._known: dict[int, _KnownToken] = {}
 
@@ -94,6 +95,7 @@ class TokenTexts:
 
     def _look_up(self, number: int) -> _KnownToken | None:
         """Return what is known of an id, and remember it; None where the vocabulary lacks it."""
+        # The library raises OverflowError for ids outside of its range, which an environment may well send.
         token = self._tokenizer.id_to_token(int(number)) if 0 <= number <= MAX_TOKEN_ID else None
         if token is None:
             return None
@@ -111,6 +113,7 @@ class TokenTexts:
     def _bytes_of(self, number: int, token: str) -> bytes | None:
         """Return the bytes that a token stands for; None where the decoder makes text of it."""
         if self._byte_level:
+            # Added tokens are spelled as they are, and not in the 256 characters for bytes.
             if number in self._added or not all(each in BYTE_OF_CHARACTER for each in token):
                 return token.encode()
             return bytes(BYTE_OF_CHARACTER[each] for each in token)
@@ -148,6 +151,7 @@ def _decode_bytes(pending: bytes, data: bytes, special: bool) -> tuple[TokenText
 
     Pending are the first bytes of a character whose last byte is not there yet.
     """
+    # A new decoder for each token: its state are the pending bytes, which the caller passes from token to token.
     reader = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     out = reader.decode(pending + data)
     rest = reader.getstate()[0]
@@ -238,6 +242,7 @@ def _in_policy(store: Store, key: str) -> TokenTexts | None:
 
 def _cached_tokenizer(digest: str, read: Callable[[], bytes], where: str) -> TokenTexts:
     """Return the tokenizer with this digest from the cache, or read it."""
+    # The lock is held while a file is read, so that two pages do not load the same tokenizer side by side.
     with _cache_lock:
         if digest not in _cache:
             _cache[digest] = _parse_tokenizer(read(), where)

@@ -19,7 +19,7 @@ from flows.runtime.session import Session, record_run
 from tasks.assignment import examples as listing
 from tasks.assignment import stage as assignment
 from tasks.filtering import stage as filtering
-from tasks.inference.sampling.rollouts import straggler_failure
+from tasks.inference.sampling.limits import straggler_failure
 from tasks.learner.rows import batches_from_table
 from tasks.packing import stage as packing
 from tasks.rollout import stage as rollout
@@ -59,7 +59,7 @@ def sampled(tables: Tables, config: View, *, step: int, policy: Policy) -> Table
     """
     traces, messages = [], []
     for number, members in enumerate(fixed.groups(tables["assignments"]).values()):
-        made = fixed.group(members, {"key": policy.key, "version": policy.version}, step)
+        made = fixed.group(members, policy, step)
         for member, row in enumerate(made["traces"].to_pylist()):
             reward = None if (number, member) == (2, 0) else 1.0 if number == 1 else row["reward"]
             changes: dict[str, Any] = {"reward": reward, "is_truncated": member == 1}

@@ -12,7 +12,7 @@ from configs.run import RunConfig, View
 from flows.runtime.loops import evaluation_configs
 from tasks.arrays.group_counts import num_needed
 from tasks.assignment import stage as assignment
-from tasks.inference.sampling.rollouts import straggler_failure
+from tasks.inference.sampling.limits import straggler_failure
 from tasks.rollout import stage as rollout
 from tests.fixtures import rehearsal
 from tests.fixtures.rehearsal import SMALL, reported

@@ -11,7 +11,7 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.runtime.prepare import prepare
 from storage.store import open_store
-from tasks.inference.engine.model_files import directory_digest
+from tasks.inference.engine.model_info import directory_digest
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Stage

@@ -17,8 +17,8 @@ from flows.runtime.session import needs
 from flows.services.teachers import TeacherEngines
 from storage.store import Store
 from tasks.advantage import reference
-from tasks.inference.engine.model_files import tokenizer_digest
-from tasks.inference.engine.scoring import ServedModel
+from tasks.inference.engine.client import ServedModel
+from tasks.inference.engine.model_info import tokenizer_digest
 from tasks.rollout.stage import STAGE
 from tests.fixtures.builders import model
 from tests.fixtures.rehearsal import SMALL, made, rehearse, session_for

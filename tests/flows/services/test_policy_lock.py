@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.services.base import PolicyLock
-from tasks.inference.engine.scoring import ServedModel
+from tasks.inference.engine.client import ServedModel
 from tasks.runtime.stage import Policy
 from tests.fixtures.rehearsal import session_for
 from tests.fixtures.waiting import PATIENCE

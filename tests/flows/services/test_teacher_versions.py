@@ -10,7 +10,7 @@ from configs.replay import ReplayConfig
 from configs.resolve import resolve
 from configs.run import RunConfig, content
 from flows.services.teachers import asked_teachers, reopened_teachers, require_teachers, teacher_facts
-from tasks.inference.engine.model_files import directory_digest
+from tasks.inference.engine.model_info import directory_digest
 from tests.fixtures.builders import model
 
 

@@ -15,7 +15,7 @@ from configs.run import RunConfig
 from flows.services.base import Supervisor
 from flows.services.guardian import descendants, send
 from flows.services.teachers import TeacherChanged, TeacherEngines, teacher_facts
-from tasks.inference.engine.scoring import ServedModel, score
+from tasks.inference.engine.client import ServedModel, score
 from tasks.learner.tiny import tiny_qwen3
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tasks.advantage import reference as stage
 from tasks.advantage.reference import STAGE, reference
-from tasks.inference.engine.client import EngineLost
-from tasks.inference.engine.scoring import NotScorable, ServedModel
+from tasks.inference.engine.client import EngineLost, NotScorable, ServedModel
 from tasks.runtime.services import MOST_LOSSES
 from tasks.runtime.stage import Policy
 from tests.fixtures.builders import exchange, message, trace, verdict, view

@@ -1,13 +1,14 @@
 """Evaluation: estimators by hand, against enumeration, and with errors in plain sight."""
 
 from dataclasses import replace
-from itertools import combinations
+from itertools import chain, combinations
 
+import pyarrow as pa
 import pytest
 
 from tasks.assignment.stage import errored_assignments, latest_attempts
-from tasks.evaluation.confidence import of_mean
-from tasks.evaluation.stage import PassAt, estimates, pass_at_k
+from tasks.evaluation.confidence import of_mean, students
+from tasks.evaluation.stage import Difference, PassAt, estimates, paired_differences, pass_at_k
 from tests.fixtures.builders import failed, table, trace
 
 
@@ -123,7 +124,7 @@ def test_what_was_made_again_takes_the_place_of_the_whole_assignment():
     assert errored_assignments(rounds[0]) == ["a"] and errored_assignments(rounds[1]) == []
     assert latest_attempts(rounds)["trace_id"].to_pylist() == ["b1", "a3"]
     assert latest_attempts([*rounds, table("traces", [failed("a4", assignment_id="a")])])["trace_id"].to_pylist() == [
-        *("b1", "a4"),
+        *("b1", "a4")
     ]
     assert latest_attempts(rounds[:1]).equals(rounds[0])
 
@@ -139,3 +140,38 @@ def test_a_failed_attempt_leaves_its_siblings():
 def test_an_error_never_passes_whatever_passes():
     (found,) = estimated(attempts("a", -1.0, None), pass_reward=-1.0)
     assert found.pass_at[0].estimate == 1.0 and found.pass_at[0].floor == 0.5
+
+
+def tried(rewards: dict[str, list[float | None]], environment: str = "reverse") -> pa.Table:
+    """Return the traces of some examples' attempts; None is one that failed."""
+    rows = [attempts(example, *values, environment=environment) for example, values in rewards.items()]
+    return table("traces", list(chain.from_iterable(rows)))
+
+
+def test_a_difference_by_hand() -> None:
+    before = tried({"a": [0.0, 0.5], "b": [1.0], "c": [0.25], "only": [1.0]})
+    after = tried({"a": [0.75], "b": [1.0, 1.0], "c": [None], "new": [0.0]})
+    average, passed = paired_differences(before, after)
+    assert average == Difference("reverse", "avg", 0.625, 0.875, 0.25, students([0.5, 0.0]), 2)
+    assert (passed.figure, passed.before, passed.after, passed.difference) == ("pass@1", 0.5, 0.5, 0.0)
+    assert passed.interval is None, "no example differs: that says nothing of how far others would"
+
+
+def test_the_same_shift_of_examples_that_differ_is_seen() -> None:
+    hard = [number / 10 for number in range(10)]
+    before = tried({f"e{n}": [value] for n, value in enumerate(hard)})
+    after = tried({f"e{n}": [value + 0.1 + 0.001 * (-1) ** n] for n, value in enumerate(hard)})
+    (found,) = paired_differences(before, after, pass_at=())
+    assert found.interval is not None and found.difference == pytest.approx(0.1)
+    assert 0.09 < found.interval.low < found.interval.high < 0.11
+    alone = students(hard)
+    assert alone is not None and alone.high - alone.low > 0.4, "either alone is far less certain"
+
+
+def test_environments_that_only_one_of_two_has_are_left_out() -> None:
+    assert paired_differences(tried({"a": [1.0]}), tried({"a": [1.0]}, "other")) == []
+
+
+def test_no_example_in_common_is_no_difference_of_zero() -> None:
+    (found,) = paired_differences(tried({"a": [1.0]}), tried({"b": [1.0]}), pass_at=())
+    assert found == Difference("reverse", "avg", None, None, None, None, 0)

@@ -1,4 +1,4 @@
-"""Fixtures of the room for sampling."""
+"""Fixtures of the tests of inference."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -9,7 +9,7 @@ import pytest
 
 from configs.run import RunConfig, View
 from storage.schemas.stage_tables import METRICS, TRACES, VERDICTS
-from tasks.inference.sampling.failures import STRAGGLER
+from tasks.inference.trace_rows.failures import STRAGGLER
 from tasks.metrics.accounting import AccountBreach, account_metrics
 from tasks.metrics.figures import full_name, metric_values
 from tasks.metrics.rollouts import retokenised_turns, rollout_metrics

@@ -14,7 +14,7 @@ import pytest
 from configs.run import RunConfig, View
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
-from tasks.inference.engine.scoring import ServedModel
+from tasks.inference.engine.client import ServedModel
 from tasks.inference.sampling.lost_servers import InFlightRollout, ServiceLost, server_name
 from tasks.inference.sampling.rollouts import SamplingPlan
 from tasks.rollout import stage as rollout
@@ -55,9 +55,11 @@ class Sampler:
         self.alone: list[bool] = []
         """Of each call whether no two rollouts were to be under way at once."""
 
-    def __call__(
-        self, assignments: pa.Table, examples: pa.Table, *, plan: SamplingPlan, on_group: Any, **_: Any
-    ) -> None:
+    def __call__(self, *, plan: SamplingPlan, on_group: Any, **_: Any) -> SimpleNamespace:
+        """Stand in for the class BatchSampler."""
+        return SimpleNamespace(sample=lambda assignments, examples: self._sample(assignments, plan, on_group))
+
+    def _sample(self, assignments: pa.Table, plan: SamplingPlan, on_group: Any) -> None:
         self.alone.append(plan.one_at_a_time)
         rows = assignments.to_pylist()
         tried = [each for each in rows if each["assignment_id"] not in plan.given_up]
@@ -79,7 +81,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch, servers: Servers, sampler: Sampler,
     """Do the stage with a sampler of its own; return what became of the assignments."""
     parts = Parts()
     parts.put = lambda rows: parts.update({name: why.message if why else "sampled" for name, why in rows.items()})  # type: ignore[attr-defined]
-    monkeypatch.setattr(rollout, "sample", sampler)
+    monkeypatch.setattr(rollout, "BatchSampler", sampler)
     rollout.rollout(
         {"assignments": assigned("e", examples, 1), "examples": pa.table({})},
         View(RunConfig(), rollout.STAGE.sections, "rollout"),

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tasks.inference.engine.client import CPU_BLOCK_TOKENS
+from tasks.inference.engine.command import CPU_BLOCK_TOKENS
 
 PROBE = [(7 * index + 3) % 256 for index in range(3 * CPU_BLOCK_TOKENS)]
 

@@ -16,7 +16,8 @@ from tasks.inference.engine.checks import (
     measure_slowdown,
 )
 from tasks.inference.engine.client import MODEL, Engine, EngineError
-from tasks.inference.engine.lora import arguments, linear_maps, patch_mixed_batches
+from tasks.inference.engine.command import adapter_arguments, linear_maps
+from tasks.inference.engine.host import patch_mixed_batches
 from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.hosts import ENGINE, engine_of
 from tests.tasks.inference.engine.probes import PROBE, policy_row
@@ -168,6 +169,6 @@ def test_the_arguments_name_the_linear_maps_of_the_layers(policies: Policies) ->
     maps = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
     assert linear_maps(base) == maps
     sizes = ["--enable-lora", "--max-loras", "2", "--max-lora-rank"]
-    assert arguments(LORA, base) == [*sizes, "8", "--lora-target-modules", *maps]
+    assert adapter_arguments(LORA, base) == [*sizes, "8", "--lora-target-modules", *maps]
     named = LoraConfig(rank=9, target_modules=("q_proj",))
-    assert arguments(named, base) == [*sizes, "16", "--lora-target-modules", "q_proj"]
+    assert adapter_arguments(named, base) == [*sizes, "16", "--lora-target-modules", "q_proj"]

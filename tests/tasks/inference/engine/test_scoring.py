@@ -7,8 +7,7 @@ import pytest
 
 from configs.services import EngineConfig
 from tasks.inference.engine.checks import EngineMismatch, check_serving
-from tasks.inference.engine.client import Engine, EngineError, EngineLost
-from tasks.inference.engine.scoring import ServedModel, score
+from tasks.inference.engine.client import Engine, EngineError, EngineLost, ServedModel, score
 from tasks.training.policy import probe_token_ids
 from tests.fixtures.hosts import KEY, engine_of
 

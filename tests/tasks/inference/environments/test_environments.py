@@ -117,3 +117,10 @@ def test_an_environment_that_is_not_installed(ask: Callable[[EnvironmentConfig],
 def test_a_setting_that_the_taskset_does_not_know() -> None:
     with pytest.raises(EnvironmentUnavailable, match=r"cannot be loaded: ValidationError.*\n.*num_exmples"):
         examples(EnvironmentConfig(name="mine", taskset={"id": "reverse_text", "num_exmples": 3}))
+
+
+@pytest.mark.usefixtures("plugins")
+@pytest.mark.parametrize("package", ["older", "older_at_import"])
+def test_a_package_of_the_older_interface_is_refused_with_what_to_do(package: str) -> None:
+    with pytest.raises(environments.EnvironmentUnavailable, match=r"load_environment.*exports a Taskset"):
+        environments.examples(EnvironmentConfig(name="old", taskset={"id": package}))

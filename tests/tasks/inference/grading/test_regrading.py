@@ -3,17 +3,22 @@
 import asyncio
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from configs.environments import EnvironmentConfig
+from configs.run import View
+from tasks.inference.engine.client import Engine
+from tasks.inference.environments import servers as environments
 from tasks.inference.environments.servers import EnvironmentUnavailable
 from tasks.inference.grading import client as regrading_sources
 from tasks.inference.grading.client import NotRegradable
-from tests.fixtures.hosts import PLUGINS
+from tests.fixtures.hosts import PLUGINS, assigned, served
 from tests.fixtures.recorded import example_of, rows_of, scored, trace_of
+from tests.fixtures.sampled import sample
 
 pytestmark = pytest.mark.engine
 
@@ -32,7 +37,7 @@ def judges_as_before(monkeypatch: pytest.MonkeyPatch, plugins: None) -> None:
 
 def regraded(environment: EnvironmentConfig, rows: dict[str, Any], examples: Any) -> list[dict[str, Any]]:
     """Return the scores that a grader of this process gives."""
-    from tasks.inference.grading.scores import Grader
+    from tasks.inference.grading.host import Grader
 
     tables = [table.to_pylist() for table in (examples, rows["traces"], rows["messages"])]
     return asyncio.run(Grader(environment.model_dump(mode="json")).score(*tables))
@@ -107,7 +112,7 @@ def test_a_trace_whose_scoring_fails_is_errored(
     from verifiers.v1.env import Env
 
     if fault == "hangs":  # the others are done at once, but for that long a machine may be busy with other things
-        monkeypatch.setattr("tasks.inference.grading.scores.SCORING_SECONDS", 5.0)
+        monkeypatch.setattr("tasks.inference.grading.host.SCORING_SECONDS", 5.0)
     monkeypatch.setattr("duel.DuelEnv.finalize", Env.finalize)
     left, right, critic = regraded(duel(), bout(fault), example_of("duel", "{}"))
     assert left["reward"] is None and left["error_class"] == kind and message in left["error_message"]
@@ -199,3 +204,27 @@ def test_the_digest_is_of_the_code_that_scores(tmp_path: Path, monkeypatch: pyte
     plugged.write_text("pass")
     fourth = regrading_sources.source_digest(environment.model_copy(update={"taskset": taskset}))
     assert len({first, second, third, fourth}) == 4
+
+
+@pytest.mark.usefixtures("plugins")
+def test_real_rollouts_of_several_turns_are_scored_as_they_were(
+    small_engine: Engine, view: Callable[..., View], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verifiers.v1.judge import Judge
+
+    from tasks.inference.grading.host import Grader
+
+    environment = EnvironmentConfig(name="two", taskset={"id": "two_turns"})
+    examples = environments.examples(environment)
+    rows: dict[str, list[dict[str, object]]] = {"traces": [], "messages": []}
+    with served(environment, tmp_path) as told:
+        rows_of = assigned("two", ["t0", "t1"], 2)
+        for tables in sample(small_engine.url, told["address"], view(environment), rows_of, examples).values():
+            for name in rows:
+                rows[name].extend(tables[name].to_pylist())
+    assert [row["reward"] for row in rows["traces"]] == [2.0] * 4, "the server is gone, the rollouts are recorded"
+    monkeypatch.setattr(Judge, "complete", Judge.complete)  # a grader forbids it in its whole process
+    grader = Grader(environment.model_dump(mode="json"))
+    found = asyncio.run(grader.score(examples.to_pylist(), rows["traces"], rows["messages"]))
+    same = ("trace_id", "reward", "rewards", "metrics", "info", "error_class")
+    assert [[row[name] for name in same] for row in found] == [[row[name] for name in same] for row in rows["traces"]]

@@ -23,10 +23,11 @@ from tasks.filtering.stage import STAGE as FILTERING
 from tasks.filtering.stage import filtering
 from tasks.inference.engine.client import Engine
 from tasks.inference.environments import servers as environments
-from tasks.inference.sampling import rollouts
 from tasks.rollout.stage import STAGE
+from tasks.runtime.stage import Policy
 from tests.fixtures.builders import view as of_stage
 from tests.fixtures.hosts import KEY, PLUGINS, assigned
+from tests.fixtures.sampled import sample
 from tests.fixtures.waiting import until
 
 pytestmark = pytest.mark.engine
@@ -82,27 +83,19 @@ def sampled(
         patch.setenv("PYTHONPATH", str(PLUGINS))
         found = Sampled(directory, supervisor)
         examples = environments.examples(config.environments[0])
-        addresses = EnvironmentServers(supervisor, config, KEY).addresses()
+        address = EnvironmentServers(supervisor, config, KEY).addresses()["bad"]
 
-        def sample(assignments: pa.Table, **settings: Any) -> None:
+        def sample_faults(assignments: pa.Table, **settings: Any) -> None:
             of_rollout = config.rollout.model_copy(update=settings)
-            rollouts.sample(
-                assignments,
-                examples,
-                engine_url=small_engine.url,
-                api_key=KEY,
-                addresses=addresses,
-                policy={"key": "policy-of-faults", "version": 3},
-                step=4,
-                config=View(config.model_copy(update={"rollout": of_rollout}), STAGE.sections, "rollout"),
-                on_group=found.groups.__setitem__,
-            )
+            view = View(config.model_copy(update={"rollout": of_rollout}), STAGE.sections, "rollout")
+            policy = Policy("policy-of-faults", 3)
+            found.groups |= sample(small_engine.url, address, view, assignments, examples, policy=policy, step=4)
 
         sound = [name for name in FAULTS if name != "program"]
-        sample(pa.concat_tables([assigned("bad", sound, 1), assigned("bad", ["partly"], SIZE)]))
+        sample_faults(pa.concat_tables([assigned("bad", sound, 1), assigned("bad", ["partly"], SIZE)]))
         while not (directory / "tree").exists():  # on a slow machine its time may end before it begins
             found.patience *= 2
-            sample(assigned("bad", ["program"], 1), timeout_seconds=found.patience)
+            sample_faults(assigned("bad", ["program"], 1), timeout_seconds=found.patience)
         yield found
 
 

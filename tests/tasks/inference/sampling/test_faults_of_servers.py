@@ -6,24 +6,26 @@ Real servers below a real supervisor, the small engine, and the rollout stage as
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from configs.algorithms import TeacherConfig
 from configs.run import RunConfig, View
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from flows.services.ownership import identity, owned
-from tasks.inference.engine.client import MODEL, Engine
-from tasks.inference.engine.scoring import ServedModel
+from tasks.inference.engine.client import MODEL, Engine, ServedModel
 from tasks.inference.environments import servers as environments
 from tasks.rollout.stage import STAGE, rollout
 from tasks.runtime.stage import Policy
-from tests.fixtures.hosts import KEY, PLUGINS, assigned
+from tests.fixtures.hosts import KEY, assigned
 
 pytestmark = pytest.mark.engine
+
+
+NAMES = ["fine 1", "dies 1", "fine b 1"]
 
 
 class Handed:
@@ -31,6 +33,9 @@ class Handed:
 
     def __init__(self) -> None:
         self.traces: dict[str, list[dict[str, Any]]] = {}
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for group in self.traces.values() for row in group]
 
     def finished_units(self) -> set[str]:
         return set(self.traces)
@@ -45,7 +50,7 @@ class OneEngine:
     """The service of an engine that somebody else keeps at its policy."""
 
     def __init__(self, engine: Engine) -> None:
-        self.served = ServedModel(engine.url, KEY, MODEL)
+        self.served = ServedModel(engine.url, KEY, MODEL, "policy")
 
     def serve(self, policy: Policy) -> ServedModel:
         return self.served
@@ -55,52 +60,73 @@ class OneEngine:
         yield self.served
 
 
-class NoTeachers:
-    """The service of teachers of a run that has none."""
-
-    def serve(self, teacher: TeacherConfig) -> ServedModel:
-        raise AssertionError("nobody is taught")
-
-
-def test_rollouts_of_a_lost_server_are_sampled_again(
-    small_engine: Engine, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One rollout blocks the server's event loop, one calls `sys.exit`, each the first time that it is scored."""
-    faults = ("blocks", "leaves")
-    monkeypatch.syspath_prepend(PLUGINS)
-    monkeypatch.setenv("PYTHONPATH", str(PLUGINS))
-    names = ["fine", *faults]
-    taskset = {"id": "misbehaving_taskset", "faults": names, "task": {"directory": str(tmp_path)}}
+def rolled_out(
+    engine: Engine, models: dict[str, Path], directory: Path, environment: dict[str, Any], rows: pa.Table, **own: Any
+) -> tuple[Handed, int]:
+    """Do the stage over assignments of one environment; return what was handed over, and the server's generation."""
     config = RunConfig.model_validate(
         {
             "model": {"path": str(models["a"]), "renderer": "qwen3"},
-            "environments": [{"name": "bad", "taskset": taskset, "hang_seconds": 10.0}],
-            "rollout": {"max_tokens": 4, "max_attempts": 1},
+            "environments": [environment],
+            "rollout": {"max_tokens": 4, **own},
         }
     )
     handed: Any = Handed()
-    with Supervisor("run", tmp_path / "services") as supervisor:
+    with Supervisor("run", directory) as supervisor:
         servers = EnvironmentServers(supervisor, config, KEY)
-        tables = {"assignments": assigned("bad", names, 2), "examples": environments.examples(config.environments[0])}
         rollout(
-            tables,
+            {"assignments": rows, "examples": environments.examples(config.environments[0])},
             View(config, STAGE.sections, "rollout"),
             step=1,
             policy=Policy("policy-of-losses", 0),
             parts=handed,
-            engine=OneEngine(small_engine),
+            engine=OneEngine(engine),
             environments=servers,
-            teachers=NoTeachers(),
+            teachers=SimpleNamespace(serve=None),  # type: ignore[arg-type]
         )
-        generation = servers._handles["bad"].generation
+        generation = servers._handles[environment["name"]].generation
     assert owned(identity()) == []
-    rows = [row for group in handed.traces.values() for row in group]
+    return handed, generation
+
+
+@pytest.mark.usefixtures("plugins")
+def test_rollouts_of_a_lost_server_are_sampled_again(
+    small_engine: Engine, models: dict[str, Path], tmp_path: Path
+) -> None:
+    """One rollout blocks the server's event loop, one calls `sys.exit`, each the first time that it is scored."""
+    faults = ("blocks", "leaves")
+    names = ["fine", *faults]
+    taskset = {"id": "misbehaving_taskset", "faults": names, "task": {"directory": str(tmp_path)}}
+    environment = {"name": "bad", "taskset": taskset, "hang_seconds": 10.0}
+    directory = tmp_path / "services"
+    handed, generation = rolled_out(
+        small_engine, models, directory, environment, assigned("bad", names, 2), max_attempts=1
+    )
+    rows = handed.rows()
     assert sorted(row["assignment_id"] for row in rows) == sorted(
         f"{name}/{member}" for name in names for member in (0, 1)
     )
     assert {(row["error_class"], row["reward"]) for row in rows} == {(None, 0.5)}
-    log = (tmp_path / "services" / "environment-bad.log").read_text()
+    log = (directory / "environment-bad.log").read_text()
     assert all((tmp_path / f"{fault}.once").exists() for fault in faults)
     assert "the one before did not answer any more and was ended" in log
     # The exit is there as Python says it: taking a process apart may last until it counts as hanging.
     assert generation == 2 or "\nplanted\n" in log
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_killer_is_one_row_and_costs_the_others_nothing(
+    small_engine: Engine, models: dict[str, Path], tmp_path: Path
+) -> None:
+    environment = {"name": "deadly", "taskset": {"id": "counted_taskset", "names": NAMES}}
+    rows = assigned("deadly", NAMES, 2)
+    rows = rows.filter(pa.array([name != "dies 1/1" for name in rows["assignment_id"].to_pylist()]))
+    own = {"max_attempts": 2, "timeout_seconds": 240.0}
+    handed, _ = rolled_out(small_engine, models, tmp_path / "services", environment, rows, **own)
+    found = {row["assignment_id"]: row for row in handed.rows()}
+    killer = found.pop("dies 1/0")
+    assert {name: row["error_class"] for name, row in found.items()} == dict.fromkeys(
+        ("fine 1/0", "fine 1/1", "fine b 1/0", "fine b 1/1")
+    )
+    assert (killer["error_class"], killer["error_type"]) == ("infrastructure", "ServerLost")
+    assert "environment server 'deadly' died while this rollout alone was under way" in killer["error_message"]

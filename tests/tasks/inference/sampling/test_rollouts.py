@@ -17,10 +17,12 @@ from configs.run import View
 from storage.schemas.stage_tables import MESSAGES, TRACES
 from tasks.inference.engine.client import Engine
 from tasks.inference.environments import servers as environments
-from tasks.inference.sampling import attempts, rollouts
+from tasks.inference.sampling import attempts
 from tasks.inference.sampling.lost_servers import ServiceLost
 from tasks.inference.trace_rows.rows import rebuild
+from tasks.runtime.stage import Policy
 from tests.fixtures.hosts import KEY, assigned, served
+from tests.fixtures.sampled import sample
 from tests.fixtures.waiting import PATIENCE
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
@@ -47,17 +49,8 @@ def run(
     small_engine: Engine, address: str, view: View, assignments: pa.Table, examples: pa.Table, groups: Groups
 ) -> None:
     """One call of `sample` with the policy that the engine was started with."""
-    rollouts.sample(
-        assignments,
-        examples,
-        engine_url=small_engine.url,
-        api_key=KEY,
-        addresses={view.environments[0].name: address},
-        policy={"key": "policy-of-rollouts", "version": 3},
-        step=4,
-        config=view,
-        on_group=groups,
-    )
+    policy = Policy("policy-of-rollouts", 3)
+    sample(small_engine.url, address, view, assignments, examples, policy=policy, step=4, on_group=groups)
 
 
 @pytest.fixture(scope="module")

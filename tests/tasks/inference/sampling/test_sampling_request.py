@@ -11,10 +11,11 @@ from configs.run import RunConfig, View
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from flows.services.process import Handle, ServiceSpec
-from tasks.inference.engine.scoring import ServedModel
-from tasks.inference.environments.seat_assignment import SEED_STRIDE
-from tasks.inference.sampling.attempts import RolloutRunner, chat_sampling_config
+from tasks.inference.engine.client import ServedModel
+from tasks.inference.sampling.attempts import OF_POLICY, RolloutRunner, chat_sampling_config
 from tasks.inference.sampling.rollouts import BatchSampler
+from tasks.inference.sampling.seats import SEED_STRIDE
+from tasks.runtime.stage import Policy
 
 pytestmark = pytest.mark.engine
 
@@ -33,11 +34,12 @@ def sampling(
         }
     )
     view = View(config, ("rollout", "environments", "engine", "model"), "rollout")
-    policy_of_run = {"key": policy, "version": 3}
-    made = BatchSampler(
-        "http://127.0.0.1:9", "", {}, policy_of_run, 4, view, lambda group_id, tables: None, teachers or {}
-    )
-    return made.runner
+    served = {OF_POLICY: ServedModel("http://127.0.0.1:9", "", salt=policy), **(teachers or {})}
+    return sampler(served, view, Policy(policy, 3), 4).runner
+
+
+def sampler(served: dict[str, ServedModel], view: View, policy: Policy, step: int) -> BatchSampler:
+    return BatchSampler(served=served, addresses={}, policy=policy, step=step, config=view, on_group=lambda *_: None)
 
 
 @pytest.mark.parametrize("policy", ["one", "another"])
@@ -125,5 +127,5 @@ def test_somebody_elses_api_is_not_asked_for_metrics_of_an_engine() -> None:
     served = {"": ServedModel(chat.url, "", chat.model, chat=chat)}
     config = RunConfig.model_validate({"rollout": {"adaptive_in_flight": True}, "model": {"path": "somewhere"}})
     view = View(config, ("rollout", "environments", "engine", "model"), "rollout")
-    made = BatchSampler("", "", {}, {"key": "", "version": 0}, 0, view, lambda group_id, tables: None, served)
+    made = sampler(served, view, Policy("", 0), 0)
     assert made.adaptive_limit is not None and made.adaptive_limit._engines == []

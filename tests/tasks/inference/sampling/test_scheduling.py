@@ -17,12 +17,14 @@ from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from tasks.inference.engine.client import Engine
 from tasks.inference.environments import servers as environments
-from tasks.inference.sampling import background_loop, rollouts
+from tasks.inference.sampling import rollouts as background_loop
 from tasks.inference.sampling.attempts import RETRY_SEED_STRIDE
 from tasks.inference.sampling.rollouts import SamplingPlan
 from tasks.metrics.rollouts import retokenised_turns
+from tasks.runtime.stage import Policy
 from tests.fixtures.hosts import ENGINE, KEY, PLUGINS, assigned
 from tests.fixtures.proxy import EMPTY, HELD, MALFORMED, Proxy, check_packed, check_wire, packed, recording
+from tests.fixtures.sampled import sample
 from tests.fixtures.waiting import until
 
 pytestmark = pytest.mark.engine
@@ -80,18 +82,8 @@ class Sampled:
             groups[group] = tables["traces"].to_pylist()
             self.tables.append(tables)
 
-        rollouts.sample(
-            assignments,
-            self.examples,
-            engine_url=self.proxy.url,
-            api_key=KEY,
-            addresses={"counted": self.address},
-            policy={"key": key, "version": 0},
-            step=0,
-            config=self.view(**rollout),
-            on_group=keep,
-            plan=plan or SamplingPlan(),
-        )
+        options = {"policy": Policy(key, 0), "on_group": keep, "plan": plan or SamplingPlan()}
+        sample(self.proxy.url, self.address, self.view(**rollout), assignments, self.examples, **options)
         return groups
 
 

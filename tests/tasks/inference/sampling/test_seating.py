@@ -13,18 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pyarrow as pa
 import pytest
 
 from configs.environments import EnvironmentConfig
-from tasks.inference.engine.client import MODEL, Engine
-from tasks.inference.engine.scoring import ServedModel
+from tasks.inference.engine.client import MODEL, Engine, ServedModel
 from tasks.inference.environments import servers as environments
-from tasks.inference.environments.seat_assignment import SEED_STRIDE
-from tasks.inference.sampling import rollouts
-from tasks.inference.sampling.seats import SEATS_HEADER, seat_model_name
+from tasks.inference.sampling.seats import SEATS_HEADER, SEED_STRIDE, seat_model_name
 from tasks.inference.trace_rows.rows import rebuild
+from tasks.runtime.stage import Policy
 from tests.fixtures.hosts import KEY, PLUGINS, assigned, served, view_of
+from tests.fixtures.sampled import sample
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -106,26 +104,22 @@ def played(small_engine: Engine, models: dict[str, Path], tmp_path_factory: pyte
     patch = pytest.MonkeyPatch()
     patch.syspath_prepend(PLUGINS)
     patch.setenv("PYTHONPATH", str(PLUGINS))
-    found: dict[str, dict[str, pa.Table]] = {}
     with (
         patch.context(),
         served(RIVALS, tmp_path_factory.mktemp("rivals")) as told,
         door(small_engine, MODEL, KEY) as policy,
         door(small_engine, "the-opponent", OWN_KEY) as opponent,
     ):
-        rollouts.sample(
+        rival = ServedModel(opponent.url, OWN_KEY, "the-opponent", "its weights")
+        found = sample(
+            policy.url,
+            told["address"],
+            view_of(models["a"], RIVALS, max_attempts=1),
             assigned("rivals", ["none", "member", "run", "finalize"], 1),
             environments.examples(RIVALS),
-            engine_url=policy.url,
-            api_key=KEY,
-            addresses={"rivals": told["address"]},
-            policy={"key": "the-policy", "version": 3},
+            policy=Policy("the-policy", 3),
             step=4,
-            config=view_of(models["a"], RIVALS, max_attempts=1),
-            on_group=found.__setitem__,
-            teachers={
-                seat_model_name("rivals", "second"): ServedModel(opponent.url, OWN_KEY, "the-opponent", "its weights")
-            },
+            others={seat_model_name("rivals", "second"): rival},
         )
         rows = {name: tables["traces"].to_pylist() for name, tables in found.items()}
         messages = [row for tables in found.values() for row in tables["messages"].to_pylist()]

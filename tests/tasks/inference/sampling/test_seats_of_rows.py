@@ -6,20 +6,13 @@ from typing import Any
 import pytest
 
 from configs.environments import EnvironmentConfig
-from tasks.inference.engine.scoring import ServedModel
-from tasks.inference.sampling.seats import (
-    SeatClient,
-    SeatMismatch,
-    SeatPlayer,
-    Seats,
-    frozen_seat_models,
-    seat_model_name,
-)
+from tasks.inference.engine.client import ServedModel
+from tasks.inference.sampling.seats import SeatClient, SeatMismatch, Seats, frozen_seat_models, seat_model_name
 from tasks.inference.trace_rows.rows import RolloutOrigin
 
 ORIGIN = RolloutOrigin({}, "the-policy", 3, 4, 1.0)
 POLICY = SeatClient(SimpleNamespace(base_url="http://policy/v1"), "m")  # type: ignore[arg-type]
-RIVAL = SeatPlayer(SimpleNamespace(base_url="http://rival/v1"), ServedModel("http://rival", "", "r"))  # type: ignore[arg-type]
+RIVAL = SeatClient(SimpleNamespace(base_url="http://rival/v1"), "r")  # type: ignore[arg-type]
 SEATS = Seats("e", {"rival": RIVAL}, frozenset({"helper"}))
 FOREIGN = {"trainable": False, "policy_key": "", "policy_version": 4, "staleness": 0}
 

@@ -15,14 +15,15 @@ from lookup.words import words
 
 from configs.environments import EnvironmentConfig
 from configs.run import RunConfig, View
-from tasks.inference.engine.scoring import ServedModel
+from tasks.inference.engine.client import ServedModel
 from tasks.inference.environments import servers as environments
-from tasks.inference.sampling import rollouts
-from tasks.inference.sampling.adaptive_limit import INITIAL_LIMIT, AdaptiveLimit, Limiter
+from tasks.inference.sampling.limits import INITIAL_LIMIT, AdaptiveLimit, Limiter
 from tasks.learner.tiny import tiny_qwen3
 from tasks.metrics.rollouts import retokenised_turns
+from tasks.runtime.stage import Policy
 from tests.fixtures.hosts import ENGINE, KEY, assigned, engine_of, served
 from tests.fixtures.proxy import Proxy, check_packed, check_wire, packed, recording
+from tests.fixtures.sampled import sample
 from tests.fixtures.waiting import PATIENCE
 from tests.fixtures.warming import taught
 
@@ -86,26 +87,18 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Sampled:
         "model": {"path": str(weights), "renderer": "qwen3", "renderer_settings": RENDERER},
     }
     config = RunConfig.model_validate(sections)
-    examples, groups = environments.examples(LOOKUP), list[dict[str, pa.Table]]()
+    examples = environments.examples(LOOKUP)
     with (
         engine_of(weights, directory / "engine.json", config.engine, metrics=True) as engine,
         recording(engine.url) as proxy,
         served(LOOKUP, directory) as told,
     ):
         proxy.together = TOGETHER
-        rollouts.sample(
-            assigned("lookup", examples["example_id"].to_pylist()[:2], SIZE),
-            examples,
-            engine_url=proxy.url,
-            api_key=KEY,
-            addresses={"lookup": told["address"]},
-            policy={"key": "the policy", "version": 0},
-            step=0,
-            config=View(config, ("rollout", "environments", "engine", "model", "external"), "rollout"),
-            on_group=lambda _, tables: groups.append(tables),
-        )
+        view = View(config, ("rollout", "environments", "engine", "model", "external"), "rollout")
+        rows = assigned("lookup", examples["example_id"].to_pylist()[:2], SIZE)
+        groups = sample(proxy.url, told["address"], view, rows, examples, policy=Policy("the policy", 0))
         limits, without = asyncio.run(steered(engine.url)), asyncio.run(unsteered(f"{engine.url}/nothing"))
-    tables = {name: pa.concat_tables([group[name] for group in groups]) for name in ("traces", "messages")}
+    tables = {name: pa.concat_tables([group[name] for group in groups.values()]) for name in ("traces", "messages")}
     return Sampled(proxy, tables, limits, without)
 
 

@@ -1,12 +1,16 @@
-"""Demonstrations: exactly the renderer's tokens, and exactly what a policy samples is trained."""
+"""Demonstrations: exactly the renderer's tokens; what is trained, and what a policy is shown before its own tokens."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from configs.algorithms import OpsdConfig
+from configs.sections import ModelConfig
+from tasks.inference.engine.client import ServedModel
 from tasks.inference.engine.model_info import ModelUnusable
-from tasks.inference.trace_rows.demonstrations import DemonstrationUnusable, demonstration_renderer
+from tasks.inference.trace_rows.demonstrations import DemonstrationPrompt, DemonstrationUnusable, demonstration_renderer
 from tasks.learner.tiny import tiny_qwen3
 
 pytestmark = pytest.mark.engine
@@ -14,6 +18,10 @@ pytestmark = pytest.mark.engine
 ASKED = {"role": "user", "content": "Reverse: abc"}
 ANSWERED = {"role": "assistant", "content": "<rev>cba</rev>"}
 END = "<|im_end|>"
+
+LLAMA = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>")
+TRACE = {"record": json.dumps({"task": {"answer": "cba"}}), "info": "{}", "trace_id": "t0"}
+SHOWN = "A correct answer, for guidance:\ncba"
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +129,43 @@ def test_a_setting_that_the_renderer_does_not_have(directory: Path) -> None:
         demonstration_renderer(directory, "qwen3", {"add_vision_id": True})
     with pytest.raises(ModelUnusable, match="name the renderer"):
         demonstration_renderer(directory, "auto", NO_THOUGHT)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes: dict[str, Any] = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 2, "intermediate": 16}
+    return tiny_qwen3(tmp_path_factory.mktemp("model"), words=LLAMA, **sizes)
+
+
+def rendered_chat(directory: Path, renderer: str, *messages: tuple[str, str]) -> tuple[Any, list[int]]:
+    return rendered(directory, renderer, [{"role": role, "content": content} for role, content in messages])
+
+
+def prompt_of(llama: Path, renderer: str, **settings: Any) -> DemonstrationPrompt:
+    model = ModelConfig(path=str(llama), renderer=renderer, renderer_settings=settings)
+    return DemonstrationPrompt(OpsdConfig(), model, lambda: ServedModel("http://nowhere", ""))
+
+
+def test_what_is_shown_is_a_system_message_before_the_conversation(llama: Path) -> None:
+    _, tokens = rendered_chat(llama, "qwen3", ("system", "be short"), ("user", "abc"))
+    tokenizer, prefix = rendered_chat(llama, "qwen3", ("system", SHOWN))
+    found = prompt_of(llama, "qwen3").prepend(TRACE, tokens)
+    assert found == [*prefix, *tokens]
+    assert tokenizer.decode(found).count("<|im_start|>") == 3, "what begins every message stays"
+
+
+def test_what_begins_a_conversation_is_there_once(llama: Path) -> None:
+    tokenizer, tokens = rendered_chat(llama, "llama-3", ("user", "abc"))
+    found = prompt_of(llama, "llama-3").prepend(TRACE, tokens)
+    text = tokenizer.decode(found)
+    assert text.startswith("<|begin_of_text|>") and text.count("<|begin_of_text|>") == 1 and SHOWN in text
+    assert found[-len(tokens) + 1 :] == tokens[1:]
+    assert prompt_of(llama, "llama-3").prepend(TRACE, tokens[1:])[-len(tokens) + 1 :] == tokens[1:]
+
+
+def test_the_settings_of_the_renderer_count(llama: Path) -> None:
+    shown = prompt_of(llama, "llama-3", date_string="01 Apr 2031").prepend(TRACE, [1, 2])
+    tokenizer, _ = rendered_chat(llama, "llama-3", ("user", "abc"))
+    assert "01 Apr 2031" in tokenizer.decode(shown)
+    with pytest.raises(ModelUnusable, match="refuses them"):
+        prompt_of(llama, "qwen3", no_such_setting=1).prepend(TRACE, [1, 2])

@@ -1,4 +1,4 @@
-"""Classes of failures, and the parts of rows that need no engine."""
+"""Classes of failures, what is advised, and the parts of rows that need no engine."""
 
 from typing import Any
 
@@ -7,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.schemas.stage_tables import MESSAGES, TRACES
-from tasks.inference.sampling.failures import Failure, failure_of_trace, kind_of
+from tasks.inference.trace_rows.failures import Failure, add_advice, failure_of_trace, is_chat_only, kind_of
 from tasks.inference.trace_rows.rows import RolloutOrigin, rebuild, row_of_failure, spread_logprobs, trace_tables
-
-pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
 ASSIGNMENT = {"assignment_id": "g/0", "group_id": "g", "environment": "e", "example_id": "x", "member": 0, "seed": 1}
 
@@ -101,3 +99,40 @@ def test_a_rollout_that_left_no_trace_is_a_row() -> None:
     assert stored["reward"] is None and stored["error_class"] == "timeout" and stored["error_traceback"] is None
     assert (stored["staleness"], stored["policy_version"], stored["assignment_id"]) == (2, 3, "g/0")
     assert rebuild(stored, []) == {}
+
+
+def ended(kind: str, **message: Any) -> dict[str, Any]:
+    """A faultless trace of one model call that shows no tokens."""
+    node = {"sampled": True, "mask": [], "message": {"role": "assistant", "content": None} | message}
+    return {
+        **{"ok": True, "errors": [], "is_timeout": False, "stop_condition": "stop", "rewards": {}},
+        "agent": {"config": {"client": {"type": kind}}},
+        "nodes": [{"sampled": False, "mask": [], "message": {"role": "user", "content": "question"}}, node],
+    }
+
+
+@pytest.mark.parametrize("message", [{"content": "answer"}, {"tool_calls": [{"name": "look"}]}])
+def test_text_or_a_call_is_a_response_of_a_chat_api(message: dict[str, Any]) -> None:
+    assert is_chat_only(ended("eval")) and failure_of_trace(ended("eval", **message)) is None
+
+
+def test_a_chat_api_that_says_nothing_fails_like_an_engine() -> None:
+    found = failure_of_trace(ended("eval"))
+    assert found is not None and (found.kind, found.type) == ("model", "EmptyResponse")
+
+
+def test_text_without_tokens_is_no_response_of_an_engine() -> None:
+    for trace in (ended("train", content="answer"), ended("train", content="answer") | {"agent": {}}):
+        found = failure_of_trace(trace)
+        assert not is_chat_only(trace) and found is not None and found.type == "EmptyResponse"
+
+
+def test_an_image_for_a_renderer_of_text() -> None:
+    said = "model call answered 502: Qwen3Renderer does not support process_multimodal=False"
+    assert add_advice(said).startswith(
+        f"{said}; the environment sends images, and the renderer of this model takes text"
+    )
+
+
+def test_other_messages_stay_as_they_are() -> None:
+    assert add_advice("KeyError: 'answer'") == "KeyError: 'answer'"

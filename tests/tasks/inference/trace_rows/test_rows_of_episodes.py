@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tasks.inference.sampling.attempts import episode_rows
-from tasks.inference.sampling.failures import Failure
 from tasks.inference.sampling.seats import SeatClient, Seats
+from tasks.inference.trace_rows.failures import Failure
 from tasks.inference.trace_rows.rows import RolloutOrigin
 from tests.fixtures.shapes import Player, blank, sent
 

@@ -16,13 +16,7 @@ from hypothesis import strategies as st
 from storage.store import open_store
 from tasks.arrays.message_graph import find_branches, owners
 from tasks.inference.trace_rows.images import restore_images
-from tasks.inference.trace_rows.rows import (
-    RolloutOrigin,
-    rebuild,
-    rows_of_trace,
-    trace_tables,
-    wire_record,
-)
+from tasks.inference.trace_rows.rows import RolloutOrigin, rebuild, rows_of_trace, trace_tables, wire_record
 from tests.fixtures.shapes import NOTES, NUMBERS, SCRIPT, URLS, Player, blank, sent
 from tests.fixtures.stages import credited
 

@@ -46,9 +46,11 @@ def kind_of(error: Mapping[str, Any]) -> str:
     name, status = error["type"], error.get("status_code")
     if name == "TimeoutError":
         return "timeout"
+    # Before the types: verifiers wraps an answer that the engine garbled in an error of the harness.
     if MALFORMED.search(error["message"]):
         return "model"
     if name == "ProviderError":
+        # Without a status there was no answer at all.
         transport = status is None or status >= 500 or status in TRANSPORT_STATUS
         return "infrastructure" if transport else "model"
     return "infrastructure" if name in INFRASTRUCTURE else "environment"
@@ -73,7 +75,11 @@ def failure_of_trace(trace: Mapping[str, Any]) -> Failure | None:
     sampled = [node for node in trace["nodes"] if node["sampled"]]
     if not sampled:
         return Failure("incomplete", "NothingSampled", f"no model call was made: {trace['stop_condition']}")
-    if not any(map(_has_text_or_calls if is_chat_only(trace) else _has_tokens, sampled)):
+    if is_chat_only(trace):
+        has_response = any(node["message"].get("content") or node["message"].get("tool_calls") for node in sampled)
+    else:
+        has_response = any(any(node["mask"]) for node in sampled)
+    if not has_response:
         return Failure("model", "EmptyResponse", "the model's responses hold no tokens")
     return failure_of_rewards(trace["rewards"])
 
@@ -82,14 +88,6 @@ def is_chat_only(trace: Mapping[str, Any]) -> bool:
     """Tell whether a trace was sampled through a chat API, which shows text and no tokens; by its recorded client."""
     config = (trace.get("agent") or {}).get("config") or {}
     return (config.get("client") or {}).get("type") == "eval"
-
-
-def _has_tokens(node: Mapping[str, Any]) -> bool:
-    return any(node["mask"])
-
-
-def _has_text_or_calls(node: Mapping[str, Any]) -> bool:
-    return bool(node["message"].get("content") or node["message"].get("tool_calls"))
 
 
 def failure_of_rewards(rewards: Mapping[str, Any]) -> Failure | None:

@@ -1,17 +1,27 @@
-"""Both games with a real engine and real environment servers, and their rollouts through the stages before training."""
+"""Games and environments with tools, with a real engine and real servers: what reaches the tables and stages."""
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
+import alphabet_sort.demonstrations as names
+import calc_tools.demonstrations as sums_of_tools
 import kuhn_poker.demonstrations as poker
 import proposer_solver.demonstrations as sums
 import pyarrow as pa
 import pytest
+import wikispeedia.demonstrations as walks
+from calc_tools.sums import Chain, calculated, is_right, progress
+from calc_tools.words import words as calc_words
 from kuhn_poker.talk import move_of
+from wikispeedia.graph import graph, page
+from wikispeedia.walk import efficiency
+from wikispeedia.words import words as walk_words
 
 from configs.load import load
 from configs.run import RunConfig, View
@@ -36,27 +46,43 @@ GROUPS, SIZE, LARGEST = 3, 6, 9
 UNREAD = 'environments.0.taskset.unreadable="passive"'
 """So that replies of poker that cannot be read are flagged."""
 
+NUM_TALKS = 2
+"""Groups of conversations with tools."""
+TOPICS = graph(16, 0)
 
-def warmed(directory: Path) -> Path:
-    """A model that knows what replies look like in both games."""
-    words = list(dict.fromkeys([*poker.words(), *sums.words(LARGEST)]))
-    tiny_qwen3(directory, hidden=96, layers=2, heads=3, kv_heads=3, words=words)
-    games, problems = (
-        poker.demonstrations(ROWS, seed=1, unreadable=0.05),
-        sums.demonstrations(ROWS, seed=1, largest=LARGEST),
-    )
-    rows = [(each["messages"],) for pair in zip(games, problems, strict=True) for each in pair]
-    return taught(directory, {"enable_thinking": False}, rows)
+
+@contextmanager
+def serving(root: Path, words: Iterable[str], conversations: Iterable[Any]) -> Iterator[tuple[Engine, Path]]:
+    """Teach a model of these words some conversations; yield an engine that serves it, and its weights."""
+    tiny_qwen3(root / "model", hidden=96, layers=2, heads=3, kv_heads=3, words=list(dict.fromkeys(words)))
+    weights = taught(root / "model", {"enable_thinking": False}, conversations)
+    with engine_of(weights, root / "engine.json") as engine:
+        engine.serve("policy", weights)
+        yield engine, weights
+
+
+def sampled_preset(
+    preset: str, served: tuple[Engine, Path], directory: Path, shape: tuple[int, int], *settings: str
+) -> tuple[dict[str, pa.Table], RunConfig, pa.Table]:
+    """Sample some groups as a preset says; return the tables, the config, and the examples."""
+    engine, weights = served
+    given = load([preset], settings)
+    model = given.model.model_copy(update={"path": str(weights), "vocab_size": 512})
+    config = given.model_copy(update={"engine": ENGINE, "model": model})
+    (environment,) = config.environments
+    examples = listed(environment)
+    view = View(config, rollout.STAGE.sections, rollout.STAGE.name)
+    return sampled_tables(engine, environment, view, examples, directory, shape), config, examples
 
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Path]]:
-    """An engine that serves the model."""
-    root = tmp_path_factory.mktemp("games")
-    weights = warmed(root / "model")
-    with engine_of(weights, root / "engine.json") as engine:
-        engine.serve("policy-of-games", weights)
-        yield engine, weights
+    """An engine that serves a model that knows what replies look like in both games."""
+    games = poker.demonstrations(ROWS, seed=1, unreadable=0.05)
+    problems = sums.demonstrations(ROWS, seed=1, largest=LARGEST)
+    rows = [(each["messages"],) for pair in zip(games, problems, strict=True) for each in pair]
+    with serving(tmp_path_factory.mktemp("games"), [*poker.words(), *sums.words(LARGEST)], rows) as found:
+        yield found
 
 
 @dataclass
@@ -72,15 +98,9 @@ class Played:
         return found
 
 
-def playing(preset: str, engine: Engine, weights: Path, directory: Path, *settings: str) -> Played:
+def playing(preset: str, served: tuple[Engine, Path], directory: Path, *settings: str) -> Played:
     """Sample one step as a preset says, in few groups, and do the stages up to packing."""
-    given = load([preset], settings)
-    model = given.model.model_copy(update={"path": str(weights), "vocab_size": 512})
-    config = given.model_copy(update={"engine": ENGINE, "model": model})
-    (environment,) = config.environments
-    examples = listed(environment)
-    asked = View(config, rollout.STAGE.sections, rollout.STAGE.name)
-    tables = sampled_tables(engine, environment, asked, examples, directory, (GROUPS, SIZE), "policy-of-games")
+    tables, config, _ = sampled_preset(preset, served, directory, (GROUPS, SIZE), *settings)
     for stage, more in ((filtering, {"quarantined": {}}), (advantage, {"step": 0}), (packing, {})):
         view = View(config, stage.STAGE.sections, stage.STAGE.name)
         tables |= stage.STAGE.function(tables, view, **more)
@@ -90,13 +110,13 @@ def playing(preset: str, engine: Engine, weights: Path, directory: Path, *settin
 @pytest.fixture(scope="module")
 def poker_played(policy: tuple[Engine, Path], tmp_path_factory: pytest.TempPathFactory) -> Played:
     """Eighteen games of poker."""
-    return playing("kuhn_poker", *policy, tmp_path_factory.mktemp("poker"), UNREAD)
+    return playing("kuhn_poker", policy, tmp_path_factory.mktemp("poker"), UNREAD)
 
 
 @pytest.fixture(scope="module")
 def sums_played(policy: tuple[Engine, Path], tmp_path_factory: pytest.TempPathFactory) -> Played:
     """Eighteen proposals and their solvers."""
-    return playing("proposer_solver", *policy, tmp_path_factory.mktemp("sums"))
+    return playing("proposer_solver", policy, tmp_path_factory.mktemp("sums"))
 
 
 def by_episode(played: Played) -> dict[str, list[Row]]:
@@ -200,3 +220,100 @@ def test_advantages_add_up_to_zero_over_solvers_of_a_problem_and_proposals_of_a_
         assert [worth for _, worth in members] == pytest.approx([reward - mean for reward, _ in members], abs=1e-6)
     assert {name for name, *_ in compared} == {"solver", "proposer"}
     assert any(worth for members in compared.values() for _, worth in members)
+
+
+@pytest.fixture(scope="module")
+def tool_policy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Path]]:
+    """An engine that serves a model that knows what replies look like in all three."""
+    words = [*calc_words(), *walk_words(TOPICS), *names.words(26)]
+    lists = names.demonstrations(ROWS // 2, seed=1, min_words=1, max_words=2, num_names=26)
+    calculations, walked = (
+        sums_of_tools.demonstrations(ROWS // 2, seed=1),
+        walks.demonstrations(ROWS // 2, TOPICS, seed=1),
+    )
+    rows = chain.from_iterable(zip(calculations, walked, lists, strict=True))
+    conversations = [(row["messages"], *([json.loads(row["tools"])] if "tools" in row else [])) for row in rows]
+    with serving(tmp_path_factory.mktemp("tools"), words, conversations) as found:
+        yield found
+
+
+Talk = tuple[Row, list[Row], dict[str, Any]]
+"""A trace, its messages in order, and the content of its task."""
+
+
+def talks(preset: str, tool_policy: tuple[Engine, Path], directory: Path) -> list[Talk]:
+    """Sample some groups as a preset says; what no rollout of ours may be is refused here."""
+    made, _, examples = sampled_preset(preset, tool_policy, directory, (NUM_TALKS, SIZE))
+    contents = dict(zip(examples["example_id"].to_pylist(), map(json.loads, examples["task"].to_pylist()), strict=True))
+    traces, messages = made["traces"].to_pylist(), made["messages"].to_pylist()
+    assert len(traces) == NUM_TALKS * SIZE
+    assert not [row["error_message"] for row in traces if row["error_class"]]
+    assert {row["num_branches"] for row in traces} == {1}
+    for row in messages:
+        assert any(row["mask"]) == row["sampled"] == (row["role"] == "assistant")
+    return [
+        (
+            trace,
+            sorted(
+                (row for row in messages if row["trace_id"] == trace["trace_id"]), key=lambda row: int(row["message"])
+            ),
+            contents[trace["example_id"]],
+        )
+        for trace in traces
+    ]
+
+
+def calls(messages: list[Row], tool: str, argument: str) -> list[str]:
+    """What a tool was asked; the engine writes calls as text, and the record holds them apart."""
+    made = [call for row in messages for call in json.loads(row["body"]).get("tool_calls") or []]
+    return [str(json.loads(call["arguments"]).get(argument, "")) for call in made if call["name"] == tool]
+
+
+def results(messages: list[Row]) -> list[str]:
+    """What the tools answered."""
+    return [row["content"] for row in messages if row["role"] == "tool"]
+
+
+def test_a_calculation_is_calls_results_and_an_answer(tool_policy: tuple[Engine, Path], tmp_path: Path) -> None:
+    found = talks("calc_tools", tool_policy, tmp_path)
+    num_results = 0
+    for trace, messages, task in found:
+        chain = Chain(task["first"], tuple(task["operations"]))
+        asked, told = calls(messages, "calc", "expression"), results(messages)
+        assert told == [calculated(each) for each in asked][: len(told)]
+        right = is_right(messages[-1]["content"] or "", chain.results[-1])
+        assert trace["reward"] == pytest.approx(0.5 * right + 0.5 * progress(asked, chain.calls) / 2)
+        assert json.loads(trace["metrics"])["num_calls"] == len(asked)
+        num_results += len(told)
+    assert num_results > 0, "the model has not called the tool once"
+
+
+def test_a_walk_leads_from_page_to_page(tool_policy: tuple[Engine, Path], tmp_path: Path) -> None:
+    found = talks("wikispeedia", tool_policy, tmp_path)
+    num_moves = 0
+    for trace, messages, task in found:
+        trail = json.loads(trace["info"])["trail"]
+        assert trail[0] == task["start"]
+        for number, (before, after) in enumerate(pairwise(trail)):
+            assert after in TOPICS[before] or after in trail[:number], "neither a link nor gone back"
+        shown = [text for text in results(messages) if not text.startswith("no")]
+        assert shown == [page(TOPICS, topic) for topic in trail[1 : len(shown) + 1]]
+        score = efficiency(trail, task["target"], task["distance"])
+        assert trace["reward"] == pytest.approx(0.5 * (score > 0) + 0.5 * score)
+        num_moves += len(trail) - 1
+    assert num_moves > 0, "the model has not followed one link"
+
+
+def test_a_list_is_sorted_in_turns(tool_policy: tuple[Engine, Path], tmp_path: Path) -> None:
+    from alphabet_sort.lists import asked, score
+
+    found = talks("alphabet_sort", tool_policy, tmp_path)
+    for trace, messages, task in found:
+        said = [row["content"] or "" for row in messages if row["role"] == "assistant"]
+        turns = task["turns"]
+        expected = [asked(given, "sorted", first=not number) for number, given in enumerate(turns)]
+        assert [row["content"] for row in messages if row["role"] == "user"] == expected
+        assert trace["num_turns"] == len(said) == len(turns)
+        answers = [sorted(name for given in turns[: number + 1] for name in given) for number in range(len(turns))]
+        assert trace["reward"] == pytest.approx(score([text.strip() for text in said], answers, "sorted", 1.0))
+    assert any(trace["reward"] > 0 for trace, _, _ in found), "the model has not used the tags once"

@@ -1,10 +1,13 @@
-"""What is set in the process of an environment server, and what verifiers does there by itself."""
+"""What is set in the process of an environment server, what verifiers does there by itself, and tools that are gone."""
 
 import asyncio
+import signal
+import socket
 from pathlib import Path
 
 import pytest
 import verifiers.v1 as vf
+from aiohttp import web
 from verifiers.v1 import env as rollouts
 from verifiers.v1.clients import ModelContext
 from verifiers.v1.configs.client import EvalClientConfig
@@ -15,9 +18,13 @@ from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
+from flows.services.guardian import descendants, send
 from tasks.inference.environments import servers as environments
 from tasks.inference.environments.examples import verifiers_config
-from tasks.inference.environments.host import LABELS_VARIABLE, label_sandboxes
+from tasks.inference.environments.host import LABELS_VARIABLE, label_sandboxes, refuses
+from tasks.inference.environments.servers import answers
+from tests.fixtures.endpoints import endpoint
+from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
 
@@ -90,3 +97,68 @@ def test_a_server_is_started_and_watched_as_its_section_says(tmp_path: Path, mon
     assert (spec.startup_seconds, spec.max_restarts, spec.external) == (15.0, 7, "")
     assert spec.hangs is not None and not spec.hangs({"address": "tcp://127.0.0.1:9"})
     assert asked == [("tcp://127.0.0.1:9", 5.0)]
+
+
+def test_the_model_is_told_when_a_rollout_is_stopped() -> None:
+    asyncio.run(asyncio.wait_for(_stopped(), 120))
+
+
+async def _stopped() -> None:
+    asked, hung_up = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            hung_up.set()
+        return web.Response()
+
+    loaded: vf.Env = load_environment(verifiers_config(REVERSE.model_dump(mode="json")))
+    async with endpoint(answer, ends_handlers=True) as url, loaded.serving():
+        client = EvalClientConfig(base_url=f"{url}/v1", api_key_var="NO_SUCH_KEY")
+        (slot,) = loaded.slots(next(iter(loaded.taskset)))
+        running = asyncio.create_task(loaded.run_slot(slot, ModelContext(client=client, model="m")))
+        await asked.wait()
+        running.cancel()
+        await hung_up.wait()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def commands(pid: int) -> dict[int, str]:
+    """Return the command lines of the processes below one."""
+    found = {}
+    for each in descendants(pid):
+        try:
+            found[each] = Path(f"/proc/{each}/cmdline").read_text().replace("\0", " ")
+        except OSError:  # it has ended meanwhile
+            continue
+    return found
+
+
+def test_a_server_without_its_tools_is_started_again(tmp_path: Path) -> None:
+    environment = {"name": "calc", "taskset": {"id": "calc_tools", "num_examples": 4}}
+    config = RunConfig.model_validate({"environments": [environment]})
+    with Supervisor("tools", tmp_path) as supervisor:
+        servers = EnvironmentServers(supervisor, config, "")
+        servers.addresses()
+        handle = servers._handles["calc"]
+        before = handle.generation
+        assert handle.pid is not None
+        tools = [pid for pid, line in commands(handle.pid).items() if "calc_tools.server" in line]
+        assert tools, commands(handle.pid)
+        send(signal.SIGKILL, tools)  # one may go by itself when another has
+        until(lambda: handle.generation != before, lambda: (tmp_path / "environment-calc.log").read_text()[-3000:])
+        assert answers(servers.addresses()["calc"], PATIENCE)
+    log = (tmp_path / "environment-calc.log").read_text()
+    assert "the shared tool server" in log and "is gone: the environment server ends" in log
+
+
+def test_only_a_refusal_is_one() -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+        assert asyncio.run(refuses("127.0.0.1", port)), "bound, and nobody listens"
+        listening.listen()
+        assert not asyncio.run(refuses("127.0.0.1", port)), "nobody accepts, but connections are taken"
+    assert asyncio.run(refuses("127.0.0.1", port)), "and none is left"

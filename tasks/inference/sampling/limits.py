@@ -1,23 +1,26 @@
 """Adapts the limit on rollouts in flight to the load that the engines report under `/metrics`.
 
 Additive increase while the limit is what holds rollouts back, multiplicative decrease once requests queue or are
-preempted: a preempted request is computed twice.
+preempted: a preempted request is computed twice. And stops what is left of an environment of which enough groups have
+ended.
 """
 
 import asyncio
 import logging
 from collections import defaultdict, deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from types import TracebackType
 
-from tasks.inference.engine.scoring import ServedModel
+from tasks.inference.engine.client import ServedModel
+from tasks.inference.trace_rows.failures import STRAGGLER, Failure
 
 INTERVAL_SECONDS = 1.0
 """Between two readings of an engine's load."""
 TIMEOUT_SECONDS = 5.0
 INITIAL_LIMIT = 8
-"""Rollouts in flight before the first reading."""
+"""Rollouts in flight before the first reading: few, because a cache that is overfull at once preempts all of them."""
 MAX_CACHE_USE = 0.9
 """Share of the KV cache in use from which on the limit no longer rises."""
 PATIENCE = 3
@@ -57,6 +60,7 @@ def parse_metrics(text: str) -> EngineLoad | None:
     """
     values: dict[str, list[float]] = defaultdict(list)
     for line in text.splitlines():
+        # Labels may hold spaces and braces: the value stands after the last brace.
         name, _, rest = line.partition("{") if "{" in line else line.partition(" ")
         if name in (RUNNING, WAITING, CACHE_USE, PREEMPTIONS):
             values[name].append(float(rest.rpartition("}")[2].split()[0]))
@@ -100,8 +104,11 @@ def next_state(state: LimitState, load: EngineLoad, in_use: int, max_limit: int)
     risen = state.preemptions is not None and load.preemptions > state.preemptions
     readings_waiting = state.readings_waiting + 1 if load.waiting > 0 else 0
     limit = state.limit
+    # A queue for one reading may be no more than a burst; a preemption has already cost a computation.
     if risen or readings_waiting >= PATIENCE:
         limit, readings_waiting = limit // 2, 0
+    # `in_use` below the limit says that something else holds rollouts back: a higher limit would change nothing now
+    # and be far too high later.
     elif not readings_waiting and load.cache_use < MAX_CACHE_USE and in_use >= limit:
         limit += max(1, max_limit // STEPS)
     return LimitState(min(max(limit, 1), max_limit), load.preemptions, readings_waiting)
@@ -146,7 +153,7 @@ class Limiter:
     def _admit(self) -> None:
         while self._waiting and self.in_use < self.limit:
             turn = self._waiting.popleft()
-            if not turn.done():
+            if not turn.done():  # one that was cancelled while it waited is done
                 self.in_use += 1
                 turn.set_result(None)
 
@@ -167,6 +174,7 @@ class AdaptiveLimit:
         """Read the loads every second until cancelled, or until no engine with metrics is left."""
         while self._engines:
             loads = [load for load in [await self._read(each) for each in list(self._engines)] if load]
+            # With one of several silent, the limit would follow those that are less busy.
             if loads and len(loads) == len(self._engines):
                 self._adjust(_worst_load(loads))
             await asyncio.sleep(INTERVAL_SECONDS)
@@ -197,13 +205,62 @@ class AdaptiveLimit:
 
 def _worst_load(loads: Sequence[EngineLoad]) -> EngineLoad:
     """Return one load for several engines, as if each were as busy as the busiest."""
-    first, *others = loads
-    for other in others:
-        first = replace(
-            first,
-            running=first.running + other.running,
-            waiting=max(first.waiting, other.waiting),
-            cache_use=max(first.cache_use, other.cache_use),
-            preemptions=first.preemptions + other.preemptions,
-        )
-    return first
+    # What makes the limit fall must come through from the busiest; a mean would hide it.
+    waiting, cache_use = max(each.waiting for each in loads), max(each.cache_use for each in loads)
+    running, preemptions = sum(each.running for each in loads), sum(each.preemptions for each in loads)
+    return EngineLoad(running, waiting, cache_use, preemptions)
+
+
+class StoppedEarly(Exception):
+    """A rollout was stopped because enough groups of its environment had ended."""
+
+
+class GroupQuota:
+    """Counts the groups that ended, by environment, and stops the other rollouts of an environment that has enough."""
+
+    def __init__(self, num_groups: Mapping[str, int]) -> None:
+        """`num_groups` says how many more groups of an environment are needed; one without a number needs all."""
+        self._num_needed = dict(num_groups)
+        self._scopes: dict[str, set[asyncio.Timeout]] = {}
+
+    def is_reached(self, environment: str) -> bool:
+        """Tell whether enough groups of an environment have ended."""
+        return self._num_needed.get(environment, 1) <= 0
+
+    def count_group(self, environment: str) -> None:
+        """Count a group whose members all ended by themselves; stop the environment's others once there are enough."""
+        if environment in self._num_needed:
+            self._num_needed[environment] -= 1
+            if self.is_reached(environment):
+                now = asyncio.get_running_loop().time()
+                for scope in self._scopes.pop(environment, ()):
+                    scope.reschedule(now)
+
+    @asynccontextmanager
+    async def stop_when_reached(self, environment: str) -> AsyncIterator[None]:
+        """Run the body, and cancel it once its environment has enough groups.
+
+        Raises StoppedEarly then, and before the body where there were enough already.
+        """
+        if self.is_reached(environment):
+            raise StoppedEarly
+        # A time limit without a time: moving it to now cancels the body, and asyncio tells it from other cancellations.
+        scope = asyncio.timeout(None)
+        scopes = self._scopes.setdefault(environment, set())
+        scopes.add(scope)
+        try:
+            async with scope:
+                yield
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            raise StoppedEarly from error
+        finally:
+            scopes.discard(scope)
+
+
+def straggler_failure(environment: str, seconds: float | None) -> Failure:
+    """Return the failure of a rollout that was stopped after `seconds`, or before it began (None)."""
+    when = "before it was begun" if seconds is None else f"after {seconds:.1f} s"
+    text = f"stopped {when}: enough groups of environment {environment!r} had ended (assignment.oversampling)"
+    return Failure(STRAGGLER, "Stopped", text)

