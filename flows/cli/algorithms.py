@@ -20,7 +20,7 @@ from flows.cli.launch import watch
 from flows.queries.store_reader import recorded_run
 from flows.replays.config import prepare_replay
 from flows.replays.request import ReplayRequest
-from flows.reporting.artifacts import escaped
+from flows.reporting.artifacts import escape
 from flows.reporting.formats import compact_number, console, grid, markdown_table
 from flows.runtime.prepare import find_policy
 from storage.errors import border
@@ -253,7 +253,7 @@ def page(found: dict[str, Any], options: Mapping[str, str] | None = None) -> str
         lines += [f"## One group: step {group['step']}, group {group['group_id']}", ""]
         lines += markdown_table(("reward", "tokens", *shown), rows)
     if found["refused"]:
-        refusals = (f"- `{each['name']}`: {escaped(each['refusal'])}" for each in found["refused"])
+        refusals = (f"- `{each['name']}`: {escape(each['refusal'])}" for each in found["refused"])
         lines += ["", "## Refused", "", *refusals]
     return "\n".join(lines) + "\n"
 

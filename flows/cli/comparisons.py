@@ -17,12 +17,12 @@ from flows.queries.compare import compare
 from flows.queries.compare_summary import sentences, sheets
 from flows.queries.scores import EvaluationScores, RecordedEvaluation, recorded_evaluations
 from flows.queries.store_reader import StoreReader, recorded_run
-from flows.reporting.artifacts import escaped
+from flows.reporting.artifacts import escape
 from flows.reporting.curve import Point, curves_svg
 from flows.reporting.formats import (
     console,
     environment_title,
-    fixed,
+    fixed_point,
     grid,
     interval_text,
     markdown_table,
@@ -65,7 +65,7 @@ def curves(runs: Sequence[str], store: str = "", output: str = "") -> int:
     rewards = {run["run"]: {s["step"]: s["reward"] for s in run["steps"] if s["reward"] is not None} for run in found}
     steps = sorted({step for each in rewards.values() for step in each})
     headings = ["step", *rewards]
-    rows = [[str(step), *(fixed(each.get(step)) for each in rewards.values())] for step in steps]
+    rows = [[str(step), *(fixed_point(each.get(step)) for each in rewards.values())] for step in steps]
     if not output:
         console().print(grid(headings, rows, left=()))
         return 0
@@ -95,7 +95,7 @@ def curves(runs: Sequence[str], store: str = "", output: str = "") -> int:
 def _score_lines(found: Sequence[dict[str, Any]]) -> list[str]:
     """Return lines of a page on what policies scored on held-out examples; none where no policy was evaluated."""
     scores = [
-        f"| {each['run']} | {score['version']} | {escaped(one['environment'])} | {fixed(one['average'])} |"
+        f"| {each['run']} | {score['version']} | {escape(one['environment'])} | {fixed_point(one['average'])} |"
         for each in found
         for score in each["evaluations"]
         for one in score["scores"]
@@ -168,7 +168,7 @@ def evals(runs: Sequence[str], by: str = "", output: str = "", as_json: bool = F
 def parts_of(store: Store, run: str, config: RunConfig, by: str = "") -> Iterator[EvaluationPart]:
     """Yield the evaluations of a run by environment and, with `by`, by the values of that field of the examples."""
     for recorded in recorded_evaluations(store, run, config):
-        evaluated = recorded.scored(store, config)
+        evaluated = recorded.scores_in(store, config)
         for environment in sorted(set(texts(evaluated.traces["environment"]))):
             own = evaluated.traces.filter(pc.field("environment") == environment)
             for bucket, examples in _buckets(store, recorded, environment, by).items():

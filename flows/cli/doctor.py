@@ -57,7 +57,7 @@ def checks(store: str) -> list[Callable[[], Iterator[Diagnosis]]]:
     return [
         python,
         engine,
-        locked,
+        check_lock,
         requirements,
         environments,
         cores_and_memory,
@@ -80,7 +80,7 @@ def python() -> Iterator[Diagnosis]:
 
 def engine() -> Iterator[Diagnosis]:
     """Yield whether exactly one inference engine is installed."""
-    found = {name: installed(name) for name in ENGINES if installed(name)}
+    found = {name: installed_version(name) for name in ENGINES if installed_version(name)}
     if len(found) == 1:
         ((name, release),) = found.items()
         yield Diagnosis("ok", f"engine {name} {release}")
@@ -91,16 +91,16 @@ def engine() -> Iterator[Diagnosis]:
         yield Diagnosis("bad", "no inference engine is installed", advice)
 
 
-def locked() -> Iterator[Diagnosis]:
+def check_lock() -> Iterator[Diagnosis]:
     """Yield whether what is installed is what the lock says, for a checkout."""
-    lock = next((ROOT / f"requirements/{lock}.txt" for name, lock in ENGINES.items() if installed(name)), None)
+    lock = next((ROOT / f"requirements/{lock}.txt" for name, lock in ENGINES.items() if installed_version(name)), None)
     if lock is None or not lock.is_file():
         advice = "run from a checkout to have versions that were tested together"
         yield Diagnosis("warn", "no lock to compare with", advice)
         return
     pins = dict(line.split("==") for line in lock.read_text(encoding="utf-8").split() if "==" in line)
     # A local version such as 2.13.0+cpu is a build of the same release.
-    differ = {name: here for name, pin in pins.items() if (here := installed(name)).partition("+")[0] != pin}
+    differ = {name: here for name, pin in pins.items() if (here := installed_version(name)).partition("+")[0] != pin}
     if not differ:
         yield Diagnosis("ok", f"{len(pins)} packages are as in requirements/{lock.name}")
         return
@@ -118,12 +118,12 @@ def requirements() -> Iterator[Diagnosis]:
         return
     # Of our extras none is required: which of the engines is installed, `engine` says.
     kept = [each for each in stated if each.marker is None or each.marker.evaluate({"extra": ""})]
-    broken = [each for each in kept if not satisfied(each)]
+    broken = [each for each in kept if not meets(each)]
     if broken:
-        shown = ", ".join(f"{each} (installed: {installed(each.name) or 'nothing'})" for each in broken)
+        shown = ", ".join(f"{each} (installed: {installed_version(each.name) or 'nothing'})" for each in broken)
         yield Diagnosis("bad", f"requirements that do not hold: {shown}", "run `make clean install`")
     else:
-        pins = ", ".join(f"{name} {installed(name)}" for name in ("prefect", "fastapi", "sqlalchemy"))
+        pins = ", ".join(f"{name} {installed_version(name)}" for name in ("prefect", "fastapi", "sqlalchemy"))
         yield Diagnosis("ok", f"{pins} go together")
 
 
@@ -190,7 +190,7 @@ def torch() -> Iterator[Diagnosis]:
         yield Diagnosis("bad", f"torch does not import: {' '.join(last)}", "run `make clean install`")
         return
     found = json.loads(done.stdout)
-    if installed("vllm") and not found["cuda"]:
+    if installed_version("vllm") and not found["cuda"]:
         advice = "check the driver with nvidia-smi, or use the other lock: STAGECOACH_LOCK=cpu make clean install"
         yield Diagnosis("bad", f"torch {found['version']} sees no CUDA device, but the engine needs one", advice)
     elif shutil.which("nvidia-smi") and not found["cuda"]:
@@ -218,7 +218,7 @@ def prefect() -> Iterator[Diagnosis]:
         yield Diagnosis("ok", f"the Prefect API at {url} answers")
 
 
-def installed(name: str) -> str:
+def installed_version(name: str) -> str:
     """Return the installed version of a package, or an empty string."""
     try:
         return version(name)
@@ -226,9 +226,9 @@ def installed(name: str) -> str:
         return ""
 
 
-def satisfied(requirement: Requirement) -> bool:
+def meets(requirement: Requirement) -> bool:
     """Tell whether the installed version meets a requirement."""
-    here = installed(requirement.name)
+    here = installed_version(requirement.name)
     return bool(here) and requirement.specifier.contains(here, prereleases=True)
 
 

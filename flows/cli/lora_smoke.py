@@ -67,7 +67,7 @@ def probes(config: RunConfig) -> Iterator[ProbeResult]:
     # With a key, so that nobody else on this machine can use the engines.
     model, key = model_directory(config.model.path), secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix="stagecoach-adapters-") as directory:
-        base, *adapters = _sampled(config, model, Path(directory) / "adapters")
+        base, *adapters = _sample_adapters(config, model, Path(directory) / "adapters")
         with Supervisor("lora-smoke", Path(directory)) as supervisor:
             # Side by side, with adapters and without: what adapters cost is the difference of the two.
             specs = [_spec(config, model, supervisor.directory, key, lora) for lora in (config.training.lora, None)]
@@ -79,7 +79,7 @@ def probes(config: RunConfig) -> Iterator[ProbeResult]:
                 yield measure_slowdown(engine, plain, base, adapters[0])
 
 
-def _sampled(config: RunConfig, model: Path, target: Path) -> list[dict[str, Any]]:
+def _sample_adapters(config: RunConfig, model: Path, target: Path) -> list[dict[str, Any]]:
     """Have adapters made and scored in a process of its own: this one loads no torch."""
     # Room for the tokens that the probes sample must be left in the engine's context.
     length = min(len(probe_token_ids(1)), config.engine.max_model_len - NEW_TOKENS)

@@ -135,13 +135,15 @@ def lines(found: Lineage) -> Iterator[str]:
     for direction, tree in found.trees.items():
         yield f"{title_of(found.roots[0], found.graph)} {titles[direction]}:"
         for root in found.roots:
-            yield from _branches(tree if direction == "down" else _shown(tree), root, found.graph, "", "", set())
+            yield from _branches(
+                tree if direction == "down" else _without_named_policies(tree), root, found.graph, "", "", set()
+            )
         yield from _policies(found, direction)
         yield ""
     yield from _works(found.works)
 
 
-def _shown(tree: RowTree) -> RowTree:
+def _without_named_policies(tree: RowTree) -> RowTree:
     """Leave out the policies that lines of rollouts and updates name anyway."""
     named = ("trace", "update")
     below = {node: [far for far in reached if far.kind != "policy"] for node, reached in tree.next.items()}
@@ -191,12 +193,12 @@ def _works(works: list[Work]) -> Iterator[str]:
         versions.setdefault(used or "versions unknown", []).append(title)
     if sections:
         yield "With these settings in their keys"
-    yield from _wrapped(sections)
+    yield from _titled_work(sections)
     yield "With these versions"
-    yield from _wrapped(versions)
+    yield from _titled_work(versions)
 
 
-def _wrapped(works: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def _titled_work(works: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """Yield what work was done with, each behind the titles of that work."""
     for text, titles in works.items():
         line = f"{', '.join(titles)}: {text}"

@@ -45,7 +45,7 @@ def main(name: str, overrides: Sequence[str] = (), store: str = "", as_json: boo
 def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return a run as plain values: its state, steps stage by stage, scores, and what `overrides` would run again."""
     events = store.runs.events(run)
-    scored = [each.scored(store, config) for each in recorded_evaluations(store, run, config)]
+    scored = [each.scores_in(store, config) for each in recorded_evaluations(store, run, config)]
     described: dict[str, Any] = {
         "run": run,
         "kind": config.kind,

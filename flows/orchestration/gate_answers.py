@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from flows.orchestration.states import RunCancelled
-from flows.reporting.artifacts import artifact_key, escaped
+from flows.reporting.artifacts import artifact_key, escape
 from flows.reporting.formats import compact_number, cut, visible
 from tasks.gate.stage import Answer, Approve, Question, Shown
 from tasks.metrics.figures import MEANINGS, Figures
@@ -32,7 +32,7 @@ def approval(run: str, store: str, tell: Callable[..., None]) -> Approve:
     def ask(question: Question) -> Answer:
         page = summary(run, question)
         what = f"step {question.step} waits for approval"
-        answer_lines(page, artifact_key("gate", run), f"Step {question.step} of run {escaped(run)} waits for approval")
+        answer_lines(page, artifact_key("gate", run), f"Step {question.step} of run {escape(run)} waits for approval")
         tell("note", text=f"{what}: stagecoach gate {run} --approve (or --refuse) --store {store}")
         return wait_for_answer(f"stagecoach resume {run} --store {store}", question, page)
 
@@ -76,7 +76,7 @@ def wait_for_answer(resume: str, question: Question, page: str, clock: Callable[
     if state.is_running():
         given = form.load(keyset)
         return Answer(given.approve, given.by, given.reason)
-    raise _ended(resume, question, state)
+    raise _error_of_end(resume, question, state)
 
 
 def approval_form(page: str) -> Any:
@@ -117,7 +117,7 @@ def _state(client: Any, flow_run_id: Any) -> Any:
         return None
 
 
-def _ended(resume: str, question: Question, state: Any) -> ValueError:
+def _error_of_end(resume: str, question: Question, state: Any) -> ValueError:
     if state.is_cancelling() or state.is_cancelled():
         return RunCancelled(
             f"cancelled while step {question.step} waited for approval. Everything done so far is safe; go on with: "
@@ -142,7 +142,7 @@ LONGEST_TEXT = 1500
 def summary(run: str, question: Question) -> str:
     """Return a batch as markdown: its figures, then a few rollouts with their texts."""
     head = [
-        f"# {escaped(run)}, step {question.step}: may this batch be trained on?",
+        f"# {escape(run)}, step {question.step}: may this batch be trained on?",
         "",
         *figures_table(question.figures),
     ]
@@ -152,18 +152,18 @@ def summary(run: str, question: Question) -> str:
 def figures_table(figures: Figures) -> list[str]:
     """Return figures as the lines of a markdown table, each with its meaning."""
     rows = [
-        f"| {escaped(name)} | {compact_number(value)} | {escaped(MEANINGS[name])} |" for name, value in figures.items()
+        f"| {escape(name)} | {compact_number(value)} | {escape(MEANINGS[name])} |" for name, value in figures.items()
     ]
     return ["| figure | value | what it is |", "|---|---:|---|", *rows]
 
 
 def _rollout(shown: Shown) -> list[str]:
-    lines = ["", f"## {shown.label}: reward {compact_number(shown.reward)} ({escaped(shown.trace_id)})"]
+    lines = ["", f"## {shown.label}: reward {compact_number(shown.reward)} ({escape(shown.trace_id)})"]
     for role, text in shown.messages:
         head, more = cut(text, LONGEST_TEXT)
         begun = visible(head) + (f" ... ({more} more)" if more else "")
         # An indented block shows a model's text as it is, whatever marks it holds.
-        lines += ["", f"{escaped(role)}:", "", *(f"    {line}" for line in begun.split("\n"))]
+        lines += ["", f"{escape(role)}:", "", *(f"    {line}" for line in begun.split("\n"))]
     return lines
 
 

@@ -227,7 +227,7 @@ def process_of(tags: Iterable[str]) -> tuple[str, str, str] | None:
     return None
 
 
-def cancelled(flow_run_id: Any, attempts: int = 1) -> bool:
+def is_cancelled(flow_run_id: Any, attempts: int = 1) -> bool:
     """Tell whether someone asked, in the UI or on the command line, that a flow run be cancelled.
 
     Prefect does not end runs that no worker started: ask between stages. An API that does not answer in any of the

@@ -21,8 +21,8 @@ def configured_url() -> str:
     return (
         os.environ.get(URL, "")
         or _dotenv(Path(".env")).get(URL, "")
-        or _nested(_toml(Path("prefect.toml")), "api", "url")
-        or _nested(_toml(Path("pyproject.toml")), "tool", "prefect", "api", "url")
+        or _nested_value(_toml(Path("prefect.toml")), "api", "url")
+        or _nested_value(_toml(Path("pyproject.toml")), "tool", "prefect", "api", "url")
         or _profile_url()
     )
 
@@ -76,7 +76,7 @@ def _profile_url() -> str:
     # As Prefect resolves it; importing Prefect to ask would settle its API for the process.
     profiles = _toml(Path(os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml"))
     active = os.environ.get("PREFECT_PROFILE") or profiles.get("active", "")
-    return _nested(profiles, "profiles", active, URL)
+    return _nested_value(profiles, "profiles", active, URL)
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _dotenv(path: Path) -> dict[str, str]:
     return {name.strip(): value.strip().strip("'\"") for name, sign, value in pairs if sign and name[:1] != "#"}
 
 
-def _nested(values: Mapping[str, Any], *names: str) -> str:
+def _nested_value(values: Mapping[str, Any], *names: str) -> str:
     """Return the string at a path of keys, or an empty string where the path ends early."""
     found: Any = values
     for name in names:

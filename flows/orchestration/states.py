@@ -16,7 +16,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from flows import PACKAGES
-from flows.orchestration.server import cancelled, current_flow_run, is_shared, is_termination
+from flows.orchestration.server import current_flow_run, is_cancelled, is_shared, is_termination
 from flows.services.ownership import was_alive
 from storage.errors import StoreError
 from storage.records import Event, Runs
@@ -41,7 +41,7 @@ class RunCancelled(ValueError):
 class Cancellation:
     """Asks now and then whether a run was cancelled; threads of the run may share one."""
 
-    def __init__(self, ask: Callable[[Any], bool] = cancelled, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, ask: Callable[[Any], bool] = is_cancelled, clock: Callable[[], float] = time.monotonic) -> None:
         self._ask = ask
         self._clock = clock
         self._lock = threading.Lock()
@@ -75,7 +75,7 @@ def event_of(error: BaseException) -> tuple[str, str]:
         return "cancelled", str(error)
     # Prefect's worker cancels by SIGTERM; without that request it is a failure from outside. A busy server may not
     # answer once, and the run would be called failed for good.
-    if is_termination(error) and cancelled(current_flow_run(), attempts=5):
+    if is_termination(error) and is_cancelled(current_flow_run(), attempts=5):
         return (
             "cancelled",
             "cancelled in Prefect. Everything done so far is safe; the same run again goes on",
@@ -202,7 +202,7 @@ def _wait_for_slot(limit: str) -> AbstractContextManager[None]:
     """Return an entered context that holds a slot."""
     said = False
     while (slot := _try_slot(limit)) is None:
-        if cancelled(current_flow_run()):
+        if is_cancelled(current_flow_run()):
             raise RunCancelled("cancelled while it waited for a GPU slot; nothing was started")
         if not said:
             _show(f"waiting for a slot of {limit}: another run has an engine or a learner")

@@ -49,7 +49,7 @@ def steps(library: StoreReader, run: str) -> list[int]:
     return sorted({work.step for work in library.frames(run).graph.makers("batches")})
 
 
-def packed(library: StoreReader, run: str, step: int) -> PackedStep:
+def packed_step(library: StoreReader, run: str, step: int) -> PackedStep:
     """Return the batch of a step: the one trained last, or the last one packed where none is trained.
 
     Raises NotThere, with the steps that have one.
@@ -81,7 +81,7 @@ def rows(library: StoreReader, of: PackedStep) -> pl.DataFrame:
 
     `fill` is the share of a row's room that samples take: 0 in a padding row, null where the room is not known.
     """
-    return library.cached(("batch rows", *of.batches.identity), lambda: _rows(library, of))
+    return library.cached_value(("batch rows", *of.batches.identity), lambda: _rows(library, of))
 
 
 def _rows(library: StoreReader, of: PackedStep) -> pl.DataFrame:
@@ -99,7 +99,7 @@ def samples(library: StoreReader, of: PackedStep) -> pl.DataFrame:
     Columns: `row`, `place`, `start` (its first token in the row), those of `SAMPLE` and `TRACE`, and `key`, the work
     that made the rollout.
     """
-    return library.cached(("batch samples", *of.identity), lambda: _samples(library, of))
+    return library.cached_value(("batch samples", *of.identity), lambda: _samples(library, of))
 
 
 def _samples(library: StoreReader, of: PackedStep) -> pl.DataFrame:

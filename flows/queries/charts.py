@@ -25,7 +25,7 @@ def charts(steps: Sequence[StepNumbers], evaluations: Sequence[dict[str, Any]]) 
     made = _Charts(steps)
     held = _held_out(steps, evaluations)
     sections = (
-        ("Reward", [*made.reward(), *held, *made.measured()]),
+        ("Reward", [*made.reward(), *held, *made.environment_measures()]),
         ("Training", made.training()),
         ("Rollouts", made.rollouts()),
         ("Time", made.time()),
@@ -48,7 +48,7 @@ class _Charts:
         spread = self._one("reward/mean", ALL, "mean")
         for one, sign in (("low", -1.0), ("high", 1.0)):
             deviations = self._values("reward/std", ALL)
-            spread[one] = [_moved(m, d, sign) for m, d in zip(spread["values"], deviations, strict=True)]
+            spread[one] = [_shift(m, d, sign) for m, d in zip(spread["values"], deviations, strict=True)]
         ends = [self._one("reward/max", ALL, "highest"), self._one("reward/min", ALL, "lowest")]
         return [
             _chart("Reward", [spread], "mean and one standard deviation"),
@@ -57,10 +57,10 @@ class _Charts:
             _chart("Highest and lowest reward", ends),
         ]
 
-    def measured(self) -> list[Chart]:
+    def environment_measures(self) -> list[Chart]:
         """What environments measured beside the reward."""
         names = [each for each in self._measures if each.startswith("metrics/")]
-        return [_chart(name.partition("/")[2], self._scoped(name), "measured by the environment") for name in names]
+        return [_chart(name.partition("/")[2], self._all_scopes(name), "measured by the environment") for name in names]
 
     def rollouts(self) -> list[Chart]:
         """Lengths, turns, filters, errors, staleness."""
@@ -68,14 +68,14 @@ class _Charts:
         return [
             _chart("Sampled tokens of a rollout", longest, zero=True, unit="tokens"),
             _chart("Sampled tokens by environment", self._by_scope("num_output_tokens") if self._several else []),
-            _chart("Trainable share", self._scoped("trainable/ratio"), "of rollouts, left to train on", zero=True),
+            _chart("Trainable share", self._all_scopes("trainable/ratio"), "of rollouts, left to train on", zero=True),
             _chart("What became of them", self._outcomes(), "rollouts by outcome", zero=True, unit="rollouts"),
             _chart("Found by filters", self._under("filters/"), "share of rollouts, enforced or not", zero=True),
             _chart("Errors", self._errors(), "share of rollouts by class", zero=True),
-            _chart("Truncated share", self._scoped("is_truncated"), "of rollouts", zero=True),
-            _chart("Turns of a rollout", self._scoped("num_turns"), "mean", zero=True, unit="turns"),
-            _chart("Staleness", self._scoped("staleness"), "steps since the policy that sampled", zero=True),
-            _chart("Rollouts", self._scoped("rollouts"), "that ended", zero=True),
+            _chart("Truncated share", self._all_scopes("is_truncated"), "of rollouts", zero=True),
+            _chart("Turns of a rollout", self._all_scopes("num_turns"), "mean", zero=True, unit="turns"),
+            _chart("Staleness", self._all_scopes("staleness"), "steps since the policy that sampled", zero=True),
+            _chart("Rollouts", self._all_scopes("rollouts"), "that ended", zero=True),
         ]
 
     def training(self) -> list[Chart]:
@@ -122,7 +122,7 @@ class _Charts:
     def _one(self, measure: str, scope: str, name: str) -> Series:
         return {"name": name, "measure": measure, "values": self._values(measure, scope)}
 
-    def _scoped(self, measure: str) -> list[Series]:
+    def _all_scopes(self, measure: str) -> list[Series]:
         """Return a measure of all rollouts, and by environment where there are several."""
         return [self._one(measure, ALL, ALL), *(self._by_scope(measure) if self._several else [])]
 
@@ -133,11 +133,11 @@ class _Charts:
     def _agents(self, scope: str) -> list[Series]:
         known = {"reward/mean", "reward/std", "reward/min", "reward/max"}
         names = [each for each in self._measures if each.startswith("reward/") and each not in known]
-        return _known(self._one(name, scope, name[len("reward/") : -len("/mean")]) for name in names)
+        return _with_values(self._one(name, scope, name[len("reward/") : -len("/mean")]) for name in names)
 
     def _under(self, begin: str) -> list[Series]:
         names = [each for each in self._measures if each.startswith(begin)]
-        found = _known(self._one(name, ALL, _words(name[len(begin) :])) for name in names)
+        found = _with_values(self._one(name, ALL, _words(name[len(begin) :])) for name in names)
         # Filters that never found anything are left out; where none did, one line at zero says so.
         return [each for each in found if any(each["values"])] or found[:1]
 
@@ -158,10 +158,10 @@ class _Charts:
 
     def _errors(self) -> list[Series]:
         classes = [each for each in self._measures if each.startswith("errored_rollout/")]
-        found = [self._one("errored_rollout", ALL, "all"), *(self._zeroed(each) for each in classes)]
-        return [*found, self._zeroed("stragglers")] if "stragglers" in self._measures else found
+        found = [self._one("errored_rollout", ALL, "all"), *(self._with_zeros(each) for each in classes)]
+        return [*found, self._with_zeros("stragglers")] if "stragglers" in self._measures else found
 
-    def _zeroed(self, measure: str) -> Series:
+    def _with_zeros(self, measure: str) -> Series:
         """Return a share that has no entry where it is zero."""
         known = self._values("rollouts", ALL)
         shares = zip(self._values(measure, ALL), known, strict=True)
@@ -202,10 +202,10 @@ def _held_out(steps: Sequence[StepNumbers], evaluations: Sequence[dict[str, Any]
 
 
 def _chart(title: str, series: Iterable[Series], note: str = "", zero: bool = False, unit: str = "") -> Chart:
-    return {"title": title, "note": note, "zero": zero, "unit": unit, "series": _known(series)}
+    return {"title": title, "note": note, "zero": zero, "unit": unit, "series": _with_values(series)}
 
 
-def _known(series: Iterable[Series]) -> list[Series]:
+def _with_values(series: Iterable[Series]) -> list[Series]:
     """Return the series that have a value."""
     return [each for each in series if any(value is not None for value in each["values"])]
 
@@ -215,5 +215,5 @@ def _words(name: str) -> str:
     return "left out" if name == "is_filtered" else name.replace("_", " ")
 
 
-def _moved(mean: float | None, deviation: float | None, sign: float) -> float | None:
+def _shift(mean: float | None, deviation: float | None, sign: float) -> float | None:
     return None if mean is None or deviation is None else mean + sign * deviation

@@ -46,7 +46,7 @@ def compare(library: StoreReader, a: str, b: str, step: int | None = None) -> di
         for each, pair in pairs.items()
     ]
     found = {
-        "runs": [_described(library.store, *each) for each in zip(runs, configs, works, strict=True)],
+        "runs": [_describe_run(library.store, *each) for each in zip(runs, configs, works, strict=True)],
         "config": compared_configs(*configs),
         "pieces": pieces,
         "same_work": not pieces or {piece["state"] for piece in counting(pieces)} == {SAME},
@@ -188,7 +188,7 @@ def compared_configs(a: RunConfig, b: RunConfig) -> list[dict[str, Any]]:
     ]
 
 
-def _described(store: Store, run: str, config: RunConfig, work: Works) -> dict[str, Any]:
+def _describe_run(store: Store, run: str, config: RunConfig, work: Works) -> dict[str, Any]:
     num_steps = sum(is_step(stages) for stages in work.values())
     return {"run": run, "kind": config.kind, "state": store.runs.events(run)[-1].event, "num_steps": num_steps}
 
@@ -259,7 +259,7 @@ EVALUATIONS = {
 difference with 95 % confidence, over those examples. Null where nothing can be paired."""
 
 
-def compared(library: StoreReader, a: str, b: str) -> Mapping[str, Any]:
+def compare_cached(library: StoreReader, a: str, b: str) -> Mapping[str, Any]:
     """Return how run `b` differs from run `a`, as `compare` does; made anew when one of them has done more.
 
     Raises NotThere for an unknown run.
@@ -275,7 +275,7 @@ def compared_steps(library: StoreReader, a: str, b: str) -> pl.DataFrame:
     side that alone has the step), for each figure of `FIGURES` `NAME_a`, `NAME_b` and `NAME_difference` (b - a), and
     those of `BETWEEN`. Null is what was not measured. Raises NotThere.
     """
-    rows = [_step_row(each) for each in compared(library, a, b)["steps"]]
+    rows = [_step_row(each) for each in compare_cached(library, a, b)["steps"]]
     schema: dict[str, Any] = {"step": pl.Int64, "first_difference": pl.String, "only": pl.String}
     schema |= {f"{name}_{side}": pl.Float64 for name in FIGURES for side in ("a", "b", "difference")}
     return pl.DataFrame(rows, schema=schema | BETWEEN, orient="row", strict=False)

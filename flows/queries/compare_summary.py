@@ -151,10 +151,10 @@ def _detail_sheets(detail: Found) -> list[Sheet]:
         "samples": "shared samples whose advantages differ most",
         "groups": "shared groups that differ most",
     }
-    return [_listed(name, title, detail[name]) for name, title in titles.items()]
+    return [_sheet_of(name, title, detail[name]) for name, title in titles.items()]
 
 
-def _listed(name: str, title: str, rows: Sequence[Found]) -> Sheet:
+def _sheet_of(name: str, title: str, rows: Sequence[Found]) -> Sheet:
     headings = tuple(rows[0]) if rows else ()
     cells = tuple(
         tuple(each if isinstance(each, str) else compact_number(each) for each in row.values()) for row in rows

@@ -52,7 +52,7 @@ def compared_traces(library: StoreReader, a: str, b: str, step: int) -> pl.DataF
         *(f"{name}_a" for name in OF_SIDE),
         *(f"{name}_b" for name in OF_SIDE),
     )
-    return found.with_columns(_numbered(found))
+    return found.with_columns(_number_groups(found))
 
 
 def compared_groups(library: StoreReader, a: str, b: str, step: int) -> pl.DataFrame:
@@ -110,7 +110,7 @@ def _group() -> pl.Expr:
     return pl.concat_str("environment", "example_id", number, "agent", separator="\0").alias("group")
 
 
-def _numbered(rows: pl.DataFrame) -> pl.Series:
+def _number_groups(rows: pl.DataFrame) -> pl.Series:
     """Return the groups as numbers in the order of a's ids; those that b alone has come last."""
     named = rows.group_by("group").agg(pl.col("group_a").drop_nulls().first(), pl.col("group_b", "agent").first())
     order = sorted(
@@ -223,7 +223,7 @@ def _pair_of_turns(one: Turn | None, other: Turn | None) -> dict[str, Any]:
     given = [None if turn is None else turn[0] for turn in (one, other)]
     return {
         "same_given": given[0] == given[1],
-        **{f"given_{side}": _given(own) for side, own in zip("ab", given, strict=True)},
+        **{f"given_{side}": _messages_to_show(own) for side, own in zip("ab", given, strict=True)},
         **{
             f"said_{side}": None if text is None else {"pieces": pieces, "left_out": shown_of(text)["left_out"]}
             for side, text, pieces in zip("ab", texts, said, strict=True)
@@ -231,7 +231,7 @@ def _pair_of_turns(one: Turn | None, other: Turn | None) -> dict[str, Any]:
     }
 
 
-def _given(own: Sequence[dict[str, str]] | None) -> list[dict[str, Any]] | None:
+def _messages_to_show(own: Sequence[dict[str, str]] | None) -> list[dict[str, Any]] | None:
     return None if own is None else [{"role": each["role"], **shown_of(each["text"])} for each in own]
 
 
@@ -267,7 +267,7 @@ def compared_words(a: str, b: str) -> tuple[list[Piece], list[Piece]]:
     found = _pieces(*middle)
     ends = [(one[:head], one[len(one) - tail :]), (other[:head], other[len(other) - tail :])]
     first, second = (
-        _joined([(SAME, begin), *pieces, (SAME, end)]) for (begin, end), pieces in zip(ends, found, strict=True)
+        _join_pieces([(SAME, begin), *pieces, (SAME, end)]) for (begin, end), pieces in zip(ends, found, strict=True)
     )
     return first, second
 
@@ -290,7 +290,7 @@ def _pieces(one: list[str], other: list[str]) -> tuple[list[tuple[str, list[str]
     return found
 
 
-def _joined(pieces: list[tuple[str, list[str]]]) -> list[Piece]:
+def _join_pieces(pieces: list[tuple[str, list[str]]]) -> list[Piece]:
     """Return pieces as texts; empty ones are left out, neighbours of one kind are one."""
     joined: list[Piece] = []
     for kind, words in pieces:

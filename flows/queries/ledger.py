@@ -31,7 +31,7 @@ SLICES: dict[str, Any] = {
 def slices(library: StoreReader, run: str) -> pl.DataFrame:
     """Return the slices that a run uses, as in SLICES, by step. Raises NotThere."""
     rows = [
-        _described(run, work)
+        _work_values(run, work)
         | {"table": table, "rows": work.num_rows(table), "used_by": list(work.runs), "seconds": _seconds(work)}
         for work in library.frames(run).graph.works.values()
         for table in sorted(work.tables)
@@ -39,7 +39,7 @@ def slices(library: StoreReader, run: str) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=SLICES).sort("step", "stage", "key", "table")
 
 
-def _described(run: str, work: Work) -> dict[str, Any]:
+def _work_values(run: str, work: Work) -> dict[str, Any]:
     """Return what a piece of work is to a run that uses it."""
     return {
         "run": run,
@@ -130,7 +130,7 @@ def stage_times(library: StoreReader, run: str) -> pl.DataFrame:
     for work in library.frames(run).graph.works.values():
         begun, ended, tokens = _span(library, work)
         times = {"started_at": begun, "finished_at": ended, "seconds": (ended - begun).total_seconds()}
-        rows.append(_described(run, work) | times | {"tokens": tokens})
+        rows.append(_work_values(run, work) | times | {"tokens": tokens})
     return pl.DataFrame(rows, schema=STAGE_TIMES).sort("started_at", "step", "key")
 
 
@@ -193,10 +193,10 @@ class _Shown:
     """Time without the stretches in which nothing was done."""
 
     def __init__(self, spans: Sequence[tuple[float, float]]) -> None:
-        busy = _merged(spans)
+        busy = _merge_spans(spans)
         work = sum(end - start for start, end in busy) or 1.0
         # Measured by the time of work, not by all time: else a night of standing still would hide every other pause.
-        pieces = _merged(spans, CUT_SHARE * work)
+        pieces = _merge_spans(spans, CUT_SHARE * work)
         self.cuts: list[dict[str, float]] = []
         self._pieces: list[tuple[float, float, float]] = []
         at = 0.0
@@ -234,7 +234,7 @@ class _Shown:
         return found
 
 
-def _merged(spans: Sequence[tuple[float, float]], idle: float = 0.0) -> list[tuple[float, float]]:
+def _merge_spans(spans: Sequence[tuple[float, float]], idle: float = 0.0) -> list[tuple[float, float]]:
     """Return spans in order, those taken together that overlap or are no more than `idle` apart."""
     found: list[tuple[float, float]] = []
     for start, end in sorted(spans):

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from flows.queries.request import parsed
+from flows.queries.request import parse_object
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import FoundTrace
 from flows.reporting.formats import cut
@@ -63,7 +63,7 @@ def branches(rows: pl.DataFrame) -> list[Path]:
     return [numbers[way].tolist() for way in np.split(found.values, found.offsets[1:-1])] if len(rows) else []
 
 
-def rejected(found: FoundTrace, rows: pl.DataFrame) -> list[int]:
+def rejected_messages(found: FoundTrace, rows: pl.DataFrame) -> list[int]:
     """Return the messages that came to nothing: attempts at shortening the conversation that were thrown away.
 
     No sample goes through them (tasks.arrays.message_graph). `rows` as `messages` gives them.
@@ -182,9 +182,9 @@ class Images:
             gone = url.startswith(REFERENCE)
             said = "its bytes are not in the store" if gone else "images of other addresses are not loaded"
             return {"digest": None, "media_type": None, "size": None, "url": None, "address": url[:200], "why": said}
-        return self._shown(row)
+        return self._image_values(row)
 
-    def _shown(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def _image_values(self, row: Mapping[str, Any]) -> dict[str, Any]:
         kind, data = row["media_type"].partition(";")[0].strip().lower(), row["data"]
         told = {"digest": row["digest"], "media_type": row["media_type"], "size": len(data), "address": None}
         why = refusal(kind, data)
@@ -243,7 +243,7 @@ def read_message(row: Mapping[str, Any], images: Images) -> Values:
 
     `row` is one of `messages`. Parts are of kind text, image or other; see `part`.
     """
-    body = parsed(row["body"])
+    body = parse_object(row["body"])
     content = body.get("content", row["content"])
     # A body that holds calls alone says nothing else; any other without content is told by the message's own column.
     if content is None and not body.get("tool_calls"):
@@ -275,7 +275,7 @@ def part(piece: Any, images: Images) -> Values | None:
     return {"kind": "other", "text": long_text(_as_text(piece))}
 
 
-def linked(found: Sequence[Values]) -> None:
+def link_calls(found: Sequence[Values]) -> None:
     """Tell each call which message answers it, and each answer which message called; by the nearest one above.
 
     `found` are messages along one way or several; ids of calls may come again. Adds `result` to calls and `asked`

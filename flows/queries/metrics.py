@@ -264,17 +264,17 @@ def metrics(steps: Sequence[StepNumbers]) -> list[Metric]:
     several = len({scope for own in scopes.values() for scope in own} - {"", ALL}) > 1
     heads = {name.partition("/")[0] for name in scopes if "/" in name}
     groups = {name: head if (head := name.partition("/")[0]) in heads else LOOSE for name in scopes}
-    found = [_metric(columns, name, _shown(own, several), groups[name]) for name, own in scopes.items()]
+    found = [_metric(columns, name, _scopes_to_show(own, several), groups[name]) for name, own in scopes.items()]
     return sorted(found, key=lambda each: (_rank(each["group"]), each["name"]))
 
 
 def matching(found: Iterable[Metric], text: str) -> list[Metric]:
     """Return the measures in whose names and descriptions all words of a text are."""
     words = text.casefold().split()
-    return [each for each in found if all(word in said(each) for word in words)]
+    return [each for each in found if all(word in search_text(each) for word in words)]
 
 
-def said(each: Metric) -> str:
+def search_text(each: Metric) -> str:
     """Return what is searched of a measure."""
     names = (one["name"] for one in each["series"])
     return " ".join((each["name"], each["unit"], each["told"], *names)).casefold()
@@ -314,7 +314,7 @@ class _Columns:
                     known or value is not None for known, value in zip(self._accounted, values, strict=True)
                 ]
 
-    def filled(self, scope: str, measure: str) -> list[float | None]:
+    def values_with_zeros(self, scope: str, measure: str) -> list[float | None]:
         """Return a measure by step, with the zeros that have no entry."""
         values = self.values[scope, measure]
         # A step that counted its rollouts and has no entry had none of that kind: zero, and not unknown.
@@ -330,7 +330,7 @@ def _where(counted: Iterable[bool], values: Iterable[float | None]) -> list[floa
     return [0.0 if value is None and there else value for value, there in zip(values, counted, strict=True)]
 
 
-def _shown(scopes: set[str], several: bool) -> list[str]:
+def _scopes_to_show(scopes: set[str], several: bool) -> list[str]:
     """Return the scopes that are told, all rollouts first."""
     # Of one environment alone its numbers are those of all, and a second curve would hide the first.
     alone = not several and ALL in scopes
@@ -339,7 +339,8 @@ def _shown(scopes: set[str], several: bool) -> list[str]:
 
 def _metric(columns: _Columns, name: str, scopes: Sequence[str], group: str) -> Metric:
     series = [
-        {"scope": scope, "name": full_name(scope, name), "values": columns.filled(scope, name)} for scope in scopes
+        {"scope": scope, "name": full_name(scope, name), "values": columns.values_with_zeros(scope, name)}
+        for scope in scopes
     ]
     return {"name": name, "group": group, **about(name)._asdict(), "series": series}
 

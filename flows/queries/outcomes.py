@@ -66,7 +66,7 @@ def outcomes_of(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
     """Return one row for each rollout of some lineages alone, as `outcomes` has it; nothing else is read."""
     rows = _lineages(frames, found).join(_traces(frames, found), on="key")
     rows = rows.join(_reasons(frames, found), on=["verdicts", "trace_id"], how="left")
-    rows = rows.join(packed(frames, found), on=["batches", "trace_id"], how="left")
+    rows = rows.join(packed_rollouts(frames, found), on=["batches", "trace_id"], how="left")
     # Packing leaves out what has no weight: that is known only once there is a batch.
     waits = pl.col("for_training").not_() | pl.col("batches").is_null() | pl.col("packed").is_not_null()
     dropped = pl.col("expired") & pl.col("for_training") & pl.col("packed").is_null()
@@ -74,10 +74,10 @@ def outcomes_of(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
     rows = rows.with_columns(otherwise=of_others)
     # The rule is plain Python and the combinations are few, so it is asked once for each and joined; null is a value.
     given = ["error_class", "reason", "otherwise"]
-    return rows.join(_ruled(rows.select(given).unique()), on=given, nulls_equal=True).select(*OUTCOMES)
+    return rows.join(_apply_rule(rows.select(given).unique()), on=given, nulls_equal=True).select(*OUTCOMES)
 
 
-def _ruled(combinations: pl.DataFrame) -> pl.DataFrame:
+def _apply_rule(combinations: pl.DataFrame) -> pl.DataFrame:
     """Ask the rule of the accounts, once for each combination that there is."""
     decided = [outcome_of(*each) for each in combinations.iter_rows()]
     outcome, detail = zip(*decided, strict=True) if decided else ((), ())
@@ -95,7 +95,7 @@ def _lineages(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
             "verdicts": each.verdicts and each.verdicts.key,
             "batches": each.batches and each.batches.key,
             "for_training": each.for_training,
-            "expired": expired(frames, each),
+            "expired": has_expired_rows(frames, each),
             "of_packed": outcome_of_packed(each, against),
         }
         for each in found
@@ -105,7 +105,7 @@ def _lineages(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema={**text, **flags, "of_packed": pl.String})
 
 
-def expired(frames: Frames, lineage: StepLineage) -> bool:
+def has_expired_rows(frames: Frames, lineage: StepLineage) -> bool:
     """Say whether rows of a lineage were dropped for their age that say what became of its rollouts after sampling."""
     # What was trained was approved: then nobody needs the decision's row any more.
     decided = None if lineage.updates else lineage.decision
@@ -153,7 +153,7 @@ def _reasons(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
     return verdicts.select(pl.col("key").alias("verdicts"), "trace_id", "reason").collect()
 
 
-def packed(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
+def packed_rollouts(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
     """Return the rollouts that have a sample in a batch, by the key of the batch."""
     pairs = [(each.samples.key, each.batches.key) for each in found if each.samples and each.batches]
     keys = pl.DataFrame(sorted(set(pairs)), schema={"samples": pl.String, "batches": pl.String}, orient="row")
@@ -220,7 +220,7 @@ def use_of(frames: Frames, lineage: StepLineage, trace: Mapping[str, Any]) -> di
         else NO_WEIGHT
     )
     # Only what cannot be read from the rows that are left is unknown: a packed sample proves that it was trained on.
-    if lineage.for_training and not weighted and expired(frames, lineage):
+    if lineage.for_training and not weighted and has_expired_rows(frames, lineage):
         otherwise = EXPIRED
     outcome, detail = outcome_of(trace["error_class"], verdict["reason"] if verdict else None, otherwise)
     return {

@@ -83,7 +83,7 @@ def plain(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime) else value
 
 
-def parsed(text: str | None) -> dict[str, Any]:
+def parse_object(text: str | None) -> dict[str, Any]:
     """Return what is said by name in JSON, nothing where it is no such thing: others wrote it."""
     try:
         found = json.loads(text or "{}")

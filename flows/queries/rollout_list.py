@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 import polars as pl
 
 from flows.queries.outcomes import EXPIRED
-from flows.queries.request import BadQuestion, PageRequest, parsed
+from flows.queries.request import BadQuestion, PageRequest, parse_object
 from flows.queries.rollouts import evaluation_traces, lineages_of, search_mask, traces_of, with_mismatch
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import FoundTrace
@@ -132,7 +132,7 @@ def named_columns(frame: pl.DataFrame) -> list[tuple[str, int]]:
     for start, table in ((REWARD, "rewards"), (METRIC, "metrics")):
         # Rollouts of one environment say the same names again and again: each text is parsed once.
         for text, times in frame[table].value_counts().iter_rows():
-            found.update({start + name: times for name in parsed(text)})
+            found.update({start + name: times for name in parse_object(text)})
     return sorted(found.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
@@ -142,7 +142,7 @@ def with_named(frame: pl.DataFrame, names: Iterable[str]) -> pl.DataFrame:
     for name in asked:
         start, table = (REWARD, "rewards") if name.startswith(REWARD) else (METRIC, "metrics")
         # In Python, not by a JSON path: names may hold dots, quotes and brackets.
-        values = [_number(parsed(text).get(name.removeprefix(start))) for text in frame[table]]
+        values = [_number(parse_object(text).get(name.removeprefix(start))) for text in frame[table]]
         frame = frame.with_columns(pl.Series(name, values, pl.Float64))
     return frame
 
@@ -230,7 +230,7 @@ def choose(frame: pl.DataFrame, choice: TraceChoice, found: pl.Series | None = N
         shown.insert(1, by)  # beside the trace's id: what a list is sorted by is seen
     frame = with_named(frame, (*(each.name for each in shown), choice.sort))
     kept = frame if found is None else frame.filter(found)
-    rows = ordered(kept.filter(*_wanted(choice)), by, choice.order == DESCENDING)
+    rows = sort_rows(kept.filter(*_conditions(choice)), by, choice.order == DESCENDING)
     num_pages = max(-(-rows.height // choice.size), 1)
     if choice.page > num_pages:
         raise BadQuestion(f"page={choice.page}: there are {num_pages} of {choice.size} traces each")
@@ -238,7 +238,7 @@ def choose(frame: pl.DataFrame, choice: TraceChoice, found: pl.Series | None = N
     return Chosen(rows, page, shown, num_pages, frame.height, None if found is None else int(found.sum()))
 
 
-def ordered(rows: pl.DataFrame, by: RolloutColumn | None, descending: bool) -> pl.DataFrame:
+def sort_rows(rows: pl.DataFrame, by: RolloutColumn | None, descending: bool) -> pl.DataFrame:
     """Return rows by a column; what is null or no number last, what is equal in the order that it had."""
     if by is None:
         return rows.reverse() if descending else rows
@@ -263,7 +263,7 @@ def _texts(values: pl.Series) -> list[str]:
     return sorted(values.drop_nulls().unique().to_list())
 
 
-def _wanted(choice: TraceChoice) -> Iterable[pl.Expr]:
+def _conditions(choice: TraceChoice) -> Iterable[pl.Expr]:
     for name, of in (EXACT | IDS).items():
         if value := getattr(choice, name):
             yield pl.col(of) == value
@@ -317,7 +317,7 @@ def choice_of(asked: PageRequest) -> TraceChoice:
     )
 
 
-def listed(frame: pl.DataFrame, chosen: Chosen, choice: TraceChoice) -> dict[str, Any]:
+def list_page(frame: pl.DataFrame, chosen: Chosen, choice: TraceChoice) -> dict[str, Any]:
     """Return the page of a list of traces: its columns, its rows, how many there are, and what can be asked for."""
     names = [each.name for each in chosen.columns]
     rows = chosen.page.select(*dict.fromkeys((*ALWAYS, *names))).to_dicts()
@@ -332,7 +332,7 @@ def listed(frame: pl.DataFrame, chosen: Chosen, choice: TraceChoice) -> dict[str
         "size": choice.size,
         "asked": {name: value for name, value in vars(choice).items() if name != "columns"},
         "known": known_values(frame),
-        "offered": offered(frame, names),
+        "offered": offered_columns(frame, names),
         "id_length": _id_length(frame["trace_id"]),
     }
 
@@ -342,7 +342,7 @@ def _id_length(ids: pl.Series) -> int:
     return next((most for most in ID_LENGTHS if ids.str.head(most).n_unique() == len(ids)), ID_LENGTHS[-1])
 
 
-def offered(frame: pl.DataFrame, shown: list[str]) -> list[dict[str, Any]]:
+def offered_columns(frame: pl.DataFrame, shown: list[str]) -> list[dict[str, Any]]:
     """Return the columns that can be shown, each with the list of columns that choosing, or leaving it out, gives."""
     named = [column(name, frame) for name, _ in named_columns(frame)[:MOST_NAMED]]
     plain = [each for each in COLUMNS if each.name in frame.columns and each.name != "trace_id"]
@@ -371,7 +371,7 @@ class TraceNeighbours:
     """What the list was asked for; empty where they are all traces of its batch of rollouts."""
 
 
-def written(asked: PageRequest) -> str:
+def list_parameter(asked: PageRequest) -> str:
     """Return what a list of traces is asked for as one value of an address; empty where it has all as they came."""
     return urlencode({name: asked.query[name] for name in (*CHOOSING, SET) if asked.query.get(name)})
 
@@ -384,14 +384,14 @@ def neighbours_of_trace(library: StoreReader, found: FoundTrace, list_asked: str
     known = (*CHOOSING, SET)
     chosen = {name: value for name, value in parse_qsl(list_asked) if name in known}
     if chosen:
-        rows = _listed(library, found, PageRequest("", {}, chosen))
+        rows = _list_rows(library, found, PageRequest("", {}, chosen))
         # The list may have changed since the link was made: a run that goes on decides outcomes.
         if found.trace_id in rows["trace_id"]:
             return _around(rows, found, chosen)
     return _around(traces_of(library, found.run, [found.lineage]), found, {})
 
 
-def _listed(library: StoreReader, found: FoundTrace, asked: PageRequest) -> pl.DataFrame:
+def _list_rows(library: StoreReader, found: FoundTrace, asked: PageRequest) -> pl.DataFrame:
     choice: TraceChoice = choice_of(asked)
     if found.lineage.for_training:
         lineages = lineages_of(library, found.run, found.step)

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from flows.queries.outcomes import EXPIRED, outcomes_of
-from flows.queries.request import NotThere, parsed
+from flows.queries.request import NotThere, parse_object
 from flows.queries.row_lineage import nearest
 from flows.queries.scores import first_round, set_name
 from flows.queries.step_history import StepLineage, present
@@ -106,10 +106,10 @@ def traces_of(library: StoreReader, run: str, found: Sequence[StepLineage]) -> p
     """Return the traces of some lineages of a run in their order, with columns as in `traces`; read once and held."""
     # By all work that the columns come from: as soon as a step is judged or trained, it is another name.
     known = tuple(row_identities(lineage.works) for lineage in found)
-    return library.cached(("step_traces", known), lambda: _joined(library, run, list(found)))
+    return library.cached_value(("step_traces", known), lambda: _join_outcomes(library, run, list(found)))
 
 
-def _joined(library: StoreReader, run: str, found: list[StepLineage]) -> pl.DataFrame:
+def _join_outcomes(library: StoreReader, run: str, found: list[StepLineage]) -> pl.DataFrame:
     frames = library.frames(run)
     rows = _in_order(frames.rows([lineage.traces for lineage in found], "traces"), found)
     outcomes = outcomes_of(frames, found).unique(["key", "trace_id"]).select("key", "trace_id", *OF_OUTCOME)
@@ -223,7 +223,7 @@ def search_mask(library: StoreReader, run: str, frame: pl.DataFrame, text: str) 
     # Half a letter, as a terminal may hand it over, is no text that polars takes.
     pattern = "(?i)" + pl.escape_regex(text.encode("utf-8", "replace").decode())
     name = ("step_search", text, row_identities(works))
-    saying = library.cached(name, lambda: _saying(library, run, works, pattern))
+    saying = library.cached_value(name, lambda: _saying(library, run, works, pattern))
     itself = pl.any_horizontal(pl.col(each).str.contains(pattern).fill_null(False) for each in ITSELF)
     joined = frame.join(saying, on=["key", "trace_id"], how="left", maintain_order="left")
     return joined.select((itself | pl.col("says").is_not_null()).alias("found"))["found"]
@@ -249,7 +249,7 @@ def _saying(library: StoreReader, run: str, works: Sequence[Work], pattern: str)
 
 def said_beside(body: str) -> list[str]:
     """Return what a message says beside its content: its thoughts, and names and arguments of its tool calls."""
-    said = parsed(body)
+    said = parse_object(body)
     calls = said.get("tool_calls")
     beside = [said.get("reasoning_content")]
     for call in calls if isinstance(calls, list) else ():
@@ -275,7 +275,7 @@ def with_mismatch(
     if not trained or not {MISMATCH, MISMATCH_TITLE} & set(names):
         return frame.with_columns(pl.lit(None, pl.Float64).alias(MISMATCH))
     known = tuple(row_identities(lineage.works) for lineage in trained)
-    measured = library.cached(("step_mismatch", known), lambda: by_trace(library, run, trained))
+    measured = library.cached_value(("step_mismatch", known), lambda: by_trace(library, run, trained))
     told = frame.join(measured, on="trace_id", how="left", maintain_order="left")
     return told.with_columns(pl.when(pl.col("policy_key") != "").then(MISMATCH).alias(MISMATCH))
 

@@ -213,6 +213,6 @@ def branched_off(library: StoreReader) -> dict[str, str | None]:
     """Return the run that each run says it branched off, if any."""
     # By the mark, for any commit may be an event of a run.
     runs = library.store.runs
-    return library.cached(
+    return library.cached_value(
         ("branched off", library.mark), lambda: {name: runs.events(name)[-1].parent_run for name in runs.names()}
     )

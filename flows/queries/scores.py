@@ -83,7 +83,7 @@ class RecordedEvaluation:
     rounds: tuple[Entry, ...]
     pass_at: tuple[int, ...]
 
-    def scored(self, store: Store, config: RunConfig) -> EvaluationScores:
+    def scores_in(self, store: Store, config: RunConfig) -> EvaluationScores:
         """Return what its rollouts say."""
         return self.scored_rounds(
             {each.key: store.read(each.slices("traces"), list(READ)) for each in self.rounds}, config
@@ -186,7 +186,7 @@ def held_out(library: StoreReader, run: str) -> list[dict[str, Any]]:
         return []
     name = ("held-out", run, len(library.store.runs.events(run)), done)  # each event may bring another config
     # Held apart from the rollouts, which weigh much: these may leave the memory while a list of runs is looked at.
-    return library.cached(name, lambda: [scores.described for _, scores in scored_evaluations(library, run)])
+    return library.cached_value(name, lambda: [scores.described for _, scores in scored_evaluations(library, run)])
 
 
 SCORES = {

@@ -122,7 +122,7 @@ def head(found: Found) -> str:
 
 def sentence(found: Found, use: Found) -> str:
     """Return what one run made of the rollout."""
-    told = [SENTENCES[use["outcome"]](found, use), *_before(use), *_again(use), *_noted(use)]
+    told = [SENTENCES[use["outcome"]](found, use), *_before(use), *_again(use), *_note_sentences(use)]
     if use["outcome"] != EVALUATED:
         told.append(_group(use))
     return " ".join(told)
@@ -133,7 +133,7 @@ def in_quarantine(each: Found) -> str:
     return f"It is in quarantine {each['quarantine']}: {_brief(each['reason'])} (where {_brief(each['where'])})."
 
 
-def _trained(found: Found, use: Found) -> str:
+def _trained_sentence(found: Found, use: Found) -> str:
     samples = "; ".join(
         f"sample {each['sample_id']} ({_worth(each)}) in row {each['row']} of batch "
         f"{use['keys']['packing'][:KEY]}, update {each['update']}"
@@ -153,13 +153,13 @@ SEATS = {
 """Why a rollout is left out for the seat that it was made in."""
 
 
-def _filtered(found: Found, use: Found) -> str:
+def _filtered_sentence(found: Found, use: Found) -> str:
     if said := SEATS.get(use["detail"]):
         return f"{_not(use)}: {said}."
     return f"{_not(use)}: filter {use['detail']} left it out{_evidence(use, use['detail'])}."
 
 
-def _errored(found: Found, use: Found) -> str:
+def _errored_sentence(found: Found, use: Found) -> str:
     trace = found["trace"]
     what = _brief(": ".join(filter(None, (trace["error_type"], trace["error_message"]))))
     return (
@@ -168,15 +168,15 @@ def _errored(found: Found, use: Found) -> str:
     )
 
 
-def _stopped(found: Found, use: Found) -> str:
+def _stopped_sentence(found: Found, use: Found) -> str:
     return f"{_not(use)}: it was {_brief(found['trace']['error_message'] or 'stopped')}."
 
 
-def _quarantined(found: Found, use: Found) -> str:
+def _quarantined_sentence(found: Found, use: Found) -> str:
     return f"{_not(use)}: it is in quarantine: {_brief(use['verdict']['evidence'][QUARANTINED]['reason'])}."
 
 
-def _refused(found: Found, use: Found) -> str:
+def _refused_sentence(found: Found, use: Found) -> str:
     decision = use["decision"]
     figures = ", ".join(f"{name} {_value(value)}" for name, value in decision["figures"].items())
     return (
@@ -199,12 +199,12 @@ def _pending(found: Found, use: Found) -> str:
     )
 
 
-def _evaluated(found: Found, use: Found) -> str:
+def _evaluated_sentence(found: Found, use: Found) -> str:
     failed = f" It failed with an error of class {use['detail']}." if use["detail"] else ""
     return f"Run {use['run']} sampled it to score policy {use['scored']}, not to train on.{failed}"
 
 
-def _expired(found: Found, use: Found) -> str:
+def _expired_sentence(found: Found, use: Found) -> str:
     did = f"that step made policy {use['policy']}" if use["policy"] else "that step made no policy"
     return (
         f"Whether run {use['run']} trained on it at step {use['step']} is not known any more: rows that say it were "
@@ -213,16 +213,16 @@ def _expired(found: Found, use: Found) -> str:
 
 
 SENTENCES: dict[str, Callable[[Found, Found], str]] = {
-    TRAINED: _trained,
-    FILTERED: _filtered,
-    ERRORED: _errored,
-    STOPPED: _stopped,
-    QUARANTINED: _quarantined,
-    REFUSED: _refused,
+    TRAINED: _trained_sentence,
+    FILTERED: _filtered_sentence,
+    ERRORED: _errored_sentence,
+    STOPPED: _stopped_sentence,
+    QUARANTINED: _quarantined_sentence,
+    REFUSED: _refused_sentence,
     NO_WEIGHT: _no_weight,
     PENDING: _pending,
-    EVALUATED: _evaluated,
-    EXPIRED: _expired,
+    EVALUATED: _evaluated_sentence,
+    EXPIRED: _expired_sentence,
 }
 
 
@@ -259,7 +259,7 @@ def _again(use: Found) -> list[str]:
     return [f"It was scored again: its reward was {before} and is {now}."]
 
 
-def _noted(use: Found) -> list[str]:
+def _note_sentences(use: Found) -> list[str]:
     detected = (use["verdict"] or {}).get("detected", [])
     # The filter that decided is told already, and a quarantine has a sentence of its own.
     noted = [f"{name}{_evidence(use, name)}" for name in detected if name not in (use["detail"], QUARANTINED)]

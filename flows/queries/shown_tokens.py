@@ -50,7 +50,7 @@ def relative(column: str) -> Callable[[pl.DataFrame, float], str]:
         share = np.abs(values) / (largest or 1.0)
         # A little less, or a share that is a whole step would round up to the next one.
         steps = np.clip(np.ceil(np.nan_to_num(share) * STEPS - 1e-6), 1, STEPS).astype(int)
-        return _signed(values, np.where(values == 0, 0, steps))
+        return _sign_letters(values, np.where(values == 0, 0, steps))
 
     return shades
 
@@ -59,7 +59,9 @@ def ratio(tokens: pl.DataFrame, largest: float) -> str:
     """Return shades of the importance ratio around one, by the size of its logarithm."""
     values = tokens["log_ratio"].to_numpy()
     # Infinite ratios have the deepest shade; what is NaN becomes NONE later, whatever its step.
-    return _signed(values, np.searchsorted(LOG_RATIO, np.abs(np.nan_to_num(values, posinf=9, neginf=-9)), "right"))
+    return _sign_letters(
+        values, np.searchsorted(LOG_RATIO, np.abs(np.nan_to_num(values, posinf=9, neginf=-9)), "right")
+    )
 
 
 def rising(column: str, edges: Sequence[float]) -> Callable[[pl.DataFrame, float], str]:
@@ -68,20 +70,20 @@ def rising(column: str, edges: Sequence[float]) -> Callable[[pl.DataFrame, float
     def shades(tokens: pl.DataFrame, largest: float) -> str:
         values = tokens[column].cast(pl.Float64).to_numpy()
         steps = np.searchsorted(edges, np.nan_to_num(values, posinf=1e9), "right")
-        return _joined(values, [RISING[step] for step in steps])
+        return _join_letters(values, [RISING[step] for step in steps])
 
     return shades
 
 
-def _signed(values: Numbers, steps: Numbers) -> str:
+def _sign_letters(values: Numbers, steps: Numbers) -> str:
     letters = [
         MIDDLE if step == 0 else (ABOVE if value > 0 else BELOW)[step - 1]
         for value, step in zip(values, steps, strict=True)
     ]
-    return _joined(values, letters)
+    return _join_letters(values, letters)
 
 
-def _joined(values: Numbers, letters: Sequence[str]) -> str:
+def _join_letters(values: Numbers, letters: Sequence[str]) -> str:
     missing = np.isnan(values)
     return "".join(NONE if gone else letter for gone, letter in zip(missing, letters, strict=True))
 
@@ -235,7 +237,7 @@ def shown_tokens(
     parts, at = {}, 0
     for (message,), part in drawn.group_by("message", maintain_order=True):
         of_part = {name: letters[at : at + len(part)] for name, letters in shades.items()}
-        parts[message] = _drawn(part) | {"shades": of_part}
+        parts[message] = _token_values(part) | {"shades": of_part}
         at += len(part)
     nothing: Values = {"columns": None, "drawn": [], "shades": None}
     counts = dict(whole.group_by("message").len().iter_rows())
@@ -252,7 +254,7 @@ def _in_order(rows: pl.DataFrame, messages: Sequence[int]) -> pl.DataFrame:
     return rows.join(order, on="message").sort("order", "place", maintain_order=True).drop("order")
 
 
-def _drawn(part: pl.DataFrame) -> Values:
+def _token_values(part: pl.DataFrame) -> Values:
     """Return the values of tokens as columns, and how each is drawn."""
     names = [name for name in part.columns if name != "message"]
     pairs = zip(part["text"], part["token_id"], strict=True)
@@ -279,7 +281,7 @@ def colourings(library: StoreReader, found: FoundTrace, drawn: pl.DataFrame) -> 
     ]
 
 
-def scaled(drawn: pl.DataFrame) -> list[str]:
+def scaled_weights(drawn: pl.DataFrame) -> list[str]:
     """Return the weights, of `TRAINED_WEIGHTS`, with which some token was trained otherwise than its credit says."""
     return [name for name, trained in TRAINED_WEIGHTS.items() if bool((drawn[trained] != drawn[name]).any())]
 

@@ -82,7 +82,7 @@ def figures(frame: pl.DataFrame, written: Values | None = None) -> dict[str, Any
         "means": means,
         "outcomes": _counts(frame, "outcome", "detail"),
         "errors": _counts(frame.filter(pl.col("outcome") != STOPPED), "error_class"),
-        "filters": _found(frame),
+        "filters": _filter_hits(frame),
     }
 
 
@@ -119,7 +119,7 @@ def _counts(frame: pl.DataFrame, *columns: str) -> list[dict[str, Any]]:
     return counted.sort("num_traces", *columns, descending=[True, *(False for _ in columns)]).to_dicts()
 
 
-def _found(frame: pl.DataFrame) -> list[dict[str, Any]]:
+def _filter_hits(frame: pl.DataFrame) -> list[dict[str, Any]]:
     """Return how many traces each filter found something on, and how many it decided against."""
     found = frame.select(pl.col("detected").alias("filter")).explode("filter").drop_nulls()
     decided = frame.select(pl.col("reason").alias("filter")).drop_nulls()
@@ -163,7 +163,7 @@ def updates(library: StoreReader, run: str, found: Sequence[StepLineage]) -> lis
         return []
     rows = library.frames(run).rows(works, "updates").select("key", *MEASURED)
     name = ("step_updates", row_identities(works))
-    return library.cached(name, lambda: rows.sort("key", "update").drop("key").collect().to_dicts())
+    return library.cached_value(name, lambda: rows.sort("key", "update").drop("key").collect().to_dicts())
 
 
 def policies(library: StoreReader, run: str, frame: pl.DataFrame, found: Sequence[StepLineage]) -> dict[str, Any]:

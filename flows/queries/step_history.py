@@ -286,11 +286,13 @@ class StepHistory:
         number = self._refill(last)
         found = self.work_behind(last, f".{number}" if number else "")
         for place in range(number):
-            if (earlier := self.find(found[f"assignment.{number}"].inputs[_numbered("assignment", place)])) is not None:
-                found[_numbered("assignment", place)] = earlier
+            if (
+                earlier := self.find(found[f"assignment.{number}"].inputs[_numbered_name("assignment", place)])
+            ) is not None:
+                found[_numbered_name("assignment", place)] = earlier
                 sampled = [each for each in self.own.children(earlier.key) if each.finished and each.stage in SAMPLING]
                 if sampled:
-                    found[_numbered(ROLLOUT, place)] = max(sampled, key=lambda work: work.age)
+                    found[_numbered_name(ROLLOUT, place)] = max(sampled, key=lambda work: work.age)
         return {name: found[name] for name in sorted(found, key=_place)}
 
     def _refill(self, work: Work) -> int:
@@ -362,11 +364,11 @@ class StepHistory:
     def _lineage(self, traces: Work) -> StepLineage:
         if scores_policy(traces.inputs):
             return StepLineage(self.run, traces)
-        trained = sorted(self._trained(traces), key=lambda way: way[-1].age, reverse=True)
-        last, *earlier = (self._along(way) for way in trained or [self._untrained(traces)])
+        trained = sorted(self._ways_to_training(traces), key=lambda way: way[-1].age, reverse=True)
+        last, *earlier = (self._along(way) for way in trained or [self._work_without_training(traces)])
         return replace(last, earlier=tuple(earlier))
 
-    def _trained(self, traces: Work) -> list[tuple[Work, ...]]:
+    def _ways_to_training(self, traces: Work) -> list[tuple[Work, ...]]:
         """Return every way from rollouts to a training: the work that made each table of `TABLE_ORDER`."""
         # Several ways where a stage was done again under another version: each training is an end of one.
         ways: list[tuple[Work, ...]] = [(traces,)]
@@ -374,7 +376,7 @@ class StepHistory:
             ways = [(*way, work) for way in ways for work in self.own.users(way[-1], table, made=made)]
         return ways
 
-    def _untrained(self, traces: Work) -> tuple[Work, ...]:
+    def _work_without_training(self, traces: Work) -> tuple[Work, ...]:
         """Return the last work of each stage after rollouts, as far as there is any."""
         way = [traces]
         for table, made in pairwise(TABLE_ORDER[:-1]):
@@ -425,7 +427,7 @@ def trace_ids(store: Store, slices: Sequence[Slice]) -> list[str]:
     return [str(name) for name in store.read(slices, ["trace_id"])["trace_id"].to_pylist()]
 
 
-def _numbered(role: str, number: int) -> str:
+def _numbered_name(role: str, number: int) -> str:
     return f"{role}.{number}" if number else role
 
 

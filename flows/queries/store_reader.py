@@ -93,7 +93,7 @@ class Cache:
                 self.num_bytes -= self._things.popitem(last=False)[1][1]
         return value
 
-    def held(self, name: Hashable) -> Any | None:
+    def peek(self, name: Hashable) -> Any | None:
         """Return what is held under a name; None where there is nothing."""
         with self._lock:
             if name in self._things:
@@ -108,7 +108,7 @@ class Cache:
         Names hold what names the rows that the values are derived from (`storage.read.lineage.row_identities`). A name
         that `read` leaves out has no entry.
         """
-        held = {name: self.held((purpose, name)) for name in names}
+        held = {name: self.peek((purpose, name)) for name in names}
         new = [name for name, value in held.items() if value is None]
         for name, value in (read(new) if new else {}).items():
             held[name] = self.put((purpose, name), value)
@@ -119,7 +119,7 @@ class Cache:
 
         A run that goes on has another state after each piece of work: all of them would fill the memory.
         """
-        known: tuple[Hashable, Value] | None = self.held(name)
+        known: tuple[Hashable, Value] | None = self.peek(name)
         if known is None or known[0] != state:
             known = self.put(name, (state, make()))
         return known[1]
@@ -261,7 +261,7 @@ class StoreReader:
         self.frames(run)
         return recorded_run(self.store, run)[1]
 
-    def cached(self, name: Hashable, make: Callable[[], Value]) -> Value:
+    def cached_value(self, name: Hashable, make: Callable[[], Value]) -> Value:
         """What `make` returns, made once: for what is derived from finished rows alone.
 
         `name` holds what names those rows (`storage.read.lineage.row_identities`): then nothing derived goes stale.
@@ -300,7 +300,7 @@ def expired_rows_of_runs(library: StoreReader, *runs: str) -> list[dict[str, Any
     return expired_rows(library, (work for run in runs for work in library.frames(run).graph.works.values()))
 
 
-def lost(library: StoreReader, works: Iterable[Work], table: str) -> bool:
+def has_lost_rows(library: StoreReader, works: Iterable[Work], table: str) -> bool:
     """Say whether any rows that some work made of a table were dropped."""
     pieces = [piece for work in works for piece in work.slices_of(table)]
     return bool(library.store.slices.expired_slices.find(pieces))

@@ -6,9 +6,9 @@ import numpy as np
 import polars as pl
 
 from flows.queries.messages import message_works
-from flows.queries.outcomes import expired
+from flows.queries.outcomes import has_expired_rows
 from flows.queries.step_history import present
-from flows.queries.store_reader import StoreReader, lost
+from flows.queries.store_reader import StoreReader, has_lost_rows
 from flows.queries.trace import FoundTrace, packed_weights, samples
 from tasks.inference.trace_rows.token_texts import TokenizerUnreadable, TokenTexts, tokenizer_of
 
@@ -124,7 +124,7 @@ def tokens(
     Values of several branches are told once: a token that branches share has its weights in the first one's sample.
     """
     own = _laid_out(library, found, within)
-    own = own.join(_credited(library, found), on=PLACE, how="left", maintain_order="left")
+    own = own.join(_sample_streams(library, found), on=PLACE, how="left", maintain_order="left")
     own = own.join(_references(library, found), on=PLACE, how="left", maintain_order="left")
     rl, pulled = pl.col("rl_weight") != 0, pl.col("ref_kl_weight") != 0
     both = pl.col("learner_logprob").cast(pl.Float64) - pl.col("engine_logprob").cast(pl.Float64)
@@ -146,7 +146,7 @@ def _as_trained(library: StoreReader, found: FoundTrace) -> list[pl.Expr]:
     weighted = {name: (pl.col(name) != 0).fill_null(False) for name in TRAINED_WEIGHTS.values()}
     made = pl.lit(found.lineage.updates is not None)
     own = pl.any_horizontal(*weighted.values()) & made
-    gone = found.lineage.for_training and expired(library.frames(), found.lineage)
+    gone = found.lineage.for_training and has_expired_rows(library.frames(), found.lineage)
     trained = pl.when(own).then(True) if gone else own
     weights = (pl.when(member & made).then(name).alias(name) for name, member in weighted.items())
     return [trained.alias("trained"), *weights]
@@ -188,7 +188,7 @@ def _laid_out(library: StoreReader, found: FoundTrace, within: Collection[int] |
     return flat.rename({"token_ids": "token_id", "mask": "sampled"})
 
 
-def _credited(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
+def _sample_streams(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
     """Return, by message and place, the streams of the sample that the token belongs to."""
     own = samples(library, found)
     places = _places(library, found, own)
@@ -196,14 +196,14 @@ def _credited(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
     # Streams stand by sample, messages by trace: a token that branches share is in several samples, the first one
     # counts.
     streams = rows.select("sample_id", *STREAMS).collect()
-    flat = _exploded(streams.rename(STREAMS)).join(
-        _measured(library, found, own), on=("sample_id", "position"), how="left"
+    flat = _explode(streams.rename(STREAMS)).join(
+        _learner_values(library, found, own), on=("sample_id", "position"), how="left"
     )
     if _masks_known(library, found):
         flat = flat.with_columns(pl.col("outside").fill_null(False))
     weighted = pl.any_horizontal(pl.col(name) != 0 for name in WEIGHTS.values())
     packed = packed_weights(library, found, own).rename({old: TRAINED_WEIGHTS[new] for old, new in WEIGHTS.items()})
-    flat = flat.join(_exploded(packed), on=("sample_id", "position"), how="left")
+    flat = flat.join(_explode(packed), on=("sample_id", "position"), how="left")
     # The first token of a sample has nothing before it: packing takes its weight away.
     first = pl.col("position") == 0
     flat = flat.with_columns(pl.when(first).then(0).otherwise(pl.col(name)).alias(name) for name in STREAMS.values())
@@ -225,16 +225,16 @@ def _places(library: StoreReader, found: FoundTrace, own: pl.DataFrame) -> pl.Da
     return path.select(*PLACE, "branch", "sample_id", position=pl.col("start") + pl.col("place"))
 
 
-def _measured(library: StoreReader, found: FoundTrace, own: pl.DataFrame) -> pl.DataFrame:
+def _learner_values(library: StoreReader, found: FoundTrace, own: pl.DataFrame) -> pl.DataFrame:
     """Return, by sample and position, what the learner measured, and which tokens its masks took out."""
     made = found.lineage.updates
     named = pl.col("sample_id").is_in(own["sample_id"].to_list())
     frames = library.frames()
     read = frames.rows(present(made), "token_statistics").filter(named).select("sample_id", *MEASURED).collect()
     masks = frames.rows(present(made), "token_masks").filter(named).select("sample_id", outside="masked").collect()
-    flat = _exploded(read.rename(MEASURED))
+    flat = _explode(read.rename(MEASURED))
     # Statistics may have been dropped for their age, and masks are not there where nothing was outside.
-    return flat.join(_exploded(masks), on=("sample_id", "position"), how="full", coalesce=True)
+    return flat.join(_explode(masks), on=("sample_id", "position"), how="full", coalesce=True)
 
 
 def _masks_known(library: StoreReader, found: FoundTrace) -> bool:
@@ -243,7 +243,7 @@ def _masks_known(library: StoreReader, found: FoundTrace) -> bool:
         return False
     # Masks are written of samples with a masked token alone: no row is an answer only where rows were kept.
     if "token_masks" in found.lineage.updates.tables:
-        return not lost(library, [found.lineage.updates], "token_masks")
+        return not has_lost_rows(library, [found.lineage.updates], "token_masks")
     rows = library.frames().rows([found.lineage.updates], "updates").select("masked_fraction").collect()
     return len(rows) > 0 and not any(rows["masked_fraction"])
 
@@ -254,10 +254,10 @@ def _references(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
     made = library.graph.sources(credits, "references") if credits else []
     rows = library.frames().rows(made, "references").filter(pl.col("trace_id") == found.trace_id)
     read = rows.select("message", reference_logprob="logprobs").collect()
-    return _exploded(read, "message", "place")
+    return _explode(read, "message", "place")
 
 
-def _exploded(rows: pl.DataFrame, name: str = "sample_id", number: str = "position") -> pl.DataFrame:
+def _explode(rows: pl.DataFrame, name: str = "sample_id", number: str = "position") -> pl.DataFrame:
     """Return lists as one row for each of their values, with a number from 0."""
     lists = [column for column in rows.columns if column != name]
     length = pl.col(lists[0]).list.len()

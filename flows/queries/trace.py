@@ -10,7 +10,7 @@ from flows.queries.outcomes import packed_samples, quarantines_of, use_of
 from flows.queries.request import NotThere
 from flows.queries.row_lineage import NEAREST, SHORTEST_PREFIX, nearest
 from flows.queries.step_history import StepLineage, present
-from flows.queries.store_reader import StoreReader, lost
+from flows.queries.store_reader import StoreReader, has_lost_rows
 from storage.read.lineage import Work
 
 INDEX = (
@@ -75,7 +75,7 @@ def find_trace(library: StoreReader, run: str, trace_id: str, key: str = "") -> 
     for some in (hinted, lineages):
         found = _matching(index(library, [lineage.traces for lineage in some]), trace_id)
         if len(found) > 1:
-            raise NotThere(f"{trace_id!r} is the beginning of several traces of run {run!r}: {_listed(found)}")
+            raise NotThere(f"{trace_id!r} is the beginning of several traces of run {run!r}: {_list_names(found)}")
         if found:
             ((whole, keys),) = found.items()
             # Rollouts of one id may have been made at several steps, as in a replay: the last one counts.
@@ -92,7 +92,7 @@ def uses(library: StoreReader, trace_id: str) -> list[FoundTrace]:
     works = library.graph.makers("traces")
     found = _matching(index(library, works), trace_id)
     if len(found) > 1:
-        raise NotThere(f"{trace_id!r} is the beginning of several traces: {_listed(found)}")
+        raise NotThere(f"{trace_id!r} is the beginning of several traces: {_list_names(found)}")
     keys = {key for each in found.values() for key in each}
     runs = {run for work in works if work.key in keys for run in work.runs}
     used = [
@@ -132,7 +132,7 @@ def _row(library: StoreReader, work: Work, trace_id: str) -> dict[str, Any]:
     return rows.drop(OWN).collect().row(0, named=True)
 
 
-def _listed(found: Mapping[str, Any]) -> str:
+def _list_names(found: Mapping[str, Any]) -> str:
     return f"{', '.join(list(found)[:NEAREST])}; give more of it"
 
 
@@ -142,7 +142,7 @@ def _nowhere(library: StoreReader, run: str, trace_id: str) -> str:
     near = [] if others else nearest(trace_id, known)
     told = f"; it is one of {', '.join(dict.fromkeys(others))}" if others else ""
     told += f"; the nearest ids are {', '.join(near)}" if near else ""
-    if lost(library, [lineage.traces for lineage in library.history(run).lineages], "traces"):
+    if has_lost_rows(library, [lineage.traces for lineage in library.history(run).lineages], "traces"):
         told += "; rows of its traces were dropped for their age (`stagecoach maintain --retain`)"
     return f"run {run!r} has no trace {trace_id!r}{told}"
 

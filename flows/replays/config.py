@@ -42,7 +42,7 @@ def refuse_lost_state(config: RunConfig, recorded: StepHistory) -> None:
     if not replay.first_step or STAGE.name not in replayed_stages(replay):
         return
     credits = recorded.credits_before(replay.first_step)
-    if lines := list(_lost(config, credits)):
+    if lines := list(_lost_states(config, credits)):
         raise ConfigError(lines)
 
 
@@ -56,7 +56,7 @@ def refuse_unfit_state(store: Store, config: RunConfig, recorded: StepHistory) -
         return
     unfit = {name for each in store.quarantines.all() for name in each.trace_ids}
     for judged in recorded.judged_before(replay.first_step) if unfit else ():
-        if found := unfit & _kept(store, judged):
+        if found := unfit & _kept_traces(store, judged):
             raise ConfigError(
                 f"--steps: the state that step {replay.first_step} goes on from holds {len(found)} rollout(s) of "
                 f"step {judged.step} that are in quarantine now, first {min(found)}. Begin at step 0 (without "
@@ -64,7 +64,7 @@ def refuse_unfit_state(store: Store, config: RunConfig, recorded: StepHistory) -
             )
 
 
-def _lost(config: RunConfig, credits: Work | None) -> Iterator[str]:
+def _lost_states(config: RunConfig, credits: Work | None) -> Iterator[str]:
     first, run = config.replay.first_step, config.replay.run
     for environment in [each.name for each in config.environments] or [""]:
         algorithm = config.algorithm_of(environment)
@@ -97,7 +97,7 @@ def prepare_replay(asked: ReplayRequest) -> RunConfig:
         asked = as_begun(asked, begun)
         source = source_config(store, asked.run, begun)
         recorded = step_history(store, asked.run)
-        requested = _requested(store, begun, source, recorded, asked)
+        requested = _requested_config(store, begun, source, recorded, asked)
         refuse_unread(requested, asked.overrides, bool(source.data.path))
         # Settings are checked before the steps: what is misspelt is the likelier reason that nothing fits.
         steps = chosen_steps(requested.replay, recorded)
@@ -107,7 +107,7 @@ def prepare_replay(asked: ReplayRequest) -> RunConfig:
         bounds = {"first_step": steps[0].step, "last_step": steps[-1].step + 1}
         replay = requested.replay.model_copy(update=bounds)
         bounded = requested.model_copy(update={"replay": replay, "steps": len(steps)})
-        config = _resolved(_with_weights(store, _named(bounded), steps[0]))
+        config = _with_versions(_with_weights(store, _with_name(bounded), steps[0]))
         refuse_lost_state(config, recorded)
         # One that goes on has its quarantines already: what was found since does not change its rows.
         if asked.quarantine and begun is None:
@@ -132,7 +132,7 @@ def source_config(store: Store, run: str, begun: RunConfig | None = None) -> Run
     return config
 
 
-def _requested(
+def _requested_config(
     store: Store, begun: RunConfig | None, source: RunConfig, recorded: StepHistory, asked: ReplayRequest
 ) -> RunConfig:
     """Return the recorded config, of a replay that goes on its own, with what was asked for laid over it."""
@@ -191,12 +191,12 @@ def _quarantines(store: Store, steps: dict[int, RecordedStep]) -> tuple[tuple[st
         for name in trace_ids(store, work.slices_of("traces"))
     }
     filtered = [past.work["filtering"] for past in steps.values() if "filtering" in past.work]
-    kept = {name for each in filtered for name in _kept(store, each)}
+    kept = {name for each in filtered for name in _kept_traces(store, each)}
     touching = {each.quarantine for each in findings if not sampled.isdisjoint(each.trace_ids)}
     return tuple(sorted(touching)), bool(named & kept)
 
 
-def _kept(store: Store, filtered: Work) -> set[str]:
+def _kept_traces(store: Store, filtered: Work) -> set[str]:
     """Return the ids of the traces that filtering kept."""
     verdicts = store.read(filtered.slices_of("verdicts"), ["trace_id", "keep"])
     return {*verdicts.filter(verdicts["keep"])["trace_id"].to_pylist()}
@@ -224,7 +224,7 @@ def _require_vocabulary(requested: RunConfig) -> None:
         )
 
 
-def _named(requested: RunConfig) -> RunConfig:
+def _with_name(requested: RunConfig) -> RunConfig:
     """Give a replay without a name one that the same replay of the same run has again, so that it finds what it did."""
     if requested.name:
         return requested
@@ -259,7 +259,7 @@ def _served_from(store: Store, requested: RunConfig, policy: str) -> RunConfig:
     return requested.model_copy(update={"model": requested.model.model_copy(update={"path": path})})
 
 
-def _resolved(requested: RunConfig) -> RunConfig:
+def _with_versions(requested: RunConfig) -> RunConfig:
     """Take the versions of what computes again from this machine: they are not the recorded ones."""
     again = replayed_stages(requested.replay)
     updates: dict[str, Any] = {}

@@ -16,7 +16,7 @@ from flows.queries.step_history import step_history
 from flows.queries.store_reader import StoreReader
 from flows.replays.request import removal_advice, was_removed
 from flows.replays.steps import Replayed, chosen_steps, quarantined_in, replay_steps
-from flows.reporting.artifacts import artifact_key, escaped
+from flows.reporting.artifacts import artifact_key, escape
 from flows.reporting.formats import markdown_table, visible
 from flows.runtime.executor import Executor
 from flows.runtime.loops import check_of, plan_work, unique_results
@@ -46,7 +46,7 @@ def loop_replay(session: Session) -> dict[str, Any]:
         for done in steps:
             outcome.steps.append(finish_replayed(session, done, apart))
             outcome.policy = done.policy or outcome.policy
-    return outcome.finished(session)
+    return outcome.as_values(session)
 
 
 def plan_run(context: RunContext, source: Source, policy: Policy | None = None) -> list[Ref]:
@@ -196,7 +196,7 @@ def publish_diff(store: Store, a: str, b: str) -> dict[str, Any]:
 
     found = compare(StoreReader(store), a, b)
     names = f"{a}-{b}"
-    about = f"Run {escaped(b)} against {escaped(a)}"
+    about = f"Run {escape(b)} against {escape(a)}"
     try:
         create_markdown_artifact(diff_markdown(found), key=artifact_key("diff", names), description=about)
         create_table_artifact(diff_rows(found), key=artifact_key("diff-steps", names), description=f"{about}, by step")
@@ -208,13 +208,13 @@ def publish_diff(store: Store, a: str, b: str) -> dict[str, Any]:
 def diff_markdown(found: Mapping[str, Any]) -> str:
     """Return the differences as a page of markdown."""
     a, b = (each["run"] for each in found["runs"])
-    lines = [f"# {escaped(a)} and {escaped(b)}"]
+    lines = [f"# {escape(a)} and {escape(b)}"]
     for sentence in sentences(found):
-        lines += ["", escaped(sentence)]
+        lines += ["", escape(sentence)]
     for sheet in sheets(found):
-        cells = [map(escaped, row) for row in sheet.rows]
-        table = markdown_table(map(escaped, sheet.headings), cells, numbers=False)
-        lines += ["", f"## {escaped(sheet.title)}", "", *table]
+        cells = [map(escape, row) for row in sheet.rows]
+        table = markdown_table(map(escape, sheet.headings), cells, numbers=False)
+        lines += ["", f"## {escape(sheet.title)}", "", *table]
     return "\n".join(lines)
 
 

@@ -220,7 +220,7 @@ class _Step:
         assert self.sampler is not None, "a replay that samples has weights to sample with; prepare_replay saw to it"
         arguments = self.past.step, self.work["examples"], self.sampler, self.earlier
         assigned, sampled, credited = pipeline.sample_groups(self.execute, *arguments, self._filter_and_credit)
-        self.work |= _numbered("assignment", assigned) | _numbered("rollout", sampled)
+        self.work |= _numbered_refs("assignment", assigned) | _numbered_refs("rollout", sampled)
         self.work["filtering"], self.work["advantage"] = credited
 
     def _filter_and_credit(self, traces: tuple[Ref, ...]) -> tuple[Ref, Ref]:
@@ -247,7 +247,7 @@ class _Step:
             groups = json.loads(inputs["groups"]) if "groups" in inputs else None
             arguments = self.past.step, self.work["examples"], int(inputs.get("batch", "0"))
             made.append(pipeline.assign(self.execute, *arguments, made or self.earlier, groups))
-        return _numbered("assignment", made)
+        return _numbered_refs("assignment", made)
 
     def _credit(self, traces: tuple[Ref, ...]) -> Ref:
         verdicts = self.work["filtering"]
@@ -257,7 +257,9 @@ class _Step:
         """Sample every assignment again."""
         assigned, examples = self._of("assignment"), self.work["examples"]
         policy = pipeline.sampling_policy(self.sampler, self.config)
-        return _numbered("rollout", [self._compute(rollout.task, ref, examples, policy=policy) for ref in assigned])
+        return _numbered_refs(
+            "rollout", [self._compute(rollout.task, ref, examples, policy=policy) for ref in assigned]
+        )
 
     def _filter(self, traces: tuple[Ref, ...]) -> Ref:
         """Filter; a step that no quarantine touches keeps the key that it would have without one."""
@@ -303,14 +305,14 @@ def quarantined_in(store: Store, replay: ReplayConfig) -> Quarantined:
         return lambda ref: {}
     reasons = store.quarantines.reasons(replay.quarantines)
 
-    def quarantined(ref: Ref) -> dict[str, str]:
+    def reasons_of(ref: Ref) -> dict[str, str]:
         entry = store.ledger.find(ref.key)
         names = trace_ids(store, entry.slices("traces")) if entry else ()
         return {name: reasons[name] for name in names if name in reasons}
 
-    return quarantined
+    return reasons_of
 
 
-def _numbered(stage: str, refs: Sequence[Ref]) -> dict[str, Ref]:
+def _numbered_refs(stage: str, refs: Sequence[Ref]) -> dict[str, Ref]:
     """Return work of a stage by name, as inputs are named: the second is `stage.1`."""
     return {f"{stage}.{number}" if number else stage: ref for number, ref in enumerate(refs)}

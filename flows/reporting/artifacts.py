@@ -48,7 +48,7 @@ def report(run_name: str, store: str, steps: Steps) -> str:
     """
     image = base64.b64encode(reward_curve(steps, run_name).encode()).decode()
     lines = [
-        f"# {escaped(run_name)}",
+        f"# {escape(run_name)}",
         "",
         f"![curve](data:image/svg+xml;base64,{image})",
         "",
@@ -60,8 +60,8 @@ def report(run_name: str, store: str, steps: Steps) -> str:
         cells = [compact_number(measured.get(name)) for name in _COLUMNS]
         totals = [compact_number(_total(step.get(name))) for name in ("seconds", "tokens")]
         lines.append(f"| {step['step']} | " + " | ".join([*cells, *totals]) + " |")
-    lines += ["", f"Tables: {link(store)}", "", f"At a glance: stagecoach show {escaped(run_name)}"]
-    lines += ["", f"In a browser: stagecoach view --run {escaped(run_name)}"]
+    lines += ["", f"Tables: {link(store)}", "", f"At a glance: stagecoach show {escape(run_name)}"]
+    lines += ["", f"In a browser: stagecoach view --run {escape(run_name)}"]
     return "\n".join(lines)
 
 
@@ -85,7 +85,7 @@ def artifact_key(kind: str, run_name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", f"{kind}-{run_name}".lower()).strip("-")
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """Return text that markdown and HTML show as it is, on one line, with signs for what acts or hides.
 
     No list begins with it, in which a block of code that follows would end, and addresses in it are no links.
@@ -97,8 +97,8 @@ def escaped(text: str) -> str:
 def link(place: str) -> str:
     """Return a link to a place that a browser can open, its name otherwise."""
     if re.fullmatch(r"https?://[^\s()<>\"\\]+", place):
-        return f"[{escaped(place)}]({place})"
-    return escaped(place)
+        return f"[{escape(place)}]({place})"
+    return escape(place)
 
 
 class RunArtifacts:
@@ -113,13 +113,13 @@ class RunArtifacts:
 
     def publish(self, steps: Steps) -> bool:
         """Update all artifacts; return whether that worked."""
-        return self._tried(partial(self._publish, steps))
+        return self._try(partial(self._publish, steps))
 
     def publish_comparison(self, rows: Sequence[Mapping[str, Any]]) -> bool:
         """Show how the first and last policies differ on held-out examples; return whether that worked."""
-        return self._tried(partial(self._publish_comparison, rows))
+        return self._try(partial(self._publish_comparison, rows))
 
-    def _tried(self, publish: Callable[[], None]) -> bool:
+    def _try(self, publish: Callable[[], None]) -> bool:
         """Return whether something could be published.
 
         The border at which a dead API is only told of, once: a run's data do not depend on it, so the run must not.
@@ -153,7 +153,7 @@ class RunArtifacts:
 
         name = self.run_name
         page, rows = report(name, self.store, steps), stage_table(steps)
-        create_markdown_artifact(page, key=artifact_key("run", name), description=f"Run {escaped(name)}")
+        create_markdown_artifact(page, key=artifact_key("run", name), description=f"Run {escape(name)}")
         create_table_artifact(rows, key=artifact_key("stages", name), description="Rows, tokens and seconds by stage")
         percent = min(100.0, 100.0 * len(steps) / max(1, self.num_steps))
         # A progress is one row that is updated; of the others Prefect keeps every version by its key.

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flows.reporting.svg import NUM_COLOURS, Scale, colour, is_drawn, label, short, svg_document, tag, text, thinned
+from flows.reporting.svg import NUM_COLOURS, Scale, colour, is_drawn, label, short, svg_document, tag, text, thin
 
 WIDTH, HEIGHT = 720.0, 260.0
 LEFT, RIGHT, TOP, BOTTOM = 56.0, 16.0, 34.0, 40.0
@@ -85,7 +85,7 @@ def _curve(number: int, points: Sequence[Point], x: Scale, y: Scale) -> str:
         values["low"] = [each.mean - each.spread for each in points]
         values["high"] = [each.mean + each.spread for each in points]
     steps = [{"step": each.step, "finished": True} for each in points]
-    return series_svg(number, values, steps, thinned([values["values"]], MOST_POINTS), x, y)
+    return series_svg(number, values, steps, thin([values["values"]], MOST_POINTS), x, y)
 
 
 def grid(x: Scale, y: Scale, across: str = "step") -> str:

@@ -56,12 +56,12 @@ def compact_number(value: float | int | None, spec: str = ".3g", none: str = "-"
     return f"{value:{spec}}"
 
 
-def fixed(value: float | None, sign: str = "") -> str:
+def fixed_point(value: float | None, sign: str = "") -> str:
     """A reward or a score with three digits after the point; `sign` is + to show that of a positive one too."""
     return "-" if value is None else f"{value:{sign}.3f}"
 
 
-def signed(value: float | None, digits: int = 3) -> str:
+def with_sign(value: float | None, digits: int = 3) -> str:
     """A number with its sign, also a positive one's."""
     if value is None or isinstance(value, str):
         return value or DASH
@@ -127,15 +127,15 @@ def pretty(value: Any) -> str:
 
 def count(value: float | None) -> str:
     """How many there are, large numbers in thousands, millions or billions."""
-    return DASH if value is None else _scaled(value, 1000.0, ("", " k", " M", " G"))
+    return DASH if value is None else _scale(value, 1000.0, ("", " k", " M", " G"))
 
 
 def size(value: float | None) -> str:
     """Bytes in the unit that fits them."""
-    return DASH if value is None else _scaled(value, 1024.0, (" B", " KiB", " MiB", " GiB", " TiB"))
+    return DASH if value is None else _scale(value, 1024.0, (" B", " KiB", " MiB", " GiB", " TiB"))
 
 
-def _scaled(value: float, base: float, units: tuple[str, ...]) -> str:
+def _scale(value: float, base: float, units: tuple[str, ...]) -> str:
     unit, rest = 0, float(value)
     # Below ten thousand every digit is shown: 1234 says more than 1.23 k.
     while rest >= (base if unit else 10 * base) and unit < len(units) - 1:
@@ -143,13 +143,14 @@ def _scaled(value: float, base: float, units: tuple[str, ...]) -> str:
     return f"{rest:.0f}{units[unit]}" if unit == 0 or rest >= 100 else f"{rest:.3g}{units[unit]}"
 
 
-def written(value: Any) -> str:
+def config_value(value: Any) -> str:
     """A setting as a config file has it: text in quotes, nothing as null."""
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
 FILTERS = {
-    each.__name__: each for each in (number, signed, share, seconds, moment, short, line, pretty, count, size, written)
+    each.__name__: each
+    for each in (number, with_sign, share, seconds, moment, short, line, pretty, count, size, config_value)
 }
 """By the names that templates know them by."""
 
@@ -246,8 +247,8 @@ def before_after(rows: Sequence[Mapping[str, Any]]) -> Table:
 def evaluation_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Return one difference as the cells of a table with HEADINGS."""
     where = environment_title(row["set"], row["environment"])
-    figures = [fixed(row[name]) for name in ("before", "after")]
-    change = fixed(row["difference"], "+")
+    figures = [fixed_point(row[name]) for name in ("before", "after")]
+    change = fixed_point(row["difference"], "+")
     policies = "{} to {}".format(*row["versions"])
     interval = interval_text(row["interval"], "+")
     return (where, policies, row["figure"], *figures, change, interval, str(row["num_examples"]))
@@ -286,12 +287,14 @@ def visible(text: str) -> str:
     """
     for sign, out_of_place in _OUT_OF_PLACE.items():
         if sign in text:
-            text = out_of_place.sub(_shown(sign), text)
+            text = out_of_place.sub(_visible_sign(sign), text)
     present = "".join(set(text))
     unseen = _UNSEEN.findall(present)
     if unseen:
         # A table of all characters of the text: translating one that the table lacks is many times slower.
-        text = text.translate({ord(each): each for each in present} | {ord(each): _shown(each) for each in unseen})
+        text = text.translate(
+            {ord(each): each for each in present} | {ord(each): _visible_sign(each) for each in unseen}
+        )
     return text if present.isascii() else _without_stacks(text, present)
 
 
@@ -321,7 +324,7 @@ def cut(text: str, most: int) -> tuple[str, int]:
     return text[:end], len(text) - end
 
 
-def _shown(character: str) -> str:
+def _visible_sign(character: str) -> str:
     """Return the sign of a character that cannot be shown itself."""
     number = ord(character)
     if number < 0x20 or number == 0x7F:

@@ -21,7 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from flows.reporting.formats import describe_scores, environment_title, fixed, visible
+from flows.reporting.formats import describe_scores, environment_title, fixed_point, visible
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLOT_ROWS = 5
@@ -92,8 +92,8 @@ class Panel:
             self._tokens_per_second = tokens / seconds if seconds > 0 else None
             if self._live is None:
                 self._line(
-                    f"step {step + 1:>{len(str(self.num_steps))}}/{self.num_steps}  {self.measure} {fixed(value)}"
-                    f"  {self._speed()}  {seconds:.1f} s  left {duration(self._left())}"
+                    f"step {step + 1:>{len(str(self.num_steps))}}/{self.num_steps}  {self.measure} {fixed_point(value)}"
+                    f"  {self._speed()}  {seconds:.1f} s  left {duration(self._seconds_left())}"
                 )
 
     def note(self, text: str) -> None:
@@ -142,12 +142,12 @@ class Panel:
         elapsed = duration(self._clock() - self._begun)
         if not self.num_steps:
             return f"{elapsed} gone"
-        return f"{self._speed()}  {elapsed} gone  {duration(self._left())} left"
+        return f"{self._speed()}  {elapsed} gone  {duration(self._seconds_left())} left"
 
     def _speed(self) -> str:
         return "- tokens/s" if self._tokens_per_second is None else f"{self._tokens_per_second:,.0f} tokens/s"
 
-    def _left(self) -> float | None:
+    def _seconds_left(self) -> float | None:
         """Seconds to the end at the pace of the last steps; None before the first."""
         # The first steps load and compile: an average over all would promise too late an end for long.
         recent = self._seconds[-5:]
@@ -156,7 +156,7 @@ class Panel:
     def _curve(self) -> Text:
         last = next((value for value in reversed(self._values) if value is not None), None)
         lines = plot(self._values, 60, PLOT_ROWS)
-        return Text("\n".join([f"{self.measure} {fixed(last)}", *lines]), no_wrap=True)
+        return Text("\n".join([f"{self.measure} {fixed_point(last)}", *lines]), no_wrap=True)
 
     def _line(self, text: str) -> None:
         with suppress(BrokenPipeError):  # nobody reads any more; the run goes on

@@ -20,10 +20,10 @@ def colour(number: int) -> str:
 def attributes(**values: object) -> str:
     """Return attributes; None leaves one out, `_` at the end is taken off and any other becomes a dash."""
     shown = ((name.rstrip("_").replace("_", "-"), value) for name, value in values.items() if value is not None)
-    return "".join(f' {name}="{quoted(value)}"' for name, value in shown)
+    return "".join(f' {name}="{quote(value)}"' for name, value in shown)
 
 
-def quoted(value: object) -> str:
+def quote(value: object) -> str:
     """Return a value as it may stand in an attribute or between tags."""
     if isinstance(value, float):
         return short(value)
@@ -44,12 +44,12 @@ def tag(name: str, *inside: str, **values: object) -> str:
 
 def text(x: float, y: float, words: str, **values: object) -> str:
     """Return words at a place."""
-    return tag("text", quoted(words), x=float(x), y=float(y), **values)
+    return tag("text", quote(words), x=float(x), y=float(y), **values)
 
 
 def title(words: str) -> str:
     """Return words that are shown where the pointer rests on what they are in."""
-    return tag("title", quoted(words))
+    return tag("title", quote(words))
 
 
 def link(address: str | None, *inside: str, **values: object) -> str:
@@ -129,7 +129,7 @@ def label(value: float) -> str:
     return f"{value:g}"
 
 
-def thinned(series: Sequence[Sequence[float | None]], most: int = MOST_POINTS) -> list[int]:
+def thin(series: Sequence[Sequence[float | None]], most: int = MOST_POINTS) -> list[int]:
     """Return which places of series of equal length are drawn: all, or the first, the last and what stands out.
 
     Of each stretch the least and the most of every series are kept, so that no peak is lost, and what is not finite.

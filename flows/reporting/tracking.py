@@ -97,7 +97,7 @@ def _init(config: WandbConfig, run_name: str, directory: Path, settings: Mapping
 
     directory.mkdir(parents=True, exist_ok=True)
     try:
-        with _marked():
+        with _mark_processes():
             return wandb.init(
                 mode=config.mode,
                 project=config.project,
@@ -120,7 +120,7 @@ def _init(config: WandbConfig, run_name: str, directory: Path, settings: Mapping
 
 
 @contextmanager
-def _marked() -> Iterator[None]:
+def _mark_processes() -> Iterator[None]:
     """Let processes started within be known as this flow's, so that a sweep finds them if it is killed."""
     # wandb starts its process by itself and hands the environment on: the mark can only go through there.
     before = os.environ.get(OWNER)

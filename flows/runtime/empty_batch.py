@@ -59,7 +59,7 @@ def _lines(rows: Sequence[Row], config: RunConfig, step: int) -> Iterator[str]:
     errored = [row for row in rows if _outcome(row)[0] == ERRORED]
     if errored:
         yield _errors(errored)
-    yield from (_counted(*outcome, count) for outcome, count in sorted(outcomes.items()) if outcome[0] != ERRORED)
+    yield from (_count_line(*outcome, count) for outcome, count in sorted(outcomes.items()) if outcome[0] != ERRORED)
     yield "Safe: everything sampled is in the store, and so are the policies made before"
     yield from (f"To do: {line}" for line in _advice(outcomes, config, step))
 
@@ -83,7 +83,7 @@ def _errors(rows: Sequence[Row]) -> str:
     return f"{len(rows)} errored: {shares}; most often ({count}): {one_line(kind or 'an error', LONGEST_NAME)}: {words}"
 
 
-def _counted(outcome: str, detail: str, count: int) -> str:
+def _count_line(outcome: str, detail: str, count: int) -> str:
     return f"{count} " + {
         EQUAL: f"had the same reward as all they were compared with (filter {ZERO_ADVANTAGE})",
         ALONE: f"had nothing left to be compared with (filter {ZERO_ADVANTAGE})",

@@ -50,7 +50,7 @@ def loop_train(session: Session) -> dict[str, Any]:
     outcome.evaluations, outcome.comparisons = evaluations.described, evaluations.comparisons()
     # Last, as it compares the first policy with the last one.
     session.notify("comparison", rows=outcome.comparisons)
-    return outcome.finished(session)
+    return outcome.as_values(session)
 
 
 def loop_sft(session: Session) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def loop_sft(session: Session) -> dict[str, Any]:
     for finished in pipeline.run_steps(execute, session.source, check=check_of(session)):
         outcome.steps.append(finish_step(session, finished))
         outcome.policy = finished.policy
-    return outcome.finished(session)
+    return outcome.as_values(session)
 
 
 def loop_evaluate(session: Session) -> dict[str, Any]:

@@ -121,14 +121,14 @@ class Session:
 
     def begin(self, missing: Sequence[Ref]) -> None:
         """Start the services that the missing work needs, side by side; returns at once."""
-        services = self.needed(missing)
+        services = self.needed_services(missing)
         if services:
             self.slot.enter_context(gpu_slot())
         # All at once, then nobody waits here: an engine takes minutes, and others start meanwhile.
         for service in services:
             service.begin()
 
-    def needed(self, missing: Sequence[Ref]) -> list[RunService]:
+    def needed_services(self, missing: Sequence[Ref]) -> list[RunService]:
         """Return the services that the missing work needs, in the order of the work."""
         every = (self.engine, self.teachers, self.environments, self.learner, self.graders)
         of_keyword: dict[str, RunService] = {service.keyword: service for service in every}
@@ -259,7 +259,7 @@ def preflight(session: "Session", missing: Sequence[Ref]) -> None:
         # Tables are small beside weights; without these, only a little room is asked for.
         makes_weights = bool(stages & {"training", "policy_import"})
         require_space(session.context.store, Path(session.source.weights) if makes_weights else None)
-        for service in session.needed(missing):
+        for service in session.needed_services(missing):
             service.reach()
         # Loaded in processes of their own, and kept for the stage: an environment that does not load is known now.
         if "examples" in stages and session.config.kind != "sft":

@@ -36,7 +36,7 @@ class Outcome:
     num_found: int = 0
     """Pieces of work that the ledger already had."""
 
-    def finished(self, session: Session) -> dict[str, Any]:
+    def as_values(self, session: Session) -> dict[str, Any]:
         """Return the outcome as plain JSON values, with what the session counted."""
         self.num_computed, self.num_found = session.num_computed, session.num_found
         return asdict(self)

@@ -76,11 +76,11 @@ def function_facts(config: RunConfig) -> dict[str, str]:
 
 def training_facts(precision: str, training: TrainingConfig) -> dict[str, str]:
     """Return the versions of what trains here, and where it would."""
-    version = f"torch {installed('torch')}, transformers {installed('transformers')}"
+    version = f"torch {installed_version('torch')}, transformers {installed_version('transformers')}"
     if training.optimizer.type == "sign_sgd":
-        version += f", pytorch-optimizer {installed('pytorch-optimizer')}"
+        version += f", pytorch-optimizer {installed_version('pytorch-optimizer')}"
     if training.lora:
-        version += f", peft {installed('peft')}"
+        version += f", peft {installed_version('peft')}"
     return {"version": version, "dtype": precision, "device": "cuda" if has_cuda() else "cpu"}
 
 
@@ -103,7 +103,7 @@ def has_cuda() -> bool:
     return Path("/dev/nvidiactl").exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
 
 
-def installed(package: str) -> str:
+def installed_version(package: str) -> str:
     """Return the version of an installed package; empty when it is not installed."""
     try:
         return version(package)
@@ -113,7 +113,7 @@ def installed(package: str) -> str:
 
 def versions(config: RunConfig) -> Mapping[str, str]:
     """Return the versions of everything that computes rows, for the ledger."""
-    found = {name: installed(name) for name in PACKAGES}
+    found = {name: installed_version(name) for name in PACKAGES}
     environments = {f"environment {each.name}": each.version for each in config.environments}
     functions = {f"function {each.path}": each.version for each in imported_functions(config)}
     return {**found, **environments, **functions, "engine": config.engine.version, "python": platform.python_version()}

@@ -57,7 +57,7 @@ class LearnerProcess(RunService):
         Raises LearnerLost when it dies on the way, ServiceFailed when no restart is left, and WeightsDiffer when
         training again does not give the recorded weights.
         """
-        learner = self._connected()
+        learner = self._connect()
         # The learner of a run that goes on mostly holds it already, and loading is the slow part.
         held = learner.state()["policy_key"]
         if held == policy.key:
@@ -67,27 +67,27 @@ class LearnerProcess(RunService):
 
     def load_fresh(self, policy: Policy, directory: Path) -> Learner:
         """Return a learner that holds the weights in `directory` as `policy`, with no optimizer state."""
-        learner = self._connected()
+        learner = self._connect()
         learner.load(policy.key, str(directory), fresh_optimizer=True)
         return learner
 
     def _handle(self) -> Handle:
         return self._process("learner", self._spec)
 
-    def _connected(self) -> Learner:
+    def _connect(self) -> Learner:
         handle = self._handle()
         while True:
             generation = handle.generation  # read first: a restart in between then shows as a lost learner
             report = handle.wait()  # returns after a restart, or raises when none is left
             try:
                 if self._learner is None or self._learner[0] != generation:
-                    self._learner = (generation, self._configured(report["address"]))
+                    self._learner = (generation, self._configure(report["address"]))
                 self._learner[1].state()
                 return self._learner[1]
             except LearnerLost:
                 self._learner, self._answered = None, {}  # asked again first: its guardian may be slow to see it gone
 
-    def _configured(self, address: str) -> Learner:
+    def _configure(self, address: str) -> Learner:
         learner = Learner(address)
         learner.configure(*self._sections)
         return learner

@@ -30,7 +30,7 @@ def keep_newest(log: Path, most: int) -> bool:
     written between the last look at the file and its emptying is lost.
     """
     try:
-        written = _written(log)
+        written = _data_ranges(log)
     except FileNotFoundError:
         return False
     if sum(end - begin for begin, end in written) <= most:
@@ -49,7 +49,7 @@ def keep_newest(log: Path, most: int) -> bool:
     return True
 
 
-def _written(log: Path) -> list[tuple[int, int]]:
+def _data_ranges(log: Path) -> list[tuple[int, int]]:
     """Return where a file holds data, as begins and ends in bytes; its holes are between them."""
     found: list[tuple[int, int]] = []
     with log.open("rb") as file:
@@ -120,10 +120,10 @@ def last_lines(log: Path, env: Mapping[str, str], count: int = SHOWN_LINES) -> l
         text = text.replace(secret, "***")
     if begin:
         text = text[max(map(len, hidden), default=0) :]  # a secret may have been cut there, and so was not found
-    return [_shortened(line) for line in text.splitlines()[-count:]]
+    return [_shorten(line) for line in text.splitlines()[-count:]]
 
 
-def _shortened(line: str) -> str:
+def _shorten(line: str) -> str:
     if len(line) <= SHOWN_CHARACTERS:
         return line
     half = SHOWN_CHARACTERS // 2

@@ -79,7 +79,7 @@ def marked_processes() -> Iterator[tuple[int, str, str]]:
             yield process.pid, environment[OWNER], environment.get(SERVICE, "")
 
 
-def owned(owner: str, service: str | None = None) -> list[int]:
+def owned_processes(owner: str, service: str | None = None) -> list[int]:
     """Return the living processes of an owner's services, or of one of them, guardians included.
 
     The owner itself is left out, although a flow that is a service of another flow is marked too.
@@ -96,7 +96,7 @@ def kill_owned(owner: str, service: str | None = None) -> list[int]:
     killed: dict[int, None] = {}
     deadline = time.monotonic() + SWEEP_SECONDS
     # Again and again: one that forks just now is not in the list.
-    while (left := owned(owner, service)) and time.monotonic() < deadline:
+    while (left := owned_processes(owner, service)) and time.monotonic() < deadline:
         send(signal.SIGKILL, left)
         killed.update(dict.fromkeys(left))
         time.sleep(0.02)

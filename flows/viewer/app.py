@@ -63,8 +63,8 @@ def application(library: StoreReader, hosts: tuple[str, ...] = (), token: str = 
     app = FastAPI(title="Stagecoach", docs_url=None, redoc_url=None, openapi_url=None)
     app.mount("/static", StaticFiles(directory=rendering.STATIC), name="static")
     app.add_api_route("/mark", lambda: {"mark": library.mark}, methods=METHODS)
-    app.add_exception_handler(HTTPException, _unanswered)
-    app.add_exception_handler(Exception, _broken)
+    app.add_exception_handler(HTTPException, _answer_unknown)
+    app.add_exception_handler(Exception, _answer_fault)
     register_url_convertor("rest", Rest())
     # One for all addresses: what is short is the processor, whichever page takes it.
     turns = BoundedSemaphore(AT_ONCE)
@@ -99,7 +99,7 @@ def respond(read: Callable[[StoreReader, PageRequest], Page], library: StoreRead
         with border("reading the tables", library.store.root.address):
             # One moment for the whole page: a run may commit while it is being read.
             now = library.still()
-            return _formed(read(now, asked), form, asked, now.mark)
+            return _respond(read(now, asked), form, asked, now.mark)
     except NotThere as error:
         return _mistake(404, "This is not in the store", str(error), form)
     except BadQuestion as error:
@@ -109,20 +109,20 @@ def respond(read: Callable[[StoreReader, PageRequest], Page], library: StoreRead
         return _mistake(503, "The store cannot be read", str(error), form)
 
 
-def _unanswered(request: Request, error: Exception) -> Response:
+def _answer_unknown(request: Request, error: Exception) -> Response:
     """Answer what no page answers: an unknown path, a method that is not ours."""
     assert isinstance(error, HTTPException)
     told = "there is no page at this address" if error.status_code == 404 else str(error.detail)
     return _mistake(error.status_code, "There is no such page", told, request.query_params.get("format", ""))
 
 
-def _broken(request: Request, error: Exception) -> Response:
+def _answer_fault(request: Request, error: Exception) -> Response:
     """Answer where the viewer itself is at fault; the server writes the traceback to its log, and none to the page."""
     told = "This page could not be made. Nothing was changed; what went wrong is in the log of `stagecoach view`."
     return _mistake(500, "The viewer failed", told, request.query_params.get("format", ""))
 
 
-def _formed(page: Page, form: str, asked: PageRequest, mark: str) -> Response:
+def _respond(page: Page, form: str, asked: PageRequest, mark: str) -> Response:
     if form == "json":
         return Response(rendering.as_json(page), media_type="application/json")
     if form == "file":

@@ -54,58 +54,58 @@ class Viewer:
 
     def steps(self, run: str = "latest") -> pl.DataFrame:
         """One row for each step of a run, every number of it a column."""
-        return metrics.steps(self.library, self._named(run))
+        return metrics.steps(self.library, self._run_name(run))
 
     def series(self, run: str = "latest") -> pl.DataFrame:
         """One row for each number of each step: run, step, finished, scope, name, value."""
-        return metrics.series(self.library, self._named(run))
+        return metrics.series(self.library, self._run_name(run))
 
     def scores(self, run: str = "latest") -> pl.DataFrame:
         """What the policies of a run scored on held-out examples, with intervals."""
-        return scores.scores(self.library, self._named(run))
+        return scores.scores(self.library, self._run_name(run))
 
     def stage_times(self, run: str = "latest") -> pl.DataFrame:
         """When each piece of work that a run uses was done."""
-        return ledger.stage_times(self.library, self._named(run))
+        return ledger.stage_times(self.library, self._run_name(run))
 
     def slices(self, run: str = "latest") -> pl.DataFrame:
         """The slices that a run uses, own and shared ones."""
-        return ledger.slices(self.library, self._named(run))
+        return ledger.slices(self.library, self._run_name(run))
 
     def traces(self, run: str, step: int) -> pl.DataFrame:
         """One row for each trace of a step, with its outcome, advantage and verdict."""
-        return rollouts.traces(self.library, self._named(run), step)
+        return rollouts.traces(self.library, self._run_name(run), step)
 
     def evaluation(self, run: str, version: int, set_name: str | None = None) -> pl.DataFrame:
         """The same of an evaluation of a policy, of one set or of all."""
-        return rollouts.evaluation_traces(self.library, self._named(run), version, set_name)
+        return rollouts.evaluation_traces(self.library, self._run_name(run), version, set_name)
 
     def groups(self, run: str, step: int) -> pl.DataFrame:
         """One row for each group of a step and each agent in it, with what its rollouts earned."""
-        return groups(self.library, self._named(run), step)
+        return groups(self.library, self._run_name(run), step)
 
     def trace(self, trace_id: str, run: str = "") -> "TraceView":
         """A trace by its id, or the first eight characters of it or more.
 
         Without a run it is as the run has it that computed it.
         """
-        return TraceView(self.library, trace_use(self.library, trace_id, self._named(run) if run else ""))
+        return TraceView(self.library, trace_use(self.library, trace_id, self._run_name(run) if run else ""))
 
     def attempts(self, run: str, environment: str, example_id: str) -> pl.DataFrame:
         """All attempts at an example over the history of a run, in training and in evaluations."""
-        return rollouts.attempts(self.library, self._named(run), environment, example_id)
+        return rollouts.attempts(self.library, self._run_name(run), environment, example_id)
 
     def batch(self, run: str, step: int) -> "BatchView":
         """The packed batch of a step: the one trained last."""
-        return BatchView(self.library, batch.packed(self.library, self._named(run), step))
+        return BatchView(self.library, batch.packed_step(self.library, self._run_name(run), step))
 
     def compare(self, a: str, b: str) -> "ComparisonView":
         """Two runs side by side."""
-        return ComparisonView(self.library, self._named(a), self._named(b))
+        return ComparisonView(self.library, self._run_name(a), self._run_name(b))
 
     def tables(self, run: str = "") -> Frames:
         """The stored tables themselves, lazily: the rows that a run uses, or all; `outcomes` and `accounting` too."""
-        return self.library.frames(self._named(run) if run else "")
+        return self.library.frames(self._run_name(run) if run else "")
 
     def page(self, address: str) -> dict[str, Any]:
         """All that the page of an address says, as plain values: `viewer.page("/runs/demo/steps/3")`."""
@@ -116,7 +116,7 @@ class Viewer:
         found: dict[str, Any] = plain(PAGES[name](self.library.still(), asked).values)
         return found
 
-    def _named(self, run: str) -> str:
+    def _run_name(self, run: str) -> str:
         return self.library.latest() if run == "latest" else run
 
 

@@ -91,14 +91,14 @@ def templates() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_shown,
+        finalize=_or_dash,
     )
     found.filters |= formats.FILTERS
     found.globals |= {"at": addresses, "asset": asset, **DRAWINGS}
     return found
 
 
-def _shown(value: Any) -> Any:
+def _or_dash(value: Any) -> Any:
     return formats.DASH if value is None else value
 
 
@@ -123,8 +123,8 @@ def as_file(page: Page, asked: PageRequest) -> bytes:
     """
     text = as_html(page, asked, saved=formats.moment(datetime.now(UTC))).decode()
     text = _LINK.sub("", text)  # before our own files are inside: their digests are those of what is written
-    text, styles = _inlined(text, _STYLE, "style")
-    text, scripts = _inlined(text, _SCRIPT, "script")
+    text, styles = _inline(text, _STYLE, "style")
+    text, scripts = _inline(text, _SCRIPT, "script")
     policy = (
         f"default-src 'none'; script-src {scripts}; style-src {styles}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -133,7 +133,7 @@ def as_file(page: Page, asked: PageRequest) -> bytes:
     return text.replace(_CHARSET, meta, 1).encode("utf-8", "replace")
 
 
-def _inlined(text: str, pattern: re.Pattern[str], tag: str) -> tuple[str, str]:
+def _inline(text: str, pattern: re.Pattern[str], tag: str) -> tuple[str, str]:
     """Return the text with the files that it loads put inside, and what a policy must allow for them to count."""
     hashes: list[str] = []
 

@@ -90,11 +90,11 @@ def _end(sig: int, frame: Any) -> None:
 def names(host: str) -> tuple[str, ...]:
     """Return the names, as a browser sends them, that a viewer on a host answers to beside the loopback's."""
     if is_loopback(host):
-        return (_bracketed(host),)
-    return tuple(dict.fromkeys((_bracketed(host), socket.gethostname(), socket.getfqdn())))
+        return (_in_brackets(host),)
+    return tuple(dict.fromkeys((_in_brackets(host), socket.gethostname(), socket.getfqdn())))
 
 
-def _bracketed(host: str) -> str:
+def _in_brackets(host: str) -> str:
     """Return a host as it stands in an address: numbers of IPv6, which have colons, in brackets."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
@@ -135,7 +135,7 @@ def listen(host: str, port: int | None = None) -> socket.socket:
 def address(host: str, port: int, run: str, token: str) -> str:
     """Return what to open in a browser: of all addresses of a machine its name, which others know it by."""
     anywhere = host.strip("[]") in ("0.0.0.0", "::", "")
-    shown = socket.gethostname() if anywhere else _bracketed(host)
+    shown = socket.gethostname() if anywhere else _in_brackets(host)
     path = addresses.run(run) if run else addresses.runs()
     # An environment variable may hold bytes that are no text: they are replaced, as no address can hold them.
     shown_token = "?token=" + quote(token, safe="", errors="replace") if token else ""

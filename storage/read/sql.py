@@ -98,17 +98,17 @@ def _names_schema(sql: str, run: str) -> bool:
 
 def _register(connection: Any, schema: str, frames: Frames, sql: str, tokens: bool) -> None:
     """Make a view of every table whose name is in the question: to open the others would be a waste."""
-    connection.execute(f"create schema if not exists {_quoted(schema)}")
+    connection.execute(f"create schema if not exists {_quote(schema)}")
     for name in frames.names:
         if re.search(rf"\b{name}\b", sql, re.IGNORECASE):
             rows = frames[name].collect().to_arrow() if frames.is_derived(name) else frames.dataset(name)
             source = f"{schema}/{name}"
             connection.register(source, rows)
-            columns = ", ".join(_quoted(column) for column in columns_of(frames, name, tokens))
-            connection.execute(f"create view {_quoted(schema)}.{name} as select {columns} from {_quoted(source)}")
+            columns = ", ".join(_quote(column) for column in columns_of(frames, name, tokens))
+            connection.execute(f"create view {_quote(schema)}.{name} as select {columns} from {_quote(source)}")
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 

@@ -24,7 +24,7 @@ def require_agents(
     rollouts failed. Neither is judged of environments in which each episode has `one_learner`: who that is may change
     from example to example, and a step may happen to hold examples of one of them only.
     """
-    ours = _played(traces)
+    ours = _played_traces(traces)
     for environment, settings in algorithms.items():
         own = ours.filter(pc.field("environment") == environment)
         if not settings.per_agent:
@@ -36,7 +36,7 @@ def require_agents(
         _refuse_both_kinds(ours.filter(pc.invert(pc.is_in(ours["environment"], value_set=chosen))))
 
 
-def _played(traces: pa.Table) -> pa.Table:
+def _played_traces(traces: pa.Table) -> pa.Table:
     """Return the trainable traces of which something was sampled: a rollout that failed before may name no seat."""
     rows = np.flatnonzero(traces["trainable"].to_numpy() & (traces["num_turns"].to_numpy() > 0))
     return traces.select(["environment", "group_id", "episode_id", "agent"]).take(rows)

@@ -127,12 +127,12 @@ def reference(
                 _refuse(
                     rows[path.trace], sequence, config.engine.max_model_len, not count and scores.begins_sampled(path)
                 )
-            for path, count, found in zip(own, more, _scored(whole, at, most), strict=True):
+            for path, count, found in zip(own, more, _score(whole, at, most), strict=True):
                 scores.lay(path, found[count:])
     return {"references": scores.rows()}
 
 
-def _scored(sequences: Sequence[Sequence[int]], at: Callable[[], ServedModel], most: int) -> list[list[float]]:
+def _score(sequences: Sequence[Sequence[int]], at: Callable[[], ServedModel], most: int) -> list[list[float]]:
     """Return the log-probs of all sequences; those that were lost with an engine are asked for again of the next."""
     done: dict[int, list[float]] = {}
 

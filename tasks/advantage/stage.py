@@ -40,7 +40,7 @@ def without_unreadable(kept: GroupedTraces) -> tuple[GroupedTraces, Flags]:
     return replace(kept, mask=Ragged(kept.mask.values & ~mute, kept.mask.offsets)), mute
 
 
-def refused(kept: GroupedTraces, credit: Credit, settings: AdmissionConfig) -> Flags:
+def refused_tokens(kept: GroupedTraces, credit: Credit, settings: AdmissionConfig) -> Flags:
     """Return, per token, whether its group is refused: all its rl tokens have advantages within the range.
 
     A group without rl tokens is not.
@@ -61,7 +61,7 @@ def _slack(end: float) -> float:
     return ROUNDING + SINGLE * abs(end)
 
 
-def silenced(kept: GroupedTraces, credit: Credit, tokens: Flags) -> Credit:
+def silence(kept: GroupedTraces, credit: Credit, tokens: Flags) -> Credit:
     """Return the credit without weight on some tokens; what their traces would have been worth stays to be read."""
     if not tokens.any():
         return credit
@@ -92,7 +92,7 @@ def advantage(tables: Tables, config: View, *, step: int = 0) -> Tables:
     agents than its algorithm can credit; and ImportedWithoutTokens if tokens that no policy sampled were to be in the
     rl component; and StateMissing where an algorithm has lost its state.
     """
-    kept, mute = without_unreadable(_kept(tables))
+    kept, mute = without_unreadable(_grouped_traces(tables))
     stateful = _stateful(config)
     if stateful and step and kept.states is None:
         raise StateMissing(
@@ -106,10 +106,10 @@ def advantage(tables: Tables, config: View, *, step: int = 0) -> Tables:
     one_learner = [name for name, rule in rules.items() if rule.learner_seat]
     require_agents(trained_seats(tables["traces"], rules), algorithms, step, one_learner)
     # The gate comes last: a turn that nobody could read must not be what admits a group.
-    credit = silenced(kept, credit_by_environment(kept, algorithms.__getitem__, _credited), mute)
+    credit = silence(kept, credit_by_environment(kept, algorithms.__getitem__, _credit), mute)
     check_sampled(kept, credit)
     if config.admission is not None:
-        credit = silenced(kept, credit, refused(kept, credit, config.admission))
+        credit = silence(kept, credit, refused_tokens(kept, credit, config.admission))
     made = {"samples": _credits(kept, credit, find_branches(kept.messages, kept.owner))}
     if not stateful:
         return made
@@ -122,7 +122,7 @@ def _stateful(config: View) -> str:
     return next((settings.type for settings in each if settings.stateful), "")
 
 
-def _credited(kept: GroupedTraces, settings: AlgorithmConfig) -> Credit:
+def _credit(kept: GroupedTraces, settings: AlgorithmConfig) -> Credit:
     algorithm = ALGORITHMS[settings.type]
     credit = algorithm.credit(kept, settings)
     if algorithm.zero_sum:
@@ -165,7 +165,7 @@ def check_sampled(kept: GroupedTraces, credit: Credit) -> None:
         )
 
 
-def _kept(tables: Tables) -> GroupedTraces:
+def _grouped_traces(tables: Tables) -> GroupedTraces:
     """Return the kept traces and their messages, in table order; raise AdvantageBreach if the tables do not match."""
     traces, messages, verdicts = tables["traces"], tables["messages"], tables["verdicts"]
     if sorted(texts(traces["trace_id"])) != sorted(texts(verdicts["trace_id"])):

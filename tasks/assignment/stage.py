@@ -44,7 +44,7 @@ def assignment(
     settings, environments = config.assignment, _environments(config)
     slots = _slots(environments, step * settings.groups_per_step, settings.groups_per_step, groups)
     if settings.oversampling > 1:
-        slots = _oversampled(slots, settings.oversampling)
+        slots = _oversample(slots, settings.oversampling)
     examples = {each.name: _examples(tables["examples"], each.name, "train", wanted=1) for each in environments}
     state = known_difficulties(tables, step, batch, config.drawn_by_learners) if settings.sampler.stateful else None
     tried = tables["assignments"] if batch and "assignments" in tables else ASSIGNMENTS.arrow.empty_table()
@@ -81,7 +81,7 @@ def _slots(
     return kept
 
 
-def _oversampled(slots: Sequence[tuple[str, int]], factor: float) -> list[tuple[str, int]]:
+def _oversample(slots: Sequence[tuple[str, int]], factor: float) -> list[tuple[str, int]]:
     """Return the slots and, after them, those of the groups that each environment begins beyond what it needs.
 
     An environment orders that much faster, so that no step tries again what another one has begun.

@@ -101,7 +101,7 @@ def rewards_of(traces: pa.Table) -> dict[str, dict[str, list[float | None]]]:
     """Return the rewards of the policy's attempts, by environment and example."""
     found: dict[str, dict[str, list[float | None]]] = defaultdict(lambda: defaultdict(list))
     for row in _attempts(traces):
-        found[row["environment"]][row["example_id"]].append(row["reward"] if _scored(row) else None)
+        found[row["environment"]][row["example_id"]].append(row["reward"] if _has_score(row) else None)
     return found
 
 
@@ -125,14 +125,14 @@ def _attempts(traces: pa.Table) -> list[dict[str, Any]]:
     return [row for row in rows if row["trainable"]]
 
 
-def _scored(row: Mapping[str, object]) -> bool:
+def _has_score(row: Mapping[str, object]) -> bool:
     return row["error_class"] is None and row["reward"] is not None
 
 
 def _errors(traces: pa.Table) -> dict[str, Counter[str]]:
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for row in _attempts(traces):
-        if not _scored(row):
+        if not _has_score(row):
             found[str(row["environment"])][str(row["error_class"] or UNSCORED)] += 1
     return found
 
@@ -154,7 +154,7 @@ def _estimate(
     costs: tuple[int, int],
 ) -> Estimate:
     means = list(example_means(rewards).values())
-    floors = example_means(_floored(rewards)).values()
+    floors = example_means(_with_floor(rewards)).values()
     return Estimate(
         environment=environment,
         num_examples=len(rewards),
@@ -172,11 +172,11 @@ def _estimate(
 def _pass_at(k: int, rewards: Rewards, pass_reward: float) -> PassAt:
     passes = list(example_passes(rewards, k, pass_reward).values())
     # As failures, errors count with a reward that never passes, whatever the threshold is.
-    floors = list(example_passes(_floored(rewards, pass_reward - 1), k, pass_reward).values())
+    floors = list(example_passes(_with_floor(rewards, pass_reward - 1), k, pass_reward).values())
     return PassAt(k, _mean(passes), len(passes), _mean(floors), of_mean(passes))
 
 
-def _floored(rewards: Rewards, failure: float = 0.0) -> Rewards:
+def _with_floor(rewards: Rewards, failure: float = 0.0) -> Rewards:
     return {example: [failure if value is None else value for value in own] for example, own in rewards.items()}
 
 

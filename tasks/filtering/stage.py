@@ -53,7 +53,7 @@ def filtering(tables: Tables, config: View, *, quarantined: Mapping[str, str] = 
     findings: dict[int, Finding] = {}
     # Twice: filters of groups judge what those of single traces left.
     for of_groups in (False, True):
-        standing = eligible & ~_excluded(filters, findings, traces.num_rows)
+        standing = eligible & ~_excluded_traces(filters, findings, traces.num_rows)
         vocab_size, learns, episodic = config.model.vocab_size, config.learns_from_equals, config.episode_agents
         material = FilterInput(seated, messages, owner, vocab_size, standing, learns, episodic)
         for place, settings in enumerate(filters):
@@ -69,7 +69,7 @@ def _looks_last(settings: Any) -> bool:
     return settings.of_groups if isinstance(settings, CustomFilter) else FILTERS[settings.type].of_groups
 
 
-def _excluded(filters: Sequence[Any], findings: Mapping[int, Finding], num_traces: int) -> Flags:
+def _excluded_traces(filters: Sequence[Any], findings: Mapping[int, Finding], num_traces: int) -> Flags:
     """Return the traces that an enforcing filter has found something on so far."""
     enforced = [finding.hits for place, finding in findings.items() if filters[place].enforce]
     excluded: Flags = np.any([np.zeros(num_traces, np.bool_), *enforced], axis=0)

@@ -93,7 +93,9 @@ def gate(tables: Tables, config: View, *, step: int, key: str, approve: Approve)
 def by_rule(rule: str, figures: Figures) -> Answer:
     """Return what a rule says of a batch, with the figures that it names."""
     approved = holds(rule, figures)
-    return Answer(approved, "rule", f"{rule} {'holds' if approved else 'does not hold'}: {described(rule, figures)}")
+    return Answer(
+        approved, "rule", f"{rule} {'holds' if approved else 'does not hold'}: {describe_figures(rule, figures)}"
+    )
 
 
 def shown_rollouts(traces: pa.Table, messages: pa.Table) -> tuple[Shown, ...]:
@@ -144,16 +146,17 @@ def holds(rule: str, figures: Figures) -> bool:
 
     try:
         with duckdb.connect(":memory:", config=SEALED) as connection:
-            ((found,),) = _asked(connection, rule, figures).fetchall()
+            ((found,),) = _query_rows(connection, rule, figures).fetchall()
     except (duckdb.Error, ValueError) as error:
         raise RuleFailed(
-            f"gate.rule: {rule!r} cannot be worked out over {described(rule, figures)}: {_first_line(error)}. Nothing "
-            f"was trained on this batch; everything up to it is safe. Correct the rule and resume (gate.rule=...)."
+            f"gate.rule: {rule!r} cannot be worked out over {describe_figures(rule, figures)}: {_first_line(error)}. "
+            "Nothing was trained on this batch; everything up to it is safe. Correct the rule and resume "
+            "(gate.rule=...)."
         ) from error
     return found is True
 
 
-def described(rule: str, figures: Figures) -> str:
+def describe_figures(rule: str, figures: Figures) -> str:
     """Return the figures that a rule names, for a message; all of them where it names none."""
     words = set(re.findall(r"\w+", rule.lower()))
     return in_words({name: value for name, value in figures.items() if name in words} or figures)
@@ -163,14 +166,14 @@ def _problem(connection: "duckdb.DuckDBPyConnection", rule: str) -> str:
     """Return what is wrong with a rule; empty where it is one condition. Unknown names raise duckdb.Error."""
     if len(connection.extract_statements(_query(rule))) != 1:
         return "this is more than one statement"
-    asked = _asked(connection, rule, dict.fromkeys(MEANINGS))
+    asked = _query_rows(connection, rule, dict.fromkeys(MEANINGS))
     (found,) = (str(each) for each in asked.types)
     if found != "BOOLEAN":
         return f"this is a value of type {found}, which is neither true nor false"
     return "" if len(asked.fetchall()) == 1 else "this is more than one value"
 
 
-def _asked(connection: "duckdb.DuckDBPyConnection", rule: str, figures: Figures) -> "duckdb.DuckDBPyRelation":
+def _query_rows(connection: "duckdb.DuckDBPyConnection", rule: str, figures: Figures) -> "duckdb.DuckDBPyRelation":
     fields = [pa.field(name, pa.int64() if name in COUNTS else pa.float64()) for name in MEANINGS]
     connection.register("batch", pa.Table.from_pylist([dict(figures)], pa.schema(fields)))
     return connection.sql(_query(rule))

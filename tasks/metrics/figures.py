@@ -78,7 +78,7 @@ def batch_figures(tables: Mapping[str, pa.Table], tokens_per_row: int) -> Figure
 
 def trace_figures(traces: pa.Table) -> Figures:
     """Return the figures of rollouts."""
-    rewards = spread(_known(traces["reward"]))
+    rewards = spread(_known_values(traces["reward"]))
     ended_well: Any = pc.is_in(traces["error_class"], value_set=NOT_FAILED)
     return {
         "num_traces": traces.num_rows,
@@ -103,7 +103,7 @@ def verdict_figures(traces: pa.Table, verdicts: pa.Table) -> Figures:
 
 def credit_figures(credits: pa.Table) -> Figures:
     """Return the figures of training samples and their advantages."""
-    advantages = spread(_known(credits["advantage"]))
+    advantages = spread(_known_values(credits["advantage"]))
     return {
         "num_samples": credits.num_rows,
         **{f"advantage_{name}": advantages.get(name) for name in ("mean", "std")},
@@ -127,7 +127,7 @@ def in_words(figures: Figures) -> str:
     return ", ".join(f"{name} {'null' if value is None else f'{value:.6g}'}" for name, value in figures.items())
 
 
-def _known(column: "pa.ChunkedArray[Any]") -> list[float]:
+def _known_values(column: "pa.ChunkedArray[Any]") -> list[float]:
     return cast(list[float], column.drop_null().to_pylist())
 
 

@@ -52,9 +52,9 @@ def rollout_metrics(
     for scope in (ALL, *environments):
         members = rows if scope == ALL else [row for row in rows if row["environment"] == scope]
         ended = [row for row in members if row["error_class"] != STRAGGLER]
-        found |= _scoped(scope, _of_all(members), _of_ended(ended), _of_filters(ended, names))
+        found |= _values_of_scope(scope, _of_all(members), _of_ended(ended), _of_filters(ended, names))
         if scope != ALL:
-            found |= _scoped(scope, _of_agents(ended))
+            found |= _values_of_scope(scope, _of_agents(ended))
         if retokenised is not None:
             found[scope, "rollout/retokenised_turns"] = float(sum(retokenised.get(row["trace_id"], 0) for row in ended))
     if verdict:
@@ -67,7 +67,7 @@ def rollout_metrics(
 Measures = Iterator[tuple[str, float]]
 
 
-def _scoped(scope: str, *parts: Measures) -> Values:
+def _values_of_scope(scope: str, *parts: Measures) -> Values:
     return {(scope, measure): value for part in parts for measure, value in part}
 
 
@@ -174,11 +174,11 @@ def _content(body: str) -> str:
     kept = {name: message.get(name) or None for name in ("role", "content", "tool_calls", "tool_call_id")}
     # The same call may come back with other blanks or in another order of names.
     for call in kept["tool_calls"] or ():
-        call["arguments"] = _normalised(call.get("arguments"))
+        call["arguments"] = _normalise(call.get("arguments"))
     return json.dumps(kept, sort_keys=True)
 
 
-def _normalised(arguments: Any) -> Any:
+def _normalise(arguments: Any) -> Any:
     """Return a call's arguments without what their writing decides: the order of names, and blanks."""
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)

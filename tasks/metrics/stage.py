@@ -33,9 +33,9 @@ def metrics(tables: Tables, config: View, *, num_batches: int) -> Tables:
     traces = tables["traces"]
     verdicts = tables.get("verdicts", VERDICTS.arrow.empty_table())
     filters = config.filter_names if verdicts.num_rows else ()
-    found = rollout_metrics(traces, verdicts, filters, _retokenised(tables))
+    found = rollout_metrics(traces, verdicts, filters, _count_retokenised(tables))
     found |= _token_metrics(tables)
-    for unscoped in _unscoped(tables, config, num_batches):
+    for unscoped in _step_metrics(tables, config, num_batches):
         found |= {("", name): value for name, value in unscoped.items()}
     return {"metrics": metrics_table(found)}
 
@@ -50,7 +50,7 @@ def metrics_table(values: Values) -> pa.Table:
     )
 
 
-def _unscoped(tables: Tables, config: View, num_batches: int) -> Iterator[Mapping[str, float]]:
+def _step_metrics(tables: Tables, config: View, num_batches: int) -> Iterator[Mapping[str, float]]:
     """Yield the metrics of a step as a whole."""
     yield account_metrics(tables)
     if config.wanted_groups and {"assignments", "samples"} <= tables.keys():
@@ -61,7 +61,7 @@ def _unscoped(tables: Tables, config: View, num_batches: int) -> Iterator[Mappin
     yield {f"batch/{name}": float(value) for name, value in figures.items() if value is not None}
 
 
-def _retokenised(tables: Tables) -> dict[str, int] | None:
+def _count_retokenised(tables: Tables) -> dict[str, int] | None:
     """Return how many replies were tokenised again, by trace; None where the messages are not there.
 
     A trace of one branch has none: messages are gone through only where there is another one.

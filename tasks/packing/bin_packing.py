@@ -48,7 +48,7 @@ def best_fit(lengths: Sequence[int], capacity: int) -> Rows:
     return rows
 
 
-def balanced(lengths: Sequence[int], capacity: int, num_ranks: int) -> Rows:
+def balanced_rows(lengths: Sequence[int], capacity: int, num_ranks: int) -> Rows:
     """Return rows of about equal cost, their number the smallest multiple of `num_ranks` that was found to do.
 
     Longest sample first, each into the cheapest row with room for it. Rows may be empty when samples are few.
@@ -86,7 +86,7 @@ def pack(lengths: Sequence[int], capacity: int, num_ranks: int) -> Rows:
     if num_ranks == 1 or len(lengths) > MOST_BALANCED_SAMPLES:
         rows = best_fit(lengths, capacity)
     else:
-        rows = balanced(lengths, capacity, num_ranks)
+        rows = balanced_rows(lengths, capacity, num_ranks)
     rows += [[] for _ in range(-len(rows) % num_ranks)]
     costs = estimated_costs(lengths)
     order = np.argsort([-costs[row].sum() for row in rows], kind="stable")

@@ -43,11 +43,11 @@ def regrade(tables: Tables, config: View, *, graders: GraderService) -> Tables:
             f"table traces, column trace_id: {len(wanted)} traces can be scored, the graders answered {found.num_rows} "
             f"times, first {differing[0]}. Nothing of this regrading is in the store; what was recorded is as it was."
         )
-    rescored = extract_known_images(_rescored(whole["traces"], scores), tables.get("images"))
-    return {"traces": rescored, "regrades": _compared(traces, scores)}
+    rescored = extract_known_images(_with_scores(whole["traces"], scores), tables.get("images"))
+    return {"traces": rescored, "regrades": _regrade_rows(traces, scores)}
 
 
-def _rescored(traces: pa.Table, scores: Mapping[str, Mapping[str, Any]]) -> pa.Table:
+def _with_scores(traces: pa.Table, scores: Mapping[str, Mapping[str, Any]]) -> pa.Table:
     names = texts(traces["trace_id"])
     columns = {name: [scores.get(i, {}).get(name) for i in names] for name in (*SCORED, *ERRORS)}
     columns["scoring_seconds"] = [scores.get(i, {}).get("seconds") for i in names]
@@ -60,7 +60,7 @@ def _rescored(traces: pa.Table, scores: Mapping[str, Mapping[str, Any]]) -> pa.T
     return traces
 
 
-def _compared(traces: pa.Table, scores: Mapping[str, Mapping[str, Any]]) -> pa.Table:
+def _regrade_rows(traces: pa.Table, scores: Mapping[str, Mapping[str, Any]]) -> pa.Table:
     """Return the row of regrades for each trace that was scored, in the order of the traces."""
     rows = []
     for before in traces.select(["trace_id", "environment", "example_id", "reward", "rewards"]).to_pylist():

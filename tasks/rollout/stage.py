@@ -66,7 +66,7 @@ class _Runner:
         assigned, oversampling = tables["assignments"], self.config.oversampling
         while (missing := _missing(assigned, parts)).num_rows:
             chosen, one_at_a_time = crashers.next_assignments(missing)
-            wanted = _wanted(assigned, missing, oversampling) if oversampling else {}
+            wanted = _wanted_groups(assigned, missing, oversampling) if oversampling else {}
             plan = SamplingPlan(wanted, one_at_a_time, crashers.find_given_up(chosen))
             try:
                 self._sample(chosen, tables["examples"], parts, plan)
@@ -94,7 +94,7 @@ class _Runner:
             ).sample(assignments, examples)
 
 
-def _wanted(assigned: pa.Table, missing: pa.Table, oversampling: float) -> dict[str, int]:
+def _wanted_groups(assigned: pa.Table, missing: pa.Table, oversampling: float) -> dict[str, int]:
     """Return how many more groups of each environment are needed; those that are there count, stopped ones among them.
 
     A group is only ever stopped when enough others are there.

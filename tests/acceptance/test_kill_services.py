@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from flows.services.ownership import owned
+from flows.services.ownership import owned_processes
 from storage.store import open_store
 from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.driving import ROOT, check_once, committed_groups, finished, rows, weights
@@ -68,7 +68,7 @@ def survived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survived]:
         safe, parts = committed_groups(store), [entry.part for entry in store.ledger.entries() if entry.part]
         status, log = live(directory, temporary, model, SECOND)
         owners = tuple(lines(directory / "owners.jsonl"))
-        left = tuple(process for owner in owners for process in owned(owner))
+        left = tuple(process for owner in owners for process in owned_processes(owner))
         assert status == 0, log
         receipts, outcome = lines(directory / "receipt.jsonl"), json.loads((directory / "outcome.json").read_text())
         yield Survived(directory, temporary, owners, left, frozenset(safe), tuple(parts), tuple(receipts), outcome)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows.services.ownership import owned, start_time
+from flows.services.ownership import owned_processes, start_time
 from storage.store import Store, open_store
 from tests.fixtures.serving import Serving, serving
 from tests.fixtures.waiting import until
@@ -114,11 +114,11 @@ def test_cancelled_retried_and_killed_it_goes_on_where_it_stopped(served: Servin
     run = f"sft-{flow_run[:8]}"
     until(lambda: run in store(served).runs.names() and len(trained(served, run)) > 1, served.log)
     owner = served.owner(flow_run)
-    assert owned(owner)
+    assert owned_processes(owner)
     assert served.prefect("flow-run", "cancel", flow_run).returncode == 0
     assert served.ended(flow_run, "CANCELLED")[0] == "CANCELLED"
     # A process that takes longer than its worker waits is killed by it, and it is gone and noted a little later.
-    until(lambda: owned(owner) == [] and events(served, run)[-1][0] == "cancelled", served.log)
+    until(lambda: owned_processes(owner) == [] and events(served, run)[-1][0] == "cancelled", served.log)
     assert events(served, run) == [("started", flow_run), ("cancelled", flow_run)]
     before = trained(served, run)
 

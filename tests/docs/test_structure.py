@@ -38,6 +38,14 @@ FORMER_NAMES = re.findall(
 """,
 )
 
+IRREGULAR = re.findall(
+    r"\w+",
+    "asked begun bought broken built chosen dealt done drawn felt found given gone grown held kept known laid left lost"
+    " made meant met named said seen sent shown sold sought split spoken stuck taken thrown told won written",
+)
+ADJECTIVES = {"pinned", "buffered", "unbuffered"}
+"""Contexts: what holds within their block."""
+
 
 @cache
 def trees() -> dict[Path, ast.Module]:
@@ -71,6 +79,19 @@ def test_files_and_functions_have_a_size_that_one_reads() -> None:
 
 def test_a_module_is_named_after_what_is_in_it() -> None:
     assert [str(file) for file in trees() if HEAPS & {*file.parts[:-1], file.stem}] == []
+
+
+def test_functions_are_called_after_what_they_do_or_return() -> None:
+    """No bare participles, which say neither; properties, contexts and a plug-in's own function may have such names."""
+    found = set()
+    for file, node in definitions():
+        name = node.name.lstrip("_")
+        participle = name in IRREGULAR or (name.endswith("ed") and name not in {"speed", "feed", "seed"})
+        if isinstance(node, ast.ClassDef) or "_" in name or not participle or name in {*ADJECTIVES, file.stem}:
+            continue
+        if not any("property" in ast.unparse(each) for each in node.decorator_list):
+            found.add(f"{file}: {node.name}")
+    assert found == set()
 
 
 def test_former_words_are_gone() -> None:

@@ -9,7 +9,7 @@ from tasks.arrays.message_graph import BrokenGraph, find_branches, owners
 from tasks.arrays.ragged import Ragged
 from tasks.arrays.samples import PackingBreach
 from tasks.filtering.filters.gibberish import UnknownVocabulary
-from tasks.packing.bin_packing import balanced, best_fit
+from tasks.packing.bin_packing import balanced_rows, best_fit
 from tasks.packing.stage import BudgetTooSmall, check_once
 from tests.fixtures.builders import exactly, exchange, failed, message, table, trace, verdict, view
 from tests.fixtures.stages import credited, group, inputs, judged, of_lengths, packed, tables_of
@@ -288,6 +288,6 @@ def test_what_must_hold_of_our_own_code_says_where_it_does_not():
     with pytest.raises(AssertionError, match=exactly("sample 1 of 9 tokens does not fit 8")):
         best_fit([8, 9], 8)
     with pytest.raises(AssertionError, match=exactly("one row for each sample always does")):
-        balanced([8], 8, -1)
+        balanced_rows([8], 8, -1)
     with pytest.raises(AssertionError, match=exactly("lengths add up to 3, but there are 4 values")):
         Ragged.from_lengths(np.arange(4), [1, 2])

@@ -11,12 +11,12 @@ from typing import Any
 import polars as pl
 
 from flows.queries import batch
-from flows.queries.batch import PackedStep, decisions, packed, row_samples, steps, texts, updates
+from flows.queries.batch import PackedStep, decisions, packed_step, row_samples, steps, texts, updates
 from flows.queries.compare_rows import MEASURES
 from flows.queries.request import BadQuestion, NotThere, PageRequest
 from flows.queries.row_lineage import policy_names, policy_version
 from flows.queries.run_state import any_going
-from flows.queries.store_reader import StoreReader, expired_rows, lost
+from flows.queries.store_reader import StoreReader, expired_rows, has_lost_rows
 from flows.reporting.svg import diverging, sequential
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
@@ -34,7 +34,7 @@ DENOMINATORS = {"rl_tokens": "RL tokens", "ce_tokens": "CE tokens", "ref_kl_toke
 def batch_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return the batch of a step. Raises NotThere where it has none."""
     run, step = asked.path["run"], asked.required_number("step")
-    of = packed(library, run, step)
+    of = packed_step(library, run, step)
     rows = batch.rows(library, of)
     size = rows_per_page(rows)
     start = asked.number("page", 0, most=max(len(rows) - 1, 0) // size) * size
@@ -171,12 +171,12 @@ def _updates(library: StoreReader, of: PackedStep, rows: pl.DataFrame) -> list[d
         num_tokens=pl.col("num_tokens").sum(),
     )
     return [
-        {"number": row.pop("update"), **row, "measured": _measured(measured.get(number))}
+        {"number": row.pop("update"), **row, "measured": _update_values(measured.get(number))}
         for number, row in zip(own["update"], own.to_dicts(), strict=True)
     ]
 
 
-def _measured(update: dict[str, Any] | None) -> dict[str, Any] | None:
+def _update_values(update: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return what the learner measured, its further metrics beside; None before training."""
     if update is None:
         return None
@@ -195,11 +195,15 @@ COMPONENTS = {"rl_weights": "rl", "ce_weights": "ce", "ref_kl_weights": "ref_kl"
 def row_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return a row. Raises NotThere where the step has no batch or the batch no such row."""
     run, step, number = asked.path["run"], asked.required_number("step"), asked.required_number("row")
-    of = packed(library, run, step)
+    of = packed_step(library, run, step)
     rows = batch.rows(library, of)
     own = rows.filter(pl.col("row") == number)
     if own.is_empty():
-        why = "its rows were dropped for their age" if lost(library, [of.batches], "batches") else f"no row {number}"
+        why = (
+            "its rows were dropped for their age"
+            if has_lost_rows(library, [of.batches], "batches")
+            else f"no row {number}"
+        )
         raise NotThere(f"the batch of step {step} of run {run!r} has {len(rows)} rows, numbered from 0; {why}")
     whole = overview(library, of)
     values = {

@@ -7,7 +7,7 @@ import polars as pl
 
 from flows.queries.compare import (
     FIGURES,
-    compared,
+    compare_cached,
     compared_evaluations,
     compared_keys,
     figures_of,
@@ -46,7 +46,7 @@ def compare_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return the comparison of two runs; `figure` is the further figure that is told of each step."""
     a, b = asked.path["a"], asked.path["b"]
     figure = asked.one_of("figure", FIGURES, "num_kept")
-    found = compared(library, a, b)
+    found = compare_cached(library, a, b)
     values = {
         **found,
         "retired": expired_rows_of_runs(library, a, b),
@@ -144,7 +144,9 @@ def compare_step_page(library: StoreReader, asked: PageRequest) -> Page:
         "agents": traces["agent"].n_unique(),
         "rollouts": {side: int((traces["side"] == side).sum()) for side in (BOTH, "a", "b")},
         "views": [{"name": each, "title": title, "num": tables[each].height} for each, title in VIEWS.items()],
-        **_shown(asked, view, tables[view].sort(sort, descending=down, nulls_last=True, maintain_order=True), traces),
+        **_page_rows(
+            asked, view, tables[view].sort(sort, descending=down, nulls_last=True, maintain_order=True), traces
+        ),
     }
     crumbs = (Crumb(a, addresses.run(a)), Crumb(f"{a} and {b}", addresses.compare(a, b)))
     return Page("compare_step.html", f"step {step}", values, crumbs, any_going(library, a, b))
@@ -166,7 +168,7 @@ def _table(library: StoreReader, asked: PageRequest, view: str, traces: pl.DataF
     return lone.select("trace_id", "side", "environment", "example_id", "agent", "group", **either)
 
 
-def _shown(asked: PageRequest, view: str, rows: pl.DataFrame, traces: pl.DataFrame) -> dict[str, Any]:
+def _page_rows(asked: PageRequest, view: str, rows: pl.DataFrame, traces: pl.DataFrame) -> dict[str, Any]:
     """Return the rows of one page, and how many pages there are."""
     size = PAGE_SIZES.get(view, PAGE_SIZE)
     num_pages = max(1, -(-rows.height // size))

@@ -167,7 +167,7 @@ def compare_example_page(library: StoreReader, asked: PageRequest) -> Page:
     attempts = attempts.filter(agent=agent)
     when = moments(attempts)
     sides = {side: _side(asked, side, attempts, when, a == b) for side in "ab"}
-    chosen = _chosen(asked, sides)
+    chosen = _choose_attempts(asked, sides)
     values = {
         "retired": expired_rows_of_runs(library, a, b),
         **{"a": a, "b": b, "environment": environment, "example_id": example_id},
@@ -204,7 +204,7 @@ def _side(asked: PageRequest, side: str, attempts: pl.DataFrame, when: pl.DataFr
     return {"moments": own.to_dicts(), "shown": shown, "attempts": then, "reward": mean}
 
 
-def _chosen(asked: PageRequest, sides: Mapping[str, Mapping[str, Any]]) -> dict[str, Attempt | None]:
+def _choose_attempts(asked: PageRequest, sides: Mapping[str, Mapping[str, Any]]) -> dict[str, Attempt | None]:
     """Return the attempt of each side that is looked at: the one asked for, or one whose reward is typical.
 
     Where nothing was asked for and both sides have the same rollouts, it is the same one.

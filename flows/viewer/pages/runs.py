@@ -34,7 +34,7 @@ def runs_page(library: StoreReader, asked: PageRequest) -> Page:
     sort = asked.one_of("sort", tuple(SORTS))
     words = asked.text("q").casefold().split()
     wanted = [row for row in every if _matches(row, words) and state in ("", row["state"])]
-    shown = _sorted(wanted, sort, asked.flag("down")) if sort else tree(wanted)
+    shown = _sort(wanted, sort, asked.flag("down")) if sort else tree(wanted)
     values = {
         "store": library.store.root.address,
         "num_runs": len(every),
@@ -78,7 +78,7 @@ def _matches(row: Row, words: Sequence[str]) -> bool:
     return all(word in text for word in words)
 
 
-def _sorted(rows: Sequence[Row], sort: str, down: bool) -> list[Row]:
+def _sort(rows: Sequence[Row], sort: str, down: bool) -> list[Row]:
     """Return rows by a column; those without a value stand last, whichever way."""
     name = SORTS[sort]
     known = sorted((row for row in rows if row[name] is not None), key=itemgetter(name), reverse=down)

@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 
 from flows.queries.request import BadQuestion, NotThere, PageRequest
-from flows.queries.rollout_list import choice_of, choose, listed, read_names, written
+from flows.queries.rollout_list import choice_of, choose, list_page, list_parameter, read_names
 from flows.queries.rollouts import (
     evaluation_lineages,
     evaluation_traces,
@@ -60,8 +60,8 @@ def list_values(
         "figures": figures(frame, metrics),
         "histogram": histogram(frame),
         "groups": group_page(frame, asked),
-        "traces": listed(frame, chosen, choice),
-        "list_asked": written(asked),
+        "traces": list_page(frame, chosen, choice),
+        "list_asked": list_parameter(asked),
     }
 
 

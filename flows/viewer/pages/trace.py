@@ -13,13 +13,13 @@ from flows.queries.messages import (
     MessageView,
     hits,
     images,
-    linked,
+    link_calls,
     long_text,
     message_works,
     messages,
     read_message,
     reading,
-    rejected,
+    rejected_messages,
 )
 from flows.queries.outcomes import EXPIRED
 from flows.queries.request import BadQuestion, NotThere, PageRequest
@@ -28,8 +28,8 @@ from flows.queries.rollouts import episode, history, mates
 from flows.queries.row_lineage import nearest, policy_version
 from flows.queries.run_state import any_going
 from flows.queries.sentences import flat, sentence
-from flows.queries.shown_tokens import NAMES, colourings, default_colouring, describe, scaled, shown_tokens
-from flows.queries.store_reader import StoreReader, expired_rows, lost
+from flows.queries.shown_tokens import NAMES, colourings, default_colouring, describe, scaled_weights, shown_tokens
+from flows.queries.store_reader import StoreReader, expired_rows, has_lost_rows
 from flows.queries.tokens import tokenizer, tokens
 from flows.queries.trace import (
     WEIGHTS,
@@ -84,14 +84,14 @@ def trace_page(library: StoreReader, asked: PageRequest) -> Page:
         "error": _error(row),
         "reward_parts": reward_parts(row["rewards"]),
         "metrics": read_json(row["metrics"]),
-        **{name: _folded(row[name]) for name in ("info", "record")},
+        **{name: _fold(row[name]) for name in ("info", "record")},
         "outcome": outcome(library, found),
         "samples": trained_in(library, found),
         "policies": policies(library, found),
         "timing": timing(row),
         "other_runs": other_runs(found),
         **_around(library, found, asked),
-        **_walked(beside),
+        **_neighbour_links(beside),
         **_conversation(library, found, asked),
     }
     # What is pending may be decided while somebody looks; nothing else of a trace ever changes.
@@ -107,7 +107,7 @@ def _crumbs(found: FoundTrace, beside: TraceNeighbours) -> tuple[Crumb, ...]:
     return Crumb(found.run, addresses.run(found.run)), above
 
 
-def _folded(text: str) -> Values | None:
+def _fold(text: str) -> Values | None:
     """Return a JSON text as it is; None where it says nothing."""
     return None if text in ("", "{}", "null") else long_text(text)
 
@@ -141,10 +141,10 @@ def reward_parts(text: str) -> list[Values]:
     found = read_json(text)
     if not isinstance(found, Mapping):
         return []
-    return [{"name": str(name), **_scored(each)} for name, each in found.items()]
+    return [{"name": str(name), **_score_values(each)} for name, each in found.items()]
 
 
-def _scored(each: Any) -> Values:
+def _score_values(each: Any) -> Values:
     given = each if isinstance(each, Mapping) else {}
     score, weight = given.get("score"), given.get("weight")
     # A run's environments write these: anything may stand where a number is due.
@@ -170,8 +170,8 @@ def trained_in(library: StoreReader, found: FoundTrace) -> list[Values]:
     sums = packed_weights(library, found, own).with_columns(pl.col(WEIGHTS).cast(pl.List(pl.Float64)).list.sum())
     weights = {row.pop("sample_id"): row for row in sums.to_dicts()}
     rows = own.drop("path").to_dicts()
-    gone = packed is not None and lost(library, [packed], "batches")
-    shown = batch.packed(library, found.run, packed.step).batches.key if packed else None
+    gone = packed is not None and has_lost_rows(library, [packed], "batches")
+    shown = batch.packed_step(library, found.run, packed.step).batches.key if packed else None
     for each in rows:
         known = packed is not None and each["row"] is not None
         told = packed and known and packed.key == shown
@@ -219,13 +219,13 @@ def _around(library: StoreReader, found: FoundTrace, asked: PageRequest) -> Valu
     wanted = asked.flag("history") or asked.text("format") in ("json", "file")
     told = wanted or len(library.history(found.run).lineages) <= SMALL_RUN
     return {
-        "mates": _linked(found, mates(library, found)),
-        "episode": _linked(found, episode(library, found)),
-        "history": _linked(found, history(library, found)) if told else None,
+        "mates": _with_links(found, mates(library, found)),
+        "episode": _with_links(found, episode(library, found)),
+        "history": _with_links(found, history(library, found)) if told else None,
     }
 
 
-def _walked(beside: TraceNeighbours) -> Values:
+def _neighbour_links(beside: TraceNeighbours) -> Values:
     """Return the traces before and after it; `walking` is what the list was asked for in which these are its own."""
     (previous, previous_key), (following, next_key) = (each or (None, None) for each in (beside.previous, beside.next))
     return {
@@ -239,7 +239,7 @@ def _walked(beside: TraceNeighbours) -> Values:
     }
 
 
-def _linked(found: FoundTrace, rows: pl.DataFrame) -> list[Values]:
+def _with_links(found: FoundTrace, rows: pl.DataFrame) -> list[Values]:
     shown = rows.to_dicts()
     for row in shown:
         row["here"] = row["trace_id"] == found.trace_id
@@ -268,7 +268,7 @@ def _conversation(library: StoreReader, found: FoundTrace, asked: PageRequest) -
         "alone": bool(asked.text("message")),
         "messages": _messages(library, found, rows, window, drawn, asked.text("q")),
         "tokens": describe(drawn),
-        "scaled": scaled(measured),
+        "scaled": scaled_weights(measured),
         "tokenizer": tokenizer(library, found)[1],
         "view": asked.one_of("view", VIEWS, "both"),
         "color": asked.one_of("color", NAMES, default),
@@ -332,9 +332,9 @@ def _messages(
     numbers = [line.message for line in window]
     of_window = {row["message"]: row for row in rows.filter(pl.col("message").is_in(numbers)).iter_rows(named=True)}
     pictures = images(library, found, [row["body"] for row in of_window.values()])
-    gone = set(rejected(found, rows))
+    gone = set(rejected_messages(found, rows))
     read = [read_message(of_window[number], pictures) for number in numbers]
-    linked(read)
+    link_calls(read)
     low = wanted.casefold()
     for line, each in zip(window, read, strict=True):
         row = of_window[line.message]

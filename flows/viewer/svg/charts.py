@@ -25,12 +25,12 @@ from flows.reporting.svg import (
     is_drawn,
     label,
     link,
-    quoted,
+    quote,
     short,
     svg_document,
     tag,
     text,
-    thinned,
+    thin,
     ticks,
     title,
 )
@@ -56,7 +56,7 @@ def _chart_once(told: str) -> Markup:
 
 def _picture(drawn: Chart, steps: Steps) -> Markup:
     series = drawn["series"]
-    places = thinned([each["values"] for each in series])
+    places = thin([each["values"] for each in series])
     width, height = WIDE if drawn.get("wide") else (WIDTH, HEIGHT)
     x, y = _across(steps, width), _up(drawn, height)
     parts = [grid(x, y, drawn.get("across", "step"))]
@@ -87,7 +87,7 @@ def text_of(drawn: Chart, steps: Steps) -> str:
         if known:
             (first, begun), (last, ended) = known[0], known[-1]
             told.append(f"{each['name']}: {first:.4g} at step {begun}, {last:.4g} at step {ended}")
-    return quoted("; ".join(told))
+    return quote("; ".join(told))
 
 
 def _across(steps: Steps, width: float) -> Scale:
@@ -179,7 +179,7 @@ def sparkline(values: Sequence[float | None], title: str) -> Markup:
 
 @lru_cache(maxsize=1024)
 def _spark(values: tuple[float | None, ...], title: str) -> Markup:
-    places = [place for place in thinned([list(values)], MOST_SPARK_POINTS) if is_drawn(values[place])]
+    places = [place for place in thin([list(values)], MOST_SPARK_POINTS) if is_drawn(values[place])]
     if not places:
         return Markup("")
     known = [(place, values[place] or 0.0) for place in places]
@@ -290,7 +290,7 @@ def timeline(told: Mapping[str, Any], addresses: Mapping[str, str]) -> Markup:
     lines, below = [], []
     for each in told["ticks"]:
         lines.append(tag("path", d=f"M{short(x.at(each['at']))} {short(TIMELINE_TOP - 4)}V{short(top)}"))
-        below.append(text(x.at(each["at"]), top + 15, _elapsed(each["seconds"]), text_anchor="middle"))
+        below.append(text(x.at(each["at"]), top + 15, _elapsed_time(each["seconds"]), text_anchor="middle"))
     marks = _events(told, x, top) + _cuts(told, x, top)
     body = [tag("g", *lines, class_="grid"), tag("g", *below, class_="ticks"), *parts, *marks]
     named = "Work of the run by stage over time"
@@ -345,7 +345,7 @@ def _cuts(told: Mapping[str, Any], x: Scale, bottom: float) -> list[str]:
     return found
 
 
-def _elapsed(value: float) -> str:
+def _elapsed_time(value: float) -> str:
     """Return seconds since the begin, short enough for an axis."""
     if value < 120:
         return f"{value:g} s"

@@ -15,7 +15,7 @@ from flows.reporting.svg import (
     diverging,
     label,
     link,
-    quoted,
+    quote,
     sequential,
     short,
     svg_document,
@@ -77,7 +77,7 @@ def _point(each: Mapping[str, Any], across: float, y: Scale) -> str:
     where = f"step {each['step']}" if each["for_training"] else f"evaluation of policy {each['step']}"
     dot = tag(
         "circle",
-        tag("title", quoted(f"{where}: {said} ({each['trace_id'][:8]})")),
+        tag("title", quote(f"{where}: {said} ({each['trace_id'][:8]})")),
         cx=across,
         cy=y.at(reward) if known else ATTEMPTS_HEIGHT - BOTTOM,
         r=5.0 if each["here"] else 3.0,

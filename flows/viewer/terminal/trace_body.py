@@ -15,9 +15,9 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from flows.queries.messages import Images, Line, linked, read_message, reading, rejected
+from flows.queries.messages import Images, Line, link_calls, read_message, reading, rejected_messages
 from flows.queries.rollouts import largest_advantage
-from flows.queries.shown_tokens import default_colouring, scaled
+from flows.queries.shown_tokens import default_colouring, scaled_weights
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import tokenizer, tokens, with_texts
 from flows.queries.trace import FoundTrace
@@ -190,28 +190,28 @@ def conversation(
     read = reading(rows, wanted.branch)
     wished = set(own["message"])
     lines = [line for line in read.lines if line.message in wished]
-    shown, gap = _shown(lines, wanted.whole)
+    shown, gap = _lines_to_print(lines, wanted.whole)
     # No images: a terminal shows none, and reading them would be most of the work.
     told = {row["message"]: read_message(row, Images([])) for row in _rows(rows, [line.message for line in shown])}
-    linked(list(told.values()))
+    link_calls(list(told.values()))
     drawn: dict[int, list[dict[str, Any]]] = {}
     if read.broken:
         yield Text(visible(f"\n{read.broken}"), "red")
     if out.color_system and not wanted.text:
         scale, drawn, why = _drawn_tokens(library, found, [line.message for line in shown], wanted.colour)
         yield Text("\n").append_text(scale.legend() if not why else Text(f"{visible(why)}: texts, not tokens", "dim"))
-    dropped = set(rejected(found, rows)) if not read.broken else set()
+    dropped = set(rejected_messages(found, rows)) if not read.broken else set()
     for place, line in enumerate(shown):
         if gap and place == gap:
             yield Text(f"\n... {len(lines) - len(shown)} messages between these (--messages A:B, --whole)", "dim")
         yield from _message(told[line.message], line, line.message in dropped, len(read.paths) > 1)
         if line.message in drawn:
-            yield Indented(_coloured(drawn[line.message], scale, wanted.whole))
+            yield Indented(_colour_tokens(drawn[line.message], scale, wanted.whole))
         else:
             yield from _texts(told[line.message], wanted.whole)
 
 
-def _shown(lines: Sequence[Line], whole: bool) -> tuple[Sequence[Line], int]:
+def _lines_to_print(lines: Sequence[Line], whole: bool) -> tuple[Sequence[Line], int]:
     """Return the lines that are printed, and before which of them some are left out; 0 for nowhere."""
     if whole or len(lines) <= MOST_MESSAGES:
         return lines, 0
@@ -262,7 +262,7 @@ def _message(message: dict[str, Any], line: Line, dropped: bool, several: bool) 
     yield text
 
 
-def _coloured(own: Sequence[dict[str, Any]], scale: Colours, whole: bool) -> Text:
+def _colour_tokens(own: Sequence[dict[str, Any]], scale: Colours, whole: bool) -> Text:
     """Return the tokens of a message in colour; the marks of the template are faint where they have none."""
     shown = own if whole else own[:MOST_MESSAGE_TOKENS]
     text, broken = Text(), False
@@ -359,7 +359,7 @@ def _says_something(tokens: pl.DataFrame, name: str) -> bool:
     Those that were trained say something where they are others than those of the credit.
     """
     if name.startswith("trained_"):
-        return name.removeprefix("trained_") in scaled(tokens)
+        return name.removeprefix("trained_") in scaled_weights(tokens)
     values = tokens[name].drop_nulls()
     return len(values) > 0 and (not name.endswith("_weight") or bool((values != 0).any()))
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from configs.run import RunConfig
 from flows.queries.request import NotThere, plain
-from flows.queries.rollout_list import LEFT, TraceChoice, choose, listed
+from flows.queries.rollout_list import LEFT, TraceChoice, choose, list_page
 from flows.queries.rollouts import evaluation_traces, lineages_of, search_mask, steps_of, traces_of, with_mismatch
 from flows.queries.step import figures as figures_of_step
 from flows.queries.step import written_of
@@ -52,7 +52,7 @@ def main(
         name = library.latest() if run == "latest" else run
         title, frame, written = _frame(library, name, step, evaluation, set_name, (*choice.columns, choice.sort))
         chosen = choose(frame, choice, search_mask(library, name, frame, choice.search))
-        found = listed(frame, chosen, choice)
+        found = list_page(frame, chosen, choice)
         figures = figures_of_step(frame, written)
     if as_json:
         print(json.dumps(plain({"run": name, "of": title, "figures": figures, "traces": found})))
@@ -143,7 +143,7 @@ def cell_text(row: Mapping[str, Any], column: Mapping[str, Any], id_length: int,
     return one_line(str(value), WIDEST_PIPED if piped else WIDEST)
 
 
-_NUMBERS: Mapping[str, Any] = {"number": formats.number, "signed": formats.signed, "seconds": formats.seconds}
+_NUMBERS: Mapping[str, Any] = {"number": formats.number, "signed": formats.with_sign, "seconds": formats.seconds}
 """How a person reads the kinds of numbers; a pipe gets digits."""
 
 

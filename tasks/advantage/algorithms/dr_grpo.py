@@ -15,4 +15,4 @@ def dr_grpo(kept: GroupedTraces, settings: DrGrpoConfig) -> Credit:
     denominator. Members of a group, and traces without a reward, are as in grpo.
     """
     groups = Groups.of(kept, settings, by_example(kept))
-    return groups.credit(kept, groups.mean(groups.reward), groups.centred())
+    return groups.credit(kept, groups.mean(groups.reward), groups.centred_rewards())

@@ -16,7 +16,7 @@ LENGTHS = ["num_output_tokens", "num_input_tokens", "num_turns"]
 """Columns of traces that shaping reads."""
 
 
-def shaped(reward: Values, code: NDArray[np.int64], traces: pa.Table, settings: GroupSection) -> Values:
+def shape_rewards(reward: Values, code: NDArray[np.int64], traces: pa.Table, settings: GroupSection) -> Values:
     """Return the rewards that baselines and advantages are of; without shaping these are `reward` itself.
 
     `traces` has a row for each reward, and `code` says which are compared with each other, as numbers from 0 without a
@@ -77,7 +77,7 @@ class Groups:
         members = np.flatnonzero(~np.isnan(reward))
         # Numbered anew among those with a reward: a gap would be a group of size zero to divide by.
         _, code = np.unique(compared[members], return_inverse=True)
-        worth = shaped(reward[members], code, kept.traces.select(LENGTHS).take(members), settings)
+        worth = shape_rewards(reward[members], code, kept.traces.select(LENGTHS).take(members), settings)
         return cls(members, code, worth, np.bincount(code))
 
     def mean(self, values: Values) -> Values:
@@ -85,7 +85,7 @@ class Groups:
         found: Values = (np.bincount(self.code, values, len(self.size)) / self.size)[self.code]
         return found
 
-    def centred(self) -> Values:
+    def centred_rewards(self) -> Values:
         """Return each member's reward minus the mean of its group; these add up to zero up to rounding."""
         centred = self.reward - self.mean(self.reward)
         # Large rewards leave a remainder of rounding that division by a small deviation would blow up.

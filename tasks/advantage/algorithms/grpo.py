@@ -15,7 +15,7 @@ def grpo(kept: GroupedTraces, settings: GrpoConfig) -> Credit:
     advantages add up to zero. A trace without a reward, which is not a reward of zero, gets no advantage and no weight.
     """
     groups = Groups.of(kept, settings, by_example(kept))
-    advantage = groups.centred()
+    advantage = groups.centred_rewards()
     if settings.normalise_std:
         advantage = advantage / (np.sqrt(groups.mean(advantage**2)) + settings.epsilon)
     return groups.credit(kept, groups.mean(groups.reward), advantage)

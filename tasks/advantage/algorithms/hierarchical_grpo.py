@@ -22,7 +22,7 @@ def hierarchical_grpo(kept: GroupedTraces, settings: HierarchicalGrpoConfig) -> 
     in a mean; one that is alone in its comparison group has advantage 0.
     """
     groups = Groups.of(kept, settings, by_seat(kept, settings.episode_agents))
-    return groups.credit(kept, groups.mean(groups.reward), groups.centred())
+    return groups.credit(kept, groups.mean(groups.reward), groups.centred_rewards())
 
 
 def by_seat(kept: GroupedTraces, episode_agents: Collection[str]) -> Integers:

@@ -22,5 +22,5 @@ def max_rl(kept: GroupedTraces, settings: MaxRlConfig) -> Credit:
     scale = np.abs(groups.reward) + np.abs(kept.traces["reward"].to_numpy()[groups.members])
     # A sum of n rewards is rounded n times, and shaping and the mean a few times more.
     rounding = (groups.size[groups.code] + 8) * np.finfo(np.float64).eps * groups.mean(scale)
-    advantage = np.divide(groups.centred(), mean, out=np.zeros(len(mean)), where=mean > rounding)
+    advantage = np.divide(groups.centred_rewards(), mean, out=np.zeros(len(mean)), where=mean > rounding)
     return groups.credit(kept, mean, advantage)

@@ -25,7 +25,7 @@ def rae(kept: GroupedTraces, settings: RaeConfig) -> Credit:
     1. A trace without a reward, which is not a reward of zero, has no advantage and no weight and leaves the baseline
     as it is. The states are those of every seat ever seen, in order of seat.
     """
-    seats: dict[Seat, tuple[float, int]] = _remembered(kept.states)
+    seats: dict[Seat, tuple[float, int]] = _baselines_of(kept.states)
     reward = kept.traces["reward"].to_numpy()
     baseline = np.full(len(reward), np.nan)
     columns = (texts(kept.traces[name]) for name in ("environment", "example_id", "agent"))
@@ -40,7 +40,7 @@ def rae(kept: GroupedTraces, settings: RaeConfig) -> Credit:
     return replace(Credit.of_advantages(kept, baseline, reward - baseline), states=_states(seats))
 
 
-def _remembered(states: pa.Table | None) -> dict[Seat, tuple[float, int]]:
+def _baselines_of(states: pa.Table | None) -> dict[Seat, tuple[float, int]]:
     """Return the baseline of each seat and how many rewards went into it."""
     return {
         (row["environment"], row["example_id"], row["agent"]): (row["values"][0], row["num_traces"])

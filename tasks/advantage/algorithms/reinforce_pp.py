@@ -17,7 +17,7 @@ def reinforce_pp(kept: GroupedTraces, settings: ReinforcePpConfig) -> Credit:
     reward, are as in grpo.
     """
     groups = Groups.of(kept, settings, by_example(kept))
-    centred = groups.centred()
+    centred = groups.centred_rewards()
     if len(centred):  # the mean of nothing is a warning and NaN
         centred = (centred - centred.mean()) / (centred.std() + settings.epsilon)
     return groups.credit(kept, groups.mean(groups.reward), centred)

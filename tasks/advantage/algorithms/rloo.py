@@ -21,5 +21,5 @@ def rloo(kept: GroupedTraces, settings: RlooConfig) -> Credit:
     size = groups.size[groups.code].astype(np.float64)
     # NaN in place of a division by zero: it makes the advantage none.
     others = np.where(size > 1, size - 1, np.nan)
-    advantage = groups.centred() * size / others
+    advantage = groups.centred_rewards() * size / others
     return groups.credit(kept, groups.reward - advantage, advantage)

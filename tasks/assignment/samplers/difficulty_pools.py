@@ -15,7 +15,7 @@ def difficulty_pools(asked: SampleRequest, assignment: AssignmentConfig, setting
     between 0 and 1: the same as drawing one after the other (Efraimidis and Spirakis 2006). Where more are wanted than
     there are, all are drawn and then all again; those that the step has tried in earlier batches come last.
     """
-    drawn = _drawn(asked, settings)
+    drawn = _draw_examples(asked, settings)
     return [next(drawn) for _ in asked.turns]
 
 
@@ -27,7 +27,7 @@ def weight_of(reward: float | None, settings: DifficultyPoolsSampler) -> float:
     return pool.weight
 
 
-def _drawn(asked: SampleRequest, settings: DifficultyPoolsSampler) -> Iterator[str]:
+def _draw_examples(asked: SampleRequest, settings: DifficultyPoolsSampler) -> Iterator[str]:
     weights = {example: weight_of(asked.difficulties.get(example), settings) for example in asked.examples}
     again = 0
     while True:

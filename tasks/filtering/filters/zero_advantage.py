@@ -21,7 +21,7 @@ def zero_advantage(material: FilterInput, settings: ZeroAdvantageFilter) -> Find
     environments = texts(material.traces["environment"])
     compares = np.array([not for_environment(material.learns_from_equals, name) for name in environments], np.bool_)
     members = np.flatnonzero(material.standing & ~np.isnan(rewards) & compares)
-    code, groups = codes(_compared(material).take(members))
+    code, groups = codes(_comparison_names(material).take(members))
     num_groups = len(groups)
     lowest, highest = np.full(num_groups, np.inf), np.full(num_groups, -np.inf)
     np.minimum.at(lowest, code, rewards[members])
@@ -35,7 +35,7 @@ def zero_advantage(material: FilterInput, settings: ZeroAdvantageFilter) -> Find
     return hits_from(evidence, len(rewards))
 
 
-def _compared(material: FilterInput) -> "pa.ChunkedArray[pa.StringScalar]":
+def _comparison_names(material: FilterInput) -> "pa.ChunkedArray[pa.StringScalar]":
     """Return, per trace, the name of what it is compared within: group and agent, and maybe episode."""
     columns = (texts(material.traces[name]) for name in ("environment", "group_id", "agent", "episode_id"))
     names = [

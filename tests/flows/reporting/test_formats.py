@@ -12,7 +12,7 @@ from flows.reporting import formats
 from flows.reporting.formats import DASH, MOST_BACK, MOST_MARKS, cut, one_line, visible
 
 
-@pytest.mark.parametrize("word", ["number", "signed", "share", "seconds", "moment", "short", "line"])
+@pytest.mark.parametrize("word", ["number", "with_sign", "share", "seconds", "moment", "short", "line"])
 def test_none_is_a_dash_and_no_other_value_is(word: str) -> None:
     assert formats.FILTERS[word](None) == DASH
     zero: Any = {"moment": datetime(1970, 1, 1, tzinfo=UTC), "short": "0", "line": "0"}.get(word, 0)
@@ -55,7 +55,7 @@ def test_a_time_is_told_in_the_unit_that_fits(value: float, written: str) -> Non
 
 
 def test_signs_are_told_and_moments_are_in_universal_time() -> None:
-    assert [formats.signed(each) for each in (1, -1, 0, 0.5)] == ["+1", "-1", "0", "+0.5"]
+    assert [formats.with_sign(each) for each in (1, -1, 0, 0.5)] == ["+1", "-1", "0", "+0.5"]
     assert formats.moment("2026-01-02T03:04:05+02:00") == "2026-01-02 01:04:05"
 
 

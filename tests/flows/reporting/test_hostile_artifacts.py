@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 
 from flows.orchestration.gate_answers import LONGEST_TEXT, summary
 from flows.reporting import artifacts
-from flows.reporting.artifacts import escaped
+from flows.reporting.artifacts import escape
 from tasks.gate.stage import Question, Shown
 from tests.fixtures.hostile import ALL, READERS, SHORT, TEXTS, acting, kinds, tokens
 
@@ -33,7 +33,7 @@ STARTS = ["- x", "-", "1. x", "12345. x", "1.", "1) x", "+ x", "=", "---", "WWW.
 
 @pytest.mark.parametrize("text", [*TEXTS.values(), ALL, *STARTS])
 def test_escaped_text_is_read_as_text(text: str) -> None:
-    line = escaped(text)
+    line = escape(text)
     assert kinds(line) <= PLAIN
     assert not acting(line) and "\n" not in line
     assert "www." not in line.lower(), "GitHub makes links of these too"
@@ -41,14 +41,14 @@ def test_escaped_text_is_read_as_text(text: str) -> None:
 
 @given(st.text(st.sampled_from("a1. -+=*_`[]()!<>&|~#:/\\@\n\twWhtps\x1b\u202e"), max_size=30))
 def test_no_text_is_read_as_anything_else(text: str) -> None:
-    line = escaped(text)
+    line = escape(text)
     assert kinds(line) <= PLAIN
     assert "".join(shown(line).split()) == "".join(text.replace("\x1b", "␛").replace("\u202e", "⟨U+202E⟩").split())
 
 
 @given(st.text(st.sampled_from("a |\\\n`<"), max_size=20))
 def test_a_cell_stays_a_cell(text: str) -> None:
-    table = f"| a | b |\n|---|---|\n| {escaped(text)} | end |"
+    table = f"| a | b |\n|---|---|\n| {escape(text)} | end |"
     cells = [each for each in tokens(READERS[1], table) if each.type == "td_open"]
     assert len(cells) == 2
 

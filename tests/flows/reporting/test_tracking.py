@@ -13,7 +13,7 @@ import pytest
 
 from configs.services import WandbConfig
 from flows.reporting.tracking import Monitor, MonitorError, check_monitor, finite
-from flows.services.ownership import identity, owned
+from flows.services.ownership import identity, owned_processes
 
 
 def test_what_is_not_finite_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -66,7 +66,7 @@ def test_an_offline_run_is_on_disk_with_its_metrics(tmp_path: Path, monkeypatch:
     assert directory.is_relative_to(tmp_path)
     [file] = directory.glob("run-demo-1.wandb")
     assert _history(file) == [{"_step": 0, "reward/all/mean": 0.25}, {"_step": 1, "reward/all/mean": 0.5}]
-    assert owned(identity()) == []
+    assert owned_processes(identity()) == []
 
 
 def _history(file: Path) -> list[dict[str, Any]]:

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from flows.services import guardian
-from flows.services.ownership import OWNER, SERVICE, identity, is_alive, marked_processes, owned, start_time, sweep
+from flows.services.ownership import (
+    OWNER,
+    SERVICE,
+    identity,
+    is_alive,
+    marked_processes,
+    owned_processes,
+    start_time,
+    sweep,
+)
 from tests.fixtures.programs import PROGRAMS, ROOT
 from tests.fixtures.programs import SERVICE as PROGRAM
 from tests.fixtures.waiting import PATIENCE, until
@@ -63,12 +72,12 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], Flow]]:
 @pytest.mark.essential
 def test_a_killed_flow_leaves_nothing(start: Callable[[str], Flow], number: signal.Signals) -> None:
     flow = start("wait")
-    before = owned(flow.owner)
+    before = owned_processes(flow.owner)
     assert flow.orphan() in before
     assert len(before) == 5  # two guardians, two services, the orphan
     os.killpg(flow.process.pid, number)  # the group, as a terminal does it
     flow.process.wait(PATIENCE)
-    until(lambda: owned(flow.owner) == [], lambda: f"left: {owned(flow.owner)}")
+    until(lambda: owned_processes(flow.owner) == [], lambda: f"left: {owned_processes(flow.owner)}")
     until(lambda: not any(map(start_time, before)), lambda: f"one of {before} lives")  # the last dies a moment later
 
 
@@ -76,7 +85,7 @@ def test_a_killed_flow_leaves_nothing(start: Callable[[str], Flow], number: sign
 def test_the_end_of_the_block_leaves_nothing(start: Callable[[str], Flow], ending: str, status: int) -> None:
     flow = start(ending)
     assert flow.process.wait(PATIENCE) == status
-    assert owned(flow.owner) == []  # at once: the block waits
+    assert owned_processes(flow.owner) == []  # at once: the block waits
     assert (flow.directory / "polite.json.ended").exists()  # and was polite
 
 
@@ -88,18 +97,18 @@ def test_a_killed_guardian_takes_the_service_along_and_the_sweep_finds_the_rest(
     os.waitid(os.P_PID, flow.process.pid, os.WSTOPPED)  # told when the last of its threads stands, not before
     os.kill(keeper, signal.SIGKILL)
     until(lambda: start_time(service) is None, lambda: "the service lives on without its guardian")
-    assert flow.orphan() in owned(flow.owner)
+    assert flow.orphan() in owned_processes(flow.owner)
     flow.process.kill()
     flow.process.wait()
     sweep()  # unless another flow of this machine has begun at this moment, and swept first
     assert start_time(flow.orphan()) is None
-    assert owned(flow.owner) == []
+    assert owned_processes(flow.owner) == []
 
 
 def test_sweep_spares_what_has_a_living_owner(start: Callable[[str], Flow]) -> None:
     flow = start("wait")
     sweep()
-    assert len(owned(flow.owner)) == 5
+    assert len(owned_processes(flow.owner)) == 5
 
 
 def test_guardian_exits_with_the_status_of_its_service() -> None:
@@ -151,8 +160,8 @@ def test_marked_finds_a_process_by_its_environment() -> None:
     try:
         wanted = (process.pid, identity(), "engine#1")
         until(lambda: wanted in list(marked_processes()), lambda: f"not marked: {list(marked_processes())}")
-        assert owned(identity(), "engine#1") == [process.pid]
-        assert owned(identity(), "engine#2") == []
+        assert owned_processes(identity(), "engine#1") == [process.pid]
+        assert owned_processes(identity(), "engine#2") == []
     finally:
         process.kill()
         process.wait()

@@ -67,5 +67,5 @@ def test_a_learner_that_was_lost_is_asked_before_it_is_gone_back_to(
 
     learner._handles["learner"] = cast(Handle, Gone())
     with pytest.raises(ServiceFailed):
-        learner._connected()
+        learner._connect()
     assert asked == [PULSE] * 3

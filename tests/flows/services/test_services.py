@@ -11,7 +11,7 @@ import pytest
 
 from flows.services import process
 from flows.services.base import Supervisor
-from flows.services.ownership import identity, owned, start_time
+from flows.services.ownership import identity, owned_processes, start_time
 from flows.services.process import ServiceFailed, ServiceSpec
 from tests.fixtures.programs import SERVICE
 from tests.fixtures.waiting import PATIENCE, until
@@ -43,7 +43,7 @@ def spec(directory: Path, name: str = "engine", program: str = "polite", **chang
 def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
     with Supervisor("run", tmp_path / "services") as supervisor:
         yield supervisor
-    assert owned(identity()) == []
+    assert owned_processes(identity()) == []
 
 
 def test_a_service_starts_reports_and_ends(tmp_path: Path) -> None:
@@ -51,8 +51,8 @@ def test_a_service_starts_reports_and_ends(tmp_path: Path) -> None:
         handle = supervisor.start(spec(tmp_path))
         assert handle.wait() == {"pid": handle.pid}
         assert (handle.generation, handle.alive, handle.report) == (1, True, {"pid": handle.pid})
-        assert len(owned(identity())) == 2
-    assert owned(identity()) == []
+        assert len(owned_processes(identity())) == 2
+    assert owned_processes(identity()) == []
     assert not handle.alive
     assert (tmp_path / "engine.json.ended").exists()
 
@@ -100,7 +100,7 @@ def test_a_killed_guardian_leaves_nothing_and_counts_as_a_restart(supervisor: Su
     assert handle.generation == 2
     assert start_time(orphan) is None
     handle.wait()
-    assert len(owned(identity())) == 3
+    assert len(owned_processes(identity())) == 3
 
 
 def test_a_service_that_changes_its_title_keeps_its_mark(supervisor: Supervisor, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_service_that_changes_its_title_keeps_its_mark(supervisor: Supervisor,
     handle.wait()
     assert handle.pid is not None
     assert b"Engine::Core" in Path(f"/proc/{handle.pid}/cmdline").read_bytes()
-    assert handle.pid in owned(identity())
+    assert handle.pid in owned_processes(identity())
 
 
 def test_a_service_that_cannot_start_fails_at_once_with_the_end_of_its_log(
@@ -166,9 +166,9 @@ def test_an_unreachable_external_service_says_that_nothing_was_started(superviso
 def test_an_exception_ends_the_services(tmp_path: Path, problem: type[BaseException]) -> None:
     with pytest.raises(problem), Supervisor("run", tmp_path) as supervisor:
         supervisor.start(spec(tmp_path)).wait()
-        assert owned(identity()) != []
+        assert owned_processes(identity()) != []
         raise problem
-    assert owned(identity()) == []
+    assert owned_processes(identity()) == []
 
 
 def test_services_end_though_a_forked_child_of_the_flow_lives(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from flows.orchestration.states import GateRefused
 from flows.queries import batch
-from flows.queries.batch import decisions, packed, row_samples, rows, samples, updates
+from flows.queries.batch import decisions, packed_step, row_samples, rows, samples, updates
 from flows.queries.request import NotThere
 from flows.queries.store_reader import StoreReader
 from flows.reporting.svg import diverging, sequential
@@ -48,7 +48,7 @@ def stored(library: StoreReader, table: str, step: int, run: str = "run") -> lis
 def test_rows_are_those_of_the_table_and_padding_holds_nothing(
     library: StoreReader, run: str, step: int, padding: bool
 ) -> None:
-    of = packed(library, run, step)
+    of = packed_step(library, run, step)
     found = {row["row"]: row for row in rows(library, of).to_dicts()}
     expected = stored(library, "batches", step, run)
     assert list(found) == [row["row"] for row in expected]
@@ -62,7 +62,7 @@ def test_rows_are_those_of_the_table_and_padding_holds_nothing(
 
 
 def test_samples_stand_where_the_borders_say_and_know_their_traces(library: StoreReader) -> None:
-    of = packed(library, "run", 0)
+    of = packed_step(library, "run", 0)
     found = samples(library, of).to_dicts()
     expected = [
         (row["row"], place, row["cu_seqlens"][place], name)
@@ -80,7 +80,7 @@ def test_samples_stand_where_the_borders_say_and_know_their_traces(library: Stor
 
 
 def test_a_rows_tokens_and_weights_are_those_it_was_packed_with_and_padding_has_none(library: StoreReader) -> None:
-    of = packed(library, "run", 0)
+    of = packed_step(library, "run", 0)
     row = next(each for each in stored(library, "batches", 0) if len(each["sample_ids"]) > 1)
     found = batch.tokens(library, of, row["row"])
     assert found["token_id"].to_list() == row["token_ids"]
@@ -93,14 +93,14 @@ def test_a_rows_tokens_and_weights_are_those_it_was_packed_with_and_padding_has_
         assert sums["rl_weights"][place] == pytest.approx(sum(weights)) and sum(weights) > 0
         assert sums["num_weighted"][place] == sum(weight != 0 for weight in weights)
         assert sums["ce_weights"][place] == 0
-    of = packed(library, "wide", 0)
+    of = packed_step(library, "wide", 0)
     number = next(row["row"] for row in stored(library, "batches", 0, "wide") if not row["sample_ids"])
     assert batch.tokens(library, of, number)["place"].to_list() == [None, None]
     assert row_samples(library, of, number).is_empty()
 
 
 def test_a_batch_that_was_not_trained_has_nothing_measured_and_says_who_held_it_back(library: StoreReader) -> None:
-    trained, held = (packed(library, "run", step) for step in (0, 1))
+    trained, held = (packed_step(library, "run", step) for step in (0, 1))
     assert updates(library, trained)["update"].to_list() == [0], "the learner that is played makes one row"
     assert held.updates is None and updates(library, held).is_empty()
     assert [each["approved"] for each in decisions(library, held)] == [False]
@@ -109,11 +109,11 @@ def test_a_batch_that_was_not_trained_has_nothing_measured_and_says_who_held_it_
 
 def test_what_is_not_there_is_named_with_what_is(library: StoreReader) -> None:
     with pytest.raises(NotThere, match="no packed batch of step 7; it has batches of the steps 0-1"):
-        packed(library, "run", 7)
+        packed_step(library, "run", 7)
     with pytest.raises(NotThere, match="no row 99"):
-        batch.tokens(library, packed(library, "run", 0), 99)
+        batch.tokens(library, packed_step(library, "run", 0), 99)
     with pytest.raises(NotThere):
-        packed(library, "nobody", 0)
+        packed_step(library, "nobody", 0)
 
 
 def test_of_several_packings_the_one_trained_last_counts(tmp_path: Path) -> None:
@@ -124,10 +124,12 @@ def test_of_several_packings_the_one_trained_last_counts(tmp_path: Path) -> None
     packings = {
         name: hand.work(f"packing {name}", {"batches": [row_of([sample["sample_id"]])]}, 0, **above) for name in "abc"
     }
-    assert packed(StoreReader.at(tmp_path / "store"), RUN, 0).batches.key == packings["c"], "none is trained: the last"
+    assert packed_step(StoreReader.at(tmp_path / "store"), RUN, 0).batches.key == packings["c"], (
+        "none is trained: the last"
+    )
     for name in "ab":
         hand.work(f"training {name}", {"updates": [update()]}, packing=packings[name])
-    found = packed(StoreReader.at(tmp_path / "store"), RUN, 0)
+    found = packed_step(StoreReader.at(tmp_path / "store"), RUN, 0)
     assert found.batches.key == packings["b"] and found.updates is not None
     assert found.capacity is None and rows(StoreReader.at(tmp_path / "store"), found)["fill"].to_list() == [None]
 

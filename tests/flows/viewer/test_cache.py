@@ -24,7 +24,7 @@ def test_a_thing_is_made_once() -> None:
     kept, made = Cache(), []
     for _ in range(3):
         assert kept.once("a", lambda: made.append(1) or "value") == "value"
-    assert made == [1] and kept.held("a") == "value" and kept.held("b") is None
+    assert made == [1] and kept.peek("a") == "value" and kept.peek("b") is None
 
 
 def test_a_thing_that_cannot_be_made_is_asked_for_again() -> None:
@@ -39,9 +39,9 @@ def test_what_was_not_asked_for_longest_goes_first() -> None:
     for name in "abc":
         kept.once(name, lambda: frame(100))
     kept.once("a", lambda: pytest.fail("it is held"))
-    assert kept.held("b") is not None, "what is only looked for counts as asked for"
+    assert kept.peek("b") is not None, "what is only looked for counts as asked for"
     kept.once("d", lambda: frame(100))
-    assert [kept.held(name) is None for name in "abcd"] == [False, False, True, False]
+    assert [kept.peek(name) is None for name in "abcd"] == [False, False, True, False]
     assert kept.num_bytes == 3 * size_in_bytes(frame(100)) == 3 * (SMALL + 800)
 
 
@@ -49,7 +49,7 @@ def test_what_is_larger_than_the_room_is_held_alone() -> None:
     kept = Cache(most_bytes=SMALL)
     kept.once("small", lambda: 1)
     kept.once("large", lambda: frame(1000))
-    assert kept.held("small") is None and kept.held("large") is not None
+    assert kept.peek("small") is None and kept.peek("large") is not None
     assert kept.num_bytes == SMALL + 8000
 
 
@@ -57,7 +57,7 @@ def test_what_is_put_again_is_in_the_place_of_what_was_there() -> None:
     kept = Cache()
     for rows in (1000, 100):
         assert kept.put("a", frame(rows)).height == rows
-    assert kept.held("a").height == 100 and kept.num_bytes == SMALL + 800
+    assert kept.peek("a").height == 100 and kept.num_bytes == SMALL + 800
 
 
 def test_what_was_changed_meanwhile_leaves_no_weight_behind() -> None:
@@ -65,14 +65,14 @@ def test_what_was_changed_meanwhile_leaves_no_weight_behind() -> None:
     kept.once("grown", lambda: grown)
     grown += range(10_000)
     kept.once("large", lambda: frame(1000))
-    assert kept.held("grown") is None and kept.num_bytes == size_in_bytes(frame(1000))
+    assert kept.peek("grown") is None and kept.num_bytes == size_in_bytes(frame(1000))
 
 
 def test_many_threads_leave_the_weight_right() -> None:
     kept = Cache(most_bytes=20 * (SMALL + 800))
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: kept.once(n % 40, lambda: frame(100)), range(800)))
-    held = [kept.held(n) for n in range(40) if kept.held(n) is not None]
+    held = [kept.peek(n) for n in range(40) if kept.peek(n) is not None]
     assert kept.num_bytes == sum(map(size_in_bytes, held)) == 20 * (SMALL + 800)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from flows.queries.compare import FIGURES, compare, compared, compared_evaluations, compared_steps
+from flows.queries.compare import FIGURES, compare, compare_cached, compared_evaluations, compared_steps
 from flows.queries.compare_summary import ledger_cells, replayed_settings, summary_sentences
 from flows.queries.compare_traces import compared_attempts
 from flows.queries.request import NotThere
@@ -33,7 +33,7 @@ def answer(library: StoreReader, a: str, b: str, **query: str) -> tuple[int, str
 @pytest.mark.parametrize(("a", "b"), PAIRS)
 def test_what_the_page_says_is_what_the_command_says_to_the_last_bit(ten_runs: StoreReader, a: str, b: str) -> None:
     expected = json.loads(json.dumps(compare(StoreReader(existing_store(ten_runs.store.root.address)), a, b)))
-    assert json.loads(json.dumps(compared(ten_runs, a, b))) == expected
+    assert json.loads(json.dumps(compare_cached(ten_runs, a, b))) == expected
     status, text = answer(ten_runs, a, b, format="json")
     said = json.loads(text)
     assert status == 200
@@ -61,11 +61,11 @@ SAID = {
 
 @pytest.mark.parametrize(("pair", "sentence"), SAID.items(), ids=str)
 def test_where_two_runs_part_is_said_in_a_sentence(ten_runs: StoreReader, pair: tuple[str, str], sentence: str) -> None:
-    assert summary_sentences(compared(ten_runs, *pair))[0] == sentence
+    assert summary_sentences(compare_cached(ten_runs, *pair))[0] == sentence
 
 
 def test_runs_of_unlike_lengths_say_which_steps_one_has_alone(ten_runs: StoreReader) -> None:
-    assert summary_sentences(compared(ten_runs, "base", "longer"))[1] == "Only in b: step 2."
+    assert summary_sentences(compare_cached(ten_runs, "base", "longer"))[1] == "Only in b: step 2."
     rows = compared_steps(ten_runs, "base", "longer").select("step", "only", "first_difference", "loss_a", "loss_b")
     assert rows.rows() == [
         (0, None, None, 0.0, 0.0),
@@ -75,7 +75,7 @@ def test_runs_of_unlike_lengths_say_which_steps_one_has_alone(ten_runs: StoreRea
 
 
 def test_a_replay_beside_its_source_is_told_first_with_what_it_changed(ten_runs: StoreReader) -> None:
-    changed = [each for each in compared(ten_runs, "base", "credited")["config"] if each["in_keys"]]
+    changed = [each for each in compare_cached(ten_runs, "base", "credited")["config"] if each["in_keys"]]
     (told_of,) = replayed_settings(ten_runs, "base", "credited", changed)
     assert told_of == {
         **{"side": "b", "run": "credited", "of": "base", "beside_source": True},
@@ -95,7 +95,7 @@ def test_a_replay_beside_its_source_is_told_first_with_what_it_changed(ten_runs:
 
 
 def test_the_ledger_of_both_is_one_picture_of_states(ten_runs: StoreReader) -> None:
-    drawn = ledger_cells(compared(ten_runs, "base", "credited")["pieces"])
+    drawn = ledger_cells(compare_cached(ten_runs, "base", "credited")["pieces"])
     assert drawn["steps"] == [0, 1]
     assert {row["stage"]: row["states"] for row in drawn["rows"]} == {
         "policy_import": ["only in a", None], "examples": ["same key", None], "assignment": ["same key", "same key"],
@@ -135,13 +135,13 @@ def test_a_figure_is_chosen_and_what_is_not_known_is_refused(ten_runs: StoreRead
     status, text = answer(ten_runs, "base", "nobody")
     assert status == 404 and "nobody" in text
     with pytest.raises(NotThere, match="nobody"):
-        compared(ten_runs, "nobody", "base")
+        compare_cached(ten_runs, "nobody", "base")
 
 
 def test_a_comparison_is_made_once_for_the_same_work(ten_runs: StoreReader) -> None:
-    first: Any = compared(ten_runs, "base", "longer")
-    assert compared(ten_runs, "base", "longer") is first
-    assert compared(ten_runs, "longer", "base") is not first
+    first: Any = compare_cached(ten_runs, "base", "longer")
+    assert compare_cached(ten_runs, "base", "longer") is first
+    assert compare_cached(ten_runs, "longer", "base") is not first
 
 
 def test_a_run_that_has_only_begun_is_compared_live_and_has_nothing_yet(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_run_that_has_only_begun_is_compared_live_and_has_nothing_yet(tmp_path
 
 def test_a_step_that_is_there_for_its_examples_alone_is_not_in_both(ten_runs: StoreReader) -> None:
     """A replay of later steps has the examples of step 0, and no step 0."""
-    assert summary_sentences(compared(ten_runs, "base", "later")) == [
+    assert summary_sentences(compare_cached(ten_runs, "base", "later")) == [
         "They part at step 1, stage advantage: the key is another one. 4 pieces are shared.",
         "Only in a: step 0.",
     ]
@@ -174,11 +174,11 @@ def test_a_step_that_is_there_for_its_examples_alone_is_not_in_both(ten_runs: St
 def test_what_a_run_had_before_it_did_more_is_let_go(tmp_path: Path) -> None:
     store = rehearse(tmp_path / "store", "base", steps=1)
     library = StoreReader.at(tmp_path / "store")
-    first = compared(library, "base", "base")
+    first = compare_cached(library, "base", "base")
     rehearse(tmp_path / "store", "base", steps=2)
-    second = compared(library, "base", "base")
+    second = compare_cached(library, "base", "base")
     assert len(first["steps"]) == 1 and len(second["steps"]) == 2
-    assert library.cache.held(("compared", "base", "base"))[1] is second
+    assert library.cache.peek(("compared", "base", "base"))[1] is second
     assert [entry.step for entry in store.ledger.entries(run="base", stage="training")] == [0, 1]
 
 
@@ -208,7 +208,7 @@ def test_policies_of_a_version_are_paired_and_the_last_ones_too(evaluated: Store
 
 
 def test_averages_are_those_of_the_command_and_a_run_beside_itself_is_the_same_work(evaluated: StoreReader) -> None:
-    averages = compared(evaluated, "one", "two")["evaluations"]
+    averages = compare_cached(evaluated, "one", "two")["evaluations"]
     assert [(row["version"], row["a"] is None, row["b"] is None) for row in averages] == [
         (0, False, False),
         (1, False, False),

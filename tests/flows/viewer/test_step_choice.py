@@ -22,8 +22,8 @@ from flows.queries.rollout_list import (
     columns,
     known_values,
     named_columns,
-    ordered,
     read_names,
+    sort_rows,
     written_names,
 )
 from flows.queries.step import level
@@ -166,7 +166,7 @@ def test_orders_are_those_of_plain_sorting(kind: str, data: st.DataObject) -> No
     rows = pl.DataFrame({"value": pl.Series(values, dtype=TYPES[kind])}).with_row_index("place")
     column = RolloutColumn("value", "value", kind, "")
     for descending in (False, True):
-        found = ordered(rows, column, descending)["place"].to_list()
+        found = sort_rows(rows, column, descending)["place"].to_list()
         # `reverse=True` keeps equals in their order, as we do.
         assert found == slowly(rows.to_dicts(), "value", descending)
 
@@ -175,7 +175,7 @@ def test_orders_are_those_of_plain_sorting(kind: str, data: st.DataObject) -> No
 def test_equals_of_a_large_step_stay_as_they_came(descending: bool) -> None:
     values = [(n * 7919) % 3 or None for n in range(20_000)]  # few values: a sort that is not stable mixes thousands
     rows = pl.DataFrame({"value": values}).with_row_index("place")
-    found = ordered(rows, RolloutColumn("value", "value", "whole", ""), descending)["place"].to_list()
+    found = sort_rows(rows, RolloutColumn("value", "value", "whole", ""), descending)["place"].to_list()
     assert found == slowly(rows.to_dicts(), "value", descending)
 
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from flows.reporting.svg import MOST_POINTS, Scale, around, attributes, label, text, thinned, ticks
+from flows.reporting.svg import MOST_POINTS, Scale, around, attributes, label, text, thin, ticks
 from flows.viewer.svg.charts import cell_class, chart, ledger, sparkline, timeline
 
 HOSTILE = "</text><script>alert(1)</script>\"' onload=x \x1b[31m\u202e&"
@@ -156,10 +156,10 @@ def test_a_tick_is_short(value: float, words: str) -> None:
 def test_many_points_are_thinned_and_every_peak_is_kept() -> None:
     values: list[float | None] = [math.sin(n / 50) for n in range(5000)]
     values[1234], values[3456], values[777], values[4000] = 9.0, -9.0, None, math.nan
-    places = thinned([values])
+    places = thin([values])
     assert {0, 1234, 3456, 4000, 4999} <= set(places) and 777 not in places
     assert len(places) <= MOST_POINTS + 2 and places == sorted(set(places))
-    assert thinned([values[:MOST_POINTS]]) == list(range(MOST_POINTS)), "few are all drawn"
+    assert thin([values[:MOST_POINTS]]) == list(range(MOST_POINTS)), "few are all drawn"
 
 
 def test_a_scale_goes_both_ways() -> None:

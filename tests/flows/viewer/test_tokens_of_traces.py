@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from flows.queries.messages import branches, messages, rejected
+from flows.queries.messages import branches, messages, rejected_messages
 from flows.queries.shown_tokens import COLOURINGS, NONE, default_colouring, drawn_text, largest, plain_number
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import TOKENS, tokens
@@ -188,7 +188,7 @@ def test_messages_have_texts_and_counts_and_a_window_the_same_tokens(library: St
     rows = messages(library, trace)
     assert rows["num_tokens"].to_list() == [3, 3, 1, 2, 2] and rows["num_sampled"].to_list() == [0, 2, 0, 2, 2]
     assert branches(rows) == [list(way) for way in PATHS]
-    assert rejected(trace, rows) == []
+    assert rejected_messages(trace, rows) == []
     packed = samples(library, trace).select("branch", "row", "update").rows()
     assert packed == [(0, 0, 0), (1, 1, 0)]
     some = tokens(library, trace, within=[1, 4])
@@ -201,7 +201,7 @@ def test_a_rejected_attempt_is_named(tmp_path: Path) -> None:
     HandMade(tmp_path / "store").step([record], forked())
     library = StoreReader.at(tmp_path / "store")
     found = find_trace(library, RUN, FORKED)
-    assert rejected(found, messages(library, found)) == [4]
+    assert rejected_messages(found, messages(library, found)) == [4]
 
 
 BY_NAME = {each.name: each for each in COLOURINGS}

@@ -57,7 +57,7 @@ def traces(library: StoreReader, run: str) -> list[FoundTrace]:
     return [find_trace(library, run, name) for name in names]
 
 
-def packed(library: StoreReader, run: str) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
+def packed_step(library: StoreReader, run: str) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
     """The weights by token of every packed sample, straight from the table."""
     (lineage,) = library.history(run).lineages
     assert lineage.batches is not None
@@ -71,7 +71,7 @@ def packed(library: StoreReader, run: str) -> dict[str, dict[str, np.ndarray[Any
 
 def trained(library: StoreReader) -> FoundTrace:
     """A trace of the run that divides by a constant length, in the first row of its batch."""
-    sample = batch.samples(library, batch.packed(library, "dr_grpo", 0)).row(0, named=True)
+    sample = batch.samples(library, batch.packed_step(library, "dr_grpo", 0)).row(0, named=True)
     return find_trace(library, "dr_grpo", sample["trace_id"])
 
 
@@ -82,7 +82,7 @@ def values_of(library: StoreReader, found: FoundTrace, **query: str) -> Values:
 
 @pytest.mark.parametrize("run", list(ALGORITHMS))
 def test_every_token_was_trained_with_what_its_batch_row_has(library: StoreReader, run: str) -> None:
-    rows, compared, updates = packed(library, run), 0, set()
+    rows, compared, updates = packed_step(library, run), 0, set()
     for found in traces(library, run):
         told = tokens(library, found, texts=False)
         branches = {row["branch"]: row for row in samples(library, found).iter_rows(named=True)}
@@ -104,7 +104,7 @@ def test_every_token_was_trained_with_what_its_batch_row_has(library: StoreReade
 
 def test_dr_grpo_shows_the_weight_of_the_credit_and_the_one_that_was_trained(library: StoreReader) -> None:
     found = trained(library)
-    of = batch.packed(library, "dr_grpo", 0)
+    of = batch.packed_step(library, "dr_grpo", 0)
     rows = batch.rows(library, of).filter(pl.col("update") == 0)
     num_traces = batch.samples(library, of).filter(pl.col("row").is_in(rows["row"].implode()))["trace_id"].n_unique()
     expected = np.float32(rows["rl_tokens"][0] / (LENGTH * num_traces))
@@ -114,7 +114,7 @@ def test_dr_grpo_shows_the_weight_of_the_credit_and_the_one_that_was_trained(lib
 
 
 def test_the_sums_on_the_page_are_those_of_the_batch_row(library: StoreReader) -> None:
-    of = batch.packed(library, "dr_grpo", 0)
+    of = batch.packed_step(library, "dr_grpo", 0)
     for found in traces(library, "dr_grpo"):
         page = values_of(library, found)
         columns = [each["tokens"]["columns"] for each in page["messages"]]

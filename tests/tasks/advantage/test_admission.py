@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import SAMPLES
 from tasks.advantage.algorithms.credit import Credit, GroupedTraces
-from tasks.advantage.stage import STAGE, advantage, silenced
+from tasks.advantage.stage import STAGE, advantage, silence
 from tasks.arrays.parse_errors import StrangeFlag
 from tasks.arrays.ragged import Ragged
 from tests.fixtures.builders import exactly, exchange, message, table, trace, view
@@ -140,7 +140,7 @@ def test_silence_takes_every_component_and_the_signal():
     kept = GroupedTraces(traces, messages, np.zeros(1, np.int64), Ragged(np.ones(3, np.bool_), np.array([0, 3])))
     one = np.ones(3, np.float32)
     credit = Credit(np.zeros(1), np.ones(1), one, 2 * one, 3 * one, 4 * one)
-    found = silenced(kept, credit, np.array([False, True, False]))
+    found = silence(kept, credit, np.array([False, True, False]))
     streams = [found.rl, found.ce, found.ref_kl, found.signal]
     assert [stream.tolist() for stream in streams] == [[n, 0, n] for n in (1, 2, 3, 4)]
 

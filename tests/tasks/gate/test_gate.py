@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.errors import ConfigError
-from tasks.gate.stage import STAGE, Answer, Question, RuleFailed, described, holds, require_rule, shown_rollouts
+from tasks.gate.stage import STAGE, Answer, Question, RuleFailed, describe_figures, holds, require_rule, shown_rollouts
 from tasks.metrics.figures import MEANINGS
 from tests.fixtures.builders import exchange, message, table, trace, verdict, view
 
@@ -155,4 +155,4 @@ def test_a_rule_that_fails_on_the_figures_at_hand_says_which() -> None:
 
 def test_a_message_names_the_figures_of_the_rule() -> None:
     figures = UNKNOWN | {"fill": 0.123456789, "num_rows": 3}
-    assert described("fill > 0.5 or reward_mean > 1", figures) == "reward_mean null, fill 0.123457"
+    assert describe_figures("fill > 0.5 or reward_mean > 1", figures) == "reward_mean null, fill 0.123457"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tasks.packing.bin_packing import (
     CROSSOVER_TOKENS,
     MOST_BALANCED_SAMPLES,
-    balanced,
+    balanced_rows,
     best_fit,
     estimated_costs,
     longest_first,
@@ -72,14 +72,14 @@ def test_pack_places_every_sample_once_in_a_multiple_of_the_ranks(lengths, num_r
 @given(lengths=LENGTHS, num_ranks=st.integers(2, 9))
 def test_balanced_needs_hardly_more_rows_than_best_fit(lengths, num_ranks):
     fewest = -(-len(best_fit(lengths, CAPACITY)) // num_ranks) * num_ranks
-    assert len(balanced(lengths, CAPACITY, num_ranks)) in (fewest, fewest + num_ranks, fewest + 2 * num_ranks)
+    assert len(balanced_rows(lengths, CAPACITY, num_ranks)) in (fewest, fewest + num_ranks, fewest + 2 * num_ranks)
 
 
 def test_balanced_takes_more_rows_where_even_ones_would_overflow():
     # Best-fit fills three rows of 9. Evenly filled, they hold 8 each before the last 3, which then fits nowhere.
     lengths = [5, 5, 4, 4, 3, 3, 3]
     assert best_fit(lengths, 9) == [[0, 2], [1, 3], [4, 5, 6]]
-    rows = balanced(lengths, 9, 3)
+    rows = balanced_rows(lengths, 9, 3)
     check(rows, lengths, 9)
     assert rows == [[0], [1], [2], [3], [4, 6], [5]]
 

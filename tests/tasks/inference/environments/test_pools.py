@@ -24,7 +24,7 @@ from configs.run import RunConfig
 from flows.services import process
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
-from flows.services.ownership import identity, owned, start_time
+from flows.services.ownership import identity, owned_processes, start_time
 from flows.services.process import ServiceFailed
 from tasks.inference.environments import pool as environment_pool
 from tasks.inference.environments import servers as environments
@@ -219,7 +219,7 @@ def test_servers_that_are_told_to_end_leave_nothing_behind(pools: Pools) -> None
     assert Path(directory).parent == pools.supervisor._temporary, "it goes also where the broker is killed"
     with rollouts(pools.addresses["growing"], 1):
         pools.supervisor.close()
-    assert owned(identity()) == []
+    assert owned_processes(identity()) == []
     for name in ("fixed", "growing"):
         assert pools.log(name).rstrip().endswith("EnvServerPool down"), pools.log(name)
         # Python's tracker tells of what was left; libraries with counters of their own complain at an end of any kind.

@@ -15,7 +15,7 @@ import pytest
 from configs.run import RunConfig, View
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
-from flows.services.ownership import identity, owned
+from flows.services.ownership import identity, owned_processes
 from tasks.inference.engine.client import MODEL, Engine, ServedModel
 from tasks.inference.environments import servers as environments
 from tasks.rollout.stage import STAGE, rollout
@@ -85,7 +85,7 @@ def rolled_out(
             teachers=SimpleNamespace(serve=None),  # type: ignore[arg-type]
         )
         generation = servers._handles[environment["name"]].generation
-    assert owned(identity()) == []
+    assert owned_processes(identity()) == []
     return handed, generation
 
 
