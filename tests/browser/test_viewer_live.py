@@ -115,6 +115,7 @@ def test_a_viewer_that_is_gone_is_told(tmp_path: Path, opened: Opened) -> None:
         page = window.open("/runs/going")
         page.locator("[data-live-state]", has_text="live").wait_for()
     page.locator("[data-live-state].stale", has_text="not answering").wait_for()
+    page.close()  # it would go on asking, and complain again
     going.finish()
     # Refused; or, where it was asking at that moment, reset or left without an answer.
     assert window.complaints and all("net::ERR_" in each for each in window.complaints)
