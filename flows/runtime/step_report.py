@@ -10,7 +10,7 @@ from flows.runtime.empty_batch import short_of_groups
 from flows.runtime.pipeline import FinishedStep, StepBatch
 from flows.runtime.session import Session
 from tasks.metrics.accounting import COLUMNS as TRACE_COLUMNS
-from tasks.metrics.accounting import ERRORED, TRAINED, AccountBreach, Share, account
+from tasks.metrics.accounting import ERRORED, TRAINED, AccountBreach, account
 from tasks.metrics.figures import ALL, Values, full_name, metric_values
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref
@@ -42,8 +42,8 @@ class Outcome:
         return asdict(self)
 
 
-def check_account(session: Session, batch: StepBatch) -> list[Share]:
-    """Return what became of every rollout of a step. Raises AccountBreach where one is lost or counted twice."""
+def check_account(session: Session, batch: StepBatch) -> None:
+    """Account for every rollout of a step. Raises AccountBreach where one is lost or counted twice."""
     context = session.context
     tables = (
         context.table("assignments", batch.assignments, ["assignment_id"]),
@@ -53,7 +53,7 @@ def check_account(session: Session, batch: StepBatch) -> list[Share]:
         context.table("batches", [batch.packing], ["sample_ids"]),
     )
     try:
-        return account(*tables)
+        account(*tables)
     except AccountBreach as error:
         # `account` knows tables alone, not whose they are.
         error.add_note(f"Run {context.run}, step {batch.packing.step}, between the stages packing and training.")

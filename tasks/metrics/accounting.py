@@ -155,9 +155,15 @@ def account_metrics(tables: Tables) -> dict[str, float]:
     Of a step that was not trained, what nothing held back is pending, or refused where a gate said no. An outcome that
     no rollout met has no entry. Raises AccountBreach where the step was packed and a rollout is lost or counted twice.
     """
+    refused = "decisions" in tables and not all(tables["decisions"]["approved"].to_pylist())
+    of_packed = TRAINED if "updates" in tables else REFUSED if refused else PENDING
     if all(name in tables for name in CHECKED):
-        account(*(tables[name] for name in CHECKED))  # for the breaches: it counts the same
-    counts = Counter(_outcomes(tables))
+        shares = account(*(tables[name] for name in CHECKED))
+        counts = {
+            (of_packed if each.outcome == TRAINED else each.outcome, each.detail): each.num_traces for each in shares
+        }
+    else:
+        counts = Counter(_outcomes(tables, of_packed))
     return {"/".join(filter(None, ("accounting", *outcome))): float(count) for outcome, count in sorted(counts.items())}
 
 
@@ -172,10 +178,8 @@ def group_metrics(wanted: int, num_batches: int, assignments: pa.Table, credits:
     return {f"groups/{name}": float(count) for name, count in counts.items()}
 
 
-def _outcomes(tables: Tables) -> Iterator[tuple[str, str]]:
-    """Yield outcome and detail of every rollout, as far as the tables of the step go."""
-    refused = "decisions" in tables and not all(tables["decisions"]["approved"].to_pylist())
-    of_packed = TRAINED if "updates" in tables else REFUSED if refused else PENDING
+def _outcomes(tables: Tables, of_packed: str) -> Iterator[tuple[str, str]]:
+    """Yield outcome and detail of every rollout of a step that came no further than some of its tables."""
     judged = tables.get("verdicts")
     reasons = dict(zip(texts(judged["trace_id"]), judged["reason"].to_pylist(), strict=True)) if judged else {}
     packed = packed_traces(tables["samples"], tables["batches"]) if {"samples", "batches"} <= tables.keys() else None

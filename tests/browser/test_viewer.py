@@ -129,9 +129,12 @@ def test_a_saved_page_works_from_disk_and_asks_nobody(demo: str, opened: Opened,
     runs = said(window, "/")["runs"]
     fork = next(each["run"] for each in runs if each["parent"] == "demo")
     addresses: dict[str, Callable[[], str]] = {
-        "run": lambda: "/runs/demo", "step": lambda: "/runs/demo/steps/0", "trace": lambda: a_trace(window),
-        "row": lambda: "/runs/demo/steps/0/batch/0", "compare": lambda: f"/compare/demo/{fork}",
-    }  # fmt: skip
+        "run": lambda: "/runs/demo",
+        "step": lambda: "/runs/demo/steps/0",
+        "trace": lambda: a_trace(window),
+        "row": lambda: "/runs/demo/steps/0/batch/0",
+        "compare": lambda: f"/compare/demo/{fork}",
+    }
     page = window.open(addresses[kind]())
     with page.expect_download() as loading:
         page.get_by_role("link", name="Save").click()

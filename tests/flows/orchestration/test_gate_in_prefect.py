@@ -80,14 +80,7 @@ def test_a_batch_is_refused_on_the_command_line(run: Driven, waiting: Waiting) -
     waiting.paused()
     words = ("gate", NAME, "--refuse", "--by", "Ada", "--reason", "too easy", "--store", str(run.store))
     command = [sys.executable, "-m", "flows.cli", *words]
-    done = subprocess.run(
-        [*command, "--store", str(run.store)],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"refused by Ada; run {NAME} (train-")
     life = waiting.life.result(timeout=SECONDS)

@@ -20,11 +20,15 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def step(number: int, **changes: Any) -> dict[str, Any]:
     values = {
-        "step": number, "reward": number / 10, "reward_std": 0.1, "tokens": 12_345,
+        "step": number,
+        "reward": number / 10,
+        "reward_std": 0.1,
+        "tokens": 12_345,
         "seconds": {"rollout": 1.25, "training": 0.5},
-        "rows": {"rollout": {"traces": 8, "messages": 16}, "training": 1}, "stage_tokens": {"rollout": 640},
+        "rows": {"rollout": {"traces": 8, "messages": 16}, "training": 1},
+        "stage_tokens": {"rollout": 640},
         "update": {"entropy": 0.51234, "mismatch_kl": 1.5e-06, "grad_norm": None},
-    }  # fmt: skip
+    }
     return {**values, **changes}
 
 

@@ -22,12 +22,25 @@ def test_none_is_a_dash_and_no_other_value_is(word: str) -> None:
 @pytest.mark.parametrize(
     ("value", "written"),
     [
-        (0, "0"), (0.0, "0"), (5.0, "5"), (0.12345, "0.123"), (-0.12345, "-0.123"), (1.23e-05, "1.23e-05"),
-        (99.96, "100"), (999.4, "999"), (999.9, "1\u202f000"), (1000.0, "1\u202f000"), (1234.5, "1\u202f234"),
-        (12345678, "12\u202f345\u202f678"), (-12345.6, "-12\u202f346"), (float("inf"), "inf"), (float("nan"), "nan"),
-        (True, "True"), ("NaN", "NaN"),
+        (0, "0"),
+        (0.0, "0"),
+        (5.0, "5"),
+        (0.12345, "0.123"),
+        (-0.12345, "-0.123"),
+        (1.23e-05, "1.23e-05"),
+        (99.96, "100"),
+        (999.4, "999"),
+        (999.9, "1\u202f000"),
+        (1000.0, "1\u202f000"),
+        (1234.5, "1\u202f234"),
+        (12345678, "12\u202f345\u202f678"),
+        (-12345.6, "-12\u202f346"),
+        (float("inf"), "inf"),
+        (float("nan"), "nan"),
+        (True, "True"),
+        ("NaN", "NaN"),
     ],
-)  # fmt: skip
+)
 def test_a_number_is_written_in_few_digits(value: Any, written: str) -> None:
     assert formats.number(value) == written
 
@@ -35,10 +48,19 @@ def test_a_number_is_written_in_few_digits(value: Any, written: str) -> None:
 @pytest.mark.parametrize(
     ("value", "written"),
     [
-        (0, "0 %"), (1, "100 %"), (0.5, "50 %"), (0.004, "0.4 %"), (0.00012, "0.012 %"), (0.995, "99.5 %"),
-        (0.9999, "99.99 %"), (0.99414, "99.4 %"), (1.0127, "101.3 %"), (1.5, "150 %"), (12.0, "1200 %"),
+        (0, "0 %"),
+        (1, "100 %"),
+        (0.5, "50 %"),
+        (0.004, "0.4 %"),
+        (0.00012, "0.012 %"),
+        (0.995, "99.5 %"),
+        (0.9999, "99.99 %"),
+        (0.99414, "99.4 %"),
+        (1.0127, "101.3 %"),
+        (1.5, "150 %"),
+        (12.0, "1200 %"),
     ],
-)  # fmt: skip
+)
 def test_a_share_is_all_only_where_it_is_all(value: float, written: str) -> None:
     assert formats.share(value) == written
 
@@ -46,10 +68,15 @@ def test_a_share_is_all_only_where_it_is_all(value: float, written: str) -> None
 @pytest.mark.parametrize(
     ("value", "written"),
     [
-        (0, "0 ms"), (0.25, "250 ms"), (0.9999, "1.0 s"), (59.94, "59.9 s"), (59.97, "1 min 00 s"),
-        (3599.7, "1 h 00 min"), (7260, "2 h 01 min"),
+        (0, "0 ms"),
+        (0.25, "250 ms"),
+        (0.9999, "1.0 s"),
+        (59.94, "59.9 s"),
+        (59.97, "1 min 00 s"),
+        (3599.7, "1 h 00 min"),
+        (7260, "2 h 01 min"),
     ],
-)  # fmt: skip
+)
 def test_a_time_is_told_in_the_unit_that_fits(value: float, written: str) -> None:
     assert formats.seconds(value) == written
 
@@ -80,14 +107,21 @@ DRAWN_FORMATS = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110B
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("\x1b[31mred", "␛[31mred"), ("\x1b]8;;http://x\x07y", "␛]8;;http://x␇y"), ("\x9b31m", "⟨U+009B⟩31m"),
-        ("a\r\nb\rc", "a␍\nb␍c"), ("\0\x7f", "␀␡"), ("user\u202egnp.exe", "user⟨U+202E⟩gnp.exe"),
-        ("\u200e\u200f\u061c\u2066", "⟨U+200E⟩⟨U+200F⟩⟨U+061C⟩⟨U+2066⟩"), ("a\u200bb\ufeff", "a⟨U+200B⟩b⟨U+FEFF⟩"),
-        ("a\u2028b\u2029", "a⟨U+2028⟩b⟨U+2029⟩"), ("\ud800 \ude00", "⟨U+D800⟩ ⟨U+DE00⟩"),
-        ("\uffff\U0010ffff\ufdd0", "⟨U+FFFF⟩⟨U+10FFFF⟩⟨U+FDD0⟩"), ("x\U000e0041", "x⟨U+E0041⟩"),
+        ("\x1b[31mred", "␛[31mred"),
+        ("\x1b]8;;http://x\x07y", "␛]8;;http://x␇y"),
+        ("\x9b31m", "⟨U+009B⟩31m"),
+        ("a\r\nb\rc", "a␍\nb␍c"),
+        ("\0\x7f", "␀␡"),
+        ("user\u202egnp.exe", "user⟨U+202E⟩gnp.exe"),
+        ("\u200e\u200f\u061c\u2066", "⟨U+200E⟩⟨U+200F⟩⟨U+061C⟩⟨U+2066⟩"),
+        ("a\u200bb\ufeff", "a⟨U+200B⟩b⟨U+FEFF⟩"),
+        ("a\u2028b\u2029", "a⟨U+2028⟩b⟨U+2029⟩"),
+        ("\ud800 \ude00", "⟨U+D800⟩ ⟨U+DE00⟩"),
+        ("\uffff\U0010ffff\ufdd0", "⟨U+FFFF⟩⟨U+10FFFF⟩⟨U+FDD0⟩"),
+        ("x\U000e0041", "x⟨U+E0041⟩"),
         ("soft\xadhyphen", "soft⟨U+00AD⟩hyphen"),
     ],
-)  # fmt: skip
+)
 def test_what_acts_or_hides_is_shown(text: str, shown: str) -> None:
     assert visible(text) == shown
 

@@ -11,10 +11,14 @@ from tests.flows.viewer.hand_made import NOW, RUN, HandMade
 
 HOSTILE = "<script>alert(1)</script>[bold red]\x1b[31mred\u202eafter\x00"
 SAID = {
-    "plain": "The quick brown fox", "percent": "100% of a_b, c.*d [e] (f) \\g ^h$ 'i' \"j\"",
-    "greek": "ΟΔΟΣ και οδός", "street": "Straße, ISTANBUL, İstanbul", "hostile": HOSTILE,
-    "lines": "first\nsecond\ttab", "silent": "",
-}  # fmt: skip
+    "plain": "The quick brown fox",
+    "percent": "100% of a_b, c.*d [e] (f) \\g ^h$ 'i' \"j\"",
+    "greek": "ΟΔΟΣ και οδός",
+    "street": "Straße, ISTANBUL, İstanbul",
+    "hostile": HOSTILE,
+    "lines": "first\nsecond\ttab",
+    "silent": "",
+}
 """What each trace's message says, by the trace's id."""
 PARTLY = "70617274" * 4
 """The key of the work that is not finished."""

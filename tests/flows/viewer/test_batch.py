@@ -201,18 +201,27 @@ def test_of_a_sample_without_end_the_beginning_is_drawn_and_the_rest_counted(
 @pytest.mark.parametrize(
     ("address", "status"),
     [
-        (addresses.batch("run", 9), 404), (addresses.row("run", 0, 99), 404), (f"{BATCH}?colour=taste", 400),
-        (f"{BATCH}?page=7", 400), (f"{ROW}?first=99", 400),
+        (addresses.batch("run", 9), 404),
+        (addresses.row("run", 0, 99), 404),
+        (f"{BATCH}?colour=taste", 400),
+        (f"{BATCH}?page=7", 400),
+        (f"{ROW}?first=99", 400),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_answered_says_so(paged: StoreReader, address: str, status: int) -> None:
     assert answer(paged, address)[0] == status
 
 
 def test_steps_of_colour_keep_signs_zeros_and_nothing_apart() -> None:
     assert [diverging(value, 2.0) for value in (-2.0, -0.001, 0.0, None, 0.5, 0.51, 9.0)] == [
-        "n4", "n1", "0", "none", "p1", "p2", "p4",
-    ]  # fmt: skip
+        "n4",
+        "n1",
+        "0",
+        "none",
+        "p1",
+        "p2",
+        "p4",
+    ]
     shades = [sequential(value, 0.0, 1.0) for value in (None, 0.0, 0.49, 0.5, 1.0, 7.0)]
     assert shades == ["none", "0", "1", "2", "4", "4"]
     assert sequential(1.0, 1.0, 1.0) == "4"

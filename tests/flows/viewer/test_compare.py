@@ -21,9 +21,16 @@ from tests.flows.viewer import looking
 
 pytestmark = pytest.mark.engine  # ten runs are walked, a third of a second each
 PAIRS = [
-    ("base", "twin"), ("base", "credited"), ("credited", "base"), ("base", "seeded"), ("base", "longer"),
-    ("base", "broken"), ("first", "later"), ("strict", "faster"), ("base", "base"),
-]  # fmt: skip
+    ("base", "twin"),
+    ("base", "credited"),
+    ("credited", "base"),
+    ("base", "seeded"),
+    ("base", "longer"),
+    ("base", "broken"),
+    ("first", "later"),
+    ("strict", "faster"),
+    ("base", "base"),
+]
 
 
 def answer(library: StoreReader, a: str, b: str, **query: str) -> tuple[int, str]:
@@ -98,11 +105,15 @@ def test_the_ledger_of_both_is_one_picture_of_states(ten_runs: StoreReader) -> N
     drawn = ledger_cells(compare_cached(ten_runs, "base", "credited")["pieces"])
     assert drawn["steps"] == [0, 1]
     assert {row["stage"]: row["states"] for row in drawn["rows"]} == {
-        "policy_import": ["only in a", None], "examples": ["same key", None], "assignment": ["same key", "same key"],
-        "rollout": ["same key", "same key"], "filtering": ["same key", "same key"],
-        "advantage": ["different key", "different key"], "packing": ["different key", "different key"],
+        "policy_import": ["only in a", None],
+        "examples": ["same key", None],
+        "assignment": ["same key", "same key"],
+        "rollout": ["same key", "same key"],
+        "filtering": ["same key", "same key"],
+        "advantage": ["different key", "different key"],
+        "packing": ["different key", "different key"],
         "training": ["only in a", "only in a"],
-    }  # fmt: skip
+    }
     assert drawn["counts"] == {"same key": 7, "different key": 4, "only in a": 3, "only in b": 0}
 
 

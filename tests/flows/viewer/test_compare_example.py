@@ -112,10 +112,13 @@ def test_the_same_rollout_in_a_replay_is_told_token_by_token(ten_runs: StoreRead
 @pytest.mark.parametrize(
     ("query", "status"),
     [
-        ({"step_a": "0", "version_a": "0"}, 400), ({"step_a": "one"}, 400), ({"trace_a": "no-such-trace"}, 404),
-        ({"step_b": "99"}, 200), ({"version_a": "0"}, 200),
+        ({"step_a": "0", "version_a": "0"}, 400),
+        ({"step_a": "one"}, 400),
+        ({"trace_a": "no-such-trace"}, 404),
+        ({"step_b": "99"}, 200),
+        ({"version_a": "0"}, 200),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_chosen_is_refused_or_empty(
     ten_runs: StoreReader, example: tuple[str, str], query: dict[str, str], status: int
 ) -> None:
@@ -148,9 +151,15 @@ def test_hostile_texts_stand_on_the_page_as_texts() -> None:
     nothing: dict[str, Any] = {"moments": [], "shown": None, "attempts": [], "reward": None}
     one = {"trace_id": "t", "key": "k", "reward": None}
     said = {
-        "agents": ["x"], "agent": "x", "a": "x", "b": "y", "of_a": nothing, "of_b": nothing, "chosen_a": one,
+        "agents": ["x"],
+        "agent": "x",
+        "a": "x",
+        "b": "y",
+        "of_a": nothing,
+        "of_b": nothing,
+        "chosen_a": one,
         "chosen_b": one,
-    }  # fmt: skip
+    }
     page = Page("compare_example.html", "t", said | {"tokens": None, "texts": found})
     html = as_html(page, PageRequest("/compare/x/y/example")).decode()
     said_of_a = html.partition('class="halves spoken"')[2]

@@ -45,10 +45,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
 def test_attempts_are_those_at_the_example_alone_and_each_step_is_counted(library: StoreReader) -> None:
     found = attempts(library, RUN, ENVIRONMENT, "wanted")
     assert found.select("step", "for_training", "agent", "reward", "outcome").rows() == [
-        (0, True, "agent", 1.0, "trained"), (0, True, "agent", 0.5, "no weight"),
-        (0, True, "agent", None, "no weight"), (1, True, "agent", 1.5, "pending"),
-        (2, False, "solver", 0.0, "evaluated"), (2, False, "solver", 1.0, "evaluated"),
-    ]  # fmt: skip
+        (0, True, "agent", 1.0, "trained"),
+        (0, True, "agent", 0.5, "no weight"),
+        (0, True, "agent", None, "no weight"),
+        (1, True, "agent", 1.5, "pending"),
+        (2, False, "solver", 0.0, "evaluated"),
+        (2, False, "solver", 1.0, "evaluated"),
+    ]
     assert found["advantage"].to_list() == [0.5, *[None] * 5]
     assert found["set"].to_list() == [None] * 4 + [""] * 2
     steps = by_step(attempts(library, RUN, ENVIRONMENT, "wanted"))

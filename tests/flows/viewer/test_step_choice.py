@@ -33,16 +33,29 @@ ROWS: list[dict[str, Any]] = [
     {"environment": "a", "agent": "y", "outcome": "trained", "reward": 0.5, "detected": ["long"], "group_id": "0"},
     {"environment": "b", "agent": "x", "outcome": "filtered", "reason": "long", "reward": 1.0, "detected": ["long"]},
     {
-        "environment": "b", "agent": "x", "outcome": "filtered", "reason": "loud", "reward": -2.0,
+        "environment": "b",
+        "agent": "x",
+        "outcome": "filtered",
+        "reason": "loud",
+        "reward": -2.0,
         "detected": ["loud", "long"],
     },
     {"environment": "b", "agent": "y", "outcome": "errored", "error_class": "timeout", "detected": ["errored"]},
     {"environment": "b", "agent": "y", "outcome": "quarantined", "reason": "quarantined", "detected": None},
     {"environment": "a", "agent": "x", "outcome": "pending", "reward": 0.0, "detected": None, "example_id": "two"},
-]  # fmt: skip
+]
 TEXTS = (
-    "environment", "agent", "outcome", "reason", "error_class", "group_id", "example_id", "trace_id", "key", "detail",
-)  # fmt: skip
+    "environment",
+    "agent",
+    "outcome",
+    "reason",
+    "error_class",
+    "group_id",
+    "example_id",
+    "trace_id",
+    "key",
+    "detail",
+)
 FILTERS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "environment": ("b", lambda row: row["environment"] == "b"),
     "agent": ("x", lambda row: row["agent"] == "x"),
@@ -189,8 +202,14 @@ def test_every_column_can_be_sorted_by(name: str, order: str) -> None:
 
 def test_by_reward_by_hand_and_by_its_heading() -> None:
     assert ids(choose(frame(), TraceChoice(sort="reward", order="desc")).rows) == [
-        "t2", "t0", "t1", "t6", "t3", "t4", "t5",
-    ]  # fmt: skip
+        "t2",
+        "t0",
+        "t1",
+        "t6",
+        "t3",
+        "t4",
+        "t5",
+    ]
     assert ids(choose(frame(), TraceChoice(sort="reward")).rows) == ["t3", "t6", "t0", "t1", "t2", "t4", "t5"]
     assert ids(choose(frame(), TraceChoice(sort="trace", order="desc")).rows)[0] == "t6"
     assert ids(choose(frame(), TraceChoice(order="desc")).rows) == [f"t{n}" for n in range(6, -1, -1)]
@@ -237,9 +256,13 @@ def test_columns_that_say_nothing_are_not_among_the_usual() -> None:
 
 def test_an_address_says_a_choice() -> None:
     query = {
-        "environment": "a", "sort": "reward", "order": "desc", "page": "2", "size": "10",
+        "environment": "a",
+        "sort": "reward",
+        "order": "desc",
+        "page": "2",
+        "size": "10",
         "columns": "outcome,metric:x",
-    }  # fmt: skip
+    }
     found = choice_of(PageRequest("/runs/r/steps/0", {}, query | {"search": "50%"}))
     assert found == TraceChoice(
         "a", search="50%", sort="reward", order="desc", page=2, size=10, columns=("outcome", "metric:x")

@@ -83,11 +83,18 @@ def test_groups_are_sorted_and_paged(forked: StoreReader, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("query", "status"),
     [
-        ({"outcome": "lost"}, 400), ({"sort": "beauty"}, 400), ({"group_sort": "beauty"}, 400),
-        ({"group_order": "up"}, 400), ({"group_page": "2"}, 400), ({"page": "2"}, 400), ({"size": "0"}, 400),
-        ({"columns": "reward,beauty"}, 400), ({"outcome": "errored"}, 200), ({"search": "'\"<>&%_\\\x00"}, 200),
+        ({"outcome": "lost"}, 400),
+        ({"sort": "beauty"}, 400),
+        ({"group_sort": "beauty"}, 400),
+        ({"group_order": "up"}, 400),
+        ({"group_page": "2"}, 400),
+        ({"page": "2"}, 400),
+        ({"size": "0"}, 400),
+        ({"columns": "reward,beauty"}, 400),
+        ({"outcome": "errored"}, 200),
+        ({"search": "'\"<>&%_\\\x00"}, 200),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_asked_is_said(forked: StoreReader, query: dict[str, str], status: int) -> None:
     assert values(forked, "base", 0, **query)["status"] == status
 

@@ -32,15 +32,35 @@ def holding(library: StoreReader, text: str, step: int = 0) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("quick BROWN", ["plain"]), ("100%", ["percent"]), ("%", ["percent"]), ("a_b", ["percent"]), ("a.b", []),
-        ("c.*d", ["percent"]), (".*", ["percent"]), ("[e] (f)", ["percent"]), ("\\g ^h$", ["percent"]),
-        ("'i' \"j\"", ["percent"]), ("ΟΔΌΣ", ["greek"]), ("οδος", ["greek"]), ("STRAßE", ["street"]),
-        ("istanbul", ["street"]), ("<SCRIPT>", ["hostile"]), ("[bold red]\x1b", ["hostile"]), ("\u202e", ["hostile"]),
-        ("\x00", ["hostile"]), ("first\nsecond", ["lines"]), ("second\t", ["lines"]), ("nowhere", []), ("later", []),
-        ("E1", ["street", "hostile", "lines"]), ("G0", ["plain", "percent", "greek"]), ("PERCENT", ["percent"]),
-        ("readtimeout", ["silent"]), ("[ANSWER]\x1b[2j", ["silent"]),
+        ("quick BROWN", ["plain"]),
+        ("100%", ["percent"]),
+        ("%", ["percent"]),
+        ("a_b", ["percent"]),
+        ("a.b", []),
+        ("c.*d", ["percent"]),
+        (".*", ["percent"]),
+        ("[e] (f)", ["percent"]),
+        ("\\g ^h$", ["percent"]),
+        ("'i' \"j\"", ["percent"]),
+        ("ΟΔΌΣ", ["greek"]),
+        ("οδος", ["greek"]),
+        ("STRAßE", ["street"]),
+        ("istanbul", ["street"]),
+        ("<SCRIPT>", ["hostile"]),
+        ("[bold red]\x1b", ["hostile"]),
+        ("\u202e", ["hostile"]),
+        ("\x00", ["hostile"]),
+        ("first\nsecond", ["lines"]),
+        ("second\t", ["lines"]),
+        ("nowhere", []),
+        ("later", []),
+        ("E1", ["street", "hostile", "lines"]),
+        ("G0", ["plain", "percent", "greek"]),
+        ("PERCENT", ["percent"]),
+        ("readtimeout", ["silent"]),
+        ("[ANSWER]\x1b[2j", ["silent"]),
     ],
-)  # fmt: skip
+)
 def test_text_is_found_as_it_is_written(library: StoreReader, text: str, names: list[str]) -> None:
     assert holding(library, text) == names
 

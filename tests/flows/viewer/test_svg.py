@@ -130,10 +130,14 @@ def test_texts_stay_in_their_place() -> None:
 @pytest.mark.parametrize(
     ("values", "zero", "ends"),
     [
-        ([], False, (0.0, 1.0)), ([math.nan, math.inf], False, (0.0, 1.0)), ([2.0], False, (1.0, 3.0)),
-        ([0.0], True, (0.0, 1.0)), ([0.0, 1.0], True, (0.0, 1.06)), ([-1.0, 1.0], False, (-1.12, 1.12)),
+        ([], False, (0.0, 1.0)),
+        ([math.nan, math.inf], False, (0.0, 1.0)),
+        ([2.0], False, (1.0, 3.0)),
+        ([0.0], True, (0.0, 1.0)),
+        ([0.0, 1.0], True, (0.0, 1.06)),
+        ([-1.0, 1.0], False, (-1.12, 1.12)),
     ],
-)  # fmt: skip
+)
 def test_the_ends_of_a_scale(values: list[float], zero: bool, ends: tuple[float, float]) -> None:
     assert around(values, zero) == pytest.approx(ends)
 
@@ -176,8 +180,13 @@ def test_a_sparkline_has_gaps_and_an_end() -> None:
 
 def told(**more: Any) -> dict[str, Any]:
     cell = {
-        "key": "k" * 32, "by": 1, "finished": False, "rows": {"traces": 4}, "seconds": 1.5, "used_by": ["a", HOSTILE],
-    }  # fmt: skip
+        "key": "k" * 32,
+        "by": 1,
+        "finished": False,
+        "rows": {"traces": 4},
+        "seconds": 1.5,
+        "used_by": ["a", HOSTILE],
+    }
     columns = [{"step": 0, "cells": [cell, None]}, {"step": 1, "cells": []}]
     return {"stages": ["rollout", "evaluation"], "columns": columns, "runs": ["a", HOSTILE], **more}
 

@@ -135,8 +135,17 @@ def test_tokens_are_listed_with_what_was_measured(made: Path, capsys: pytest.Cap
     out = printed(made, FORKED, "--tokens", "--messages", "1", "--width", "120", capsys=capsys)
     lines = [line.split() for line in out.splitlines() if re.match(r"^(message| +1) ", line)]
     assert lines[0] == [
-        "message", "place", "id", "token", "advantage", "rl", "rl-train", "engine", "outside", "trained",
-    ]  # fmt: skip
+        "message",
+        "place",
+        "id",
+        "token",
+        "advantage",
+        "rl",
+        "rl-train",
+        "engine",
+        "outside",
+        "trained",
+    ]
     assert lines[1:] == [
         ["1", "0", "4", "<4>", "\u2013", "0", "\u2013", "\u2013", "\u2013", "no"],
         ["1", "1", "5", "<5>", "0.5", "1", "0.75", "-1", "no", "yes"],

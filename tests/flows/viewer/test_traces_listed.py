@@ -55,11 +55,20 @@ def test_a_line_is_a_trace_with_all_its_columns(capsys: pytest.CaptureFixture[st
     printed = lines(capsys, root, "--step", "0", "--columns", columns)
     assert printed[1].split() == [
         *(
-            "trace", "group", "environment", "reward", "outcome", "by", "error", "turns", "truncated", "set-up",
+            "trace",
+            "group",
+            "environment",
+            "reward",
+            "outcome",
+            "by",
+            "error",
+            "turns",
+            "truncated",
+            "set-up",
             "started",
         ),
         *("found", "by"),
-    ]  # fmt: skip
+    ]
     (greek,) = [line for line in printed if line.startswith("greek")]
     assert greek.split() == ["greek", "g0", "reverse", "0.2", "pending", DASH, "1", "no", "0", "2026-01-01", "00:00:00"]
 

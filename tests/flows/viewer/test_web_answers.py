@@ -75,16 +75,31 @@ def test_every_address_answers_in_every_form(library: StoreReader, client: TestC
 @pytest.mark.parametrize(
     ("address", "status"),
     [
-        ("/nowhere", 404), ("/runs/none", 404), ("/runs/base/steps/99", 404), ("/runs/base/steps/-1", 404),
-        ("/runs/base/steps/one", 404), ("/runs/base/steps/\u0661", 404), ("/runs/base/steps/" + "9" * 5000, 404),
-        ("/runs/base/steps/0/batch/99", 404), ("/runs/base/traces/none", 404), ("/runs/base/traces/", 404),
-        ("/traces/a%2Fb%2F..%2F%2e%2e", 404), ("/traces/%00%1b%5B31m%0A%E2%80%AE%F0%9F%98%80%FF", 404),
-        ("/traces/" + "x" * 60_000, 404), ("/runs/..%2F..%2Fetc%2Fpasswd", 404), ("/compare/base/none", 404),
-        ("/compare?a=base", 400), ("/static/nothing.css", 404), ("/static/..%2Fapp.py", 404),
-        ("/static/%2e%2e/app.py", 404), ("/static//etc/passwd", 404), ("/static/base.css%00", 404),
-        ("/openapi.json", 404), ("/docs", 404),
+        ("/nowhere", 404),
+        ("/runs/none", 404),
+        ("/runs/base/steps/99", 404),
+        ("/runs/base/steps/-1", 404),
+        ("/runs/base/steps/one", 404),
+        ("/runs/base/steps/\u0661", 404),
+        ("/runs/base/steps/" + "9" * 5000, 404),
+        ("/runs/base/steps/0/batch/99", 404),
+        ("/runs/base/traces/none", 404),
+        ("/runs/base/traces/", 404),
+        ("/traces/a%2Fb%2F..%2F%2e%2e", 404),
+        ("/traces/%00%1b%5B31m%0A%E2%80%AE%F0%9F%98%80%FF", 404),
+        ("/traces/" + "x" * 60_000, 404),
+        ("/runs/..%2F..%2Fetc%2Fpasswd", 404),
+        ("/compare/base/none", 404),
+        ("/compare?a=base", 400),
+        ("/static/nothing.css", 404),
+        ("/static/..%2Fapp.py", 404),
+        ("/static/%2e%2e/app.py", 404),
+        ("/static//etc/passwd", 404),
+        ("/static/base.css%00", 404),
+        ("/openapi.json", 404),
+        ("/docs", 404),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_there_is_said_on_a_page_of_ours(client: TestClient, address: str, status: int, form: str) -> None:
     answer = client.get(formed(address, form))
     assert answer.status_code == status, answer.text[:500]

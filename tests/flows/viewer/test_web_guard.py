@@ -32,11 +32,28 @@ def test_the_names_of_this_machine_are_answered_to(host: str) -> None:
 @pytest.mark.parametrize(
     "host",
     [
-        "attacker.example", "attacker.example:8265", "127.0.0.1.attacker.example", "localhost.attacker.example",
-        "localhost.", "[::1]attacker.example", "[::1", "::1", "127.0.0.1:8265:1", "127.0.0.1:", "127.0.0.1:port",
-        "me@127.0.0.1", "127.0.0.1/", "127.0.0.1 ", "0.0.0.0", "192.168.1.5", "[fe80::1]", "2130706433", "", "\xe9",
+        "attacker.example",
+        "attacker.example:8265",
+        "127.0.0.1.attacker.example",
+        "localhost.attacker.example",
+        "localhost.",
+        "[::1]attacker.example",
+        "[::1",
+        "::1",
+        "127.0.0.1:8265:1",
+        "127.0.0.1:",
+        "127.0.0.1:port",
+        "me@127.0.0.1",
+        "127.0.0.1/",
+        "127.0.0.1 ",
+        "0.0.0.0",
+        "192.168.1.5",
+        "[fe80::1]",
+        "2130706433",
+        "",
+        "\xe9",
     ],
-)  # fmt: skip
+)
 def test_any_other_name_is_turned_away(host: str) -> None:
     answer = client().get("/", headers=[(b"host", host.encode("latin-1"))])
     assert (answer.status_code, "inside" in answer.text) == (421, False)
@@ -125,9 +142,13 @@ def test_nothing_but_reading_is_allowed(method: str) -> None:
 
 def test_every_answer_has_the_headers_whoever_gives_it() -> None:
     answers = [
-        client().get("/"), client().head("/"), client().post("/"), asked("attacker.example"),
-        client(token=TOKEN).get("/"), client(token=TOKEN).get("/?token=a+secret+token"),
-    ]  # fmt: skip
+        client().get("/"),
+        client().head("/"),
+        client().post("/"),
+        asked("attacker.example"),
+        client(token=TOKEN).get("/"),
+        client(token=TOKEN).get("/?token=a+secret+token"),
+    ]
     assert [answer.status_code for answer in answers] == [200, 200, 405, 421, 401, 303]
     assert all(answer.headers[name] == value for answer in answers for name, value in HEADERS.items())
     policy = HEADERS["Content-Security-Policy"]
@@ -137,11 +158,17 @@ def test_every_answer_has_the_headers_whoever_gives_it() -> None:
 @pytest.mark.parametrize(
     ("host", "own", "loopback"),
     [
-        ("127.0.0.1", "127.0.0.1", True), ("127.0.0.2", "127.0.0.2", True), ("::1", "[::1]", True),
-        ("[::1]", "[::1]", True), ("localhost", "localhost", True), ("0.0.0.0", "0.0.0.0", False),
-        ("::", "[::]", False), ("localhost.attacker.example", "localhost.attacker.example", False), ("", "", False),
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.2", "127.0.0.2", True),
+        ("::1", "[::1]", True),
+        ("[::1]", "[::1]", True),
+        ("localhost", "localhost", True),
+        ("0.0.0.0", "0.0.0.0", False),
+        ("::", "[::]", False),
+        ("localhost.attacker.example", "localhost.attacker.example", False),
+        ("", "", False),
     ],
-)  # fmt: skip
+)
 def test_what_is_listened_on_is_answered_to(host: str, own: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
     assert names(host)[0] == own
