@@ -152,11 +152,12 @@ def run(store: str, model: str, steps: int, profile: Profile) -> None:
 
 def warmed_up(store: str) -> str:
     """Make and warm up the demo's model; return the directory of its weights."""
+    opened = open_store(store)  # before the sources lie there: a store is made in an empty directory
     sources = build(sources_directory(store))
     config = prepare(
         "sft", ["sft_demo"], sources.overrides, name="warm-up", store=store, seed=SEED, steps=WARM_UP_STEPS
     )
-    return str(open_store(store).policies.directory(launch.run(config)["policy"]["key"]))
+    return str(opened.policies.directory(launch.run(config)["policy"]["key"]))
 
 
 def shares(step: Mapping[str, Any]) -> Seconds:

@@ -9,7 +9,7 @@ PROCESSES = {
     "tasks.inference.engine.host": "engine",
     "tasks.inference.environments.host": "environment server",
     "tasks.learner.worker": "learner",
-    "prefect_server.py": "Prefect",
+    "server_process.py": "Prefect",
     "guardian.py": "guardians",
 }
 
