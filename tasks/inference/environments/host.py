@@ -141,10 +141,13 @@ def label_sandboxes() -> None:
 
 def set_up_server() -> None:
     """Set up a serving process, and load in the background what its first rollout would otherwise wait for."""
+    from tasks.inference.environments.serving import install_rollout_server
+
     cancel_on_sigterm()
     set_up_process()
     cache_signatures()
     install_seat_assignment()
+    install_rollout_server()
     watch_shared_tools()
     # The first health request is answered meanwhile; a rollout that comes early waits for the import lock.
     threading.Thread(target=_load_renderers, name="load renderers", daemon=True).start()

@@ -7,7 +7,7 @@ raised, because it is no rollout's fault.
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tasks.inference.engine import model_info
@@ -15,17 +15,16 @@ from tasks.inference.engine.client import Engine, ServedModel
 from tasks.inference.sampling.lost_servers import ServiceWatch
 from tasks.inference.sampling.seats import SeatClient, Seats
 from tasks.inference.trace_rows.failures import Failure, failure_of_error
-from tasks.inference.trace_rows.rows import RolloutOrigin, Row, error_columns, row_of_failure, rows_of_trace
+from tasks.inference.trace_rows.rows import RolloutOrigin, Row, error_columns, row_of_failure, rows_of_plain_trace
 from tasks.runtime.stage import Policy
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.client import EvalClientConfig, TrainClientConfig
-    from verifiers.v1.episode import WireEpisode
-    from verifiers.v1.serve.client import EnvClient
     from verifiers.v1.types import SamplingConfig
 
     from configs.evaluation import ExternalModelConfig
     from configs.run import View
+    from tasks.inference.sampling.rollout_client import RolloutClient
 
 RETRY_SEED_STRIDE = 1_000_003
 """Between the seeds of two attempts: a prime, far from the stride between the seats of an episode."""
@@ -43,13 +42,33 @@ Rows = tuple[list[Row], list[Row]]
 """Rows of traces and of messages."""
 
 
+@dataclass(frozen=True)
+class SharedRequest:
+    """What all requests for rollouts of one environment have in common."""
+
+    client: SeatClient
+    dumped: Row
+    """Client and model, as they travel."""
+
+    @classmethod
+    def of(cls, client: SeatClient, seats: Seats) -> "SharedRequest":
+        """Return the request with the frozen models of the seats in it."""
+        from verifiers.v1.serve.types import RunRequest
+        from verifiers.v1.types import SamplingConfig
+
+        request = RunRequest(
+            task_data={}, client=seats.add_players(client.client), model=client.model, sampling=SamplingConfig()
+        )
+        return cls(client, request.model_dump(mode="json", include={"client", "model"}))
+
+
 class RolloutRunner:
     """Runs assignments with the model that samples their environment, and retries what may go better."""
 
     def __init__(
         self,
         served: Mapping[str, ServedModel],
-        clients: "Mapping[str, EnvClient]",
+        clients: "Mapping[str, RolloutClient]",
         watch: ServiceWatch,
         policy: Policy,
         step: int,
@@ -72,6 +91,8 @@ class RolloutRunner:
             for name, each in served.items()
         }
         self.seats = {each.name: Seats.of(each, served, self.client_configs) for each in config.environments}
+        self._requests: dict[str, SharedRequest] = {}
+        """By environment, of those that were sampled."""
 
     async def run(self, assignment: Row, task: dict[str, Any]) -> Rows:
         """Return the rows of one assignment, within rollout.timeout_seconds; raises ServiceLost alone."""
@@ -120,24 +141,29 @@ class RolloutRunner:
         self, origin: RolloutOrigin, task: dict[str, Any], seed: int
     ) -> tuple[Rows | None, Failure | None]:
         """Run one episode: its rows, if it left a trace, and what went wrong, if something did."""
-        name, sampler = origin.assignment["environment"], self._sampler(origin)
-        client, seats = SeatClient(self.client_configs[sampler], self.served[sampler].model), self.seats[name]
+        name = origin.assignment["environment"]
+        request = self._request(name)
+        sampling = self._sampling(origin, seed).model_dump(mode="json")
         try:
-            episode = await self.clients[name].run(
-                seats.add_players(client.client), client.model, self._sampling(origin, seed), task
-            )
+            episode = await self.clients[name].run(request.dumped | {"task_data": task, "sampling": sampling})
         except RuntimeError as error:
             # verifiers' client raises a refusal of the server so, with the name of the error's type in front.
             kind, _, message = str(error).partition(": ")
             return None, failure_of_error({"type": kind, "message": message or str(error)})
-        return episode_rows(episode, origin, seats, client)
+        return episode_rows(episode, origin, self.seats[name], request.client)
 
-    def _sampler(self, origin: RolloutOrigin) -> str:
-        name = origin.assignment["environment"]
+    def _request(self, name: str) -> "SharedRequest":
+        if name not in self._requests:
+            sampler = self._sampler(name)
+            client = SeatClient(self.client_configs[sampler], self.served[sampler].model)
+            self._requests[name] = SharedRequest.of(client, self.seats[name])
+        return self._requests[name]
+
+    def _sampler(self, name: str) -> str:
         return name if name in self.served else OF_POLICY
 
     def _sampling(self, origin: RolloutOrigin, seed: int) -> "SamplingConfig":
-        served = self.served[self._sampler(origin)]
+        served = self.served[self._sampler(origin.assignment["environment"])]
         if served.chat:
             return chat_sampling_config(served.chat, self.config, origin.temperature, seed)
         return sampling_config(self.config, origin.temperature, seed, served.salt)
@@ -202,9 +228,9 @@ def sampling_config(config: "View", temperature: float, seed: int, salt: str) ->
 
 
 def episode_rows(
-    episode: "WireEpisode", origin: RolloutOrigin, seats: Seats, client: SeatClient
+    episode: Row, origin: RolloutOrigin, seats: Seats, client: SeatClient
 ) -> tuple[Rows | None, Failure | None]:
-    """Return the rows of an episode, and the first cause of what went wrong in it.
+    """Return the rows of an episode, plain data as it came, and the first cause of what went wrong in it.
 
     An agent's own error belongs to its own row: the other agents keep their rewards, since the environment went on to
     score them. There are two exceptions. Where the failed agent is never trained (a user, an opponent, a judge) and its
@@ -215,18 +241,19 @@ def episode_rows(
     """
     traces, messages = [], []
     # Rows first, failures after: what one agent's row becomes depends on how all the others ended.
-    for trace in episode.traces:
-        row, own_messages = rows_of_trace(trace, origin, episode.id)
-        traces.append(row | seats.trace_columns(trace, client, origin))
+    for trace in episode["traces"]:
+        row, own_messages = rows_of_plain_trace(trace, origin, episode["id"])
+        traces.append(row | seats.trace_columns(trace["agent"], client, origin))
         messages += own_messages
-    episode_failure = failure_of_error(episode.errors[-1].model_dump()) if episode.errors and not episode.ok else None
+    errors = episode["errors"]
+    episode_failure = failure_of_error(errors[-1]) if errors and not episode["ok"] else None
     if not traces:
         nothing = Failure("incomplete", "NoTrace", "the environment ran no agent and recorded no error")
         return None, episode_failure or nothing
     cause = _first_cause([failure for row in traces if (failure := _row_failure(row))], episode_failure)
     shared_failure = episode_failure or _untrained_agent_failure(traces)
-    for row, trace in zip(traces, episode.traces, strict=True):
-        keeps_reward = episode_failure is None and (not row["trainable"] or KNOWN_ERROR_FIELD in trace.info)
+    for row, trace in zip(traces, episode["traces"], strict=True):
+        keeps_reward = episode_failure is None and (not row["trainable"] or KNOWN_ERROR_FIELD in trace["info"])
         if shared_failure is not None and row["error_class"] is None and not keeps_reward:
             row |= {"reward": None, **error_columns(shared_failure)}
     return (traces, messages), cause

@@ -22,9 +22,8 @@ from tasks.inference.trace_rows.rows import Row, trace_tables
 from tasks.runtime.stage import Policy
 
 if TYPE_CHECKING:
-    from verifiers.v1.serve.client import EnvClient
-
     from configs.run import View
+    from tasks.inference.sampling.rollout_client import RolloutClient
 
 OnGroup = Callable[[str, dict[str, pa.Table]], None]
 POLL_SECONDS = 0.5
@@ -76,7 +75,7 @@ class BatchSampler:
         self.addresses = addresses
         engines = tuple(each for each in served.values() if not each.chat)
         self.watch = ServiceWatch(engines, addresses)
-        self.clients: dict[str, EnvClient] = {}
+        self.clients: dict[str, RolloutClient] = {}
         self.runner = RolloutRunner(served, self.clients, self.watch, policy, step, config)
         self.plan = plan
         self.quota = GroupQuota(plan.num_groups)
@@ -97,11 +96,13 @@ class BatchSampler:
         run_in_background_loop(self._run(assignments, examples))
 
     async def _run(self, assignments: pa.Table, examples: pa.Table) -> None:
-        from verifiers.v1.serve.client import EnvClient
+        from tasks.inference.sampling.rollout_client import RolloutClient
 
         rows = assignments.to_pylist()
         tasks = _tasks_by_example(examples, rows)
-        self.clients.update({name: EnvClient(self.addresses[name]) for name in {row["environment"] for row in rows}})
+        self.clients.update(
+            {name: RolloutClient(self.addresses[name]) for name in {row["environment"] for row in rows}}
+        )
         watching = asyncio.create_task(self.watch.run())
         sampling = asyncio.create_task(self._sample_groups(rows, tasks))
         monitors = [asyncio.create_task(each.run()) for each in (self.loop_lag, self.adaptive_limit) if each]
@@ -122,7 +123,7 @@ class BatchSampler:
                 if isinstance(end, Exception):
                     _log.error("the monitor of the limit or of the event loop's lag has failed: %r", end)
             for client in self.clients.values():
-                await client.close()
+                client.close()
             _log.info("sampled %d rollouts; %s", len(rows), self.loop_lag)
 
     async def _sample_groups(self, rows: list[Row], tasks: Mapping[tuple[str, str], str]) -> None:
@@ -134,11 +135,11 @@ class BatchSampler:
                 running.create_task(self._sample_group(group_id, members, tasks))
 
     async def _sample_group(self, group_id: str, members: list[Row], tasks: Mapping[tuple[str, str], str]) -> None:
+        texts = {tasks[row["environment"], row["example_id"]] for row in members}  # nearly always one
+        parsed = {text: json.loads(text) for text in texts}
         async with asyncio.TaskGroup() as running:
             pending = [
-                running.create_task(
-                    self._sample_assignment(row, json.loads(tasks[row["environment"], row["example_id"]]))
-                )
+                running.create_task(self._sample_assignment(row, parsed[tasks[row["environment"], row["example_id"]]]))
                 for row in members
             ]
         results = [task.result() for task in pending]

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from verifiers.v1.clients import ModelContext
     from verifiers.v1.configs.client import ClientConfig, TrainClientConfig
     from verifiers.v1.env import Env
-    from verifiers.v1.trace import WireTrace
 
     from configs.algorithms import TeacherConfig
     from configs.environments import EnvironmentConfig
@@ -110,15 +109,16 @@ class Seats:
         }
         return client.model_copy(update={"headers": {**client.headers, SEATS_HEADER: json.dumps(seats)}})
 
-    def trace_columns(self, trace: "WireTrace", default: SeatClient, origin: RolloutOrigin) -> Row:
-        """Return the columns of a trace's row that depend on the model that played it.
+    def trace_columns(self, agent: Row, default: SeatClient, origin: RolloutOrigin) -> Row:
+        """Return the columns of a trace's row that depend on the model that played it; `agent` is the trace's own.
 
         What another model sampled is not the policy's and is never trained on, also where the environment itself bound
         that model. Raises SeatMismatch where a frozen seat was not played by its model.
         """
-        seat, config = trace.agent.name, trace.agent.config
+        seat, config = agent["name"], agent["config"]
         # A trace does not always say what sampled it; then there is nothing to compare.
-        recorded = None if config.client is None else (config.client.base_url, config.model)
+        client = config.get("client")
+        recorded = None if client is None else (client["base_url"], config["model"])
         player = self.players.get(seat)
         expected = player or default
         matches = recorded in (None, (expected.client.base_url, expected.model))

@@ -5,7 +5,10 @@ import datetime
 import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,8 +21,16 @@ if TYPE_CHECKING:
     from verifiers.v1.trace import WireTrace
 
 Row = dict[str, Any]
-NODE_COLUMNS = ("parent", "message", "sampled", "token_ids", "mask", "is_content", "logprobs")
+NODE_COLUMNS = frozenset({"parent", "message", "sampled", "token_ids", "mask", "is_content", "logprobs"})
 """Fields of a node that are columns of messages; its other fields are in the trace's record."""
+TRACE_COLUMNS = frozenset({"id", "rewards", "metrics", "info"})
+"""Fields of a trace that are columns of traces and not in its record."""
+RAW_FIELDS = frozenset({"routed_experts", "sampling_mask"})
+"""Fields of a node that are tensors, which rows do not have: verifiers' EXCLUDE_FIELDS."""
+LIMITS = frozenset({"max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed"})
+"""Stop conditions by which the framework cuts a trace off."""
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_STRICT_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 @dataclass(frozen=True)
@@ -55,8 +66,24 @@ def trace_tables(traces: Iterable[Row], messages: Iterable[Row]) -> dict[str, pa
 
 def rows_of_trace(trace: "WireTrace", origin: RolloutOrigin, episode_id: str) -> tuple[Row, list[Row]]:
     """Return one trace's row and its messages' rows. Nothing is lost: see `rebuild`."""
-    record = wire_record(trace)
-    return _trace_row(trace, record, origin, episode_id, failure_of_trace(record)), message_rows(record)
+    return rows_of_record(wire_record(trace), origin, episode_id)
+
+
+def rows_of_plain_trace(trace: Row, origin: RolloutOrigin, episode_id: str) -> tuple[Row, list[Row]]:
+    """Return the same rows of a trace that is plain data, as it came over the wire.
+
+    verifiers' models take part where they would change something: another build's trace, a value that JSON has not.
+    """
+    with suppress(KeyError, TypeError, ValueError):
+        return rows_of_record(plain_record(trace), origin, episode_id)
+    from verifiers.v1.trace import WireTrace
+
+    return rows_of_trace(WireTrace.model_validate(trace), origin, episode_id)
+
+
+def rows_of_record(record: Row, origin: RolloutOrigin, episode_id: str) -> tuple[Row, list[Row]]:
+    """Return the rows of a record. Raises KeyError, TypeError or ValueError where it is none of plain JSON values."""
+    return _trace_row(record, origin, episode_id, failure_of_trace(record)), message_rows(record)
 
 
 def wire_record(trace: "WireTrace") -> Row:
@@ -78,50 +105,92 @@ def wire_record(trace: "WireTrace") -> Row:
     return record
 
 
-def _trace_row(trace: "WireTrace", record: Row, origin: RolloutOrigin, episode_id: str, failure: Failure | None) -> Row:
+def plain_record(trace: Row) -> Row:
+    """Return what `wire_record` makes of a trace, from plain data as it came over the wire; the trace stays as it was.
+
+    Raises ValueError where that takes verifiers' models: the trace is of another build of verifiers, whose fields may
+    differ, or has log-probs that are no numbers. Values that JSON has not are found when the record is written.
+    """
+    build, fields = _own_build()
+    if trace["verifiers"] != build:
+        raise ValueError("a trace of another build of verifiers")
+    record = {name: trace[name] for name in fields}
+    record["nodes"] = [{name: node[name] for name in node if name not in RAW_FIELDS} for node in trace["nodes"]]
+    if not all(isfinite(sum(node["logprobs"])) for node in record["nodes"]):
+        raise ValueError("log-probs that are no numbers")
+    record["info"] = _json_value(trace["info"])
+    record["metrics"] = {name: None if value is None else float(value) for name, value in trace["metrics"].items()}
+    config = trace["agent"]["config"]
+    if client := config.get("client"):  # its headers hold the engine's API key
+        record["agent"] = {**trace["agent"], "config": {**config, "client": {**client, "headers": {}}}}
+    return record
+
+
+@cache
+def _own_build() -> tuple[Row, tuple[str, ...]]:
+    """Return the build of verifiers that is installed here, and the fields of its traces in their order."""
+    from verifiers.v1.trace import WireTrace
+
+    build = WireTrace.model_fields["verifiers"].get_default(call_default_factory=True)
+    names = [name for name, field in WireTrace.model_fields.items() if not field.exclude]
+    return build.model_dump(), (*names, *WireTrace.model_computed_fields)
+
+
+def _trace_row(record: Row, origin: RolloutOrigin, episode_id: str, failure: Failure | None) -> Row:
     unscored = failure is not None or not record["rewards"]
-    timing, sampling = trace.timing, trace.agent.config.sampling
-    own_temperature = None if sampling is None else sampling.temperature  # a seat may have its own
+    agent, timing, calls = record["agent"], record["timing"], record["calls"]
+    own_temperature = (agent["config"]["sampling"] or {}).get("temperature")  # a seat may have its own
+    parents = {node["parent"] for node in record["nodes"]}
     return {
         **origin.columns,
         "temperature": origin.temperature if own_temperature is None else own_temperature,
-        "trace_id": trace.id,
+        "trace_id": record["id"],
         "episode_id": episode_id,
-        "agent": trace.agent.name,
-        "trainable": trace.agent.trainable,
-        "reward": None if unscored else trace.reward,
+        "agent": agent["name"],
+        "trainable": agent["trainable"],
+        "reward": None if unscored else sum(each["score"] * each["weight"] for each in record["rewards"].values()),
         "rewards": compact_json(record["rewards"]),
         "metrics": compact_json(record["metrics"]),
         "info": compact_json(record["info"]),
-        "stop_condition": trace.stop_condition,
-        "is_truncated": trace.is_truncated,
-        "num_turns": trace.num_turns,
-        "num_branches": trace.num_branches,
-        **_token_counts(trace, record),
+        "stop_condition": record["stop_condition"],
+        "is_truncated": is_truncated(record),
+        "num_turns": sum(node["sampled"] for node in record["nodes"]),
+        "num_branches": sum(number not in parents for number in range(len(record["nodes"]))),
+        **_token_counts(record),
         **error_columns(failure),
-        "started_at": _timestamp(timing.start),
-        "setup_seconds": timing.boot.duration + timing.setup.duration,
-        "generation_seconds": timing.agent.duration,
-        "model_seconds": sum(call.time.duration for call in trace.calls),
-        "scoring_seconds": timing.scoring.duration,
-        "record": compact_json(_remaining_record(record)),
+        "started_at": _timestamp(timing["start"]),
+        "setup_seconds": _duration(timing["boot"]) + _duration(timing["setup"]),
+        "generation_seconds": _duration(timing["agent"]),
+        "model_seconds": sum(_duration(call["time"]) for call in calls),
+        "scoring_seconds": _duration(timing["scoring"]),
+        "record": strict_json(_remaining_record(record)),
     }
 
 
-def _token_counts(trace: "WireTrace", record: Row) -> dict[str, int]:
+def _duration(span: Row) -> float:
+    return max(0.0, span["end"] - span["start"]) if span["end"] else 0.0
+
+
+def is_truncated(record: Row) -> bool:
+    """Tell whether a limit ended the trace: one of the framework's, or that on the length of the last response."""
+    last = next((call for call in reversed(record["calls"]) if call["error"] is None), None)
+    return record["stop_condition"] in LIMITS or (last is not None and last["finish_reason"] == "length")
+
+
+def _token_counts(record: Row) -> dict[str, int]:
     """Return the numbers of input tokens, each counted once, and of sampled ones; the provider's for a chat API."""
     if is_chat_only(record):
-        num_sampled = trace.usage.completion_tokens if trace.usage else 0
-        return {"num_input_tokens": trace.num_input_tokens, "num_output_tokens": num_sampled}
-    mask = [own for node in record["nodes"] for own in node["mask"]]
-    return {"num_input_tokens": mask.count(False), "num_output_tokens": mask.count(True)}
+        num_sampled = sum(call["usage"]["completion_tokens"] for call in record["calls"] if call["usage"])
+        return {"num_input_tokens": record["num_input_tokens"], "num_output_tokens": num_sampled}
+    num_tokens = sum(len(node["mask"]) for node in record["nodes"])
+    num_sampled = sum(sum(node["mask"]) for node in record["nodes"])
+    return {"num_input_tokens": num_tokens - num_sampled, "num_output_tokens": num_sampled}
 
 
 def _remaining_record(record: Row) -> Row:
     """Return the record without the fields that columns of messages or traces hold exactly."""
-    nodes = [{name: value for name, value in node.items() if name not in NODE_COLUMNS} for node in record["nodes"]]
-    rest = {name: value for name, value in record.items() if name not in ("id", "rewards", "metrics", "info")}
-    return {**rest, "nodes": nodes}
+    nodes = [{name: node[name] for name in node if name not in NODE_COLUMNS} for node in record["nodes"]]
+    return {name: record[name] for name in record if name not in TRACE_COLUMNS} | {"nodes": nodes}
 
 
 def error_columns(failure: Failure | None) -> Row:
@@ -143,7 +212,7 @@ def message_rows(record: Row) -> list[Row]:
             "parent": node["parent"],
             "role": node["message"]["role"],
             "content": _text(node["message"].get("content")),
-            "body": compact_json(node["message"]),
+            "body": strict_json(node["message"]),
             "sampled": node["sampled"],
             "token_ids": node["token_ids"],
             "mask": node["mask"],
@@ -233,7 +302,12 @@ def _text(content: Any) -> str | None:
 
 def compact_json(value: Any) -> str:
     """Return JSON without spaces, in which NaN and infinities stay as they are."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _JSON.encode(value)
+
+
+def strict_json(value: Any) -> str:
+    """Return JSON without spaces. Raises ValueError or TypeError for what JSON has not, NaN among it."""
+    return _STRICT_JSON.encode(value)
 
 
 def _timestamp(seconds: float) -> datetime.datetime:

@@ -72,14 +72,17 @@ def test_eight_rollouts_end_to_end(
     view: Callable[..., View],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    from verifiers.v1.trace import WireTrace
+
     wire: dict[str, Any] = {}
-    dump = attempts.rows_of_trace
+    read = attempts.rows_of_plain_trace
 
     def remember(trace: Any, *rest: Any) -> Any:
-        wire[trace.id] = trace.model_dump(mode="json", context={"float_decimals": None}, serialize_as_any=True)
-        return dump(trace, *rest)
+        typed = WireTrace.model_validate(trace)
+        wire[typed.id] = typed.model_dump(mode="json", context={"float_decimals": None}, serialize_as_any=True)
+        return read(trace, *rest)
 
-    monkeypatch.setattr(attempts, "rows_of_trace", remember)
+    monkeypatch.setattr(attempts, "rows_of_plain_trace", remember)
     small_engine.serve("policy-of-rollouts", models["a"])
     groups, ids = Groups(), reverse_examples["example_id"].to_pylist()[:2]
     run(small_engine, reverse_server, view(REVERSE), assigned("reverse", ids, 4), reverse_examples, groups)

@@ -18,8 +18,8 @@ FOREIGN = {"trainable": False, "policy_key": "", "policy_version": 4, "staleness
 
 
 def played(seat: str, url: str | None, model: str | None) -> Any:
-    client = None if url is None else SimpleNamespace(base_url=url)
-    return SimpleNamespace(agent=SimpleNamespace(name=seat, config=SimpleNamespace(client=client, model=model)))
+    client = None if url is None else {"base_url": url}
+    return {"name": seat, "config": {"client": client, "model": model}}
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ def played(members: dict[str, Any], wrong: tuple[str, int | None] | None = None,
 
     `members` has what each earned, or its error, or None where it was not scored; who is in capitals is never trained.
     """
+    from verifiers.v1.serve.delta import dump
     from verifiers.v1.trace import Error
 
     traces = [blank(name.lower()) for name in members]
@@ -48,7 +49,7 @@ def played(members: dict[str, Any], wrong: tuple[str, int | None] | None = None,
     episode = asyncio.run(sent(traces, [*turns, finish]))
     episode.ok = wrong is None and all(trace.ok for trace in traces)
     episode.errors = [Error(type=wrong[0], message="the program fell", status_code=wrong[1])] if wrong else []
-    rows, cause = episode_rows(episode, ORIGIN, Seats("e", {}), POLICY)
+    rows, cause = episode_rows(dump(episode), ORIGIN, Seats("e", {}), POLICY)
     assert rows is not None
     return {row["agent"]: (row["reward"], row["error_class"]) for row in rows[0]}, cause
 
@@ -80,6 +81,7 @@ def test_what_an_environment_scored_in_knowledge_of_the_failure_stands() -> None
 
 
 def test_the_row_says_whose_failure_it_was() -> None:
+    from verifiers.v1.serve.delta import dump
     from verifiers.v1.trace import Error
 
     traces = [blank("assistant"), blank("user")]
@@ -87,7 +89,7 @@ def test_the_row_says_whose_failure_it_was() -> None:
     traces[1].errors = [Error(type="ProviderError", message="no answer", status_code=503)]
     turns = [partial(Player(trace).move, "asks", "well?", REPLY) for trace in traces]
     episode = asyncio.run(sent(traces, [*turns, lambda: traces[0].record_reward("r", 1.0)]))
-    rows, _ = episode_rows(episode, ORIGIN, Seats("e", {}), POLICY)
+    rows, _ = episode_rows(dump(episode), ORIGIN, Seats("e", {}), POLICY)
     assert rows is not None
     assert rows[0][0]["error_message"].startswith("agent 'user' of its episode failed: no answer")
     assert rows[0][1]["error_message"].startswith("no answer")

@@ -1,0 +1,75 @@
+"""The sampler's side of an environment server: verifiers' protocol, with episodes left as the plain data they come as.
+
+A request says that nobody watches the rollout (UNWATCHED). A server of ours then answers with the whole episode at once
+(`tasks.inference.environments.serving`); any other ignores the word and streams each change of a trace.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import zmq
+from verifiers.v1.serve.delta import EpisodeAssembly, TraceSummary, pack, unpack
+
+from tasks.inference.sampling.frames import FrameSocket
+
+UNWATCHED = "unwatched"
+"""Key of a request that does without changes of traces while the rollout runs."""
+EPISODE = "episode"
+"""Key of a reply that holds the whole episode."""
+
+
+class RolloutClient:
+    """Runs rollouts on one environment server, from the running event loop."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        socket = self._context.socket(zmq.DEALER)
+        for option in (zmq.LINGER, zmq.SNDHWM, zmq.RCVHWM):
+            socket.setsockopt(option, 0)
+        socket.connect(address)
+        self._frames = FrameSocket(socket, self._take)
+        self._pending: dict[bytes, tuple[asyncio.Future[bytes], EpisodeAssembly]] = {}
+
+    async def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Run one rollout; return its episode with all its traces, as the server dumped them.
+
+        `request` is the dumped RunRequest. Where the caller is cancelled, the server is told to stop the rollout.
+        Raises RuntimeError with the server's error, its type in front, and where parts of the episode were lost.
+        """
+        request_id = uuid.uuid4().hex
+        reply, assembly = asyncio.get_running_loop().create_future(), EpisodeAssembly()
+        self._pending[request_id.encode()] = reply, assembly
+        try:
+            self._send(request_id, b"run", {**request, UNWATCHED: True})
+            answer = unpack(await reply)
+        except asyncio.CancelledError:
+            self._send(uuid.uuid4().hex, b"cancel", {"request_id": request_id})
+            raise
+        finally:
+            del self._pending[request_id.encode()]
+        if not answer["success"]:
+            raise RuntimeError(answer["error"] or "env server request failed")
+        if EPISODE in answer:
+            return dict(answer[EPISODE])
+        summaries = [TraceSummary.model_validate(each) for each in answer["traces"]]
+        return dict(assembly.finish(answer["head"], summaries))
+
+    def close(self) -> None:
+        """Close the connection; rollouts that are under way get no reply."""
+        self._frames.close()
+        self._context.term()
+
+    def _send(self, request_id: str, method: bytes, content: Mapping[str, Any]) -> None:
+        self._frames.send([request_id.encode(), method, pack(content)])
+
+    def _take(self, frames: list[bytes]) -> None:
+        request_id, kind, data = frames
+        if request_id not in self._pending:  # the reply to a cancellation, or to a rollout that was cancelled
+            return
+        reply, assembly = self._pending[request_id]
+        if kind == b"delta":
+            assembly.apply(unpack(data))
+        elif not reply.done():
+            reply.set_result(data)
