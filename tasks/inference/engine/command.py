@@ -102,6 +102,8 @@ def _environment(config: "EngineConfig", on_cpu: bool) -> dict[str, str]:
         threads = config.threads or max(1, len(os.sched_getaffinity(0)) - 1)
         # Saves a process: the engine's worker process is only needed to bind threads.
         variables |= {"OMP_NUM_THREADS": str(threads), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        # The model is not compiled here, and two functions of the sampler take longer to compile than they ever save.
+        variables["TORCHDYNAMO_DISABLE"] = "1"
     return variables
 
 

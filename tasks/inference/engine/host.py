@@ -52,26 +52,26 @@ async def _serve(
 async def _announce(url: str, report: Path) -> None:
     """Write the report once the server answers; until it listens, connections are refused."""
     import httpx
+    from vllm.envs import enable_envs_cache
 
     async with httpx.AsyncClient(trust_env=False) as client:
         while True:
             try:
                 if (await client.get(f"{url}/health", timeout=5)).status_code == 200:
+                    enable_envs_cache()  # they are read several times for each request
                     return write_report(report, {"url": url, "pid": os.getpid()})
             except httpx.TransportError:
                 await asyncio.sleep(POLL_SECONDS)
 
 
-def _fork_engine_on_cpu() -> None:
-    """Make vLLM fork the engine's own process from this one, which has imported everything, instead of spawning it.
+def _fork_engine() -> None:
+    """Make vLLM fork the engine's core from this process, which has imported everything, instead of spawning it.
 
     vLLM switches to `spawn` on the CPU while it builds its config; importing everything again takes 9 to 17 seconds.
-    The fork is safe because no thread pool of torch exists yet at that point. On CUDA nothing is changed.
+    The fork is safe because no thread pool of torch exists yet at that point.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    if not _is_cpu_build():
-        return
     create = AsyncEngineArgs.create_engine_config
 
     def create_then_fork(self: Any, *positional: Any, **named: Any) -> Any:
@@ -125,15 +125,21 @@ def main(argv: Sequence[str]) -> None:
         from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+        from tasks.inference.engine.bulk import add_bulk_routes
+        from tasks.inference.engine.core import patch_core
+
     host, port = listener.getsockname()
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args([*rest, "--host", host, "--port", str(port)])
     # A policy of a store has optimizer state beside its weights, which the engine would load as weights.
     with serving_view(arguments.model, untie=False, below=own.report.parent) as weights:
         arguments.model = str(weights)
         validate_parsed_serve_args(arguments)
-        _fork_engine_on_cpu()
-        if arguments.enable_lora and _is_cpu_build():
-            patch_mixed_batches()
+        add_bulk_routes()
+        if _is_cpu_build():
+            patch_core()
+            _fork_engine()
+            if arguments.enable_lora:
+                patch_mixed_batches()
         uvloop.run(_serve(run_server_worker, listener, arguments, own.report))
 
 

@@ -20,6 +20,7 @@ from tasks.inference.engine.command import adapter_arguments, linear_maps
 from tasks.inference.engine.host import patch_mixed_batches
 from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.hosts import ENGINE, engine_of
+from tests.tasks.inference.engine.bulk_calls import answers_in_bulk, body, single_answers, tokens_and_logprobs
 from tests.tasks.inference.engine.probes import PROBE, policy_row
 
 pytestmark = pytest.mark.engine
@@ -172,3 +173,13 @@ def test_the_arguments_name_the_linear_maps_of_the_layers(policies: Policies) ->
     assert adapter_arguments(LORA, base) == [*sizes, "8", "--lora-target-modules", *maps]
     named = LoraConfig(rank=9, target_modules=("q_proj",))
     assert adapter_arguments(named, base) == [*sizes, "16", "--lora-target-modules", "q_proj"]
+
+
+def test_a_bulk_call_mixes_base_and_adapters(engine: Engine, policies: Policies) -> None:
+    serve(engine, policies, "a")
+    bodies = [body(number, model=model) for number in range(6) for model in (MODEL, "a")]
+    expected = tokens_and_logprobs(single_answers(engine, bodies))
+    found = tokens_and_logprobs(answers_in_bulk(engine, bodies))
+    assert found[0] == expected[0]
+    assert found[1] == pytest.approx(expected[1], abs=1e-4)
+    assert found[0][0::2] != found[0][1::2]

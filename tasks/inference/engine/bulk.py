@@ -1,0 +1,223 @@
+"""The bulk routes of the engine's process, beside vLLM's own: many requests in one call, each answered by itself.
+
+`POST /inference/v1/generate_many` takes `{"requests": [BODY, ...]}`, each BODY what `/inference/v1/generate` takes. The
+answer is a line of JSON for each request as soon as it is finished, `[index, status, body]`, where status and body are
+what the single route answers for that request: an error is that request's own. Lines that are finished in the same
+forward pass come in one chunk. A client that hangs up aborts what is unfinished of its call.
+
+`POST /inference/v1/abort_many` takes `{"request_ids": [ID, ...]}`, ids that clients gave their requests. The line of an
+aborted request comes at once, with the finish reason "abort" and what tokens were already handed over. An id that is
+not under way (not yet, or no longer) is passed over.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response, StreamingResponse
+from pydantic import ValidationError
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionLogProbs
+from vllm.entrypoints.scale_out.token_in_token_out import api_router
+from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
+from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.exception_handling.handlers.exception import exception_handler
+from vllm.entrypoints.serve.exception_handling.handlers.validation import validation_exception_handler
+from vllm.entrypoints.serve.exception_handling.handlers.vllm_error import vllm_error_handler
+from vllm.exceptions import VLLMError
+from vllm.logprobs import Logprob
+
+LOWEST_LOGPROB = -9999.0
+"""What the single route writes in place of anything lower, which JSON cannot hold."""
+ID_PREFIX = "generate-tokens-"
+"""What the single route puts before the id that a client gave its request."""
+_aborting: set[asyncio.Task[None]] = set()
+"""Held until they are done: the event loop does not hold its tasks."""
+
+
+class BulkBodies(msgspec.Struct):
+    """The body of a bulk call; each request is checked by itself."""
+
+    requests: list[Any]
+
+
+class BulkIdentifiers(msgspec.Struct):
+    """The body of a call that aborts requests."""
+
+    request_ids: list[str]
+
+
+def add_bulk_routes() -> None:
+    """Add the bulk routes to those that vLLM's server is going to attach; they ask for the same key."""
+    for handle in (generate_many, abort_many):
+        api_router.router.add_api_route(f"/inference/v1/{handle.__name__}", handle, methods=["POST"])
+
+
+async def generate_many(raw_request: Request) -> Response:
+    """Answer many requests, with a line for each."""
+    bodies = msgspec.json.decode(await raw_request.body(), type=BulkBodies).requests
+    return StreamingResponse(BulkCall(raw_request, bodies).chunks(), media_type="application/x-ndjson")
+
+
+async def abort_many(raw_request: Request) -> Response:
+    """Abort requests by the ids that their clients gave them."""
+    given = msgspec.json.decode(await raw_request.body(), type=BulkIdentifiers).request_ids
+    await raw_request.app.state.engine_client.abort([ID_PREFIX + each for each in given])
+    return Response(status_code=200)
+
+
+class Admission:
+    """Stands before vLLM's client of the engine core: a request is admitted, and its output not waited for."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def generate(self, prompt: Any, parameters: Any, request_id: str, **named: Any) -> Coroutine[Any, Any, Any]:
+        """Admit a request; the coroutine returns what its outputs are put into."""
+        admitted: Coroutine[Any, Any, Any] = self._engine.add_request(request_id, prompt, parameters, **named)
+        return admitted
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A request that the engine core has: what to answer with as soon as its output is there."""
+
+    request: GenerateRequest
+    outputs: Any
+    rest: tuple[Any, ...]
+
+
+class BulkServing(ServingTokens):
+    """vLLM's handler of the single route, in two halves: admit a request, and make an answer of its output."""
+
+    def __init__(self, single: ServingTokens) -> None:
+        vars(self).update(vars(single))
+        self.engine_client = Admission(single.engine_client)
+
+    async def serve_tokens_full_generator(self, request: GenerateRequest, result_generator: Any, *rest: Any) -> Any:
+        """Admit the request that `serve_tokens` has prepared."""
+        return Admitted(request, await result_generator, rest)
+
+    async def answer(self, admitted: Admitted, output: Any) -> Any:
+        """Return the answer to a request, as the single route does; raises `output` where that is an error."""
+        return await super().serve_tokens_full_generator(admitted.request, _one(output), *admitted.rest)
+
+    def _create_tokens_logprobs(
+        self,
+        token_ids: Sequence[int],
+        top_logprobs: Sequence[Mapping[int, Logprob] | None],
+        num_output_top_logprobs: int | None = None,
+    ) -> ChatCompletionLogProbs:
+        """Return what vLLM's own returns, of plain values: it makes two models for each token, and checks them."""
+        pairs = zip(token_ids, top_logprobs, strict=False)
+        content = [_logprob_entry(*each, num_output_top_logprobs) for each in pairs]
+        return ChatCompletionLogProbs.model_construct(content=content)
+
+
+class BulkCall:
+    """One bulk call: admits its requests in their order, and makes lines of what is finished."""
+
+    def __init__(self, raw_request: Request, bodies: Sequence[Any]) -> None:
+        self._raw_request = raw_request
+        self._bodies = bodies
+        state = raw_request.app.state
+        self._engine = state.engine_client
+        self._serving = BulkServing(state.serving_tokens)
+        self._running: dict[int, Admitted] = {}
+        self._finished: list[tuple[int, Any]] = []
+        self._wake_up = asyncio.Event()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the lines, those that are finished together in one chunk; abort the rest where nobody reads on."""
+        admitting = asyncio.create_task(self._admit())
+        missing = len(self._bodies)
+        try:
+            while missing:
+                await self._wake_up.wait()
+                self._wake_up.clear()
+                finished, self._finished = self._finished, []
+                missing -= len(finished)
+                yield b"".join([await self._line(*each) for each in finished])
+        finally:
+            admitting.cancel()
+            if self._running:
+                ids = [each.outputs.request_id for each in self._running.values()]
+                # In a task of its own: nothing can be awaited here, as whoever hangs up cancels this one.
+                aborting = asyncio.create_task(self._engine.abort(ids, internal=True))
+                _aborting.add(aborting)
+                aborting.add_done_callback(_aborting.discard)
+
+    async def _admit(self) -> None:
+        for index, body in enumerate(self._bodies):
+            try:
+                request = GenerateRequest.model_validate(body, from_attributes=True)
+                if request.stream:
+                    raise ValueError("a bulk call has no streams: its lines come as their requests are finished")
+                admitted = await self._serving.serve_tokens(request)
+            except Exception as error:
+                admitted = error
+            if not isinstance(admitted, Admitted):
+                self._finish(index, admitted)
+                continue
+            self._running[index] = admitted
+            # One output comes for each request, or an error: no task needs to wait for it.
+            admitted.outputs.put = lambda output, index=index: self._finish(index, output)
+            if (output := admitted.outputs.output) is not None:  # it came while the request was being admitted
+                self._finish(index, output)
+
+    def _finish(self, index: int, output: Any) -> None:
+        self._finished.append((index, output))
+        self._wake_up.set()
+
+    async def _line(self, index: int, output: Any) -> bytes:
+        admitted = self._running.pop(index, None)
+        try:
+            answer = await self._serving.answer(admitted, output) if admitted else output
+            if isinstance(answer, Exception):
+                raise answer
+        except Exception as error:
+            refused = await _error_response(self._raw_request, error)
+            return _encode(index, refused.status_code, msgspec.Raw(refused.body))
+        return _encode(index, answer.error.code if isinstance(answer, ErrorResponse) else 200, answer)
+
+
+def _encode(index: int, status: int, body: Any) -> bytes:
+    return msgspec.json.encode([index, status, body], enc_hook=vars) + b"\n"
+
+
+async def _one(output: Any) -> AsyncIterator[Any]:
+    if isinstance(output, Exception):
+        raise output
+    yield output
+
+
+async def _error_response(raw_request: Request, error: Exception) -> Response:
+    """Return what vLLM's server answers where the single route raises `error`."""
+    if isinstance(error, ValidationError):
+        found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
+        return await validation_exception_handler(raw_request, RequestValidationError(found))
+    handler = vllm_error_handler if isinstance(error, VLLMError) else exception_handler
+    return await handler(raw_request, error)
+
+
+def _logprob_entry(token: int, top: Mapping[int, Logprob] | None, most: int | None) -> dict[str, Any]:
+    if top is None or token not in top:
+        return {"token": f"token_id:{token}", "logprob": LOWEST_LOGPROB, "bytes": None, "top_logprobs": []}
+    shown: Iterable[tuple[int, Logprob]] = top.items()
+    if most != -1:
+        shown = list(shown)[: 0 if most is None else max(most, 1)]
+    return {
+        **_logprob(token, top[token]),
+        "top_logprobs": [_logprob(*each) for each in shown],
+    }
+
+
+def _logprob(token: int, logprob: Logprob) -> dict[str, Any]:
+    return {"token": f"token_id:{token}", "logprob": max(logprob.logprob, LOWEST_LOGPROB), "bytes": None}

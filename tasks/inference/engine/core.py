@@ -1,0 +1,101 @@
+"""Makes the engine's core cheaper where requests are many and small; the tokens that it samples stay the same.
+
+The core is forked from the process that calls `patch_core`, so the patches hold in it. On CUDA it is started afresh,
+and nothing changes there.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from torch import distributed
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.outputs import LogprobsLists
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+
+MOST_HELD = 32
+"""Tokens of a request that are held back: held ones take several hundred bytes each."""
+
+
+def patch_core() -> None:
+    """Patch vLLM's classes; call it before the engine is created."""
+    _share_process_group()
+    step, sample = EngineCore.step, TopKTopPSampler.forward_cpu
+
+    def step_and_hold(self: EngineCore) -> tuple[dict[int, EngineCoreOutputs], bool]:
+        outputs, model_executed = step(self)
+        # With statistics each forward pass is reported as it is made.
+        return (outputs if self.log_stats else _hold_back(self, outputs)), model_executed
+
+    def sample_seeded(self: Any, logits: Any, generators: Any, *filters: Any) -> Any:
+        # The CPU's own draws noise for the whole batch, and then again for each row with a seed. This one does not.
+        return self.forward_native(logits, generators, *filters) if generators else sample(self, logits, {}, *filters)
+
+    EngineCore.step = step_and_hold  # type: ignore[method-assign]
+    TopKTopPSampler.forward_cpu = sample_seeded  # type: ignore[method-assign]
+
+
+def _share_process_group() -> None:
+    """Let a core without peers have one process group: each of vLLM's 13 has a thread that wakes up every 10 ms."""
+    make, destroy = distributed.new_group, distributed.destroy_process_group
+
+    def new_group(*positional: Any, **named: Any) -> Any:
+        return distributed.group.WORLD if distributed.get_world_size() == 1 else make(*positional, **named)
+
+    def destroy_process_group(group: Any = None) -> None:
+        if distributed.is_initialized():  # the one group is destroyed in the name of each
+            destroy(group)
+
+    distributed.new_group, distributed.destroy_process_group = new_group, destroy_process_group
+
+
+def _hold_back(core: Any, outputs: dict[int, EngineCoreOutputs]) -> dict[int, EngineCoreOutputs]:
+    """Hold tokens back whose client waits for the last one: they go out together, and no message is made for each.
+
+    A message costs both processes as much as the pass through a small model.
+    """
+    held: dict[str, list[EngineCoreOutput]] = vars(core).setdefault("held_outputs", {})
+    requests = core.scheduler.requests
+    for each in outputs.values():
+        sent = []
+        for output in each.outputs:
+            key = output.request_id
+            earlier = held.get(key, ())
+            if _can_wait(output, requests.get(key)) and len(earlier) + 1 < MOST_HELD:
+                held.setdefault(key, []).append(output)
+            else:
+                sent.append(_merge([*held.pop(key, ()), output]))
+        each.outputs = sent
+    if len(held) > len(requests):  # some were aborted
+        for key in held.keys() - requests.keys():
+            del held[key]
+    return {client: each for client, each in outputs.items() if each.outputs}
+
+
+def _can_wait(output: EngineCoreOutput, request: Any) -> bool:
+    """Tell whether nobody looks at a request's tokens before the last one: no stream, and no stop strings."""
+    parameters = getattr(request, "sampling_params", None)
+    if parameters is None or output.finish_reason is not None:
+        return False
+    wholly_held = output.routed_experts is None and output.new_sampling_mask is None
+    return wholly_held and parameters.output_kind == RequestOutputKind.FINAL_ONLY and not parameters.stop
+
+
+def _merge(outputs: list[EngineCoreOutput]) -> EngineCoreOutput:
+    """Return one output in place of several of a request."""
+    if len(outputs) == 1:
+        return outputs[0]
+    last = outputs[-1]
+    last.new_token_ids = [token for output in outputs for token in output.new_token_ids]
+    if logprobs := [output.new_logprobs for output in outputs if output.new_logprobs is not None]:
+        columns = zip(*(each[:3] for each in logprobs), strict=True)
+        last.new_logprobs = LogprobsLists(*(np.concatenate(column) for column in columns))
+    for name in ("prefill_stats", "new_prompt_logprobs_tensors", "prompt_token_id_logprobs"):
+        setattr(last, name, _first(getattr(output, name) for output in outputs))
+    return last
+
+
+def _first(values: Iterable[Any]) -> Any:
+    return next((value for value in values if value is not None), None)

@@ -1,0 +1,150 @@
+"""The bulk route answers as the single one does, in few forward passes, and each request for itself."""
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tasks.inference.engine.client import Engine
+from tests.fixtures.hosts import engine_of
+from tests.fixtures.waiting import until
+from tests.tasks.inference.engine.bulk_calls import (
+    answers_in_bulk,
+    body,
+    bulk_lines,
+    client,
+    single_answers,
+    tokens_and_logprobs,
+)
+
+pytestmark = pytest.mark.engine
+
+MOST_PASSES = 60
+
+
+@pytest.fixture(scope="module")
+def counting(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """An engine that reports its load and its forward passes."""
+    with engine_of(models["a"], tmp_path_factory.mktemp("engine") / "report.json", metrics=True) as engine:
+        yield engine
+
+
+def metric(engine: Engine, name: str) -> float:
+    """The value of one of the engine's metrics, summed over its labels."""
+    with client(engine) as http:
+        found = re.findall(rf"^vllm:{name}\{{.*?\}} (\S+)$", http.get("/metrics").text, re.MULTILINE)
+    assert found
+    return sum(map(float, found))
+
+
+@pytest.mark.essential
+def test_a_bulk_call_answers_as_the_single_route(small_engine: Engine, models: dict[str, Path]) -> None:
+    small_engine.serve("bulk", models["a"])
+    bodies = [body(number, max_tokens=5 + 3 * number) for number in range(30)]  # up to 92 tokens
+    expected = tokens_and_logprobs(single_answers(small_engine, bodies))
+    found = tokens_and_logprobs(answers_in_bulk(small_engine, bodies))
+    assert found[0] == expected[0]
+    assert found[1] == pytest.approx(expected[1], abs=1e-5)
+    assert len({tuple(tokens) for tokens in found[0]}) == len(bodies)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"max_tokens": 70, "ignore_eos": True},
+        {"prompt_logprobs": 1, "logprobs": 3},
+        {"n": 3},
+        {"logprobs": None},
+        {"detokenize": True, "stop": ["a", "b", "c"]},
+        {"temperature": 0.0, "top_p": 1.0, "stop_token_ids": list(range(100, 200))},
+    ],
+    ids=str,
+)
+def test_one_request_is_answered_to_the_last_bit(small_engine: Engine, sampling: dict[str, object]) -> None:
+    asked = {**body(1, **sampling), "return_token_ids": True}
+    salted = [{**asked, "cache_salt": salt} for salt in ("single", "bulk")]  # neither finds the other's states
+    assert answers_in_bulk(small_engine, salted[1:]) == single_answers(small_engine, salted[:1])
+
+
+@pytest.mark.essential
+def test_an_error_is_that_request_s_own(small_engine: Engine) -> None:
+    bad = [
+        body(1, model="nobody"),
+        body(2, max_tokens=-1),
+        body(3, prompt=[1] * 5000),
+        body(4, prompt=[10**6]),
+        {"token_ids": [1]},
+        "text",
+    ]
+    good = [body(number) for number in range(10, 16)]
+    mixed = [each for pair in zip(bad, good, strict=True) for each in pair]
+    answers = answers_in_bulk(small_engine, mixed)
+    assert [status for status, _ in answers[1::2]] == [200] * len(good)
+    assert answers[::2] == single_answers(small_engine, bad)
+    assert {status for status, _ in answers[::2]} == {400, 404}
+
+
+def test_streams_and_calls_of_another_shape_are_refused(small_engine: Engine) -> None:
+    ((status, refused),) = answers_in_bulk(small_engine, [{**body(1), "stream": True}])
+    assert status == 400 and "no streams" in refused["error"]["message"]
+    with client(small_engine) as http:
+        for content in (b"no JSON", b'{"requests": 1}', b"{}"):
+            assert http.post("/inference/v1/generate_many", content=content).status_code == 400
+    assert answers_in_bulk(small_engine, []) == []
+
+
+@pytest.mark.parametrize("route", ["generate_many", "abort_many"])
+def test_the_key_is_required(small_engine: Engine, route: str) -> None:
+    with client(small_engine, key="another") as http:
+        assert http.post(f"/inference/v1/{route}", json={"requests": [body(1)]}).status_code == 401
+
+
+def test_a_request_is_aborted_by_its_id(small_engine: Engine) -> None:
+    bodies = [body(number, ignore_eos=True) for number in range(3)]
+    with ThreadPoolExecutor() as pool, small_engine.pause(), bulk_lines(small_engine, bodies) as lines:
+        first = pool.submit(next, lines)
+        with client(small_engine) as http:
+            # Passed over until it has arrived.
+            while not first.done():
+                ids = {"request_ids": ["request-1", "nobody's"]}
+                assert http.post("/inference/v1/abort_many", json=ids).status_code == 200
+        index, status, aborted = json.loads(first.result())
+        assert (index, status, aborted["choices"][0]["finish_reason"]) == (1, 200, "abort")
+        small_engine._request("POST", "/resume")
+        left = {index: content["choices"][0] for index, _, content in map(json.loads, lines)}
+    assert {index: (len(each["token_ids"]), each["finish_reason"]) for index, each in left.items()} == {
+        0: (12, "length"),
+        2: (12, "length"),
+    }
+
+
+@pytest.mark.essential
+def test_requests_in_flight_go_on_with_other_weights(small_engine: Engine, models: dict[str, Path]) -> None:
+    small_engine.serve("before", models["a"])
+    bodies = [body(number, max_tokens=200, ignore_eos=True) for number in range(4)]
+    with bulk_lines(small_engine, bodies) as lines:
+        small_engine.serve("after", models["b"])
+        assert sorted(json.loads(line)[0] for line in lines) == [0, 1, 2, 3]
+    assert small_engine.served_policy_key() == "after"
+
+
+@pytest.mark.essential
+def test_many_requests_take_few_forward_passes(counting: Engine) -> None:
+    bodies = [body(number, max_tokens=6 + number % 17, ignore_eos=True) for number in range(128)]
+    before = metric(counting, "iteration_tokens_total_count")
+    answers = answers_in_bulk(counting, bodies)
+    passes = metric(counting, "iteration_tokens_total_count") - before
+    assert max(len(tokens) for tokens in tokens_and_logprobs(answers)[0]) <= passes <= MOST_PASSES
+
+
+def test_a_client_that_hangs_up_aborts_what_is_unfinished(counting: Engine) -> None:
+    bodies = [body(number, max_tokens=1 if number == 0 else 230, ignore_eos=True) for number in range(8)]
+    before = metric(counting, "generation_tokens_total")
+    with counting.pause(), bulk_lines(counting, bodies) as lines:
+        counting._request("POST", "/resume")
+        assert json.loads(next(lines))[0] == 0
+    until(lambda: metric(counting, "num_requests_running") == 0, lambda: "requests of nobody run on")
+    assert metric(counting, "generation_tokens_total") - before < 1 + 7 * 230
