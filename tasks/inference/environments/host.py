@@ -24,7 +24,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tasks.inference.engine.host import write_report
+from tasks.inference.environments.batched_calls import install_batched_calls
 from tasks.inference.environments.examples import verifiers_config, write_examples
+from tasks.inference.environments.tuning import load_in_background, tune_verifiers
 from tasks.inference.sampling.seats import install_seat_assignment
 from tasks.runtime.imports import quick_imports
 
@@ -148,9 +150,11 @@ def set_up_server() -> None:
     cache_signatures()
     install_seat_assignment()
     install_rollout_server()
+    install_batched_calls()
+    tune_verifiers()
     watch_shared_tools()
     # The first health request is answered meanwhile; a rollout that comes early waits for the import lock.
-    threading.Thread(target=_load_renderers, name="load renderers", daemon=True).start()
+    threading.Thread(target=load_in_background, name="load renderers", daemon=True).start()
 
 
 def cache_signatures() -> None:
@@ -164,14 +168,6 @@ def cache_signatures() -> None:
     name = "takes_validated_data_argument"
     if inspect_factory := getattr(_fields, name, None):
         setattr(_fields, name, functools.cache(inspect_factory))
-
-
-def _load_renderers() -> None:
-    with quick_imports():
-        import renderers.client
-        from transformers import AutoTokenizer
-
-    logging.getLogger(__name__).debug("loaded %s and %s", renderers.client.__name__, AutoTokenizer.__name__)
 
 
 def watch_shared_tools() -> None:

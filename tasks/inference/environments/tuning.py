@@ -1,0 +1,115 @@
+"""Keeps what verifiers and its libraries would work out again for every rollout, in the process of an environment.
+
+Each function patches one thing; where a version has it under no such name, nothing is changed.
+"""
+
+import functools
+import gc
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from tasks.runtime.imports import quick_imports
+
+MOST_RENDERS = 512
+"""Prompts whose tokens are kept: those of the groups in flight."""
+LONGEST_PROMPT = 32_768
+"""Characters of a prompt that is kept, as JSON."""
+SHORT_SECONDS = 0.002
+"""Rendering that takes longer is done in a thread, so that other rollouts go on meanwhile."""
+ROLLOUTS_PER_TRIM = 512
+"""Rollouts between two times that freed memory is given back to the system: each walks the whole heap."""
+COLLECTED_ALLOCATIONS = 50_000
+"""Allocations after which the garbage collector looks at the youngest objects."""
+
+Result = TypeVar("Result")
+
+
+def tune_verifiers() -> None:
+    """Patch what every rollout passes through; imports verifiers."""
+    from verifiers.v1.clients import train
+    from verifiers.v1.utils import memory
+
+    if hasattr(train, "RendererSlot"):
+        train.RendererSlot = quick_slot(train.RendererSlot)
+    if hasattr(memory, "_TRIM_EVERY_ROLLOUTS"):
+        memory._TRIM_EVERY_ROLLOUTS = ROLLOUTS_PER_TRIM
+
+
+def quick_slot(slot: type[Any]) -> type[Any]:
+    """Return a slot of verifiers' renderers that renders equal prompts once, and short ones without a thread."""
+
+    class QuickSlot(slot):  # type: ignore[misc]
+        """Whoever renders holds the lock, as in the original: a fast tokenizer is no thread's alone."""
+
+        def __init__(self, *arguments: Any, **others: Any) -> None:
+            super().__init__(*arguments, **others)
+            with suppress(AttributeError):  # a renderer with slots takes no other function
+                self.renderer.render = render_once(self.renderer.render)
+            self.seconds = 0.0
+
+        async def run(self, fn: Callable[[], Result]) -> Result:
+            def measure() -> Result:
+                began = time.perf_counter()
+                try:
+                    return fn()
+                finally:
+                    self.seconds = time.perf_counter() - began
+
+            # How long a prompt takes is known afterwards: the one before tells.
+            if self.seconds > SHORT_SECONDS or not self.lock.acquire(blocking=False):
+                return await super().run(measure)  # type: ignore[no-any-return]
+            try:
+                return measure()
+            finally:
+                self.lock.release()
+
+    return QuickSlot
+
+
+def render_once(render: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a renderer's `render` that keeps the tokens of the latest prompts; nobody changes them.
+
+    The caller holds the renderer's lock.
+    """
+    known: dict[str, Any] = {}
+
+    @functools.wraps(render)
+    def render_or_recall(messages: Any, **settings: Any) -> Any:
+        try:
+            key = json.dumps([messages, settings])
+        except (TypeError, ValueError):
+            return render(messages, **settings)
+        if key in known:
+            return known[key]
+        tokens = render(messages, **settings)
+        if len(key) <= LONGEST_PROMPT:
+            if len(known) >= MOST_RENDERS:
+                del known[next(iter(known))]
+            known[key] = tokens
+        return tokens
+
+    return render_or_recall
+
+
+def load_in_background() -> None:
+    """Import what a first rollout would wait for; afterwards the garbage collector leaves all that alone."""
+    with quick_imports():
+        import renderers.client  # noqa: F401
+        from transformers import AutoTokenizer  # noqa: F401
+
+        keep_certificates()
+    gc.freeze()
+    gc.set_threshold(COLLECTED_ALLOCATIONS, 20, 50)
+
+
+def keep_certificates() -> None:
+    """Read the system's certificates once: the client of tool servers reads them for every rollout, in 40 ms."""
+    try:
+        import httpcore2
+    except ImportError:
+        return
+    if read := getattr(httpcore2, "default_ssl_context", None):
+        httpcore2.default_ssl_context = functools.cache(read)

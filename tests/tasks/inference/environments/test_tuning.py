@@ -1,0 +1,78 @@
+"""What is kept between rollouts: the tokens of equal prompts; who renders holds the lock, in a thread if need be."""
+
+import asyncio
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from tasks.inference.environments import tuning
+from tasks.inference.environments.tuning import quick_slot, render_once
+
+
+@dataclass
+class Slot:
+    """As verifiers' slots are."""
+
+    renderer: Any
+    load: int = 0
+    lock: Any = field(default_factory=threading.Lock)
+
+    async def run(self, fn: Any) -> Any:
+        """Call under the lock in a thread."""
+
+        def locked() -> Any:
+            with self.lock:
+                return fn()
+
+        return await asyncio.to_thread(locked)
+
+
+class Renderer:
+    """Counts what it renders."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def render(self, messages: Any, **settings: Any) -> list[Any]:
+        """Return something new."""
+        self.number += 1
+        return [messages, settings]
+
+
+def test_equal_prompts_are_rendered_once_and_the_oldest_is_dropped(monkeypatch: Any) -> None:
+    monkeypatch.setattr(tuning, "MOST_RENDERS", 2)
+    renderer = Renderer()
+    render = render_once(renderer.render)
+    asked = [{"role": "user", "content": "a"}]
+    assert render(asked, tools=None) is render([dict(asked[0])], tools=None)
+    assert render(asked, tools=[{}]) == [asked, {"tools": [{}]}] and renderer.number == 2
+    render([], tools=None)
+    render(asked, tools=None)
+    assert renderer.number == 4, "the first was dropped for the third"
+    long = [{"role": "user", "content": "a" * tuning.LONGEST_PROMPT}]
+    render(long)
+    render(long)
+    render([object()])
+    assert renderer.number == 7
+
+
+def test_short_work_stays_on_the_loop_and_long_work_goes_to_a_thread() -> None:
+    async def go() -> None:
+        slot = quick_slot(Slot)(Renderer())
+        here, held = threading.get_ident(), []
+
+        def work(seconds: float) -> int:
+            held.append(slot.lock.locked())
+            time.sleep(seconds)
+            return threading.get_ident()
+
+        assert await slot.run(lambda: work(0.01)) == here
+        assert await slot.run(lambda: work(0)) != here, "the one before took long"
+        assert await slot.run(lambda: work(0)) == here
+        assert held == [True] * 3 and not slot.lock.locked()
+        slot.lock.acquire()
+        asyncio.get_running_loop().call_later(0.05, slot.lock.release)
+        assert await slot.run(lambda: work(0)) != here, "another thread renders"
+
+    asyncio.run(go())
