@@ -190,6 +190,9 @@ class Ledger:
         return replace(min(whole, key=attrgetter("age")), run=entry.run, step=entry.step)
 
     def _rows(self, key: str, staleness: float = 0.0) -> dict[tuple[str, str], Entry]:
+        if time.monotonic() - self._refreshed_at < staleness:
+            # Without the lock, which another thread holds for as long as it commits.
+            return dict(self._by_key.get(key, {}))
         with self._lock:
             if time.monotonic() - self._refreshed_at >= staleness:
                 self._refresh()
@@ -198,7 +201,8 @@ class Ledger:
     def _refresh(self) -> None:
         paths, version = self.table.new_files(self._version)
         if (removals := self.table.transaction_version(REMOVAL)) != self._removals:
-            # Rows may have gone from any file that was read: the index is built anew.
+            # Rows may have gone from any file that was read: the index is built anew, and meanwhile nobody looks at it.
+            self._refreshed_at = -math.inf
             self._removals = removals
             self._read_files, self._by_key = set(), {}
             paths = [each.path for each in self.table.active_files()]

@@ -183,6 +183,8 @@ def route_prefect_logs(log: Path) -> None:
     file = logging.FileHandler(log, encoding="utf-8", delay=True)
     file.setFormatter(logging.Formatter(FORMAT))
     logging.getLogger("stagecoach").setLevel(logging.INFO)  # how sampling went, say; the root keeps to warnings
+    # What a task run's state says already; of every stage it would be a line, and a request to the API.
+    logging.getLogger("prefect.task_runs").addFilter(_is_news)
     loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict]
     for logger in [logging.root, *loggers]:
         consoles = [handler for handler in logger.handlers if isinstance(handler, PrefectConsoleHandler)]
@@ -190,6 +192,10 @@ def route_prefect_logs(log: Path) -> None:
             logger.removeHandler(handler)
         if consoles:
             logger.addHandler(file)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Finished in state Completed")
 
 
 def is_shared() -> bool:

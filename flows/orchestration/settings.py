@@ -51,7 +51,8 @@ def embedded_settings(home: Path, url: str) -> dict[str, str]:
 def server_settings() -> dict[str, str]:
     """Return what the embedded server leaves out: services for schedules, workers, leases and automations.
 
-    The recorder of task runs and the persister of events stay: without them a run has no task runs.
+    The recorder of task runs and the persister of events stay: without them a run has no task runs. They write what
+    comes within a second, or a few, at once: a transaction for each of a stage's states takes longer than most stages.
     """
     unused = (
         "SCHEDULER",
@@ -65,6 +66,9 @@ def server_settings() -> dict[str, str]:
     )
     return {
         **{f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false" for name in unused},
+        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
+        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+        "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "500",
         "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
     }

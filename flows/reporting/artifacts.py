@@ -7,6 +7,7 @@ shown as a dash: it is not zero.
 
 import base64
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -174,13 +175,17 @@ def _of(step: Mapping[str, Any], name: str, stage: str) -> Any:
 
 PUBLISHED_TIMES = 20
 """Artifacts are renewed about this often in a run: each renewal is kept in Prefect's database for ever."""
+PUBLISHED_SECONDS = 5.0
+"""Least time from one renewal to the next: a page is not read more often, and quick steps are made beside it."""
 
 
 class ArtifactWatcher:
     """Keeps the artifacts in Prefect up to date."""
 
-    def __init__(self, artifacts: RunArtifacts, num_steps: int) -> None:
+    def __init__(self, artifacts: RunArtifacts, num_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._artifacts = artifacts
+        self._clock = clock
+        self._published_at = -math.inf
         self._every = max(1, num_steps // PUBLISHED_TIMES)
         self._num_steps = num_steps
         self._steps: list[Mapping[str, Any]] = []
@@ -196,5 +201,7 @@ class ArtifactWatcher:
         if event == "step":
             self._steps.append(facts)
             last = len(self._steps) == self._num_steps
-            if self._prefect and facts["computed"] and (last or len(self._steps) % self._every == 0):
+            due = len(self._steps) % self._every == 0 and self._clock() - self._published_at >= PUBLISHED_SECONDS
+            if self._prefect and facts["computed"] and (last or due):
                 self._artifacts.publish(self._steps)
+                self._published_at = self._clock()

@@ -30,7 +30,12 @@ def loop_train(session: Session) -> dict[str, Any]:
     config = session.config
     outcome = Outcome(session.context.run, config.steps)
     execute = Executor(session)
-    with _thread("ahead") as threads, _thread("evaluation") as beside, ExitStack() as unfinished:
+    with (
+        session.context.queue_commits(),
+        _thread("ahead") as threads,
+        _thread("evaluation") as beside,
+        ExitStack() as unfinished,
+    ):
         # When this fails, threads that still sample end with their services; only then are they waited for.
         unfinished.callback(session.close)
         unfinished.callback(beside.shutdown, wait=False, cancel_futures=True)
@@ -57,9 +62,10 @@ def loop_sft(session: Session) -> dict[str, Any]:
     """Train on demonstrations; return what came of it as plain values."""
     outcome = Outcome(session.context.run, session.config.steps)
     execute = Executor(session)
-    for finished in pipeline.run_steps(execute, session.source, check=check_of(session)):
-        outcome.steps.append(finish_step(session, finished))
-        outcome.policy = finished.policy
+    with session.context.queue_commits():
+        for finished in pipeline.run_steps(execute, session.source, check=check_of(session)):
+            outcome.steps.append(finish_step(session, finished))
+            outcome.policy = finished.policy
     return outcome.as_values(session)
 
 
@@ -162,6 +168,8 @@ class Evaluations:
         self._collect(lambda each: each.done())
         if not any(each.due(policy.version) for each in self._session.config.evaluation.of_sets().values()):
             return
+        # Rollouts of an evaluation are committed by themselves, and not before the policy that they are of.
+        self._session.context.flush()
         if self._overlaps:
             self._waiting.append(
                 self._threads.submit(copy_context().run, evaluate_all, self._session, policy, policy.version)

@@ -9,6 +9,7 @@ import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import count
 from pathlib import Path
 
 from flows.services.base import Command, PolicyLock, RunService, Supervisor
@@ -76,9 +77,12 @@ class InferenceService(RunService):
         # An engine starts with whole weights; adapters are laid over them when they are asked for.
         whole = self._base(policy) or policy.key
         engine = self._engine(self._source if self._source.name else self._context.store.policies.directory(whole))
+        attempts = count()
 
         def bring() -> ServedModel:
-            url = engine.wait()["url"]  # returns after a restart, or raises when none is left
+            # One that was seen to be ready is asked for its policy at once: if it is gone, that fails as well.
+            _, known = (None if next(attempts) else engine.ready_report()) or (0, {})
+            url = (known or engine.wait())["url"]  # returns after a restart, or raises when none is left
             # One at a time: two loads of weights at once would leave a mix.
             with self._bringing:  # those who share a policy bring it once
                 return self._bring(policy, url)

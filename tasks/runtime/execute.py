@@ -5,7 +5,7 @@ A long stage commits its finished groups while the rest is still under way, each
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from configs.run import View
 from storage.refs import Entry, Slice
 from storage.store import Store
-from tasks.runtime.run_context import RunContext
+from tasks.runtime.run_context import RECENT, RunContext
 from tasks.runtime.services import Services
 from tasks.runtime.stage import Policy, Ref, Stage, Tables, inputs_of, ref_of
 
@@ -41,9 +41,19 @@ class Parts:
     PAUSE_RATIO times what that took: more groups then share the next one, and running rollouts have the processor.
     """
 
-    def __init__(self, store: Store, make_entry: MakeEntry, unit: tuple[str, str]) -> None:
-        """Open the parts of a key. `unit` is the table and the column that name a unit: that of a group's id, say."""
+    def __init__(
+        self,
+        store: Store,
+        make_entry: MakeEntry,
+        unit: tuple[str, str],
+        commit_earlier: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Open the parts of a key. `unit` is the table and the column that name a unit: that of a group's id, say.
+
+        `commit_earlier` waits for the commit of what they are made from: nothing is committed before that.
+        """
         self._store = store
+        self._commit_earlier = commit_earlier
         self._unit = unit
         self._make_entry = make_entry
         # Only for what all parts have in common: run, step, key, attempt.
@@ -137,7 +147,10 @@ class Parts:
     def _commit(self, pieces: Sequence[Mapping[str, pa.Table]]) -> None:
         names = dict.fromkeys(name for piece in pieces for name in piece)  # an optional table is not in every piece
         tables = {name: pa.concat_tables([piece[name] for piece in pieces if name in piece]) for name in names}
+        self._commit_earlier()
         slices = [self._store.append(name, rows, **self._identity) for name, rows in tables.items()]
+        for piece in slices:
+            RECENT.put((piece.table, piece.digest), tables[piece.table])
         self._committed.append(self._store.ledger.commit(self._make_entry(uuid4().hex, slices, count_tokens(tables))))
 
 
@@ -170,6 +183,11 @@ class Attempt:
     name: str = field(default_factory=lambda: uuid4().hex)
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
+    @property
+    def at_once(self) -> bool:
+        """Whether the work counts at once, and the rows of whoever was first with it are gone on with."""
+        return not self.stage.repeatable
+
     @cached_property
     def view(self) -> View:
         return View(self.context.config, self.stage.sections, self.stage.name)
@@ -181,7 +199,7 @@ class Attempt:
 
     @cached_property
     def parts(self) -> Parts:
-        return Parts(self.context.store, self.entry, self.stage.unit)
+        return Parts(self.context.store, self.entry, self.stage.unit, self.context.flush)
 
     def compute(self, refs: Sequence[Ref], services: Services, parameters: Mapping[str, Any]) -> list[Slice]:
         """Read the inputs, call the stage's function, write the rows that it returns; return the slices."""
@@ -199,7 +217,7 @@ class Attempt:
             self.context.store.policies.publish(self.directory, self.key)
         missing = [name for name in self.stage.writes if name not in outputs and name not in self.stage.optional]
         assert not missing and set(outputs) <= set(self.stage.writes), f"{self.stage.name} made {list(outputs)}"
-        place: dict[str, Any] = {"step": self.step, "key": self.key, "attempt": self.name}
+        place: dict[str, Any] = {"step": self.step, "key": self.key, "attempt": self.name, "at_once": self.at_once}
         return [self.context.append(name, rows, **place) for name, rows in outputs.items()]
 
     def _compute_in_parts(self, tables: Tables, keywords: Mapping[str, Any]) -> list[Slice]:
@@ -218,7 +236,7 @@ class Attempt:
     def finish(self, outputs: Sequence[Slice]) -> Entry:
         """Write the one ledger row that makes the work exist; return the row that stands."""
         tokens = self.parts.tokens if "parts" in self.stage.keywords else self.tokens
-        return self.context.commit(self.entry("", outputs, tokens))
+        return self.context.commit(self.entry("", outputs, tokens), self.at_once)
 
     def entry(self, part: str, outputs: Sequence[Slice], tokens: int) -> Entry:
         """Return the ledger row for the whole (part empty) or for one part."""

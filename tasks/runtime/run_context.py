@@ -1,5 +1,6 @@
 """What a run works with: its store, name and config, and how its stage results are keyed, found, written and read."""
 
+import math
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from storage.keys import work_key
 from storage.ledger import CommitBuffer
 from storage.refs import Entry, Slice
 from storage.store import Store, open_store
+from tasks.runtime.commit_queue import CommitQueue
 
 if TYPE_CHECKING:
     from tasks.runtime.stage import Ref, Stage
@@ -41,10 +43,17 @@ class RecentTables:
             # Outside the lock: two threads may read the same table, which costs less than waiting for each other.
             table = read()
             cached = table, table.nbytes  # asking for the size takes as long as a small read
+        self._put(name, cached)
+        return cached[0]
+
+    def put(self, name: Hashable, table: pa.Table) -> None:
+        """Keep a table that was just made under its name, which saves reading it."""
+        self._put(name, (table, table.nbytes))
+
+    def _put(self, name: Hashable, cached: tuple[pa.Table, int]) -> None:
         with self._lock:
             self._tables[name] = cached  # the last one now
             self._evict()
-        return cached[0]
 
     def _evict(self) -> None:
         total = sum(size for _, size in self._tables.values())
@@ -68,6 +77,7 @@ class RunContext:
         self.versions = dict(versions)
         self._keys = StageKeys(config)
         self._buffer: CommitBuffer | None = None
+        self._queue: CommitQueue | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel to a task runner's workers as what it is opened from; they must find what was buffered here."""
@@ -81,14 +91,30 @@ class RunContext:
     def find(self, key: str) -> Entry | None:
         """Return the finished work of `key`, this run's own row before another's, or None."""
         # What is still to be committed counts as finished for the run that made it.
-        buffered = self._buffer.find(key) if self._buffer else None
-        return buffered or self.store.ledger.find(key, run=self.run, staleness=LEDGER_SECONDS)
+        return self._waiting(key) or self.store.ledger.find(key, run=self.run, staleness=LEDGER_SECONDS)
+
+    def _waiting(self, key: str) -> Entry | None:
+        waiting = self._buffer or self._queue
+        return waiting.find(key) if waiting else None
 
     def adopt(self, entry: Entry, step: int) -> Entry:
         """Make finished work of another run part of this one: a ledger row that points at the other's slices."""
         if entry.run == self.run:
             return entry
         return self.commit(replace(entry, run=self.run, step=step))
+
+    @contextmanager
+    def queue_commits(self) -> Iterator[None]:
+        """Commit work in a thread within the block, while the next is done; for all threads of a run, and not nested.
+
+        Threads that work here end before the block does. What is finished is committed, also when an error passes.
+        """
+        self._queue = CommitQueue(self.store.slices, self.store.ledger)
+        try:
+            with self._queue:
+                yield
+        finally:
+            self._queue = None
 
     @contextmanager
     def buffered(self) -> Iterator[None]:
@@ -106,27 +132,38 @@ class RunContext:
     @contextmanager
     def unbuffered(self) -> Iterator[None]:
         """Commit what is buffered so far, and within the block each piece of work at once."""
-        self.flush()
-        # What is flushed stays in order: nothing may be committed before what it was made from.
+        # In order: nothing may be committed before what it was made from.
         buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            buffer.flush()
         try:
             yield
         finally:
             self._buffer = buffer
 
     def flush(self) -> None:
-        """Commit what is buffered so far; outside `buffered` there is nothing to do."""
-        if self._buffer is not None:
-            self._buffer.flush()
+        """Commit what is finished so far; outside `buffered` and `queue_commits` there is nothing to do."""
+        waiting = self._buffer or self._queue
+        if waiting is not None:
+            waiting.flush()
 
-    def append(self, table: str, rows: pa.Table, *, step: int, key: str, attempt: str) -> Slice:
-        """Add rows to a table as one slice of this run; see Store.append."""
-        store = self._buffer or self.store
-        return store.append(table, rows, run=self.run, step=step, key=key, attempt=attempt)
+    def append(self, table: str, rows: pa.Table, *, step: int, key: str, attempt: str, at_once: bool = False) -> Slice:
+        """Add rows to a table as one slice of this run, kept for those who ask for them next; see Store.append."""
+        store = self._buffer or (None if at_once else self._queue) or self.store
+        piece = store.append(table, rows, run=self.run, step=step, key=key, attempt=attempt)
+        RECENT.put((table, piece.digest), rows)
+        return piece
 
-    def commit(self, entry: Entry) -> Entry:
-        """Write the ledger row of finished work; return the row that stands."""
-        return (self._buffer or self.store.ledger).commit(entry)
+    def commit(self, entry: Entry, at_once: bool = False) -> Entry:
+        """Write the ledger row of finished work; return the row that stands.
+
+        In a queue it is written a little later, unless `at_once` says that the caller cannot go on with other rows than
+        those that stand.
+        """
+        if at_once and self._queue:
+            self._queue.flush()
+            return self.store.ledger.commit(entry)
+        return (self._buffer or self._queue or self.store.ledger).commit(entry)
 
     def table(self, name: str, refs: "Sequence[Ref]", columns: Sequence[str] | None = None) -> pa.Table:
         """Read table `name` from the first of the finished works `refs` that made it, and others of the same stage."""
@@ -136,12 +173,13 @@ class RunContext:
         return rows if columns is None else rows.select(list(columns))
 
     def _rows(self, name: str, ref: "Ref") -> pa.Table:
-        # What another process has just finished may be newer than the last refresh of the ledger.
-        entry = self.find(ref.key) or self.store.ledger.find(ref.key, run=self.run)
+        find = partial(self.store.ledger.find, ref.key, run=self.run)
+        # What is referred to is mostly known; what another process has just finished may be newer than what is.
+        entry = self._waiting(ref.key) or find(staleness=math.inf) or find()
         assert entry is not None, f"{ref.stage} {ref.key} is referred to but not in the ledger"
-        slices = entry.slices(name)
         # By digest: rows that were removed and sampled again under the same key are other rows.
-        return RECENT.get((name, tuple(each.digest for each in slices)), partial(self.store.read, list(slices)))
+        pieces = [RECENT.get((name, each.digest), partial(self.store.read, [each])) for each in entry.slices(name)]
+        return pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces)
 
 
 def _reopen(address: str, run: str, config: RunConfig, versions: Mapping[str, str]) -> RunContext:

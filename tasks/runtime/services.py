@@ -107,6 +107,8 @@ class Services:
 SERVICES = tuple(field.name for field in fields(Services))
 WAITS_FOR = frozenset(SERVICES) - {"render"}
 """Services that may take any time to answer, a person among them."""
+REPEATABLE = frozenset({"learner", "render"})
+"""Services that give the same again for the same."""
 
 
 def retry_lost(attempt: Callable[[], Answer], lost: type[Exception]) -> Answer:

@@ -140,3 +140,14 @@ def test_artifacts_that_are_switched_off_ask_nothing(monkeypatch: pytest.MonkeyP
     shown = artifacts.RunArtifacts("run", "/s", 2, enabled=False)
     monkeypatch.setattr(shown, "_publish", lambda _: pytest.fail("asked"))
     assert shown.publish([]) is False
+
+
+def test_artifacts_of_quick_steps_are_renewed_once_in_a_while_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, published, now = artifacts.RunArtifacts("run", "/s", 9), list[int](), 0.0
+    monkeypatch.setattr(shown, "_publish", lambda steps: published.append(len(steps)))
+    watch = artifacts.ArtifactWatcher(shown, 9, clock=lambda: now)
+    watch("prefect", {})
+    for number in range(9):
+        watch("step", step(number, computed=True))
+        now += 2.0
+    assert published == [1, 4, 7, 9]

@@ -1,0 +1,132 @@
+"""Commits finished stages in a thread, in their order, while the next ones compute from what is in memory.
+
+The files of rows are durable as soon as they are written; only the commits wait. A stage counts when its row is in the
+ledger, for this run as for others that look: dying before loses what waited, whole stages and the newest first.
+"""
+
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from storage.ledger import Ledger
+from storage.refs import Entry, Slice
+from storage.slices import Slices, WrittenSlice
+
+LINGER_SECONDS = 0.05
+"""How long a first stage waits for others that then share its commit: stages on tables alone take less."""
+
+
+class CommitQueue:
+    """Commits what threads of one run finish; all that waits goes in one commit of each table and one of the ledger.
+
+    For work that comes out the same when it is done again: the row of another run that finished the same work first
+    takes the place of this one's, which has gone on with its own rows by then.
+    """
+
+    def __init__(self, slices: Slices, ledger: Ledger) -> None:
+        self._slices, self._ledger = slices, ledger
+        self._written: dict[str, list[WrittenSlice]] = {}
+        self._waiting: dict[str, Entry] = {}
+        self._changed = threading.Condition()
+        self._hurry = 0
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="commits", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.flush()
+        except Exception as lost:
+            if error is None:
+                raise
+            error.add_note(f"What was finished and not yet visible is lost as well, and computed again: {lost}.")
+        finally:
+            self._close()
+
+    def append(self, table: str, rows: pa.Table, *, run: str, step: int, key: str, attempt: str) -> Slice:
+        """Write rows as one slice, durable, that its table does not hold yet; raises as Slices.append does."""
+        written = self._slices.write(table, rows, run=run, step=step, key=key, attempt=attempt)
+        with self._changed:
+            # With its attempt: that of one that fails has no row in the ledger, and is never committed.
+            self._written.setdefault(attempt, []).append(written)
+        return written.piece
+
+    def commit(self, entry: Entry) -> Entry:
+        """Hand over the ledger row of finished work; returns at once. Raises what an earlier commit raised."""
+        with self._changed:
+            self._raise()
+            standing = self._waiting.setdefault(entry.key, entry)
+            self._changed.notify_all()
+            return standing
+
+    def find(self, key: str) -> Entry | None:
+        """The row of a key that is still to be committed, if there is one."""
+        with self._changed:
+            return self._waiting.get(key)
+
+    def flush(self) -> None:
+        """Wait until all that was handed over is committed; raises what a commit raised, and then it can be called
+        again."""
+        with self._changed:
+            self._hurry += 1
+            self._changed.notify_all()
+            try:
+                self._changed.wait_for(lambda: not self._waiting or self._failure)
+            finally:
+                self._hurry -= 1
+            self._raise()
+
+    def _raise(self) -> None:
+        # Taken: the thread then tries the same again.
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self._changed.notify_all()
+            raise failure
+
+    def _close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while entries := self._take():
+            try:
+                self._commit(entries)
+            except BaseException as failure:  # handed to whoever commits or flushes next
+                with self._changed:
+                    self._failure = failure
+                    self._changed.notify_all()
+            else:
+                self._forget(entries)
+
+    def _take(self) -> list[Entry]:
+        """Wait for work; return it in the order in which it was finished, and nothing at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or (self._waiting and self._failure is None))
+            self._changed.wait_for(lambda: self._closing or self._hurry, LINGER_SECONDS)
+            return [] if self._closing else list(self._waiting.values())
+
+    def _commit(self, entries: Sequence[Entry]) -> None:
+        with self._changed:
+            written = [each for entry in entries for each in self._written.get(entry.attempt, ())]
+        # Tables before the ledger: a row must never name a slice that its table does not hold.
+        for table in dict.fromkeys(each.piece.table for each in written):
+            self._slices.commit(table, [each for each in written if each.piece.table == table])
+        self._ledger.commit_all(entries)
+
+    def _forget(self, entries: Sequence[Entry]) -> None:
+        with self._changed:
+            for entry in entries:
+                del self._waiting[entry.key]
+                self._written.pop(entry.attempt, None)
+            self._changed.notify_all()

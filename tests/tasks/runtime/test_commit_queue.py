@@ -1,0 +1,157 @@
+"""Work that is committed in a thread: what is found meanwhile, in which order it counts, and what a failure leaves."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from configs.run import RunConfig
+from storage.errors import StoreUnavailable
+from storage.ledger import Ledger
+from storage.refs import Entry, Slice
+from storage.slices import Slices
+from storage.store import Store, open_store
+from tasks.runtime import commit_queue
+from tasks.runtime.commit_queue import CommitQueue
+from tasks.runtime.execute import Parts
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import ref_of
+from tests.fixtures.rows import entry, messages
+from tests.fixtures.waiting import until
+
+
+@pytest.fixture(autouse=True)
+def no_linger(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(commit_queue, "LINGER_SECONDS", 0.0)
+    yield
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path)
+
+
+@pytest.fixture
+def queue(store: Store) -> Iterator[CommitQueue]:
+    with CommitQueue(store.slices, store.ledger) as made:
+        yield made
+
+
+def hand_over(queue: CommitQueue, key: str) -> Entry:
+    made = queue.append("messages", messages(), run="run", step=0, key=key, attempt=key)
+    return queue.commit(entry(key, attempt=key, outputs=(made,)))
+
+
+def committed(store: Store) -> list[str]:
+    return [each.key for each in open_store(store.root.address).ledger.entries()]
+
+
+class Gate:
+    """Holds commits to the ledger up until it is opened; notes which rows each of them has."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[list[str]] = []
+        self.open, self.reached = threading.Event(), threading.Event()
+        true = Ledger.commit_all
+
+        def commit_all(ledger: Ledger, entries: Sequence[Entry]) -> list[Entry]:
+            self.seen.append([each.key for each in entries])
+            self.reached.set()
+            assert self.open.wait(20)
+            return true(ledger, entries)
+
+        monkeypatch.setattr(Ledger, "commit_all", commit_all)
+
+
+def test_work_is_found_before_it_counts_and_what_waits_shares_a_commit(
+    store: Store, queue: CommitQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    first = hand_over(queue, "a")
+    assert gate.reached.wait(20)
+    assert [hand_over(queue, key).key for key in ("b", "c")] == ["b", "c"]
+    assert queue.find("a") == first and queue.find("d") is None
+    assert committed(store) == []
+    gate.open.set()
+    queue.flush()
+    assert gate.seen == [["a"], ["b", "c"]]
+    assert committed(store) == ["a", "b", "c"]
+    assert queue.find("a") is None
+    assert store.scan("messages").collect().height == 12
+
+
+@pytest.mark.parametrize("problem", [KeyboardInterrupt(), ValueError("a stage failed")], ids=type)
+def test_what_is_finished_is_kept_when_an_error_passes(store: Store, problem: BaseException) -> None:
+    with pytest.raises(type(problem)), CommitQueue(store.slices, store.ledger) as queue:
+        hand_over(queue, "a")
+        raise problem
+    assert committed(store) == ["a"]
+
+
+def lose(queue: CommitQueue) -> None:
+    hand_over(queue, "b")
+
+
+@pytest.mark.parametrize("where", [(Slices, "commit"), (Ledger, "commit_all")], ids=["tables", "ledger"])
+@pytest.mark.parametrize("told", [CommitQueue.flush, lose], ids=["flush", "commit"])
+def test_a_commit_that_fails_is_told_to_the_next_who_asks_and_tried_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch, where: tuple[type, str], told: Callable[[CommitQueue], None]
+) -> None:
+    true: Callable[..., object] = getattr(*where)
+    problems = [StoreUnavailable("the store does not answer", "", "everything", "wait")]
+    failed = threading.Event()
+
+    def failing(*given: object) -> object:
+        if problems:
+            failed.set()
+            raise problems.pop()
+        return true(*given)
+
+    monkeypatch.setattr(*where, failing)
+    with CommitQueue(store.slices, store.ledger) as queue:
+        hand_over(queue, "a")
+        assert failed.wait(20)
+        until(lambda: queue._failure is not None, lambda: "the failure is not kept", every=0.01)
+        assert queue.find("a") is not None, "whoever is called again finds it"
+        with pytest.raises(StoreUnavailable):
+            told(queue)
+        hand_over(queue, "c")
+    assert committed(store) == ["a", "c"]
+    assert store.scan("messages").collect().height == 8
+
+
+def test_what_cannot_be_committed_at_the_end_is_an_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unanswered(*_: object) -> None:
+        raise StoreUnavailable("the store does not answer", "", "everything", "wait")
+
+    monkeypatch.setattr(Slices, "commit", unanswered)
+    with pytest.raises(StoreUnavailable), CommitQueue(store.slices, store.ledger) as queue:
+        hand_over(queue, "a")
+    with pytest.raises(KeyboardInterrupt) as caught, CommitQueue(store.slices, store.ledger) as queue:
+        hand_over(queue, "b")
+        raise KeyboardInterrupt
+    assert "the store does not answer" in caught.value.__notes__[0]
+    assert committed(store) == []
+
+
+def test_nothing_counts_before_what_it_was_made_from(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    context = RunContext(store, "run", RunConfig(name="run"), {})
+    with context.queue_commits():
+        first = context.append("messages", messages(), step=0, key="a", attempt="a")
+        context.commit(entry("a", attempt="a", outputs=(first,)))
+        assert context.table("messages", (ref_of(entry("a", outputs=(first,)), computed=True),)).num_rows == 4
+        parts = Parts(store, partial(make_part, "b"), ("messages", "trace_id"), context.flush)
+        parts.put({"messages": messages()})
+        assert gate.reached.wait(20)
+        assert gate.seen == [["a"]]
+        gate.open.set()
+        parts.close()
+        context.commit(entry("c", attempt="c"), at_once=True)
+        assert gate.seen == [["a"], ["b"], ["c"]]
+
+
+def make_part(key: str, part: str, outputs: Sequence[Slice], tokens: int) -> Entry:
+    return entry(key, part=part, outputs=tuple(outputs), attempt=key)
