@@ -26,7 +26,7 @@ from benchmarks.breakdown.spans import Spans
 from flows.cli import launch
 from flows.reporting.artifacts import ArtifactWatcher, RunArtifacts
 from flows.runtime import executor, loops, step_report
-from flows.runtime.demo_sources import build, sources_directory
+from flows.runtime.demo_sources import Sources, build, sources_directory
 from flows.runtime.prepare import prepare
 from flows.services import engine as inference_service
 from storage.ledger import Ledger
@@ -153,7 +153,7 @@ def run(store: str, model: str, steps: int, profile: Profile) -> None:
 def warmed_up(store: str) -> str:
     """Make and warm up the demo's model; return the directory of its weights."""
     opened = open_store(store)  # before the sources lie there: a store is made in an empty directory
-    sources = build(sources_directory(store))
+    build(sources := Sources(sources_directory(store)))
     config = prepare(
         "sft", ["sft_demo"], sources.overrides, name="warm-up", store=store, seed=SEED, steps=WARM_UP_STEPS
     )

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from configs.errors import ConfigError
 from configs.load import load
@@ -16,14 +16,16 @@ from flows.replays.loop import loop_replay, plan_run, summary, trains_again
 from flows.replays.request import ReplayRequest, finished_message, finished_without_source
 from flows.reporting.formats import before_after, console, describe_difference, describe_scores
 from flows.reporting.panel import Panel, PanelWatcher
-from flows.runtime.demo_sources import FIRST, RECIPES, SEED, Recipe, build, sources_directory, warm_weights
+from flows.runtime.demo_sources import FIRST, RECIPES, SEED, Recipe, Sources, build, sources_directory, warm_weights
 from flows.runtime.entry import watching
 from flows.runtime.loops import loop_evaluate, loop_sft, loop_train
 from flows.runtime.prepare import nothing_started, prepare
 from flows.runtime.session import Session, Watcher, log_directory, open_session, preflight, record_run
 from flows.runtime.versions import config_versions, versions
-from flows.services.base import Supervisor
+from flows.services.base import RunService, Supervisor
 from flows.services.engine import InferenceService
+from flows.services.environments import EnvironmentServers
+from flows.services.learner import LearnerProcess
 from storage.store import open_store
 from tasks.runtime.run_context import RunContext
 
@@ -84,33 +86,34 @@ def _print_comparisons(outcome: dict[str, Any]) -> None:
 
 def watch(
     config: RunConfig,
-    engine: InferenceService | None = None,
+    early: Sequence[RunService] = (),
     before: Callable[[], None] = lambda: None,
     plain: bool = False,
 ) -> dict[str, Any]:
     """Run the flow of a resolved config with a panel, artifacts and the monitor; return what the flow returns.
 
-    `before` is called once it is known that there is work to do. `plain` asks for plain lines on a terminal too.
+    `before` is called once it is known that there is work to do; `early` are services as `open_session` takes them.
+    `plain` asks for plain lines on a terminal too.
     """
     num_steps = 0 if config.kind == "evaluate" else config.replay.last_step or config.steps
     # A replay that trains has the recorded rewards, or nearly so: what it changes is seen in the loss.
     measure = "loss" if config.kind == "sft" or trains_again(config) else "reward"
     panel = Panel(f"{config.kind} {config.name}", num_steps, plain=plain, measure=measure)
     with watching(config) as watchers, panel:
-        return run(config, (PanelWatcher(panel), *watchers), engine, before)
+        return run(config, (PanelWatcher(panel), *watchers), early, before)
 
 
 def run(
     config: RunConfig,
     watchers: tuple[Watcher, ...] = (),
-    engine: InferenceService | None = None,
+    early: Sequence[RunService] = (),
     before: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Run the flow of a resolved config: services and Prefect side by side, then the flow; or nothing at all.
 
     Work that is all in the ledger needs neither Prefect nor services; the watchers are told so.
     """
-    with open_session(config, watchers, engine) as session:
+    with open_session(config, watchers, early) as session:
         # A dry run first: it says what is missing, and with it which services have to be started at all.
         planned = plan_run(session.context, session.source, session.policy)
         missing = [ref for ref in planned if ref.computed]
@@ -180,34 +183,56 @@ def demo(
     """
     began = time.monotonic()
     name, root, recipe = name or preset, store or RunConfig().store, RECIPES[preset]
-    open_store(root)  # before anything else lies there: a store is made in an empty directory
-    # The weights and demonstrations are made once for a store and found again by the next demo of this preset.
-    sources = build(sources_directory(root, preset), recipe)
-    settings = [*sources.overrides, *recipe.warm_up]
-    warm_up = prepare("sft", ["sft_demo"], settings, name=f"{name}-warm-up", store=root, seed=SEED)
-    with Supervisor(name, log_directory(warm_up)) as supervisor:
-        engine = early_engine(supervisor, preset, [*overrides, f"model.path={sources.model}"], name, root)
-        # An engine of others that does not answer is told now and not after the warm-up.
-        engine.reach()
-        policy = watch(warm_up, before=engine.begin, plain=plain)["policy"]
+    # Before anything else lies there: a store is made in an empty directory.
+    fresh = not open_store(root).ledger.entries(run=f"{name}-warm-up", stage="training")
+    sources = Sources(sources_directory(root, preset))
+    loaded = load([preset], [*overrides, "model.path=", f"name={name}", f"store={root}", f"seed={SEED}"])
+    resolved = resolve(loaded, config_versions(loaded))
+    with Supervisor(name, log_directory(resolved)) as supervisor:
+        early = early_services(supervisor, resolved, sources.model)
+        for service in early:
+            service.reach()  # what others run and does not answer is told now and not after the warm-up
+        if fresh:
+            begin_beside_sources(resolved, early)
+        # The weights and demonstrations are made once for a store and found again by the next demo of this preset.
+        build(sources, recipe)
+        if fresh:
+            early.engine.begin()
+        settings = [*sources.overrides, *recipe.warm_up]
+        warm_up = prepare("sft", ["sft_demo"], settings, name=f"{name}-warm-up", store=root, seed=SEED)
+        policy = watch(warm_up, (early.learner,), before=early.engine.begin, plain=plain)["policy"]
         weights = warm_weights(root, policy["key"])
         config = prepare("train", [preset], [f"model.path={weights}", *overrides], name=name, store=root, seed=SEED)
-        outcome = watch(config, engine=engine, plain=plain)
+        outcome = watch(config, early, plain=plain)
     print("\n".join(demo_summary(outcome, config, recipe, time.monotonic() - began)))
     return 0
 
 
-def early_engine(
-    supervisor: Supervisor, preset: str, overrides: Sequence[str], name: str, root: str
-) -> InferenceService:
-    """Return the engine of the training run, able to start before its first policy exists.
+class EarlyServices(NamedTuple):
+    """The services of the demo's training run, which start beside the warm-up; its learner does both."""
 
-    Start-up is the engine's longest wait; it goes on beside the warm-up, with weights of the same shape.
+    engine: InferenceService
+    environments: EnvironmentServers
+    learner: LearnerProcess
+
+
+def early_services(supervisor: Supervisor, config: RunConfig, model: Path) -> EarlyServices:
+    """Return the services of the training run, able to start before its first policy exists.
+
+    Start-up is their longest wait. The engine starts with the weights of `model`, which are of the same shape.
     """
-    loaded = load([preset], [*overrides, f"name={name}", f"store={root}", f"seed={SEED}"])
-    config = resolve(loaded, config_versions(loaded))
-    context = RunContext(open_store(root), name, config, versions(config))
-    return InferenceService(supervisor, context, Path(loaded.model.path))
+    context = RunContext(open_store(config.store), config.name, config, versions(config))
+    engine = InferenceService(supervisor, context, model)
+    environments = EnvironmentServers(supervisor, config, engine.key)
+    return EarlyServices(engine, environments, LearnerProcess(supervisor, context))
+
+
+def begin_beside_sources(config: RunConfig, early: EarlyServices) -> None:
+    """Start what needs no model while one is made: Prefect's API, the learner, environments; returns at once."""
+    begin_prefect(config)
+    early.learner.begin()
+    early.environments.begin()
+    early.environments.begin_examples()
 
 
 def demo_summary(outcome: dict[str, Any], config: RunConfig, recipe: Recipe, seconds: float) -> list[str]:

@@ -32,6 +32,15 @@ MODEL = "--hidden 96 --layers 3 --heads 3 --kv-heads 3"
 NO_THOUGHTS = "model.renderer_settings={enable_thinking=false}"
 # Conversations of several turns are long: as many tokens as the one-line demonstrations of `demo`, in fewer rows.
 SHORT = ("steps=6", "assignment.groups_per_step=800", "training.decay_steps=300", "training.learning_rate=3e-3")
+# One step of many updates: each step goes through all stages, and stores what it made.
+QUICK = (
+    "steps=1",
+    "assignment.groups_per_step=19200",
+    "packing.updates_per_step=300",
+    "training.decay_steps=300",
+    "training.learning_rate=4e-3",
+    "training.betas=[0.9,0.98]",
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,8 @@ RECIPES: Mapping[str, Recipe] = {
     # Most demonstrations are wrong, so that the warmed-up model knows all the forms and not yet which one pays.
     "demo": Recipe(
         "The model was trained to reverse text inside tags",
-        ("reverse_text --count 38400 --right 0.14 --untagged 0.70 --max-length 5 --seed 1",),
+        ("reverse_text --count 19200 --right 0.08 --untagged 0.82 --untagged-reversed --max-length 5 --seed 1",),
+        QUICK,
     ),
     "two_environments": Recipe(
         "The model was trained to reverse text inside tags and to look things up with a tool",
@@ -122,13 +132,12 @@ def sources_directory(root: str, preset: str = FIRST) -> Path:
     return top if preset == FIRST else top / preset
 
 
-def build(directory: Path, recipe: Recipe = RECIPES[FIRST]) -> Sources:
+def build(sources: Sources, recipe: Recipe = RECIPES[FIRST]) -> None:
     """Make the model and the demonstrations, unless they are there; each is complete or absent.
 
     Raises SourceFailed.
     """
-    sources = Sources(directory)
-    directory.mkdir(parents=True, exist_ok=True)
+    sources.model.parent.mkdir(parents=True, exist_ok=True)
     if not (sources.model.is_dir() and sources.demonstrations.is_file()):
         _demonstrate(sources, recipe)
     if not sources.model.is_dir():
@@ -136,7 +145,6 @@ def build(directory: Path, recipe: Recipe = RECIPES[FIRST]) -> Sources:
         _run("tasks.learner.tiny", str(draft), *recipe.model.split(), "--words", str(sources.words))
         # At once, so that a model that is there is complete.
         draft.rename(sources.model)
-    return sources
 
 
 def _demonstrate(sources: Sources, recipe: Recipe) -> None:
@@ -199,9 +207,10 @@ def weights_of(model: str, store: str, sft: Callable[..., Any]) -> str:
     root = store or RunConfig().store
     opened = open_store(root)  # before anything else lies there: a store is made in an empty directory
     if not (key := _last_policy(opened)):
-        sources = build(sources_directory(root))
+        build(sources := Sources(sources_directory(root)))
         paths = {"model": str(sources.model), "data": str(sources.demonstrations)}
-        sft(name=WARM_UP, presets=["sft_demo"], **paths, seed=SEED, store=root)
+        overrides = RECIPES[FIRST].warm_up
+        sft(name=WARM_UP, presets=["sft_demo"], **paths, seed=SEED, overrides=overrides, store=root)
         key = _last_policy(opened)
     return str(warm_weights(root, key))
 
@@ -210,4 +219,4 @@ def _last_policy(store: Store) -> str:
     """Return the key of the warm-up's last policy; empty where it is not finished."""
     trained = {entry.step: entry.key for entry in store.ledger.entries(run=WARM_UP, stage="training")}
     # Only the last step's policy: a warm-up that was interrupted goes on where it stopped.
-    return trained.get(load(["sft_demo"]).steps - 1, "")
+    return trained.get(load(["sft_demo"], RECIPES[FIRST].warm_up).steps - 1, "")

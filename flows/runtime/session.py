@@ -57,7 +57,7 @@ class Session:
         source: pipeline.Source,
         supervisor: Supervisor,
         watchers: tuple[Watcher, ...] = (),
-        engine: InferenceService | None = None,
+        early: Sequence[RunService] = (),
         policy: Policy | None = None,
     ) -> None:
         self.context = context
@@ -65,10 +65,16 @@ class Session:
         self.policy = policy
         """The policy to evaluate, where one of the store was named."""
         self.watchers = watchers
-        self.engine = engine or InferenceService(supervisor, context, Path(source.weights))
+        begun: dict[str, Any] = {service.keyword: service for service in early}
+        self.engine: InferenceService = begun.get("engine") or InferenceService(
+            supervisor, context, Path(source.weights)
+        )
         self.teachers = TeacherEngines(supervisor, context.config)
-        self.environments = EnvironmentServers(supervisor, context.config, self.engine.key)
-        self.learner = LearnerProcess(supervisor, context)
+        self.environments: EnvironmentServers = begun.get("environments") or EnvironmentServers(
+            supervisor, context.config, self.engine.key
+        )
+        learner: LearnerProcess | None = begun.get("learner")
+        self.learner = learner.of(context) if learner else LearnerProcess(supervisor, context)
         self.graders = GraderProcesses(supervisor, context.config)
         self.num_computed = 0
         """Pieces of work that were computed in this session."""
@@ -167,9 +173,12 @@ class Session:
 
 @contextmanager
 def open_session(
-    config: RunConfig, watchers: tuple[Watcher, ...] = (), engine: InferenceService | None = None
+    config: RunConfig, watchers: tuple[Watcher, ...] = (), early: Sequence[RunService] = ()
 ) -> Iterator[Session]:
-    """Open a session for a resolved config; its services are gone when the block ends, in whatever way."""
+    """Open a session for a resolved config; its services are gone when the block ends, in whatever way.
+
+    `early` are services of another supervisor, begun before the session and taken in place of its own.
+    """
     store = open_store(config.store)
     # Before this run writes its own event: after it, an earlier process of the same run could not be told apart.
     mark_crashed(store)
@@ -178,7 +187,7 @@ def open_session(
         chosen = find_policy(store, config.evaluation.policy) if config.kind == "evaluate" else None
     # The slot encloses the supervisor: it is given back when the last process on the GPU is gone.
     with ExitStack() as slot, Supervisor(config.name, log_directory(config)) as supervisor:
-        session = Session(context, source_of(config), supervisor, watchers, engine, chosen)
+        session = Session(context, source_of(config), supervisor, watchers, early, chosen)
         session.slot = slot
         token = _current.set(session)
         try:

@@ -2,8 +2,9 @@
 
 import itertools
 import secrets
+import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,15 @@ class EnvironmentServers(RunService):
             if self._examples is None:
                 self._examples = pa.concat_tables([environment_service.examples(each) for each in self._environments])
             return self._examples
+
+    def begin_examples(self) -> None:
+        """Load the examples in a thread; returns at once. Who asks for them waits, and is told what went wrong."""
+        # Servers that are to start meanwhile must begin first.
+        threading.Thread(target=self._try_examples, name="examples", daemon=True).start()
+
+    def _try_examples(self) -> None:
+        with suppress(Exception):
+            self.examples()
 
     def _server(self, environment: EnvironmentConfig) -> Handle:
         return self._process(environment.name, lambda: self._spec(environment))

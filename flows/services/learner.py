@@ -42,6 +42,12 @@ class LearnerProcess(RunService):
         self._answered: dict[str, Any] = {}
         """Report of the generation that was last seen to answer."""
 
+    def of(self, context: RunContext) -> "LearnerProcess":
+        """Return the same process for the work of another run, to be used after this one's or before it."""
+        other = LearnerProcess(self._supervisor, context)
+        other._lock, other._handles = self._lock, self._handles
+        return other
+
     def begin(self) -> None:
         """Start the learner; returns at once."""
         self._handle()

@@ -1,7 +1,8 @@
 """The learner's ranks: one process, or several under torchrun, with the same code.
 
-Parameters are sharded with FSDP2 also when there is one rank, which is bit-identical to no sharding. FSDP2 averages
-gradients over ranks, and gloo refuses another divisor, so the loss is multiplied by the number of ranks instead.
+Parameters are sharded with FSDP2, which is bit-identical to no sharding; so one rank in float32 goes without, whose
+small models would spend most of their time in its hooks. FSDP2 averages gradients over ranks, and gloo refuses another
+divisor, so the loss is multiplied by the number of ranks instead.
 """
 
 import os
@@ -13,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 # Ranks wait for the next request in a broadcast, as long as rollouts take. A long timeout costs nothing: the death of a
 # rank closes its connections, which the others notice at once.
@@ -56,7 +56,14 @@ def start_world() -> World:
 
 
 def shard(policy: nn.Module, layers: nn.ModuleList, device: torch.device, half: bool) -> None:
-    """Shard `policy` over all ranks, layer by layer, in place; `half` computes in bfloat16 from float32 weights."""
+    """Shard `policy` over all ranks, layer by layer, in place; `half` computes in bfloat16 from float32 weights.
+
+    One rank that does not compute in bfloat16 keeps its parameters as they are.
+    """
+    if dist.get_world_size() == 1 and not half:
+        return
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     mesh: DeviceMesh = init_device_mesh(device.type, (dist.get_world_size(),))
     # Inputs keep their type: temperatures would lose digits in bfloat16.
     precision = (

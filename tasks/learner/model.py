@@ -2,9 +2,11 @@
 
 import inspect
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -33,6 +35,30 @@ class Segments:
     def longest(self) -> int:
         """Length of the longest segment."""
         return max(end - start for start, end in zip(self.borders, self.borders[1:], strict=False))
+
+    @cached_property
+    def batches(self) -> list[Tensor]:
+        """Places in the row of the tokens of segments of about one length, int64 (segments, longest of these).
+
+        After the end of a shorter one stands T, which is no place in a row of T tokens.
+        """
+        starts, lengths = np.asarray(self.borders[:-1]), np.diff(self.borders)
+        # By half a power of two: wider would compute more padding, narrower would make many small calls.
+        size = np.floor(np.log2(lengths) * 2)
+        found = []
+        for each in np.unique(size):
+            start, length = starts[size == each, None], lengths[size == each, None]
+            offset = np.arange(length.max())
+            found.append(torch.from_numpy(np.where(offset < length, start + offset, self.borders[-1])))
+        return [places.to(self.on_device.device) for places in found]
+
+    @cached_property
+    def order(self) -> Tensor:
+        """Where each token of the row is among `batches`, one after the other and flat; int64 (T,)."""
+        places = torch.cat([places.flatten() for places in self.batches])
+        order = torch.empty(self.borders[-1] + 1, dtype=torch.int64, device=places.device)
+        order[places] = torch.arange(len(places), device=places.device)
+        return order[:-1]
 
 
 class PolicyModel(nn.Module):
@@ -220,19 +246,16 @@ def packed_attention(
 
 def _by_segment(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:
     grouped = query.shape[1] != key.shape[1]
-    # One call for each segment: exact in any precision, and no mask of the size of the row squared.
-    outputs = [
-        scaled_dot_product_attention(
-            query[:, :, start:end],
-            key[:, :, start:end],
-            value[:, :, start:end],
-            is_causal=True,
-            scale=scaling,
-            enable_gqa=grouped,
-        )
-        for start, end in zip(segments.borders, segments.borders[1:], strict=False)
-    ]
-    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous()
+    # (T + 1, heads, D), the last one zero. What pads a segment comes after it, where causal attention never looks.
+    padded = [nn.functional.pad(states[0].transpose(0, 1), (0, 0, 0, 0, 0, 1)) for states in (query, key, value)]
+    outputs = []
+    for places in segments.batches:
+        # `index_select`, whose gradient is cheaper than that of an index in brackets.
+        flat = [states.index_select(0, places.flatten()) for states in padded]
+        q, k, v = (states.unflatten(0, places.shape).transpose(1, 2) for states in flat)
+        attended = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped)
+        outputs.append(attended.transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs).index_select(0, segments.order)[None]
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:

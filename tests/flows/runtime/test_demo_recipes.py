@@ -51,7 +51,7 @@ TWO = Recipe("It learnt", ("first --count 3", "second"), model="--hidden 8")
 
 @pytest.mark.engine
 def test_sources_are_what_the_packages_say(tmp_path: Path, packages: None) -> None:
-    sources = build(tmp_path / "sources", TWO)
+    build(sources := Sources(tmp_path / "sources"), TWO)
     rows = [json.loads(line)["asked"] for line in sources.demonstrations.read_text().splitlines()]
     assert rows == [["--count", "3"], []]
     made = json.loads((sources.model / "made").read_text())
@@ -65,20 +65,20 @@ def test_sources_are_what_the_packages_say(tmp_path: Path, packages: None) -> No
 
 @pytest.mark.engine
 def test_what_is_there_is_not_made_again(tmp_path: Path, packages: None) -> None:
-    sources = build(tmp_path / "sources", TWO)
+    build(sources := Sources(tmp_path / "sources"), TWO)
     sources.demonstrations.write_text("mine")
     (sources.model / "made").write_text("mine")
-    build(tmp_path / "sources", TWO)
+    build(sources, TWO)
     assert sources.demonstrations.read_text() == (sources.model / "made").read_text() == "mine"
 
 
 @pytest.mark.engine
 def test_a_package_that_fails_leaves_nothing_that_looks_complete(tmp_path: Path, packages: None) -> None:
     with pytest.raises(SourceFailed, match=r"second\.demonstrations failed: the disk is full\nNothing was stored"):
-        build(tmp_path / "sources", Recipe("", ("first", "second --fail")))
+        build(Sources(tmp_path / "sources"), Recipe("", ("first", "second --fail")))
     sources = Sources(tmp_path / "sources")
     assert not sources.demonstrations.exists() and not sources.model.exists()
-    build(tmp_path / "sources", TWO)
+    build(sources, TWO)
     assert len(sources.demonstrations.read_text().splitlines()) == 2, "what was left over is not in the new file"
 
 

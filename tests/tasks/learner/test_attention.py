@@ -8,7 +8,8 @@ from tasks.learner.model import Segments, packed_attention
 
 pytestmark = pytest.mark.engine
 
-BORDERS = (0, 3, 4, 9)
+# The last two are computed together, and the shorter one is padded.
+BORDERS = (0, 3, 4, 10, 17)
 
 
 def states(kv_heads=2):
@@ -32,8 +33,8 @@ def call(**changes):
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_equals_the_dense_mask(kv_heads):
     query, key, value = states(kv_heads)
-    segment = torch.tensor([0] * 3 + [1] + [2] * 5)
-    position = torch.arange(9)
+    segment = torch.tensor([0] * 3 + [1] + [2] * 6 + [3] * 7)
+    position = torch.arange(17)
     allowed = (segment[:, None] == segment[None]) & (position[:, None] >= position[None])
     dense = scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=0.3, enable_gqa=True)
     ours, _ = packed_attention(torch.nn.Identity(), query, key, value, None, scaling=0.3, segments=segments())
@@ -49,9 +50,9 @@ def test_equals_the_dense_mask(kv_heads):
     ("changes", "message"),
     [
         ({"segments": None}, "no segment borders"),
-        ({"attention_mask": torch.ones(1, 9)}, "got a mask"),
+        ({"attention_mask": torch.ones(1, 17)}, "got a mask"),
         ({"segments": Segments((0, 4), torch.tensor((0, 4)))}, "one row of 4 tokens"),
-        ({"sliding_window": 4}, "sliding window"),
+        ({"sliding_window": 6}, "sliding window"),
         ({"dropout": 0.1}, "no dropout"),
         ({"softcap": 50.0}, "soft cap"),
         ({"s_aux": torch.zeros(4)}, "sinks"),
@@ -59,6 +60,6 @@ def test_equals_the_dense_mask(kv_heads):
 )
 def test_fails_closed(changes, message):
     call()
-    call(sliding_window=5)
+    call(sliding_window=7)
     with pytest.raises(ValueError, match=message):
         call(**changes)

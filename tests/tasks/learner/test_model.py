@@ -85,7 +85,7 @@ def test_settings_that_must_not_change_numbers(world, model_directory, settings)
         policy = load_policy(model_directory, TrainingConfig(**chosen), CPU)
         values, _ = run_row(policy, rows_of(SAMPLES), CPU)
         values.sum().backward()
-        gradients.append(torch.cat([p.grad.to_local().flatten() for p in policy.parameters()]))
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters()]))
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1e-6)
 
 
@@ -112,7 +112,7 @@ def gradient_and_layer_calls(directory, settings):
         layer.self_attn.register_forward_pre_hook(lambda *_, number=number: count(calls, number))
     values, entropies = run_row(policy, rows_of(SAMPLES), CPU)
     (values.sum() + entropies.sum()).backward()
-    return torch.cat([p.grad.to_local().flatten() for p in policy.parameters()]), calls
+    return torch.cat([p.grad.flatten() for p in policy.parameters()]), calls
 
 
 def count(calls, number):
@@ -159,7 +159,7 @@ def test_tied_head(world, tmp_path):
     names = [name for name, _ in policy.causal.named_parameters()]
     assert "lm_head.weight" not in names
     # Rows of tokens that are in no sample get gradient only through the head.
-    embedding = policy.causal.get_input_embeddings().weight.grad.to_local()
+    embedding = policy.causal.get_input_embeddings().weight.grad
     assert embedding[300:].abs().max() > 0
 
 
