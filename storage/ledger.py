@@ -13,10 +13,11 @@ from dataclasses import replace
 from datetime import datetime
 from operator import attrgetter
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self, cast
 
 import pyarrow as pa
 
+from storage.delta.parquet import buffer_reader, decode
 from storage.delta.table import CommitConflict, StoredTable
 from storage.errors import StoreError, StoreUnavailable, WorkRemoved
 from storage.refs import Entry, Slice
@@ -29,8 +30,40 @@ APPLICATION = "ledger"
 MAX_RACES = 200
 REMOVAL = "removal"
 """Application id of commits that remove rows; one after the name of a run holds when rows of it were last removed."""
-MERGE_FILES = 64
-"""Files of one run in the ledger that are merged into one, so that opening stays quick between maintenances."""
+MERGE_FILES = 16
+"""Small files of one run in the ledger that are merged, so that opening stays quick between maintenances."""
+
+
+class LedgerFile:
+    """One file of the ledger, in memory as on the disk: few of its rows are ever asked for, and decoding is slow."""
+
+    def __init__(self, data: bytes, run: str, schema: pa.Schema) -> None:
+        self._data, self._run, self._schema = data, run, schema
+        self._rows: pa.Table | None = None
+
+    def index(self) -> list[tuple[str, str, str]]:
+        """Key, part and stage of every row."""
+        rows = decode(buffer_reader(self._data), pa.schema([self._schema.field(n) for n in ("key", "part", "stage")]))
+        return list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+
+    def entries(self, positions: Sequence[int]) -> list[Entry]:
+        """The entries of some rows."""
+        if self._rows is None:
+            self._rows, self._data = decode(buffer_reader(self._data), self._schema), b""
+        rows = self._rows.take(pa.array(positions, pa.int64())).to_pylist()
+        return [Entry.from_row({**row, "run": self._run}) for row in rows]
+
+
+class UnreadRow(NamedTuple):
+    """A row of a file that nobody has asked for yet."""
+
+    file: LedgerFile
+    position: int
+    stage: str
+
+
+RowsOfKey = dict[tuple[str, str], Entry | UnreadRow]
+"""The rows of one key, by run and part."""
 
 
 class Ledger:
@@ -41,7 +74,7 @@ class Ledger:
         self._lock = self.table.lock  # one lock: nobody may move the handle between a refresh and the append
         self._version: int | None = None
         self._read_files: set[str] = set()
-        self._by_key: dict[str, dict[tuple[str, str], Entry]] = {}
+        self._by_key: dict[str, RowsOfKey] = {}
         self._commits = 0
         self._removals = 0
         self._refreshed_at = -math.inf
@@ -68,9 +101,14 @@ class Ledger:
         """All rows, of one run or stage where given, by run, step and time."""
         with self._lock:
             self._refresh()
-            every = [entry for rows in self._by_key.values() for entry in rows.values()]
-        wanted = (e for e in every if run in (None, e.run) and stage in (None, e.stage))
-        return sorted(wanted, key=lambda entry: (entry.run, entry.step, *entry.age))
+            wanted = [
+                (rows, name)
+                for rows in self._by_key.values()
+                for name, row in rows.items()
+                if run in (None, name[0]) and stage in (None, row.stage)
+            ]
+            found = self._read(wanted)
+        return sorted(found, key=lambda entry: (entry.run, entry.step, *entry.age))
 
     def refresh(self) -> int:
         """Read what was committed since the last refresh; return a number that is another after every commit."""
@@ -123,7 +161,7 @@ class Ledger:
         raise _too_busy(entries[0].run, f"committing key {entries[0].key!r}")
 
     def _standing(self, entry: Entry) -> Entry | None:
-        return self._by_key.get(entry.key, {}).get((entry.run, entry.part))
+        return self._of_key(entry.key).get((entry.run, entry.part))
 
     def _remember(self, path: str, entries: Sequence[Entry]) -> None:
         """Index own rows as they were committed, which saves reading them back."""
@@ -136,7 +174,7 @@ class Ledger:
         self._commits += 1
         if self._commits % MERGE_FILES == 0:
             with suppress(StoreError):  # the row is safe; merging can wait
-                self.table.merge_files(run, MERGE_FILES)
+                self.table.merge_files(run, MERGE_FILES, small=True)
 
     def remove(self, run: str, rows: Collection[tuple[str, str]], at: datetime, whole: bool = True) -> int:
         """Remove rows of a run, named by key and part, in one commit; return how many there were.
@@ -170,7 +208,7 @@ class Ledger:
 
     def _check_not_removed(self, entry: Entry, copied: Collection[Slice]) -> None:
         """Raise WorkRemoved where the row would name slices that may be gone: another's, or made before a removal."""
-        named = {piece for row in self._by_key.get(entry.key, {}).values() for piece in row.outputs}
+        named = {piece for row in self._of_key(entry.key).values() for piece in row.outputs}
         unknown = [piece for piece in entry.outputs if piece not in named and piece not in copied]
         removed = self.table.transaction_version(f"{REMOVAL}:{entry.run}")
         if any(piece.run != entry.run for piece in unknown) or (
@@ -184,7 +222,7 @@ class Ledger:
             )
 
     def _reuse_finished(self, entry: Entry) -> Entry:
-        whole = [row for (_, part), row in self._by_key.get(entry.key, {}).items() if part == ""]
+        whole = [row for (_, part), row in self._of_key(entry.key).items() if part == ""]
         if entry.part != "" or not whole:
             return entry
         return replace(min(whole, key=attrgetter("age")), run=entry.run, step=entry.step)
@@ -196,7 +234,23 @@ class Ledger:
         with self._lock:
             if time.monotonic() - self._refreshed_at >= staleness:
                 self._refresh()
-            return dict(self._by_key.get(key, {}))
+            return self._of_key(key)
+
+    def _of_key(self, key: str) -> dict[tuple[str, str], Entry]:
+        rows = self._by_key.get(key, {})
+        return dict(zip(rows, self._read([(rows, name) for name in rows]), strict=True))
+
+    def _read(self, wanted: Sequence[tuple[RowsOfKey, tuple[str, str]]]) -> list[Entry]:
+        """The entries of some rows, which stay entries from then on."""
+        unread: dict[LedgerFile, list[tuple[RowsOfKey, tuple[str, str], int]]] = {}
+        for rows, name in wanted:
+            if isinstance(row := rows[name], UnreadRow):
+                unread.setdefault(row.file, []).append((rows, name, row.position))
+        for file, places in unread.items():
+            entries = file.entries([position for _, _, position in places])
+            for (rows, name, _), entry in zip(places, entries, strict=True):
+                rows[name] = entry
+        return [cast(Entry, rows[name]) for rows, name in wanted]
 
     def _refresh(self) -> None:
         paths, version = self.table.new_files(self._version)
@@ -214,10 +268,10 @@ class Ledger:
 
     def _index(self, path: str) -> None:
         run = path.split("/")[0].removeprefix("run=")
-        for row in self.table.read(path).to_pylist():
-            entry = Entry.from_row({**row, "run": run})
+        file = LedgerFile(self.table.load(path), run, self.table.data_schema)
+        for position, (key, part, stage) in enumerate(file.index()):
             # A merged file repeats rows: the one that was read first stands.
-            self._by_key.setdefault(entry.key, {}).setdefault((entry.run, entry.part), entry)
+            self._by_key.setdefault(key, {}).setdefault((run, part), UnreadRow(file, position, stage))
         self._read_files.add(path)
 
 

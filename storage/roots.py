@@ -42,6 +42,8 @@ class Root:
 
     def exists(self, path: str) -> bool:
         """Say whether a file or directory is there."""
+        if self.directory is not None:
+            return os.path.exists(self.child(path))
         # Arrow takes several requests to tell an object from a directory; most questions are about objects.
         if self.bucket is not None and self.bucket.exists(path):
             return True
@@ -56,9 +58,8 @@ class Root:
         """All bytes of a file; FileNotFoundError passes through."""
         if self.bucket is not None:
             return self.bucket.get(path)
-        # Unless told otherwise, Arrow unpacks a file whose name ends like one that is packed.
-        with self.files.open_input_stream(path, compression=None) as stream:
-            return bytes(stream.read())
+        with open(self.child(path), "rb") as stream:
+            return stream.read()
 
     def write(self, path: str, data: bytes) -> File:
         """Write a new file so that it survives loss of power, and return its reference.
@@ -87,6 +88,18 @@ class Root:
                 return self.bucket.put_new(path, data)
             assert self.directory is not None
             return _create_durably(self.directory / path, data)
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Write a file in the place of what is there, whole or not at all. Raises NoSpace or StoreUnavailable."""
+        assert not self.read_only, f"{path} was to be replaced, in a store that is only read"
+        with border(f"writing {len(data)} bytes", self.child(path)):
+            if self.directory is None:
+                with self.writer(path) as stream:
+                    stream.write(data)
+            else:
+                draft = _write_draft(self.directory / path, data)
+                draft.replace(self.directory / path)
+                synchronise(draft.parent)
 
     def delete(self, path: str) -> None:
         """Remove a file; FileNotFoundError passes through where the file system says so, an object store does not."""
@@ -168,6 +181,8 @@ def synchronise(path: Path) -> None:
 
 def make_directory(directory: Path) -> None:
     """Make a directory and its missing parents, each entry forced to the disk."""
+    if directory.is_dir():
+        return
     missing = [each for each in (directory, *directory.parents) if not each.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     # A directory that is new is lost with the power until the directory above it is on the disk.
@@ -177,6 +192,12 @@ def make_directory(directory: Path) -> None:
 
 def _write_durably(path: Path, data: bytes) -> None:
     make_directory(path.parent)
+    _write_file_durably(path, data)
+    synchronise(path.parent)
+
+
+def _write_file_durably(path: Path, data: bytes) -> None:
+    """Write a new file and force it to the disk, not yet its name."""
     try:
         with open(path, "xb") as stream:
             stream.write(data)
@@ -188,19 +209,26 @@ def _write_durably(path: Path, data: bytes) -> None:
     except OSError:
         path.unlink(missing_ok=True)
         raise
-    synchronise(path.parent)
+
+
+def _write_draft(path: Path, data: bytes) -> Path:
+    """Write a durable file beside a path, whose own name may be lost with the power."""
+    make_directory(path.parent)
+    draft = path.with_name(f".{path.name}.{uuid4().hex}")
+    _write_file_durably(draft, data)
+    return draft
 
 
 def _create_durably(path: Path, data: bytes) -> bool:
     """A draft beside the file is linked to its name, which fails where the name is taken."""
-    draft = path.with_name(f".{path.name}.{uuid4().hex}")
-    _write_durably(draft, data)
+    draft = _write_draft(path, data)
     try:
         os.link(draft, path)
     except FileExistsError:
         return False
     finally:
         draft.unlink()
+        # One entry for both: nobody looks for a draft after a loss of power.
         synchronise(path.parent)
     return True
 

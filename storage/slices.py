@@ -53,31 +53,31 @@ def _feed(digest: Any, values: Any) -> None:
         for child in values.flatten():
             _feed(digest, child)
     elif pa.types.is_list(values.type):
-        digest.update(_bytes(values.value_lengths()))
+        digest.update(np.diff(_borders(values)))
         _feed(digest, values.flatten())
     elif pa.types.is_string(values.type) or pa.types.is_binary(values.type):
-        digest.update(_bytes(pc.binary_length(values.cast(pa.binary()))))
-        digest.update(_characters(values))
+        borders = _borders(values)
+        digest.update(np.diff(borders))
+        data = values.buffers()[2]
+        digest.update(memoryview(data)[borders[0] : borders[-1]] if data is not None else b"")
     else:
         digest.update(_bytes(values))
 
 
-def _bytes(values: Any) -> bytes:
+def _bytes(values: Any) -> Any:
     """The values of an array without nulls as contiguous bytes, one byte for a boolean."""
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.uint8())
     elif pa.types.is_timestamp(values.type):
         values = values.cast(pa.int64())
-    return np.ascontiguousarray(values.to_numpy(zero_copy_only=False)).tobytes()
+    return np.ascontiguousarray(values.to_numpy(zero_copy_only=False))
 
 
-def _characters(values: Any) -> memoryview:
-    """The characters of a string array without nulls, or the bytes of a binary one, end to end."""
+def _borders(values: Any) -> Any:
+    """Where each list, string or binary of an array without nulls begins in what lies end to end, and the last ends."""
     if not len(values):
-        return memoryview(b"")
-    _, offsets, data = values.buffers()
-    borders = np.frombuffer(offsets, np.int32, len(values) + 1, values.offset * 4)
-    return memoryview(data)[borders[0] : borders[-1]] if data is not None else memoryview(b"")
+        return np.zeros(1, np.int32)
+    return np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, values.offset * 4)
 
 
 SAFE = "nothing was written; everything in the ledger stands"

@@ -1,7 +1,8 @@
-"""The log of a Delta table: the actions that a commit consists of, the texts of its versions, pruning and torn files.
+"""The log of a Delta table: the actions that a commit consists of, its versions, pruning and torn files.
 
-Each version is a file of JSON lines, one action a line; every tenth has a checkpoint beside it, a Parquet file with all
-that the table holds at that version.
+Each version is a file of JSON lines, one action a line; some have a checkpoint beside them, a Parquet file with all
+that the table holds at that version. Commits are written here and not by the library, which reads its whole snapshot
+again for each.
 """
 
 import json
@@ -11,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import takewhile
 from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-from deltalake.transaction import AddAction, RemoveAction
 
 from storage.delta.parquet import buffer_reader
 from storage.errors import StoreUnavailable, border
@@ -26,7 +27,9 @@ from storage.roots import Root
 
 PARTITION = "run"
 CHECKPOINT_INTERVAL = 10
-"""Versions from one checkpoint to the next: what opening and committing cost grows with the commits since the last."""
+"""Least versions from one checkpoint to the next: opening reads every commit since the last."""
+CHECKPOINT_SHARE = 100
+"""Actions of the last checkpoint for which the next one waits by a version: each costs what the table holds."""
 PROPERTIES = {
     # No other program may rewrite rows that the ledger names by their digest.
     "delta.appendOnly": "true",
@@ -38,11 +41,24 @@ PROPERTIES = {
 """What every table is made with."""
 TORN = ".torn"
 CHECKPOINT = ".checkpoint.parquet"
+POINTER = "_last_checkpoint"
 CACHED_VERSIONS = 64
-"""Versions of the log whose texts stay in memory once read."""
+"""Versions of the log whose actions stay in memory."""
 # A loss of power may tear the newest: the table then opens from the one before it.
 RETAINED_CHECKPOINTS = 2
 RETAINED_MINUTES = 1
+
+
+Action = Mapping[str, Any]
+"""One line of a version: what it does by its one name, `add`, `remove`, `txn`, `commitInfo`, `metaData`, `protocol`."""
+
+
+LAST = "\U0010ffff"
+"""The last character there is: greater than every attempt."""
+
+
+class VersionTaken(Exception):
+    """Another writer has committed the version; for storage's own use."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +75,17 @@ class ActiveFile:
     def from_row(cls, row: Mapping[str, Any]) -> "ActiveFile":
         """The file out of a row of Delta's list of additions; where attempts are not known, it may hold any."""
         first, last = row.get("min.attempt"), row.get("max.attempt")
-        # The last character there is: greater than every attempt.
-        return cls(row["path"], row["size_bytes"], row["partition.run"], first or "", last or "\U0010ffff")
+        return cls(row["path"], row["size_bytes"], row["partition.run"], first or "", last or LAST)
+
+    @classmethod
+    def from_addition(cls, add: Mapping[str, Any]) -> "ActiveFile":
+        """The file out of an action that adds it."""
+        stats = json.loads(add.get("stats") or "{}")
+        first, last = (stats.get(name, {}).get("attempt") for name in ("minValues", "maxValues"))
+        return cls(add["path"], add["size"], add["partitionValues"][PARTITION], first or "", last or LAST)
 
 
-def addition(
-    file: File, rows: pa.Table, partition: Mapping[str, str], statistics: Sequence[str], new: bool
-) -> AddAction:
+def addition(file: File, rows: pa.Table, partition: Mapping[str, str], statistics: Sequence[str], new: bool) -> Action:
     """The action that adds a file with `rows` to a table; `new` is False where they only replace rows that it holds.
 
     `statistics` names the columns whose bounds go into the log, where readers find them without opening the file.
@@ -77,52 +97,140 @@ def addition(
         "maxValues": {name: bound["max"] for name, bound in bounds.items()},
         "nullCount": {name: 0 for name in bounds},
     }
-    return AddAction(file.path, file.size, dict(partition), int(time.time() * 1000), new, json.dumps(stats))
+    add = {"path": file.path, "partitionValues": dict(partition), "size": file.size, "modificationTime": _now()}
+    return {"add": {**add, "dataChange": new, "stats": json.dumps(stats)}}
 
 
-def removal(file: ActiveFile, partition: Mapping[str, str]) -> RemoveAction:
+def removal(file: ActiveFile, partition: Mapping[str, str]) -> Action:
     """The action that removes a file. Not marked as a change of data, which Delta refuses in an append-only table."""
-    return RemoveAction(file.path, False, int(time.time() * 1000), file.size, dict(partition))
+    remove = {"path": file.path, "deletionTimestamp": _now(), "dataChange": False, "extendedFileMetadata": True}
+    return {"remove": {**remove, "partitionValues": dict(partition), "size": file.size}}
 
 
-def new_paths(log: str) -> list[str]:
-    """The paths of files with new rows that one version adds, out of its text; not of those that replace others."""
-    additions = [action["add"] for line in log.splitlines() if "add" in (action := json.loads(line))]
-    return [each["path"] for each in additions if each["dataChange"]]
+def commit_actions(actions: Sequence[Action], numbers: Mapping[str, int], witness: str) -> list[Action]:
+    """All actions of one version: what the commit says of itself, what it does, and its numbers by application id."""
+    marks: list[Action] = [{"txn": {"appId": name, "version": number}} for name, number in numbers.items()]
+    info = {
+        "timestamp": _now(),
+        "operation": "WRITE",
+        "operationParameters": {"mode": "Append", "partitionBy": json.dumps([PARTITION])},
+        "witness": witness,
+        "actions": len(actions) + len(marks),
+    }
+    return [{"commitInfo": info}, *actions, *marks]
 
 
-def last_number(logs: Sequence[str], application: str, before: int) -> int:
-    """The number of an application id after these texts of log versions, oldest first; `before` where none names it."""
-    # Looked for as text first: to parse every line of the log is what would cost.
-    found = [json.loads(line).get("txn") for log in logs for line in log.splitlines() if '"txn"' in line]
-    return int(next((each["version"] for each in reversed(found) if each and each["appId"] == application), before))
+def new_paths(actions: Sequence[Action]) -> list[str]:
+    """The paths of files with new rows that one version adds; not of those that replace others."""
+    return [each["add"]["path"] for each in actions if "add" in each and each["add"]["dataChange"]]
 
 
-class LogTexts:
-    """The texts of a table's log by version, those read last cached; for one thread at a time."""
+def numbers_of(actions: Sequence[Action]) -> dict[str, int]:
+    """The numbers by application id that one version commits."""
+    return {each["txn"]["appId"]: int(each["txn"]["version"]) for each in actions if "txn" in each}
 
-    def __init__(self, root: Root, name: str, place: str) -> None:
-        """`place` is the table's directory below `root`; `name` is for errors."""
-        self._root, self._name, self._place = root, name, place
-        self._cached: dict[int, str] = {}
 
-    def text(self, version: int) -> str:
-        """Return the text of one version. Raises FileNotFoundError where it was pruned."""
+def has_witness(actions: Sequence[Action], witness: str) -> bool:
+    """Say whether a version is the commit that has this name for itself."""
+    return any(each["commitInfo"].get("witness") == witness for each in actions if "commitInfo" in each)
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
+
+
+@dataclass(frozen=True)
+class CheckpointPointer:
+    """What a log says of its last checkpoint: its version, and how many actions are in it."""
+
+    version: int
+    size: int
+
+
+class Log:
+    """The versions of one table's log, those seen last cached; for one thread at a time."""
+
+    def __init__(self, root: Root, place: str) -> None:
+        """`place` is the table's directory below `root`."""
+        self._root, self._directory = root, f"{place}/_delta_log"
+        self._cached: dict[int, list[Action]] = {}
+
+    def actions(self, version: int) -> list[Action]:
+        """Return the actions of one version. Raises FileNotFoundError where it was pruned or is not there yet."""
         if version not in self._cached:
-            self._cached[version] = self._root.read(f"{self._place}/_delta_log/{version:020d}.json").decode()
-            for old in sorted(self._cached)[:-CACHED_VERSIONS]:
-                del self._cached[old]
+            data = self._root.read(self._path(version))
+            if not is_whole(data):
+                what, do = f"version {version} of the log is cut off or no JSON", "run `stagecoach repair`"
+                raise StoreUnavailable(what, self._root.child(self._path(version)), "every version before it", do)
+            actions: list[Action] = [json.loads(line) for line in data.splitlines()]
+            self._cache(version, actions)
+            return actions  # an old one is not in the cache
         return self._cached[version]
 
-    def texts_after(self, version: int, newest: int) -> list[str] | None:
-        """Return the texts of the versions after `version` up to `newest`, oldest first; None where one was pruned."""
+    def actions_after(self, version: int, newest: int) -> list[list[Action]] | None:
+        """Return those of the versions after `version` up to `newest`, oldest first; None where one was pruned."""
+        with suppress(FileNotFoundError):
+            return [self.actions(each) for each in range(version + 1, newest + 1)]
+        return None
+
+    def create(self, version: int, actions: Sequence[Action]) -> None:
+        """Commit a version, durable and whole or not at all. Raises VersionTaken where it is not the next one."""
+        text = "".join(f"{json.dumps(action, separators=(',', ':'))}\n" for action in actions)
+        if not self._root.create(self._path(version), text.encode()):
+            raise VersionTaken(version)
+        if not self.holds(version - 1):
+            # Others went on and pruned the log past this version while we slept: nobody will ever read ours.
+            with suppress(FileNotFoundError):
+                self._root.delete(self._path(version))
+            raise VersionTaken(version)
+        self._cache(version, list(actions))
+
+    def holds(self, version: int) -> bool:
+        """Say whether a version is still there: then every later one is, for the oldest are pruned first."""
+        return self._root.exists(self._path(version)) or self._root.exists(self._checkpoint(version))
+
+    def make_durable(self, version: int) -> None:
+        """Force a version to the disk."""
+        self._root.make_durable(self._path(version))
+
+    def needs_checkpoint(self, version: int) -> bool:
+        """Say whether it is time for a checkpoint at a version: see CHECKPOINT_INTERVAL and CHECKPOINT_SHARE."""
+        if (version + 1) % CHECKPOINT_INTERVAL:
+            return False
+        last = self.last_checkpoint()
+        return last is None or (version - last.version) * CHECKPOINT_SHARE >= last.size
+
+    def last_checkpoint(self) -> CheckpointPointer | None:
+        """The last checkpoint; None where there is none, or it is not known."""
         try:
-            with border(f"reading the log of table {self._name!r}", self._root.child(self._place)):
-                return [self.text(each) for each in range(version + 1, newest + 1)]
-        except StoreUnavailable as error:
-            if not isinstance(error.__cause__, FileNotFoundError):
-                raise
+            last = json.loads(self._root.read(f"{self._directory}/{POINTER}"))
+            return CheckpointPointer(int(last["version"]), int(last["size"]))
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
+
+    def read_checkpoint(self, version: int) -> bytes:
+        """The bytes of a checkpoint. Raises FileNotFoundError where it was pruned."""
+        return self._root.read(self._checkpoint(version))
+
+    def add_checkpoint(self, pointer: CheckpointPointer, data: bytes) -> None:
+        """Write a checkpoint, then that it is the last one, both durable."""
+        self._root.create(self._checkpoint(pointer.version), data)
+        self._root.replace(f"{self._directory}/{POINTER}", json.dumps(vars(pointer)).encode())
+
+    def make_checkpoint_durable(self, version: int) -> None:
+        """Force a checkpoint, which the library wrote, and its pointer to the disk."""
+        self._root.make_durable(self._checkpoint(version), f"{self._directory}/{POINTER}")
+
+    def _cache(self, version: int, actions: list[Action]) -> None:
+        self._cached[version] = actions
+        for old in sorted(self._cached)[:-CACHED_VERSIONS]:
+            del self._cached[old]
+
+    def _path(self, version: int) -> str:
+        return f"{self._directory}/{version:020d}.json"
+
+    def _checkpoint(self, version: int) -> str:
+        return f"{self._directory}/{version:020d}{CHECKPOINT}"
 
 
 def prune_log(root: Root, place: str, minutes: int | None = None, dry_run: bool = False) -> int:
@@ -140,7 +248,8 @@ def prune_log(root: Root, place: str, minutes: int | None = None, dry_run: bool 
         # Versions are padded with zeros, so that names compare as numbers do.
         first = checkpoints[-RETAINED_CHECKPOINTS].removesuffix(CHECKPOINT)
         old = [name for name in files if name.endswith((".json", CHECKPOINT)) and name.partition(".")[0] < first]
-        old = [name for name in old if (changed := files[name].mtime) is not None and changed <= oldest]
+        # Oldest first and without a gap: whoever finds a version knows that those after it are there.
+        old = list(takewhile(lambda name: (at := files[name].mtime) is not None and at <= oldest, sorted(old)))
         for name in old if not dry_run else ():
             with suppress(FileNotFoundError):  # another process prunes as well
                 root.delete(f"{log}/{name}")
@@ -162,8 +271,8 @@ def rename_torn_files(root: Root, place: str) -> list[str]:
             moved.append(_rename(root, f"{log}/{commits[-1]}"))
         if checkpoints and not is_parquet(root.read(f"{log}/{checkpoints[-1]}")):
             moved.append(_rename(root, f"{log}/{checkpoints[-1]}"))
-            if "_last_checkpoint" in names:
-                moved.append(_rename(root, f"{log}/_last_checkpoint"))
+            if POINTER in names:
+                moved.append(_rename(root, f"{log}/{POINTER}"))
     for path in moved:
         logging.getLogger("storage").warning("set aside a torn log file, never acknowledged: %s", root.child(path))
     return moved

@@ -5,7 +5,8 @@ as data) nor encode list columns by themselves.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any, cast
+from functools import lru_cache
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +21,7 @@ STATISTICS = ("step", "attempt", "seq")
 def encode(groups: Sequence[pa.Table]) -> bytes:
     """Write tables of one schema as Parquet, each a row group of its own, so that one can be read without the others.
 
-    Zstd level 1, no dictionary on numbers, floats of lists as split byte streams: the fastest of the small ones.
+    Zstd level 1, numbers as split byte streams, no dictionaries: the fastest and the smallest, measured on rollouts.
     Minima and maxima are kept for the slice columns alone, so that no text of a prompt lands in a footer.
     """
     sink = pa.BufferOutputStream()
@@ -30,12 +31,8 @@ def encode(groups: Sequence[pa.Table]) -> bytes:
         schema,
         compression="zstd",
         compression_level=1,
-        use_dictionary=cast(Any, [field.name for field in schema if pa.types.is_string(field.type)]),
-        column_encoding={
-            f"{field.name}.list.element": "BYTE_STREAM_SPLIT"
-            for field in schema
-            if pa.types.is_list(field.type) and pa.types.is_floating(field.type.value_type)
-        },
+        use_dictionary=False,
+        column_encoding=_number_columns(schema),
         write_statistics=[name for name in STATISTICS if name in schema.names],
         write_page_checksum=True,
         store_schema=False,
@@ -44,6 +41,18 @@ def encode(groups: Sequence[pa.Table]) -> bytes:
             # Without a size Arrow would cut large groups where it likes.
             writer.write_table(group, row_group_size=group.num_rows)
     return sink.getvalue().to_pybytes()
+
+
+@lru_cache(maxsize=64)
+def _number_columns(schema: pa.Schema) -> dict[str, str]:
+    """The encoding of every column of numbers, and of lists of them, by its path."""
+    found = {}
+    for field in schema:
+        in_list = pa.types.is_list(field.type)
+        kind = field.type.value_type if in_list else field.type
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind):
+            found[f"{field.name}.list.element" if in_list else field.name] = "BYTE_STREAM_SPLIT"
+    return found
 
 
 def buffer_reader(data: bytes) -> pa.BufferReader:

@@ -1,7 +1,8 @@
 """One table of the store on Delta Lake; with the files of its log (`storage.delta.log`) all that knows the library.
 
-Data files are written here, durably and with digests, before Delta's log names them: the log commit alone is left to
-the library. A handle stays open and is moved forward, so that a commit costs the same after a year as on the first day.
+Data files are written here, durably and with digests, before Delta's log names them. A table is opened, and its
+checkpoints are written, by the library; its snapshot stays in memory and is moved forward, so that a commit costs the
+same after a year as on the first day.
 """
 
 import hashlib
@@ -16,25 +17,28 @@ from uuid import uuid4
 
 import polars as pl
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction, RemoveAction
 
+from storage.delta.checkpoint import write_checkpoint
 from storage.delta.log import (
-    CACHED_VERSIONS,
-    CHECKPOINT_INTERVAL,
     PARTITION,
     PROPERTIES,
+    Action,
     ActiveFile,
-    LogTexts,
+    Log,
+    VersionTaken,
     addition,
-    last_number,
+    commit_actions,
+    has_witness,
     new_paths,
+    numbers_of,
     prune_log,
     removal,
     rename_torn_files,
 )
 from storage.delta.parquet import buffer_reader, decode, encode
+from storage.delta.snapshot import Snapshot
 from storage.errors import StoreError, StoreUnavailable, border
 from storage.refs import File
 from storage.roots import Root
@@ -44,6 +48,8 @@ from storage.schemas.contract import RowPlace, check_schema
 PRUNE_INTERVAL = 50
 """Versions from one pruning of the log to the next."""
 ATTEMPTS_TO_COMMIT = 50
+MAX_APPENDED = 64
+"""Files whose rows stay in memory after they were appended: merging need not read them."""
 
 
 class CommitConflict(Exception):
@@ -51,7 +57,7 @@ class CommitConflict(Exception):
 
 
 class StoredTable:
-    """An append-only table, partitioned by run, with one open handle; safe to share between threads."""
+    """An append-only table, partitioned by run, with its snapshot in memory; safe to share between threads."""
 
     def __init__(self, root: Root, name: str, schema: pa.Schema) -> None:
         self.name = name
@@ -61,16 +67,15 @@ class StoredTable:
         self._root = root
         self.lock = RLock()
         self._stats = [name for name in ("step", "attempt") if name in schema.names]
+        self._appended: dict[str, pa.Table] = {}
+        self._log = Log(root, self.place)
         with border(f"opening table {name!r}", root.child(self.place)):
-            self._delta = self._open()
-        self._active: tuple[int, list[ActiveFile]] = (-1, [])
-        self._numbers: dict[str, tuple[int, int]] = {}
-        self._texts = LogTexts(root, name, self.place)
+            self._snapshot = self._open()
 
     @property
     def version(self) -> int:
         """The version at the last refresh; -1 of a table that is only read and not there yet."""
-        return -1 if self._delta is None else int(self._delta.version())
+        return -1 if self._snapshot is None else self._snapshot.version
 
     def append(self, rows: pa.Table, run: str, transaction: tuple[str, int] | None = None) -> File:
         """Add rows of one run, at least one row, as one durable file, then one durable commit.
@@ -84,6 +89,9 @@ class StoredTable:
         except CommitConflict:
             self._root.delete(f"{self.place}/{file.path}")
             raise
+        self._appended[file.path] = rows
+        for old in list(self._appended)[:-MAX_APPENDED]:
+            del self._appended[old]
         return file
 
     def write(self, groups: Sequence[pa.Table], run: str) -> File:
@@ -123,7 +131,7 @@ class StoredTable:
         another swap, or another commit with one of the marks, came since the last refresh.
         """
         file = self.write(groups, run) if groups else None
-        swap: list[AddAction | RemoveAction] = [removal(each, {PARTITION: run}) for each in old]
+        swap = [removal(each, {PARTITION: run}) for each in old]
         if file is not None:
             swap.append(self._addition(file, pa.concat_tables(groups), run, new=False))
         numbers = {"compaction": self.transaction_version("compaction") + 1, **(marks or {})}
@@ -134,32 +142,30 @@ class StoredTable:
                 self._root.delete(f"{self.place}/{file.path}")
             raise
 
-    def merge_files(self, run: str, min_files: int) -> int:
+    def merge_files(self, run: str, min_files: int, small: bool = False) -> int:
         """Merge all files of a run into one if there are so many; return how many were merged.
 
+        With `small`, only the smallest files, those larger than all before them left alone: a row is then copied as
+        often as the logarithm of their number says, and not again with each merge.
         For tables whose every row counts as soon as it is committed. Nothing is done where another process merges them.
         """
         with self.lock:
             self.refresh()
             files = [each for each in self.active_files() if each.run == run]
+            files = _smallest(files) if small else files
             if len(files) < min_files:
                 return 0
+            rows = [rows if (rows := self._appended.pop(each.path, None)) else self.read(each.path) for each in files]
             try:
-                self.replace(files, [pa.concat_tables([self.read(each.path) for each in files])], run)
+                self.replace(files, [pa.concat_tables(rows)], run)
             except CommitConflict:
                 return 0
             return len(files)
 
     def refresh(self) -> int:
-        """Move the handle to the newest version and return it."""
+        """Move the snapshot to the newest version and return it."""
         with self.lock, border(f"looking at table {self.name!r}", self._root.child(self.place)):
-            try:
-                if self._delta is not None:
-                    self._delta.update_incremental()
-                else:
-                    self._delta = self._open()
-            except DeltaError:
-                self._delta = self._open()  # the log moved on under a handle that was long idle
+            self._catch_up()
             return self.version
 
     def new_files(self, since: int | None) -> tuple[list[str], int]:
@@ -169,30 +175,21 @@ class StoredTable:
         """
         with self.lock:
             version = self.refresh()
-            logs = None if since is None else self._texts.texts_after(since, self.version)
-            if logs is None:
+            with border(f"reading the log of table {self.name!r}", self._root.child(self.place)):
+                versions = None if since is None else self._log.actions_after(since, version)
+            if versions is None:
                 return [each.path for each in self.active_files()], version
-            return [path for log in logs for path in new_paths(log)], version
+            return [path for actions in versions for path in new_paths(actions)], version
 
     def transaction_version(self, application: str) -> int:
-        """The number of the last commit under an application id at the version seen; 0 before the first.
-
-        The library reads all of the log since its last checkpoint for this; what came since the last call is enough.
-        """
-        with self.lock:
-            seen, number = self._numbers.get(application, (-1, 0))
-            if seen != self.version:
-                number = self._number(application, seen, number)
-                self._numbers[application] = (self.version, number)
-            return number
+        """The number of the last commit under an application id at the version seen; 0 before the first."""
+        with self.lock, border(f"looking at table {self.name!r}", self._root.child(self.place)):
+            return 0 if self._snapshot is None else self._snapshot.number(application)
 
     def active_files(self) -> list[ActiveFile]:
         """The files of the version seen."""
-        with self.lock:
-            if self._delta is not None and self._active[0] != self.version:
-                found = pa.table(self._delta.get_add_actions(flatten=True)).to_pylist()
-                self._active = (self.version, [ActiveFile.from_row(row) for row in found])
-            return self._active[1]
+        with self.lock, border(f"looking at table {self.name!r}", self._root.child(self.place)):
+            return [] if self._snapshot is None else self._snapshot.files()
 
     def files_of(self, attempts: Mapping[str, Collection[str]]) -> list[ActiveFile]:
         """The files, at the newest version, that may hold rows of some attempts, given by run."""
@@ -220,16 +217,26 @@ class StoredTable:
             parts.append(rows.with_columns(pl.lit(run).alias(PARTITION)).select(self.schema.names))
         return pl.concat(parts[1:] or parts)
 
-    def read(self, path: str, attempts: Collection[str] | None = None) -> pa.Table:
-        """Rows of a file that the table holds, by page checksums but without digest; without the run column."""
+    def load(self, path: str) -> bytes:
+        """The bytes of a file that the table holds."""
         inside = f"{self.place}/{path}"
         with border("reading a file", self._root.child(inside)):
-            if attempts is None and self._root.directory is None:
-                return decode(buffer_reader(self._root.read(inside)), self.data_schema)  # one request
-            with self._root.files.open_input_file(inside) as source:
-                return decode(source, self.data_schema, attempts)
+            return self._root.read(inside)
 
-    def _open(self) -> DeltaTable | None:
+    def read(self, path: str, attempts: Collection[str] | None = None) -> pa.Table:
+        """Rows of a file that the table holds, by page checksums but without digest; without the run column."""
+        if attempts is None:
+            return decode(buffer_reader(self.load(path)), self.data_schema)
+        inside = f"{self.place}/{path}"
+        reading = border("reading a file", self._root.child(inside))
+        with reading, self._root.files.open_input_file(inside) as source:
+            return decode(source, self.data_schema, attempts)
+
+    def _catch_up(self) -> None:
+        if self._snapshot is None or not self._snapshot.catch_up():
+            self._snapshot = self._open()
+
+    def _open(self) -> Snapshot | None:
         """Open the table, made where it is not there; a store that is only read has then none."""
         address, options = self._root.child(self.place), dict(self._root.commits) or None
         try:
@@ -244,7 +251,7 @@ class StoredTable:
             delta = DeltaTable(address, storage_options=options)
         found = pa.schema(cast(Any, delta.schema().to_arrow()))
         check_schema(found, self.schema, RowPlace(self.name))
-        return delta
+        return Snapshot(delta, self._log, self._root.commits)
 
     def _create(self, address: str, options: dict[str, str] | None) -> DeltaTable:
         with suppress(CommitFailedError):  # another process was first; what it made is checked like any other
@@ -260,86 +267,85 @@ class StoredTable:
         self._root.make_durable(f"{self.place}/_delta_log/{0:020d}.json", self.place)
         return delta
 
-    def _addition(self, file: File, rows: pa.Table, run: str, new: bool) -> AddAction:
+    def _addition(self, file: File, rows: pa.Table, run: str, new: bool) -> Action:
         return addition(file, rows, {PARTITION: run}, self._stats, new)
 
-    def _commit(self, actions: list[Any], witness: str, numbers: Mapping[str, int]) -> None:
+    def _commit(self, actions: Sequence[Action], witness: str, numbers: Mapping[str, int]) -> None:
         """Commit; after any error, look in the log whether the commit is there: `witness` is a name that only it has.
 
         `numbers` by application id are committed as well; where there are any, a commit of another writer with one of
         them since the last refresh wins, and this one raises CommitConflict.
         """
-        transactions = [Transaction(*number) for number in numbers.items()]
-        properties = CommitProperties(
-            {"witness": witness, "actions": len(actions) + len(transactions)}, app_transactions=transactions or None
-        )
+        whole = commit_actions(actions, numbers, witness)
         with self.lock, border(f"committing to table {self.name!r}", self._root.child(self.place)):
             for attempt in range(ATTEMPTS_TO_COMMIT):
-                if not numbers:
-                    self.refresh()  # the log may have been pruned past a handle that was long idle
                 before = self.version
                 try:
-                    self._write_commit(actions, properties)
+                    self._write_commit(before + 1, whole)
                 # A lost answer, or an interrupt, may come after the commit was done: only the log can tell.
                 except BaseException as error:
-                    if self._confirm(before, witness):
+                    if self._confirm(before, witness) and isinstance(error, Exception):
                         return
-                    if not isinstance(error, CommitFailedError):
+                    if not isinstance(error, VersionTaken):
                         raise
-                    if numbers:
+                    if self._conflicts(before, numbers):
                         # The numbers were chosen for the version seen before: whoever chose them has to look again.
                         raise CommitConflict(self.name) from error
-                    # A random pause, so that writers who met once do not meet again at the next attempt.
-                    time.sleep(random.uniform(0, 0.02 * (attempt + 1)))
+                    if attempt:
+                        # A random pause, so that writers who met once do not meet again at the next attempt.
+                        time.sleep(random.uniform(0, 0.02 * attempt))
                 else:
-                    if self._root.directory is not None:
-                        self._confirm(before, witness)
-                    else:
-                        self._prune(before + 1)  # an answered put is durable; the next refresh moves the handle
+                    assert self._snapshot is not None
+                    self._snapshot.advance(whole)
+                    self._maintain_log(before + 1)
                     return
         what = f"table {self.name!r} is too busy: {ATTEMPTS_TO_COMMIT} commits lost their race"
         raise StoreUnavailable(what, self._root.child(self.place), "everything in the ledger", "run the same again")
 
-    def _write_commit(self, actions: list[Any], properties: CommitProperties) -> None:
-        assert self._delta is not None and not self._root.read_only, f"a commit to {self.name!r}, which is only read"
-        self._delta.create_write_transaction(
-            actions, "append", self.schema, partition_by=[PARTITION], commit_properties=properties
-        )
+    def _write_commit(self, version: int, actions: Sequence[Action]) -> None:
+        assert not self._root.read_only, f"a commit to {self.name!r}, which is only read"
+        self._log.create(version, actions)
 
     def _confirm(self, before: int, witness: str) -> bool:
-        """Refresh; if one of the new versions has `witness`, force its log to the disk and return True."""
-        self.refresh()
+        """Catch up; if one of the new versions has `witness`, force it to the disk and return True."""
+        self._catch_up()
         for version in range(self.version, before, -1):  # newest first: old ones may have been pruned
             try:
-                found = witness in self._texts.text(version)
+                found = has_witness(self._log.actions(version), witness)
             except FileNotFoundError:
                 return False
             if found:
-                self._make_durable(version)
+                self._log.make_durable(version)
+                self._maintain_log(version)
                 return True
         return False
 
-    def _make_durable(self, version: int) -> None:
-        log = f"{self.place}/_delta_log"
-        written = [f"{log}/{version:020d}.json"]
-        # The library writes a checkpoint with these versions, and does not force it to the disk.
-        if (version + 1) % CHECKPOINT_INTERVAL == 0:
-            written += [f"{log}/{version:020d}.checkpoint.parquet", f"{log}/_last_checkpoint"]
-        self._root.make_durable(*written)
-        self._prune(version)
+    def _conflicts(self, before: int, numbers: Mapping[str, int]) -> bool:
+        """Say whether a version after `before` may have committed a number under one of some application ids."""
+        versions = self._log.actions_after(before, self.version) if numbers else []
+        return versions is None or any(numbers.keys() & numbers_of(actions).keys() for actions in versions)
 
-    def _prune(self, version: int) -> None:
-        if (version + 1) % PRUNE_INTERVAL == 0:
-            with suppress(StoreError):  # the commit is safe; pruning can wait
+    def _maintain_log(self, version: int) -> None:
+        """After a commit: write a checkpoint and prune the log, each where it is time for it."""
+        with suppress(StoreError):  # the commit is safe; both can wait
+            if self._log.needs_checkpoint(version):
+                with border(f"writing a checkpoint of table {self.name!r}", self._root.child(self.place)):
+                    if not write_checkpoint(self._log, version) and self._snapshot:
+                        self._log.make_checkpoint_durable(self._snapshot.write_checkpoint())
+            if (version + 1) % PRUNE_INTERVAL == 0:
                 prune_log(self._root, self.place)
 
-    def _number(self, application: str, seen: int, number: int) -> int:
-        """The number of an application id now, where it was `number` at version `seen` (-1: not known)."""
-        known = 0 <= seen <= self.version < seen + CACHED_VERSIONS
-        logs = self._texts.texts_after(seen, self.version) if known else None
-        if logs is None:
-            return int(self._delta.transaction_version(application) or 0) if self._delta else 0
-        return last_number(logs, application, number)
+
+def _smallest(files: Sequence[ActiveFile]) -> list[ActiveFile]:
+    """The smallest of some files, up to the first that is larger than all before it."""
+    ordered = sorted(files, key=lambda file: file.size)
+    total = 0
+    for number, file in enumerate(ordered):
+        # Of files alike each is a little larger than the one before: the second one is always taken.
+        if number > 1 and file.size > total:
+            return ordered[:number]
+        total += file.size
+    return ordered
 
 
 def _may_hold(file: ActiveFile, attempts: Sequence[str]) -> bool:

@@ -163,7 +163,8 @@ def vacuum(
 def remove_temporary(root: Root, dry_run: bool = False) -> int:
     """Delete what processes that died left unfinished, older than a day: log drafts and scratch directories."""
     # The library's drafts of log files have a number sign in their names, ours a dot in front.
-    drafts = [path for path in root.paths_older("tables", TEMPORARY_HOURS) if "#" in path.rpartition("/")[2]]
+    names = {path: path.rpartition("/")[2] for path in root.paths_older("tables", TEMPORARY_HOURS)}
+    drafts = [path for path, name in names.items() if "#" in name or name.startswith(".")]
     drafts += [path for path in root.paths_older("", TEMPORARY_HOURS, deep=False) if path.startswith(f".{FORMAT}.")]
     for path in drafts if not dry_run else ():
         root.remove_unneeded(path)

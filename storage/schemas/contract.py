@@ -4,6 +4,7 @@ Checks run on what is about to be written and on what was read, because Delta La
 cheap to refuse here and expensive anywhere later.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,13 +150,12 @@ def _check_nulls(values: Any, field: Any, path: str, place: RowPlace) -> None:
 
 
 def _check_ids(rows: pa.Table, table: Table, place: RowPlace) -> None:
-    counts = rows.select(table.row_id).group_by(list(table.row_id)).aggregate([([], "count_all")])
-    if counts.num_rows == rows.num_rows:
-        return
-    repeated = counts.filter(pc.greater(counts["count_all"], pa.scalar(1)))
-    doubled = repeated.select(table.row_id).slice(0, 1).to_pylist()[0]
-    what = f"{rows.num_rows - counts.num_rows} rows repeat the id of another row of the slice"
-    raise InvariantBreach(what, f"{place}, column {table.row_id[0]!r}, row {doubled}", _SAFE, _DO)
+    names = list(zip(*(rows.column(name).to_pylist() for name in table.row_id), strict=True))
+    num_repeated = len(names) - len(set(names))
+    if num_repeated:
+        doubled = dict(zip(table.row_id, Counter(names).most_common(1)[0][0], strict=True))
+        what = f"{num_repeated} rows repeat the id of another row of the slice"
+        raise InvariantBreach(what, f"{place}, column {table.row_id[0]!r}, row {doubled}", _SAFE, _DO)
 
 
 def _check_lengths(rows: pa.Table, table: Table, place: RowPlace) -> None:

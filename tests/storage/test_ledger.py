@@ -80,8 +80,8 @@ def test_a_look_reads_only_what_is_new(store: Store, root: Path, monkeypatch: py
         store.ledger.commit(entry(f"key-{number}"))
     assert elsewhere.ledger.find("key-14") is not None
     read: list[str] = []
-    original = StoredTable.read
-    monkeypatch.setattr(StoredTable, "read", lambda self, path, *a: (read.append(path), original(self, path, *a))[1])
+    original = StoredTable.load
+    monkeypatch.setattr(StoredTable, "load", lambda self, path: (read.append(path), original(self, path))[1])
     store.ledger.commit(entry("new"))
     assert elsewhere.ledger.find("new") is not None
     assert len(read) == 1  # the new file, by the other: who wrote it knows what is in it
@@ -121,7 +121,7 @@ def test_the_ledger_folds_itself_and_nobody_notices(store: Store, root: Path, mo
 
 
 def test_a_fold_that_fails_takes_no_commit_with_it(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fold(*_: Any) -> int:
+    def fold(*_: Any, **__: Any) -> int:
         raise StoreUnavailable("no luck")
 
     monkeypatch.setattr("storage.ledger.MERGE_FILES", 1)

@@ -1,0 +1,250 @@
+"""The log that we write: the table library reads from it what we do, whoever else commits, prunes or dies."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from storage.delta import log as logs
+from storage.delta.log import Log, prune_log
+from storage.delta.parquet import encode
+from storage.delta.table import PRUNE_INTERVAL, CommitConflict, StoredTable
+from storage.maintenance.compact import compact, remove_temporary
+from storage.roots import Root
+from storage.schemas.stage_tables import BATCHES, MESSAGES, TRACES
+from storage.store import Store, open_store
+from tests.fixtures.rows import entry, messages
+
+
+def fill(store: Store, numbers: range) -> None:
+    for number in numbers:
+        key = f"key-{number}"
+        piece = store.append("messages", messages(2), run="run", step=number, key=key, attempt=key)
+        store.ledger.commit(entry(key, outputs=(piece,), step=number))
+
+
+def library(table: StoredTable, root: Path) -> DeltaTable:
+    return DeltaTable(str(root / table.place))
+
+
+def check_same(table: StoredTable, root: Path) -> None:
+    """Assert that the library sees the files and numbers that a table has in memory, and that one opened anew has."""
+    delta = library(table, root)
+    seen = {(row["path"], row["size_bytes"], row["min.attempt"], row["max.attempt"]) for row in added(delta)}
+    for each in (table, StoredTable(open_store(root).root, table.name, table.schema)):
+        each.refresh()
+        assert each.version == delta.version()
+        assert {(f.path, f.size, f.first_attempt, f.last_attempt) for f in each.active_files()} == seen
+        for name in ("ledger", "compaction", "nobody"):
+            assert each.transaction_version(name) == (delta.transaction_version(name) or 0)
+
+
+def added(delta: DeltaTable) -> list[dict[str, Any]]:
+    return pa.table(delta.get_add_actions(flatten=True)).to_pylist()
+
+
+def test_the_library_reads_what_we_wrote(tmp_path: Path) -> None:
+    store = open_store(root := tmp_path / "plain")  # Polars finds no Delta table below a space
+    tables = store.slices.table("messages"), store.ledger.table
+    for table in tables:
+        table.active_files()  # from here on moved forward, and never read again
+    for first in range(0, 48, 8):
+        fill(store, range(first, first + 8))
+        if first == 24:
+            compact(store, tables[0])
+            prune_log(store.root, tables[0].place, minutes=0)
+        for table in tables:
+            check_same(table, root)
+    rows = pl.scan_delta(str(root / "tables/messages")).sort("step", "seq").collect()
+    read = pa.RecordBatchReader.from_stream(library(tables[0], root).scan()).read_all()
+    assert rows.equals(pl.DataFrame(read).sort("step", "seq"))
+    wanted = pl.DataFrame(pa.concat_tables([messages(2)] * 48))
+    assert rows.select(wanted.columns).equals(wanted)
+    assert pl.scan_delta(str(root / "tables/ledger")).collect().height == 48
+
+
+def test_checkpoints_are_whole_and_small(store: Store, root: Path) -> None:
+    fill(store, range(45))
+    names = [path.name for path in sorted((root / "tables/ledger/_delta_log").glob("*.checkpoint.parquet"))]
+    assert [int(name[:20]) for name in names] == [9, 19, 29, 39]
+    columns = pq.read_schema(root / "tables/ledger/_delta_log" / names[-1]).names
+    assert columns == ["add", "metaData", "protocol", "txn"]
+    # Without the versions before, as pruning leaves it.
+    for path in (root / "tables/ledger/_delta_log").iterdir():
+        if path.name < names[-1]:
+            path.unlink()
+    check_same(store.ledger.table, root)
+    assert len(open_store(root).ledger.entries()) == 45
+
+
+@pytest.mark.parametrize("pointer", [None, b"", b"{}", b'{"version": 3, "size": 1}'])
+def test_without_a_pointer_the_library_writes_the_checkpoint(store: Store, root: Path, pointer: bytes | None) -> None:
+    fill(store, range(15))
+    path = root / "tables/ledger/_delta_log/_last_checkpoint"
+    assert json.loads(path.read_bytes())["version"] == 9
+    path.unlink() if pointer is None else path.write_bytes(pointer)
+    fill(store, range(15, 20))
+    assert json.loads(path.read_bytes())["version"] == 19
+    check_same(store.ledger.table, root)
+
+
+def test_more_files_make_checkpoints_seldom(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "CHECKPOINT_SHARE", 1)
+    monkeypatch.setattr(logs, "CACHED_VERSIONS", 4)
+    fill(store, range(85))
+    names = sorted((root / "tables/messages/_delta_log").glob("*.checkpoint.parquet"))
+    assert [int(path.name[:20]) for path in names] == [9, 29, 69]
+
+
+def test_a_handle_left_behind_loses_no_commit(store: Store, root: Path) -> None:
+    behind = open_store(root).slices.table("messages")
+    behind.refresh()
+    fill(store, range(PRUNE_INTERVAL))
+    table = store.slices.table("messages")
+    assert prune_log(store.root, table.place, minutes=0) > 0
+    assert not (root / table.place / f"_delta_log/{behind.version + 1:020d}.json").exists()
+    rows = open_store(root).slices.table("messages").read(table.active_files()[0].path)
+    behind.append(rows, "late")
+    assert behind.version == PRUNE_INTERVAL + 1
+    assert [each.run for each in behind.active_files()].count("late") == 1
+    check_same(behind, root)
+    with pytest.raises(CommitConflict):  # what it saw when the number was chosen is no longer known
+        stale = open_store(root).slices.table("messages")
+        stale._snapshot.version = 3  # type: ignore[union-attr]
+        stale.append(rows, "late", ("ledger", 1))
+    check_same(behind, root)
+
+
+def test_others_in_between_do_not_matter_unless_they_have_the_same_number(store: Store, root: Path) -> None:
+    fill(store, range(1))
+    one, other = (open_store(root).slices.table("messages") for _ in range(2))
+    rows = one.read(one.active_files()[0].path)
+    for table in (one, other):
+        table.refresh()
+    one.append(rows, "plain")
+    other.append(rows, "numbered", ("a", 1))
+    one.append(rows, "another", ("b", 1))
+    with pytest.raises(CommitConflict):
+        one._snapshot.version -= 2  # type: ignore[union-attr]
+        one.append(rows, "same", ("a", 1))
+    check_same(one, root)
+    assert sorted(each.run for each in one.active_files()) == ["another", "numbered", "plain", "run"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupt_is_passed_on_and_nothing_is_lost(
+    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    fill(store, range(2))
+    create: Callable[[Log, int, Any], None] = Log.create
+
+    def interrupt(log: Log, version: int, actions: Any) -> None:
+        if when == "after":
+            create(log, version, actions)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Log, "create", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            store.ledger.commit(entry("k"))
+    assert store.ledger.commit(entry("k")) == entry("k")
+    assert [each.key for each in open_store(root).ledger.entries()].count("k") == 1
+    check_same(store.ledger.table, root)
+
+
+def test_drafts_of_the_dead_are_seen_by_nobody_and_swept(store: Store, root: Path) -> None:
+    fill(store, range(3))
+    draft = root / "tables/messages/_delta_log/.00000000000000000004.json.0123"
+    draft.write_text('{"commitInfo":')
+    assert library(store.slices.table("messages"), root).version() == 3
+    fill(open_store(root), range(3, 5))
+    check_same(store.slices.table("messages"), root)
+    assert remove_temporary(store.root) == 0, "a young one may be somebody's"
+    os.utime(draft, (0, 0))
+    assert remove_temporary(store.root) == 1 and not draft.exists()
+
+
+def test_pruning_leaves_no_gap(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(store, range(35))
+    log = root / "tables/messages/_delta_log"
+    for path in log.iterdir():
+        os.utime(path, (0, 0))
+    os.utime(log / f"{5:020d}.json")
+    deleted: list[str] = []
+    original = Root.delete
+    monkeypatch.setattr(Root, "delete", lambda self, path: (deleted.append(path), original(self, path))[1])
+    assert prune_log(store.root, "tables/messages") == 5
+    assert [int(Path(path).name[:20]) for path in deleted] == [0, 1, 2, 3, 4]
+    assert store.slices.table("messages").refresh() == 35
+
+
+def test_a_version_that_is_cut_off_is_said(store: Store, root: Path) -> None:
+    fill(store, range(3))
+    other = open_store(root)
+    fill(store, range(3, 4))
+    newest = max((root / "tables/ledger/_delta_log").glob("*.json"))
+    newest.write_bytes(newest.read_bytes()[:-5])
+    with pytest.raises(ValueError, match="cut off or no JSON"):
+        other.ledger.refresh()
+
+
+def test_the_ledger_s_files_stay_few_and_rows_are_copied_seldom(
+    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.ledger.MERGE_FILES", 4)
+    copied: list[int] = []
+    original = StoredTable.replace
+
+    def replace(self: StoredTable, old: Any, groups: Any, *others: Any) -> None:
+        copied.append(sum(group.num_rows for group in groups))
+        original(self, old, groups, *others)
+
+    monkeypatch.setattr(StoredTable, "replace", replace)
+    for number in range(160):
+        store.ledger.commit(entry(f"key-{number}", versions={"incompressible": os.urandom(1000).hex()}))
+    assert sum(copied) < 160 * 8, "merging all each time would copy a row twenty times on average"
+    assert len(store.ledger.table.active_files()) < 12
+    assert len(open_store(root).ledger.entries()) == 160
+
+
+def test_entries_are_decoded_when_they_are_asked_for(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(store, range(20))
+    decoded: list[int] = []
+    original = logs.json.loads
+    monkeypatch.setattr("storage.refs.json.loads", lambda text: (decoded.append(1), original(text))[1])
+    ledger = open_store(root).ledger
+    ledger.refresh()
+    before = len(decoded)
+    assert ledger.find("key-7") == entry("key-7", outputs=ledger.find("key-7").outputs, step=7)  # type: ignore[union-attr]
+    texts_of_a_row = 2
+    assert len(decoded) - before == texts_of_a_row
+    assert [each.step for each in ledger.entries(stage="rollout")] == list(range(20))
+    assert ledger.entries(stage="packing") == [] == ledger.entries(run="nobody")
+
+
+@pytest.mark.parametrize("table", [MESSAGES, TRACES, BATCHES], ids=lambda table: table.name)
+def test_numbers_are_split_byte_streams_and_nothing_has_a_dictionary(table: Any) -> None:
+    schema = table.stored.remove(0)
+    values = {pa.int32(): 1, pa.int64(): 1, pa.float32(): -0.5, pa.float64(): 0.5, pa.bool_(): True, pa.string(): "x"}
+
+    def value(kind: pa.DataType) -> Any:
+        if pa.types.is_timestamp(kind):
+            return 1
+        return [values[kind.value_type]] * 3 if pa.types.is_list(kind) else values[kind]
+
+    rows = pa.Table.from_pylist([{field.name: value(field.type) for field in schema}] * 3, schema)
+    metadata = pq.ParquetFile(pa.BufferReader(encode([rows]))).metadata.row_group(0)
+    for number in range(metadata.num_columns):
+        column = metadata.column(number)
+        assert column.compression == "ZSTD"
+        assert not column.has_dictionary_page
+        is_number = column.physical_type in ("INT32", "INT64", "FLOAT", "DOUBLE")
+        assert ("BYTE_STREAM_SPLIT" in column.encodings) == is_number, column.path_in_schema
+        assert column.is_stats_set == (column.path_in_schema in ("step", "attempt", "seq"))
