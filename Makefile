@@ -13,8 +13,6 @@ RUN := OMP_WAIT_POLICY=PASSIVE .venv/bin/
 # Two files of tests at once: more would start more engines than a small machine has cores for. Files that share an engine
 # are one to tests/conftest.py, which hands them out.
 SIDE_BY_SIDE := -n 2 --dist loadfile
-COMPILE := .venv/bin/uv pip compile pyproject.toml --extra dev --python-version 3.11 \
-	--python-platform x86_64-manylinux_2_28 --no-annotate --no-header --quiet
 
 .PHONY: help install demo test test-all test-browser mutate check format bench lock clean
 
@@ -61,13 +59,9 @@ format: $(STAMP) ## format the code and mend what the linter can
 bench: $(STAMP) ## the benchmarks; figures go to benchmarks/
 	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(RUN)python -m benchmarks.$$(basename $$file .py); done
 
-# The gpu lock first, then the cpu lock within its versions: packages in both have the same. Versions stay as they are
-# while they fit; `make lock ARGS=--upgrade` takes the newest, `ARGS="--upgrade-package NAME"` those of one package.
-lock: $(STAMP) ## make both locks from pyproject.toml
-	@.venv/bin/python -m pip install --quiet uv
-	@$(COMPILE) --extra gpu $(ARGS) --output-file requirements/gpu.txt
-	@$(COMPILE) --extra cpu $(ARGS) --override requirements/overrides.txt --constraint requirements/gpu.txt \
-		--output-file requirements/cpu.txt
+lock: $(STAMP) ## make both locks from pyproject.toml; ARGS=--upgrade takes the newest versions
+	@.venv/bin/python -c 'import uv' 2>/dev/null || .venv/bin/python -m pip install --quiet uv
+	@.venv/bin/python requirements/lock.py $(ARGS)
 	@wc -l requirements/*.txt
 
 clean: ## remove the environment and caches; stores of runs stay

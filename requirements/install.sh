@@ -1,54 +1,89 @@
 #!/usr/bin/env bash
-# Install a lock, this checkout and its environments into .venv:  install.sh cpu|gpu STAMP [ENVIRONMENT ...]
+# Make .venv with a Python that fits, then fill it (install.py):  install.sh cpu|gpu STAMP [ENVIRONMENT ...]
 # An interrupted install leaves no stamp and is taken up again by the next call.
 set -euo pipefail
 lock=$1 stamp=$2
-shift 2
 
 fail() {
     printf 'install: %s\n' "$@" >&2
     exit 1
 }
 
-is_311() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; }
+# CPython 3.11 to 3.13 of 64 bits, with its global lock: for these there are wheels of all that the locks name.
+FITS='
+import sys, sysconfig
+fits = sys.implementation.name == "cpython" and (3, 11) <= sys.version_info[:2] <= (3, 13) and sys.maxsize > 2**32
+sys.exit(not fits or bool(sysconfig.get_config_var("Py_GIL_DISABLED")))'
+fits() { "$1" -c "$FITS" 2>/dev/null; }
 
 find_python() {
     local candidate
-    for candidate in "${PYTHON:-}" python3.11 python3 python; do
-        if [ -n "$candidate" ] && is_311 "$candidate"; then
+    if [ -n "${PYTHON:-}" ]; then
+        fits "$PYTHON" || fail "PYTHON=$PYTHON is no CPython 3.11 to 3.13"
+        echo "$PYTHON"
+        return
+    fi
+    for candidate in python3.11 python3.12 python3.13 python3 python; do
+        if fits "$candidate"; then
             echo "$candidate"
             return
         fi
     done
-    fail "Python 3.11 was not found; the locks are for that version." \
-        "Install python3.11 with its venv module, or say where it is: PYTHON=/path/to/python3.11 make install"
+    bring_python
 }
 
+# Have uv bring a Python. uv is the one at hand, or comes through the pip of a Python that does not fit itself.
+bring_python() {
+    local uv folder advice
+    advice="Install Python 3.11, 3.12 or 3.13 with its venv module (on Debian: apt install python3 python3-venv), or say"
+    advice+=" where one is: PYTHON=/path/to/python make install"
+    folder=$(mktemp -d)
+    uv=$(command -v uv || pip_brings_uv "$folder") ||
+        fail "there is no Python 3.11 to 3.13, nor uv or a Python with pip that could bring one" "$advice"
+    echo "No Python 3.11 to 3.13 was found: uv brings 3.11" >&2
+    "$uv" python install 3.11 >&2 || fail "uv could not bring Python 3.11; what it says is above" "$advice"
+    "$uv" python find --managed-python 3.11
+    rm -rf "$folder"
+}
+
+pip_brings_uv() {
+    local candidate
+    for candidate in python3 python; do
+        if "$candidate" -m pip install --disable-pip-version-check -q --target "$1" uv >/dev/null 2>&1; then
+            echo "$1/bin/uv"
+            return
+        fi
+    done
+    return 1
+}
+
+make_environment() {
+    echo "Making .venv with $("$1" --version)"
+    "$1" -m venv .venv && return
+    # Debian's Python comes without what its venv module needs; uv makes an environment with any.
+    command -v uv >/dev/null && uv venv --quiet --clear --seed --python "$1" .venv
+}
+
+case "$(uname -s) $(uname -m)" in
+    "Linux x86_64" | "Linux aarch64") ;;
+    *) fail "the engine, vLLM, comes for Linux on x86-64 and aarch64 alone, and this is $(uname -s) on $(uname -m)." \
+        "Use the container: docker build -f deploy/Dockerfile -t stagecoach .   (see deploy/README.md)" ;;
+esac
 [ -f "requirements/$lock.txt" ] || fail "there is no lock requirements/$lock.txt: STAGECOACH_LOCK is cpu or gpu."
 
 # The two engines are two distributions of one package: they must never lie over each other.
-if [ -d .venv ] && { ! is_311 .venv/bin/python || [ "$(cat .venv/lock 2>/dev/null || echo "$lock")" != "$lock" ]; }; then
-    echo "Removing .venv: it is not of Python 3.11, or holds the other lock"
+if [ -d .venv ] && { ! fits .venv/bin/python || ! .venv/bin/python -c 'import pip' 2>/dev/null ||
+    [ "$(cat .venv/lock 2>/dev/null || echo "$lock")" != "$lock" ]; }; then
+    echo "Removing .venv: it has no Python 3.11 to 3.13 with pip, or holds the other lock"
     rm -rf .venv
 fi
 if [ ! -x .venv/bin/python ]; then
     python=$(find_python)
-    echo "Making .venv with $("$python" --version)"
-    "$python" -m venv .venv || fail "the venv module of $python is missing or broken; on Debian: apt install python3.11-venv"
+    make_environment "$python" ||
+        fail "the venv module of $python is missing or broken; on Debian: apt install python3-venv"
 fi
 echo "$lock" > .venv/lock
 rm -f .venv/installed-*
-
-echo "Installing requirements/$lock.txt: some gigabytes the first time, a few minutes"
-.venv/bin/python -m pip install --disable-pip-version-check --retries 10 -qq --no-deps -r "requirements/$lock.txt" ||
-    fail "pip could not install requirements/$lock.txt; what it says is above. Nothing else was changed: try again."
-packages=(-e .)
-for environment in "$@"; do packages+=(-e "$environment"); done
-.venv/bin/python -m pip install --disable-pip-version-check -qq --no-deps --no-build-isolation "${packages[@]}"
-
-# A build of torch for another platform shows only when it is imported.
-.venv/bin/python -c 'import torch' ||
-    fail "torch does not import. The cpu lock needs a CPU build of torch 2.13.0: point pip at one, for example with" \
-        "PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS, then: make clean install"
+.venv/bin/python requirements/install.py "$@"
 touch "$stamp"
 echo "Installed; the next call finds it done"

@@ -82,12 +82,12 @@ def checks(store: str) -> list[Callable[[], Iterator[Diagnosis]]]:
 
 
 def python() -> Iterator[Diagnosis]:
-    """Yield whether this is the Python that the locks are for."""
+    """Yield whether this is a Python that the locks are for."""
     here = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info[:2] == (3, 11):
+    if (3, 11) <= sys.version_info[:2] <= (3, 13):
         yield Diagnosis("ok", f"Python {here}")
     else:
-        yield Diagnosis("bad", f"Python {here}; the locks are for 3.11", "run `make clean install` with python3.11")
+        yield Diagnosis("bad", f"Python {here}; the locks are for 3.11 to 3.13", "run `make clean install`")
 
 
 def engine() -> Iterator[Diagnosis]:
@@ -110,7 +110,7 @@ def check_lock() -> Iterator[Diagnosis]:
         advice = "run from a checkout to have versions that were tested together"
         yield Diagnosis("warn", "no lock to compare with", advice)
         return
-    pins = dict(line.split("==") for line in lock.read_text(encoding="utf-8").split() if "==" in line)
+    pins = read_pins(lock.read_text(encoding="utf-8"))
     # A local version such as 2.13.0+cpu is a build of the same release.
     differ = {name: here for name, pin in pins.items() if (here := installed_version(name)).partition("+")[0] != pin}
     if not differ:
@@ -119,6 +119,16 @@ def check_lock() -> Iterator[Diagnosis]:
     shown = ", ".join(f"{name} {here or 'missing'} (lock: {pins[name]})" for name, here in sorted(differ.items())[:6])
     what = f"{len(differ)} packages differ from requirements/{lock.name}: {shown}"
     yield Diagnosis("bad" if differ.keys() & set(KEY_PACKAGES) else "warn", what, "run `make clean install`")
+
+
+def read_pins(lock: str) -> dict[str, str]:
+    """Return the versions that a lock has for this Python and this platform, by package."""
+    # A line of a package ends in a backslash where hashes follow, in lines of their own that are indented.
+    lines = [line.rstrip("\\ ") for line in lock.splitlines() if line[:1].isalnum()]
+    pinned = [
+        line.partition("==")[::2] for line in lines if (marker := Requirement(line).marker) is None or marker.evaluate()
+    ]
+    return {name: rest.partition(";")[0].strip() for name, rest in pinned}
 
 
 def requirements() -> Iterator[Diagnosis]:

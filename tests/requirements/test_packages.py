@@ -1,0 +1,254 @@
+"""The packages of installing: which build of torch, from where and with what, against a local index of stand-ins."""
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import venv
+import zipfile
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FILE = Path(__file__).parents[2] / "requirements/install.py"
+UV = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+
+DRIVER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import install
+install.TORCH_INDEX = sys.argv[2]
+sys.exit(install.main("cpu", "stamp"))
+"""
+PROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "project"
+version = "1"
+"""
+BACKEND = """
+import zipfile
+def build_editable(folder, config_settings=None, metadata_directory=None):
+    info = "project-1.dist-info"
+    with zipfile.ZipFile(f"{folder}/project-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\\nName: project\\nVersion: 1\\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return "project-1-py3-none-any.whl"
+"""
+CPU, CUDA = "import tool", "import tool, stand_in_cuda"
+"""What a build of torch does when it is imported: both need something of the lock, one the libraries of CUDA."""
+
+
+def add_wheel(folder: Path, name: str, version: str, files: dict[str, str], requires: str = "") -> str:
+    """Write a wheel of files into the folder of its package; return its hash."""
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    stem = f"{name.replace('-', '_')}-{version}"
+    file = folder / name / f"{stem}-py3-none-any.whl"
+    texts = {
+        **files,
+        f"{stem}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}",
+        f"{stem}.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{stem}.dist-info/RECORD": "",
+    }
+    with zipfile.ZipFile(file, "w") as wheel:
+        for path, text in texts.items():
+            wheel.writestr(path, text)
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+class Machine:
+    """A project with an environment of its own, a package index, and an index of PyTorch's."""
+
+    def __init__(self, root: Path, address: str, asked: list[str]) -> None:
+        self.root, self.address, self.asked = root, address, asked
+        self.packages, self.torch = root / "served/simple", root / "served/whl/cpu"
+        for folder in (self.packages, self.torch, root / "project/requirements"):
+            folder.mkdir(parents=True)
+        self.python = root / "environment/bin/python"
+        venv.create(root / "environment", with_pip=False)
+        found = importlib.util.find_spec("pip")
+        assert found is not None and found.origin is not None
+        (libraries,) = root.glob("environment/lib/python*/site-packages")
+        (libraries / "pip").symlink_to(Path(found.origin).parent)
+        (root / "project/pyproject.toml").write_text(PROJECT)
+        (root / "project/backend.py").write_text(BACKEND)
+        digest = add_wheel(self.packages, "tool", "1.0", {"tool.py": ""})
+        self.write_lock(digest)
+        cuda = add_wheel(self.packages, "stand-in-cuda", "1.0", {"stand_in_cuda.py": ""})
+        torch = add_wheel(self.packages, "torch", "2.13.0", {"torch.py": CUDA}, "Requires-Dist: stand-in-cuda\n")
+        text = f"torch==2.13.0 --hash=sha256:{torch}\nstand-in-cuda==1.0 --hash=sha256:{cuda}\n"
+        (root / "project/requirements/gpu.txt").write_text(text)
+
+    def write_lock(self, digest: str) -> None:
+        """Write the cpu lock: torch, and one package of a hash."""
+        text = f"tool==1.0 ; python_version > '3' \\\n    --hash=sha256:{digest}\ntorch==2.13.0\nuv==0.1\n"
+        (self.root / "project/requirements/cpu.txt").write_text(text)
+
+    def add_uv(self) -> None:
+        """Let the index have uv."""
+        script = f"#!python\nimport os, sys\nos.execv({UV!r}, [{UV!r}, *sys.argv[1:]])\n"
+        add_wheel(self.packages, "uv", "0.1", {"uv-0.1.data/scripts/uv": script})
+
+    def install(self, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Install the project."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_", "PYTHON"))}
+        settings = {
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_INDEX_URL": f"{self.address}/simple",
+            "PIP_CACHE_DIR": str(self.root / "pip-cache"),
+            "UV_CACHE_DIR": str(self.root / "uv-cache"),
+            "UV_NO_CONFIG": "1",
+            "NO_PROXY": "127.0.0.1",
+        }
+        command = [str(self.python), "-c", DRIVER, str(FILE.parent), f"{self.address}/whl/cpu"]
+        environment = {**kept, **settings, **variables}
+        return subprocess.run(command, cwd=self.root / "project", env=environment, capture_output=True, text=True)
+
+    def version(self, name: str) -> str:
+        """Return the version of an installed package."""
+        code = f"from importlib.metadata import version; print(version('{name}'))"
+        return subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    """A machine whose index has a build of torch for CUDA alone, and no uv."""
+    asked: list[str] = []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments, directory=str(tmp_path / "served"))  # type: ignore[arg-type]
+
+        def log_request(self, *_: object) -> None:
+            asked.append(self.path)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield Machine(tmp_path, f"http://127.0.0.1:{server.server_port}", asked)
+        server.shutdown()
+
+
+WITH_UV = pytest.mark.skipif(UV is None, reason="uv is not installed")
+WITH_BOTH = pytest.mark.parametrize("uv", [False, pytest.param(True, marks=WITH_UV)])
+
+
+@WITH_UV
+@pytest.mark.parametrize("setting", ["PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"])
+def test_a_cpu_build_that_pip_knows_is_taken(setting: str, machine: Machine) -> None:
+    machine.add_uv()
+    add_wheel(machine.root / "served/own", "torch", "2.13.0+cpu", {"torch.py": CPU})
+    places = {"PIP_FIND_LINKS": str(machine.root / "served/own/torch"), "PIP_EXTRA_INDEX_URL": f"{machine.address}/own"}
+    done = machine.install(**{setting: places[setting]})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert machine.version("torch") == "2.13.0+cpu"
+    assert machine.version("tool") == "1.0"
+    assert machine.version("project") == "1"
+    assert [path for path in machine.asked if path.startswith("/whl")] == []
+
+
+@WITH_BOTH
+def test_the_cpu_build_of_pytorchs_own_index_is_next_and_that_is_asked_for_nothing_else(
+    uv: bool, machine: Machine
+) -> None:
+    if uv:
+        machine.add_uv()
+    add_wheel(machine.torch, "torch", "2.13.0+cpu", {"torch.py": CPU})
+    done = machine.install()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert machine.version("torch") == "2.13.0+cpu"
+    assert {path for path in machine.asked if path.startswith("/whl") and "/torch/" not in path} == set()
+    machine.asked.clear()
+    assert ("uv cannot be had" in done.stdout) != uv
+    assert machine.install().returncode == 0
+    assert [path for path in machine.asked if "torch" in path] == []
+
+
+def test_a_cpu_build_without_a_local_version_is_told_by_importing_it(machine: Machine) -> None:
+    add_wheel(machine.packages, "torch", "2.13.0", {"torch.py": CPU})
+    done = machine.install()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert machine.version("torch") == "2.13.0"
+    assert [path for path in machine.asked if "cuda" in path] == []
+
+
+@WITH_UV
+def test_where_there_is_a_build_for_cuda_alone_its_libraries_come_too(machine: Machine) -> None:
+    machine.add_uv()
+    done = machine.install()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert machine.version("stand-in-cuda") == "1.0"
+    assert "It is for CUDA" in done.stdout
+
+
+def test_without_any_torch_it_is_said_where_to_get_one(machine: Machine) -> None:
+    shutil.rmtree(machine.packages / "torch")
+    done = machine.install()
+    assert done.returncode == 1
+    assert "PIP_FIND_LINKS" in done.stderr
+    assert "2.13.0" in done.stderr
+
+
+@WITH_UV
+def test_other_bytes_than_those_of_the_lock_are_refused(machine: Machine) -> None:
+    machine.add_uv()
+    add_wheel(machine.torch, "torch", "2.13.0+cpu", {"torch.py": CPU})
+    machine.write_lock("0" * 64)
+    done = machine.install()
+    assert done.returncode == 1
+    assert "hash" in done.stdout.lower()
+    assert "Try again" in done.stderr
+
+
+def load() -> ModuleType:
+    """Load the installer, which is no module of a package."""
+    found = importlib.util.spec_from_file_location("install", FILE)
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def test_settings_are_read_as_pip_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "pip.conf"
+    file.write_text(
+        "[global]\nindex-url = http://a/\ntimeout = 9\n[install]\nindex-url = http://b/\n[wheel]\ncert = x\n"
+    )
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(file))
+    monkeypatch.setenv("PIP_TIMEOUT", "30")
+    found = load().pip_settings()
+    assert (found["index-url"], found["timeout"]) == ("http://b/", "30")
+    assert found.get("cert") != "x"
+
+
+def test_uv_looks_where_pip_does_and_its_own_settings_stay() -> None:
+    settings = {
+        "index-url": "http://a/simple",
+        "extra-index-url": "\nhttp://b/simple\nhttp://c/simple",
+        "find-links": "/one http://d/two",
+        "no-cache-dir": "1",
+        "quiet": "1",
+    }
+    found = load().uv_environment(settings, {"UV_INDEX_URL": "http://mine/", "UV_HTTP_RETRIES": "2"})
+    assert found == {
+        "UV_INDEX_URL": "http://mine/",
+        "UV_INDEX": "http://b/simple http://c/simple",
+        "UV_FIND_LINKS": "/one,http://d/two",
+        "UV_NO_CACHE": "1",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_HTTP_RETRIES": "2",
+    }
