@@ -38,19 +38,22 @@ class LedgerFile:
     """One file of the ledger, in memory as on the disk: few of its rows are ever asked for, and decoding is slow."""
 
     def __init__(self, data: bytes, run: str, schema: pa.Schema) -> None:
-        self._data, self._run, self._schema = data, run, schema
-        self._rows: pa.Table | None = None
+        self._held: bytes | pa.Table = data
+        """The file as it is on the disk, until the first of its rows is asked for; then its rows."""
+        self._run, self._schema = run, schema
 
     def index(self) -> list[tuple[str, str, str]]:
-        """Key, part and stage of every row."""
-        rows = decode(buffer_reader(self._data), pa.schema([self._schema.field(n) for n in ("key", "part", "stage")]))
+        """Key, part and stage of every row; for a file of which no row was asked for yet."""
+        assert isinstance(self._held, bytes)
+        rows = decode(buffer_reader(self._held), pa.schema([self._schema.field(n) for n in ("key", "part", "stage")]))
         return list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
 
     def entries(self, positions: Sequence[int]) -> list[Entry]:
         """The entries of some rows."""
-        if self._rows is None:
-            self._rows, self._data = decode(buffer_reader(self._data), self._schema), b""
-        rows = self._rows.take(pa.array(positions, pa.int64())).to_pylist()
+        held = self._held
+        if isinstance(held, bytes):  # two threads may both decode it, which costs less than a lock
+            held = self._held = decode(buffer_reader(held), self._schema)
+        rows = held.take(pa.array(positions, pa.int64())).to_pylist()
         return [Entry.from_row({**row, "run": self._run}) for row in rows]
 
 
@@ -230,7 +233,7 @@ class Ledger:
     def _rows(self, key: str, staleness: float = 0.0) -> dict[tuple[str, str], Entry]:
         if time.monotonic() - self._refreshed_at < staleness:
             # Without the lock, which another thread holds for as long as it commits.
-            return dict(self._by_key.get(key, {}))
+            return self._of_key(key)
         with self._lock:
             if time.monotonic() - self._refreshed_at >= staleness:
                 self._refresh()
@@ -238,7 +241,8 @@ class Ledger:
 
     def _of_key(self, key: str) -> dict[tuple[str, str], Entry]:
         rows = self._by_key.get(key, {})
-        return dict(zip(rows, self._read([(rows, name) for name in rows]), strict=True))
+        names = list(rows)  # at once: a thread that holds the lock may add to the rows meanwhile
+        return dict(zip(names, self._read([(rows, name) for name in names]), strict=True))
 
     def _read(self, wanted: Sequence[tuple[RowsOfKey, tuple[str, str]]]) -> list[Entry]:
         """The entries of some rows, which stay entries from then on."""
