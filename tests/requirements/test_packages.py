@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -62,7 +63,9 @@ def add_wheel(folder: Path, name: str, version: str, files: dict[str, str], requ
     }
     with zipfile.ZipFile(file, "w") as wheel:
         for path, text in texts.items():
-            wheel.writestr(path, text)
+            member = zipfile.ZipInfo(path)
+            member.external_attr = (stat.S_IFREG | (0o755 if "/scripts/" in path else 0o644)) << 16
+            wheel.writestr(member, text)
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
@@ -96,7 +99,7 @@ class Machine:
 
     def add_uv(self) -> None:
         """Let the index have uv."""
-        script = f"#!python\nimport os, sys\nos.execv({UV!r}, [{UV!r}, *sys.argv[1:]])\n"
+        script = f'#!/bin/sh\nexec {UV} "$@"\n'
         add_wheel(self.packages, "uv", "0.1", {"uv-0.1.data/scripts/uv": script})
 
     def install(self, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -156,6 +159,7 @@ def test_a_cpu_build_that_pip_knows_is_taken(setting: str, machine: Machine) -> 
     assert machine.version("torch") == "2.13.0+cpu"
     assert machine.version("tool") == "1.0"
     assert machine.version("project") == "1"
+    assert "uv could not" not in done.stdout
     assert [path for path in machine.asked if path.startswith("/whl")] == []
 
 
