@@ -2,14 +2,17 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from configs.environments import EnvironmentConfig
+from configs.run import View
 from tasks.inference.engine.client import Engine
 from tests.fixtures.hosts import engine_of
+from tests.fixtures.sampled import failures, sampled
 from tests.fixtures.waiting import until
 from tests.tasks.inference.engine.bulk_calls import (
     answers_in_bulk,
@@ -22,7 +25,8 @@ from tests.tasks.inference.engine.bulk_calls import (
 
 pytestmark = pytest.mark.engine
 
-MOST_PASSES = 60
+MOST_CALLS, MOST_PASSES = 16, 60
+"""Of 128 rollouts of one turn."""
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +36,17 @@ def counting(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
         yield engine
 
 
-def metric(engine: Engine, name: str) -> float:
-    """The value of one of the engine's metrics, summed over its labels."""
+def metric(engine: Engine, name: str, label: str = "") -> float:
+    """The value of one of the engine's metrics, summed over its labels, or over those that have a text in them."""
     with client(engine) as http:
-        found = re.findall(rf"^vllm:{name}\{{.*?\}} (\S+)$", http.get("/metrics").text, re.MULTILINE)
-    assert found
+        found = re.findall(rf"^{name}\{{.*?{re.escape(label)}.*?\}} (\S+)$", http.get("/metrics").text, re.MULTILINE)
+    assert found or label  # a route that was never called is not counted
     return sum(map(float, found))
+
+
+def num_calls(engine: Engine) -> float:
+    """How often the engine's routes were called for tokens, one by one or in bulk."""
+    return metric(engine, "http_requests_total", "/inference/v1/generate")
 
 
 @pytest.mark.essential
@@ -134,17 +143,31 @@ def test_requests_in_flight_go_on_with_other_weights(small_engine: Engine, model
 @pytest.mark.essential
 def test_many_requests_take_few_forward_passes(counting: Engine) -> None:
     bodies = [body(number, max_tokens=6 + number % 17, ignore_eos=True) for number in range(128)]
-    before = metric(counting, "iteration_tokens_total_count")
+    before = metric(counting, "vllm:iteration_tokens_total_count")
     answers = answers_in_bulk(counting, bodies)
-    passes = metric(counting, "iteration_tokens_total_count") - before
+    passes = metric(counting, "vllm:iteration_tokens_total_count") - before
     assert max(len(tokens) for tokens in tokens_and_logprobs(answers)[0]) <= passes <= MOST_PASSES
+
+
+@pytest.mark.essential
+def test_rollouts_of_one_turn_reach_the_engine_together(
+    counting: Engine, models: dict[str, Path], view: Callable[..., View], tmp_path: Path
+) -> None:
+    counting.serve("together", models["a"])
+    passes, calls = metric(counting, "vllm:iteration_tokens_total_count"), num_calls(counting)
+    taskset, harness = {"id": "reverse_text", "num_examples": 10}, {"id": "chat_loop"}
+    environment = EnvironmentConfig(name="reverse", taskset=taskset, harness=harness, max_turns=1)
+    traces, _ = sampled(counting, environment, view, tmp_path, 8, 16, max_in_flight=128)
+    assert failures(traces) == [] and len(traces) == 128
+    assert num_calls(counting) - calls <= MOST_CALLS
+    assert metric(counting, "vllm:iteration_tokens_total_count") - passes <= MOST_PASSES
 
 
 def test_a_client_that_hangs_up_aborts_what_is_unfinished(counting: Engine) -> None:
     bodies = [body(number, max_tokens=1 if number == 0 else 230, ignore_eos=True) for number in range(8)]
-    before = metric(counting, "generation_tokens_total")
+    before = metric(counting, "vllm:generation_tokens_total")
     with counting.pause(), bulk_lines(counting, bodies) as lines:
         counting._request("POST", "/resume")
         assert json.loads(next(lines))[0] == 0
-    until(lambda: metric(counting, "num_requests_running") == 0, lambda: "requests of nobody run on")
-    assert metric(counting, "generation_tokens_total") - before < 1 + 7 * 230
+    until(lambda: metric(counting, "vllm:num_requests_running") == 0, lambda: "requests of nobody run on")
+    assert metric(counting, "vllm:generation_tokens_total") - before < 1 + 7 * 230
