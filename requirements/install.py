@@ -195,7 +195,8 @@ def uv_environment(settings: Mapping[str, str], environment: Mapping[str, str]) 
             # Lists of pip are separated by white space; uv separates this one by commas, as paths may have spaces.
             found[variable] = ",".join(value.split()) if variable == "UV_FIND_LINKS" else " ".join(value.split())
     # As pip does: the best version of all indexes, not those of the first that has the package.
-    return {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_HTTP_RETRIES": "10", **found}
+    ours = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_HTTP_RETRIES": "10", "UV_COMPILE_BYTECODE": "1"}
+    return {**ours, **found}
 
 
 def installed(name: str) -> str:

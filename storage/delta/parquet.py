@@ -21,7 +21,8 @@ STATISTICS = ("step", "attempt", "seq")
 def encode(groups: Sequence[pa.Table]) -> bytes:
     """Write tables of one schema as Parquet, each a row group of its own, so that one can be read without the others.
 
-    Zstd level 1, numbers as split byte streams, no dictionaries: the fastest and the smallest, measured on rollouts.
+    Zstd level 1, floats as split byte streams, no dictionaries: the fastest of the small ones, measured on rollouts.
+    Integers as split byte streams are 1 % smaller still, and readers older than Parquet 2.11 do not know them.
     Minima and maxima are kept for the slice columns alone, so that no text of a prompt lands in a footer.
     """
     sink = pa.BufferOutputStream()
@@ -32,7 +33,7 @@ def encode(groups: Sequence[pa.Table]) -> bytes:
         compression="zstd",
         compression_level=1,
         use_dictionary=False,
-        column_encoding=_number_columns(schema),
+        column_encoding=_float_columns(schema),
         write_statistics=[name for name in STATISTICS if name in schema.names],
         write_page_checksum=True,
         store_schema=False,
@@ -44,13 +45,13 @@ def encode(groups: Sequence[pa.Table]) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def _number_columns(schema: pa.Schema) -> dict[str, str]:
-    """The encoding of every column of numbers, and of lists of them, by its path."""
+def _float_columns(schema: pa.Schema) -> dict[str, str]:
+    """The encoding of every column of floats, and of lists of them, by its path."""
     found = {}
     for field in schema:
         in_list = pa.types.is_list(field.type)
         kind = field.type.value_type if in_list else field.type
-        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind):
+        if pa.types.is_floating(kind):
             found[f"{field.name}.list.element" if in_list else field.name] = "BYTE_STREAM_SPLIT"
     return found
 

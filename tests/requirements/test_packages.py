@@ -255,4 +255,5 @@ def test_uv_looks_where_pip_does_and_its_own_settings_stay() -> None:
         "UV_NO_CACHE": "1",
         "UV_INDEX_STRATEGY": "unsafe-best-match",
         "UV_HTTP_RETRIES": "2",
+        "UV_COMPILE_BYTECODE": "1",
     }
