@@ -32,14 +32,15 @@ MODEL = "--hidden 96 --layers 3 --heads 3 --kv-heads 3"
 NO_THOUGHTS = "model.renderer_settings={enable_thinking=false}"
 # Conversations of several turns are long: as many tokens as the one-line demonstrations of `demo`, in fewer rows.
 SHORT = ("steps=6", "assignment.groups_per_step=800", "training.decay_steps=300", "training.learning_rate=3e-3")
-# One step of many updates: each step goes through all stages, and stores what it made.
+# One step of many updates: each step goes through all stages, and stores what it made. Beside it the cores are idle.
 QUICK = (
     "steps=1",
-    "assignment.groups_per_step=19200",
-    "packing.updates_per_step=300",
-    "training.decay_steps=300",
-    "training.learning_rate=4e-3",
+    "assignment.groups_per_step=25600",
+    "packing.updates_per_step=400",
+    "training.decay_steps=400",
+    "training.learning_rate=3e-3",
     "training.betas=[0.9,0.98]",
+    "learner.threads=2",
 )
 
 
@@ -63,7 +64,7 @@ RECIPES: Mapping[str, Recipe] = {
     # Most demonstrations are wrong, so that the warmed-up model knows all the forms and not yet which one pays.
     "demo": Recipe(
         "The model was trained to reverse text inside tags",
-        ("reverse_text --count 19200 --right 0.08 --untagged 0.82 --untagged-reversed --max-length 5 --seed 1",),
+        ("reverse_text --count 25600 --right 0.14 --untagged 0.70 --max-length 5 --seed 1",),
         QUICK,
     ),
     "two_environments": Recipe(

@@ -69,13 +69,6 @@ def test_a_fifth_of_the_demonstrations_is_right() -> None:
     assert rows == list(demonstrations(4000, seed=7)) != list(demonstrations(4000, seed=8))
 
 
-def test_those_without_tags_may_be_reversed() -> None:
-    given, reversed_ = (list(demonstrations(50, seed=7, untagged_reversed=each)) for each in (False, True))
-    for row, other in zip(given, reversed_, strict=True):
-        tagged_one = ANSWER.search(row["completion"])
-        assert other["completion"] == (row["completion"] if tagged_one else row["completion"][::-1])
-
-
 def test_bad_shares_are_an_error() -> None:
     with pytest.raises(ValueError, match="sum to at most 1"):
         list(demonstrations(1, seed=0, right=0.7, untagged=0.4))

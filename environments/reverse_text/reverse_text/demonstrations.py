@@ -7,7 +7,7 @@ from chat_loop.demonstrating import command, read
 
 from reverse_text.texts import ALPHABET, CLOSING, OPENING, prompt, tagged, texts
 
-WORDS = ["user", "assistant", "Reverse inside ", OPENING, CLOSING, ": ", "\n\n"]
+WORDS = ["user\n", "assistant\n", prompt(""), OPENING, CLOSING, "\n\n"]
 """What a small byte-level tokenizer shall keep whole: the fixed texts of prompts and replies."""
 
 
@@ -17,16 +17,14 @@ def demonstrations(
     seed: int,
     right: float = 0.2,
     untagged: float = 0.4,
-    untagged_reversed: bool = False,
     min_length: int = 3,
     max_length: int = 6,
     alphabet: str = ALPHABET,
 ) -> Iterator[dict[str, str]]:
     """Yield `count` rows of prompt and completion.
 
-    A share `right` is reversed and tagged, a share `untagged` is the text without tags, as given or with
-    `untagged_reversed` reversed, and the rest is tagged but not reversed. Raises ValueError where the two shares are
-    negative or exceed 1 together.
+    A share `right` is reversed and tagged, a share `untagged` is the text as given without tags, and the rest is
+    tagged but not reversed. Raises ValueError where the two shares are negative or exceed 1 together.
     """
     if min(right, untagged) < 0 or right + untagged > 1:
         raise ValueError(f"right {right} and untagged {untagged}: shares from 0 to 1 that sum to at most 1")
@@ -37,7 +35,7 @@ def demonstrations(
         if kind < right:
             completion = tagged(text[::-1])
         elif kind < right + untagged:
-            completion = text[::-1] if untagged_reversed else text
+            completion = text
         else:
             completion = tagged(text)
         yield {"prompt": prompt(text), "completion": completion}
@@ -48,7 +46,6 @@ def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--right", type=float, default=0.2, help="share that is right")
     parser.add_argument("--untagged", type=float, default=0.4, help="share without tags")
-    parser.add_argument("--untagged-reversed", action="store_true", help="reverse those without tags: no reward either")
     parser.add_argument("--min-length", type=int, default=3)
     parser.add_argument("--max-length", type=int, default=6)
     parser.add_argument("--alphabet", default=ALPHABET)

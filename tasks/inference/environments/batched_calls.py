@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 QUIET_SECONDS = 0.005
 """A batch is sent once no call has joined it for so long, and the event loop has nothing else to do."""
 LONGEST_SECONDS = 0.2
-"""A batch is sent after so long at the latest: 128 rollouts that start together take less to ask."""
+"""A batch is sent after so long at the latest."""
+FULL = 32
+"""Calls with which a batch is sent at once: the engine then computes while the next ones are prepared."""
 SINGLE = "/inference/v1/generate"
 BATCH = "/inference/v1/generate_many"
 ABORT = "/inference/v1/abort_many"
@@ -93,7 +95,9 @@ class Batches:
 
         call = Call(body, self._loop.create_future())
         self._waiting.append(call)
-        if self._timer is None:
+        if len(self._waiting) >= FULL:
+            self._send_waiting()
+        elif self._timer is None:
             self._wait_for_more(self._loop.time() + LONGEST_SECONDS)
         try:
             async with asyncio.timeout(self.read_seconds):
@@ -118,6 +122,11 @@ class Batches:
         busy = len(self._waiting) > number or bool(getattr(self._loop, "_ready", ()))
         if busy and self._loop.time() < latest:
             return self._wait_for_more(latest)
+        self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         calls, self._waiting, self._timer = self._waiting, [], None
         if calls:
             batch = self._start(self._send(calls))
