@@ -12,7 +12,7 @@ from verifiers.v1.errors import InterceptionError
 
 from tests.environments.scripted import Body, calling, played
 
-pytestmark = [pytest.mark.engine, pytest.mark.essential]
+pytestmark = pytest.mark.engine
 
 SETTINGS = {"id": "calc_tools", "num_examples": 2, "num_calls": 2}
 KEPT = ("nodes", "calls", "errors", "rewards", "metrics", "stop_condition", "is_completed", "ok", "tools")

@@ -10,7 +10,7 @@ import re
 import uuid
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ FULL = 32
 SINGLE = "/inference/v1/generate"
 BATCH = "/inference/v1/generate_many"
 ABORT = "/inference/v1/abort_many"
+SESSION = "X-Session-ID"
+"""The header of a single call that names the rollout's trace; in a batch the call's own id begins with it."""
 MEDIA = frozenset({"content_parts", "features"})
 """Fields of a call with images: such calls are large and go one by one."""
 MISSING = frozenset({404, 405})
@@ -51,7 +53,7 @@ class Call:
 
     body: dict[str, Any]
     answer: "asyncio.Future[bytes]"
-    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    request_id: str
     batch: "asyncio.Task[None] | None" = None
     """What reads the answer, once the call has been sent."""
 
@@ -85,15 +87,15 @@ class Batches:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks = set[asyncio.Task[None]]()
 
-    async def ask(self, body: dict[str, Any]) -> bytes:
-        """Return the engine's answer to one call.
+    async def ask(self, body: dict[str, Any], session: str) -> bytes:
+        """Return the engine's answer to one call of a session, whose id begins the call's own.
 
         Raises openai's errors, and NoBatches where the engine has no such route.
         """
         import httpx
         from openai import APITimeoutError
 
-        call = Call(body, self._loop.create_future())
+        call = Call(body, self._loop.create_future(), f"{session}-{uuid.uuid4().hex}")
         self._waiting.append(call)
         if len(self._waiting) >= FULL:
             self._send_waiting()
@@ -251,13 +253,15 @@ class BatchingClient:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
-    async def post(self, path: str, *, body: Any = None, **others: Any) -> Any:
+    async def post(self, path: str, *, body: Any = None, options: Any = None, **others: Any) -> Any:
         """Return the engine's answer; raises openai's errors."""
+        options = options or {}
         batches = self._batches()
         if batches.served and path.endswith(SINGLE) and not MEDIA & body.keys():
             with suppress(NoBatches):
-                return AnswerBytes(await batches.ask(body))
-        return await self._client.post(path, body=body, **others)
+                session = options.get("headers", {}).get(SESSION, "")
+                return AnswerBytes(await batches.ask(body, session))
+        return await self._client.post(path, body=body, options=options, **others)
 
     async def close(self) -> None:
         """Close both; a batch lasts while another client uses it."""

@@ -87,16 +87,19 @@ class Sampled:
         return groups
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[True, False], ids=["in batches", "one by one"])
 def sampled(
-    small_engine: Engine, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    small_engine: Engine,
+    models: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Sampled]:
     directory = tmp_path_factory.mktemp("counted")
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.syspath_prepend(PLUGINS)
         patch.setenv("PYTHONPATH", str(PLUGINS))
-        proxy = stack.enter_context(recording(small_engine.url))
+        proxy = stack.enter_context(recording(small_engine.url, batches=request.param))
         proxy.faults = FAULTS
         supervisor = stack.enter_context(Supervisor("counted", directory))
         address = EnvironmentServers(supervisor, RunConfig(environments=(COUNTED,)), KEY).addresses()["counted"]
@@ -151,7 +154,6 @@ def again(seed: int) -> list[int]:
     return [seed + RETRY_SEED_STRIDE * attempt for attempt in range(1, MOST)]
 
 
-@pytest.mark.essential
 def test_every_call_of_an_attempt_carries_its_session_and_no_other_does(
     sampled: Sampled, attempted: dict[str, dict[str, Any]]
 ) -> None:

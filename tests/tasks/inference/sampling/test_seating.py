@@ -59,10 +59,12 @@ def door(engine: Engine, name: str, key: str) -> Iterator[Door]:
 
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            opened.calls.append(asked | {"headers": dict(self.headers)})
-            right = (asked["model"], self.headers["Authorization"]) == (name, f"Bearer {key}")
+            calls = asked.get("requests", [asked])  # in a batch, or by itself
+            opened.calls += [call | {"headers": dict(self.headers)} for call in calls]
+            right = {(call["model"], self.headers["Authorization"]) for call in calls} == {(name, f"Bearer {key}")}
             headers = {"Authorization": f"Bearer {KEY if right else 'wrong'}"}
-            own = asked | {"model": MODEL}
+            own = [call | {"model": MODEL} for call in calls]
+            own = {"requests": own} if "requests" in asked else own[0]
             self._answer(httpx.post(f"{engine.url}{self.path}", json=own, headers=headers, timeout=120))
 
         def _answer(self, answer: httpx.Response) -> None:
