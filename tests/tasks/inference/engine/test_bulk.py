@@ -78,7 +78,6 @@ def test_one_request_is_answered_to_the_last_bit(small_engine: Engine, sampling:
     assert answers_in_bulk(small_engine, salted[1:]) == single_answers(small_engine, salted[:1])
 
 
-@pytest.mark.essential
 def test_an_error_is_that_request_s_own(small_engine: Engine) -> None:
     bad = [
         body(1, model="nobody"),
@@ -130,7 +129,6 @@ def test_a_request_is_aborted_by_its_id(small_engine: Engine) -> None:
     }
 
 
-@pytest.mark.essential
 def test_requests_in_flight_go_on_with_other_weights(small_engine: Engine, models: dict[str, Path]) -> None:
     small_engine.serve("before", models["a"])
     bodies = [body(number, max_tokens=200, ignore_eos=True) for number in range(4)]
@@ -140,7 +138,6 @@ def test_requests_in_flight_go_on_with_other_weights(small_engine: Engine, model
     assert small_engine.served_policy_key() == "after"
 
 
-@pytest.mark.essential
 def test_many_requests_take_few_forward_passes(counting: Engine) -> None:
     bodies = [body(number, max_tokens=6 + number % 17, ignore_eos=True) for number in range(128)]
     before = metric(counting, "vllm:iteration_tokens_total_count")

@@ -154,6 +154,7 @@ def again(seed: int) -> list[int]:
     return [seed + RETRY_SEED_STRIDE * attempt for attempt in range(1, MOST)]
 
 
+@pytest.mark.essential
 def test_every_call_of_an_attempt_carries_its_session_and_no_other_does(
     sampled: Sampled, attempted: dict[str, dict[str, Any]]
 ) -> None:
