@@ -35,9 +35,9 @@ SHORT = ("steps=6", "assignment.groups_per_step=800", "training.decay_steps=300"
 # One step of many updates: each step goes through all stages, and stores what it made. Beside it the cores are idle.
 QUICK = (
     "steps=1",
-    "assignment.groups_per_step=25600",
-    "packing.updates_per_step=400",
-    "training.decay_steps=400",
+    "assignment.groups_per_step=32000",
+    "packing.updates_per_step=500",
+    "training.decay_steps=500",
     "training.learning_rate=3e-3",
     "training.betas=[0.9,0.98]",
     "learner.threads=2",
@@ -64,7 +64,7 @@ RECIPES: Mapping[str, Recipe] = {
     # Most demonstrations are wrong, so that the warmed-up model knows all the forms and not yet which one pays.
     "demo": Recipe(
         "The model was trained to reverse text inside tags",
-        ("reverse_text --count 25600 --right 0.14 --untagged 0.70 --max-length 5 --seed 1",),
+        ("reverse_text --count 32000 --right 0.14 --untagged 0.70 --max-length 5 --seed 1",),
         QUICK,
     ),
     "two_environments": Recipe(

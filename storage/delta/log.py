@@ -63,26 +63,32 @@ class VersionTaken(Exception):
 
 @dataclass(frozen=True)
 class ActiveFile:
-    """One file that a table holds now: its path, size, run, and the least and greatest attempt in it."""
+    """One file that a table holds now: its path, size, run, and the least and greatest attempt in it.
+
+    `added_at` is the time of its writer's clock in milliseconds.
+    """
 
     path: str
     size: int
     run: str
     first_attempt: str
     last_attempt: str
+    added_at: int = 0
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "ActiveFile":
         """The file out of a row of Delta's list of additions; where attempts are not known, it may hold any."""
         first, last = row.get("min.attempt"), row.get("max.attempt")
-        return cls(row["path"], row["size_bytes"], row["partition.run"], first or "", last or LAST)
+        added_at = row["modification_time"]
+        return cls(row["path"], row["size_bytes"], row["partition.run"], first or "", last or LAST, added_at)
 
     @classmethod
     def from_addition(cls, add: Mapping[str, Any]) -> "ActiveFile":
         """The file out of an action that adds it."""
         stats = json.loads(add.get("stats") or "{}")
         first, last = (stats.get(name, {}).get("attempt") for name in ("minValues", "maxValues"))
-        return cls(add["path"], add["size"], add["partitionValues"][PARTITION], first or "", last or LAST)
+        place = add["path"], add["size"], add["partitionValues"][PARTITION]
+        return cls(*place, first or "", last or LAST, add["modificationTime"])
 
 
 def addition(file: File, rows: pa.Table, partition: Mapping[str, str], statistics: Sequence[str], new: bool) -> Action:
@@ -294,7 +300,7 @@ def is_parquet(data: bytes) -> bool:
     """Say whether these bytes are a Parquet file that can be read to the end."""
     try:
         pq.ParquetFile(buffer_reader(data)).read()
-    except (pa.ArrowException, OSError):
+    except (pa.ArrowException, OSError, ValueError):  # damaged names in a footer are a UnicodeDecodeError
         return False
     return True
 

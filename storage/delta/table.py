@@ -11,6 +11,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from threading import RLock
 from typing import Any, cast
 from uuid import uuid4
@@ -187,9 +188,11 @@ class StoredTable:
             return 0 if self._snapshot is None else self._snapshot.number(application)
 
     def active_files(self) -> list[ActiveFile]:
-        """The files of the version seen."""
+        """The files of the version seen, newest first."""
         with self.lock, border(f"looking at table {self.name!r}", self._root.child(self.place)):
-            return [] if self._snapshot is None else self._snapshot.files()
+            found = [] if self._snapshot is None else self._snapshot.files()
+        # Who has followed the log and who has just opened it know the files in different orders.
+        return sorted(found, key=attrgetter("added_at", "path"), reverse=True)
 
     def files_of(self, attempts: Mapping[str, Collection[str]]) -> list[ActiveFile]:
         """The files, at the newest version, that may hold rows of some attempts, given by run."""

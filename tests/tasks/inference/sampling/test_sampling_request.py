@@ -89,16 +89,16 @@ def test_an_environment_with_a_teacher_is_sampled_by_that_and_by_no_policy() -> 
     origin = made._origin(ASSIGNMENT)
     assert (origin.policy_key, origin.policy_version, origin.step) == ("", 4, 4)
     assert made._sampling(origin, 41).model_dump()["cache_salt"] == "its weights"
-    asked = made.client_configs[made._sampler(origin)]
+    asked = made.client_configs[made._sampler(origin.assignment["environment"])]
     assert asked.base_url == "http://127.0.0.1:7/v1" and asked.headers == {"Authorization": "Bearer its key"}
-    assert made.served[made._sampler(origin)].model == "its-name"
+    assert made.served[made._sampler(origin.assignment["environment"])].model == "its-name"
     assert set(made.watch.engines) == {"http://127.0.0.1:9", "http://127.0.0.1:7"}
 
 
 def test_a_teacher_of_another_environment_changes_nothing() -> None:
     made = sampling(teachers={"other": ServedModel("http://127.0.0.1:7", "", salt="its weights")})
     origin = made._origin(ASSIGNMENT)
-    assert (origin.policy_key, made._sampler(origin)) == ("the-policy", "")
+    assert (origin.policy_key, made._sampler(origin.assignment["environment"])) == ("the-policy", "")
     assert made._sampling(origin, 41).model_dump()["cache_salt"] == "the-policy"
 
 
