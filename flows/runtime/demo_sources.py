@@ -32,7 +32,7 @@ MODEL = "--hidden 96 --layers 3 --heads 3 --kv-heads 3"
 NO_THOUGHTS = "model.renderer_settings={enable_thinking=false}"
 # Conversations of several turns are long: as many tokens as the one-line demonstrations of `demo`, in fewer rows.
 SHORT = ("steps=6", "assignment.groups_per_step=800", "training.decay_steps=300", "training.learning_rate=3e-3")
-# One step of many updates: each step goes through all stages, and stores what it made. Beside it the cores are idle.
+# One step of many updates: each step goes through all stages, and stores what it made.
 QUICK = (
     "steps=1",
     "assignment.groups_per_step=32000",
@@ -40,7 +40,6 @@ QUICK = (
     "training.decay_steps=500",
     "training.learning_rate=3e-3",
     "training.betas=[0.9,0.98]",
-    "learner.threads=2",
 )
 
 
