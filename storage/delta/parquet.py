@@ -4,9 +4,9 @@ Written here and not by the table library, because that one can neither write pa
 as data) nor encode list columns by themselves.
 """
 
+import json
 from collections.abc import Collection, Sequence
 from functools import lru_cache
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,6 +16,8 @@ from storage.errors import StoreUnavailable
 from storage.schemas.contract import RowPlace, check_schema
 
 STATISTICS = ("step", "attempt", "seq")
+ATTEMPTS = "attempts"
+"""Metadata of a file: first and last attempt of each row group. Arrow aborts the process over damaged statistics."""
 
 
 def encode(groups: Sequence[pa.Table]) -> bytes:
@@ -41,6 +43,9 @@ def encode(groups: Sequence[pa.Table]) -> bytes:
         for group in groups:
             # Without a size Arrow would cut large groups where it likes.
             writer.write_table(group, row_group_size=group.num_rows)
+        if "attempt" in schema.names:
+            bounds = [(pc.min(group["attempt"]).as_py(), pc.max(group["attempt"]).as_py()) for group in groups]
+            writer.add_key_value_metadata({ATTEMPTS: json.dumps(bounds)})
     return sink.getvalue().to_pybytes()
 
 
@@ -75,10 +80,8 @@ def decode(source: pa.NativeFile, schema: pa.Schema, attempts: Collection[str] |
     """
     try:
         with pq.ParquetFile(source, page_checksum_verification=True) as file:
-            groups: Sequence[int] = range(file.num_row_groups)
-            if attempts is not None:
-                groups = [group for group in groups if _may_contain(file, group, attempts)]
-            rows = file.read_row_groups(list(groups), schema.names)
+            groups = range(file.num_row_groups) if attempts is None else _groups_of(file, attempts)
+            rows = file.read_row_groups(list(groups), schema.names).replace_schema_metadata(None)
         # Damaged offsets would be followed out of their buffer by whoever uses the rows.
         rows.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:  # damaged names in a footer are a UnicodeDecodeError
@@ -89,7 +92,10 @@ def decode(source: pa.NativeFile, schema: pa.Schema, attempts: Collection[str] |
     return rows.filter(pc.is_in(rows["attempt"], pa.array(sorted(attempts), pa.string())))
 
 
-def _may_contain(file: pq.ParquetFile, group: int, attempts: Collection[str]) -> bool:
-    column = file.schema_arrow.names.index("attempt")
-    bounds: Any = file.metadata.row_group(group).column(column).statistics
-    return bounds is None or any(bounds.min <= attempt <= bounds.max for attempt in attempts)
+def _groups_of(file: pq.ParquetFile, attempts: Collection[str]) -> Sequence[int]:
+    """The row groups that may hold the attempts; all of them in a file that does not say."""
+    said = (file.metadata.metadata or {}).get(ATTEMPTS.encode())
+    if said is None:
+        return range(file.num_row_groups)
+    bounds = json.loads(said)
+    return [group for group, (first, last) in enumerate(bounds) if any(first <= each <= last for each in attempts)]
