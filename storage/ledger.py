@@ -1,19 +1,13 @@
-"""The ledger: which work is finished and which slices are its output. Its row is the only commit point of a stage.
-
-A commit buffer makes many quick stages visible together, in one commit of each table and one of the ledger. Files are
-durable as soon as they are written; only their commits wait. Until `flush` nobody but the owner of the buffer sees the
-work. Dying before a flush loses all of it and never a part: the ledger's rows are still written last, at once.
-"""
+"""The ledger: which work is finished and which slices are its output. Its row is the only commit point of a stage."""
 
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from operator import attrgetter
-from types import TracebackType
-from typing import NamedTuple, Self, cast
+from typing import NamedTuple, cast
 
 import pyarrow as pa
 
@@ -23,7 +17,6 @@ from storage.errors import StoreError, StoreUnavailable, WorkRemoved
 from storage.refs import Entry, Slice
 from storage.roots import Root
 from storage.schemas.system_tables import LEDGER
-from storage.slices import Slices, WrittenSlice
 
 APPLICATION = "ledger"
 # A lost race means that another writer got on; to lose so many in a row is a fault and no bad luck.
@@ -282,69 +275,3 @@ class Ledger:
 def _too_busy(run: str, action: str) -> StoreUnavailable:
     what = f"the ledger is too busy: {MAX_RACES} races lost"
     return StoreUnavailable(what, f"run {run!r}, {action}", "everything in the ledger", "run the same again")
-
-
-MAX_ENTRIES = 128
-MAX_SECONDS = 5.0
-"""A buffer is flushed with the commit that finds it this full or this old."""
-
-
-class CommitBuffer(AbstractContextManager["CommitBuffer"]):
-    """Delays what one run commits, for one thread; leaving the block flushes, also when an error passes through.
-
-    That error is still the one raised: where the flush fails as well, it gets a note.
-    """
-
-    def __init__(self, slices: Slices, ledger: Ledger) -> None:
-        self._slices, self._ledger = slices, ledger
-        self._written: dict[str, list[WrittenSlice]] = {}
-        self._entries: dict[str, Entry] = {}
-        self._first_at = 0.0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            self.flush()
-        except StoreError as lost:
-            if error is None:
-                raise
-            error.add_note(f"What was finished and not yet visible is lost as well, and computed again: {lost.what}.")
-
-    def append(self, table: str, rows: pa.Table, *, run: str, step: int, key: str, attempt: str) -> Slice:
-        """Write rows as one slice, durable, that its table does not hold yet; raises as Slices.append does."""
-        written = self._slices.write(table, rows, run=run, step=step, key=key, attempt=attempt)
-        self._written.setdefault(table, []).append(written)
-        return written.piece
-
-    def commit(self, entry: Entry) -> Entry:
-        """Buffer the ledger row of finished work and return it; flush where the buffer is full or old.
-
-        A row that another run has committed under the same key by then takes its place in the flush.
-        """
-        if not self._entries:
-            self._first_at = time.monotonic()
-        standing = self._entries.setdefault(entry.key, entry)
-        if len(self._entries) >= MAX_ENTRIES or time.monotonic() - self._first_at > MAX_SECONDS:
-            self.flush()
-        return standing
-
-    def find(self, key: str) -> Entry | None:
-        """The buffered row of a key, if there is one."""
-        return self._entries.get(key)
-
-    def flush(self) -> Mapping[str, Entry]:
-        """Commit what is buffered: the slices of each table, then all ledger rows at once; return the rows that stand.
-
-        Raises what Ledger.commit raises; nothing of the buffer is then visible.
-        """
-        # Tables before the ledger: a row must never name a slice that its table does not hold.
-        for table, written in self._written.items():
-            self._slices.commit(table, written)
-        standing = self._ledger.commit_all(list(self._entries.values()))
-        # Emptied only now: after an error the same flush can be tried again.
-        self._written, self._entries = {}, {}
-        return {entry.key: entry for entry in standing}

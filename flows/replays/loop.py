@@ -29,6 +29,8 @@ from tasks.runtime.run_context import LEDGER_SECONDS, RunContext
 from tasks.runtime.stage import Policy, Ref
 
 _log = logging.getLogger("stagecoach")
+QUICK_SECONDS = 5.0
+"""How long quick stages of a replay wait for others that share their commit, which takes longer than they do."""
 OUTSIDE = 0.1
 """Share of a step's tokens outside the trust region above which it is said that the replay has left it."""
 SAME_WEIGHTS = "weights are the recorded ones at every step"
@@ -42,7 +44,7 @@ def loop_replay(session: Session) -> dict[str, Any]:
     recorded, quarantined = step_history(store, config.replay.run), quarantined_in(store, config.replay)
     steps = replay_steps(Executor(session), session.source, config, recorded, quarantined, check_of(session))
     # Whoever removes the source meanwhile is not held up: what is missing then is explained.
-    with going_through_source(store, config), session.context.buffered():
+    with going_through_source(store, config), session.context.queue_commits(QUICK_SECONDS):
         for done in steps:
             outcome.steps.append(finish_replayed(session, done, apart))
             outcome.policy = done.policy or outcome.policy

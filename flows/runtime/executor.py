@@ -4,7 +4,6 @@ The pipeline is the same in both cases, so that what a run would compute is know
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -125,8 +124,7 @@ class Executor:
         if task is not metrics.task:  # takes no time, and a step that was trained is not left without its numbers
             session.stop_if_cancelled(step, task.stage.name)
         session.notify("stage", stage=task.stage.name, step=step, evaluating=context is not session.context)
-        with context.unbuffered() if task.waits else nullcontext():  # what took long is committed at once
-            ref = task(step, work)
+        ref = task(step, work)
         session.count(computed=True)
         session.notify("done", ref=ref)
         return ref

@@ -4,7 +4,9 @@ The files of rows are durable as soon as they are written; only the commits wait
 ledger, for this run as for others that look: dying before loses what waited, whole stages and the newest first.
 """
 
+import math
 import threading
+import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -17,6 +19,8 @@ from storage.slices import Slices, WrittenSlice
 
 LINGER_SECONDS = 0.05
 """How long a first stage waits for others that then share its commit: stages on tables alone take less."""
+MAX_WAITING = 128
+"""Stages with which a commit waits no longer."""
 
 
 class CommitQueue:
@@ -26,12 +30,15 @@ class CommitQueue:
     takes the place of this one's, which has gone on with its own rows by then.
     """
 
-    def __init__(self, slices: Slices, ledger: Ledger) -> None:
-        self._slices, self._ledger = slices, ledger
+    def __init__(self, slices: Slices, ledger: Ledger, linger_seconds: float = LINGER_SECONDS) -> None:
+        """`linger_seconds` is how long a stage may wait for others where nobody hurries it."""
+        self._slices, self._ledger, self._linger_seconds = slices, ledger, linger_seconds
         self._written: dict[str, list[WrittenSlice]] = {}
         self._waiting: dict[str, Entry] = {}
         self._changed = threading.Condition()
         self._hurry = 0
+        self._due = math.inf
+        """When the next commit is due."""
         self._closing = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="commits", daemon=True)
@@ -60,11 +67,15 @@ class CommitQueue:
             self._written.setdefault(attempt, []).append(written)
         return written.piece
 
-    def commit(self, entry: Entry) -> Entry:
-        """Hand over the ledger row of finished work; returns at once. Raises what an earlier commit raised."""
+    def commit(self, entry: Entry, soon: bool = False) -> Entry:
+        """Hand over the ledger row of finished work, which is committed `soon` or may wait for others; returns at once.
+
+        Raises what an earlier commit raised.
+        """
         with self._changed:
             self._raise()
             standing = self._waiting.setdefault(entry.key, entry)
+            self._due = min(self._due, time.monotonic() + (LINGER_SECONDS if soon else self._linger_seconds))
             self._changed.notify_all()
             return standing
 
@@ -89,6 +100,7 @@ class CommitQueue:
         # Taken: the thread then tries the same again.
         failure, self._failure = self._failure, None
         if failure is not None:
+            self._due = 0.0
             self._changed.notify_all()
             raise failure
 
@@ -113,7 +125,11 @@ class CommitQueue:
         """Wait for work; return it in the order in which it was finished, and nothing at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._closing or (self._waiting and self._failure is None))
-            self._changed.wait_for(lambda: self._closing or self._hurry, LINGER_SECONDS)
+            while not (self._closing or self._hurry or len(self._waiting) >= MAX_WAITING):
+                if (left := self._due - time.monotonic()) <= 0:
+                    break
+                self._changed.wait(left)
+            self._due = math.inf  # for what is handed over from now on
             return [] if self._closing else list(self._waiting.values())
 
     def _commit(self, entries: Sequence[Entry]) -> None:

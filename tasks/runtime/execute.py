@@ -236,7 +236,7 @@ class Attempt:
     def finish(self, outputs: Sequence[Slice]) -> Entry:
         """Write the one ledger row that makes the work exist; return the row that stands."""
         tokens = self.parts.tokens if "parts" in self.stage.keywords else self.tokens
-        return self.context.commit(self.entry("", outputs, tokens), self.at_once)
+        return self.context.commit(self.entry("", outputs, tokens), self.at_once, soon=self.stage.waits)
 
     def entry(self, part: str, outputs: Sequence[Slice], tokens: int) -> Entry:
         """Return the ledger row for the whole (part empty) or for one part."""

@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Any, cast
 
 from storage.errors import StoreUnavailable
-from tasks.runtime.services import WAITS_FOR
 from tasks.runtime.stage import Ref, Stage
 
 RETRY_SECONDS = (5.0, 30.0)
@@ -35,8 +34,6 @@ class StageTask:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self.waits = not WAITS_FOR.isdisjoint(stage.services)
-        """Whether the stage may take any time, for a service or a person."""
 
     @cached_property
     def task(self) -> Any:
@@ -89,7 +86,7 @@ class StageTask:
         """Return the task; with a time limit where it only computes, in the one thread that Prefect can interrupt."""
         # Prefect ends a task by an alarm signal, which only the main thread receives.
         in_main = threading.current_thread() is threading.main_thread()
-        return self._timed_task if in_main and not self.waits else self.task
+        return self._timed_task if in_main and not self.stage.waits else self.task
 
     def _runs_on_workers(self) -> bool:
         """Tell whether the flow was given a task runner with workers and the stage waits for nobody."""
@@ -99,7 +96,7 @@ class StageTask:
         context = FlowRunContext.get()
         # Prefect's default is a pool of threads in this process, where nothing is won by submitting.
         runner = context.task_runner if context else None
-        return runner is not None and not isinstance(runner, ThreadPoolTaskRunner) and not self.waits
+        return runner is not None and not isinstance(runner, ThreadPoolTaskRunner) and not self.stage.waits
 
     def _submit(self, step: int, work: Callable[[], Ref]) -> Any:
         """Hand the work to the task runner and wait for it."""

@@ -12,10 +12,9 @@ import pyarrow as pa
 
 from configs.run import RunConfig, View
 from storage.keys import work_key
-from storage.ledger import CommitBuffer
 from storage.refs import Entry, Slice
 from storage.store import Store, open_store
-from tasks.runtime.commit_queue import CommitQueue
+from tasks.runtime.commit_queue import LINGER_SECONDS, CommitQueue
 
 if TYPE_CHECKING:
     from tasks.runtime.stage import Ref, Stage
@@ -76,11 +75,10 @@ class RunContext:
         self.config = config
         self.versions = dict(versions)
         self._keys = StageKeys(config)
-        self._buffer: CommitBuffer | None = None
         self._queue: CommitQueue | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel to a task runner's workers as what it is opened from; they must find what was buffered here."""
+        """Travel to a task runner's workers as what it is opened from; they must find what was queued here."""
         self.flush()
         return _reopen, (self.store.root.address, self.run, self.config, self.versions)
 
@@ -94,8 +92,7 @@ class RunContext:
         return self._waiting(key) or self.store.ledger.find(key, run=self.run, staleness=LEDGER_SECONDS)
 
     def _waiting(self, key: str) -> Entry | None:
-        waiting = self._buffer or self._queue
-        return waiting.find(key) if waiting else None
+        return self._queue.find(key) if self._queue else None
 
     def adopt(self, entry: Entry, step: int) -> Entry:
         """Make finished work of another run part of this one: a ledger row that points at the other's slices."""
@@ -104,66 +101,41 @@ class RunContext:
         return self.commit(replace(entry, run=self.run, step=step))
 
     @contextmanager
-    def queue_commits(self) -> Iterator[None]:
+    def queue_commits(self, linger_seconds: float = LINGER_SECONDS) -> Iterator[None]:
         """Commit work in a thread within the block, while the next is done; for all threads of a run, and not nested.
 
-        Threads that work here end before the block does. What is finished is committed, also when an error passes.
+        Quick stages may wait `linger_seconds` for others that share their commit. Threads that work here end before the
+        block does. What is finished is committed, also when an error passes.
         """
-        self._queue = CommitQueue(self.store.slices, self.store.ledger)
+        self._queue = CommitQueue(self.store.slices, self.store.ledger, linger_seconds)
         try:
             with self._queue:
                 yield
         finally:
             self._queue = None
 
-    @contextmanager
-    def buffered(self) -> Iterator[None]:
-        """Commit work in bulk within the block: for stages that take less time than their commits would.
-
-        For one thread, and not nested. What is finished is committed, also when an error passes.
-        """
-        self._buffer = CommitBuffer(self.store.slices, self.store.ledger)
-        try:
-            with self._buffer:
-                yield
-        finally:
-            self._buffer = None
-
-    @contextmanager
-    def unbuffered(self) -> Iterator[None]:
-        """Commit what is buffered so far, and within the block each piece of work at once."""
-        # In order: nothing may be committed before what it was made from.
-        buffer, self._buffer = self._buffer, None
-        if buffer is not None:
-            buffer.flush()
-        try:
-            yield
-        finally:
-            self._buffer = buffer
-
     def flush(self) -> None:
-        """Commit what is finished so far; outside `buffered` and `queue_commits` there is nothing to do."""
-        waiting = self._buffer or self._queue
-        if waiting is not None:
-            waiting.flush()
+        """Commit what is finished so far; outside `queue_commits` there is nothing to do."""
+        if self._queue is not None:
+            self._queue.flush()
 
     def append(self, table: str, rows: pa.Table, *, step: int, key: str, attempt: str, at_once: bool = False) -> Slice:
         """Add rows to a table as one slice of this run, kept for those who ask for them next; see Store.append."""
-        store = self._buffer or (None if at_once else self._queue) or self.store
-        piece = store.append(table, rows, run=self.run, step=step, key=key, attempt=attempt)
+        owner = self._queue if self._queue and not at_once else self.store
+        piece = owner.append(table, rows, run=self.run, step=step, key=key, attempt=attempt)
         RECENT.put((table, piece.digest), rows)
         return piece
 
-    def commit(self, entry: Entry, at_once: bool = False) -> Entry:
+    def commit(self, entry: Entry, at_once: bool = False, soon: bool = False) -> Entry:
         """Write the ledger row of finished work; return the row that stands.
 
-        In a queue it is written a little later, unless `at_once` says that the caller cannot go on with other rows than
-        those that stand.
+        In a queue it is written later, `soon` where the work took long, unless `at_once` says that the caller cannot go
+        on with other rows than those that stand.
         """
-        if at_once and self._queue:
-            self._queue.flush()
-            return self.store.ledger.commit(entry)
-        return (self._buffer or self._queue or self.store.ledger).commit(entry)
+        if self._queue and not at_once:
+            return self._queue.commit(entry, soon)
+        self.flush()
+        return self.store.ledger.commit(entry)
 
     def table(self, name: str, refs: "Sequence[Ref]", columns: Sequence[str] | None = None) -> pa.Table:
         """Read table `name` from the first of the finished works `refs` that made it, and others of the same stage."""

@@ -8,7 +8,7 @@ from functools import cached_property
 import pyarrow as pa
 
 from storage.refs import Entry
-from tasks.runtime.services import REPEATABLE, SERVICES
+from tasks.runtime.services import REPEATABLE, SERVICES, WAITS_FOR
 
 Tables = Mapping[str, pa.Table]
 
@@ -50,6 +50,11 @@ class Stage:
     def services(self) -> tuple[str, ...]:
         """The services that the stage asks, by keyword, in the order of the fields of `Services`."""
         return tuple(name for name in SERVICES if name in self.keywords)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the stage may take any time, for a service or a person."""
+        return not WAITS_FOR.isdisjoint(self.services)
 
     @property
     def repeatable(self) -> bool:

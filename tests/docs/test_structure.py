@@ -43,7 +43,7 @@ IRREGULAR = re.findall(
     "asked begun bought broken built chosen dealt done drawn felt found given gone grown held kept known laid left lost"
     " made meant met named said seen sent shown sold sought split spoken stuck taken thrown told won written",
 )
-ADJECTIVES = {"pinned", "buffered", "unbuffered"}
+ADJECTIVES = {"pinned"}
 """Contexts: what holds within their block."""
 
 

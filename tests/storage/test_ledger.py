@@ -1,9 +1,5 @@
-"""The ledger: one row for each piece of work, whoever commits it, however often and whatever is lost on the way.
+"""The ledger: one row for each piece of work, whoever commits it, however often and whatever is lost on the way."""
 
-Buffered work: all of it or nothing becomes visible, once, whatever fails on the way.
-"""
-
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -13,12 +9,11 @@ from typing import Any
 import pytest
 
 from storage.delta.table import StoredTable
-from storage.errors import StoreUnavailable, WorkRemoved
-from storage.ledger import CommitBuffer, Ledger
+from storage.errors import StoreUnavailable
+from storage.ledger import Ledger
 from storage.refs import Entry, File, Slice
-from storage.slices import Slices
 from storage.store import Store, open_store
-from tests.fixtures.rows import entry, messages
+from tests.fixtures.rows import entry
 from tests.fixtures.writer import race_writers
 
 LATER = timedelta(seconds=1)
@@ -182,84 +177,3 @@ def test_threads_that_share_a_store_agree(store: Store) -> None:
         won = list(pool.map(lambda n: store.ledger.commit(entry("k", attempt=f"attempt-{n}")).attempt, range(8)))
     assert len(set(won)) == 1
     assert len(Ledger(store.root).entries()) == 1
-
-
-def commit_buffered(store: Store, buffer: CommitBuffer, key: str, rows: int = 3, run: str = "run") -> Entry:
-    made = buffer.append("messages", messages(rows), run=run, step=0, key=key, attempt=f"{run}-{key}")
-    return buffer.commit(entry(key, run=run, outputs=(made,)))
-
-
-def unanswered(*_: object, **__: object) -> None:
-    raise StoreUnavailable("the store does not answer", "", "everything", "wait")
-
-
-@pytest.mark.parametrize("problem", [KeyboardInterrupt(), ValueError("a stage failed")], ids=type)
-def test_what_is_finished_is_kept_when_an_error_passes(root: Path, store: Store, problem: BaseException) -> None:
-    with pytest.raises(type(problem)), CommitBuffer(store.slices, store.ledger) as buffer:
-        commit_buffered(store, buffer, "a")
-        assert open_store(root).ledger.entries() == []
-        raise problem
-    assert [each.key for each in open_store(root).ledger.entries()] == ["a"]
-
-
-def test_the_error_that_passes_is_told_also_where_the_flush_fails(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(KeyboardInterrupt) as caught, CommitBuffer(store.slices, store.ledger) as buffer:
-        commit_buffered(store, buffer, "a")
-        monkeypatch.setattr(Slices, "commit", unanswered)
-        raise KeyboardInterrupt
-    assert "the store does not answer" in caught.value.__notes__[0]
-    with pytest.raises(StoreUnavailable), CommitBuffer(store.slices, store.ledger) as buffer:
-        commit_buffered(store, buffer, "b")
-
-
-@pytest.mark.parametrize("where", [(Slices, "commit"), (Ledger, "commit_all")], ids=["tables", "ledger"])
-@pytest.mark.parametrize("after", [False, True])
-def test_a_flush_that_fails_is_made_good_by_the_next(
-    root: Path, store: Store, monkeypatch: pytest.MonkeyPatch, where: tuple[type, str], after: bool
-) -> None:
-    true: Callable[..., object] = getattr(*where)
-
-    def failing(*given: object) -> None:
-        if after:
-            true(*given)
-        unanswered()
-
-    buffer = CommitBuffer(store.slices, store.ledger)
-    for key in ("a", "b"):
-        commit_buffered(store, buffer, key)
-    with monkeypatch.context() as patch:
-        patch.setattr(*where, failing)
-        with pytest.raises(StoreUnavailable):
-            buffer.flush()
-    assert buffer.find("a") is not None, "whoever is called again finds it"
-    assert sorted(buffer.flush()) == ["a", "b"]
-    found = open_store(root)
-    assert [each.key for each in found.ledger.entries()] == ["a", "b"]
-    assert found.scan("messages").collect().height == 6 == store.scan("messages").collect().height
-
-
-def test_of_two_that_buffer_the_same_work_both_rows_name_the_slices_of_the_first(root: Path, store: Store) -> None:
-    other = open_store(root)
-    with CommitBuffer(other.slices, other.ledger) as late:
-        commit_buffered(other, late, "a", run="late")
-        with CommitBuffer(store.slices, store.ledger) as first:
-            commit_buffered(store, first, "a", run="first")
-    rows = open_store(root).ledger.entries()
-    assert [(each.run, each.outputs[0].run) for each in rows] == [("first", "first"), ("late", "first")]
-    assert store.scan("messages").collect().height == 3
-
-
-def test_work_that_was_removed_meanwhile_takes_all_that_was_buffered_with_it(root: Path, store: Store) -> None:
-    with CommitBuffer(store.slices, store.ledger) as first:
-        found = commit_buffered(store, first, "a", run="first")
-    other = open_store(root)
-    late = CommitBuffer(other.slices, other.ledger)
-    commit_buffered(other, late, "b", run="late")
-    late.commit(replace(found, run="late"))
-    store.ledger.remove("first", [("a", "")], found.finished_at)
-    for _ in range(2):
-        with pytest.raises(WorkRemoved):
-            late.flush()
-    assert open_store(root).ledger.entries() == []

@@ -88,15 +88,13 @@ class InProcess:
         # A task of its own, as for a request over HTTP: the server cancels those of a rollout that is over. Nor does it
         # notice a client that is gone, so a cancelled rollout leaves its handler to the server.
         handler = asyncio.ensure_future(self.handle(Request(json.dumps(body).encode(), headers)))
-        try:
-            response = await asyncio.shield(handler)
-        except asyncio.CancelledError:
-            if handler.cancelled() and not asyncio.current_task().cancelling():  # type: ignore[union-attr]
-                raise InterceptionError("no answer: the interception server has ended the call") from None
-            raise
-        except Exception:
-            _log.exception("the interception server failed")
+        await asyncio.wait({handler})
+        if handler.cancelled():
+            raise InterceptionError("no answer: the interception server has ended the call")
+        if (error := handler.exception()) is not None:
+            _log.error("the interception server failed", exc_info=error)
             return FAILED
+        response = handler.result()
         return response.status, response.text or ""
 
 

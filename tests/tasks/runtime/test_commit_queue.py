@@ -2,13 +2,14 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from configs.run import RunConfig
-from storage.errors import StoreUnavailable
+from storage.errors import StoreUnavailable, WorkRemoved
 from storage.ledger import Ledger
 from storage.refs import Entry, Slice
 from storage.slices import Slices
@@ -22,12 +23,6 @@ from tests.fixtures.rows import entry, messages
 from tests.fixtures.waiting import until
 
 
-@pytest.fixture(autouse=True)
-def no_linger(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(commit_queue, "LINGER_SECONDS", 0.0)
-    yield
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return open_store(tmp_path)
@@ -39,9 +34,9 @@ def queue(store: Store) -> Iterator[CommitQueue]:
         yield made
 
 
-def hand_over(queue: CommitQueue, key: str) -> Entry:
-    made = queue.append("messages", messages(), run="run", step=0, key=key, attempt=key)
-    return queue.commit(entry(key, attempt=key, outputs=(made,)))
+def hand_over(queue: CommitQueue, key: str, run: str = "run", soon: bool = False) -> Entry:
+    made = queue.append("messages", messages(), run=run, step=0, key=key, attempt=f"{run}-{key}")
+    return queue.commit(entry(key, run=run, attempt=f"{run}-{key}", outputs=(made,)), soon)
 
 
 def committed(store: Store) -> list[str]:
@@ -90,14 +85,62 @@ def test_what_is_finished_is_kept_when_an_error_passes(store: Store, problem: Ba
     assert committed(store) == ["a"]
 
 
+@pytest.mark.parametrize("ended_by", ["soon", "full", "flush"])
+def test_quick_stages_wait_for_each_other_and_not_for_long_ones(
+    store: Store, monkeypatch: pytest.MonkeyPatch, ended_by: str
+) -> None:
+    monkeypatch.setattr(commit_queue, "MAX_WAITING", 3 if ended_by == "full" else 128)
+    gate = Gate(monkeypatch)
+    gate.open.set()
+    with CommitQueue(store.slices, store.ledger, linger_seconds=600) as queue:
+        for key in ("a", "b"):
+            hand_over(queue, key)
+        assert not gate.reached.wait(0.2)
+        if ended_by == "flush":
+            queue.flush()
+        else:
+            hand_over(queue, "c", soon=ended_by == "soon")
+        assert gate.reached.wait(20)
+    assert gate.seen == [["a", "b"] if ended_by == "flush" else ["a", "b", "c"]]
+
+
+def test_of_two_that_queue_the_same_work_both_rows_name_the_slices_of_the_first(store: Store) -> None:
+    other = open_store(store.root.address)
+    with CommitQueue(other.slices, other.ledger, linger_seconds=600) as late:
+        hand_over(late, "a", run="late")
+        with CommitQueue(store.slices, store.ledger) as first:
+            hand_over(first, "a", run="first")
+    rows = open_store(store.root.address).ledger.entries()
+    assert [(each.run, each.outputs[0].run) for each in rows] == [("first", "first"), ("late", "first")]
+    assert store.scan("messages").collect().height == 4
+
+
+def test_work_that_was_removed_meanwhile_takes_all_that_waited_with_it(store: Store) -> None:
+    with CommitQueue(store.slices, store.ledger) as first:
+        found = hand_over(first, "a", run="first")
+    other = open_store(store.root.address)
+    with pytest.raises(WorkRemoved), CommitQueue(other.slices, other.ledger, linger_seconds=600) as late:
+        hand_over(late, "b", run="late")
+        late.commit(replace(found, run="late"))
+        store.ledger.remove("first", [("a", "")], found.finished_at)
+        with pytest.raises(WorkRemoved):
+            late.flush()
+    assert committed(store) == []
+
+
 def lose(queue: CommitQueue) -> None:
     hand_over(queue, "b")
 
 
 @pytest.mark.parametrize("where", [(Slices, "commit"), (Ledger, "commit_all")], ids=["tables", "ledger"])
 @pytest.mark.parametrize("told", [CommitQueue.flush, lose], ids=["flush", "commit"])
+@pytest.mark.parametrize("made", [False, True], ids=["lost", "made"])
 def test_a_commit_that_fails_is_told_to_the_next_who_asks_and_tried_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch, where: tuple[type, str], told: Callable[[CommitQueue], None]
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    where: tuple[type, str],
+    told: Callable[[CommitQueue], None],
+    made: bool,
 ) -> None:
     true: Callable[..., object] = getattr(*where)
     problems = [StoreUnavailable("the store does not answer", "", "everything", "wait")]
@@ -106,6 +149,8 @@ def test_a_commit_that_fails_is_told_to_the_next_who_asks_and_tried_again(
     def failing(*given: object) -> object:
         if problems:
             failed.set()
+            if made:
+                true(*given)
             raise problems.pop()
         return true(*given)
 

@@ -41,9 +41,9 @@ def test_a_place_travels_as_what_it_is_opened_from(tmp_path: Path) -> None:
 
 
 def test_only_stages_that_wait_for_nobody_go_elsewhere_or_have_a_time_limit() -> None:
-    waits = {stage.name: StageTask(stage).waits for stage in (filtering.STAGE, packing.STAGE, rollout.STAGE)}
+    waits = {stage.name: stage.waits for stage in (filtering.STAGE, packing.STAGE, rollout.STAGE)}
     assert waits == {"filtering": False, "packing": False, "rollout": True}
-    assert StageTask(training.STAGE).waits and StageTask(gate.STAGE).waits
+    assert training.STAGE.waits and gate.STAGE.waits
     task = StageTask(packing.STAGE)
     assert task.task.timeout_seconds is None and task.task.retries == 2
     assert task._local_task().timeout_seconds and task._local_task().retries == 2
