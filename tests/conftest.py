@@ -44,6 +44,14 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = str(config.stash[PLACE][1])
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -> None:
+    """Name a test as soon as it fails: a suite that is stopped from outside never comes to its summary."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if report.failed and terminal and not hasattr(config, "workerinput"):
+        terminal.write_line(f"\n{report.when} of {report.nodeid} failed after {report.duration:.0f} s")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Read all files of tests, and what they import, without the garbage collector."""

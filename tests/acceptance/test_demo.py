@@ -138,6 +138,7 @@ def test_a_changed_replay_of_the_demo_computes_what_follows(first: str, store: s
     assert not list(Path(store, "logs").glob(f"demo-{stage}-*/engine.log")), "an engine was started"
 
 
+@pytest.mark.nightly
 def test_the_demo_is_credited_by_several_algorithms_side_by_side(first: str, store: str) -> None:
     printed = stagecoach("algorithms", "demo", "grpo", "rloo", "rae", "--steps", "0:2", "--json", "--store", store)
     found = json.loads(printed.splitlines()[-1])

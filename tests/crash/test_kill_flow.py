@@ -50,6 +50,17 @@ THROUGH_PREFECT = ["after commit rollout 0 part #2", "after commit advantage 0",
 OFF_POLICY = "rollout.max_off_policy_steps=1"
 AHEAD = ["after commit rollout 1 part", "after request train", "after commit training 0"]
 AT_A_TIME = 2
+IN_CI = {
+    "after commit rollout 0",
+    "after commit training 0",
+    "handed over 0-1",
+    "after append traces 0 #2",
+    "after request train",
+    "before publish #2",
+    "before commit training 0",
+    "after commit rollout 1 part",
+}
+"""The others are run at night."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +80,9 @@ class Story:
 
 def stories(stories: list[Story]) -> pytest.MarkDecorator:
     """Run a test for each of some stories, called by their moments."""
-    return pytest.mark.parametrize("story", stories, ids=[story.moment for story in stories])
+    nightly = [() if story.moment in IN_CI else pytest.mark.nightly for story in stories]
+    cases = [pytest.param(story, id=story.moment, marks=mark) for story, mark in zip(stories, nightly, strict=True)]
+    return pytest.mark.parametrize("story", cases)
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ def go_on_from_step_2(run: Driven, first: Life, reference: Driven) -> None:
     assert work(open_store(run.store)) == work(open_store(reference.store))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.nightly)])
 def test_batches_are_trained_again_up_to_a_policy_without_optimizer_state(
     drive: Callable[..., Driven], optimizer: str
 ) -> None:
@@ -124,6 +124,7 @@ def digests(store: Store) -> list[str]:
     return [row["weights_sha256"] for row in sorted(rows(store)["policies"], key=lambda row: row["version"])]
 
 
+@pytest.mark.nightly
 def test_batches_are_trained_again_up_to_an_adapter_without_optimizer_state(drive: Callable[..., Driven]) -> None:
     run, reference, first = killed_rarely_saved(drive, LORA)
     go_on_from_step_2(run, first, reference)
@@ -132,6 +133,7 @@ def test_batches_are_trained_again_up_to_an_adapter_without_optimizer_state(driv
     check_clean(run)
 
 
+@pytest.mark.nightly
 def test_a_replay_lays_adapters_over_a_recorded_policy(drive: Callable[..., Driven]) -> None:
     run = drive("steps=3")
     assert run.live().status == 0
@@ -157,6 +159,7 @@ PATIENT = ("learner.hang_seconds=20", "learner.max_restarts=5")
 """Short for a test, and longer than a busy machine keeps this small learner from its next row."""
 
 
+@pytest.mark.nightly
 def test_a_stopped_learner_is_replaced_and_the_run_ends_as_if_nothing_had_happened(
     drive: Callable[..., Driven], uninterrupted: Driven
 ) -> None:

@@ -165,6 +165,7 @@ def test_quick_stages_become_visible_together_or_not_at_all(source: Driven, mome
     check_once(source.store)
 
 
+@pytest.mark.nightly
 def test_counterfactual_steps_each_start_from_the_recorded_policy(source: Driven) -> None:
     asked: dict[str, Any] = {"run": NAME, "overrides": ["training.max_grad_norm=0.01"], "name": "what-if"}
     life = source.live(replays=[asked | {"policies": "recorded"}, asked | {"name": "along"}])
@@ -192,6 +193,7 @@ def test_batches_alone_need_no_learner(source: Driven, offline: Path) -> None:
     assert source.outcome[0]["steps"][0]["update"] is None
 
 
+@pytest.mark.nightly
 def test_other_settings_go_on_from_a_policy_whose_state_was_not_saved(drive: Callable[..., Driven]) -> None:
     """The recorded batches in between are trained with the settings that they had, or the weights would differ."""
     rare, often = drive("steps=3", "training.save_optimizer_every=9"), drive("steps=3")

@@ -59,6 +59,7 @@ def test_deploying_again_changes_nothing(served: Serving) -> None:
     assert len(served.ask("/automations/filter", limit=50)) == 1
 
 
+@pytest.mark.nightly
 def test_a_wrong_type_is_refused_before_there_is_a_run(served: Serving) -> None:
     of_sft = {"flows": {"name": {"any_": ["sft"]}}}
     before = len(served.ask("/flow_runs/filter", **of_sft))
@@ -89,6 +90,7 @@ def test_a_run_of_two_steps_links_to_its_run_and_back(served: Serving) -> None:
     assert {each["type"] for each in artifacts} == {"markdown", "table", "progress"}
 
 
+@pytest.mark.nightly
 def test_a_schedule_fires(served: Serving) -> None:
     """Of the evaluation, which finds no policy in an empty store, says so and is content."""
     deployment = served.ask("/deployments/name/evaluate/evaluate")
@@ -109,6 +111,7 @@ def test_a_schedule_fires(served: Serving) -> None:
     assert fired[0]["parameters"]["store"] == empty
 
 
+@pytest.mark.nightly
 def test_cancelled_retried_and_killed_it_goes_on_where_it_stopped(served: Serving) -> None:
     flow_run = sft(served, steps=4000)
     run = f"sft-{flow_run[:8]}"

@@ -78,11 +78,13 @@ def test_a_conversation_with_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [trace["ok"] for trace in traces[:-1]] == [True, True] and len(traces[-1]["bodies"]) == 6
 
 
+@pytest.mark.nightly
 def test_a_limit_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     traces = both(monkeypatch, lambda: say, max_turns=2)[0]
     assert {trace["stop_condition"] for trace in traces[:-1]} == {"max_turns"}
 
 
+@pytest.mark.nightly
 def test_a_refusal_ends_the_rollout_with_the_providers_error(monkeypatch: pytest.MonkeyPatch) -> None:
     traces = both(monkeypatch, lambda: lambda body: 404)[0]
     assert {trace["errors"][0]["type"] for trace in traces[:-1]} == {"ProviderError"}

@@ -516,6 +516,7 @@ def test_by_turns_each_member_has_a_trace_whose_tokens_go_on_from_turn_to_turn(
         check_whole(each, messages)
 
 
+@pytest.mark.nightly
 def test_so_they_do_at_once(engine: Engine, model: Path) -> None:
     settings: dict[str, Any] = {"num_rounds": 2, "schedule": "simultaneous", "learner_seat": "negative"}
     traces, messages = sampled_here(engine, model, 2, **settings)

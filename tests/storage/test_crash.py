@@ -71,6 +71,7 @@ def test_policies_of_a_killed_publisher_are_complete_or_absent(root: Path) -> No
     assert sorted(visible) == sorted(names)
 
 
+@pytest.mark.nightly
 def test_a_reader_s_process_ends_well_every_time(root: Path) -> None:
     killed(root, 2, 0.1, "steps", "attempt")
     command = [sys.executable, "-m", "tests.fixtures.writer", str(root), "read"]

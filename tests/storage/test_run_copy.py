@@ -181,7 +181,7 @@ def check_visible(source: Store, target: Path) -> None:
     assert there.scan("messages").collect().height == sum(p.rows for row in rows for p in row.slices("messages"))
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.engine), 7])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=(pytest.mark.engine, pytest.mark.nightly)), 7])
 def test_dying_at_any_moment(source: Store, tmp_path: Path, every: int) -> None:
     num_moments = count_moments(lambda: copy(source, tmp_path / "whole"))
     assert num_moments > 30

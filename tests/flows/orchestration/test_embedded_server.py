@@ -101,6 +101,7 @@ def test_a_flow_is_recorded_whole_and_the_ui_works_and_nothing_stays(home: Path)
     assert sorted(path.name for path in home.glob("server-*")) == [f"server-{process.process.pid}.log"]
 
 
+@pytest.mark.nightly
 def test_a_finished_flow_ends_in_order(home: Path) -> None:
     process = Process(home, "none")
     assert process.end() == 0
@@ -110,6 +111,7 @@ def test_a_finished_flow_ends_in_order(home: Path) -> None:
     assert states(home)[process.said["flow_run"]] == "COMPLETED"
 
 
+@pytest.mark.nightly
 def test_sigterm_and_ctrl_c_are_reported_as_crashes(home: Path) -> None:
     processes = {}
     for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)):
@@ -138,6 +140,7 @@ def test_a_killed_server_comes_back_at_the_same_address_and_nothing_is_lost(home
     assert states(home)[process.said["flow_run"]] == "COMPLETED"
 
 
+@pytest.mark.nightly
 def test_two_processes_share_a_state_directory(home: Path) -> None:
     processes = [Process(home, "none"), Process(home, "none")]
     assert [process.end() for process in processes] == [0, 0]

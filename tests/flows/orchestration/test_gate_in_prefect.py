@@ -76,6 +76,7 @@ def events(store: Store) -> list[str]:
     return [event.event for event in store.runs.events(NAME)]
 
 
+@pytest.mark.nightly
 def test_a_batch_is_refused_on_the_command_line(run: Driven, waiting: Waiting) -> None:
     waiting.paused()
     words = ("gate", NAME, "--refuse", "--by", "Ada", "--reason", "too easy", "--store", str(run.store))
@@ -121,6 +122,7 @@ def test_a_batch_is_approved_as_the_page_does_it_and_the_run_goes_on(run: Driven
     assert events(store)[-1] == "finished" and len(store.ledger.entries(run=NAME, stage="training")) == 1
 
 
+@pytest.mark.nightly
 def test_a_run_that_nobody_answers_ends_and_says_how_to_be_asked_again(run: Driven) -> None:
     life = run.live(name="unanswered", prefect=True, overrides=["steps=1", "gate.timeout_seconds=1"])
     assert life.status != 0 and "waits for approval and nobody answered within gate.timeout_seconds, 1." in life.output

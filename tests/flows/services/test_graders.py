@@ -71,6 +71,7 @@ def planted(context: RunContext, rows: dict[str, pa.Table]) -> tuple[Ref, Ref]:
     return perform(stages[0], context, 2), perform(stages[1], context, 0)
 
 
+@pytest.mark.nightly
 def test_a_changed_reward_function_is_another_piece_of_work(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     as_it_was = config(reverse())
@@ -133,6 +134,7 @@ def test_two_environments_are_scored_each_by_its_own(supervisor: Supervisor, plu
         only.scores(examples, **other)
 
 
+@pytest.mark.nightly
 def test_what_needs_a_rollout_is_refused_and_the_grader_lives(supervisor: Supervisor, plugins: None) -> None:
     import duel
 

@@ -24,6 +24,7 @@ HISTORIES = st.lists(TRAIN | EVALUATE | MAINTAIN | COLLECT, min_size=2, max_size
 
 
 # A hundred histories take minutes on a busy disk, which is no fault: they have no limit of time.
+@pytest.mark.nightly
 @pytest.mark.engine
 @pytest.mark.timeout(0)
 @settings(max_examples=100)

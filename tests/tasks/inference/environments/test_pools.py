@@ -132,6 +132,7 @@ def test_what_an_environment_logs_in_a_worker_is_in_its_own_log(pools: Pools) ->
         assert f"holding {other}" not in pools.log(own)
 
 
+@pytest.mark.nightly
 def test_an_environment_that_no_worker_can_load_fails_before_anything_is_sampled(pools: Pools) -> None:
     with pytest.raises(ServiceFailed, match=r"'environment broken' ended with status 4 before it was ready") as failure:
         pools.broken.addresses()

@@ -87,7 +87,9 @@ class Sampled:
         return groups
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["in batches", "one by one"])
+@pytest.fixture(
+    scope="module", params=[True, pytest.param(False, marks=pytest.mark.nightly)], ids=["in batches", "one by one"]
+)
 def sampled(
     request: pytest.FixtureRequest,
     small_engine: Engine,
