@@ -3,13 +3,21 @@
 It binds its port before it imports Prefect, so that its address is known in milliseconds, no other program can take
 the port, and the UI is told the right one (`prefect server start --port` tells it 4200). The port is kept in PORT_FILE:
 a server started again answers where the flow expects it.
+
+Prefect fills a new database by some hundred migrations, seven processor seconds. The first server of an installation
+keeps the result without its rows, and later ones of the same version begin with a copy.
 """
 
 import json
 import os
+import shutil
 import socket
+import sqlite3
 import sys
+from contextlib import closing, suppress
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 
 def bind(port_file: Path) -> socket.socket:
@@ -34,12 +42,50 @@ def serve(bound: socket.socket) -> None:
     """Serve the Prefect API and UI on a bound socket until SIGTERM."""
     port = bound.getsockname()[1]
     os.environ |= {"PREFECT_SERVER_API_PORT": str(port), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
+    database = Path(os.environ["PREFECT_HOME"]) / "prefect.db"
+    template = Path(sys.prefix) / f"share/stagecoach/prefect-{version('prefect')}.db"
+    is_new = not database.exists()
+    if is_new and template.exists():
+        begin_database(database, template)
     import uvicorn
     from prefect.server.api.server import create_app
 
+    class Server(uvicorn.Server):
+        async def startup(self, *arguments: Any, **named: Any) -> None:
+            await super().startup(*arguments, **named)
+            if is_new and not template.exists():
+                keep_template(database, template)
+
     # open event streams of browsers and flows would otherwise hold the end up
     config = uvicorn.Config(create_app(final=True), log_level="warning", timeout_graceful_shutdown=2)
-    uvicorn.Server(config).run(sockets=[bound])
+    Server(config).run(sockets=[bound])
+
+
+def begin_database(database: Path, template: Path) -> None:
+    """Copy the template to a database that is not there yet; one that another process begins meanwhile stands."""
+    draft = database.with_name(f".{database.name}.{os.getpid()}")
+    shutil.copyfile(template, draft)
+    with suppress(FileExistsError):
+        os.link(draft, database)
+    draft.unlink()
+
+
+def keep_template(database: Path, template: Path) -> None:
+    """Keep the tables of a migrated database, and of its rows the migration alone; does nothing where it may not."""
+    if not database.exists():  # the server has another, as its user configured
+        return
+    draft = template.with_name(f".{template.name}.{os.getpid()}")
+    with suppress(OSError, sqlite3.Error):  # an installation that is read-only, or a database of another kind
+        template.parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(draft)) as copy:
+            source.backup(copy)
+            names = [name for (name,) in copy.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            for name in names:
+                if name != "alembic_version" and not name.startswith("sqlite_"):
+                    copy.execute(f'DELETE FROM "{name}"')
+            copy.commit()
+            copy.execute("VACUUM")
+        draft.replace(template)
 
 
 if __name__ == "__main__":

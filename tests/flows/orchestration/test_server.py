@@ -4,15 +4,18 @@ import http.server
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from flows.orchestration import server as prefect_api
+from flows.orchestration import server_process
 from flows.orchestration.settings import configured_url, embedded_settings
 from flows.services.ownership import identity
 from tests.fixtures.waiting import PATIENCE
@@ -165,3 +168,31 @@ def test_the_handler_before_is_put_back() -> None:
         assert signal.getsignal(signal.SIGTERM) is prefect_api._terminate
         raise KeyError
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_new_database_begins_as_the_first_one_was_migrated_and_without_its_rows(tmp_path: Path) -> None:
+    first, template, second = (tmp_path / name for name in ("first.db", "kept/template.db", "second.db"))
+    with closing(sqlite3.connect(first)) as database:
+        database.executescript(
+            "PRAGMA journal_mode = WAL;"
+            "CREATE TABLE alembic_version (head TEXT); INSERT INTO alembic_version VALUES ('abc');"
+            "CREATE TABLE flow (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT); CREATE INDEX ix ON flow (name);"
+            "INSERT INTO flow (name) VALUES ('secret');"
+        )
+        server_process.keep_template(first, template)  # while the server has it open
+    server_process.begin_database(second, template)
+    with closing(sqlite3.connect(second)) as database:
+        assert database.execute("SELECT head FROM alembic_version").fetchall() == [("abc",)]
+        assert database.execute("SELECT count(*) FROM flow").fetchone() == (0,)
+        assert database.execute("SELECT name FROM sqlite_master WHERE type = 'index'").fetchall() == [("ix",)]
+    assert b"secret" not in template.read_bytes() and b"secret" not in second.read_bytes()
+    server_process.begin_database(first, template)
+    with closing(sqlite3.connect(first)) as database:
+        assert database.execute("SELECT name FROM flow").fetchall() == [("secret",)], "a database is never overwritten"
+    assert {each.name for each in tmp_path.iterdir() if each.is_file()} >= {"first.db", "second.db"}
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_no_template_is_kept_of_a_database_that_prefect_does_not_use(tmp_path: Path) -> None:
+    server_process.keep_template(tmp_path / "absent.db", tmp_path / "kept/template.db")
+    assert not list(tmp_path.iterdir())
