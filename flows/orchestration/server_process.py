@@ -50,7 +50,7 @@ def serve(bound: socket.socket) -> None:
     import uvicorn
     from prefect.server.api.server import create_app
 
-    class Server(uvicorn.Server):
+    class PrefectServer(uvicorn.Server):
         async def startup(self, *arguments: Any, **named: Any) -> None:
             await super().startup(*arguments, **named)
             if is_new and not template.exists():
@@ -58,7 +58,7 @@ def serve(bound: socket.socket) -> None:
 
     # open event streams of browsers and flows would otherwise hold the end up
     config = uvicorn.Config(create_app(final=True), log_level="warning", timeout_graceful_shutdown=2)
-    Server(config).run(sockets=[bound])
+    PrefectServer(config).run(sockets=[bound])
 
 
 def begin_database(database: Path, template: Path) -> None:
