@@ -165,9 +165,9 @@ def copy_weights(store: Store, policy_key: str, target: Path, force: bool) -> No
 
     An adapter is merged into the weights that it is laid over.
     """
-    source = store.policies.directory(policy_key, verify=True)
+    source = store.policies.directory(policy_key)
     base = adapter_base(source)
-    below = store.policies.directory(base, verify=True) if base else None
+    below = store.policies.directory(base) if base else None
 
     def write(draft: Path) -> None:
         if below:

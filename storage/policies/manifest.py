@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,7 +64,7 @@ def digest_files(directory: Path) -> list[File]:
     """The files of a directory with sizes and digests, in order of path."""
     # The manifest is written last and cannot hold its own digest.
     paths = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST)
-    return [File(path.relative_to(directory).as_posix(), path.stat().st_size, _sha256(path)) for path in paths]
+    return [File(path.relative_to(directory).as_posix(), path.stat().st_size, file_sha256(path)) for path in paths]
 
 
 def weights_digest(files: Sequence[File]) -> str:
@@ -79,21 +80,41 @@ def adapter_base(directory: Path) -> str | None:
     return str(json.loads(file.read_text())["policy_key"]) if file.is_file() else None
 
 
-def check_files(directory: Path, files: Sequence[File], verify: bool) -> None:
-    """Raise DamagedSlice unless every file is there at its size, and with `verify` with its digest."""
+def check_files(directory: Path, files: Sequence[File], verify: bool = True) -> None:
+    """Raise DamagedSlice unless every file is there at its size and, but without `verify`, with its digest."""
     for file in files:
         path, wrong = directory / file.path, ""
         if not path.is_file():
             wrong = "is missing"
         elif path.stat().st_size != file.size:
             wrong = f"has {path.stat().st_size} bytes instead of {file.size}"
-        elif verify and _sha256(path) != file.sha256:
+        elif verify and file_sha256(path) != file.sha256:
             wrong = "is not the file that was written: its SHA-256 differs"
         if wrong:
-            advice = "put the file back from a copy, or remove the directory and train that step again"
-            raise DamagedSlice(f"{path} {wrong}", str(directory), "every other policy and all tables", advice)
+            raise damaged_file(f"{path} {wrong}", str(directory))
 
 
-def _sha256(path: Path) -> str:
+def damaged_file(what: str, where: str) -> DamagedSlice:
+    """The error for a file of a policy that is not the one that was published."""
+    advice = "put the file back from a copy, or run `stagecoach repair --deep`: it says what can be done again"
+    return DamagedSlice(what, where, "every other policy and all tables", advice)
+
+
+MAX_HASHED = 4096
+"""Files whose digests stay in memory."""
+_hashed: dict[tuple[int, ...], str] = {}
+"""The digests of files that this process has read: to hash weights takes as long as to load them."""
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file, read once in a process for as long as it is the same file, unchanged."""
     with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        found = os.fstat(stream.fileno())
+        # Weights are hashed when they are published, and again under another name: the path does not count. Who
+        # writes into a file and sets its time back changes the time of that change.
+        state = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        digest = _hashed.get(state) or hashlib.file_digest(stream, "sha256").hexdigest()
+    _hashed[state] = digest
+    for old in list(_hashed)[:-MAX_HASHED]:
+        _hashed.pop(old, None)  # another thread may have been first
+    return digest

@@ -231,9 +231,9 @@ def _in_policy(store: Store, key: str) -> TokenTexts | None:
     file = next((each for each in policy.files if each.path == FILE), None) if policy else None
     if policy is None or file is None:
         return None
-    path = policy.place_of(file)
+    found, path = policy, policy.place_of(file)
     try:
-        return _cached_tokenizer(file.sha256, lambda: store.root.read(path), store.root.child(path))
+        return _cached_tokenizer(file.sha256, lambda: store.policies.read_file(found, file), store.root.child(path))
     except FileNotFoundError:
         return None
     except OSError as error:
