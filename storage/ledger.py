@@ -66,7 +66,7 @@ class Ledger:
     """Finished work by key, held in memory and moved forward by what was added since; safe to share between threads."""
 
     def __init__(self, root: Root) -> None:
-        self.table = StoredTable(root, LEDGER.name, LEDGER.arrow)
+        self.table = StoredTable(root, LEDGER.name, LEDGER.arrow, has_head=True)
         self._lock = self.table.lock  # one lock: nobody may move the handle between a refresh and the append
         self._version: int | None = None
         self._read_files: set[str] = set()

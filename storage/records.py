@@ -36,7 +36,7 @@ class CachedTable:
     @cached_property
     def table(self) -> StoredTable:
         """The stored table, made when it is first asked for: most stores never need every system table."""
-        return StoredTable(self._root, self._contract.name, self._contract.arrow)
+        return StoredTable(self._root, self._contract.name, self._contract.arrow, has_head=True)
 
     def refresh(self) -> int:
         """Read what was committed since the last refresh; return a number that is another after every commit."""
@@ -104,7 +104,7 @@ class Runs(CachedTable):
 
     def __init__(self, root: Root) -> None:
         super().__init__(root, RUNS)
-        self.table = StoredTable(root, RUNS.name, RUNS.arrow)  # every store has it from the first
+        self.table = StoredTable(root, RUNS.name, RUNS.arrow, has_head=True)  # every store has it from the first
         self._events: dict[str, list[Event]] = {}
 
     def record(

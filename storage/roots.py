@@ -89,17 +89,21 @@ class Root:
             assert self.directory is not None
             return _create_durably(self.directory / path, data)
 
-    def replace(self, path: str, data: bytes) -> None:
-        """Write a file in the place of what is there, whole or not at all. Raises NoSpace or StoreUnavailable."""
+    def replace(self, path: str, data: bytes, durable: bool = True) -> None:
+        """Write a file in the place of what is there, whole or not at all. Raises NoSpace or StoreUnavailable.
+
+        What is not `durable` may be the old file, or empty, after a loss of power.
+        """
         assert not self.read_only, f"{path} was to be replaced, in a store that is only read"
         with border(f"writing {len(data)} bytes", self.child(path)):
             if self.directory is None:
                 with self.writer(path) as stream:
                     stream.write(data)
             else:
-                draft = _write_draft(self.directory / path, data)
+                draft = _write_draft(self.directory / path, data, durable)
                 draft.replace(self.directory / path)
-                synchronise(draft.parent)
+                if durable:
+                    synchronise(draft.parent)
 
     def delete(self, path: str) -> None:
         """Remove a file; FileNotFoundError passes through where the file system says so, an object store does not."""
@@ -192,17 +196,18 @@ def make_directory(directory: Path) -> None:
 
 def _write_durably(path: Path, data: bytes) -> None:
     make_directory(path.parent)
-    _write_file_durably(path, data)
+    _write_file(path, data)
     synchronise(path.parent)
 
 
-def _write_file_durably(path: Path, data: bytes) -> None:
-    """Write a new file and force it to the disk, not yet its name."""
+def _write_file(path: Path, data: bytes, durable: bool = True) -> None:
+    """Write a new file and, if `durable`, force it to the disk, not yet its name."""
     try:
         with open(path, "xb") as stream:
             stream.write(data)
             stream.flush()
-            os.fsync(stream.fileno())
+            if durable:
+                os.fsync(stream.fileno())
     except FileExistsError:
         # Another's file, which is not ours to remove.
         raise
@@ -211,11 +216,11 @@ def _write_file_durably(path: Path, data: bytes) -> None:
         raise
 
 
-def _write_draft(path: Path, data: bytes) -> Path:
-    """Write a durable file beside a path, whose own name may be lost with the power."""
+def _write_draft(path: Path, data: bytes, durable: bool = True) -> Path:
+    """Write a file beside a path, durable where it says so, whose own name may be lost with the power."""
     make_directory(path.parent)
     draft = path.with_name(f".{path.name}.{uuid4().hex}")
-    _write_file_durably(draft, data)
+    _write_file(draft, data, durable)
     return draft
 
 

@@ -16,13 +16,13 @@ from flows.runtime.maintenance import (
     maintain_tables,
     remove_planned,
 )
+from storage.delta.log import LogDamage
 from storage.errors import StoreError
 from storage.maintenance.compact import RETENTION_HOURS, MaintenanceReport
 from storage.maintenance.plan import Plan, at_work
 from storage.maintenance.repair import (
     Damage,
     ForgetPlan,
-    LogDamage,
     RepairedLog,
     forget,
     inspect_logs,
