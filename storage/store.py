@@ -86,6 +86,16 @@ def _check_repaired(root: Root) -> None:
         raise StoreUnavailable(what, root.child(REPAIR), safe, "run `stagecoach repair` again: it goes on from there")
 
 
+def enclosing_store(path: Path) -> Path | None:
+    """The store, on this machine's disks, in which a path lies, links followed; None where it lies in none."""
+    real = path.expanduser().resolve()
+    for parent in (real, *real.parents):
+        with suppress(OSError, ValueError, TypeError):
+            if "layout" in json.loads((parent / FORMAT).read_bytes()):
+                return parent
+    return None
+
+
 def _check_layout(root: Root) -> None:
     text = _read_format(root)
     try:
@@ -106,6 +116,9 @@ def _read_format(root: Root) -> bytes:
     try:
         return root.read(FORMAT)
     except FileNotFoundError:
+        if root.directory is not None and (outer := enclosing_store(root.directory)):
+            what, advice = f"this is inside the store {outer}", "name a place outside of it, or that store"
+            raise LayoutError(what, root.address, "nothing was touched", advice) from None
         others = [name for name in root.names("") if not name.startswith(f".{FORMAT}")]
     if others and FORMAT not in others:  # else another process has just made it
         raise LayoutError(

@@ -27,7 +27,7 @@ from storage.delta.parquet import buffer_reader
 from storage.delta.seal import Head, commit_problem, head_text, parse_head, seal
 from storage.errors import StoreError, StoreUnavailable, border
 from storage.refs import File
-from storage.roots import Root
+from storage.roots import Root, check_inside
 
 PARTITION = "run"
 CHECKPOINT_INTERVAL = 10
@@ -81,6 +81,9 @@ class ActiveFile:
     first_attempt: str
     last_attempt: str
     added_at: int = 0
+
+    def __post_init__(self) -> None:
+        check_inside(self.path, "the log of a table")
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "ActiveFile":

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from storage.delta.seal import is_sealed, seal
 from storage.errors import DamagedSlice
 from storage.keys import canonical_json
 from storage.refs import File
+from storage.roots import check_inside
 
 MANIFEST = "manifest.json"
+FIELDS = {"weights_sha256", "below", "digest", "added", "files"}
 BASE_FILE = "base.json"
 """File of a policy that is an adapter: `policy_key` and `weights_sha256` of the policy it is laid over."""
 
@@ -45,19 +48,32 @@ def manifest_text(
     weights_sha256: str, files: Sequence[File], below: str = "", added: Mapping[str, str] | None = None
 ) -> str:
     """The text of a manifest; `below` and `added` are places relative to the policy's directory."""
-    content: dict[str, Any] = {"weights_sha256": weights_sha256, "below": below}
+    content: dict[str, Any] = {"weights_sha256": weights_sha256, "below": below, "digest": ""}
     if added:
         content["added"] = dict(added)
-    return canonical_json({**content, "files": [vars(file) for file in files]})
+    return seal(canonical_json({**content, "files": [vars(file) for file in files]})).decode()
 
 
 def parse_manifest(text: bytes, policy_key: str) -> PolicyManifest:
-    """The policy of a manifest's text."""
-    content = json.loads(text)
-    files = tuple(File(**file) for file in content["files"])
+    """The policy of a manifest's text.
+
+    Raises DamagedSlice where the text is not what was written, StoreError where a file would lie outside of the policy.
+    """
     top = f"policies/{policy_key}"
-    added = {path: top + below for path, below in content.get("added", {}).items()}
-    return PolicyManifest(policy_key, content["weights_sha256"], files, top + content["below"], added)
+    where = f"{top}/{MANIFEST}"
+    try:
+        content = json.loads(text)
+        # Those of this program before it took digests have none.
+        if not content.keys() <= FIELDS or ("digest" in content and not is_sealed(text, content["digest"])):
+            raise ValueError("its digest is another")
+        files = tuple(File(**file) for file in content["files"])
+        added = {path: top + below for path, below in content.get("added", {}).items()}
+        policy = PolicyManifest(policy_key, content["weights_sha256"], files, top + content["below"], added)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise damaged_file(f"{where} is not the manifest that was written: {error}", where) from error
+    for path in (*(file.path for file in files), policy.place, *added.values()):
+        check_inside(path, where)
+    return policy
 
 
 def digest_files(directory: Path) -> list[File]:

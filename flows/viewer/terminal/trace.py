@@ -41,6 +41,7 @@ def main(
     width: int | None = None,
     as_json: bool = False,
     save: str = "",
+    force: bool = False,
 ) -> int:
     """Print a trace, or write its page to a file; return the exit status.
 
@@ -58,7 +59,7 @@ def main(
             from flows.viewer.rendering import save_page
 
             address = addresses.trace(found.run, found.trace_id, found.key)
-            parts: list[RenderableType] = [save_page(library, address, Path(save))]
+            parts: list[RenderableType] = [save_page(library, address, Path(save), force)]
         elif as_json:
             parts = [json.dumps(as_values(library, found, wanted), allow_nan=False)]
         else:
