@@ -103,8 +103,14 @@ def split_items(items: Iterable[str]) -> tuple[list[str], list[str]]:
     overrides: list[str] = []
     # A file may have an equals sign in its name: one that is there is a file.
     for item in items:
-        (overrides if "=" in item and not Path(item).is_file() else files).append(item)
+        (overrides if "=" in item and not _is_file(item) else files).append(item)
     return files, overrides
+
+
+def _is_file(item: str) -> bool:
+    with suppress(OSError, ValueError):  # no name that a file could have
+        return Path(item).is_file()
+    return False
 
 
 def one_run(names: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ from flows.queries.row_lineage import WORK, RowNode, RowTree, identify, policy_n
 from flows.queries.sentences import KEY, flat, head, in_quarantine, row_line, sentence, title_of, work_line
 from flows.reporting.formats import console, grid, say, visible
 from flows.reporting.output_files import check_output, write_whole
-from storage.errors import border
+from storage.read.damage import reading
 from storage.read.frames import Frames, existing_store
 from storage.read.lineage import Graph, Work
 from storage.read.sql import QuestionError, ask, columns_of
@@ -69,7 +69,7 @@ def lineage(
     frames = Frames(existing_store(store or RunConfig().store))
     # Neither or both options ask for both directions.
     directions = [name for name, asked in (("up", up or not down), ("down", down or not up)) if asked]
-    with border("reading the tables", frames.store.root.address):
+    with reading(frames.store):
         found = trace_lineage(frames.run(run) if run else frames, text, directions, kind)
     if as_json:
         print(json.dumps(as_values(found)))
@@ -212,7 +212,7 @@ def why(text: str, as_json: bool = False, store: str = "", run: str = "") -> int
     Raises UnknownId, RunUnknown, and LayoutError where there is no store.
     """
     frames = Frames(existing_store(store or RunConfig().store))
-    with border("reading the tables", frames.store.root.address):
+    with reading(frames.store):
         found = explain(frames.run(run) if run else frames, text)
     if as_json:
         print(json.dumps(found, default=str))
@@ -255,7 +255,7 @@ def sql(
     form = _form(form, output)
     if output:
         check_output(Path(output), force)  # before a long question, not after it
-    with border("reading the tables", frames.store.root.address):
+    with reading(frames.store):
         answer = ask(frames, query, tokens)
     if output:
         write_whole(Path(output), lambda draft: write(answer, form, draft), force)

@@ -14,6 +14,9 @@ MODEL_FILE = "config.json"
 """What tells a directory of weights, which may be replaced, from any other."""
 
 
+STREAMS = ("/dev/std", "/dev/fd/", "/proc/self/fd/")
+
+
 class OutputRefused(ValueError):
     """A file may not be written where it was to be."""
 
@@ -71,7 +74,7 @@ def write_text(target: Path, text: str, force: bool = False) -> None:
 def _is_stream(target: Path) -> bool:
     """Say whether a path is a device or a pipe, such as /dev/stdout: there is nothing that could be replaced."""
     # Behind /dev/stdout may be a file, which is the shell's to open.
-    return target.exists() and (target.is_relative_to("/dev") or not (target.is_file() or target.is_dir()))
+    return target.exists() and (str(target).startswith(STREAMS) or not (target.is_file() or target.is_dir()))
 
 
 def _put(draft: Path, target: Path, force: bool) -> None:

@@ -220,6 +220,10 @@ class StoredTable:
             parts.append(rows.with_columns(pl.lit(run).alias(PARTITION)).select(self.schema.names))
         return pl.concat(parts[1:] or parts)
 
+    def file_address(self, path: str) -> str:
+        """The address of a file that the table holds."""
+        return self._root.child(f"{self.place}/{path}")
+
     def load(self, path: str) -> bytes:
         """The bytes of a file that the table holds."""
         inside = f"{self.place}/{path}"
@@ -229,11 +233,11 @@ class StoredTable:
     def read(self, path: str, attempts: Collection[str] | None = None) -> pa.Table:
         """Rows of a file that the table holds, by page checksums but without digest; without the run column."""
         if attempts is None:
-            return decode(buffer_reader(self.load(path)), self.data_schema)
+            return decode(buffer_reader(self.load(path)), self.data_schema, where=self.file_address(path))
         inside = f"{self.place}/{path}"
         reading = border("reading a file", self._root.child(inside))
         with reading, self._root.files.open_input_file(inside) as source:
-            return decode(source, self.data_schema, attempts)
+            return decode(source, self.data_schema, attempts, self.file_address(path))
 
     def _catch_up(self) -> None:
         if self._snapshot is None or not self._snapshot.catch_up():

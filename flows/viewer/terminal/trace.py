@@ -25,7 +25,7 @@ from flows.queries.trace import FoundTrace, other_runs, outcome_of, trace_use
 from flows.reporting.formats import number, one_line, seconds, visible
 from flows.viewer import addresses
 from flows.viewer.terminal.trace_body import MEASURES, Indented, Wanted, conversation, text_cut, token_list
-from storage.errors import border
+from storage.read.damage import reading
 
 WIDTH = 120
 """Columns of output that goes into a pipe or a file."""
@@ -52,7 +52,7 @@ def main(
     if width is not None and width < NARROWEST:
         raise BadQuestion(f"--width {width}: at least {NARROWEST}, or nothing can be read")
     library, out = StoreReader.at(store or RunConfig().store), terminal(width)
-    with border("reading the tables", library.store.root.address):
+    with reading(library.store):
         found = trace_use(library, text, library.latest() if run == "latest" else run)
         if save:
             # Templates and pages are loaded for this alone: the command answers sooner without them.

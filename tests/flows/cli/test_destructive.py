@@ -82,6 +82,39 @@ def test_a_number_that_is_none_is_one_message(
     assert state(tmp_path) == before
 
 
+HUGE = "1" * 40
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["sql", "update extensions"],
+        ["sql", "select '\ud800'"],
+        ["lineage", f"old:{HUGE}"],
+        ["lineage", f"old:1:{HUGE}"],
+        ["lineage", f"old:{HUGE * 200}"],
+        ["lineage", f"a/{HUGE}"],
+        ["trace", HUGE],
+        ["trace", "x", "--messages", f"{HUGE * 200}:"],
+        ["why", HUGE * 200],
+        ["export", "--policy", f"old:{HUGE}", "--format", "weights", "--to", "weights"],
+        ["view", "--save", f"/runs/old/steps/{HUGE}", "page.html"],
+        ["show", "old", f"steps={HUGE * 200}"],
+        ["show", "old", f"training.learning_rate={HUGE * 200}"],
+        ["maintain", "--retention-hours", "nan"],
+        ["maintain", "--retention-hours", "1e12"],
+        ["algorithms", "old", "--steps", "9:3"],
+    ],
+    ids=lambda argv: " ".join(argv)[:60].encode("ascii", "replace").decode(),
+)
+def test_what_ended_in_a_traceback_is_one_message(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, said = told(capsys, *argv, "--store", str(root))
+    assert status == 2 and said.startswith("stagecoach: ") and "Traceback" not in said
+
+
 def test_the_flow_refuses_to_keep_a_negative_number_of_runs(root: Path) -> None:
     from flows.runtime.maintenance import choose_removal
 
