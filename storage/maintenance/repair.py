@@ -51,7 +51,7 @@ class Damage:
 
 def inspect_logs(root: Root) -> list[LogDamage]:
     """Look at the logs of all tables of a store, and at what an earlier repair had begun to mend."""
-    begun = {damage.table: damage for damage in _begun(root)[1]}
+    begun = {damage.table: damage for damage in _unfinished_repair(root)[1]}
     # Of a table whose directory is gone, its head is left.
     there = {*root.names("tables"), *(name.removesuffix(".json") for name in root.names(HEADS)), *begun}
     found = []
@@ -71,7 +71,7 @@ def _together(begun: LogDamage | None, found: LogDamage | None) -> LogDamage:
     return replace(both[0], files=tuple(files), lost_versions=tuple(lost))
 
 
-def _begun(root: Root) -> tuple[str, list[LogDamage]]:
+def _unfinished_repair(root: Root) -> tuple[str, list[LogDamage]]:
     """Where a repair that was killed was moving files to, and what it had found; empty where there is none."""
     with border("looking for an earlier repair", root.child(REPAIR)), suppress(FileNotFoundError):
         record = json.loads(root.read(REPAIR))
@@ -180,7 +180,7 @@ def repair_logs(root: Root, damages: Sequence[LogDamage]) -> list[RepairedLog]:
     """
     if not damages:
         return []
-    place = _begun(root)[0] or f"{QUARANTINE}/{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
+    place = _unfinished_repair(root)[0] or f"{QUARANTINE}/{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
     # What the lost commits were is known only as long as they are there, or where it is written down.
     record = {"place": place, "damages": [vars(damage) for damage in damages]}
     root.replace(REPAIR, json.dumps(record).encode())
