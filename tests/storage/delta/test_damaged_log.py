@@ -111,6 +111,13 @@ def test_a_log_that_is_gone_is_no_new_table(root: Path, filled: Store, gone: str
         open_store(root).slices.table("messages")
 
 
+def test_a_table_of_records_that_is_gone_is_not_one_without_records(root: Path, filled: Store) -> None:
+    filled.quarantines.record(["t"], where="reward > 1", reason="unfit")
+    (root / "tables/quarantines").rename(root.parent / "elsewhere")
+    with pytest.raises(StoreUnavailable, match="commit 0 is missing"):
+        open_store(root).quarantines.all()
+
+
 def test_a_commit_that_a_process_has_in_memory_is_not_read_again_and_one_it_reads_is_checked(
     root: Path, filled: Store
 ) -> None:
