@@ -116,7 +116,7 @@ def _read_format(root: Root) -> bytes:
     try:
         return root.read(FORMAT)
     except FileNotFoundError:
-        if root.directory is not None and (outer := enclosing_store(root.directory)):
+        if root.directory is not None and (outer := enclosing_store(root.directory.parent)):
             what, advice = f"this is inside the store {outer}", "name a place outside of it, or that store"
             raise LayoutError(what, root.address, "nothing was touched", advice) from None
         others = [name for name in root.names("") if not name.startswith(f".{FORMAT}")]

@@ -88,15 +88,18 @@ def _damage_behind(error: BaseException, command: Callable[[], Any] | None) -> s
     """Return which files of a command's store are damaged, where any are: nearly anything comes of those."""
     store = getattr(command, "keywords", {}).get("store")
     from configs.run import RunConfig
-    from storage.errors import StoreError, is_foreign
+    from storage.errors import LayoutError, StoreError, is_foreign
     from storage.read.damage import damage_behind
     from storage.read.frames import existing_store
 
     of_data = is_foreign(error) or isinstance(error, ValueError | LookupError | TypeError | AttributeError)
     if store is None or not of_data:  # to look through all files takes its time
         return None
+    found: StoreError | None
     try:
         found = damage_behind(error, existing_store(store or RunConfig().store, read_only=True))
+    except LayoutError:  # there is none
+        return None
     except StoreError as other:  # it cannot even be opened: that says more than what came of it
         found = other
     return str(found) if found else None
