@@ -120,7 +120,7 @@ def parse(text: str) -> Any:
         return None
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # a TOMLDecodeError, or a number of more digits than Python reads
         return text  # so that paths and names need no quotes of their own within those of a shell
 
 
@@ -132,7 +132,7 @@ def read(file: Path | str) -> tuple[dict[str, Any], str]:
     path = find(file)
     try:
         return tomllib.loads(path.read_text(encoding="utf-8")), str(file)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError([f"{path}: not TOML: {error}"]) from error
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from error

@@ -30,22 +30,23 @@ MERGE_FILES = 16
 class LedgerFile:
     """One file of the ledger, in memory as on the disk: few of its rows are ever asked for, and decoding is slow."""
 
-    def __init__(self, data: bytes, run: str, schema: pa.Schema) -> None:
+    def __init__(self, data: bytes, run: str, schema: pa.Schema, where: str) -> None:
         self._held: bytes | pa.Table = data
         """The file as it is on the disk, until the first of its rows is asked for; then its rows."""
-        self._run, self._schema = run, schema
+        self._run, self._schema, self._where = run, schema, where
 
     def index(self) -> list[tuple[str, str, str]]:
         """Key, part and stage of every row; for a file of which no row was asked for yet."""
         assert isinstance(self._held, bytes)
-        rows = decode(buffer_reader(self._held), pa.schema([self._schema.field(n) for n in ("key", "part", "stage")]))
+        schema = pa.schema([self._schema.field(name) for name in ("key", "part", "stage")])
+        rows = decode(buffer_reader(self._held), schema, where=self._where)
         return list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
 
     def entries(self, positions: Sequence[int]) -> list[Entry]:
         """The entries of some rows."""
         held = self._held
         if isinstance(held, bytes):  # two threads may both decode it, which costs less than a lock
-            held = self._held = decode(buffer_reader(held), self._schema)
+            held = self._held = decode(buffer_reader(held), self._schema, where=self._where)
         rows = held.take(pa.array(positions, pa.int64())).to_pylist()
         return [Entry.from_row({**row, "run": self._run}) for row in rows]
 
@@ -66,7 +67,7 @@ class Ledger:
     """Finished work by key, held in memory and moved forward by what was added since; safe to share between threads."""
 
     def __init__(self, root: Root) -> None:
-        self.table = StoredTable(root, LEDGER.name, LEDGER.arrow)
+        self.table = StoredTable(root, LEDGER.name, LEDGER.arrow, has_head=True)
         self._lock = self.table.lock  # one lock: nobody may move the handle between a refresh and the append
         self._version: int | None = None
         self._read_files: set[str] = set()
@@ -265,7 +266,7 @@ class Ledger:
 
     def _index(self, path: str) -> None:
         run = path.split("/")[0].removeprefix("run=")
-        file = LedgerFile(self.table.load(path), run, self.table.data_schema)
+        file = LedgerFile(self.table.load(path), run, self.table.data_schema, self.table.file_address(path))
         for position, (key, part, stage) in enumerate(file.index()):
             # A merged file repeats rows: the one that was read first stands.
             self._by_key.setdefault(key, {}).setdefault((run, part), UnreadRow(file, position, stage))

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from storage.delta.log import head_path
 from storage.delta.table import StoredTable
 from storage.errors import QuarantineUnknown, RunUnknown, SliceExpired
 from storage.keys import canonical_json, content_key
@@ -36,7 +37,7 @@ class CachedTable:
     @cached_property
     def table(self) -> StoredTable:
         """The stored table, made when it is first asked for: most stores never need every system table."""
-        return StoredTable(self._root, self._contract.name, self._contract.arrow)
+        return StoredTable(self._root, self._contract.name, self._contract.arrow, has_head=True)
 
     def refresh(self) -> int:
         """Read what was committed since the last refresh; return a number that is another after every commit."""
@@ -56,7 +57,9 @@ class CachedTable:
     def _refresh(self) -> None:
         """Read the files added since the last refresh; rows that were merged into another file may come once more."""
         # A cached property stands among the instance's variables as soon as it was asked for.
-        if "table" not in vars(self) and not self._root.exists(f"tables/{self._contract.name}"):
+        name = self._contract.name
+        # A head without a table is damage, which opening the table says.
+        if "table" not in vars(self) and not any(map(self._root.exists, (f"tables/{name}", head_path(name)))):
             return  # no table is made only to be read
         paths, version = self.table.new_files(self._version)
         for path in paths:
@@ -104,7 +107,7 @@ class Runs(CachedTable):
 
     def __init__(self, root: Root) -> None:
         super().__init__(root, RUNS)
-        self.table = StoredTable(root, RUNS.name, RUNS.arrow)  # every store has it from the first
+        self.table = StoredTable(root, RUNS.name, RUNS.arrow, has_head=True)  # every store has it from the first
         self._events: dict[str, list[Event]] = {}
 
     def record(

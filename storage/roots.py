@@ -14,7 +14,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from storage.errors import LayoutError, border
+from storage.errors import LayoutError, StoreError, border
 from storage.refs import File
 from storage.s3 import Bucket, commit_options, file_system, locate, settings
 
@@ -37,13 +37,15 @@ class Root:
     """Whether nothing is written: tables that are not there are empty, torn logs stay, the server is not probed."""
 
     def child(self, path: str) -> str:
-        """The address of something below the root."""
+        """The address of something below the root. Raises StoreError for a path that leads out of it."""
+        check_inside(path, self.address)
         return f"{self.address}/{path}"
 
     def exists(self, path: str) -> bool:
         """Say whether a file or directory is there."""
+        place = self.child(path)
         if self.directory is not None:
-            return os.path.exists(self.child(path))
+            return os.path.exists(place)
         # Arrow takes several requests to tell an object from a directory; most questions are about objects.
         if self.bucket is not None and self.bucket.exists(path):
             return True
@@ -51,14 +53,16 @@ class Root:
 
     def names(self, path: str) -> list[str]:
         """The sorted names right below a directory; none where there is no directory."""
+        check_inside(path, self.address)
         found = self.files.get_file_info(pafs.FileSelector(path, allow_not_found=True))
         return sorted(info.base_name for info in found)
 
     def read(self, path: str) -> bytes:
         """All bytes of a file; FileNotFoundError passes through."""
+        place = self.child(path)
         if self.bucket is not None:
             return self.bucket.get(path)
-        with open(self.child(path), "rb") as stream:
+        with open(place, "rb") as stream:
             return stream.read()
 
     def write(self, path: str, data: bytes) -> File:
@@ -89,21 +93,26 @@ class Root:
             assert self.directory is not None
             return _create_durably(self.directory / path, data)
 
-    def replace(self, path: str, data: bytes) -> None:
-        """Write a file in the place of what is there, whole or not at all. Raises NoSpace or StoreUnavailable."""
+    def replace(self, path: str, data: bytes, durable: bool = True) -> None:
+        """Write a file in the place of what is there, whole or not at all. Raises NoSpace or StoreUnavailable.
+
+        What is not `durable` may be the old file, or empty, after a loss of power.
+        """
         assert not self.read_only, f"{path} was to be replaced, in a store that is only read"
         with border(f"writing {len(data)} bytes", self.child(path)):
             if self.directory is None:
                 with self.writer(path) as stream:
                     stream.write(data)
             else:
-                draft = _write_draft(self.directory / path, data)
+                draft = _write_draft(self.directory / path, data, durable)
                 draft.replace(self.directory / path)
-                synchronise(draft.parent)
+                if durable:
+                    synchronise(draft.parent)
 
     def delete(self, path: str) -> None:
         """Remove a file; FileNotFoundError passes through where the file system says so, an object store does not."""
         assert not self.read_only, f"{path} was to be removed, in a store that is only read"
+        check_inside(path, self.address)
         if self.bucket is None:
             self.files.delete_file(path)
         else:
@@ -135,6 +144,7 @@ class Root:
 
     def writer(self, path: str) -> pa.NativeFile:
         """A stream into a new object of an object store; the object is there when it is closed."""
+        check_inside(path, self.address)
         return self.files.open_output_stream(path, compression=None)
 
     def make_durable(self, *paths: str) -> None:
@@ -146,6 +156,14 @@ class Root:
                 synchronise(self.directory / path)
         for parent in {(self.directory / path).parent for path in paths}:
             synchronise(parent)
+
+
+def check_inside(path: str, where: str) -> None:
+    """Raise StoreError for a path below `where` that is absolute or has a step upward: a row or a file names it."""
+    if path.startswith("/") or "\0" in path or "\\" in path or ".." in path.split("/"):
+        what = f"a path leads out of the store: {path!r}"
+        advice = "a store that names such a path was not written by this program: do not trust it"
+        raise StoreError(what, where, "nothing outside of the store was touched", advice)
 
 
 def open_root(root: str, options: Mapping[str, str] | None = None) -> Root:
@@ -192,17 +210,18 @@ def make_directory(directory: Path) -> None:
 
 def _write_durably(path: Path, data: bytes) -> None:
     make_directory(path.parent)
-    _write_file_durably(path, data)
+    _write_file(path, data)
     synchronise(path.parent)
 
 
-def _write_file_durably(path: Path, data: bytes) -> None:
-    """Write a new file and force it to the disk, not yet its name."""
+def _write_file(path: Path, data: bytes, durable: bool = True) -> None:
+    """Write a new file and, if `durable`, force it to the disk, not yet its name."""
     try:
         with open(path, "xb") as stream:
             stream.write(data)
             stream.flush()
-            os.fsync(stream.fileno())
+            if durable:
+                os.fsync(stream.fileno())
     except FileExistsError:
         # Another's file, which is not ours to remove.
         raise
@@ -211,11 +230,11 @@ def _write_file_durably(path: Path, data: bytes) -> None:
         raise
 
 
-def _write_draft(path: Path, data: bytes) -> Path:
-    """Write a durable file beside a path, whose own name may be lost with the power."""
+def _write_draft(path: Path, data: bytes, durable: bool = True) -> Path:
+    """Write a file beside a path, durable where it says so, whose own name may be lost with the power."""
     make_directory(path.parent)
     draft = path.with_name(f".{path.name}.{uuid4().hex}")
-    _write_file_durably(draft, data)
+    _write_file(draft, data, durable)
     return draft
 
 

@@ -231,7 +231,7 @@ class Slices:
             raise damage_error(piece, f"{path} has {len(data)} bytes instead of {file.size}")
         if hashlib.sha256(data).hexdigest() != file.sha256:
             raise damage_error(piece, f"{path} is not the file that was written: its SHA-256 differs")
-        return decode(buffer_reader(data), schema)
+        return decode(buffer_reader(data), schema, where=self._root.child(path))
 
     def _read_compacted(self, name: str, pieces: Sequence[Slice]) -> Mapping[Slice, pa.Table]:
         """The rows of slices whose files are gone, out of the files that took their place."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import polars as pl
 import pyarrow as pa
 
 from storage.delta.table import StoredTable
-from storage.errors import LayoutError, border
+from storage.errors import LayoutError, StoreUnavailable, border
 from storage.ledger import Ledger
 from storage.policies.store import Policies
 from storage.records import CachedTable, Quarantines, Runs
@@ -21,6 +22,8 @@ from storage.slices import Slices
 # Raised by a change that a program before it would read wrongly: it then refuses the store.
 LAYOUT = 2
 FORMAT = "format.json"
+REPAIR = "quarantine/unfinished.json"
+"""What a repair that is under way, or was killed, is doing: until it has ended rows of any table may be missing."""
 
 
 class Store:
@@ -70,7 +73,27 @@ def open_store(root: str | Path, options: Mapping[str, str] | None = None, read_
     place = replace(open_root(str(root), options), read_only=read_only)
     with border("opening the store", place.address):
         _check_layout(place)
+        _check_repaired(place)
     return Store(place)
+
+
+def _check_repaired(root: Root) -> None:
+    """Raise StoreUnavailable where a repair has not ended: rows may be missing that are only about to be put back."""
+    with suppress(FileNotFoundError):
+        root.read(REPAIR)
+        what = "a repair of this store has not ended: it was interrupted, or is under way"
+        safe = "everything that the ledger names; what was moved aside is in quarantine/"
+        raise StoreUnavailable(what, root.child(REPAIR), safe, "run `stagecoach repair` again: it goes on from there")
+
+
+def enclosing_store(path: Path) -> Path | None:
+    """The store, on this machine's disks, in which a path lies, links followed; None where it lies in none."""
+    real = path.expanduser().resolve()
+    for parent in (real, *real.parents):
+        with suppress(OSError, ValueError, TypeError):
+            if "layout" in json.loads((parent / FORMAT).read_bytes()):
+                return parent
+    return None
 
 
 def _check_layout(root: Root) -> None:
@@ -93,6 +116,9 @@ def _read_format(root: Root) -> bytes:
     try:
         return root.read(FORMAT)
     except FileNotFoundError:
+        if root.directory is not None and (outer := enclosing_store(root.directory.parent)):
+            what, advice = f"this is inside the store {outer}", "name a place outside of it, or that store"
+            raise LayoutError(what, root.address, "nothing was touched", advice) from None
         others = [name for name in root.names("") if not name.startswith(f".{FORMAT}")]
     if others and FORMAT not in others:  # else another process has just made it
         raise LayoutError(

@@ -32,8 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is None:  # closed by who started this, as by `>&-`: `print` says nothing then, all else fails
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     warnings.formatwarning = lambda message, *_, **__: f"stagecoach: {visible(str(message))}\n"
+    command: Callable[[], Any] | None = None
     try:
-        status = parse(sys.argv[1:] if argv is None else argv)() or 0
+        command = parse(sys.argv[1:] if argv is None else argv)
+        status = command() or 0
         sys.stdout.flush()
         return status
     # Before any other error: of the standard output it is no fault, and nobody is there to be told.
@@ -44,8 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nInterrupted. What is committed is safe; `stagecoach resume` goes on from there.", file=sys.stderr)
         return 130
-    except Exception as error:
-        message = explanation(error)
+    except (SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # a panic of a library is no Exception
+        message = explanation(error) or _damage_behind(error, command)
         if message is None:
             raise
         print(f"stagecoach: {visible(message)}", file=sys.stderr)
@@ -78,6 +82,27 @@ def explanation(error: BaseException) -> str | None:
     if type(error).__module__.partition(".")[0] not in PACKAGES:
         return None
     return "\n".join([str(error), *getattr(error, "__notes__", [])])
+
+
+def _damage_behind(error: BaseException, command: Callable[[], Any] | None) -> str | None:
+    """Return which files of a command's store are damaged, where any are: nearly anything comes of those."""
+    store = getattr(command, "keywords", {}).get("store")
+    from configs.run import RunConfig
+    from storage.errors import LayoutError, StoreError, is_foreign
+    from storage.read.damage import damage_behind
+    from storage.read.frames import existing_store
+
+    of_data = is_foreign(error) or isinstance(error, ValueError | LookupError | TypeError | AttributeError)
+    if store is None or not of_data:  # to look through all files takes its time
+        return None
+    found: StoreError | None
+    try:
+        found = damage_behind(error, existing_store(store or RunConfig().store, read_only=True))
+    except LayoutError:  # there is none
+        return None
+    except StoreError as other:  # it cannot even be opened: that says more than what came of it
+        found = other
+    return str(found) if found else None
 
 
 def parse(argv: Sequence[str]) -> Callable[[], Any]:

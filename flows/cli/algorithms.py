@@ -19,11 +19,11 @@ from configs.run import RunConfig
 from flows.cli.launch import watch
 from flows.queries.store_reader import recorded_run
 from flows.replays.config import prepare_replay
-from flows.replays.request import ReplayRequest
+from flows.replays.request import ReplayRequest, step_range
 from flows.reporting.artifacts import escape
 from flows.reporting.formats import compact_number, console, grid, markdown_table
+from flows.reporting.output_files import check_output, write_text
 from flows.runtime.prepare import find_policy
-from storage.errors import border
 from storage.read.frames import Frames, existing_store
 from storage.store import Store
 from tasks.advantage.algorithms.credit import AdvantageBreach
@@ -72,6 +72,7 @@ def algorithms(
     output: str = "",
     as_json: bool = False,
     plain: bool = False,
+    force: bool = False,
 ) -> int:
     """Credit a run's rollouts by the algorithms named, all that need no engine by default; print what came of it.
 
@@ -79,6 +80,9 @@ def algorithms(
     `demonstration`, the field that holds one, opsd. `output` is written as a page. Returns 0; raises ConfigError for an
     unknown run, algorithm or teacher; what an algorithm refuses is an answer.
     """
+    step_range(steps)  # a mistake in it is no answer of an algorithm
+    if output:
+        check_output(Path(output), force)  # before the credits, not after them
     root = existing_store(store or RunConfig().store)
     run, recorded = recorded_run(root, run)
     given: dict[str, dict[str, Any]] = {}
@@ -94,8 +98,7 @@ def algorithms(
     found = describe_credits(Frames(root), run, credited)
     if output:
         options = {"steps": steps, "teacher": teacher, "demonstration": demonstration}
-        with border("writing a page", output):
-            Path(output).write_text(page(found, options), encoding="utf-8")
+        write_text(Path(output), page(found, options), force)
         print(f"written to {output}")
     elif as_json:
         print(json.dumps(found, sort_keys=True))

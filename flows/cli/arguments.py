@@ -6,6 +6,7 @@ it is called, so that help and mistakes need none of it.
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,19 +52,44 @@ def option(text: str = "", metavar: str | None = None, **more: Any) -> Parameter
     return Parameter(help=text, metavar=metavar, **more)
 
 
-def _whole_number(_: object, tokens: Sequence[Token]) -> int:
-    """Read a whole number. Raises ValueError for any other text: cyclopts rounds 1.5, and would take 0x10."""
-    # int() alone would take 1_000, too.
+MOST = 10**9
+"""The greatest number that an argument may be; no store has more of anything that is counted or named by one."""
+
+
+def _whole_number(least: int, most: int = MOST) -> Parameter:
+    """Return how a whole number from `least` to `most` is read; any other text is a mistake."""
+
+    def read(_: object, tokens: Sequence[Token]) -> int:
+        text = tokens[0].value
+        # cyclopts would round 1.5 and take 0x10, int() alone 1_000 and digits of any script and number.
+        if re.fullmatch(r"[+-]?[0-9]{1,20}", text) is None:
+            raise ValueError(f'"{text[:40]}" is not a whole number of up to 20 digits')
+        if not least <= int(text) <= most:
+            raise ValueError(f'"{text}" is not between {least} and {most}')
+        return int(text)
+
+    return Parameter(converter=read)
+
+
+def _finite(_: object, tokens: Sequence[Token]) -> float:
+    """Read a number that is neither infinite nor NaN, nor so large that nothing can be compared with it."""
     text = tokens[0].value
-    if re.fullmatch(r"[+-]?\d+", text) is None:
-        raise ValueError(f'"{text}" is not a whole number')
-    return int(text)
+    with suppress(ValueError):
+        if abs(float(text)) <= MOST:
+            return float(text)
+    raise ValueError(f'"{text[:40]}" is not a number between {-MOST} and {MOST}')
 
 
-Int = Annotated[int, Parameter(converter=_whole_number)]
+Count = Annotated[int, _whole_number(1)]
+"""A whole number from 1 on."""
+Index = Annotated[int, _whole_number(0)]
+"""A whole number from 0 on."""
+Port = Annotated[int, _whole_number(0, 65535)]
+Number = Annotated[float, Parameter(converter=_finite)]
 Store = Annotated[str, option("root of the store: a directory, or a URL of an object store")]
 Json = Annotated[bool, option("for programs", name="--json")]
 Plain = Annotated[bool, option("plain lines instead of a live panel")]
+Force = Annotated[bool, option("replace the file that is there")]
 DryRun = Annotated[bool, option("change nothing, only say what would be done")]
 Name = Annotated[str, option("name of the run")]
 OfRun = Annotated[str, option("only the rows that this run uses")]
@@ -77,8 +103,14 @@ def split_items(items: Iterable[str]) -> tuple[list[str], list[str]]:
     overrides: list[str] = []
     # A file may have an equals sign in its name: one that is there is a file.
     for item in items:
-        (overrides if "=" in item and not Path(item).is_file() else files).append(item)
+        (overrides if "=" in item and not _is_file(item) else files).append(item)
     return files, overrides
+
+
+def _is_file(item: str) -> bool:
+    with suppress(OSError, ValueError):  # no name that a file could have
+        return Path(item).is_file()
+    return False
 
 
 def one_run(names: Iterable[str]) -> str:

@@ -28,8 +28,8 @@ from flows.reporting.formats import (
     markdown_table,
     with_interval,
 )
+from flows.reporting.output_files import check_output, write_text, write_whole
 from flows.reporting.panel import printable
-from storage.errors import border
 from storage.read.frames import existing_store
 from storage.store import Store
 from tasks.arrays.columns import texts
@@ -55,7 +55,7 @@ def diff(a: str, b: str, step: int | None = None, as_json: bool = False, store: 
     return 0
 
 
-def curves(runs: Sequence[str], store: str = "", output: str = "") -> int:
+def curves(runs: Sequence[str], store: str = "", output: str = "", force: bool = False) -> int:
     """Print the rewards of runs beside each other, or write a page and, beside it, its picture; return 0.
 
     Raises ConfigError for an unknown run.
@@ -85,9 +85,9 @@ def curves(runs: Sequence[str], store: str = "", output: str = "") -> int:
         *markdown_table(headings, rows),
         *_score_lines(found),
     ]
-    with border("writing a page", output):
-        picture.write_text(curves_svg(series, "mean reward by step"), encoding="utf-8")
-        Path(output).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    check_output(Path(output), force)
+    write_text(picture, curves_svg(series, "mean reward by step"), force)
+    write_text(Path(output), "\n".join(lines) + "\n", force)
     print(f"written to {output} and {picture}")
     return 0
 
@@ -138,7 +138,14 @@ class EvaluationPart:
         return self.recorded.set_name, self.environment, self.bucket
 
 
-def evals(runs: Sequence[str], by: str = "", output: str = "", as_json: bool = False, store: str = "") -> int:
+def evals(
+    runs: Sequence[str],
+    by: str = "",
+    output: str = "",
+    as_json: bool = False,
+    store: str = "",
+    force: bool = False,
+) -> int:
     """Print the evaluations of runs, or write them as Parquet; return the exit status.
 
     `by` is a field of the examples' tasks whose values are told apart. Raises ConfigError for an unknown run or one
@@ -152,8 +159,8 @@ def evals(runs: Sequence[str], by: str = "", output: str = "", as_json: bool = F
         raise ConfigError([f"{tried}: no policy was evaluated; do so with stagecoach eval"])
     found = list(rows_of(parts))
     if output:
-        with border("writing the evaluations", output):
-            pq.write_table(pa.Table.from_pylist(found, schema=SCHEMA), output)
+        answer = pa.Table.from_pylist(found, schema=SCHEMA)
+        write_whole(Path(output), lambda draft: pq.write_table(answer, draft), force)
         print(f"{len(found)} figures written to {Path(output)}")
     elif as_json:
         print(json.dumps(found, sort_keys=True))

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from flows.cli.arguments import COMPARE, Int, Json, Plain, Store, app, option
+from flows.cli.arguments import COMPARE, Force, Index, Json, Plain, Store, app, option
 
 
 @app.command(group=COMPARE)
@@ -11,7 +11,7 @@ def diff(
     run_b: Annotated[str, option("", "RUN_B")],
     /,
     *,
-    step: Annotated[Int | None, option("go into one step: its traces, samples and groups")] = None,
+    step: Annotated[Index | None, option("go into one step: its traces, samples and groups")] = None,
     store: Store = "",
     as_json: Json = False,
 ) -> int | None:
@@ -32,6 +32,7 @@ def algorithms(
         str, option("for opsd: the field of the example that holds a demonstration", "FIELD")
     ] = "",
     output: Annotated[str, option("write a page in markdown", "FILE")] = "",
+    force: Force = False,
     store: Store = "",
     as_json: Json = False,
     plain: Plain = False,
@@ -39,19 +40,22 @@ def algorithms(
     """A run's rollouts credited by several algorithms, side by side."""
     from flows.cli.algorithms import algorithms
 
-    return algorithms(run, names, steps, teacher, demonstration, store, output, as_json=as_json, plain=plain)
+    return algorithms(
+        run, names, steps, teacher, demonstration, store, output, as_json=as_json, plain=plain, force=force
+    )
 
 
 @app.command(group=COMPARE)
 def curves(
     *runs: Annotated[str, option("", "RUN", required=True)],
     output: Annotated[str, option("write a page in markdown, and its picture", "FILE")] = "",
+    force: Force = False,
     store: Store = "",
 ) -> int | None:
     """The rewards of several runs by step, side by side."""
     from flows.cli.comparisons import curves
 
-    return curves(runs, store=store, output=output)
+    return curves(runs, store=store, output=output, force=force)
 
 
 @app.command(group=COMPARE)
@@ -59,10 +63,11 @@ def evals(
     *runs: Annotated[str, option("the newest without any", "RUN")],
     by: Annotated[str, option("tell the values of a field of the examples' tasks apart", "FIELD")] = "",
     output: Annotated[str, option("write them as Parquet, one row for each figure", "FILE")] = "",
+    force: Force = False,
     store: Store = "",
     as_json: Json = False,
 ) -> int | None:
     """The evaluations of runs, and how far each is from the first."""
     from flows.cli.comparisons import evals
 
-    return evals(runs or ["latest"], store=store, by=by, output=output, as_json=as_json)
+    return evals(runs or ["latest"], store=store, by=by, output=output, as_json=as_json, force=force)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from flows.cli.arguments import ITEMS_HELP, MOVE, Int, Name, Store, UsageError, app, option, split_items
+from flows.cli.arguments import ITEMS_HELP, MOVE, Count, Name, Number, Store, UsageError, app, option, split_items
 
 
 @app.command(group=MOVE, name="import", help_epilogue=ITEMS_HELP)
@@ -16,7 +16,7 @@ def import_rollouts(
     ] = "auto",
     model: Annotated[str, option("model whose tokenizer makes tokens of text", "DIR")] = "",
     environment: Annotated[str, option("the environment that all rollouts are of", "NAME")] = "",
-    groups_per_step: Annotated[Int, option("deal the groups to steps of N; as the files say", "N")] = 0,
+    groups_per_step: Annotated[Count, option("deal the groups to steps of N; as the files say", "N")] = 0,
     skip_bad: Annotated[bool, option("leave out lines that cannot be imported")] = False,
     held_out: Annotated[bool, option("attempts at held-out examples too, to be trained on")] = False,
     name: Name = "",
@@ -28,8 +28,6 @@ def import_rollouts(
     files, overrides = split_items(items)
     if not files:
         raise UsageError("import needs a file: stagecoach import traces.jsonl --name RUN")
-    if groups_per_step < 0:
-        raise UsageError("--groups-per-step counts groups: give a number from 1 on")
     return main(
         ImportRequest(
             files=[Path(file) for file in files],
@@ -60,7 +58,7 @@ def export_rollouts(
     sql: Annotated[str, option("question whose answer has the column trace_id", "QUERY")] = "",
     steps: Annotated[str, option("3:10 is 3 to 9, also 3: or :10, or one step", "A:B")] = "",
     kept: Annotated[bool, option("only what the run's filters kept")] = False,
-    min_reward: Annotated[float | None, option("only rewards of at least R", "R")] = None,
+    min_reward: Annotated[Number | None, option("only rewards of at least R", "R")] = None,
     held_out: Annotated[bool, option("attempts at held-out examples too")] = False,
     quarantined: Annotated[bool, option("rollouts in quarantine too, also in datasets")] = False,
     pairs: Annotated[Literal["extremes", "all"], option("the best and the worst of a group, or all")] = "extremes",

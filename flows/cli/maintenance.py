@@ -16,13 +16,13 @@ from flows.runtime.maintenance import (
     maintain_tables,
     remove_planned,
 )
+from storage.delta.log import LogDamage
 from storage.errors import StoreError
 from storage.maintenance.compact import RETENTION_HOURS, MaintenanceReport
 from storage.maintenance.plan import Plan, at_work
 from storage.maintenance.repair import (
     Damage,
     ForgetPlan,
-    LogDamage,
     RepairedLog,
     forget,
     inspect_logs,
@@ -32,6 +32,7 @@ from storage.maintenance.repair import (
     repair_logs,
 )
 from storage.maintenance.sweep import ExpiryReport, RemovalReport, finish_removals
+from storage.read.damage import SYSTEM, damaged_files
 from storage.read.frames import existing_store
 from storage.roots import open_root
 from storage.store import FORMAT, Store, open_store
@@ -172,6 +173,10 @@ def repair_store(
     forgetting = ForgetPlan((), (), ())
     if not left:  # what the ledger names cannot be known while its log is broken
         root = open_store(store or RunConfig().store)
+        if unreadable := damaged_files(root, SYSTEM):
+            what = "\n".join(["files of system tables are damaged; no other file says what was in them:", *unreadable])
+            safe = "everything else; nothing that these files may name is removed"
+            raise StoreError(what, root.root.address, safe, "put each of them back from a copy, then repair again")
         damages = [*inspect_slices(root, deep), *inspect_policies(root, deep)]
         forgetting = plan_forget(root, damages, REPEATABLE)
         if forget_damaged and not dry_run and forgetting.rows:

@@ -19,7 +19,8 @@ from flows.queries.outcomes import DERIVED, explain
 from flows.queries.row_lineage import WORK, RowNode, RowTree, identify, policy_names, policy_version, traverse
 from flows.queries.sentences import KEY, flat, head, in_quarantine, row_line, sentence, title_of, work_line
 from flows.reporting.formats import console, grid, say, visible
-from storage.errors import border
+from flows.reporting.output_files import check_output, write_whole
+from storage.read.damage import reading
 from storage.read.frames import Frames, existing_store
 from storage.read.lineage import Graph, Work
 from storage.read.sql import QuestionError, ask, columns_of
@@ -68,7 +69,7 @@ def lineage(
     frames = Frames(existing_store(store or RunConfig().store))
     # Neither or both options ask for both directions.
     directions = [name for name, asked in (("up", up or not down), ("down", down or not up)) if asked]
-    with border("reading the tables", frames.store.root.address):
+    with reading(frames.store):
         found = trace_lineage(frames.run(run) if run else frames, text, directions, kind)
     if as_json:
         print(json.dumps(as_values(found)))
@@ -211,7 +212,7 @@ def why(text: str, as_json: bool = False, store: str = "", run: str = "") -> int
     Raises UnknownId, RunUnknown, and LayoutError where there is no store.
     """
     frames = Frames(existing_store(store or RunConfig().store))
-    with border("reading the tables", frames.store.root.address):
+    with reading(frames.store):
         found = explain(frames.run(run) if run else frames, text)
     if as_json:
         print(json.dumps(found, default=str))
@@ -232,7 +233,15 @@ SAFE = "the store was only read"
 ENDINGS = {".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
-def sql(query: str, form: str = "", output: str = "", tokens: bool = False, store: str = "", run: str = "") -> int:
+def sql(
+    query: str,
+    form: str = "",
+    output: str = "",
+    tokens: bool = False,
+    store: str = "",
+    run: str = "",
+    force: bool = False,
+) -> int:
     """Answer a question, or list the tables where there is none; return the exit status.
 
     Raises QuestionError with the database's message, RunUnknown, and LayoutError where there is no store.
@@ -244,10 +253,12 @@ def sql(query: str, form: str = "", output: str = "", tokens: bool = False, stor
         print("\n".join(f"{name}: {', '.join(columns_of(frames, name, tokens))}" for name in frames.names))
         return 0
     form = _form(form, output)
-    with border("reading the tables", frames.store.root.address):
+    if output:
+        check_output(Path(output), force)  # before a long question, not after it
+    with reading(frames.store):
         answer = ask(frames, query, tokens)
     if output:
-        write(answer, form, Path(output))
+        write_whole(Path(output), lambda draft: write(answer, form, draft), force)
         print(f"{answer.num_rows} rows in {output}")
     else:
         show(answer, form)
@@ -266,17 +277,13 @@ def _form(form: str, output: str) -> str:
 
 
 def write(answer: pa.Table, form: str, path: Path) -> None:
-    """Write an answer to a new file or over an old one. Raises QuestionError where that cannot be done."""
-    try:
-        if form == "parquet":
-            pq.write_table(answer, path)
-        elif form == "csv":
-            pacsv.write_csv(_without_lists(answer), path)
-        else:
-            path.write_text(json_text(answer))
-    except OSError as error:
-        what = f"the answer cannot be written: {error}"
-        raise QuestionError(what, str(path), "the store", "name another file") from error
+    """Write an answer to a file."""
+    if form == "parquet":
+        pq.write_table(answer, path)
+    elif form == "csv":
+        pacsv.write_csv(_without_lists(answer), path)
+    else:
+        path.write_text(json_text(answer))
 
 
 def show(answer: pa.Table, form: str) -> None:

@@ -8,7 +8,8 @@ from cyclopts import Token
 from flows.cli.arguments import (
     ITEMS_HELP,
     RUN,
-    Int,
+    Count,
+    Index,
     Items,
     Name,
     Plain,
@@ -66,7 +67,7 @@ def evaluate(
     policy: Annotated[str, option("RUN or RUN:VERSION; without it, the weights of model.path")] = "",
     url: Annotated[str, option("a chat API of someone else (https://host/v1) in place of a policy")] = "",
     model: Annotated[str, option("the model's name there")] = "",
-    retry_errors: Annotated[Int, option("make rollouts that ended with an error again, up to N times", "N")] = 0,
+    retry_errors: Annotated[Index, option("make rollouts that ended with an error again, up to N times", "N")] = 0,
     name: Name = "",
     store: Store = "",
     plain: Plain = False,
@@ -186,7 +187,7 @@ def gate(
 def deploy(
     *,
     pool: Annotated[str, option("work pool; a machine or kind of machine has one")] = "stagecoach",
-    slots: Annotated[Int, option("runs with an engine or a learner at a time")] = 1,
+    slots: Annotated[Count, option("runs with an engine or a learner at a time")] = 1,
     file: Annotated[str, option("another file of deployments than deploy/prefect.yaml")] = "",
     store: Store = "",
 ) -> int | None:

@@ -5,11 +5,14 @@ from typing import Annotated, Literal
 from flows.cli.arguments import (
     ITEMS_HELP,
     LOOK,
-    Int,
+    Count,
+    Force,
+    Index,
     Items,
     Json,
     Name,
     OfRun,
+    Port,
     RunItems,
     Store,
     app,
@@ -117,13 +120,14 @@ def sql(
     form: Annotated[Literal["table", "json", "csv", "parquet"] | None, option("of the answer", name="--format")] = None,
     output: Annotated[str, option("write the answer there instead of printing it", "FILE")] = "",
     tokens: Annotated[bool, option("with the columns that hold a value per token")] = False,
+    force: Force = False,
     run: OfRun = "",
     store: Store = "",
 ) -> int | None:
     """Ask the tables of a store in SQL; nothing can be changed."""
     from flows.cli.questions import sql
 
-    return sql(query, form=form or "", output=output, tokens=tokens, store=store, run=run)
+    return sql(query, form=form or "", output=output, tokens=tokens, store=store, run=run, force=force)
 
 
 VIEW = """\
@@ -151,9 +155,10 @@ def view(
     *,
     run: Annotated[str, option("open this run, `latest` for the newest; else the list of runs")] = "",
     host: Annotated[str, option("address to listen on; only this machine by default")] = "127.0.0.1",
-    port: Annotated[Int | None, option("port to listen on; by default a free one from 8265 on")] = None,
+    port: Annotated[Port | None, option("port to listen on; by default a free one from 8265 on")] = None,
     browse: Annotated[bool, option("open a browser", name="--open")] = False,
     save: Annotated[tuple[str, str] | None, option("write a page to a file instead", "ADDRESS FILE")] = None,
+    force: Force = False,
     store: Store = "",
 ) -> int | None:
     """Runs, rollouts and gradients in a browser; live, and only reading."""
@@ -166,7 +171,7 @@ def view(
 
     if run or browse or port is not None:
         raise BadQuestion("--save writes one page and starts nothing: it goes without --run, --port and --open")
-    return save_page(*save, store=store)
+    return save_page(*save, store=store, force=force)
 
 
 @app.command(group=LOOK, help_epilogue=TRACES)
@@ -174,8 +179,8 @@ def traces(
     run: Annotated[str, option("a run, `latest` for the newest", "RUN")] = "latest",
     /,
     *,
-    step: Annotated[Int | None, option("a step; by default the last one", group=SOURCE)] = None,
-    evaluation: Annotated[Int | None, option("an evaluation instead", "VERSION", group=SOURCE)] = None,
+    step: Annotated[Index | None, option("a step; by default the last one", group=SOURCE)] = None,
+    evaluation: Annotated[Index | None, option("an evaluation instead", "VERSION", group=SOURCE)] = None,
     of_set: Annotated[str | None, option("only this set of the evaluation", "NAME", name="--set")] = None,
     env: Annotated[str, option("of this environment", "X")] = "",
     agent: Annotated[str, option("of this agent", "X")] = "",
@@ -194,8 +199,8 @@ def traces(
     sort: Annotated[str, option("by a column; by default as they came", "COLUMN")] = "",
     asc: Annotated[bool, option("the least first, which is the default", group=ORDER)] = False,
     desc: Annotated[bool, option("the greatest first", group=ORDER)] = False,
-    limit: Annotated[Int, option("traces on a page")] = 40,
-    page: Annotated[Int, option("which page")] = 1,
+    limit: Annotated[Count, option("traces on a page")] = 40,
+    page: Annotated[Count, option("which page")] = 1,
     columns: Annotated[str, option("these columns; reward:NAME and metric:NAME too", "A,B")] = "",
     store: Store = "",
     as_json: Json = False,
@@ -234,14 +239,15 @@ def trace(
     *,
     run: Annotated[str, option("as this run uses it, `latest` for the newest")] = "",
     color: Annotated[str, option(COLOURS, "MEASURE")] = "",
-    branch: Annotated[Int | None, option("only the messages of one branch", "K")] = None,
+    branch: Annotated[Index | None, option("only the messages of one branch", "K")] = None,
     messages: Annotated[str, option("only these messages, both included", "A:B")] = "",
     tokens: Annotated[bool, option("a line for each token, with all that was measured of it", group=CONTENT)] = False,
     text: Annotated[bool, option("messages as they were said, without tokens", group=CONTENT)] = False,
     whole: Annotated[bool, option("cut nothing, however long it is")] = False,
-    width: Annotated[Int | None, option("columns of the output")] = None,
+    width: Annotated[Index | None, option("columns of the output")] = None,
     as_json: Annotated[bool, option("for programs: all of it", name="--json", group=FORM)] = False,
     save: Annotated[str, option("write its page as one static HTML file instead", "FILE", group=FORM)] = "",
+    force: Force = False,
     store: Store = "",
 ) -> int | None:
     """A rollout on the terminal: its outcome, its messages, its tokens."""
@@ -249,4 +255,4 @@ def trace(
     from flows.viewer.terminal.trace_body import Wanted
 
     wanted = Wanted(color, branch, messages, tokens, text, whole)
-    return main(id, wanted, store=store, run=run, width=width, as_json=as_json, save=save)
+    return main(id, wanted, store=store, run=run, width=width, as_json=as_json, save=save, force=force)

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from flows.cli.arguments import CORRECT, KEEP, DryRun, Int, Json, Store, UsageError, app, option
+from flows.cli.arguments import CORRECT, KEEP, Count, DryRun, Json, Number, Store, UsageError, app, option
 
 Runs = tuple[str, ...]
 
@@ -46,7 +46,7 @@ def repair(
 @app.command(group=KEEP)
 def maintain(
     *,
-    retention_hours: Annotated[float, option("age from which on unneeded files are deleted")] = 168.0,
+    retention_hours: Annotated[Number, option("age from which on unneeded files are deleted")] = 168.0,
     retain: Annotated[Runs, option("drop rows of a table older than that", "TABLE=30d")] = (),
     force: Annotated[bool, option("also of tables that later stages read")] = False,
     dry_run: DryRun = False,
@@ -65,7 +65,7 @@ def maintain(
 def gc(
     *,
     keep: Annotated[Runs, option("keep this run; all others go", "RUN")] = (),
-    keep_last: Annotated[Int, option("keep the N newest runs as well", "N")] = 0,
+    keep_last: Annotated[Count, option("keep the N newest runs as well", "N")] = 0,
     remove: Annotated[Runs, option("remove this run; all others stay", "RUN")] = (),
     force: Annotated[Runs, option("remove this run although it is not finished", "RUN")] = (),
     policies: Annotated[str, option("weights that kept runs keep: all, last, or every:N and the last")] = "all",

@@ -4,28 +4,25 @@ A file or directory is written beside its place and put there whole, or not at a
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
-from uuid import uuid4
 
 import pyarrow.parquet as pq
 
 from flows.exchange.export_rows import ExportRefused, RolloutChoice, StepRollouts, chosen_rollouts
+from flows.reporting.output_files import check_output, write_whole
 from flows.runtime.maintenance import needs_of
 from flows.runtime.prepare import find_policy
-from storage.errors import border
 from storage.maintenance.plan import Needs, is_unfinished, needed_rows
 from storage.maintenance.run_copy import CopyReport, copy_work
 from storage.policies.manifest import adapter_base
 from storage.read.frames import existing_store
-from storage.roots import synchronise
 from storage.store import Store, open_store
 from tasks.exchange.datasets import Pairs, preferences, samples, table
 from tasks.exchange.episodes import Row, compact
@@ -33,8 +30,6 @@ from tasks.exchange.traces import MARK, source_of
 from tasks.exchange.verifiers_lines import line_of
 
 Format = Literal["verifiers", "sft", "preferences", "weights"]
-MODEL_FILE = "config.json"
-"""What tells a directory of weights, which may be replaced, from any other."""
 LEFT_BEHIND = ("optimizer*", "manifest.json")
 """What of a policy's directory is no part of the model."""
 
@@ -67,9 +62,10 @@ def export(request: ExportRequest) -> ExportResult:
     """Write what was asked for, whole or not at all, and say how much it was.
 
     What may be trained on, datasets and what was kept, leaves rollouts in quarantine out unless they are asked for.
-    Raises ExportRefused where there is nothing to write or something is in the way, NotText, PolicyUnknown, RunUnknown,
-    and QuestionError.
+    Raises ExportRefused where there is nothing to write, OutputRefused where something is in the way, NotText,
+    PolicyUnknown, RunUnknown, and QuestionError.
     """
+    check_output(request.target, request.force)
     store = existing_store(request.store)
     if request.form == "weights":
         policy = find_policy(store, request.policy or request.choice.run)
@@ -165,9 +161,9 @@ def copy_weights(store: Store, policy_key: str, target: Path, force: bool) -> No
 
     An adapter is merged into the weights that it is laid over.
     """
-    source = store.policies.directory(policy_key, verify=True)
+    source = store.policies.directory(policy_key)
     base = adapter_base(source)
-    below = store.policies.directory(base, verify=True) if base else None
+    below = store.policies.directory(base) if base else None
 
     def write(draft: Path) -> None:
         if below:
@@ -197,59 +193,6 @@ def main(request: ExportRequest) -> int:
     if written.num_quarantined:
         print(f"left out: {written.num_quarantined} rollouts in quarantine (--quarantined keeps them)")
     return 0
-
-
-def write_whole(target: Path, write: Callable[[Path], None], force: bool = False) -> None:
-    """Have `write` make a file or directory at a path beside `target`, then put it in its place.
-
-    What is there is replaced only with `force`, and a directory only where it is one of weights. Raises ExportRefused
-    before anything is written, NoSpace and StoreUnavailable when writing fails; the draft is then gone.
-    """
-    if os.path.lexists(target) and not force:
-        raise ExportRefused(
-            f"{target} is there already. Nothing was written. Name another place, or replace it with --force."
-        )
-    if target.is_dir() and any(target.iterdir()) and not (target / MODEL_FILE).is_file():
-        raise ExportRefused(
-            f"{target} is a directory without a {MODEL_FILE}, so it holds something else than weights. Nothing was "
-            "written or removed, in spite of --force. Name another place."
-        )
-    draft = target.parent / f".{target.name}.{uuid4().hex}"
-    with border(f"writing {target.name}", str(target), "what was there before, and the store"):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            write(draft)
-            # To the disk before it has its name: after a loss of power what has the name is whole.
-            for path in (*draft.rglob("*"), draft) if draft.is_dir() else (draft,):
-                synchronise(path)
-            _put(draft, target, force)
-            synchronise(target.parent)
-        finally:
-            _remove(draft)
-
-
-def _put(draft: Path, target: Path, force: bool) -> None:
-    if draft.is_dir():
-        old = target.parent / f".{target.name}.{uuid4().hex}"
-        # Out of the way first and removed last: a directory cannot be replaced in one step.
-        if force and target.exists():
-            os.rename(target, old)
-        os.rename(draft, target)  # fails where a directory that is not empty has come meanwhile
-        _remove(old)
-    elif force:
-        os.replace(draft, target)
-    else:
-        try:
-            os.link(draft, target)  # a rename would replace what somebody else has put there meanwhile
-        except FileExistsError as error:
-            raise ExportRefused(f"{target} has come into being meanwhile. It was left as it is.") from error
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def copy_run(run: str, target: str, store: str = "", with_policies: bool = False) -> CopyReport:

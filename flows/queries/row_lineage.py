@@ -207,6 +207,10 @@ NAMED = (*(kind for kind in KINDS if kind not in ("verdict", "update")), WORK)
 """What an id may be said to be."""
 
 
+NUMBER = re.compile("[0-9]{1,9}")
+"""The number of a step or of a row; of a longer one there is none, and a table could not be asked for it."""
+
+
 class UnknownId(ValueError):
     """An id names nothing in the store, or several different things."""
 
@@ -277,10 +281,10 @@ def policy_names(work: Work) -> list[str]:
 
 def _batch_rows(frames: Frames, text: str) -> RowTree:
     head, _, row = text.rpartition(":" if ":" in text else "/")
-    if not row.isdecimal():
+    if not NUMBER.fullmatch(row):
         return RowTree([])
     run, _, step = head.rpartition(":")
-    works = _batches(frames, run, int(step)) if run and step.isdecimal() else _by_key(frames, head)
+    works = _batches(frames, run, int(step)) if run and NUMBER.fullmatch(step) else _by_key(frames, head)
     return find_rows(frames, "row", {"row": int(row)}, [work for work in works if "batches" in work.tables])
 
 

@@ -64,7 +64,7 @@ def as_begun(asked: ReplayRequest, begun: RunConfig | None) -> ReplayRequest:
 
 def step_range(text: str) -> tuple[int, int | None]:
     """Return first and last step of `3:10`, `3:`, `:10` or `3`; the last is not in the range, None is no end."""
-    match = re.fullmatch(r"(\d*)(:?)(\d*)", text.strip())
+    match = re.fullmatch(r"([0-9]{0,9})(:?)([0-9]{0,9})", text.strip())
     if match is None:
         raise ConfigError(f"--steps {text}: say 3:10 (3 to 9), 3: or :10, or one step")
     first = int(match[1] or 0)

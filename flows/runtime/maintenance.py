@@ -7,10 +7,11 @@ from typing import Any
 
 from flows.queries.step_history import StepHistory, step_history
 from storage.errors import StoreError
-from storage.maintenance.compact import MaintenanceReport, maintain
+from storage.maintenance.compact import MaintenanceReport, check_hours, maintain
 from storage.maintenance.plan import Needs, Plan, PolicyRetention, at_work, plan_removal, present_runs
 from storage.maintenance.sweep import ExpiryReport, RemovalReport, Retention, carry_out, expire
 from storage.read.lineage import Graph
+from storage.refs import check_run_name
 from storage.store import Store
 from tasks.stages import EVALUATION, STAGES
 
@@ -37,6 +38,7 @@ def maintain_tables(
     Raises StoreError where a table that later stages read is to lose rows without `force`, or while a run may be at
     work.
     """
+    check_hours(retention_hours)
     retentions = [Retention.parse(text) for text in retain]
     for each in retentions:
         _check(store, each, force)
@@ -73,6 +75,8 @@ def choose_removal(
     """
     if remove and (keep or keep_last):
         raise StoreError("runs to keep and runs to remove at once", "", "nothing was removed", "name one kind")
+    if keep_last < 0:
+        raise StoreError(f"{keep_last} runs cannot be kept", "", "nothing was removed", "say how many, from 1 on")
     runs = present_runs(store)
     # `runs` is in order of their beginning; -0 would mean all of them.
     kept = {*keep, *(runs[-keep_last:] if keep_last else ())}
@@ -119,6 +123,8 @@ def _would_start_from(history: StepHistory, source: StepHistory | None) -> set[s
 
 def remove_planned(store: Store, going: Plan) -> RemovalReport:
     """Carry out a plan, and remove the logs of the removed runs; return what went."""
+    for run in going.removed:
+        check_run_name(run)  # it becomes the name of a directory
     swept = carry_out(store, going)
     if store.root.directory is not None:
         for run in going.removed:

@@ -29,7 +29,8 @@ from flows.reporting.formats import cut
 from flows.viewer import rendering
 from flows.viewer.addresses import PATTERNS, Page
 from flows.viewer.rendering import PAGES
-from storage.errors import StoreError, border
+from storage.errors import StoreError
+from storage.read.damage import reading
 
 FORMATS = ("html", "json", "file")
 AT_ONCE = 2
@@ -96,7 +97,7 @@ def respond(read: Callable[[StoreReader, PageRequest], Page], library: StoreRead
     form = asked.text("format") or "html"
     try:
         form = asked.one_of("format", FORMATS, "html")
-        with border("reading the tables", library.store.root.address):
+        with reading(library.store):
             # One moment for the whole page: a run may commit while it is being read.
             now = library.still()
             return _respond(read(now, asked), form, asked, now.mark)

@@ -18,10 +18,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from configs.run import RunConfig
-from flows.queries.request import BadQuestion, NotThere, PageRequest, plain
+from flows.queries.request import NotThere, PageRequest, plain
 from flows.queries.store_reader import StoreReader
 from flows.reporting import formats
 from flows.reporting.formats import visible
+from flows.reporting.output_files import write_whole
 from flows.viewer import addresses
 from flows.viewer.addresses import PATTERNS, Page
 from flows.viewer.pages.batch import batch_page, row_page
@@ -153,23 +154,20 @@ def file_name(page: Page) -> str:
     return (re.sub(r"[^A-Za-z0-9]+", "-", page.title).strip("-")[:80] or "page") + ".html"
 
 
-def save(address: str, file: str, store: str = "") -> int:
+def save(address: str, file: str, store: str = "", force: bool = False) -> int:
     """Write the page of an address to a file and say so; return the exit status.
 
-    Raises NotThere, BadQuestion where the file cannot be written, LayoutError where there is no store.
+    Raises NotThere, OutputRefused where the file may not be written, LayoutError where there is no store.
     """
-    print(save_page(StoreReader.at(store or RunConfig().store), address, Path(file)))
+    print(save_page(StoreReader.at(store or RunConfig().store), address, Path(file), force))
     return 0
 
 
-def save_page(library: StoreReader, address: str, file: Path) -> str:
-    """Write the page of an address to a new file or over an old one; return a sentence that says so."""
+def save_page(library: StoreReader, address: str, file: Path, force: bool = False) -> str:
+    """Write the page of an address to a file; return a sentence that says so. Raises what `write_whole` does."""
     name, asked = parsed_address(address)
     data = as_file(PAGES[name](library.still(), asked), asked)
-    try:
-        file.write_bytes(data)
-    except OSError as error:
-        raise BadQuestion(f"the page cannot be written to {file}: {error.strerror}; name another file") from error
+    write_whole(file, lambda draft: draft.write_bytes(data), force)
     return f"{address} is in {file}: one file of {len(data)} bytes, which loads nothing"
 
 

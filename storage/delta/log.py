@@ -1,29 +1,33 @@
-"""The log of a Delta table: the actions that a commit consists of, its versions, pruning and torn files.
+"""The log of a Delta table: the actions that a commit consists of, its versions, what is damaged in it, and pruning.
 
 Each version is a file of JSON lines, one action a line; some have a checkpoint beside them, a Parquet file with all
 that the table holds at that version. Commits are written here and not by the library, which reads its whole snapshot
 again for each.
 """
 
+import hashlib
 import json
-import logging
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from typing import Any, cast
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
+from deltalake import Schema
 
 from storage.delta.parquet import buffer_reader
-from storage.errors import StoreUnavailable, border
+from storage.delta.seal import Head, commit_problem, head_text, parse_head, seal
+from storage.errors import StoreError, StoreUnavailable, border
 from storage.refs import File
-from storage.roots import Root
+from storage.roots import Root, check_inside
 
 PARTITION = "run"
 CHECKPOINT_INTERVAL = 10
@@ -39,9 +43,12 @@ PROPERTIES = {
     "delta.deletedFileRetentionDuration": "interval 7 days",
 }
 """What every table is made with."""
-TORN = ".torn"
+HEADS = "heads"
+"""Directory below the root of files that say, each for one table, which commit of its log is the newest."""
 CHECKPOINT = ".checkpoint.parquet"
 POINTER = "_last_checkpoint"
+READERS = 16
+"""Commits of a log in an object store that are read at a time."""
 CACHED_VERSIONS = 64
 """Versions of the log whose actions stay in memory."""
 # A loss of power may tear the newest: the table then opens from the one before it.
@@ -74,6 +81,9 @@ class ActiveFile:
     first_attempt: str
     last_attempt: str
     added_at: int = 0
+
+    def __post_init__(self) -> None:
+        check_inside(self.path, "the log of a table")
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "ActiveFile":
@@ -113,12 +123,31 @@ def removal(file: ActiveFile, partition: Mapping[str, str]) -> Action:
     return {"remove": {**remove, "partitionValues": dict(partition), "size": file.size}}
 
 
-def commit_actions(actions: Sequence[Action], numbers: Mapping[str, int], witness: str) -> list[Action]:
+def creation_actions(schema: pa.Schema) -> list[Action]:
+    """The actions of the version that makes a table, partitioned by run, for readers and writers of any Delta."""
+    metadata = {
+        "id": str(uuid4()),
+        "name": None,
+        "description": None,
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": Schema.from_arrow(schema).to_json(),
+        "partitionColumns": [PARTITION],
+        "createdTime": _now(),
+        "configuration": PROPERTIES,
+    }
+    protocol = {"minReaderVersion": 1, "minWriterVersion": 2}
+    return commit_actions([{"protocol": protocol}, {"metaData": metadata}], {}, uuid4().hex, "CREATE TABLE")
+
+
+def commit_actions(
+    actions: Sequence[Action], numbers: Mapping[str, int], witness: str, operation: str = "WRITE"
+) -> list[Action]:
     """All actions of one version: what the commit says of itself, what it does, and its numbers by application id."""
     marks: list[Action] = [{"txn": {"appId": name, "version": number}} for name, number in numbers.items()]
     info = {
+        "digest": "",  # the first of all texts in the commit: it is sealed when it is written
         "timestamp": _now(),
-        "operation": "WRITE",
+        "operation": operation,
         "operationParameters": {"mode": "Append", "partitionBy": json.dumps([PARTITION])},
         "witness": witness,
         "actions": len(actions) + len(marks),
@@ -147,31 +176,80 @@ def _now() -> int:
 
 @dataclass(frozen=True)
 class CheckpointPointer:
-    """What a log says of its last checkpoint: its version, and how many actions are in it."""
+    """What a log says of its last checkpoint: its version, how many actions are in it, the SHA-256 of its file.
+
+    The digest is empty of a checkpoint that another program wrote, or this one before it took digests.
+    """
 
     version: int
     size: int
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class LogDamage:
+    """What is wrong with the log of one table, and the files in it that have to go for the table to open rightly."""
+
+    table: str
+    what: tuple[str, ...]
+    files: tuple[str, ...] = ()
+    lost_versions: tuple[int, ...] = ()
+    """Commits that go with those files; their rows are looked for afterwards."""
 
 
 class Log:
     """The versions of one table's log, those seen last cached; for one thread at a time."""
 
-    def __init__(self, root: Root, place: str) -> None:
-        """`place` is the table's directory below `root`."""
-        self._root, self._directory = root, f"{place}/_delta_log"
+    def __init__(self, root: Root, place: str, has_head: bool = False) -> None:
+        """`place` is the table's directory below `root`; with `has_head` a file elsewhere says what the newest is.
+
+        Without, nobody notices when the newest commits are missing.
+        """
+        self._root, self._place, self._directory = root, place, f"{place}/_delta_log"
+        self._head = head_path(place.rpartition("/")[2]) if has_head else ""
         self._cached: dict[int, list[Action]] = {}
 
     def actions(self, version: int) -> list[Action]:
         """Return the actions of one version. Raises FileNotFoundError where it was pruned or is not there yet."""
         if version not in self._cached:
             data = self._root.read(self._path(version))
-            if not is_whole(data):
-                what, do = f"version {version} of the log is cut off or no JSON", "run `stagecoach repair`"
-                raise StoreUnavailable(what, self._root.child(self._path(version)), "every version before it", do)
+            if what := commit_problem(data):
+                raise self._error(f"version {version} of the log {what}", self._path(version))
             actions: list[Action] = [json.loads(line) for line in data.splitlines()]
             self._cache(version, actions)
             return actions  # an old one is not in the cache
         return self._cached[version]
+
+    def check(self) -> None:
+        """Raise StoreUnavailable where something is wrong with what the table is opened from; see `inspect`."""
+        # Others may commit and prune while we look: what was only that is not there any more at the second look.
+        with border("looking at a log", self._root.child(self._directory)):
+            if self.inspect() and (damage := self.inspect()):
+                raise self._error("; ".join(damage.what), self._directory)
+
+    def inspect(self, deep: bool = False) -> LogDamage | None:
+        """Look at the newest checkpoint, every commit after it and the head; None where nothing is wrong with them.
+
+        With `deep` also at checkpoints that are read only when the newest cannot be, and at the pointer.
+        """
+        head, no_head = self._read_head()  # first: a commit that it tells of is in the list then
+        names = self._root.names(self._directory)
+        commits = {int(name[:20]): name for name in names if name.endswith(".json") and name[:20].isdecimal()}
+        checkpoints = [int(name[:20]) for name in names if name.endswith(CHECKPOINT) and name[:20].isdecimal()]
+        pointer = self.last_checkpoint()
+        torn = {each: why for each in checkpoints if (why := self._checkpoint_problem(each, pointer, deep))}
+        what = [f"checkpoint {version} {why}" for version, why in torn.items()]
+        files = [f"{version:020d}{CHECKPOINT}" for version in torn]
+        good = [version for version in checkpoints if version not in torn]
+        if POINTER in names and (torn or deep) and (pointer is None or pointer.version not in good):
+            which = "is not whole" if pointer is None else f"names checkpoint {pointer.version}, which is not there"
+            what, files = [*what, f"{POINTER} {which}"], [*files, POINTER]
+        what += [f"{self._head} {no_head}"] if no_head else []
+        lost, why = self._lost_versions(commits, max(good, default=-1), head)
+        what += [f"{why}; versions {lost[0]} to {lost[-1]} cannot be read"] if lost else []
+        gone = [commits[version] for version in lost if version in commits]
+        table = self._place.rpartition("/")[2]
+        return LogDamage(table, tuple(what), tuple([*files, *gone]), tuple(lost)) if what else None
 
     def actions_after(self, version: int, newest: int) -> list[list[Action]] | None:
         """Return those of the versions after `version` up to `newest`, oldest first; None where one was pruned."""
@@ -181,15 +259,20 @@ class Log:
 
     def create(self, version: int, actions: Sequence[Action]) -> None:
         """Commit a version, durable and whole or not at all. Raises VersionTaken where it is not the next one."""
-        text = "".join(f"{json.dumps(action, separators=(',', ':'))}\n" for action in actions)
-        if not self._root.create(self._path(version), text.encode()):
+        text = seal("".join(f"{json.dumps(action, separators=(',', ':'))}\n" for action in actions))
+        if not self._root.create(self._path(version), text):
             raise VersionTaken(version)
-        if not self.holds(version - 1):
+        if version and not self.holds(version - 1):
             # Others went on and pruned the log past this version while we slept: nobody will ever read ours.
             with suppress(FileNotFoundError):
                 self._root.delete(self._path(version))
             raise VersionTaken(version)
         self._cache(version, list(actions))
+        if self._head:
+            # The commit is done: a head that is left behind, by a crash or a full disk, tells of one before.
+            with suppress(StoreError):
+                newest = Head(version, hashlib.sha256(text).hexdigest())
+                self._root.replace(self._head, head_text(newest), durable=False)
 
     def holds(self, version: int) -> bool:
         """Say whether a version is still there: then every later one is, for the oldest are pruned first."""
@@ -210,7 +293,7 @@ class Log:
         """The last checkpoint; None where there is none, or it is not known."""
         try:
             last = json.loads(self._root.read(f"{self._directory}/{POINTER}"))
-            return CheckpointPointer(int(last["version"]), int(last["size"]))
+            return CheckpointPointer(int(last["version"]), int(last["size"]), str(last.get("digest", "")))
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
@@ -218,14 +301,68 @@ class Log:
         """The bytes of a checkpoint. Raises FileNotFoundError where it was pruned."""
         return self._root.read(self._checkpoint(version))
 
-    def add_checkpoint(self, pointer: CheckpointPointer, data: bytes) -> None:
-        """Write a checkpoint, then that it is the last one, both durable."""
-        self._root.create(self._checkpoint(pointer.version), data)
+    def add_checkpoint(self, version: int, size: int, data: bytes) -> None:
+        """Write a checkpoint of so many actions, then that it is the last one, both durable."""
+        if self._root.create(self._checkpoint(version), data):
+            self._point_to(CheckpointPointer(version, size, hashlib.sha256(data).hexdigest()))
+
+    def adopt_checkpoint(self, version: int) -> None:
+        """Force a checkpoint, which the library wrote, to the disk, and then its pointer, with a digest."""
+        self._root.make_durable(self._checkpoint(version))
+        last, digest = self.last_checkpoint(), hashlib.sha256(self.read_checkpoint(version)).hexdigest()
+        if last is not None and last.version == version:
+            self._point_to(CheckpointPointer(version, last.size, digest))
+
+    def _point_to(self, pointer: CheckpointPointer) -> None:
         self._root.replace(f"{self._directory}/{POINTER}", json.dumps(vars(pointer)).encode())
 
-    def make_checkpoint_durable(self, version: int) -> None:
-        """Force a checkpoint, which the library wrote, and its pointer to the disk."""
-        self._root.make_durable(self._checkpoint(version), f"{self._directory}/{POINTER}")
+    def _checkpoint_problem(self, version: int, pointer: CheckpointPointer | None, deep: bool) -> str:
+        """What is wrong with a checkpoint: by its digest where it is known, else with `deep` by reading it."""
+        if pointer is not None and pointer.version == version and pointer.digest:
+            whole = hashlib.sha256(self.read_checkpoint(version)).hexdigest() == pointer.digest
+            return "" if whole else "is not the file that was written: its digest is another"
+        return "" if not deep or is_parquet(self.read_checkpoint(version)) else "is not whole"
+
+    def _lost_versions(self, commits: Mapping[int, str], base: int, head: Head | None) -> tuple[list[int], str]:
+        """The versions from the first after `base` that is missing or damaged to the last, and what is wrong there."""
+        last = max([*commits, base, head.version if head else -1])
+        if last < 0:  # no log: of a table that has data it is gone
+            return ([0], "the log is missing") if self._root.names(self._place) else ([], "")
+        wanted = sorted(version for version in commits if version > base)
+        problems = self._commit_problems(wanted, head)
+        for version in range(base + 1, last + 1):
+            if why := problems.get(version, "is missing"):
+                return list(range(version, last + 1)), f"commit {version} {why}"
+        return [], ""
+
+    def _commit_problems(self, versions: Sequence[int], head: Head | None) -> dict[int, str]:
+        if self._root.directory is not None:
+            return {version: self._commit_problem(version, head) for version in versions}
+        with ThreadPoolExecutor(READERS) as pool:  # an object store takes its time, and a large table has hundreds
+            return dict(zip(versions, pool.map(lambda each: self._commit_problem(each, head), versions), strict=True))
+
+    def _commit_problem(self, version: int, head: Head | None) -> str:
+        try:
+            data = self._root.read(self._path(version))
+        except FileNotFoundError:
+            return "is missing"
+        if head and head.version == version and hashlib.sha256(data).hexdigest() != head.sha256:
+            return commit_problem(data) or f"was altered: {self._head} names another"
+        return commit_problem(data)
+
+    def _read_head(self) -> tuple[Head | None, str]:
+        """The newest commit by the file that names it, and what is wrong with that file."""
+        if self._head:
+            with suppress(FileNotFoundError):
+                try:
+                    return parse_head(self._root.read(self._head)), ""
+                except (ValueError, TypeError) as error:
+                    return None, f"is not whole: {error}"
+        return None, ""
+
+    def _error(self, what: str, path: str) -> StoreUnavailable:
+        safe = "every version before it, and all files of the table; nothing was changed"
+        return StoreUnavailable(f"{what}", self._root.child(path), safe, "run `stagecoach repair`")
 
     def _cache(self, version: int, actions: list[Action]) -> None:
         self._cached[version] = actions
@@ -262,38 +399,9 @@ def prune_log(root: Root, place: str, minutes: int | None = None, dry_run: bool 
     return len(old)
 
 
-def rename_torn_files(root: Root, place: str) -> list[str]:
-    """Rename a torn last log file, and a torn newest checkpoint with its pointer; return the new paths, logged.
-
-    A loss of power may tear the file of a commit that was never acknowledged. Without it the table opens again.
-    """
-    log = f"{place}/_delta_log"
-    moved = []
-    with border("mending a log", root.child(log)):
-        names = root.names(log)
-        commits = [name for name in names if name.endswith(".json")]
-        checkpoints = [name for name in names if name.endswith(CHECKPOINT)]
-        if commits and not is_whole(root.read(f"{log}/{commits[-1]}")):
-            moved.append(_rename(root, f"{log}/{commits[-1]}"))
-        if checkpoints and not is_parquet(root.read(f"{log}/{checkpoints[-1]}")):
-            moved.append(_rename(root, f"{log}/{checkpoints[-1]}"))
-            if POINTER in names:
-                moved.append(_rename(root, f"{log}/{POINTER}"))
-    for path in moved:
-        logging.getLogger("storage").warning("set aside a torn log file, never acknowledged: %s", root.child(path))
-    return moved
-
-
-def is_whole(data: bytes) -> bool:
-    """Say whether a commit's log file is all there: every line JSON, and as many as the commit says of itself."""
-    try:
-        actions = [json.loads(line) for line in data.splitlines()]
-        info = [action["commitInfo"] for action in actions if "commitInfo" in action]
-    except (ValueError, TypeError):
-        return False
-    # The commit's word on itself is a line as well; that of a commit by the library has no count.
-    num_actions = len(actions) - 1
-    return len(info) == 1 and 0 < num_actions == int(info[0].get("actions", num_actions))
+def head_path(table: str) -> str:
+    """Where the file lies, below the root, that says which commit of a table's log is the newest."""
+    return f"{HEADS}/{table}.json"
 
 
 def is_parquet(data: bytes) -> bool:
@@ -303,9 +411,3 @@ def is_parquet(data: bytes) -> bool:
     except (pa.ArrowException, OSError, ValueError):  # damaged names in a footer are a UnicodeDecodeError
         return False
     return True
-
-
-def _rename(root: Root, path: str) -> str:
-    root.files.move(path, path + TORN)
-    root.make_durable(path + TORN)
-    return path + TORN

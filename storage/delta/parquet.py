@@ -72,11 +72,14 @@ def buffer_reader(data: bytes) -> pa.BufferReader:
     return pa.BufferReader(copy)
 
 
-def decode(source: pa.NativeFile, schema: pa.Schema, attempts: Collection[str] | None = None) -> pa.Table:
+def decode(
+    source: pa.NativeFile, schema: pa.Schema, attempts: Collection[str] | None = None, where: str = ""
+) -> pa.Table:
     """Read the columns of a schema, in its order, checking page checksums; with `attempts`, their rows alone.
 
-    Only row groups that may hold those attempts are read. Raises StoreUnavailable where the bytes are no such file
-    or a checksum fails, SchemaError where types or nullability are others: nothing is cast.
+    Only row groups that may hold those attempts are read. Raises StoreUnavailable, which names the file by `where`,
+    where the bytes are no such file or a checksum fails, SchemaError where types or nullability are others: nothing is
+    cast.
     """
     try:
         with pq.ParquetFile(source, page_checksum_verification=True) as file:
@@ -85,7 +88,9 @@ def decode(source: pa.NativeFile, schema: pa.Schema, attempts: Collection[str] |
         # Damaged offsets would be followed out of their buffer by whoever uses the rows.
         rows.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:  # damaged names in a footer are a UnicodeDecodeError
-        raise StoreUnavailable(f"a Parquet file cannot be read: {error}") from error
+        safe = "every other file of the store"
+        do = "put the file back from a copy, or run `stagecoach repair --deep`: it says what can be done again"
+        raise StoreUnavailable(f"a Parquet file is damaged: {error}", where, safe, do) from error
     check_schema(rows.schema, schema, RowPlace("a Parquet file"))
     if attempts is None:
         return rows

@@ -19,24 +19,23 @@ from uuid import uuid4
 import polars as pl
 import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from storage.delta.checkpoint import write_checkpoint
 from storage.delta.log import (
     PARTITION,
-    PROPERTIES,
     Action,
     ActiveFile,
     Log,
     VersionTaken,
     addition,
     commit_actions,
+    creation_actions,
     has_witness,
     new_paths,
     numbers_of,
     prune_log,
     removal,
-    rename_torn_files,
 )
 from storage.delta.parquet import buffer_reader, decode, encode
 from storage.delta.snapshot import Snapshot
@@ -60,7 +59,8 @@ class CommitConflict(Exception):
 class StoredTable:
     """An append-only table, partitioned by run, with its snapshot in memory; safe to share between threads."""
 
-    def __init__(self, root: Root, name: str, schema: pa.Schema) -> None:
+    def __init__(self, root: Root, name: str, schema: pa.Schema, has_head: bool = False) -> None:
+        """With `has_head` a missing newest commit is noticed: for tables whose rows no other table names."""
         self.name = name
         self.place = f"tables/{name}"
         self.schema = schema
@@ -69,7 +69,7 @@ class StoredTable:
         self.lock = RLock()
         self._stats = [name for name in ("step", "attempt") if name in schema.names]
         self._appended: dict[str, pa.Table] = {}
-        self._log = Log(root, self.place)
+        self._log = Log(root, self.place, has_head)
         with border(f"opening table {name!r}", root.child(self.place)):
             self._snapshot = self._open()
 
@@ -220,6 +220,10 @@ class StoredTable:
             parts.append(rows.with_columns(pl.lit(run).alias(PARTITION)).select(self.schema.names))
         return pl.concat(parts[1:] or parts)
 
+    def file_address(self, path: str) -> str:
+        """The address of a file that the table holds."""
+        return self._root.child(f"{self.place}/{path}")
+
     def load(self, path: str) -> bytes:
         """The bytes of a file that the table holds."""
         inside = f"{self.place}/{path}"
@@ -229,11 +233,11 @@ class StoredTable:
     def read(self, path: str, attempts: Collection[str] | None = None) -> pa.Table:
         """Rows of a file that the table holds, by page checksums but without digest; without the run column."""
         if attempts is None:
-            return decode(buffer_reader(self.load(path)), self.data_schema)
+            return decode(buffer_reader(self.load(path)), self.data_schema, where=self.file_address(path))
         inside = f"{self.place}/{path}"
         reading = border("reading a file", self._root.child(inside))
         with reading, self._root.files.open_input_file(inside) as source:
-            return decode(source, self.data_schema, attempts)
+            return decode(source, self.data_schema, attempts, self.file_address(path))
 
     def _catch_up(self) -> None:
         if self._snapshot is None or not self._snapshot.catch_up():
@@ -241,34 +245,22 @@ class StoredTable:
 
     def _open(self) -> Snapshot | None:
         """Open the table, made where it is not there; a store that is only read has then none."""
+        # The library compares no digests, and takes a log that is cut off for a shorter one.
+        self._log.check()
         address, options = self._root.child(self.place), dict(self._root.commits) or None
         try:
             delta = DeltaTable(address, storage_options=options)
         except TableNotFoundError:
             if self._root.read_only:
                 return None
-            delta = self._create(address, options)
-        except DeltaError:
-            if not self._root.read_only:
-                rename_torn_files(self._root, self.place)  # or the log was pruned while it was read
+            with suppress(VersionTaken):  # another process was first; what it made is checked like any other
+                self._log.create(0, creation_actions(self.schema))
+            delta = DeltaTable(address, storage_options=options)
+        except DeltaError:  # the log was pruned while it was read
             delta = DeltaTable(address, storage_options=options)
         found = pa.schema(cast(Any, delta.schema().to_arrow()))
         check_schema(found, self.schema, RowPlace(self.name))
         return Snapshot(delta, self._log, self._root.commits)
-
-    def _create(self, address: str, options: dict[str, str] | None) -> DeltaTable:
-        with suppress(CommitFailedError):  # another process was first; what it made is checked like any other
-            DeltaTable.create(
-                address,
-                self.schema,
-                mode="ignore",
-                partition_by=[PARTITION],
-                configuration=PROPERTIES,
-                storage_options=options,
-            )
-        delta = DeltaTable(address, storage_options=options)
-        self._root.make_durable(f"{self.place}/_delta_log/{0:020d}.json", self.place)
-        return delta
 
     def _addition(self, file: File, rows: pa.Table, run: str, new: bool) -> Action:
         return addition(file, rows, {PARTITION: run}, self._stats, new)
@@ -334,7 +326,7 @@ class StoredTable:
             if self._log.needs_checkpoint(version):
                 with border(f"writing a checkpoint of table {self.name!r}", self._root.child(self.place)):
                     if not write_checkpoint(self._log, version) and self._snapshot:
-                        self._log.make_checkpoint_durable(self._snapshot.write_checkpoint())
+                        self._log.adopt_checkpoint(self._snapshot.write_checkpoint())
             if (version + 1) % PRUNE_INTERVAL == 0:
                 prune_log(self._root, self.place)
 

@@ -23,6 +23,8 @@ from storage.schemas.stage_tables import TABLES
 from storage.schemas.system_tables import SYSTEM_TABLES
 from storage.store import FORMAT, Store
 
+MOST_HOURS = 876_000
+"""A hundred years: what is older than that is older than any store."""
 RETENTION_HOURS = 168
 TEMPORARY_HOURS = 24
 """Temporary files younger than this may belong to a process that is at work."""
@@ -80,6 +82,7 @@ def maintain(store: Store, retention_hours: float = RETENTION_HOURS, dry_run: bo
     that nobody else has open, and refused with StoreError while a run may be at work. A dry run changes nothing and
     returns what there is to do now: files that it would merge are deleted by a later call.
     """
+    check_hours(retention_hours)
     busy = at_work(store)
     # What a run at work has written and not yet committed looks like what a dead one left, but for its age.
     if busy and retention_hours < TEMPORARY_HOURS and not dry_run:
@@ -90,6 +93,13 @@ def maintain(store: Store, retention_hours: float = RETENTION_HOURS, dry_run: bo
     swept = remove_temporary(store.root, dry_run)
     swept += 0 if dry_run else store.policies.remove_unfinished_uploads(TEMPORARY_HOURS)
     return MaintenanceReport(tables, swept, tuple(remove_orphaned_policies(store, retention_hours, dry_run)))
+
+
+def check_hours(hours: float) -> None:
+    """Raise StoreError for an age that no file can have: negative, NaN, above MOST_HOURS."""
+    if not 0 <= hours <= MOST_HOURS:
+        what = f"{hours:g} hours are no age of a file"
+        raise StoreError(what, "", "nothing was changed", f"say how old, from 0 to {MOST_HOURS} hours")
 
 
 def _maintain_table(store: Store, table: StoredTable, hours: float, dry_run: bool) -> TableMaintenance:

@@ -3,6 +3,7 @@
 Nothing is removed here: `storage.maintenance.sweep` carries a plan out.
 """
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -35,7 +36,7 @@ class PolicyRetention:
         kind, _, number = text.partition(":")
         if text in ("all", "last"):
             return cls(text)
-        if kind == "every" and number.isdecimal() and int(number) > 0:
+        if kind == "every" and re.fullmatch("[0-9]{1,9}", number) and int(number) > 0:
             return cls("every", int(number))
         raise StoreError(
             f"{text!r} does not say which policies to keep", "", "nothing was removed", "say all, last or every:N"

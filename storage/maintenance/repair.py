@@ -2,16 +2,18 @@
 
 Damage is a file of a log, a slice or a policy that is missing, torn, or of other content. Logs come first, table by
 table: damaged files are moved out, the table is what its last whole commit says, and rows that later commits added are
-put back where their files are whole. Then everything that the ledger names is checked. Work that cannot be read can be
-forgotten, and is then computed again.
+put back where their files are whole. What is to be done is written down before anything is moved: a repair that is
+killed is gone on with by the next, and nobody else opens the store until then. Then everything that the ledger names is
+checked. Work that cannot be read can be forgotten, and is then computed again.
 """
 
 import json
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from storage.delta.log import CHECKPOINT, is_parquet, is_whole
+from storage.delta.log import CHECKPOINT, HEADS, Log, LogDamage, VersionTaken, creation_actions, head_path
 from storage.delta.table import StoredTable
 from storage.errors import DamagedSlice, PolicyAbsent, StoreError, border
 from storage.maintenance.sweep import drop_slices, remove_weights
@@ -20,22 +22,10 @@ from storage.refs import Entry, File, Slice
 from storage.roots import Root
 from storage.schemas.stage_tables import TABLES
 from storage.schemas.system_tables import LEDGER, SYSTEM_TABLES
-from storage.store import Store, open_store
+from storage.store import REPAIR, Store
 
-POINTER = "_last_checkpoint"
 QUARANTINE = "quarantine"
 """Directory below the root for damaged files that were moved out of a log."""
-
-
-@dataclass(frozen=True)
-class LogDamage:
-    """What is wrong with the log of one table, and the files in it that have to go for the table to open rightly."""
-
-    table: str
-    what: tuple[str, ...]
-    files: tuple[str, ...]
-    lost_versions: tuple[int, ...] = ()
-    """Commits that go with those files; their rows are looked for afterwards."""
 
 
 @dataclass(frozen=True)
@@ -59,32 +49,47 @@ class Damage:
         return self.entries[0].stage
 
 
-def inspect_log(root: Root, table: str) -> LogDamage | None:
-    """Look at every file of a table's log that counts; None where nothing is wrong."""
-    log = f"tables/{table}/_delta_log"
-    with border(f"looking at the log of table {table!r}", root.child(log)):
-        names = root.names(log)
-        commits = {int(name[:20]): name for name in names if name.endswith(".json") and name[:20].isdecimal()}
-        checkpoints = [name for name in names if name.endswith(CHECKPOINT)]
-        torn = [name for name in checkpoints if not is_parquet(root.read(f"{log}/{name}"))]
-        good = [int(name[:20]) for name in checkpoints if name not in torn]
-        what = [f"checkpoint {name} is not whole" for name in torn]
-        pointer = _pointer_problem(root, log, names, good)
-        lost, why = _lost_versions(root, log, commits, max(good, default=-1))
-    if pointer:
-        what.append(pointer)
-    if lost:
-        what.append(f"{why}; versions {lost[0]} to {lost[-1]} cannot be read")
-    gone = [commits[version] for version in lost if version in commits]
-    files = [*torn, *([POINTER] if pointer and POINTER in names else []), *gone]
-    return LogDamage(table, tuple(what), tuple(files), tuple(lost)) if what else None
+def inspect_logs(root: Root) -> list[LogDamage]:
+    """Look at the logs of all tables of a store, and at what an earlier repair had begun to mend."""
+    begun = {damage.table: damage for damage in _unfinished_repair(root)[1]}
+    # Of a table whose directory is gone, its head is left.
+    there = {*root.names("tables"), *(name.removesuffix(".json") for name in root.names(HEADS)), *begun}
+    found = []
+    for name in sorted(there & {*TABLES}):
+        with border(f"looking at the log of table {name!r}", root.child(f"tables/{name}/_delta_log")):
+            damage = Log(root, f"tables/{name}", has_head=TABLES[name] in SYSTEM_TABLES).inspect(deep=True)
+        if damage or name in begun:
+            found.append(_together(begun.get(name), damage))
+    return found
 
 
-def set_aside(root: Root, damage: LogDamage) -> str:
-    """Move damaged files into a new directory of `quarantine/`; return that directory."""
-    place = f"{QUARANTINE}/{datetime.now(UTC):%Y%m%dT%H%M%S.%f}/{damage.table}"
+def _together(begun: LogDamage | None, found: LogDamage | None) -> LogDamage:
+    """The damage that a repair had begun to mend, with what is found now: half of it may have been moved."""
+    both = [each for each in (begun, found) if each]
+    lost = sorted({version for each in both for version in each.lost_versions})
+    files = dict.fromkeys(name for each in both for name in each.files)
+    return replace(both[0], files=tuple(files), lost_versions=tuple(lost))
+
+
+def _unfinished_repair(root: Root) -> tuple[str, list[LogDamage]]:
+    """Where a repair that was killed was moving files to, and what it had found; empty where there is none."""
+    with border("looking for an earlier repair", root.child(REPAIR)), suppress(FileNotFoundError):
+        record = json.loads(root.read(REPAIR))
+        damages = [
+            LogDamage(each["table"], tuple(each["what"]), tuple(each["files"]), tuple(each["lost_versions"]))
+            for each in record["damages"]
+        ]
+        return str(record["place"]), damages
+    return "", []
+
+
+def set_aside(root: Root, damage: LogDamage, place: str) -> str:
+    """Move damaged files, and the head of their log, below a directory of `quarantine/`; return where they are."""
+    place = f"{place}/{damage.table}"
     for name in damage.files:
         _move(root, f"tables/{damage.table}/_delta_log/{name}", f"{place}/{name}")
+    # Last: as long as it tells of a commit that is not there, nobody opens the table. The next commit writes another.
+    _move(root, head_path(damage.table), f"{place}/head.json")
     return root.child(place)
 
 
@@ -131,34 +136,12 @@ def consumers(store: Store, keys: Iterable[str]) -> list[Entry]:
     return [entry for entry in store.ledger.entries() if wanted & {*entry.inputs.values()}]
 
 
-def _pointer_problem(root: Root, log: str, names: list[str], checkpoints: list[int]) -> str:
-    """What is wrong with the pointer to the last checkpoint; empty where nothing is."""
-    if POINTER not in names:
-        return ""  # the directory is listed then
-    try:
-        version = json.loads(root.read(f"{log}/{POINTER}"))["version"]
-    except (ValueError, KeyError, TypeError):
-        return f"{POINTER} is not whole"
-    return "" if version in checkpoints else f"{POINTER} names checkpoint {version}, which is missing or not whole"
-
-
-def _lost_versions(root: Root, log: str, commits: dict[int, str], base: int) -> tuple[list[int], str]:
-    """The versions from the first after `base` that is missing or not whole to the last, and what is wrong with it."""
-    last = max([*commits, base])
-    for version in range(base + 1, last + 1):
-        if version not in commits:
-            return list(range(version, last + 1)), f"commit {version} is missing"
-        if not is_whole(root.read(f"{log}/{commits[version]}")):
-            return list(range(version, last + 1)), f"commit {version} is cut off or no JSON"
-    return [], ""
-
-
 def _move(root: Root, path: str, target: str) -> None:
-    """Move a file to a new place, durably."""
-    with border("moving a damaged file aside", root.child(path)):
-        root.write(target, root.read(path))
+    """Move a file to a new place, durable there before it is taken away; one that was moved already is fine."""
+    with border("moving a damaged file aside", root.child(path)), suppress(FileNotFoundError):
+        root.create(target, root.read(path))
         root.delete(path)
-    root.make_durable(path.rpartition("/")[0])
+        root.make_durable(path)
 
 
 def _slice_problem(store: Store, piece: Slice, there: dict[str, int], deep: bool) -> str:
@@ -189,32 +172,45 @@ class RepairedLog:
     """Rows of the ledger that gc had removed with their files, and that were there again."""
 
 
-def inspect_logs(root: Root) -> list[LogDamage]:
-    """Look at the logs of all tables of a store."""
-    found = (inspect_log(root, name) for name in root.names("tables") if name in TABLES)
-    return [damage for damage in found if damage]
-
-
 def repair_logs(root: Root, damages: Sequence[LogDamage]) -> list[RepairedLog]:
     """Set damaged log files aside and put back what their commits had added, where it is found whole.
 
-    Stage tables come after the ledger, whose rows say which files are theirs.
+    Stage tables come after the ledger, whose rows say which files are theirs. Called again after it was killed at any
+    moment, with what `inspect_logs` returns then, it ends the same.
     """
+    if not damages:
+        return []
+    place = _unfinished_repair(root)[0] or f"{QUARANTINE}/{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
+    # What the lost commits were is known only as long as they are there, or where it is written down.
+    record = {"place": place, "damages": [vars(damage) for damage in damages]}
+    root.replace(REPAIR, json.dumps(record).encode())
     # All of them first: to open the store is to read the logs of several tables.
-    places = {damage.table: set_aside(root, damage) for damage in damages}
+    places = {damage.table: set_aside(root, damage, place) for damage in damages}
+    for damage in damages:
+        _make_log(root, damage.table)
     system = [table.name for table in SYSTEM_TABLES]
     order = sorted(damages, key=lambda damage: (damage.table not in system, damage.table))
     repaired = []
     for damage in order:
         # Opened anew each time: what the last round put back decides what counts in this one.
-        store = open_store(root.address, root.options)
+        store = Store(root)
         restored: tuple[str, ...] = ()
         if damage.lost_versions:
             restore = _restore_system_table if damage.table in system else _restore_stage_table
             restored = tuple(restore(store, damage.table))
         again = _remove_again(store) if damage.lost_versions and damage.table == LEDGER.name else 0
         repaired.append(RepairedLog(damage, places[damage.table], restored, again))
+    root.delete(REPAIR)
     return repaired
+
+
+def _make_log(root: Root, name: str) -> None:
+    """Make the log of a table anew where none of it is left."""
+    contract, log = TABLES[name], f"tables/{name}/_delta_log"
+    if not any(each.endswith((".json", CHECKPOINT)) for each in root.names(log)):
+        schema = contract.arrow if contract in SYSTEM_TABLES else contract.stored
+        with suppress(VersionTaken):
+            Log(root, f"tables/{name}").create(0, creation_actions(schema))
 
 
 @dataclass(frozen=True)

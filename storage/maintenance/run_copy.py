@@ -151,7 +151,7 @@ def _copy_policies(source: Store, target: Store, entries: Iterable[Entry], with_
         removed = source.policies.removal_note(key)
         if policy is not None and with_weights:
             if there is None or not {*policy.files} <= {*there.files}:
-                directory = source.policies.directory(key, verify=True)
+                directory = source.policies.directory(key)
                 target.policies.publish(directory, key, policy.weights_sha256)
                 num_copied += 1
         elif there is None and policy is not None:

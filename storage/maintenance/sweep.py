@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from storage.delta.log import ActiveFile
 from storage.delta.table import CommitConflict, StoredTable
-from storage.errors import StoreError, StoreUnavailable, border
+from storage.errors import DamagedSlice, StoreError, StoreUnavailable, border
 from storage.maintenance.plan import Plan, at_work
 from storage.policies.manifest import MANIFEST
 from storage.policies.store import SCRATCH_DIRECTORY
@@ -56,7 +56,7 @@ class Retention:
     @classmethod
     def parse(cls, text: str) -> "Retention":
         """Read `table=30d` or `table=12h`; StoreError for anything else, or a table that no stage writes."""
-        found = re.fullmatch(r"([a-z_]+)=(\d+)([hd])", text)
+        found = re.fullmatch(r"([a-z_]+)=([0-9]{1,5})([hd])", text)
         tables = [table.name for table in STAGE_TABLES]
         if found is None or found[1] not in tables:
             what = f"{text!r} is no retention"
@@ -265,7 +265,10 @@ def remove_weights(store: Store, key: str, why: str = "") -> int:
     With `why`, a marker stays: errors about missing weights quote it, and weights made again under the same key are
     checked against it.
     """
-    policy = store.policies.find(key)
+    try:
+        policy = store.policies.find(key)
+    except DamagedSlice:  # of whose weights nothing is known that could be noted
+        policy = None
     if policy is not None and why:
         store.policies.note_removal(key, policy.weights_sha256, why)
     with border(f"removing policy {key!r}", store.root.child(f"policies/{key}"), "every other policy"):

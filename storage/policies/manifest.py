@@ -2,16 +2,20 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from storage.delta.seal import is_sealed, seal
 from storage.errors import DamagedSlice
 from storage.keys import canonical_json
 from storage.refs import File
+from storage.roots import check_inside
 
 MANIFEST = "manifest.json"
+FIELDS = {"weights_sha256", "below", "digest", "added", "files"}
 BASE_FILE = "base.json"
 """File of a policy that is an adapter: `policy_key` and `weights_sha256` of the policy it is laid over."""
 
@@ -44,26 +48,39 @@ def manifest_text(
     weights_sha256: str, files: Sequence[File], below: str = "", added: Mapping[str, str] | None = None
 ) -> str:
     """The text of a manifest; `below` and `added` are places relative to the policy's directory."""
-    content: dict[str, Any] = {"weights_sha256": weights_sha256, "below": below}
+    content: dict[str, Any] = {"weights_sha256": weights_sha256, "below": below, "digest": ""}
     if added:
         content["added"] = dict(added)
-    return canonical_json({**content, "files": [vars(file) for file in files]})
+    return seal(canonical_json({**content, "files": [vars(file) for file in files]})).decode()
 
 
 def parse_manifest(text: bytes, policy_key: str) -> PolicyManifest:
-    """The policy of a manifest's text."""
-    content = json.loads(text)
-    files = tuple(File(**file) for file in content["files"])
+    """The policy of a manifest's text.
+
+    Raises DamagedSlice where the text is not what was written, StoreError where a file would lie outside of the policy.
+    """
     top = f"policies/{policy_key}"
-    added = {path: top + below for path, below in content.get("added", {}).items()}
-    return PolicyManifest(policy_key, content["weights_sha256"], files, top + content["below"], added)
+    where = f"{top}/{MANIFEST}"
+    try:
+        content = json.loads(text)
+        # Those of this program before it took digests have none.
+        if not content.keys() <= FIELDS or ("digest" in content and not is_sealed(text, content["digest"])):
+            raise ValueError("its digest is another")
+        files = tuple(File(**file) for file in content["files"])
+        added = {path: top + below for path, below in content.get("added", {}).items()}
+        policy = PolicyManifest(policy_key, content["weights_sha256"], files, top + content["below"], added)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise damaged_file(f"{where} is not the manifest that was written: {error}", where) from error
+    for path in (*(file.path for file in files), policy.place, *added.values()):
+        check_inside(path, where)
+    return policy
 
 
 def digest_files(directory: Path) -> list[File]:
     """The files of a directory with sizes and digests, in order of path."""
     # The manifest is written last and cannot hold its own digest.
     paths = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST)
-    return [File(path.relative_to(directory).as_posix(), path.stat().st_size, _sha256(path)) for path in paths]
+    return [File(path.relative_to(directory).as_posix(), path.stat().st_size, file_sha256(path)) for path in paths]
 
 
 def weights_digest(files: Sequence[File]) -> str:
@@ -79,21 +96,41 @@ def adapter_base(directory: Path) -> str | None:
     return str(json.loads(file.read_text())["policy_key"]) if file.is_file() else None
 
 
-def check_files(directory: Path, files: Sequence[File], verify: bool) -> None:
-    """Raise DamagedSlice unless every file is there at its size, and with `verify` with its digest."""
+def check_files(directory: Path, files: Sequence[File], verify: bool = True) -> None:
+    """Raise DamagedSlice unless every file is there at its size and, but without `verify`, with its digest."""
     for file in files:
         path, wrong = directory / file.path, ""
         if not path.is_file():
             wrong = "is missing"
         elif path.stat().st_size != file.size:
             wrong = f"has {path.stat().st_size} bytes instead of {file.size}"
-        elif verify and _sha256(path) != file.sha256:
+        elif verify and file_sha256(path) != file.sha256:
             wrong = "is not the file that was written: its SHA-256 differs"
         if wrong:
-            advice = "put the file back from a copy, or remove the directory and train that step again"
-            raise DamagedSlice(f"{path} {wrong}", str(directory), "every other policy and all tables", advice)
+            raise damaged_file(f"{path} {wrong}", str(directory))
 
 
-def _sha256(path: Path) -> str:
+def damaged_file(what: str, where: str) -> DamagedSlice:
+    """The error for a file of a policy that is not the one that was published."""
+    advice = "put the file back from a copy, or run `stagecoach repair --deep`: it says what can be done again"
+    return DamagedSlice(what, where, "every other policy and all tables", advice)
+
+
+MAX_HASHED = 4096
+"""Files whose digests stay in memory."""
+_hashed: dict[tuple[int, ...], str] = {}
+"""The digests of files that this process has read: to hash weights takes as long as to load them."""
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file, read once in a process for as long as it is the same file, unchanged."""
     with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        found = os.fstat(stream.fileno())
+        # Weights are hashed when they are published, and again under another name: the path does not count. Who
+        # writes into a file and sets its time back changes the time of that change.
+        state = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        digest = _hashed.get(state) or hashlib.file_digest(stream, "sha256").hexdigest()
+    _hashed[state] = digest
+    for old in list(_hashed)[:-MAX_HASHED]:
+        _hashed.pop(old, None)  # another thread may have been first
+    return digest

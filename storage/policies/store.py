@@ -23,6 +23,7 @@ from storage.policies.manifest import (
     MANIFEST,
     PolicyManifest,
     check_files,
+    damaged_file,
     digest_files,
     manifest_text,
     parse_manifest,
@@ -70,10 +71,10 @@ class RemotePolicies:
         self._root.write(f"{top}/{MANIFEST}", text.encode())
 
     def copy(self, policy: PolicyManifest) -> Path:
-        """A local directory with the policy's files: an earlier copy of the right sizes, else a verified download."""
+        """A local directory with the policy's files, verified: an earlier copy, else a download."""
         target = self._copy_directory(policy)
         try:
-            check_files(target, policy.files, verify=False)
+            check_files(target, policy.files)
         except DamagedSlice:
             shutil.rmtree(target, ignore_errors=True)
             self._download(policy, target)
@@ -119,7 +120,7 @@ class RemotePolicies:
                     place = policy.place_of(file)
                     with self._root.files.open_input_stream(place) as read, open(ours / file.path, "wb") as write:
                         shutil.copyfileobj(read, write, CHUNK)
-            check_files(ours, policy.files, verify=True)
+            check_files(ours, policy.files)
             self._move_copy(ours, target)
         finally:
             self._scratches.discard(ours)
@@ -232,10 +233,10 @@ class Policies:
                 return None
             raise
 
-    def directory(self, policy_key: str, verify: bool = False) -> Path:
-        """A local directory with the complete policy: its own on a local root, else a verified download.
+    def directory(self, policy_key: str, verify: bool = True) -> Path:
+        """A local directory with the complete policy, verified: its own on a local root, else a download.
 
-        Sizes are always checked, digests with `verify`. Raises PolicyAbsent, DamagedSlice.
+        Without `verify` only the sizes are checked: for who looks and loads nothing. Raises PolicyAbsent, DamagedSlice.
         """
         policy = self.find(policy_key)
         if policy is None:
@@ -243,6 +244,13 @@ class Policies:
         local = self._remote.copy(policy) if self._root.directory is None else self._root.directory / policy.place
         check_files(local, policy.files, verify)
         return local
+
+    def read_file(self, policy: PolicyManifest, file: File) -> bytes:
+        """The verified bytes of one small file of a policy. Raises DamagedSlice; FileNotFoundError passes through."""
+        data, place = self._root.read(policy.place_of(file)), self._root.child(policy.place_of(file))
+        if hashlib.sha256(data).hexdigest() != file.sha256:
+            raise damaged_file(f"{place} is not the file that was written: its SHA-256 differs", place)
+        return data
 
     def remove_unfinished_uploads(self, hours: float) -> int:
         """Delete what killed uploads left in an object store more than `hours` ago; return how many objects.
@@ -269,7 +277,7 @@ class Policies:
         """Return the keys of the policies below those that are adapters; removed weights are left out."""
         policies = [policy for key in policy_keys if (policy := self.find(key)) is not None]
         files = [(policy, file) for policy in policies for file in policy.files if file.path == BASE_FILE]
-        return {str(json.loads(self._root.read(policy.place_of(file)))["policy_key"]) for policy, file in files}
+        return {str(json.loads(self.read_file(policy, file))["policy_key"]) for policy, file in files}
 
     def names(self) -> list[str]:
         """The keys of all complete policies."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage.errors import StoreError
+from storage.errors import StoreError, StoreUnavailable
 from storage.read.frames import USES, Frames
 from storage.schemas.contract import FLAGS, FLOATS, INDICES, TOKENS
 from storage.schemas.stage_tables import TABLES
@@ -41,6 +41,8 @@ def ask(frames: Frames, sql: str, tokens: bool = False) -> pa.Table:
     """
     import duckdb
 
+    if sql.encode(errors="ignore").decode() != sql:
+        raise QuestionError("the question is no text in UTF-8", repr(sql), _SAFE, "write it in UTF-8")
     connection = duckdb.connect(":memory:", config=dict(SANDBOX))
     try:
         _require_read_only(connection.extract_statements(sql), sql)
@@ -50,6 +52,8 @@ def ask(frames: Frames, sql: str, tokens: bool = False) -> pa.Table:
         connection.execute("set TimeZone = 'UTC'; set lock_configuration = true")
         return _with_integers(connection.sql(sql).to_arrow_table())
     except duckdb.Error as error:
+        if "reading the stream registered as" in str(error):  # it says so of a table's file, and the question is fine
+            raise StoreUnavailable(str(error), frames.store.root.address, _SAFE, _REPAIR) from OSError(str(error))
         raise _refusal(str(error), sql, frames, tokens) from error
     finally:
         connection.close()
@@ -75,11 +79,18 @@ def columns_of(frames: Frames, name: str, tokens: bool = False) -> list[str]:
 
 
 def _require_read_only(statements: Sequence[Any], sql: str) -> None:
-    kinds = [statement.type.name for statement in statements]
+    kinds = [_kind_of(statement) for statement in statements]
     if len(kinds) != 1:
         raise QuestionError(f"one SELECT at a time, not {len(kinds) or 'none'}", sql, _SAFE, "ask one question")
     if kinds[0] not in READ_STATEMENTS:
         raise QuestionError(f"{kinds[0]} is not a question: the store is only read", sql, _SAFE, "begin with SELECT")
+
+
+def _kind_of(statement: Any) -> str:
+    try:
+        return str(statement.type.name)
+    except ValueError:  # kinds that the library itself has no name for, such as that of `update extensions`
+        return "This"
 
 
 def _schemas(frames: Frames, sql: str) -> list[tuple[str, Frames]]:
@@ -121,3 +132,4 @@ def _refusal(message: str, sql: str, frames: Frames, tokens: bool) -> QuestionEr
 
 
 _SAFE = "the store was only read"
+_REPAIR = "run `stagecoach repair --deep`"

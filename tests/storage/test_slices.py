@@ -213,25 +213,3 @@ def test_a_flipped_bit_in_the_ledger_is_found_or_harmless(root: Path, store: Sto
         else:
             assert entries == [entry("k", outputs=(piece,))]
     assert found > 30
-
-
-def test_a_torn_last_log_file_is_set_aside(root: Path, store: Store, piece: Slice) -> None:
-    log = root / "tables/messages/_delta_log"
-    store.append("messages", messages(3), run="run", step=3, key="l", attempt="never named")
-    last = max(log.glob("*.json"))
-    last.write_bytes(b"\0" * last.stat().st_size)
-    again = open_store(root)
-    assert again.read([piece]).num_rows == 20
-    later = again.append("messages", messages(2), run="run", step=3, key="l", attempt="b")
-    assert again.read([later]).num_rows == 2
-    assert last.with_name(last.name + ".torn").exists()
-
-
-def test_a_torn_checkpoint_is_set_aside(root: Path, store: Store, piece: Slice) -> None:
-    for number in range(12):
-        store.append("messages", messages(1), run="run", step=3, key="l", attempt=f"a{number}")
-    (checkpoint,) = (root / "tables/messages/_delta_log").glob("*.checkpoint.parquet")
-    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
-    again = open_store(root)
-    assert again.append("messages", messages(2), run="run", step=3, key="l", attempt="b").rows == 2
-    assert len(again.slices.table("messages").active_files()) == 14

@@ -25,7 +25,7 @@ from flows.queries.trace import FoundTrace, other_runs, outcome_of, trace_use
 from flows.reporting.formats import number, one_line, seconds, visible
 from flows.viewer import addresses
 from flows.viewer.terminal.trace_body import MEASURES, Indented, Wanted, conversation, text_cut, token_list
-from storage.errors import border
+from storage.read.damage import reading
 
 WIDTH = 120
 """Columns of output that goes into a pipe or a file."""
@@ -41,6 +41,7 @@ def main(
     width: int | None = None,
     as_json: bool = False,
     save: str = "",
+    force: bool = False,
 ) -> int:
     """Print a trace, or write its page to a file; return the exit status.
 
@@ -51,14 +52,14 @@ def main(
     if width is not None and width < NARROWEST:
         raise BadQuestion(f"--width {width}: at least {NARROWEST}, or nothing can be read")
     library, out = StoreReader.at(store or RunConfig().store), terminal(width)
-    with border("reading the tables", library.store.root.address):
+    with reading(library.store):
         found = trace_use(library, text, library.latest() if run == "latest" else run)
         if save:
             # Templates and pages are loaded for this alone: the command answers sooner without them.
             from flows.viewer.rendering import save_page
 
             address = addresses.trace(found.run, found.trace_id, found.key)
-            parts: list[RenderableType] = [save_page(library, address, Path(save))]
+            parts: list[RenderableType] = [save_page(library, address, Path(save), force)]
         elif as_json:
             parts = [json.dumps(as_values(library, found, wanted), allow_nan=False)]
         else:

@@ -22,7 +22,7 @@ from flows.queries.step import written_of
 from flows.queries.store_reader import StoreReader
 from flows.reporting import formats
 from flows.reporting.formats import one_line
-from storage.errors import border
+from storage.read.damage import reading
 from tasks.metrics.figures import Values
 
 WIDEST, WIDEST_PIPED = 28, 400
@@ -48,7 +48,7 @@ def main(
     Raises NotThere, BadQuestion, and LayoutError where there is no store.
     """
     library = StoreReader.at(store or RunConfig().store)
-    with border("reading the tables", library.store.root.address):
+    with reading(library.store):
         name = library.latest() if run == "latest" else run
         title, frame, written = _frame(library, name, step, evaluation, set_name, (*choice.columns, choice.sort))
         chosen = choose(frame, choice, search_mask(library, name, frame, choice.search))

@@ -11,6 +11,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from configs.run import RunConfig
+from storage.errors import DamagedSlice
 from storage.store import Store
 
 if TYPE_CHECKING:
@@ -226,14 +227,14 @@ def _in_policy(store: Store, key: str) -> TokenTexts | None:
         return None  # no key of a store: it was imported with the trace
     try:
         policy = store.policies.find(key)
-    except (json.JSONDecodeError, KeyError, TypeError):
+    except DamagedSlice:
         return None  # a damaged manifest names no tokenizer; `stagecoach repair` reports it
     file = next((each for each in policy.files if each.path == FILE), None) if policy else None
     if policy is None or file is None:
         return None
-    path = policy.place_of(file)
+    found, path = policy, policy.place_of(file)
     try:
-        return _cached_tokenizer(file.sha256, lambda: store.root.read(path), store.root.child(path))
+        return _cached_tokenizer(file.sha256, lambda: store.policies.read_file(found, file), store.root.child(path))
     except FileNotFoundError:
         return None
     except OSError as error:

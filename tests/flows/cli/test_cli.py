@@ -77,7 +77,11 @@ def test_run_takes_files_and_overrides_in_any_order_with_options_between(calls: 
         ),
         (
             ["evals", "a", "b", "--by", "tier", "--output", "x.parquet"],
-            ("comparisons.evals", (("a", "b"),), {"store": "", "by": "tier", "output": "x.parquet", "as_json": False}),
+            (
+                "comparisons.evals",
+                (("a", "b"),),
+                {"store": "", "by": "tier", "output": "x.parquet", "as_json": False, "force": False},
+            ),
         ),
         (["demo", "steps=2"], ("launch.demo", (), NONE | {"overrides": ["steps=2"]})),
         (["demo", "--plain"], ("launch.demo", (), NONE | {"overrides": [], "plain": True})),

@@ -8,10 +8,11 @@ import polars as pl
 import pytest
 
 from flows import cli
-from flows.exchange.export import ExportRequest, copy_weights, export, write_whole
+from flows.exchange.export import ExportRequest, copy_weights, export
 from flows.exchange.export_rows import ExportRefused, RolloutChoice
 from flows.exchange.imports import ImportRequest, import_files
 from flows.queries.step_history import step_history
+from flows.reporting.output_files import OutputRefused, write_whole
 from storage.read.sql import QuestionError
 from storage.store import open_store
 from tasks.assignment.examples import read_demonstrations
@@ -135,7 +136,7 @@ def test_nothing_to_export_is_refused(choice: dict[str, Any], root: str, tmp_pat
 def test_nothing_is_replaced_unless_asked(root: str, tmp_path: Path) -> None:
     target = tmp_path / "t.jsonl"
     target.write_text("mine")
-    with pytest.raises(ExportRefused, match="--force"):
+    with pytest.raises(OutputRefused, match="--force"):
         out(root, "verifiers", target)
     assert target.read_text() == "mine"
     assert out(root, "verifiers", target, force=True) == 10
@@ -159,7 +160,7 @@ def test_a_directory_of_something_else_is_never_replaced(tmp_path: Path) -> None
     target = tmp_path / "home"
     target.mkdir()
     (target / "letters").write_text("mine")
-    with pytest.raises(ExportRefused, match="something else than weights"):
+    with pytest.raises(OutputRefused, match="something else than weights"):
         write_whole(target, lambda draft: draft.mkdir(), force=True)
     assert (target / "letters").read_text() == "mine"
 
@@ -173,7 +174,7 @@ def test_weights_are_a_directory_without_the_optimizer(tmp_path: Path) -> None:
     copy_weights(store, key, tmp_path / "weights", force=False)
     names = sorted(path.name for path in (tmp_path / "weights").iterdir())
     assert names == ["config.json", "model.safetensors", "tokenizer.json"]
-    with pytest.raises(ExportRefused):
+    with pytest.raises(OutputRefused):
         copy_weights(store, key, tmp_path / "weights", force=False)
     copy_weights(store, key, tmp_path / "weights", force=True)
     assert len(list((tmp_path / "weights").iterdir())) == 3

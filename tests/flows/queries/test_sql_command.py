@@ -83,7 +83,7 @@ def test_without_a_question_the_tables_are_listed(root: Path, capsys: pytest.Cap
         (["drop table traces"], "DROP is not a question"),
         (["select 1", "--format", "parquet"], "name a file with --output FILE"),
         (["select 1", "--output", "answer.txt"], "let the file end in .json, .csv, .parquet"),
-        (["select 1", "--output", "/nowhere/answer.csv"], "the answer cannot be written"),
+        (["select 1", "--output", "/proc/nowhere/answer.csv"], "writing answer.csv"),
         (["select 1", "--run", "nobody"], "there is no run 'nobody'"),
     ],
 )

@@ -85,7 +85,9 @@ def test_checkpoints_are_whole_and_small(store: Store, root: Path) -> None:
 
 
 @pytest.mark.parametrize("pointer", [None, b"", b"{}", b'{"version": 3, "size": 1}'])
-def test_without_a_pointer_the_library_writes_the_checkpoint(store: Store, root: Path, pointer: bytes | None) -> None:
+def test_without_a_pointer_the_next_checkpoint_is_written_all_the_same(
+    store: Store, root: Path, pointer: bytes | None
+) -> None:
     fill(store, range(15))
     path = root / "tables/ledger/_delta_log/_last_checkpoint"
     assert json.loads(path.read_bytes())["version"] == 9
@@ -191,7 +193,7 @@ def test_a_version_that_is_cut_off_is_said(store: Store, root: Path) -> None:
     fill(store, range(3, 4))
     newest = max((root / "tables/ledger/_delta_log").glob("*.json"))
     newest.write_bytes(newest.read_bytes()[:-5])
-    with pytest.raises(ValueError, match="cut off or no JSON"):
+    with pytest.raises(ValueError, match="is cut off"):
         other.ledger.refresh()
 
 

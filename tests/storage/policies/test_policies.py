@@ -1,7 +1,10 @@
 """A policy is a complete directory or absent, on a local disk and in an object store."""
 
+import hashlib
 import importlib
+import os
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -104,14 +107,58 @@ def test_a_key_is_a_name(policies: Policies, key: str) -> None:
             use(key)
 
 
+def flip(file: Path) -> None:
+    """Change one bit, and nothing that a listing shows."""
+    found, data = file.stat(), bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "config.json"])
+def test_one_flipped_bit_is_found_before_anything_is_loaded(tmp_path: Path, name: str) -> None:
+    policies = Policies(open_root(str(tmp_path)))
+    policies.publish(write(policies.scratch("k"), {**FILES, "optimizer.safetensors": "moments"}), "k")
+    file = policies.directory("k") / name
+    time.sleep(0.02)  # a step of the file system's clock
+    flip(file)
+    with pytest.raises(DamagedSlice, match=f"{name} is not the file that was written") as caught:
+        policies.directory("k")
+    assert "stagecoach repair --deep" in caught.value.do
+    assert policies.directory("k", verify=False).is_dir()
+
+
+@pytest.mark.engine
+def test_a_flipped_bit_of_a_local_copy_is_mended_by_a_download(s3_root: str, tmp_path: Path) -> None:
+    policies = Policies(open_root(s3_root), cache=tmp_path / "cache")
+    policies.publish(write(policies.scratch("k")), "k")
+    time.sleep(0.02)
+    flip(policies.directory("k") / "model.safetensors")
+    assert read(policies.directory("k")) == FILES
+
+
+def test_a_file_is_hashed_once_as_long_as_it_stays_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+    digest = hashlib.file_digest
+    monkeypatch.setattr(
+        "hashlib.file_digest", lambda stream, name: hashed.append(Path(stream.name).name) or digest(stream, name)
+    )
+    policies = Policies(open_root(str(tmp_path)))
+    policies.publish(write(policies.scratch("k")), "k")
+    assert sorted(hashed) == sorted(Path(name).name for name in FILES)
+    for _ in range(3):
+        policies.directory("k")
+    assert len(hashed) == len(FILES)
+    file = policies.directory("k") / "model.safetensors"
+    file.write_bytes(file.read_bytes())
+    policies.directory("k")
+    assert hashed[len(FILES) :] == ["model.safetensors"]
+
+
 def test_damage_is_found(tmp_path: Path) -> None:
     policies = Policies(open_root(str(tmp_path)))
     policies.publish(write(policies.scratch("k")), "k")
     file = policies.directory("k") / "model.safetensors"
-    file.write_text("wEights")
-    policies.directory("k")  # as long as it is: digests on demand alone
-    with pytest.raises(DamagedSlice, match="SHA-256"):
-        policies.directory("k", verify=True)
     file.write_text("weight")
     with pytest.raises(DamagedSlice, match="6 bytes instead of 7"):
         policies.directory("k")

@@ -212,7 +212,7 @@ def test_a_stage_s_commit_costs_few_requests(s3: S3Host, store: Store) -> None:
     s3.requests()
     fill(store, range(3, 4))
     kinds = [each.split()[0] for each in s3.requests()]
-    assert (kinds.count("PUT"), len(kinds)) == (4, 8)
+    assert (kinds.count("PUT"), len(kinds)) == (5, 9)
     piece = Ledger(store.root).entries()[-1].outputs
     s3.requests()
     store.read(piece)

@@ -1,0 +1,292 @@
+"""Commands that delete or write refuse numbers, places and stores with which they would destroy something."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flows import cli
+from storage.delta.log import CHECKPOINT, head_path
+from storage.errors import StoreError
+from storage.maintenance import plan
+from storage.maintenance.sweep import drop_slices, finish_removals, remove_weights
+from storage.policies.manifest import MANIFEST
+from storage.policies.store import Policies
+from storage.refs import File, Slice
+from storage.roots import open_root
+from storage.store import open_store
+from tests.fixtures.histories import finish, train
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with two finished runs that share a step."""
+    place = tmp_path_factory.mktemp("destructive") / "store"
+    store = open_store(place)
+    for run, letters in (("old", "xy"), ("new", "xxx")):
+        train(store, run, letters)
+    return place
+
+
+@pytest.fixture
+def root(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that store, in which runs finished long enough ago."""
+    monkeypatch.setattr(plan, "RECENT_HOURS", 0.0)
+    return Path(shutil.copytree(original, tmp_path / "store"))
+
+
+def told(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
+    status = cli.main(argv)
+    said = capsys.readouterr()
+    return status, said.out + said.err
+
+
+def state(root: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+NUMBERS = {
+    "gc --keep-last": ["0", "-1", "1" * 40, "1e3", "nan", "x", "\uff11"],
+    "gc --policies": ["every:0", "every:-1", "every:" + "1" * 40, "every:nan"],
+    "maintain --retention-hours": ["nan", "inf", "-inf", "1e12", "-1", "1" * 40, "x"],
+    "maintain --retain": ["token_statistics=99999999999d", "token_statistics=-1d", "token_statistics=1.5h"],
+    "traces old --step": ["-1", "1" * 40, "1.5", "nan"],
+    "traces old --evaluation": ["-1", "1" * 40],
+    "traces old --limit": ["0", "-1", "1" * 40],
+    "traces old --page": ["0", "-1", "1" * 40],
+    "trace old --branch": ["-1", "1" * 40],
+    "trace old --width": ["-1", "1" * 40],
+    "diff old new --step": ["-1", "1" * 40],
+    "view --port": ["-1", "65536", "1" * 40],
+    "replay old --steps": ["3:1", "-1", "1" * 40, "1" * 5000, "nan"],
+    "algorithms old --steps": ["9:3", "-1", "1" * 40],
+    "export old --format sft --to x.jsonl --steps": ["9:3", "1" * 40],
+    "export old --format sft --to x.jsonl --min-reward": ["nan", "inf", "-inf", "x"],
+    "eval --retry-errors": ["-1", "1" * 40],
+    "import x.jsonl --groups-per-step": ["0", "-1", "1" * 40],
+    "queue --slots": ["0", "-1"],
+}
+
+
+@pytest.mark.parametrize("argv", [f"{command}={value}" for command, values in NUMBERS.items() for value in values])
+def test_a_number_that_is_none_is_one_message(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = state(tmp_path)
+    status, said = told(capsys, *argv.split(), *([] if argv.startswith("queue") else ["--store", str(root)]))
+    assert status == 2 and "Traceback" not in said
+    assert state(tmp_path) == before
+
+
+HUGE = "1" * 40
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["sql", "update extensions"],
+        ["sql", "select '\ud800'"],
+        ["lineage", f"old:{HUGE}"],
+        ["lineage", f"old:1:{HUGE}"],
+        ["lineage", f"old:{HUGE * 200}"],
+        ["lineage", f"a/{HUGE}"],
+        ["trace", HUGE],
+        ["trace", "x", "--messages", f"{HUGE * 200}:"],
+        ["why", HUGE * 200],
+        ["export", "--policy", f"old:{HUGE}", "--format", "weights", "--to", "weights"],
+        ["view", "--save", f"/runs/old/steps/{HUGE}", "page.html"],
+        ["show", "old", f"steps={HUGE * 200}"],
+        ["show", "old", f"training.learning_rate={HUGE * 200}"],
+        ["maintain", "--retention-hours", "nan"],
+        ["maintain", "--retention-hours", "1e12"],
+        ["algorithms", "old", "--steps", "9:3"],
+    ],
+    ids=lambda argv: " ".join(argv)[:60].encode("ascii", "replace").decode(),
+)
+def test_what_ended_in_a_traceback_is_one_message(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, said = told(capsys, *argv, "--store", str(root))
+    assert status == 2 and said.startswith("stagecoach: ") and "Traceback" not in said
+
+
+def test_the_flow_refuses_to_keep_a_negative_number_of_runs(root: Path) -> None:
+    from flows.runtime.maintenance import choose_removal
+
+    with pytest.raises(StoreError, match="-1 runs cannot be kept"):
+        choose_removal(open_store(root), [], -1, [], [], "all")
+
+
+OUTPUTS = [
+    ["sql", "select 1 as one", "--format", "json", "--output"],
+    ["view", "--save", "/"],
+    ["curves", "old", "--output"],
+    ["export", "old", "--format", "weights", "--to"],
+    ["export", "old", "--format", "sft", "--to"],
+    ["export", "old", "--format", "store", "--to"],
+    ["algorithms", "old", "--output"],
+]
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("argv", OUTPUTS, ids=" ".join)
+@pytest.mark.parametrize("target", ["format.json", "new.json", "policies/training-x", "tables/../x.json", "link"])
+def test_nothing_is_written_into_a_store(
+    root: Path, capsys: pytest.CaptureFixture[str], argv: list[str], target: str, force: bool
+) -> None:
+    path = root / target
+    if target == "link":
+        path = root.parent / "link"
+        path.symlink_to(root / "policies")
+        path = path / "new.json"
+    before = state(root)
+    given = ["--force"] if force and "store" not in argv else []
+    status, said = told(capsys, *argv, str(path), *given, "--store", str(root))
+    assert status == 2 and ("inside the store" in said or "is the store" in said or "Not a directory" in said)
+    assert state(root) == before
+
+
+@pytest.mark.parametrize("argv", OUTPUTS[:3], ids=" ".join)
+def test_a_file_is_replaced_only_when_asked_and_whole(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
+    target = tmp_path / "there.json"
+    target.write_text("precious")
+    status, said = told(capsys, *argv, str(target), "--store", str(root))
+    assert status == 2 and "--force" in said and target.read_text() == "precious"
+    assert told(capsys, *argv, str(target), "--force", "--store", str(root))[0] == 0
+    assert target.read_text() != "precious"
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_stream_is_written_to(root: Path, tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    given = ["--output", str(pipe), "--store", str(root)]
+    assert cli.main(["sql", "select 1 as one", "--format", "json", *given]) == 0
+    assert os.read(reader, 100) == b'[{"one": 1}]'
+    os.close(reader)
+
+
+def ledger(root: Path, ending: str) -> Path:
+    return max((root / "tables/ledger/_delta_log").glob(f"*{ending}"))
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "no log": lambda root: shutil.rmtree(root / "tables/ledger/_delta_log"),
+    "no table": lambda root: shutil.rmtree(root / "tables/ledger"),
+    "newest commit missing": lambda root: ledger(root, ".json").unlink(),
+    "newest commit cut": lambda root: ledger(root, ".json").write_bytes(ledger(root, ".json").read_bytes()[:90]),
+    "newest commit altered": lambda root: flip(ledger(root, ".json")),
+    "checkpoint altered": lambda root: flip(ledger(root, CHECKPOINT)),
+    "head altered": lambda root: flip(root / head_path("ledger")),
+    "a data file missing": lambda root: next((root / "tables/ledger/run=old").glob("*.parquet")).unlink(),
+    "all data files damaged": lambda root: [flip(path) for path in (root / "tables/ledger").rglob("*.parquet")],
+    "repair under way": lambda root: begin_repair(root),
+}
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def begin_repair(root: Path) -> None:
+    (root / "quarantine").mkdir()
+    (root / "quarantine/unfinished.json").write_text(json.dumps({"place": "quarantine/x", "damages": []}))
+
+
+@pytest.mark.parametrize("command", ["gc --keep new --yes", "maintain --retention-hours 0"])
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_nothing_is_deleted_while_the_ledger_is_damaged_or_incomplete(
+    root: Path, capsys: pytest.CaptureFixture[str], command: str, damage: Callable[[Path], object]
+) -> None:
+    for _ in range(6):
+        finish(open_store(root), "new")  # events do not hide what happens to the ledger
+    damage(root)
+    before = state(root)
+    status, said = told(capsys, *command.split(), "--store", str(root))
+    assert status == 2 and ("ledger" in said or "repair" in said)
+    assert "Traceback" not in said
+    assert state(root) == before
+
+
+OUT = "../../weights"
+
+
+@pytest.fixture
+def outside(root: Path) -> Path:
+    """A file beside the store, which a path out of it would reach."""
+    path = root.parent / "precious.parquet"
+    path.write_text("precious")
+    return path
+
+
+def test_rows_that_name_a_file_outside_delete_nothing_there(root: Path, outside: Path) -> None:
+    store = open_store(root)
+    file = File("../../../precious.parquet", 8, "")
+    piece = Slice("messages", "old", "a", 1, "", (file,))
+    with pytest.raises(StoreError, match="leads out of the store"):
+        drop_slices(store, [piece])
+    with pytest.raises(StoreError, match="leads out of the store"):
+        store.slices.read_stored(piece)
+    assert outside.read_text() == "precious"
+
+
+@pytest.mark.parametrize("what", ["slices", "policies"])
+def test_removals_that_name_a_place_outside_delete_nothing_there(root: Path, outside: Path, what: str) -> None:
+    (root.parent / "weights").mkdir()
+    piece = Slice("messages", "old", "a", 1, "", (File("../../../precious.parquet", 8, ""),))
+    record = {"slices": [piece.to_row()], "policies": []} if what == "slices" else {"slices": [], "policies": [OUT]}
+    (root / "removals").mkdir(exist_ok=True)
+    (root / "removals/0.json").write_text(json.dumps(record))
+    with pytest.raises(StoreError):
+        finish_removals(open_store(root))
+    assert outside.read_text() == "precious" and (root.parent / "weights").is_dir()
+    with pytest.raises(StoreError, match="no policy key"):
+        remove_weights(open_store(root), OUT)
+
+
+@pytest.mark.parametrize("field", ["files", "below", "added"])
+def test_a_manifest_that_names_a_place_outside_is_refused(tmp_path: Path, field: str) -> None:
+    policies = Policies(open_root(str(tmp_path)), cache=tmp_path / "cache")
+    scratch = policies.scratch("k")
+    (scratch / "model.safetensors").write_text("weights")
+    policies.publish(scratch, "k")
+    path = tmp_path / "policies/k" / MANIFEST
+    content = json.loads(path.read_text())
+    content.pop("digest")
+    if field == "files":
+        content["files"][0]["path"] = "../../../precious.parquet"
+    else:
+        content[field] = "/../../.." if field == "below" else {"model.safetensors": "/../../.."}
+    path.write_text(json.dumps(content))
+    with pytest.raises(StoreError, match="leads out of the store"):
+        policies.directory("k")
+
+
+@pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/x", "a/..", "a\0b", "..\\x"])
+def test_no_path_leads_out_of_a_root(tmp_path: Path, path: str) -> None:
+    (tmp_path / "store").mkdir()
+    root = open_root(str(tmp_path / "store"))
+    uses: list[Callable[[], object]] = [
+        lambda: root.read(path),
+        lambda: root.write(path, b""),
+        lambda: root.create(path, b""),
+        lambda: root.replace(path, b""),
+        lambda: root.delete(path),
+        lambda: root.remove_unneeded(path),
+        lambda: root.exists(path),
+        lambda: root.names(path),
+        lambda: root.file_sizes(path),
+        lambda: root.writer(path),
+    ]
+    for use in uses:
+        with pytest.raises(StoreError, match="leads out of the store"):
+            use()

@@ -1,0 +1,94 @@
+"""Weights of which a bit was flipped reach neither a learner nor an engine, whoever asks for them."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from configs.run import RunConfig
+from flows.runtime.prepare import whole_weights
+from flows.services.base import Supervisor
+from flows.services.engine import InferenceService
+from flows.services.learner import LearnerRecovery
+from storage.errors import DamagedSlice
+from storage.policies.manifest import BASE_FILE
+from storage.store import open_store
+from tasks.learner.client import Learner
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Policy
+from tests.fixtures.histories import policy_row
+from tests.fixtures.rows import entry
+
+FILES = ("model.safetensors", "optimizer.safetensors")
+
+
+class Untouched:
+    """A learner or an engine that must not be asked for anything that loads weights."""
+
+    served = ""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.loaded: list[str] = []
+
+    def load(self, policy_key: str, directory: str, **_: object) -> None:
+        self.loaded.append(policy_key)
+
+    def serve(self, policy_key: str, *_: object) -> None:
+        raise AssertionError(f"{policy_key} was handed over")
+
+    def served_policy_key(self) -> str:
+        return self.served
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> RunContext:
+    """A run whose only policies came in: whole weights, and an adapter over them."""
+    store = open_store(tmp_path / "store")
+    for key in ("whole", "adapter"):
+        scratch = store.policies.scratch(key)
+        for name in FILES:
+            (scratch / name).write_bytes(f"{key} {name}".encode() * 50)
+        if key == "adapter":
+            (scratch / BASE_FILE).write_text(json.dumps({"policy_key": "whole"}))
+        store.policies.publish(scratch, key)
+        rows = policy_row(key, 0, None, has_optimizer=True)
+        piece = store.append("policies", rows, run="a", step=0, key=key, attempt=key)
+        store.ledger.commit(entry(key, "a", outputs=(piece,), stage="policy_import", attempt=key))
+    return RunContext(store, "a", RunConfig(name="a"), {})
+
+
+def recover(context: RunContext, policy: str) -> list[str]:
+    learner = Untouched()
+    LearnerRecovery(cast(Learner, learner), context, ({}, {})).recover(Policy(policy, 0), None)
+    return learner.loaded
+
+
+def serve(context: RunContext, policy: str) -> Any:
+    service = InferenceService(Supervisor("a", Path("logs")), context, Path("model"))
+    return service._bring(Policy(policy, 0), "http://127.0.0.1:1")
+
+
+def test_whole_weights_are_loaded(context: RunContext) -> None:
+    assert recover(context, "whole") == ["whole"]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("use", [recover, serve, lambda context, key: whole_weights(context.store, key)])
+@pytest.mark.parametrize("policy", ["whole", "adapter"])  # of an adapter, the weights below it are damaged
+def test_one_flipped_bit_is_refused(
+    context: RunContext, monkeypatch: pytest.MonkeyPatch, name: str, use: Callable[..., Any], policy: str
+) -> None:
+    monkeypatch.setattr("flows.services.engine.Engine", Untouched)
+    file = context.store.policies.directory("whole") / name
+    data = bytearray(file.read_bytes())
+    data[20] ^= 4
+    time.sleep(0.02)  # a step of the file system's clock
+    file.write_bytes(data)
+    with pytest.raises(DamagedSlice, match=f"{name} is not the file that was written"):
+        use(context, policy)

@@ -1,0 +1,205 @@
+"""Damage in a table's log is torn, cut off, missing or altered, and never taken for a log without that commit."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from storage.delta.log import CHECKPOINT, POINTER, head_path
+from storage.delta.seal import Head, commit_problem, head_text, parse_head, seal
+from storage.errors import StoreError, StoreUnavailable
+from storage.roots import Root
+from storage.store import Store, open_store
+from tests.fixtures.histories import finish, work
+from tests.fixtures.rows import entry
+
+TABLES = ("ledger", "runs", "messages")
+
+
+@pytest.fixture
+def filled(store: Store) -> Store:
+    """A store with events, rows and finished work, beyond the first checkpoint."""
+    store.runs.record(run="a", event="started", kind="train", config={})
+    for step in range(12):
+        work(store, "a", f"key-{step}", step)
+    for _ in range(12):
+        finish(store, "a")
+    return store
+
+
+def contents(root: Path) -> tuple[int, int, int]:
+    """How much there is of the three tables: for a store that is opened anew."""
+    store = open_store(root)
+    files = store.slices.table("messages").active_files()
+    return len(store.ledger.entries()), len(store.runs.events("a")), len(files)
+
+
+def newest(root: Path, table: str, ending: str = ".json") -> Path:
+    return max((root / "tables" / table / "_delta_log").glob(f"*{ending}"))
+
+
+def flips(data: bytes, number: int) -> list[bytes]:
+    """The bytes with one bit flipped, at places spread over all of them."""
+    found = []
+    for place in range(number):
+        position = place * len(data) // number
+        flipped = data[position] ^ (1 << place % 8)
+        found.append(data[:position] + bytes([flipped]) + data[position + 1 :])
+    return found
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("file", ["commit", "checkpoint", "head"])
+def test_one_flipped_bit_is_said_or_changes_nothing(root: Path, filled: Store, table: str, file: str) -> None:
+    before = contents(root)
+    path = newest(root, table, CHECKPOINT if file == "checkpoint" else ".json")
+    if file == "head":
+        path = root / head_path(table)
+        if table == "messages":
+            assert not path.exists()  # the ledger names its rows
+            return
+    data, said = path.read_bytes(), 0
+    for damaged in flips(data, 40):
+        path.write_bytes(damaged)
+        try:
+            assert contents(root) == before
+        except StoreUnavailable as error:
+            said += 1
+            assert "stagecoach repair" in error.do
+            assert str(path.relative_to(root)).split("/")[1].removesuffix(".json") in error.where
+    assert said >= 39  # of a word that nobody reads, such as that of the digest in a head, one may go unseen
+    path.write_bytes(data)
+    assert contents(root) == before
+
+
+HARM: dict[str, tuple[Callable[[bytes], bytes | None], str]] = {
+    "nothing left": (lambda data: b"", "is cut off"),
+    "half": (lambda data: data[: len(data) // 2], "is cut off"),
+    "first line alone": (lambda data: data.splitlines(keepends=True)[0], "is cut off: 0 of 2 actions are left"),
+    "without its end": (lambda data: data[:-1], "is cut off"),
+    "a hole": (lambda data: data[:40] + b"\0" * 60 + data[100:], "is torn"),
+    "another size": (lambda data: data.replace(b'"size":', b'"size":1', 1), "was altered"),
+    "unlinked": (lambda data: None, "is missing"),
+}
+
+
+@pytest.mark.parametrize(("harm", "words"), HARM.values(), ids=HARM)
+def test_the_newest_commit_of_the_ledger(
+    root: Path, filled: Store, harm: Callable[[bytes], bytes | None], words: str
+) -> None:
+    path = newest(root, "ledger")
+    damaged = harm(path.read_bytes())
+    path.unlink() if damaged is None else path.write_bytes(damaged)
+    for read_only in (False, True):
+        with pytest.raises(StoreUnavailable, match=f"commit {int(path.stem)} {words}"):
+            open_store(root, read_only=read_only)
+
+
+@pytest.mark.parametrize("gone", ["_delta_log", "."])
+def test_a_log_that_is_gone_is_no_new_table(root: Path, filled: Store, gone: str) -> None:
+    (root / "tables/ledger" / gone).rename(root.parent / "elsewhere")
+    for read_only in (False, True):
+        with pytest.raises(StoreUnavailable, match="commit 0 is missing"):
+            open_store(root, read_only=read_only)
+    (root / "tables/messages/_delta_log").rename(root.parent / "another")
+    (root.parent / "elsewhere").rename(root / "tables/ledger" / gone)
+    with pytest.raises(StoreUnavailable, match="the log is missing"):
+        open_store(root).slices.table("messages")
+
+
+def test_a_table_of_records_that_is_gone_is_not_one_without_records(root: Path, filled: Store) -> None:
+    filled.quarantines.record(["t"], where="reward > 1", reason="unfit")
+    (root / "tables/quarantines").rename(root.parent / "elsewhere")
+    with pytest.raises(StoreUnavailable, match="commit 0 is missing"):
+        open_store(root).quarantines.all()
+
+
+def test_a_commit_that_a_process_has_in_memory_is_not_read_again_and_one_it_reads_is_checked(
+    root: Path, filled: Store
+) -> None:
+    other = open_store(root)
+    path = newest(root, "ledger")
+    path.write_bytes(path.read_bytes().replace(b'"size":', b'"size":1', 1))
+    assert len(other.ledger.entries()) == 12
+    with pytest.raises(StoreUnavailable):
+        open_store(root)
+
+
+def test_a_head_that_is_behind_is_no_damage(root: Path, filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process died between a commit and its head, or the disk was full; a loss of power leaves an empty one."""
+    head = root / head_path("ledger")
+    behind = head.read_bytes()
+    with monkeypatch.context() as patch:
+        replace = Root.replace
+
+        def full(self: Root, path: str, data: bytes, durable: bool = True) -> None:
+            if path == head_path("ledger"):
+                raise StoreError("no space left")
+            replace(self, path, data, durable)
+
+        patch.setattr(Root, "replace", full)
+        filled.ledger.commit(entry("late"))
+    assert head.read_bytes() == behind
+    for text in (behind, b"", None):
+        head.unlink() if text is None else head.write_bytes(text)
+        assert len(open_store(root).ledger.entries()) == 13
+
+
+def test_logs_without_digests_are_read(root: Path, filled: Store) -> None:
+    """As this program wrote them before it took digests, and wherever another one writes."""
+    before = contents(root)
+    for path in root.glob("heads/*"):
+        path.unlink()
+    for path in root.glob("tables/*/_delta_log/*.json"):
+        path.write_bytes(b"".join(map(without_digest, path.read_bytes().splitlines(keepends=True))))
+    for path in root.glob(f"tables/*/_delta_log/{POINTER}"):
+        path.write_text(json.dumps({"version": 9, "size": 1}))
+    assert contents(root) == before
+    store = open_store(root)
+    work(store, "a", "new", 12)
+    assert contents(root) == (before[0] + 1, before[1], before[2] + 1)
+    path = newest(root, "ledger")
+    path.write_bytes(path.read_bytes().replace(b'"size":', b'"size":1', 1))
+    with pytest.raises(StoreUnavailable, match="was altered"):
+        open_store(root)
+
+
+def without_digest(line: bytes) -> bytes:
+    action = json.loads(line)
+    if "commitInfo" in action:
+        del action["commitInfo"]["digest"]
+    return json.dumps(action).encode() + b"\n"
+
+
+def test_the_library_may_append_and_reads_what_we_append(tmp_path: Path) -> None:
+    store = open_store(root := tmp_path / "plain")
+    store.ledger.commit(entry("one"))
+    table = store.ledger.table
+    rows = table.read(table.active_files()[0].path).append_column("run", pa.array(["other"], pa.string()))
+    write_deltalake(str(root / table.place), rows.select(table.schema.names).cast(table.schema), mode="append")
+    assert {each.run for each in open_store(root).ledger.entries()} == {"run", "other"}
+    open_store(root).ledger.commit(entry("two"))
+    assert pl.scan_delta(str(root / table.place)).collect().height == 3
+    assert len(open_store(root).ledger.entries()) == 3
+
+
+def test_a_text_is_sealed_at_its_first_empty_digest() -> None:
+    text = '{"commitInfo":{"digest":"","witness":"w","actions":1}}\n{"add":{"path":"\\"digest\\":\\"\\""}}\n'
+    sealed = seal(text)
+    assert commit_problem(sealed) == ""
+    assert commit_problem(sealed.replace(b'"w"', b'"v"')) == "was altered: its digest is another"
+    assert commit_problem(sealed.replace(b'"digest":"', b'"dieest":"', 1)) == "was altered: its digest is another"
+    assert commit_problem(b"[]\n") == commit_problem(b"7\n") == "is torn: not every line of it is JSON"
+
+
+def test_a_head_is_read_as_it_was_written() -> None:
+    head = Head(7, "ab")
+    assert parse_head(head_text(head)) == head
+    assert parse_head(b"") is None
+    for text in (b"{}", b"[]", b'{"version":7,"sha256":"ab"}', b"\xff", head_text(head).replace(b":7", b":8")):
+        with pytest.raises(ValueError):
+            parse_head(text)
