@@ -38,7 +38,8 @@ class LengthPenalty(Section):
     turns: float = Field(0.1, ge=0)
     """Weight of turns."""
     passing: float = 1.0
-    """A rollout passes with at least this reward; the share of a group's rollouts that pass is its pass rate."""
+    """A rollout passes with at least this reward, up to rounding as in `evaluation.pass_reward`; the share of a group's
+    rollouts that pass is its pass rate."""
 
 
 class Overlong(Section):

@@ -248,7 +248,7 @@ def _credits(kept: GroupedTraces, credit: Credit, branches: Branches) -> pa.Tabl
 
 STAGE = Stage(
     name="advantage",
-    version=1,
+    version=2,
     reads=("traces", "messages", "verdicts"),
     writes=("samples", "estimator_states"),
     sections=("algorithm", "algorithms", "admission", "seat_rules"),

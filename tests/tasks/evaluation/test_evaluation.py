@@ -6,6 +6,7 @@ from itertools import chain, combinations
 import pyarrow as pa
 import pytest
 
+from configs.evaluation import passes
 from tasks.assignment.stage import errored_assignments, latest_attempts
 from tasks.evaluation.confidence import of_mean, students
 from tasks.evaluation.stage import Difference, PassAt, estimates, paired_differences, pass_at_k
@@ -16,7 +17,7 @@ def estimated(rows, **options):
     return estimates(table("traces", rows), **options)
 
 
-def passes(found):
+def shares(found):
     """The shares of an estimate, without their intervals."""
     return tuple(replace(each, interval=None) for each in found.pass_at)
 
@@ -57,7 +58,7 @@ def test_averages_by_hand_and_by_environment():
     first, second = estimated(rows, pass_at=(1, 2))
     assert (first.environment, first.num_examples, first.num_attempts) == ("reverse", 2, 4)
     assert first.average == first.average_floor == 0.5 and first.errors == {}
-    assert passes(first) == (PassAt(1, 0.25, 2, 0.25), PassAt(2, 0.5, 2, 0.5))
+    assert shares(first) == (PassAt(1, 0.25, 2, 0.25), PassAt(2, 0.5, 2, 0.5))
     assert second.environment == "sums" and second.average == 0.25 and second.pass_at[1] == PassAt(2, None, 0, None)
 
 
@@ -66,7 +67,7 @@ def test_errors_are_counted_and_make_the_floor():
     (found,) = estimated(rows, pass_at=(1, 2))
     assert found.errors == {"timeout": 3} and found.num_attempts == 4 and found.num_examples == 2
     assert found.average == 1.0 and found.average_floor == 0.25
-    assert passes(found) == (PassAt(1, 1.0, 1, 0.25), PassAt(2, None, 0, 0.5))
+    assert shares(found) == (PassAt(1, 1.0, 1, 0.25), PassAt(2, None, 0, 0.5))
 
 
 def test_an_error_with_a_reward_is_an_error():
@@ -88,6 +89,32 @@ def test_what_passes_is_a_choice():
     rows = attempts("a", 0.6, 0.4)
     assert estimated(rows)[0].pass_at[0].estimate == 0.0
     assert estimated(rows, pass_reward=0.5)[0].pass_at[0].estimate == 0.5
+
+
+FULL = 0.7 * 1.0 + 0.2 * 1.0 + 0.1 * 1.0
+"""What weights of .7, .2 and .1 make of three full rewards."""
+
+
+def test_a_full_reward_passes_whatever_rounding_made_of_it():
+    assert FULL < 1.0 and sum((0.6, 0.3, 0.1)) < 1.0 and sum((0.4, 0.3, 0.2, 0.1)) <= 1.0
+    (found,) = estimated(attempts("a", FULL, sum((0.6, 0.3, 0.1)), sum((0.4, 0.3, 0.2, 0.1))), pass_at=(1, 3))
+    assert [each.estimate for each in found.pass_at] == [1.0, 1.0]
+    (short,) = estimated(attempts("a", 1 - 1e-6))
+    assert short.pass_at[0].estimate == 0.0
+    (change,) = paired_differences(tried({"a": [0.5]}), tried({"a": [FULL]}))[1:]
+    assert change.difference == 1.0
+
+
+@pytest.mark.parametrize("threshold", [-1e6, -1.0, 0.0, 1e-3, 1.0, 1e6])
+def test_the_tolerance_is_of_rounding_and_grows_with_the_threshold(threshold):
+    size = 1 + abs(threshold)
+    assert passes(threshold, threshold) and passes(threshold - 1e-10 * size, threshold)
+    assert not passes(threshold - 1e-8 * size, threshold) and not passes(float("nan"), threshold)
+
+
+def test_the_threshold_of_a_difference_is_a_choice():
+    before, after = tried({"a": [0.25]}), tried({"a": [0.5]})
+    assert [paired_differences(before, after, (1,), at)[1].difference for at in (0.5, 0.6)] == [1.0, 0.0]
 
 
 def test_seats_of_others_are_no_attempts():
