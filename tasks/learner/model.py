@@ -288,8 +288,9 @@ class _TokenLogprobs(torch.autograd.Function):
 
     With z = h W^T / T (T the token's temperature), p = softmax(z) and y the sampled token:
         log-prob  l = z_y - logsumexp(z)             dl/dz_j = [j = y] - p_j
-        entropy   H = logsumexp(z) - sum_j p_j z_j   dH/dz_j = -p_j (log p_j + H)
-    The backward pass recomputes the logits of each chunk: a fourth matrix product for a fraction of the memory.
+        entropy   H = -sum_j p_j log p_j             dH/dz_j = -p_j (log p_j + H)
+    H is not taken as logsumexp(z) - sum_j p_j z_j, which is the same and cancels: of large logits float32 then leaves
+    entropies below zero, where here no term of the sum is. The backward pass recomputes the logits of each chunk: a fourth matrix product for a fraction of the memory.
     """
 
     @staticmethod
@@ -301,10 +302,9 @@ class _TokenLogprobs(torch.autograd.Function):
         entropies = torch.empty_like(logprobs)
         for part in _chunks(len(hidden), chunk):
             logits = _logits(hidden[part], weight, temperatures[part])
-            normaliser = logits.logsumexp(-1)
-            logprobs[part] = logits.gather(1, targets[part, None]).squeeze(1) - normaliser
-            probabilities = (logits - normaliser[:, None]).exp_()
-            entropies[part] = normaliser - probabilities.mul_(logits).sum(-1)
+            logp = _log_softmax(logits)
+            logprobs[part] = logp.gather(1, targets[part, None]).squeeze(1)
+            entropies[part] = -logp.exp().mul_(logp).sum(-1)
         ctx.save_for_backward(hidden, weight, targets, temperatures, entropies)
         ctx.chunk = chunk
         return logprobs, entropies
@@ -318,7 +318,7 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=entropies.dtype)
         for part in _chunks(len(hidden), ctx.chunk):
             logits = _logits(hidden[part], weight, temperatures[part])
-            logp = logits.sub_(logits.logsumexp(-1, keepdim=True))
+            logp = _log_softmax(logits)
             p = logp.exp()
             grad = logp.add_(entropies[part, None]).mul_(-grad_entropies[part, None]).sub_(grad_logprobs[part, None])
             grad.mul_(p)
@@ -336,6 +336,13 @@ def _chunks(size: int, chunk: int) -> list[slice]:
 
 def _logits(hidden: Tensor, weight: Tensor, temperatures: Tensor) -> Tensor:
     return _product(hidden, weight.T).div_(temperatures[:, None])
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    """Return log p of logits (N, V) in their place, so that no more than one other tensor of that size exists."""
+    # The largest logit first: less a normaliser of 133, the log-prob of a near-certain token would be rounding.
+    logits.sub_(logits.amax(-1, keepdim=True))
+    return logits.sub_(logits.exp().sum(-1, keepdim=True).log_())
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
