@@ -290,7 +290,8 @@ class _TokenLogprobs(torch.autograd.Function):
         log-prob  l = z_y - logsumexp(z)             dl/dz_j = [j = y] - p_j
         entropy   H = -sum_j p_j log p_j             dH/dz_j = -p_j (log p_j + H)
     H is not taken as logsumexp(z) - sum_j p_j z_j, which is the same and cancels: of large logits float32 then leaves
-    entropies below zero, where here no term of the sum is. The backward pass recomputes the logits of each chunk: a fourth matrix product for a fraction of the memory.
+    entropies below zero, where here no term of the sum is. The backward pass recomputes the logits of each chunk: a
+    fourth matrix product for a fraction of the memory.
     """
 
     @staticmethod
