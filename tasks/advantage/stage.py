@@ -125,7 +125,7 @@ def _stateful(config: View) -> str:
 def _credit(kept: GroupedTraces, settings: AlgorithmConfig) -> Credit:
     algorithm = ALGORITHMS[settings.type]
     credit = algorithm.credit(kept, settings)
-    if algorithm.zero_sum:
+    if algorithm.zero_sum and credit.zero_sum:
         check_zero_sum(kept.traces, credit)
     return credit
 
