@@ -101,7 +101,7 @@ def _verdicts(traces: pa.Table, findings: Sequence[tuple[str, bool, Finding]], t
 
 STAGE = Stage(
     name="filtering",
-    version=1,
+    version=2,
     reads=("traces", "messages"),
     writes=("verdicts",),
     sections=("filtering", "model", "learns_from_equals", "episode_agents", "seat_rules"),
