@@ -20,6 +20,8 @@ from tasks.learner.rows import Row
 
 ATTENTION = "packed_segments"
 """The name under which transformers knows `packed_attention`."""
+CHUNK_BYTES = 128 * 2**20
+"""Most bytes that a chunk of logits takes, where the vocabulary leaves that choice."""
 HEAD_TOLERANCE = 1e-3
 """Largest difference of log-probs between the head applied here and the model's own."""
 
@@ -99,7 +101,8 @@ def load_policy(
     causal = _load_causal(adapter.base_directory if adapter else directory)
     if adapter:
         adapters.attach(causal, adapter)
-    policy = PolicyModel(causal.to(device), settings.logprob_chunk, adapter)
+    chunk = settings.logprob_chunk or default_chunk(causal.config.get_text_config().vocab_size)
+    policy = PolicyModel(causal.to(device), chunk, adapter)
     # Before the model is sharded: it is called from within here, past the hooks that gather sharded weights.
     _check_head(policy, device)
     if settings.gradient_checkpointing:
@@ -109,6 +112,16 @@ def load_policy(
     policy.train()
     shard(policy, _layers(causal), device, half=computes_in_half(settings, device))
     return policy
+
+
+def default_chunk(vocab_size: int) -> int:
+    """Return how many tokens' logits exist at the same time beside a vocabulary of this size.
+
+    Two or three tensors of that many logits in float32 are what the head needs beyond its weight and gradient.
+    """
+    fits = CHUNK_BYTES // (4 * vocab_size)
+    # Below 64 the products are too thin to be fast; above 1024 there is nothing left to gain.
+    return max(64, min(1024, 1 << fits.bit_length() - 1 if fits else 0))
 
 
 def computes_in_half(settings: TrainingConfig, device: torch.device) -> bool:
