@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tasks.learner.model import token_logprobs
+from tasks.learner.head import default_chunk, token_logprobs
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
@@ -121,3 +121,21 @@ def test_no_tokens():
     logprobs, _ = token_logprobs(hidden[:0], weight, targets[:0], TEMPERATURES[:0], 4)
     logprobs.sum().backward()
     assert (logprobs.shape, weight.grad.abs().max().item()) == ((0,), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "chunk"),
+    [
+        (1, 1024),
+        (512, 1024),
+        (32_768, 1024),
+        (32_769, 512),
+        (128_256, 256),
+        (151_936, 128),
+        (262_144, 128),
+        (10**9, 64),
+    ],
+)
+def test_a_chunk_of_logits_is_as_large_as_the_vocabulary_leaves_room_for(vocabulary, chunk):
+    assert default_chunk(vocabulary) == chunk
+    assert chunk * vocabulary * 4 <= 128 * 2**20 or chunk == 64

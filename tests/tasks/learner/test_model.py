@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from configs.training import TrainingConfig
-from tasks.learner.model import default_chunk, load_policy, run_row
+from tasks.learner.model import load_policy, run_row
 from tasks.learner.protocol import LearnerError
 from tasks.learner.rows import batches_from_table
 from tasks.learner.tiny import tiny_qwen3
@@ -76,24 +76,6 @@ def test_logprobs_equal_the_model_s_own(world, model_directory):
         logits = plain(torch.from_numpy(row.token_ids)[None]).logits[0, row.weighted - 1] / 0.7
     expected = logits.log_softmax(-1).gather(1, torch.from_numpy(row.token_ids[row.weighted])[:, None]).squeeze(1)
     torch.testing.assert_close(logprobs(policy, SAMPLES[1:2])[0], expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("vocabulary", "chunk"),
-    [
-        (1, 1024),
-        (512, 1024),
-        (32_768, 1024),
-        (32_769, 512),
-        (128_256, 256),
-        (151_936, 128),
-        (262_144, 128),
-        (10**9, 64),
-    ],
-)
-def test_a_chunk_of_logits_is_as_large_as_the_vocabulary_leaves_room_for(vocabulary, chunk):
-    assert default_chunk(vocabulary) == chunk
-    assert chunk * vocabulary * 4 <= 128 * 2**20 or chunk == 64
 
 
 @pytest.mark.parametrize(("asked", "chunk"), [(None, 1024), (3, 3)])
