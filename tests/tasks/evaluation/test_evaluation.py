@@ -195,6 +195,22 @@ def test_the_same_shift_of_examples_that_differ_is_seen() -> None:
     assert alone is not None and alone.high - alone.low > 0.4, "either alone is far less certain"
 
 
+def test_examples_are_paired_by_name_whatever_their_order_and_whatever_else_was_tried() -> None:
+    before = tried({"a": [0.0], "b": [1.0], "c": [0.5], "gone": [0.25]})
+    after = tried({"new": [0.75], "c": [0.75], "b": [1.0], "a": [0.5]})
+    average, passed = paired_differences(before, after, pass_reward=0.5)
+    assert average == Difference("reverse", "avg", 0.5, 0.75, 0.25, students([0.5, 0.0, 0.25]), 3)
+    assert passed == Difference("reverse", "pass@1", 2 / 3, 1.0, 1 - 2 / 3, students([1.0, 0.0, 0.0]), 3)
+
+
+def test_examples_count_alike_however_often_they_were_tried() -> None:
+    rows = [*attempts("a", 1.0), *attempts("b", 0.0, 0.0, 0.0, 1.0, None, None, None, None)]
+    (found,) = estimated(rows)
+    assert (found.average, found.average_floor) == (0.625, 0.5625)
+    assert shares(found) == (PassAt(1, 0.625, 2, 0.5625),)
+    assert found.interval == found.pass_at[0].interval == of_mean([1.0, 0.25])
+
+
 def test_environments_that_only_one_of_two_has_are_left_out() -> None:
     assert paired_differences(tried({"a": [1.0]}), tried({"a": [1.0]}, "other")) == []
 

@@ -87,6 +87,14 @@ def test_rows_and_padding_do_not_matter_to_any_loss(exact_policy, loss):
     assert not torch.allclose(alone[0], plain[0], rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("loss", LOSSES, ids=range(len(LOSSES)))
+def test_sequences_that_end_a_row_stay_apart_in_any_loss(exact_policy, loss):
+    """Of the last sequences of a row all are of the rl component: taken as one, they would share a ratio or a mask."""
+    rl = [each for each in SAMPLES if any(each.streams["rl_weights"])] + [sample("f", 8, 6), sample("g", 6, 7)]
+    assert_same(gradient(exact_policy, [[each] for each in rl], loss), gradient(exact_policy, [rl], loss))
+    assert_same(gradient(exact_policy, [[each] for each in rl], loss), gradient(exact_policy, [rl[:2], rl[2:]], loss))
+
+
 def test_dropping_a_sample_does_matter(exact_policy, split):
     with pytest.raises(AssertionError):
         assert_same(split, gradient(exact_policy, [SAMPLES[:-1]]))
