@@ -130,4 +130,4 @@ def default_chunk(vocab_size: int) -> int:
     """
     fits = CHUNK_BYTES // (4 * vocab_size)
     # Below 64 the products are too thin to be fast; above 1024 there is nothing left to gain.
-    return max(64, min(1024, 1 << fits.bit_length() - 1 if fits else 0))
+    return max(64, min(1024, 1 << fits.bit_length() >> 1))

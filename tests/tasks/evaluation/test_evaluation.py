@@ -9,8 +9,8 @@ import pytest
 from configs.evaluation import passes
 from tasks.assignment.stage import errored_assignments, latest_attempts
 from tasks.evaluation.confidence import of_mean, students
-from tasks.evaluation.stage import Difference, PassAt, estimates, paired_differences, pass_at_k
-from tests.fixtures.builders import failed, table, trace
+from tasks.evaluation.stage import Difference, PassAt, estimates, example_passes, paired_differences, pass_at_k
+from tests.fixtures.builders import exactly, failed, table, trace
 
 
 def estimated(rows, **options):
@@ -51,6 +51,15 @@ def test_pass_at_k_is_the_share_of_all_choices_of_k():
 def test_pass_at_k_that_does_not_exist_is_an_error(n, c, k):
     with pytest.raises(ValueError, match="does not exist"):
         pass_at_k(n, c, k)
+
+
+def test_what_does_not_exist_is_said_with_what_to_do():
+    said = (
+        "pass@5 of 1 passes in 4 attempts does not exist: k is at least 1 and, like the passes, at most the attempts. "
+        "Lower evaluation.pass_at or raise evaluation.attempts."
+    )
+    with pytest.raises(ValueError, match=exactly(said)):
+        pass_at_k(4, 1, 5)
 
 
 def test_averages_by_hand_and_by_environment():
@@ -135,6 +144,15 @@ def test_turns_and_tokens_are_of_all_who_took_part_and_not_of_the_first():
     (found,) = estimated(seats[:1], took_part=table("traces", seats))
     assert (found.num_attempts, found.num_turns, found.num_tokens) == (1, 6, 73)
     assert estimated(seats[:1])[0].num_turns == 3
+
+
+def test_where_nobody_is_known_to_have_taken_part_no_cost_is_invented():
+    (found,) = estimated([trace("a")], took_part=table("traces", []))
+    assert (found.num_attempts, found.num_turns, found.num_tokens) == (1, 0, 0)
+
+
+def test_a_reward_of_one_passes_unless_told_otherwise():
+    assert example_passes({"a": [1.0, 0.5, None], "b": [None]}, 1) == {"a": 0.5}
 
 
 def test_intervals_stand_beside_the_figures():

@@ -120,6 +120,10 @@ def test_what_failed_or_is_not_the_policy_s_does_not_count(reason):
     assert set(row["rl_weights"]) == {0, np.float32(4 / 20)}
 
 
+def test_a_step_without_rollouts_is_a_batch_without_rows():
+    assert packed([], []) == packed([], [], replaced=True) == []
+
+
 def test_a_rollout_without_a_reward_does_not_count():
     traces, messages = four_groups()
     (row,) = packed([*traces[:7], traces[7] | {"reward": None}], messages)

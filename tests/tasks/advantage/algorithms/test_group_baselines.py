@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.advantage.algorithms import ALGORITHMS
-from tests.fixtures.builders import exchange, trace, verdict
+from tests.fixtures.builders import exchange, message, trace, verdict
 from tests.fixtures.stages import advantages, credited, group
 
 SINGLE = ("grpo", "dr_grpo", "rloo", "max_rl", "reinforce_pp")
@@ -107,6 +107,9 @@ def test_reinforce_pp_over_tokens_of_which_there_are_none():
     messages = [*exchange("g0-0", completion=()), *exchange("g0-1", completion=())]
     rows = credited(group(1.0, 0.0), messages, type="reinforce_pp", statistics="tokens")
     assert advantages(rows) == [0.5, -0.5] and not any(sum(row["rl_weights"]) for row in rows)
+    messages = [*exchange("g0-0"), message("g0-1", 0, tokens=())]
+    rows = credited(group(1.0, 0.0), messages, type="reinforce_pp", statistics="tokens", epsilon=0.5)
+    assert advantages(rows) == [0, -2], "all tokens are of the first"
 
 
 LENGTHS = st.lists(
