@@ -25,7 +25,7 @@ def repetition(material: FilterInput, settings: RepetitionFilter) -> Finding:
     ends = np.searchsorted(sampled, offsets[branches.path.offsets])
     start, length = runs(logprobs.values[where] > log(settings.probability), ends)
     long = np.flatnonzero(length >= settings.window)
-    by_length = long[np.argsort(length[long], kind="stable")]
+    by_length = long[np.lexsort((long, length[long]))]
     first = where[start]
     message = mask.row_of_value[first]
     # Shortest first, so that of the runs of a trace the longest is the one that stays.

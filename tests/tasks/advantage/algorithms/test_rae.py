@@ -8,7 +8,7 @@ from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import ESTIMATOR_STATES
 from tasks.advantage.algorithms.credit import AdvantageBreach
 from tasks.advantage.stage import STAGE, StateMissing, advantage
-from tests.fixtures.builders import failed, table, trace, view
+from tests.fixtures.builders import exactly, failed, table, trace, view
 from tests.fixtures.stages import advantages, tables_of
 
 DYADIC = st.integers(-8, 8).map(lambda eighths: eighths / 8)
@@ -110,11 +110,15 @@ def test_a_baseline_for_each_agent_keeps_agents_and_environments_apart():
     assert states == [state(0.75, 2, agent, "", environment) for environment, agent in keys[:4]]
 
 
-@pytest.mark.parametrize(("key", "example"), [("agent", "e0"), ("example", "")])
-def test_states_that_were_kept_by_the_other_key_are_no_cold_start(key, example):
-    known = [state(0.5, example_id=example)]
-    with pytest.raises(AdvantageBreach, match=rf"kept by key .*algorithm\.key is {key!r}.*Begin at step 0"):
-        step([*seat(1.0), OTHER], known, number=1, key=key)
+@pytest.mark.parametrize(("key", "other", "example"), [("agent", "example", "e0"), ("example", "agent", "")])
+def test_states_that_were_kept_by_the_other_key_are_no_cold_start(key, other, example):
+    said = (
+        "table estimator_states: the baseline of agent 'first' of environment 'reverse' was kept by key "
+        f"{other!r}, and algorithm.key is {key!r}. Nothing was credited; all that was sampled is safe. Begin at step 0 "
+        "(replay: without --steps), or go on with the key that it was kept by."
+    )
+    with pytest.raises(AdvantageBreach, match=exactly(said)):
+        step([*seat(1.0), OTHER], [state(0.5, example_id=example)], number=1, key=key)
 
 
 def test_the_key_is_in_the_keys_of_work_where_it_is_not_the_first_one():
