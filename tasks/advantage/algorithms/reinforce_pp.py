@@ -36,4 +36,5 @@ def reinforce_pp(kept: GroupedTraces, settings: ReinforcePpConfig) -> Credit:
 def _sampled_tokens(kept: GroupedTraces) -> Scalars:
     """Return how many sampled tokens each trace has; one that branches share counts once."""
     owner = kept.owner[kept.mask.row_of_value]
-    return np.bincount(owner, kept.mask.values, kept.traces.num_rows)
+    counts: Scalars = np.bincount(owner, kept.mask.values, kept.traces.num_rows)
+    return counts
