@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from configs.algorithms import ReinforcePpConfig
-from tasks.advantage.algorithms.credit import Credit, GroupedTraces, Scalars
+from tasks.advantage.algorithms.credit import Credit, GroupedTraces
 from tasks.advantage.algorithms.groups import Groups, by_example
+from tasks.arrays.ragged import Integers
 
 
 def reinforce_pp(kept: GroupedTraces, settings: ReinforcePpConfig) -> Credit:
@@ -33,8 +34,7 @@ def reinforce_pp(kept: GroupedTraces, settings: ReinforcePpConfig) -> Credit:
     return replace(groups.credit(kept, groups.mean(groups.reward), centred), zero_sum=not by_token)
 
 
-def _sampled_tokens(kept: GroupedTraces) -> Scalars:
+def _sampled_tokens(kept: GroupedTraces) -> Integers:
     """Return how many sampled tokens each trace has; one that branches share counts once."""
     owner = kept.owner[kept.mask.row_of_value]
-    counts: Scalars = np.bincount(owner, kept.mask.values, kept.traces.num_rows)
-    return counts
+    return np.bincount(owner[kept.mask.values], minlength=kept.traces.num_rows)
