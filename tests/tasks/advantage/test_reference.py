@@ -48,6 +48,7 @@ class Played:
 
     @contextmanager
     def pinned(self, policy: Policy) -> Iterator[Any]:
+        assert isinstance(policy, Policy), "a policy that nobody knows cannot be kept in the engine"
         self.pins.append(policy)
         yield
         self.pins.remove(policy)
