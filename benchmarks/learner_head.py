@@ -26,7 +26,7 @@ def plain_with_entropy(hidden, weight, targets, chunk):
 
 def chunked(hidden, weight, targets, chunk):
     """Return the learner's log-probs plus entropies."""
-    from tasks.learner.model import token_logprobs
+    from tasks.learner.head import token_logprobs
 
     return sum(token_logprobs(hidden, weight, targets, hidden.new_ones(len(hidden)), chunk))
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from configs.fields import Section, operational, version_of
+from configs.fields import Section, later, operational, version_of
 from configs.services import EngineProcess
 
 
@@ -38,7 +38,8 @@ class LengthPenalty(Section):
     turns: float = Field(0.1, ge=0)
     """Weight of turns."""
     passing: float = 1.0
-    """A rollout passes with at least this reward; the share of a group's rollouts that pass is its pass rate."""
+    """A rollout passes with at least this reward, up to rounding as in `evaluation.pass_reward`; the share of a group's
+    rollouts that pass is its pass rate."""
 
 
 class Overlong(Section):
@@ -90,6 +91,10 @@ class MaxRlConfig(GroupSection):
 
 class ReinforcePpConfig(GroupSection):
     type: Literal["reinforce_pp"] = "reinforce_pp"
+    statistics: Literal["rollouts", "tokens"] = later("rollouts")
+    """What mean and standard deviation are over: rollouts counts each once; tokens counts each as many times as it has
+    sampled tokens, as the paper's code and verl do, so that long ones say more. With tokens, advantages of a group do
+    not add up to zero."""
     epsilon: float = Field(1e-6, gt=0)
     """Added to the standard deviation."""
 
@@ -112,6 +117,9 @@ class RaeConfig(AlgorithmSection):
     """Share of the old baseline in the new one."""
     order: Literal["post", "pre"] = "post"
     """post subtracts the baseline that already has the reward in it, pre the one before."""
+    key: Literal["example", "agent"] = later("example")
+    """What has a baseline of its own: example keeps one for each example and agent, and fits few examples that come
+    back many times; agent keeps one for each agent over all examples, and fits data where most examples are new."""
 
 
 class EchoRole(Section):

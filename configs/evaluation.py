@@ -12,6 +12,17 @@ from configs.fields import Section, elsewhere, operational
 
 Wanted = tuple[str | int | float | bool | None, ...]
 """The values of a field that an example is chosen by."""
+ROUNDING = 1e-9
+"""A reward this much short of a threshold reaches it: weights of .7, .2 and .1 add up to 0.9999999999999999."""
+
+
+def passes(reward: Any, threshold: Any) -> Any:
+    """Tell whether a reward is one of success: at least the threshold, but for what rounding takes off a weighted sum.
+
+    This is the one place that says so, of numbers, of arrays and of expressions over columns alike. What is not a
+    number does not pass; a null of a column stays one.
+    """
+    return reward >= threshold - ROUNDING * (1 + abs(threshold))
 
 
 class EvaluationSet(Section):
@@ -33,6 +44,8 @@ class EvaluationSet(Section):
     """Sampling temperature."""
     pass_at: tuple[int, ...] | None = operational(None)
     """The k of pass@k; none above attempts."""
+    pass_reward: float | None = operational(None)
+    """The reward from which on an attempt passes."""
     every: int | None = operational(None, ge=0)
     """Evaluate every n steps during training; 0 is only when asked."""
     at_start: bool | None = operational(None)
@@ -59,6 +72,9 @@ class EvaluationConfig(Section):
     """Rollouts of each example, k of avg@k."""
     pass_at: tuple[int, ...] = operational((1,))
     """The k of pass@k by the unbiased estimator; none above attempts."""
+    pass_reward: float = operational(1.0)
+    """The reward from which on an attempt passes, in pass@k and in the viewer; what rounding takes off counts as
+    reached. The length penalty of an algorithm has a threshold of its own, `passing`."""
     temperature: float = Field(1.0, ge=0)
     """Sampling temperature in evaluation."""
     policy: str = operational("")

@@ -43,7 +43,7 @@ class GibberishFilter(FilterSection):
 class RepetitionFilter(FilterSection):
     type: Literal["repetition"] = "repetition"
     window: int = Field(3000, ge=1)
-    """Shortest run of near-certain tokens that counts as a loop."""
+    """Shortest run of near-certain sampled tokens that counts as a loop, over all messages of a branch."""
     probability: float = Field(0.99, gt=0, lt=1)
     """A token is near certain when its log-prob is above the log of this."""
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from configs.fields import Section, version_of
+from configs.fields import Section, later, version_of
 
 
 class TruncatedImportance(Section):
@@ -58,7 +58,7 @@ class IpoLoss(LossSection):
     """Masks tokens whose probability moved too far, whatever the direction and the advantage."""
 
     type: Literal["ipo"] = "ipo"
-    threshold: float = Field(0.3, gt=0)
+    threshold: float = Field(0.1, gt=0)
     """A token is masked when engine and learner differ in its probability by more than this."""
     kl_tau: float = Field(1e-3, ge=0)
     """Weight of the squared log importance ratio."""
@@ -72,6 +72,8 @@ class PpoLoss(LossSection):
     """Ratios of negative advantage are clipped at 1 minus this."""
     clip_high: float = Field(0.2, gt=0)
     """Ratios of positive advantage are clipped at 1 plus this; more than `clip_low` is DAPO's clip-higher (0.28)."""
+    dual_clip: float | None = later(None, gt=1)
+    """Ratios of negative advantage are clipped from above at this (dual clip; 3 in verl); null sets no such bound."""
 
 
 class CispoLoss(LossSection):

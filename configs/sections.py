@@ -135,6 +135,10 @@ class PackingConfig(Section):
     """Optimizer steps made of one batch, in turn: its samples are split into that many mini-batches."""
     data_parallel: int = Field(1, ge=1)
     """Ranks that share the batch; rows are dealt to them by estimated cost."""
+    zero_advantages: bool = False
+    """Whether tokens of the rl component whose advantage is zero are trained. All that they would do is to count in the
+    denominator and to be held to the engine's log-probs by `kl_tau`. False leaves them out, as prime-rl does by its
+    `filter_zero_advantages`."""
 
 
 class SupervisedDataConfig(Section):

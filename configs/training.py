@@ -145,8 +145,9 @@ class TrainingConfig(Section):
     """Compute precision; auto is float32 on the CPU and bfloat16 on CUDA. Master weights are float32."""
     device: Literal["cpu", "cuda", "auto"] = "auto"
     """Where to train; auto takes CUDA when there is one. Filled in when resolved."""
-    logprob_chunk: int = Field(1024, ge=1)
-    """Tokens whose logits exist at the same time."""
+    logprob_chunk: int | None = Field(None, ge=1)
+    """Tokens whose logits exist at the same time; null takes as many as make a chunk of logits 128 MiB, from 64 to 1024
+    and a power of two: 128 beside a vocabulary of 151,936."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     checkpoint_every: int = Field(1, ge=1)

@@ -190,7 +190,8 @@ def rows_of(parts: Sequence[EvaluationPart]) -> Iterator[Row]:
     for part in parts:
         # Only attempts at the same set, environment and bucket are compared example by example.
         base = first.setdefault(part.like, part)
-        changes = paired_differences(base.traces, part.traces, part.evaluated.pass_at) if base is not part else []
+        passing = part.evaluated.pass_at, part.evaluated.pass_reward
+        changes = paired_differences(base.traces, part.traces, *passing) if base is not part else []
         paired = {each.figure: each for each in changes}
         (score,) = part.evaluated.of(part.traces)
         averaged = score | {"num_examples": len(example_means(rewards_of(part.traces)[part.environment]))}

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from configs.algorithms import RaeConfig
 from configs.checks.run import missing_files
 from configs.errors import ConfigError
 from configs.load import dump, load
@@ -23,6 +24,11 @@ from tasks.runtime.stage import Ref
 
 HASHED_BYTES = 512 * 1024**2
 """Weights above this take longer to hash than a plan may take."""
+BASELINES = {
+    "example": "one for each example and agent; where most examples are new, key=agent has a baseline at all",
+    "agent": "one for each agent over all examples; where few examples come back often, key=example tells them apart",
+}
+"""Which data the keys of `rae` fit: how many examples there are is not known before a run."""
 SHOWN = 12
 """Characters of a key that are printed."""
 
@@ -121,6 +127,9 @@ def _settings(config: RunConfig, resolved: RunConfig) -> Iterator[str]:
     yield f"model        {resolved.model.path or 'none given: `stagecoach demo` makes one, others need model.path'}"
     for environment in resolved.environments:
         yield f"environment  {environment.name}: {environment.taskset['id']} {environment.version}".rstrip()
+    for where, algorithm in resolved.used_algorithms.items():
+        if isinstance(algorithm, RaeConfig):
+            yield f"baseline     {where}.key={algorithm.key}: {BASELINES[algorithm.key]}"
     yield f"engine       {resolved.engine.version or 'none installed'}, {resolved.engine.dtype}"
     yield f"learner      {resolved.training.version}, {resolved.training.dtype} on {resolved.training.device}"
     yield f"seed         {resolved.seed}" + (" (drawn now; give seed= to keep it)" if config.seed is None else "")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from configs.evaluation import passes
 from flows.queries.outcomes import EXPIRED, outcomes_of
 from flows.queries.request import NotThere, parse_object
 from flows.queries.row_lineage import nearest
@@ -301,14 +302,15 @@ def by_trace(library: StoreReader, run: str, lineages: Sequence[StepLineage]) ->
     return flat.select("trace_id", pl.Series(MISMATCH, values)).group_by("trace_id").agg(pl.col(MISMATCH).mean())
 
 
-PASS_REWARD = 1.0
-"""What an attempt that passes earns at least, as evaluations count it (tasks.evaluation.stage.estimates)."""
 ATTEMPT = (
-    *("step", "for_training", "set", "trace_id", "key", "agent", "trainable", "reward", "advantage", "outcome"),
+    *("step", "for_training", "set", "trace_id", "key", "agent", "trainable", "reward", "passed"),
+    *("advantage", "outcome"),
     *("detail", "error_class", "stop_condition", "num_turns", "num_input_tokens", "num_output_tokens"),
     *("policy_version", "staleness", "group_id", "assignment_id", "started_at", "seconds"),
 )
-"""What is told of an attempt; of an evaluation, `step` is the version of the policy that was scored."""
+"""What is told of an attempt; of an evaluation, `step` is the version of the policy that was scored.
+
+`passed` goes by `evaluation.pass_reward` of the run, or of the set; null where the attempt was not scored."""
 
 
 def example(library: StoreReader, run: str, environment: str, example_id: str) -> dict[str, Any] | None:
@@ -339,6 +341,10 @@ def attempts(library: StoreReader, run: str, environment: str, example_id: str) 
     sets = rounds_of(library, run, scoring).select("key", "set")
     rows = rows.join(sets, on="key", how="left", maintain_order="left")
     rows = rows.with_columns(for_training=~pl.col("key").is_in([work.key for work in scoring]))
+    evaluation = library.config(run).evaluation
+    of_sets = {name: own.pass_reward for name, own in evaluation.of_sets().items()}
+    threshold = pl.col("set").replace_strict(of_sets, default=evaluation.pass_reward, return_dtype=pl.Float64)
+    rows = rows.with_columns(passed=passes(pl.col("reward"), threshold))
     return rows.sort("step", ~pl.col("for_training"), maintain_order=True).select(ATTEMPT)
 
 
@@ -353,10 +359,10 @@ def by_step(rows: pl.DataFrame) -> pl.DataFrame:
     """Return how attempts went, for each step or evaluation and agent.
 
     Columns: step, for_training, set, agent, num_attempts, num_scored, reward (mean), lowest, highest, num_passed and
-    pass_rate, the share of the scored that earned PASS_REWARD or more; null where none was scored.
+    pass_rate, the share of the scored that passed; null where none was scored.
     """
     reward = pl.col("reward")
-    passed = (reward >= PASS_REWARD).sum().cast(pl.Int64)
+    passed = pl.col("passed").sum().cast(pl.Int64)
     return rows.group_by("step", "for_training", "set", "agent", maintain_order=True).agg(
         num_attempts=pl.len().cast(pl.Int64),
         num_scored=reward.count().cast(pl.Int64),

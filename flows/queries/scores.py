@@ -34,12 +34,13 @@ class EvaluationScores:
     traces: pa.Table
     """The rollouts that were counted, by which it can be compared with another."""
     pass_at: tuple[int, ...]
+    pass_reward: float
     all_seats: pa.Table
     """The rollouts of all who took part."""
 
     def of(self, counted: pa.Table) -> list[dict[str, Any]]:
         """Return the scores of some of the rollouts alone, one for each environment."""
-        return [asdict(each) for each in estimates(counted, self.pass_at)]
+        return [asdict(each) for each in estimates(counted, self.pass_at, self.pass_reward)]
 
 
 def score_rollouts(
@@ -48,18 +49,21 @@ def score_rollouts(
     rounds: Sequence[pa.Table],
     environments: Iterable[EnvironmentConfig],
     pass_at: tuple[int, ...],
+    pass_reward: float,
 ) -> EvaluationScores:
     """Return what the rollouts of a set, in rounds, say of the policy of a version."""
     all_seats = latest_attempts([each.select(list(READ)) for each in rounds])
     counted = evaluated_seats(all_seats, environments)
-    scores = [asdict(each) for each in estimates(counted, pass_at, took_part=all_seats)]
-    return EvaluationScores({"version": version, "set": name, "scores": scores}, counted, pass_at, all_seats)
+    scores = [asdict(each) for each in estimates(counted, pass_at, pass_reward, all_seats)]
+    described = {"version": version, "set": name, "scores": scores}
+    return EvaluationScores(described, counted, pass_at, pass_reward, all_seats)
 
 
 def compare_scores(before: EvaluationScores, after: EvaluationScores) -> list[dict[str, Any]]:
     """Return how the figures of two policies on a set differ, over the same examples, as plain values."""
     versions = {"set": before.described["set"], "versions": [each.described["version"] for each in (before, after)]}
-    return [{**versions, **asdict(each)} for each in paired_differences(before.traces, after.traces, before.pass_at)]
+    changes = paired_differences(before.traces, after.traces, before.pass_at, before.pass_reward)
+    return [{**versions, **asdict(each)} for each in changes]
 
 
 def comparisons(found: Sequence[EvaluationScores]) -> list[dict[str, Any]]:
@@ -82,6 +86,7 @@ class RecordedEvaluation:
     """Which examples were tried; None where that is not in the ledger any more."""
     rounds: tuple[Entry, ...]
     pass_at: tuple[int, ...]
+    pass_reward: float
 
     def scores_in(self, store: Store, config: RunConfig) -> EvaluationScores:
         """Return what its rollouts say."""
@@ -92,7 +97,7 @@ class RecordedEvaluation:
     def scored_rounds(self, tables: Mapping[str, pa.Table], config: RunConfig) -> EvaluationScores:
         """Return what its rollouts say, given by the key of the round that made them."""
         rounds = [tables[each.key] for each in self.rounds]
-        return score_rollouts(self.set_name, self.version, rounds, config.environments, self.pass_at)
+        return score_rollouts(self.set_name, self.version, rounds, config.environments, self.pass_at, self.pass_reward)
 
 
 def recorded_evaluations(store: Store, run: str, config: RunConfig) -> list[RecordedEvaluation]:
@@ -108,8 +113,9 @@ def recorded_evaluations(store: Store, run: str, config: RunConfig) -> list[Reco
     found = []
     for (policy, first), by_number in rounds.items():
         name, own = set_name(config, assigned.get(first)), tuple(by_number[number] for number in sorted(by_number))
-        pass_at = config.evaluation.of_sets().get(name, config.evaluation).pass_at
-        found.append(RecordedEvaluation(name, own[0].step, policy, assigned.get(first), own, pass_at))
+        settings = config.evaluation.of_sets().get(name, config.evaluation)
+        passing = settings.pass_at, settings.pass_reward
+        found.append(RecordedEvaluation(name, own[0].step, policy, assigned.get(first), own, *passing))
     # A set that the config does not name any more, as it was changed on a resume, comes first.
     order = list(config.evaluation.of_sets())
     return sorted(found, key=lambda each: (each.version, order.index(each.set_name) if each.set_name in order else -1))
@@ -149,7 +155,10 @@ def scored_evaluations(
     known = [each for each in recorded if all(entry.key in works for entry in each.rounds)]
     # Scores come of the rollouts, and of what the config, another one after a resume, says of seats and passes.
     seats = tuple(environment.model_dump_json() for environment in config.environments)
-    names = [(each.set_name, each.version, row_identities(each.rounds), each.pass_at, seats) for each in known]
+    names = [
+        (each.set_name, each.version, row_identities(each.rounds), each.pass_at, each.pass_reward, seats)
+        for each in known
+    ]
     by_name: dict[tuple[object, ...], RecordedEvaluation] = dict(zip(names, known, strict=True))
 
     def read(missing: list[tuple[object, ...]]) -> dict[tuple[object, ...], EvaluationScores]:

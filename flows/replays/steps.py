@@ -15,7 +15,6 @@ from storage.keys import content_key
 from storage.store import Store
 from tasks.assignment import examples
 from tasks.filtering import stage as filtering
-from tasks.packing import stage as packing
 from tasks.rollout import regrade
 from tasks.rollout import stage as rollout
 from tasks.runtime.prefect_task import StageTask
@@ -187,7 +186,7 @@ class _Step:
             self._refill()
         else:
             self._in_turn()
-        self._stage("packing", lambda: {"packing": self._compute(packing.task, self.work["advantage"], *self._traces)})
+        self._stage("packing", lambda: {"packing": self._pack()})
         batch = self._batch()
         made = self._train(batch, check)
         if self._traces:  # of assignments alone there is nothing to measure
@@ -252,6 +251,10 @@ class _Step:
     def _credit(self, traces: tuple[Ref, ...]) -> Ref:
         verdicts = self.work["filtering"]
         return pipeline.credit(self.execute, self.past.step, traces, verdicts, self.samples, self.sampled_by)
+
+    def _pack(self) -> Ref:
+        verdicts, credits = self.work["filtering"], self.work["advantage"]
+        return pipeline.pack(self.execute, self.past.step, self._traces, verdicts, credits)
 
     def _sample(self) -> dict[str, Ref]:
         """Sample every assignment again."""

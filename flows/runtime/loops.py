@@ -135,8 +135,8 @@ def evaluate_all(session: Session, policy: Policy | None, version: int | None = 
 def _evaluate(session: Session, name: str, context: RunContext, policy: Policy | None) -> EvaluationScores:
     rounds = pipeline.evaluate(Executor(session, context), policy, context.config.evaluation.retry_errors)
     tables = [context.table("traces", (each,)) for each in rounds]
-    pass_at = context.config.evaluation.pass_at
-    found = score_rollouts(name, policy.version if policy else 0, tables, context.config.environments, pass_at)
+    passing = context.config.evaluation.pass_at, context.config.evaluation.pass_reward
+    found = score_rollouts(name, policy.version if policy else 0, tables, context.config.environments, *passing)
     session.notify("evaluation", computed=any(each.computed for each in rounds), **found.described)
     return found
 

@@ -135,7 +135,7 @@ def build_batch(
     for attempt in range(1 if config.assignment.refill else config.filtering.max_batch_attempts):
         groups = sample_groups(execute, step, examples, policy, earlier, credit_traces, attempt)
         assigned, sampled, (verdicts, credits) = groups
-        batches = execute(packing.task, step, (credits, *sampled))
+        batches = pack(execute, step, sampled, verdicts, credits)
         batch = StepBatch(assigned, sampled, verdicts, credits, batches)
         if batches.num_rows("batches"):
             return batch
@@ -244,6 +244,15 @@ def credit(
     # Without state, steps are credited independently, and a replay may begin anywhere.
     states = (before,) if before and config.stateful else ()
     return execute(advantage.task, step, (*traces, verdicts, *scored, *states))
+
+
+def pack(execute: Executor, step: int, traces: tuple[Ref, ...], verdicts: Ref, credits: Ref) -> Ref:
+    """Pack the credited rollouts of a step."""
+    config = execute.config
+    # Only then is the filtering in the key: a constant length is that of every rollout, those dropped included. Where
+    # groups are replaced those that were dropped are no part of the batch.
+    counted = (verdicts,) if config.constant_lengths and not config.assignment.refill else ()
+    return execute(packing.task, step, (credits, *counted, *traces))
 
 
 def start(execute: Executor, source: Source) -> tuple[Ref, Policy]:

@@ -125,7 +125,7 @@ def _stateful(config: View) -> str:
 def _credit(kept: GroupedTraces, settings: AlgorithmConfig) -> Credit:
     algorithm = ALGORITHMS[settings.type]
     credit = algorithm.credit(kept, settings)
-    if algorithm.zero_sum:
+    if algorithm.zero_sum and credit.zero_sum:
         check_zero_sum(kept.traces, credit)
     return credit
 
@@ -248,7 +248,7 @@ def _credits(kept: GroupedTraces, credit: Credit, branches: Branches) -> pa.Tabl
 
 STAGE = Stage(
     name="advantage",
-    version=1,
+    version=2,
     reads=("traces", "messages", "verdicts"),
     writes=("samples", "estimator_states"),
     sections=("algorithm", "algorithms", "admission", "seat_rules"),

@@ -13,6 +13,8 @@ from tasks.arrays.ragged import Integers
 Flags = npt.NDArray[np.bool_]
 QUARANTINED = "quarantined"
 """The reason of a verdict on a rollout that was found to be unfit after it was made; no filter finds that."""
+UNTRAINABLE = "untrainable"
+"""The reason of a verdict on a trace whose tokens are not the policy's."""
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,10 @@ class Samples:
         return np.diff(self.offsets)
 
 
-def gather_samples(credits: pa.Table, messages: pa.Table, traces: pa.Table) -> Samples:
+def gather_samples(credits: pa.Table, messages: pa.Table, traces: pa.Table, zero_advantages: bool = True) -> Samples:
     """Return the samples in table order, with all weights and advantages zero at their first token.
 
+    Without `zero_advantages`, rl weights are zero wherever the advantage is.
     Raises PackingBreach if a path names an unknown message, streams of a sample differ in length, or a weighted token
     was sampled at temperature zero; BrokenGraph if a sample's trace is missing.
     """
@@ -58,6 +59,8 @@ def gather_samples(credits: pa.Table, messages: pa.Table, traces: pa.Table) -> S
         if not np.array_equal(stream.offsets, offsets):
             raise _mismatch(name, "is not as long as the tokens on its path")
         streams[name] = _without_first(stream)
+    if not zero_advantages:
+        streams["rl_weights"][streams["advantages"] == 0] = 0
     streams["temperatures"] = np.repeat(traces["temperature"].to_numpy()[owner], np.diff(offsets))
     member = np.any([streams[f"{component}_weights"] != 0 for component in COMPONENTS], axis=0)
     row = Ragged(member, offsets).row_of_value[member]

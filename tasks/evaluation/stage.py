@@ -7,12 +7,13 @@ twice, over the attempts that were scored and with errors as failures (the floor
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import comb
+from math import comb, inf
 from statistics import fmean
 from typing import Any
 
 import pyarrow as pa
 
+from configs.evaluation import passes
 from tasks.evaluation.confidence import Interval, of_mean, students
 
 UNSCORED = "unscored"
@@ -85,9 +86,9 @@ def estimates(
 ) -> list[Estimate]:
     """Return one estimate per environment, in order of name, from its trainable traces.
 
-    An attempt passes when its reward is at least `pass_reward`. Traces of seats that the policy does not hold are no
-    attempts of it and are left out. `took_part` are the traces of all seats whose turns and tokens are counted, where
-    `traces` are not all.
+    An attempt passes when its reward is at least `pass_reward`, see `configs.evaluation.passes`. Traces of seats that
+    the policy does not hold are no attempts of it and are left out. `took_part` are the traces of all seats whose turns
+    and tokens are counted, where `traces` are not all.
     """
     rewards, errors = rewards_of(traces), _errors(traces)
     costs = _costs(traces if took_part is None else took_part)
@@ -116,7 +117,7 @@ def example_passes(rewards: Rewards, k: int, pass_reward: float = 1.0) -> dict[s
     for example, values in rewards.items():
         scored = [value for value in values if value is not None]
         if len(scored) >= k:
-            found[example] = pass_at_k(len(scored), sum(value >= pass_reward for value in scored), k)
+            found[example] = pass_at_k(len(scored), sum(passes(value, pass_reward) for value in scored), k)
     return found
 
 
@@ -170,10 +171,10 @@ def _estimate(
 
 
 def _pass_at(k: int, rewards: Rewards, pass_reward: float) -> PassAt:
-    passes = list(example_passes(rewards, k, pass_reward).values())
+    shares = list(example_passes(rewards, k, pass_reward).values())
     # As failures, errors count with a reward that never passes, whatever the threshold is.
-    floors = list(example_passes(_with_floor(rewards, pass_reward - 1), k, pass_reward).values())
-    return PassAt(k, _mean(passes), len(passes), _mean(floors), of_mean(passes))
+    floors = list(example_passes(_with_floor(rewards, -inf), k, pass_reward).values())
+    return PassAt(k, _mean(shares), len(shares), _mean(floors), of_mean(shares))
 
 
 def _with_floor(rewards: Rewards, failure: float = 0.0) -> Rewards:

@@ -15,14 +15,12 @@ from configs.filters import CustomFilter, ErroredFilter, filter_name
 from configs.run import View
 from storage.schemas.stage_tables import VERDICTS
 from tasks.arrays.columns import texts
-from tasks.arrays.finding import QUARANTINED, FilterInput, Finding, Flags, hits_from
+from tasks.arrays.finding import QUARANTINED, UNTRAINABLE, FilterInput, Finding, Flags, hits_from
 from tasks.arrays.message_graph import owners
 from tasks.arrays.seats import JUDGE, OTHER_SEAT, seat_rules
 from tasks.filtering.filters import FILTERS
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.stage import Stage, Tables
-
-UNTRAINABLE = "untrainable"
 
 
 def filtering(tables: Tables, config: View, *, quarantined: Mapping[str, str] = MappingProxyType({})) -> Tables:
@@ -103,7 +101,7 @@ def _verdicts(traces: pa.Table, findings: Sequence[tuple[str, bool, Finding]], t
 
 STAGE = Stage(
     name="filtering",
-    version=1,
+    version=2,
     reads=("traces", "messages"),
     writes=("verdicts",),
     sections=("filtering", "model", "learns_from_equals", "episode_agents", "seat_rules"),

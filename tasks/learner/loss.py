@@ -11,7 +11,7 @@ tasks/learner/losses, by `training.loss.type`, each in its file with its source;
 
     dppo    -m A r   m = 0 where A > 0 and exp(l) - exp(q) > mask_high, or A < 0 and exp(q) - exp(l) > mask_low
     ipo     -m A r   m = 0 where |exp(l) - exp(q)| > threshold
-    ppo     -min(A r, A clip(r, 1 - clip_low, 1 + clip_high))
+    ppo     -min(A r, A clip(r, 1 - clip_low, 1 + clip_high)), at most -A dual_clip where A < 0
     cispo   -A sg(clip(r, 1 - clip_low, 1 + clip_high)) l
     gspo    -min(A s_t, A clip(s_t, 1 - clip_low, 1 + clip_high)),  s_t = sg(S) exp(l - sg(l)),
             S = exp(mean of l - q over the sequence's rl tokens)

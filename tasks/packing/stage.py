@@ -10,34 +10,63 @@ from configs.run import View, for_environment
 from storage.schemas.contract import FLOATS, INDICES, NAMES, TOKENS
 from storage.schemas.stage_tables import BATCHES
 from tasks.arrays.columns import texts
+from tasks.arrays.finding import QUARANTINED, UNTRAINABLE, Flags
 from tasks.arrays.permutation import digest
 from tasks.arrays.ragged import Integers, Ragged, borders, places
 from tasks.arrays.samples import PackingBreach, Samples, gather_samples
+from tasks.arrays.seats import JUDGE, OTHER_SEAT
 from tasks.packing.bin_packing import Rows, pack
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.stage import Stage, Tables
 
+UNCOUNTED = ("errored", UNTRAINABLE, QUARANTINED, JUDGE, OTHER_SEAT)
+"""Reasons of verdicts on what is no rollout of the batch: it failed, was found unfit, or is not the policy's."""
+
+
+def counted_rollouts(samples: Samples, traces: pa.Table, verdicts: pa.Table | None) -> Flags:
+    """Return which traces count for a constant length: all that were scored, whatever a filter or a gate found.
+
+    Without verdicts, where groups that teach nothing were replaced by others, those kept of groups that are trained.
+    """
+    if verdicts is None:
+        trained = {samples.groups[sample] for sample in samples.weighted}
+        found = np.zeros(traces.num_rows, np.bool_)
+        found[samples.owner] = [group in trained for group in samples.groups]
+    else:
+        reasons = dict(zip(texts(verdicts["trace_id"]), verdicts["reason"].to_pylist(), strict=True))
+        found = np.array([reasons[name] not in UNCOUNTED for name in texts(traces["trace_id"])], np.bool_)
+    scored: Flags = traces["reward"].is_valid().to_numpy()
+    return found & scored
+
 
 def by_constant_length(
-    samples: Samples, updates: Sequence[Integers], traces: pa.Table, lengths: Mapping[str, int | None]
+    samples: Samples,
+    updates: Sequence[Integers],
+    traces: pa.Table,
+    lengths: Mapping[str, int | None],
+    counted: Flags,
 ) -> Samples:
     """Return the samples with the rl weights of each update multiplied by N / D; `updates` are their samples.
 
     N is the number of the update's weighted rl tokens, the denominator that the learner divides by. D counts each trace
     with rl weight of an environment in `lengths` for its constant length, whatever number of samples it has, and of
-    other environments each weighted token. So the loss is sum(w x) / D: with one constant L and n traces
-    sum(w x) / (n L), as in Dr. GRPO (Liu et al. 2025, arXiv 2503.20783). A trace whose samples are in two updates
-    counts in both.
+    other environments each weighted token. Traces that are `counted` without being in any update, as filters dropped
+    them or their advantage is zero, count in equal shares in each. So the loss is sum(w x) / D: with one constant L and
+    n rollouts made sum(w x) / (n L), as in Dr. GRPO (Liu et al. 2025, arXiv 2503.20783). A trace whose samples are in
+    two updates counts in both.
     """
     counts_for = np.array([for_environment(lengths, name) or 0 for name in texts(traces["environment"])], np.int64)
     row = Ragged(samples.streams["rl_weights"], samples.offsets).row_of_value
     num_weighted = np.bincount(row[samples.streams["rl_weights"] != 0], minlength=len(samples.ids))
     factor = np.ones(len(samples.ids))
+    outside = counted.copy()
+    outside[samples.owner[num_weighted > 0]] = False
     for members in updates:
         # A sample of another component alone has no part in the rl denominator.
         weighted = members[num_weighted[members] > 0]
         owner = samples.owner[weighted]
         denominator = num_weighted[weighted][counts_for[owner] == 0].sum() + counts_for[np.unique(owner)].sum()
+        denominator += counts_for[outside].sum() / len(updates)
         factor[members] = num_weighted[weighted].sum() / max(denominator, 1)
     scaled = (samples.streams["rl_weights"] * factor[row]).astype(np.float32)
     return replace(samples, streams=samples.streams | {"rl_weights": scaled})
@@ -57,15 +86,17 @@ def packing(tables: Tables, config: View) -> Tables:
     Weights are zero at the first token of every segment, whose prediction would come from the sample before it. Samples
     without any weight left are not packed: they would cost compute and change nothing. The denominators count non-zero
     weights of the whole update and stand in each of its rows; where rollouts of an environment count for a constant
-    length, the update's rl weights make up for the difference. Raises BudgetTooSmall for a sample longer than a row,
+    length, the update's rl weights make up for the difference; they count whether a filter kept them or not, which is
+    all that verdicts are read for. Raises BudgetTooSmall for a sample longer than a row,
     PackingBreach if the tables do not fit together or a sample is not in exactly one row.
     """
-    samples = gather_samples(tables["samples"], tables["messages"], tables["traces"])
     settings = config.packing
+    samples = gather_samples(tables["samples"], tables["messages"], tables["traces"], settings.zero_advantages)
     _check_budget(samples, settings.tokens_per_row)
     parts = list(updates(samples, settings.updates_per_step))
     if config.constant_lengths:
-        samples = by_constant_length(samples, parts, tables["traces"], config.constant_lengths)
+        counted = counted_rollouts(samples, tables["traces"], tables.get("verdicts"))
+        samples = by_constant_length(samples, parts, tables["traces"], config.constant_lengths, counted)
     batches = [BATCHES.arrow.empty_table()]
     for number, members in enumerate(parts):
         lengths = samples.lengths[members].tolist()
@@ -154,5 +185,6 @@ STAGE = Stage(
     writes=("batches",),
     sections=("packing", "constant_lengths"),
     function=packing,
+    optional=("verdicts",),
 )
 task = as_task(STAGE)

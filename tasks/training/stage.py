@@ -64,7 +64,7 @@ def token_tables(statistics: pa.Table) -> Tables:
 
 STAGE = Stage(
     name="training",
-    version=1,
+    version=2,
     reads=("batches",),
     writes=("updates", "token_statistics", "token_masks", "policies"),
     optional=("token_masks",),

@@ -1,4 +1,4 @@
-"""Mutation testing of what credits, masks, packs and weighs: `make mutate` runs it and writes docs/mutation.md.
+"""Mutation testing of what credits, masks, packs, weighs and scores: `make mutate` runs it and writes docs/mutation.md.
 
 mutmut (section `tool.mutmut` of pyproject.toml) runs in a copy of the checkout, so that nothing is left in it.
 """

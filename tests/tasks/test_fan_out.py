@@ -75,7 +75,9 @@ def test_every_trace_has_one_verdict_and_every_kept_one_is_in_one_row_of_the_bat
     states = table("estimator_states", [])
     tables |= advantage(tables | {"estimator_states": states}, view(ADVANTAGE, **section), step=1)
     assert Counter(row["trace_id"] for row in tables["samples"].to_pylist()) == Counter(kept)
-    batches = packing(tables, view(PACKING, packing={"tokens_per_row": 64}))["batches"].to_pylist()
+    batches = packing(tables, view(PACKING, packing={"tokens_per_row": 64, "zero_advantages": True}))[
+        "batches"
+    ].to_pylist()
     weighted = {row["trace_id"] for row in tables["samples"].to_pylist() if row["reward"] is not None}
     packed = Counter(sample.rpartition("/")[0] for row in batches for sample in row["sample_ids"] if sample)
     assert packed == Counter(weighted)

@@ -17,7 +17,7 @@ from flows.queries.compare_traces import (
     typical,
 )
 from flows.queries.request import BadQuestion, NotThere, PageRequest
-from flows.queries.rollouts import PASS_REWARD, attempts, by_step, example
+from flows.queries.rollouts import attempts, by_step, example
 from flows.queries.run_state import any_going
 from flows.queries.store_reader import StoreReader, expired_rows_of_runs
 from flows.queries.trace import find_trace
@@ -45,7 +45,7 @@ def example_page(library: StoreReader, asked: PageRequest) -> Page:
         "environment": environment,
         "example_id": example_id,
         **_task(example(library, run, environment, example_id)),
-        "pass_reward": PASS_REWARD,
+        "pass_reward": library.config(run).evaluation.pass_reward,
         "agents": agents,
         "agent": agent,
         "num_attempts": len(rows),
@@ -91,7 +91,7 @@ def _overall(rows: pl.DataFrame) -> dict[str, Any]:
     found = {}
     for name, own in (("training", rows.filter("for_training")), ("evaluations", rows.filter(~pl.col("for_training")))):
         scored = own["reward"].drop_nulls()
-        passed = int((scored >= PASS_REWARD).sum())
+        passed = int(own["passed"].sum())
         found[name] = {
             "num_attempts": len(own),
             "num_scored": len(scored),

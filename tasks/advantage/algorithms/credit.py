@@ -73,6 +73,8 @@ class Credit:
     """Per token: what the column `advantages` holds; None is the trace's advantage wherever there is rl weight."""
     states: pa.Table | None = None
     """The rows of table `estimator_states` after these traces, for the next step; None where there is no state."""
+    zero_sum: bool = True
+    """False where settings take it from an algorithm whose groups add up to zero otherwise."""
 
     @classmethod
     def none(cls, kept: GroupedTraces) -> "Credit":
@@ -103,7 +105,7 @@ class Algorithm:
     credit: Callable[[GroupedTraces, Any], Credit]
     """Credits the kept traces of one environment under the algorithm's own config section."""
     zero_sum: bool
-    """Whether the advantages of a group's kept traces add up to zero."""
+    """Whether the advantages of a group's kept traces add up to zero, unless a credit says otherwise."""
 
 
 class AdvantageBreach(ValueError):

@@ -7,6 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from configs.algorithms import GroupSection, LengthPenalty, Overlong
+from configs.evaluation import passes
 from tasks.advantage.algorithms.credit import Credit, GroupedTraces
 from tasks.arrays.columns import codes
 
@@ -36,7 +37,7 @@ def length_penalty(reward: Values, code: NDArray[np.int64], traces: pa.Table, se
     The pass rate is the share of the group with at least the passing reward: where few pass, length is no matter yet.
     A length that is zero in the whole group adds nothing.
     """
-    passed = np.bincount(code, reward >= settings.passing) / np.bincount(code)
+    passed = np.bincount(code, passes(reward, settings.passing)) / np.bincount(code)
     weighted = np.zeros(len(reward))
     for weight, column in zip((settings.output, settings.input, settings.turns), LENGTHS, strict=True):
         length = traces[column].to_numpy().astype(np.float64)

@@ -1,5 +1,7 @@
 """Importance weights of tokens that the engine sampled and the learner trains on, and the surrogates built on them."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -36,14 +38,16 @@ def surrogate(rl: RlTokens, masked: Tensor, own: Tensor | None = None) -> Term:
     return Term(-torch.where(pushed, rl.advantages, 0.0) * (weights * carrier), masked, truncated)
 
 
-def clipped_surrogate(rl: RlTokens, log_ratio: Tensor, low: float, high: float) -> Term:
+def clipped_surrogate(rl: RlTokens, log_ratio: Tensor, low: float, high: float, dual: float = math.inf) -> Term:
     """Return -min(A r, A clip(r, 1 - low, 1 + high)) for a detached `log_ratio` (N,), that of a token or a sequence.
 
-    Where the clipped one is the smaller, it is a constant: those tokens are masked.
+    Where A is negative that is no more than -A `dual`. Where the value is that of a bound, it is a constant: those
+    tokens are masked.
     """
     ratio = log_ratio.exp()
-    too_high = rl.member & (rl.advantages > 0) & (ratio > 1 + high)
+    highest = torch.full_like(ratio, 1 + high).masked_fill(rl.advantages < 0, dual)
+    too_high = rl.member & (rl.advantages != 0) & (ratio > highest)
     too_low = rl.member & (rl.advantages < 0) & (ratio < 1 - low)
     inside = surrogate(rl, too_high | too_low, log_ratio)
-    bound = torch.where(inside.masked, ratio.clamp(1 - low, 1 + high), 0.0)
+    bound = torch.where(inside.masked, ratio.clamp(min=1 - low).minimum(highest), 0.0)
     return Term(inside.values - rl.advantages * bound, inside.masked, inside.truncated)

@@ -47,6 +47,13 @@ def test_another_advantage_setting_changes_the_keys_from_there_on(
     assert changed == ["advantage", "packing", "training", "metrics"]
 
 
+@pytest.mark.parametrize(("key", "advice"), [("example", "key=agent"), ("agent", "key=example")])
+def test_it_says_which_data_the_baselines_of_rae_fit(key: str, advice: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", "kuhn_poker", f"algorithm.key={key}"]) == 0
+    (line,) = (each for each in capsys.readouterr().out.splitlines() if each.startswith("baseline"))
+    assert f"algorithm.key={key}: " in line and advice in line
+
+
 def test_other_weights_and_seeds_change_what_depends_on_them(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = keys(capsys, "demo", f"model.path={model}", "seed=1")
     seeded = keys(capsys, "demo", f"model.path={model}", "seed=2")

@@ -125,9 +125,10 @@ def test_dr_grpo_shares_all_before_the_credits_with_grpo_and_divides_by_its_cons
         "advantage": 0,
         "packing": 0,
     }
-    for batches in read(store, "dr", "packing", "batches"):
+    steps = (read(store, "dr", *each) for each in (("packing", "batches"), ("filtering", "verdicts")))
+    for batches, verdicts in zip(*steps, strict=True):
         weights = np.concatenate(batches["rl_weights"].to_pylist())
-        traces = {name.partition("/")[0] for row in batches["sample_ids"].to_pylist() for name in row}
+        traces = [row for row in verdicts.to_pylist() if row["reason"] in (None, "zero_advantage")]
         (num_tokens,) = set(batches["rl_tokens"].to_pylist())
         assert np.count_nonzero(weights) == num_tokens > 0
         assert set(weights[weights != 0]) == {np.float32(num_tokens / (LENGTH * len(traces)))}

@@ -237,4 +237,5 @@ def test_a_function_of_ones_own_keeps_its_state_too(tmp_path: Path, monkeypatch:
 
 
 def test_the_recorded_config_says_the_estimator(origin: Path) -> None:
-    assert open_store(origin).runs.config("base")["algorithm"] == {"type": "rae", "decay": DECAY, "order": "post"}
+    recorded = open_store(origin).runs.config("base")["algorithm"]
+    assert recorded == {"type": "rae", "decay": DECAY, "order": "post", "key": "example"}

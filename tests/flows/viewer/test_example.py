@@ -6,6 +6,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from configs.evaluation import EvaluationConfig, EvaluationSet
 from flows.queries.request import NotThere
 from flows.queries.rollouts import attempts, by_step, example
 from flows.queries.store_reader import StoreReader
@@ -53,6 +54,7 @@ def test_attempts_are_those_at_the_example_alone_and_each_step_is_counted(librar
         (2, False, "solver", 1.0, "evaluated"),
     ]
     assert found["advantage"].to_list() == [0.5, *[None] * 5]
+    assert found["passed"].to_list() == [True, False, None, True, False, True]
     assert found["set"].to_list() == [None] * 4 + [""] * 2
     steps = by_step(attempts(library, RUN, ENVIRONMENT, "wanted"))
     told = steps.select("step", "num_attempts", "num_scored", "reward", "lowest", "highest", "num_passed", "pass_rate")
@@ -63,6 +65,17 @@ def test_attempts_are_those_at_the_example_alone_and_each_step_is_counted(librar
     ]
     nobody = attempts(library, RUN, ENVIRONMENT, "wanted").filter(pl.col("reward").is_null())
     assert by_step(nobody).select("reward", "pass_rate").rows() == [(None, None)]
+
+
+def test_what_passes_is_the_run_s_choice_or_the_set_s(library: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = EvaluationSet.model_construct(name="", pass_reward=2.0)  # the set of what was tried by hand
+    config = library.config(RUN).model_copy(update={"evaluation": EvaluationConfig(pass_reward=0.5, sets=(own,))})
+    monkeypatch.setattr(StoreReader, "config", lambda self, run: config)
+    found = attempts(library, RUN, ENVIRONMENT, "wanted")
+    assert found["passed"].to_list() == [True, True, None, True, False, False]
+    said = looking.values(library, addresses.example(RUN, ENVIRONMENT, "wanted"))
+    assert (said["pass_reward"], said["overall"]["training"]["num_passed"]) == (0.5, 3)
+    assert [each["num_passed"] for each in said["by_step"]] == [2, 1, 0]
 
 
 def test_an_example_that_was_listed_and_never_tried_has_no_attempts(library: StoreReader) -> None:

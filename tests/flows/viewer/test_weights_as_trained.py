@@ -106,8 +106,14 @@ def test_dr_grpo_shows_the_weight_of_the_credit_and_the_one_that_was_trained(lib
     found = trained(library)
     of = batch.packed_step(library, "dr_grpo", 0)
     rows = batch.rows(library, of).filter(pl.col("update") == 0)
-    num_traces = batch.samples(library, of).filter(pl.col("row").is_in(rows["row"].implode()))["trace_id"].n_unique()
-    expected = np.float32(rows["rl_tokens"][0] / (LENGTH * num_traces))
+    own, packed = (
+        batch.samples(library, of).filter(pl.col("row").is_in(each["row"].implode()))["trace_id"].n_unique()
+        for each in (rows, batch.rows(library, of))
+    )
+    # Rollouts that a filter dropped count too, in equal shares in both updates.
+    (lineage,) = library.history("dr_grpo").lineages
+    made = library.frames("dr_grpo").rows([lineage.traces], "traces").select("reward").collect()["reward"].count()
+    expected = np.float32(rows["rl_tokens"][0] / (LENGTH * (own + (made - packed) / 2)))
     told = tokens(library, found).filter("trained")
     assert set(told["rl_weight"]) == {1.0} and set(told["trained_rl_weight"]) == {float(expected)}
     assert told["trained_ce_weight"].null_count() == len(told) > 0, "no member is not zero"

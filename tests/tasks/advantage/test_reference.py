@@ -37,6 +37,10 @@ class Played:
         self.asked: list[list[int]] = []
         self.most: set[int] = set()
         self.lives = 0
+        self.served: list[str] = []
+        """Of each call the key or the path of who was served."""
+        self.pins: list[Policy] = []
+        """The policies that may not be replaced now."""
 
     def serve(self, who: Any) -> Any:
         self.lives += 1
@@ -44,12 +48,16 @@ class Played:
 
     @contextmanager
     def pinned(self, policy: Policy) -> Iterator[Any]:
-        yield self.serve(policy)
+        assert isinstance(policy, Policy), "a policy that nobody knows cannot be kept in the engine"
+        self.pins.append(policy)
+        yield
+        self.pins.remove(policy)
 
     def score(
         self, served: ServedModel, sequences: Sequence[Sequence[int]], most: int
     ) -> Iterator[tuple[int, list[float]]]:
         self.most.add(most)
+        self.served.append(served.salt)
         left = self.losses.pop(0) if self.losses else len(sequences)
         for place in reversed(range(len(sequences))):  # in no order that one could rely on
             if not left:
@@ -98,6 +106,59 @@ def test_a_message_that_branches_share_is_scored_on_the_first_of_them(monkeypatc
     assert found["t0", 5] == [logprob([1, 2, 3, 4, 8, 9], 5)]
 
 
+def test_a_branch_of_which_all_was_scored_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = [*exchange("t0", (1, 2), (3, 4)), message("t0", 2, parent=1), message("t0", 3, parent=1)]
+    played = Played()
+    scored(monkeypatch, messages, [trace("t0")], played)
+    assert played.asked == [[1, 2, 3, 4]] and played.served == ["/teacher"]
+
+
+def test_the_policy_that_scores_is_pinned_and_shown_what_goes_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shown:
+        """A demonstration of two tokens, the second the length of what it goes before."""
+
+        def __init__(self, settings: Any, model: Any, at: Any) -> None:
+            assert (settings.type, model.vocab_size, at().salt) == ("opsd", 99, "key")
+
+        def prepend(self, row: Any, tokens: Sequence[int]) -> list[int]:
+            return [int(row["trace_id"][1:]), len(tokens), *tokens]
+
+    played, pinned = Played(), Policy("key", 0)
+    held: list[list[Policy]] = []
+
+    def score(served: ServedModel, sequences: Any, most: int) -> Iterator[tuple[int, list[float]]]:
+        held.append(list(played.pins))
+        return played.score(served, sequences, most)
+
+    monkeypatch.setattr(stage, "score", score)
+    monkeypatch.setattr(stage, "DemonstrationPrompt", Shown)
+    config = view(STAGE, algorithm={"type": "opsd"}, engine={"max_model_len": 9}, model={"vocab_size": 99})
+    tables = tables_of(
+        [trace("t5"), trace("t6")], [*exchange("t5", (1,), (2,)), *exchange("t6", (1, 2, 3, 8, 9), (4, 5))]
+    )
+    made = reference(tables, config, policy=pinned, engine=played, teachers=played)["references"].to_pylist()
+    assert sorted(played.asked) == [[5, 2, 1, 2], [6, 7, 1, 2, 3, 8, 9, 4, 5]], (
+        "as long as the engine takes, and no longer"
+    )
+    assert [row["logprobs"] for row in made] == [
+        [np.float32(logprob([5, 2, 1, 2], 3))],
+        [np.float32(logprob([6, 7, 1, 2, 3, 8, 9, 4, 5], place)) for place in (7, 8)],
+    ]
+    assert held == [[pinned]] and played.pins == [] and played.served == ["key"]
+    with pytest.raises(NotScorable, match=r"trace t6 of environment reverse has 9 tokens to be scored"):
+        shorter = view(STAGE, algorithm={"type": "opsd"}, engine={"max_model_len": 8}, model={"vocab_size": 99})
+        reference(tables, shorter, policy=pinned, engine=played, teachers=played)
+
+
+def test_where_nothing_is_kept_nothing_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played()
+    for traces, verdicts in (([], []), ([trace("t0")], [verdict("t0", reason="truncated")])):
+        tables = tables_of(traces, verdicts=verdicts)
+        made = reference(tables, view(STAGE, algorithm=TEACHER), policy=None, engine=played, teachers=played)
+        assert made["references"].num_rows == 0
+    assert played.asked == []
+
+
 def test_only_kept_traces_of_environments_with_a_scorer_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     own = {"name": "own", "taskset": {"id": "own"}, "algorithm": TEACHER}
     traces = [trace("t0", environment="own"), trace("t1", environment="other"), trace("t2", environment="own")]
@@ -127,12 +188,13 @@ def test_a_teacher_that_is_lost_for_ever_ends_the_stage(monkeypatch: pytest.Monk
 
 def test_another_temperature_a_long_path_and_a_sampled_beginning_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played()
-    with pytest.raises(NotScorable, match=r"sampled at 0\.7"):
+    advice = r"sampled at 0\.7.*Sample at rollout\.temperature=1, or choose an algorithm without a reference$"
+    with pytest.raises(NotScorable, match=advice):
         scored(monkeypatch, exchange("t0"), [trace("t0", temperature=0.7)], played)
     with pytest.raises(NotScorable, match=r"has 9 tokens to be scored.*engine\.max_model_len is 8"):
         long = exchange("t0", range(7), (8, 9))
         scored(monkeypatch, long, [trace("t0")], played, engine={"max_model_len": 8})
-    with pytest.raises(NotScorable, match="begins with a sampled token"):
+    with pytest.raises(NotScorable, match=r"^trace t0 of environment reverse begins with a sampled token"):
         scored(monkeypatch, [message("t0", 0, sampled=True)], [trace("t0")], played)
     assert played.asked == []
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.evaluation.confidence import Interval, of_mean, of_share, students, t_quantile
+from tasks.evaluation.confidence import Interval, alike, of_mean, of_share, students, t_quantile
 from tasks.evaluation.stage import pass_at_k
 
 
@@ -17,6 +17,39 @@ from tasks.evaluation.stage import pass_at_k
 )
 def test_the_quantiles_of_student_are_those_of_the_tables(degrees: int, quantile: float) -> None:
     assert t_quantile(degrees) == pytest.approx(quantile, rel=2e-3)
+
+
+EXPANSION = (
+    (1, {1: 1}),
+    (4, {3: 1, 1: 1}),
+    (96, {5: 5, 3: 16, 1: 3}),
+    (384, {7: 3, 5: 19, 3: 17, 1: -15}),
+    (92160, {9: 79, 7: 776, 5: 1482, 3: -1920, 1: -945}),
+)
+"""Abramowitz and Stegun 1964, equation 26.7.5: divisor, and coefficients by the power of the normal quantile."""
+
+
+@pytest.mark.parametrize("degrees", [3, 4, 10])
+def test_other_quantiles_are_the_expansion_to_its_last_coefficient(degrees: int) -> None:
+    x = 1.9599639845400545
+    terms = (sum(a * x**power for power, a in row.items()) / by for by, row in EXPANSION)
+    assert t_quantile(degrees) == pytest.approx(sum(t / degrees**i for i, t in enumerate(terms)), rel=1e-12)
+
+
+def test_which_interval_is_taken() -> None:
+    assert of_mean([0.0, 0.0, 1.0]) == of_share(1 / 3, 3) and of_mean([0.25, 0.25]) == of_share(0.25, 2)
+    for values in ([0.5, 1.5], [-0.5, 0.5], [0.0, 2.0]):
+        assert of_mean(values) == students(values), "what is no share may lie beyond 0 and 1"
+
+
+def test_what_differs_by_rounding_alone_is_alike() -> None:
+    assert alike([0.0, 1e-9]) and alike([1e6, 1e6 + 1e-4]) and alike([-1e6, -1e6 - 1e-4])
+    assert not alike([0.0, 1.5e-9]) and not alike([1e6, 1e6 + 1e-2])
+
+
+@pytest.mark.parametrize("count", range(1, 60))
+def test_a_share_of_one_reaches_one_and_a_share_of_none_zero(count: int) -> None:
+    assert of_share(1.0, count).high == 1.0 and of_share(0.0, count).low == 0.0
 
 
 def test_wilson_by_hand() -> None:

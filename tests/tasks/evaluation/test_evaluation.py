@@ -6,17 +6,18 @@ from itertools import chain, combinations
 import pyarrow as pa
 import pytest
 
+from configs.evaluation import passes
 from tasks.assignment.stage import errored_assignments, latest_attempts
 from tasks.evaluation.confidence import of_mean, students
-from tasks.evaluation.stage import Difference, PassAt, estimates, paired_differences, pass_at_k
-from tests.fixtures.builders import failed, table, trace
+from tasks.evaluation.stage import Difference, PassAt, estimates, example_passes, paired_differences, pass_at_k
+from tests.fixtures.builders import exactly, failed, table, trace
 
 
 def estimated(rows, **options):
     return estimates(table("traces", rows), **options)
 
 
-def passes(found):
+def shares(found):
     """The shares of an estimate, without their intervals."""
     return tuple(replace(each, interval=None) for each in found.pass_at)
 
@@ -52,12 +53,21 @@ def test_pass_at_k_that_does_not_exist_is_an_error(n, c, k):
         pass_at_k(n, c, k)
 
 
+def test_what_does_not_exist_is_said_with_what_to_do():
+    said = (
+        "pass@5 of 1 passes in 4 attempts does not exist: k is at least 1 and, like the passes, at most the attempts. "
+        "Lower evaluation.pass_at or raise evaluation.attempts."
+    )
+    with pytest.raises(ValueError, match=exactly(said)):
+        pass_at_k(4, 1, 5)
+
+
 def test_averages_by_hand_and_by_environment():
     rows = [*attempts("a", 1.0, 0.0), *attempts("b", 0.5, 0.5), *attempts("a", 0.25, environment="sums")]
     first, second = estimated(rows, pass_at=(1, 2))
     assert (first.environment, first.num_examples, first.num_attempts) == ("reverse", 2, 4)
     assert first.average == first.average_floor == 0.5 and first.errors == {}
-    assert passes(first) == (PassAt(1, 0.25, 2, 0.25), PassAt(2, 0.5, 2, 0.5))
+    assert shares(first) == (PassAt(1, 0.25, 2, 0.25), PassAt(2, 0.5, 2, 0.5))
     assert second.environment == "sums" and second.average == 0.25 and second.pass_at[1] == PassAt(2, None, 0, None)
 
 
@@ -66,7 +76,7 @@ def test_errors_are_counted_and_make_the_floor():
     (found,) = estimated(rows, pass_at=(1, 2))
     assert found.errors == {"timeout": 3} and found.num_attempts == 4 and found.num_examples == 2
     assert found.average == 1.0 and found.average_floor == 0.25
-    assert passes(found) == (PassAt(1, 1.0, 1, 0.25), PassAt(2, None, 0, 0.5))
+    assert shares(found) == (PassAt(1, 1.0, 1, 0.25), PassAt(2, None, 0, 0.5))
 
 
 def test_an_error_with_a_reward_is_an_error():
@@ -90,6 +100,32 @@ def test_what_passes_is_a_choice():
     assert estimated(rows, pass_reward=0.5)[0].pass_at[0].estimate == 0.5
 
 
+FULL = 0.7 * 1.0 + 0.2 * 1.0 + 0.1 * 1.0
+"""What weights of .7, .2 and .1 make of three full rewards."""
+
+
+def test_a_full_reward_passes_whatever_rounding_made_of_it():
+    assert FULL < 1.0 and sum((0.6, 0.3, 0.1)) < 1.0 and sum((0.4, 0.3, 0.2, 0.1)) <= 1.0
+    (found,) = estimated(attempts("a", FULL, sum((0.6, 0.3, 0.1)), sum((0.4, 0.3, 0.2, 0.1))), pass_at=(1, 3))
+    assert [each.estimate for each in found.pass_at] == [1.0, 1.0]
+    (short,) = estimated(attempts("a", 1 - 1e-6))
+    assert short.pass_at[0].estimate == 0.0
+    (change,) = paired_differences(tried({"a": [0.5]}), tried({"a": [FULL]}))[1:]
+    assert change.difference == 1.0
+
+
+@pytest.mark.parametrize("threshold", [-1e6, -1.0, 0.0, 1e-3, 1.0, 1e6])
+def test_the_tolerance_is_of_rounding_and_grows_with_the_threshold(threshold):
+    size = 1 + abs(threshold)
+    assert passes(threshold, threshold) and passes(threshold - 1e-10 * size, threshold)
+    assert not passes(threshold - 1e-8 * size, threshold) and not passes(float("nan"), threshold)
+
+
+def test_the_threshold_of_a_difference_is_a_choice():
+    before, after = tried({"a": [0.25]}), tried({"a": [0.5]})
+    assert [paired_differences(before, after, (1,), at)[1].difference for at in (0.5, 0.6)] == [1.0, 0.0]
+
+
 def test_seats_of_others_are_no_attempts():
     (found,) = estimated([trace("a"), trace("judge", reward=0.0, trainable=False)])
     assert found.num_attempts == 1 and found.average == 1.0
@@ -108,6 +144,15 @@ def test_turns_and_tokens_are_of_all_who_took_part_and_not_of_the_first():
     (found,) = estimated(seats[:1], took_part=table("traces", seats))
     assert (found.num_attempts, found.num_turns, found.num_tokens) == (1, 6, 73)
     assert estimated(seats[:1])[0].num_turns == 3
+
+
+def test_where_nobody_is_known_to_have_taken_part_no_cost_is_invented():
+    (found,) = estimated([trace("a")], took_part=table("traces", []))
+    assert (found.num_attempts, found.num_turns, found.num_tokens) == (1, 0, 0)
+
+
+def test_a_reward_of_one_passes_unless_told_otherwise():
+    assert example_passes({"a": [1.0, 0.5, None], "b": [None]}, 1) == {"a": 0.5}
 
 
 def test_intervals_stand_beside_the_figures():
@@ -166,6 +211,22 @@ def test_the_same_shift_of_examples_that_differ_is_seen() -> None:
     assert 0.09 < found.interval.low < found.interval.high < 0.11
     alone = students(hard)
     assert alone is not None and alone.high - alone.low > 0.4, "either alone is far less certain"
+
+
+def test_examples_are_paired_by_name_whatever_their_order_and_whatever_else_was_tried() -> None:
+    before = tried({"a": [0.0], "b": [1.0], "c": [0.5], "gone": [0.25]})
+    after = tried({"new": [0.75], "c": [0.75], "b": [1.0], "a": [0.5]})
+    average, passed = paired_differences(before, after, pass_reward=0.5)
+    assert average == Difference("reverse", "avg", 0.5, 0.75, 0.25, students([0.5, 0.0, 0.25]), 3)
+    assert passed == Difference("reverse", "pass@1", 2 / 3, 1.0, 1 - 2 / 3, students([1.0, 0.0, 0.0]), 3)
+
+
+def test_examples_count_alike_however_often_they_were_tried() -> None:
+    rows = [*attempts("a", 1.0), *attempts("b", 0.0, 0.0, 0.0, 1.0, None, None, None, None)]
+    (found,) = estimated(rows)
+    assert (found.average, found.average_floor) == (0.625, 0.5625)
+    assert shares(found) == (PassAt(1, 0.625, 2, 0.5625),)
+    assert found.interval == found.pass_at[0].interval == of_mean([1.0, 0.25])
 
 
 def test_environments_that_only_one_of_two_has_are_left_out() -> None:

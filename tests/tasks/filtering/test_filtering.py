@@ -154,15 +154,79 @@ def test_repetition_is_a_long_run_of_near_certain_tokens(logprobs, length):
         assert verdict["evidence"]["repetition"] == {"message": 1, "position": position, "length": length}
 
 
-def test_a_run_ends_with_its_message():
-    certain = {"sampled": True, "tokens": [1, 2], "logprobs": [0.0, 0.0]}
-    turns = [message("a", number, parent=number - 1 if number else None, **certain) for number in range(3)]
-    assert judged([trace("a")], turns, LOOP)["a"]["keep"]
+CERTAIN = {"sampled": True, "tokens": [1, 2], "logprobs": [0.0, 0.0]}
 
 
-def test_a_token_that_was_not_sampled_breaks_a_run():
-    answer = message("a", 0, sampled=True, tokens=range(5), logprobs=[0.0] * 5, mask=[True, True, False, True, True])
-    assert judged([trace("a")], [answer], LOOP)["a"]["keep"]
+def test_a_run_goes_on_over_the_messages_of_a_trace():
+    """The same call of a tool over and over, each too short to be a loop by itself; prime-rl finds it, too."""
+    calls = [message("a", 0)]
+    for number in range(1, 7, 2):
+        calls += [message("a", number, parent=number - 1, **CERTAIN), message("a", number + 1, parent=number)]
+    found = judged([trace("a")], calls, LOOP)["a"]
+    assert found["evidence"]["repetition"] == {"message": 1, "position": 0, "length": 6} and not found["keep"]
+    calls[3] |= {"logprobs": [0.0, -1.0]}
+    assert judged([trace("a")], calls, LOOP)["a"]["evidence"]["repetition"]["length"] == 3
+    calls[3] |= {"logprobs": [-1.0, -1.0]}
+    assert judged([trace("a")], calls, LOOP)["a"]["keep"]
+
+
+def test_a_run_is_of_one_branch():
+    root, *others = (message("a", number, parent=0 if number else None, **CERTAIN) for number in range(3))
+    assert judged([trace("a")], [root, *others], LOOP)["a"]["evidence"]["repetition"]["length"] == 4
+    asked = message("a", 0)
+    assert judged([trace("a")], [asked, *others], LOOP)["a"]["keep"], "two answers to one question are no run"
+
+
+def test_a_run_is_of_one_trace_in_whatever_order_messages_lie():
+    rows = [row for name in "ab" for row in (message(name, 0), message(name, 1, parent=0, **CERTAIN))]
+    assert all(row["keep"] for row in judged([trace("a"), trace("b", reward=0.0)], rows, LOOP).values())
+    more = [*rows, message("b", 2, parent=1, **CERTAIN)]
+    for order in (more, more[::-1], more[::2] + more[1::2]):
+        found = judged([trace("a"), trace("b", reward=0.0)], order, LOOP)
+        assert found["a"]["keep"] and found["b"]["evidence"]["repetition"] == {"message": 1, "position": 0, "length": 4}
+
+
+def test_a_token_that_was_not_sampled_neither_counts_nor_ends_a_run():
+    mask = [False, True, True, False, True]
+    answer = message("a", 0, sampled=True, tokens=range(5), logprobs=[0.0] * 5, mask=mask)
+    found = judged([trace("a")], [answer], LOOP)["a"]
+    assert found["evidence"]["repetition"] == {"message": 0, "position": 1, "length": 3}
+    assert judged([trace("a")], [answer | {"mask": [False, True, False, False, True]}], LOOP)["a"]["keep"]
+
+
+PLANS = st.lists(
+    st.tuples(st.integers(0, 6), st.lists(st.tuples(st.booleans(), st.booleans()), max_size=4)), min_size=1, max_size=7
+)
+
+
+@given(PLANS, st.integers(1, 5))
+def test_a_walk_over_every_branch_finds_the_same_loops(drawn, window):
+    """A message's parent, and of each of its tokens whether it was sampled and near certain.
+
+    As prime-rl walked: `RepetitionFilter.check` in its src/prime_rl/orchestrator/filters.py, which was there until
+    61f2448d1.
+    """
+    rows = []
+    for number, (above, tokens) in enumerate(drawn):
+        columns = {"tokens": range(len(tokens)), "mask": [sampled for sampled, _ in tokens]}
+        columns["logprobs"] = [0.0 if certain else -5.0 for _, certain in tokens]
+        rows.append(message("a", number, parent=above % number if number else None, **columns))
+        rows[-1]["sampled"] = any(columns["mask"])
+    parents = {row["parent"] for row in rows}
+    longest = 0
+    for leaf in (number for number in range(len(rows)) if number not in parents):
+        path, step = [], leaf
+        while step is not None:
+            path.insert(0, step)
+            step = rows[step]["parent"]
+        streak = 0
+        for sampled, certain in (token for step in path for token in drawn[step][1]):
+            if sampled:
+                streak = streak + 1 if certain else 0
+                longest = max(longest, streak)
+    found = judged([trace("a")], rows, [{"type": "repetition", "window": window, "probability": 0.9}])["a"]
+    length = found["evidence"].get("repetition", {"length": 0})["length"]
+    assert length == (longest if longest >= window else 0)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,8 @@ def rl_term(now, token, sequence, loss):
     own = token.l - token.q if loss.type == "ppo" else math.fsum(drifts) / len(drifts)
     ratio = math.exp(own)
     bound = min(max(ratio, 1 - loss.clip_low), 1 + loss.clip_high)
+    if advantage < 0 and getattr(loss, "dual_clip", None) is not None and ratio > loss.dual_clip:
+        return -advantage * loss.dual_clip
     if advantage * bound < advantage * ratio:
         return -advantage * bound
     return -advantage * weight(now, token, drifts, loss, own)

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tasks.learner.model import token_logprobs
+from tasks.learner.head import default_chunk, token_logprobs
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
@@ -34,6 +34,37 @@ def test_equals_plain_logits(chunk):
     logprobs, entropies = token_logprobs(hidden, weight, targets, TEMPERATURES, chunk)
     torch.testing.assert_close(logprobs, plain.gather(1, targets[:, None]).squeeze(1), rtol=0, atol=1e-14)
     torch.testing.assert_close(entropies, -(plain.exp() * plain).sum(-1), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("size", [40.0, 400.0])
+def test_no_entropy_is_negative_where_logits_are_large(size):
+    """Logits of 40 at temperature 0.3: as a difference of two numbers of 133, an entropy of 1e-6 is rounding."""
+    generator = torch.Generator().manual_seed(1)
+    logits = size * torch.randn(64, 200, generator=generator)
+    # A head that is the identity: the states are the logits.
+    found = token_logprobs(logits, torch.eye(200), torch.zeros(64, dtype=torch.int64), torch.full((64,), 0.3), 16)[1]
+    scaled = logits / 0.3
+    exact = scaled.double().log_softmax(-1)
+    assert (found >= 0).all()
+    torch.testing.assert_close(found.double(), -(exact.exp() * exact).sum(-1), rtol=1e-5, atol=2e-7)
+    normaliser = scaled.logsumexp(-1)
+    cancelling = normaliser - ((scaled - normaliser[:, None]).exp() * scaled).sum(-1)
+    assert (cancelling < 0).any()
+
+
+def test_the_gradient_of_a_half_precision_head_is_summed_in_single_precision():
+    """Of 512 chunks, each adding little to what is there: in bfloat16 most of that would be rounded away."""
+    generator = torch.Generator().manual_seed(2)
+    hidden = torch.rand(512, 8, generator=generator).bfloat16()
+    weight = torch.randn(16, 8, generator=generator).bfloat16()
+    targets = torch.randint(0, 16, (512,), generator=generator)
+    found, exact = (head.clone().requires_grad_() for head in (weight, weight.double()))
+    for states, head in ((hidden, found), (hidden.double(), exact)):
+        logprobs, entropies = token_logprobs(states, head, targets, torch.ones(512), 1)
+        (logprobs.sum() + 0.1 * entropies.sum()).backward()
+    assert found.grad.dtype == torch.bfloat16
+    # Each entry is rounded to eight bits once, and so are the gradients of logits before the products.
+    torch.testing.assert_close(found.grad.double(), exact.grad, rtol=2**-7, atol=0.02)
 
 
 def test_equals_linear_cross_entropy():
@@ -90,3 +121,21 @@ def test_no_tokens():
     logprobs, _ = token_logprobs(hidden[:0], weight, targets[:0], TEMPERATURES[:0], 4)
     logprobs.sum().backward()
     assert (logprobs.shape, weight.grad.abs().max().item()) == ((0,), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "chunk"),
+    [
+        (1, 1024),
+        (512, 1024),
+        (32_768, 1024),
+        (32_769, 512),
+        (128_256, 256),
+        (151_936, 128),
+        (262_144, 128),
+        (10**9, 64),
+    ],
+)
+def test_a_chunk_of_logits_is_as_large_as_the_vocabulary_leaves_room_for(vocabulary, chunk):
+    assert default_chunk(vocabulary) == chunk
+    assert chunk * vocabulary * 4 <= 128 * 2**20 or chunk == 64

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.losses import CispoLoss, DppoLoss, GspoLoss, IpoLoss, PpoLoss, SequenceMask, TruncatedImportance
+from tasks.learner import loop
 from tasks.learner.distributed import World
 from tasks.learner.loop import _largest, accumulate_gradients
 from tasks.learner.loss import Objective
@@ -87,6 +88,14 @@ def test_rows_and_padding_do_not_matter_to_any_loss(exact_policy, loss):
     assert not torch.allclose(alone[0], plain[0], rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("loss", LOSSES, ids=range(len(LOSSES)))
+def test_sequences_that_end_a_row_stay_apart_in_any_loss(exact_policy, loss):
+    """Of the last sequences of a row all are of the rl component: taken as one, they would share a ratio or a mask."""
+    rl = [each for each in SAMPLES if any(each.streams["rl_weights"])] + [sample("f", 8, 6), sample("g", 6, 7)]
+    assert_same(gradient(exact_policy, [[each] for each in rl], loss), gradient(exact_policy, [rl], loss))
+    assert_same(gradient(exact_policy, [[each] for each in rl], loss), gradient(exact_policy, [rl[:2], rl[2:]], loss))
+
+
 def test_dropping_a_sample_does_matter(exact_policy, split):
     with pytest.raises(AssertionError):
         assert_same(split, gradient(exact_policy, [SAMPLES[:-1]]))
@@ -117,6 +126,56 @@ def test_engine_and_learner_agreeing_gives_zero_mismatch(exact_policy):
     assert totals.sums["mismatch_kl"] == pytest.approx(0.0, abs=1e-10)
     num_tokens, advantages = 5, same.streams["advantages"]
     assert totals.sums["rl_loss"] == pytest.approx(-sum(advantages) / num_tokens, rel=1e-5)
+
+
+def test_what_a_row_is_told_of_its_tokens(exact_policy):
+    """Log-probs and entropies at weighted tokens alone, and which of them were masked, as they are stored."""
+    (batch,) = batches_from_table(batches([SAMPLES]), 1)
+    loss = IpoLoss(threshold=0.001)
+    totals, (found,) = accumulate_gradients(exact_policy, batch, Objective(loss), ALONE, CPU)
+    assert (found.logprobs.dtype, found.entropies.dtype, found.masked.dtype) == (np.float32, np.float32, bool)
+    assert found.masked.sum() == totals.sums["masked"] > 0
+    weighted = np.zeros(len(found.masked), bool)
+    weighted[found.row.weighted] = True
+    assert not (found.masked & ~weighted).any() and found.masked[found.row.streams["rl_weights"] != 0].any()
+    assert (found.logprobs[weighted] < 0).all() and (found.entropies[weighted] > 0).all()
+    assert not found.logprobs[~weighted].any() and not found.entropies[~weighted].any()
+
+
+def test_gradients_that_are_averaged_over_ranks_are_made_a_sum(exact_policy):
+    class Two(World):
+        def gather(self, part):
+            return [part]
+
+    (batch,) = batches_from_table(batches([SAMPLES[:1]]), 1)
+    alone, of_two = gradient(exact_policy, [SAMPLES[:1]])[0], None
+    exact_policy.zero_grad()
+    accumulate_gradients(exact_policy, batch, Objective(DppoLoss()), Two(rank=0, size=2, local_rank=0), CPU)
+    of_two = torch.cat([p.grad.flatten() for p in exact_policy.parameters()])
+    torch.testing.assert_close(of_two, 2 * alone, rtol=0, atol=1e-12)
+
+
+def test_a_row_is_computed_on_the_device_that_is_asked_for(exact_policy, monkeypatch):
+    (batch,) = batches_from_table(batches([SAMPLES]), 1)
+    (row,) = batch.rows
+    meta = torch.device("meta")
+    tokens = loop._tokens(row, meta)
+    assert {getattr(tokens, name).device for name in ("engine_logprobs", "rl", "segments")} == {meta}
+    asked = []
+
+    def run_row(policy, row, device):
+        asked.append(device)
+        return (torch.zeros(len(row.weighted), requires_grad=True, device=device) for _ in range(2))
+
+    def token_loss(logprobs, entropies, tokens, denominators, objective):
+        asked.append(tokens.rl.device)
+        raise KeyError("as far as devices matter")
+
+    monkeypatch.setattr(loop, "run_row", run_row)
+    monkeypatch.setattr(loop, "token_loss", token_loss)
+    with pytest.raises(KeyError):
+        accumulate_gradients(exact_policy, batch, Objective(DppoLoss()), ALONE, meta)
+    assert asked == [meta, meta]
 
 
 @pytest.mark.parametrize("values", [[1.0, np.nan], [np.nan, 1.0], [np.nan]])

@@ -51,7 +51,8 @@ def test_dppo_masks_by_sign():
 
 
 def test_ipo_masks_whatever_the_sign():
-    assert_terms(run(ROW, IpoLoss(kl_tau=0)), [-2.5, -2.0, 0.5], [-2.5, -2.0, 0.5, 0, 0], (1, 0))
+    wide = IpoLoss(threshold=0.3, kl_tau=0)
+    assert_terms(run(ROW, wide), [-2.5, -2.0, 0.5], [-2.5, -2.0, 0.5, 0, 0], (1, 0))
     strict = IpoLoss(threshold=0.15, kl_tau=0)
     assert_terms(run(ROW, strict), [-2.5], [-2.5, 0, 0, 0, 0], (4, 0))
 
@@ -61,6 +62,22 @@ def test_ppo_takes_the_worse_of_clipped_and_unclipped():
     assert_terms(run(ROW, PpoLoss()), [-2.4, -1.2, 0.8, 6.0], [0, 0, 0, 6.0, 0], (3, 0))
     higher = PpoLoss(clip_low=0.2, clip_high=0.28)
     assert_terms(run(ROW, higher), [-2.5, -1.28, 0.8, 6.0], [-2.5, 0, 0, 6.0, 0], (2, 0))
+
+
+def test_a_dual_clip_bounds_what_a_negative_advantage_can_do():
+    # The fourth has ratio 2 and advantage -3; the others are as without.
+    assert_terms(run(ROW, PpoLoss(dual_clip=1.5)), [-2.4, -1.2, 0.8, 4.5], [0, 0, 0, 0, 0], (4, 0))
+    assert run(ROW, PpoLoss(dual_clip=2.0)) == run(ROW, PpoLoss()), "a bound is inside"
+    far = [Token(-0.1, -900.0, -1.0, rl=1.0)]
+    assert_terms(run(far, PpoLoss(dual_clip=3.0)), [3.0], [0.0], (1, 0))
+    capped = PpoLoss(dual_clip=1.5, tis=TruncatedImportance(cap=1.0))
+    assert_terms(run(ROW, capped), [-2.4, -1.2, 0.8, 4.5], [0, 0, 0, 0, 0], (4, 0))
+
+
+def test_the_bound_of_ipo_is_that_of_its_source():
+    """prime-rl, IPOLossConfig: 0.1. The differences are +0.1 less rounding, +0.25, -0.25, +0.35 and -0.2."""
+    assert IpoLoss().threshold == 0.1
+    assert run(row((0.5, 0.45, 1.0), (0.5, 0.35, 1.0), (0.35, 0.5, -1.0)), IpoLoss(kl_tau=0))[2] == (2, 0)
 
 
 def test_cispo_clips_the_weight_and_keeps_every_gradient():

@@ -33,6 +33,7 @@ TYPES = [
     DppoLoss(mask_low=0.01, mask_high=0.05, kl_tau=0.5),
     IpoLoss(threshold=0.1),
     PpoLoss(clip_high=0.28),
+    PpoLoss(dual_clip=1.8, kl_tau=0.1),
     CispoLoss(clip_low=0.5, clip_high=1.5, kl_tau=0.1),
     GspoLoss(clip_low=0.3, clip_high=0.6),
 ]

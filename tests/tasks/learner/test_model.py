@@ -78,6 +78,11 @@ def test_logprobs_equal_the_model_s_own(world, model_directory):
     torch.testing.assert_close(logprobs(policy, SAMPLES[1:2])[0], expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(("asked", "chunk"), [(None, 1024), (3, 3)])
+def test_the_chunk_is_the_config_s_or_follows_from_the_model(world, model_directory, asked, chunk):
+    assert load_policy(model_directory, TrainingConfig(logprob_chunk=asked), CPU).chunk == chunk
+
+
 @pytest.mark.parametrize("settings", [{"gradient_checkpointing": True}, {"logprob_chunk": 1}])
 def test_settings_that_must_not_change_numbers(world, model_directory, settings):
     gradients = []

@@ -116,7 +116,7 @@ def test_an_agent_may_play_several_times_in_an_episode():
     tables |= filtering(tables, view(FILTERING, filtering={"filters": [{"type": "errored"}]}), quarantined={})
     tables |= advantage(tables, view(ADVANTAGE, algorithm={"type": "hierarchical_grpo"}))
     tables |= packing(tables, view(PACKING))
-    assert [(each.outcome, each.num_traces) for each in shares(tables)] == [("no weight", 1), ("trained", 3)]
+    assert [(each.outcome, each.num_traces) for each in shares(tables)] == [("no weight", 2), ("trained", 2)]
 
 
 def test_a_step_that_trains_nothing_is_accounted_for(step):

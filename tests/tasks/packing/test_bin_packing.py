@@ -112,6 +112,15 @@ def test_ranks_wait_less_than_with_rows_that_are_only_full():
     assert idle_share(even, lengths, 8) < 0.02 < idle_share(full, lengths, 8)
 
 
+def test_rows_are_even_by_cost_and_not_by_tokens():
+    # 54,000 tokens in one sample cost 108,000, in two 81,000: the last goes beside the two, though tokens are equal.
+    lengths = [CROSSOVER_TOKENS, CROSSOVER_TOKENS // 2, CROSSOVER_TOKENS // 2, 10_000]
+    assert balanced_rows(lengths, 2 * CROSSOVER_TOKENS, 2) == [[0], [1, 2, 3]]
+    # The row of one is the costlier, with fewer tokens, and comes first.
+    assert pack(lengths, 2 * CROSSOVER_TOKENS, 2) == [[0], [1, 2, 3]]
+    assert pack([20_000] * 3 + [CROSSOVER_TOKENS], 60_000, 1) == [[3], [0, 1, 2]]
+
+
 def test_many_samples_fall_back_to_full_rows():
     lengths = lognormal(MOST_BALANCED_SAMPLES + 1, mean=60, longest=400)
     rows = pack(lengths, 4096, 8)

@@ -61,6 +61,18 @@ def test_samples_without_weight_are_not_packed():
     assert [row["sample_ids"] for row in rows] == [["a/0", "b/0"]]
 
 
+def test_an_advantage_of_zero_is_trained_where_that_is_asked_for_alone():
+    """prime-rl's default, `filter_zero_advantages`, leaves such tokens out of the rl component and its denominator."""
+    traces = [trace(name, reward=reward) for name, reward in zip("abc", (0.0, 0.5, 1.0), strict=True)]
+    tables = inputs(traces, [row for name in "abc" for row in exchange(name)])
+    (out,), (held,) = packed(tables), packed(tables, zero_advantages=True)
+    assert out["sample_ids"] == ["a/0", "c/0"] and out["rl_tokens"] == 4
+    assert held["sample_ids"] == ["a/0", "b/0", "c/0"] and held["rl_tokens"] == 6
+    assert held["rl_weights"] == [0, 0, 0, 1, 1] * 3 and held["advantages"][5:10] == [0] * 5
+    (taught,) = packed(inputs(traces, [row for name in "abc" for row in exchange(name)], "supervised"))
+    assert taught["ce_tokens"] == 6, "only the rl component has advantages"
+
+
 def test_nothing_to_train_is_a_batch_without_rows():
     assert packed(inputs([], [])) == []
     assert packed(inputs([trace("a", reward=None)], exchange("a"))) == []
@@ -191,7 +203,7 @@ def test_a_lost_or_doubled_sample_stops_the_stage(rows, times):
 
 
 @given(
-    st.lists(st.lists(st.sampled_from([0, 1, 9]), min_size=2, max_size=6), min_size=1, max_size=6),
+    st.lists(st.lists(st.sampled_from([0, 1, 9]), min_size=2, max_size=6), min_size=2, max_size=6),
     st.sampled_from(["supervised", "grpo"]),
 )
 @settings(max_examples=40)

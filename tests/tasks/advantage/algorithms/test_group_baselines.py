@@ -1,10 +1,14 @@
 """What compares groups, by hand: each algorithm's figures, who is in a baseline, and which tokens get weight."""
 
+import statistics
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tasks.advantage.algorithms import ALGORITHMS
-from tests.fixtures.builders import trace, verdict
+from tests.fixtures.builders import exchange, message, trace, verdict
 from tests.fixtures.stages import advantages, credited, group
 
 SINGLE = ("grpo", "dr_grpo", "rloo", "max_rl", "reinforce_pp")
@@ -59,6 +63,14 @@ def test_max_rl_does_not_divide_by_what_rounding_leaves():
     assert advantages(small) == pytest.approx([1, -1])
 
 
+@pytest.mark.parametrize(("ulps", "counts"), [(10, False), (19, False), (21, True)])
+def test_max_rl_takes_a_mean_within_ten_roundings_of_two_rewards_for_zero(ulps, counts):
+    """Two members are rounded twice by their sum and up to eight times by shaping; each rounding is of 1 + 1 here."""
+    eps = np.finfo(np.float64).eps
+    rows = credited(group(1.0, -1.0 + 2 * ulps * eps), type="max_rl")
+    assert [value != 0 for value in advantages(rows)] == [counts] * 2 and baselines(rows)[0] == ulps * eps
+
+
 def test_reinforce_pp_has_one_scale_for_all_groups():
     rows = credited([*group(1.0, 0.0), *group(4.0, 0.0, group_id="g1")], type="reinforce_pp", epsilon=1e-9)
     # Less their means: 0.5, -0.5, 2, -2; the mean of the squares is (0.25 + 0.25 + 4 + 4) / 4 = 2.125.
@@ -66,6 +78,64 @@ def test_reinforce_pp_has_one_scale_for_all_groups():
     assert baselines(rows) == [0.5, 0.5, 2, 2]
     rows = credited(group(1.0, 0.0), type="reinforce_pp", epsilon=0.5)
     assert advantages(rows) == [0.5, -0.5]
+
+
+def test_reinforce_pp_over_tokens_counts_a_rollout_as_often_as_it_has_tokens():
+    """As verl's `compute_reinforce_plus_plus_baseline_outcome_advantage` (verl/trainer/ppo/core_algos.py): whitened by
+    the mean and deviation over all sampled tokens, there the sample deviation, of 4 tokens here 4 / 3 of the square."""
+    traces = group(1.0, 0.0)
+    messages = [*exchange("g0-0", completion=(1, 2, 3)), *exchange("g0-1", completion=(4,))]
+    rows = credited(traces, messages, type="reinforce_pp", statistics="tokens", epsilon=1e-12)
+    # A' is 0.5 on three tokens and -0.5 on one: mean 0.25, deviation sqrt(3 * 0.0625 / 4 + 0.5625 / 4).
+    assert advantages(rows) == pytest.approx([0.25 / 0.1875**0.5, -0.75 / 0.1875**0.5])
+    assert sum(value for row in rows for value in row["advantages"]) == pytest.approx(0, abs=1e-6)
+    assert baselines(rows) == [0.5, 0.5] and rows[0]["rl_weights"] == [0, 0, 0, 1, 1, 1]
+    plain = credited(traces, messages, type="reinforce_pp", epsilon=1e-12)
+    assert advantages(plain) == pytest.approx([1, -1])
+
+
+@pytest.mark.parametrize(("over", "checked"), [("rollouts", 1), ("tokens", 0)])
+def test_only_statistics_over_rollouts_leave_groups_that_add_up_to_zero(over, checked, monkeypatch):
+    calls = []
+    monkeypatch.setattr("tasks.advantage.stage.check_zero_sum", lambda *tables: calls.append(tables))
+    credited(group(1.0, 0.0), type="reinforce_pp", statistics=over)
+    assert len(calls) == checked
+
+
+@pytest.mark.filterwarnings("error")
+def test_reinforce_pp_over_tokens_of_which_there_are_none():
+    messages = [*exchange("g0-0", completion=()), *exchange("g0-1", completion=())]
+    rows = credited(group(1.0, 0.0), messages, type="reinforce_pp", statistics="tokens")
+    assert advantages(rows) == [0.5, -0.5] and not any(sum(row["rl_weights"]) for row in rows)
+    messages = [*exchange("g0-0"), message("g0-1", 0, tokens=())]
+    rows = credited(group(1.0, 0.0), messages, type="reinforce_pp", statistics="tokens", epsilon=0.5)
+    assert advantages(rows) == [0, -2], "all tokens are of the first"
+
+
+LENGTHS = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(1, 6), st.sampled_from((0.0, 0.25, 1.0, None))), min_size=2, max_size=9
+)
+
+
+@settings(max_examples=25)
+@given(LENGTHS)
+def test_reinforce_pp_over_tokens_is_what_a_list_of_tokens_says(drawn):
+    """The formula over one long list of tokens, each with the centred reward of its rollout, of ragged lengths."""
+    traces = [trace(f"t{i}", group_id=f"g{of}", reward=reward) for i, (of, _, reward) in enumerate(drawn)]
+    messages = [row for i, (_, n, _) in enumerate(drawn) for row in exchange(f"t{i}", completion=range(n))]
+    rewards = {of: [r for g, _, r in drawn if g == of and r is not None] for of, _, _ in drawn}
+    centred = [None if r is None else r - sum(rewards[of]) / len(rewards[of]) for of, _, r in drawn]
+    tokens = [value for value, (_, n, _) in zip(centred, drawn, strict=True) if value is not None for _ in range(n)]
+    mean, spread = (statistics.fmean(tokens), statistics.pstdev(tokens)) if tokens else (0.0, 0.0)
+    expected = [None if value is None else (value - mean) / (spread + 1e-6) for value in centred]
+    found = {
+        row["trace_id"]: row["advantage"]
+        for row in credited(traces, messages, type="reinforce_pp", statistics="tokens")
+    }
+    if spread > 1e-9 or not tokens:  # else rounding over epsilon
+        assert [found[f"t{i}"] for i in range(len(drawn))] == [
+            value if value is None else pytest.approx(value, rel=1e-9, abs=1e-9) for value in expected
+        ]
 
 
 def test_reinforce_pp_of_equal_rewards_divides_by_epsilon():

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import ESTIMATOR_STATES
+from tasks.advantage.algorithms.credit import AdvantageBreach
 from tasks.advantage.stage import STAGE, StateMissing, advantage
-from tests.fixtures.builders import failed, table, trace, view
+from tests.fixtures.builders import exactly, failed, table, trace, view
 from tests.fixtures.stages import advantages, tables_of
 
 DYADIC = st.integers(-8, 8).map(lambda eighths: eighths / 8)
@@ -86,6 +87,47 @@ def test_seats_examples_and_environments_have_baselines_of_their_own():
     assert states == [key | {"values": [i / 2], "num_traces": 1} for i, key in enumerate(keys)]
 
 
+def test_a_baseline_for_each_agent_goes_on_over_examples():
+    """Where every example is new, a baseline by example is 0 before its only reward, and this one is not."""
+    new = [trace(f"n{i}", agent="first", example_id=f"new{i}", reward=1.0) for i in range(3)]
+    rows, states = step([*new, OTHER], key="agent", decay=0.5, order="pre")
+    assert advantages(rows) == [1.0, 0.5, 0.25, None]
+    assert states == [state(0.875, 3, example_id="")]
+    rows, states = step([*new, OTHER], states, number=1, key="agent", decay=0.5, order="pre")
+    assert advantages(rows) == [0.125, 0.0625, 0.03125, None] and states == [state(0.984375, 6, example_id="")]
+    rows, _ = step([*new, OTHER], decay=0.5, order="pre")
+    assert advantages(rows) == [1.0, 1.0, 1.0, None]
+
+
+def test_a_baseline_for_each_agent_keeps_agents_and_environments_apart():
+    keys = [(environment, agent) for environment in ("x", "y") for agent in ("first", "second")] * 2
+    traces = [
+        trace(f"t{i}", group_id=f"g{i}", reward=1.0, environment=environment, agent=agent, example_id=f"e{i}")
+        for i, (environment, agent) in enumerate(keys)
+    ]
+    rows, states = step(traces, decay=0.5, key="agent")
+    assert advantages(rows) == [0.5] * 4 + [0.25] * 4
+    assert states == [state(0.75, 2, agent, "", environment) for environment, agent in keys[:4]]
+
+
+@pytest.mark.parametrize(("key", "other", "example"), [("agent", "example", "e0"), ("example", "agent", "")])
+def test_states_that_were_kept_by_the_other_key_are_no_cold_start(key, other, example):
+    said = (
+        "table estimator_states: the baseline of agent 'first' of environment 'reverse' was kept by key "
+        f"{other!r}, and algorithm.key is {key!r}. Nothing was credited; all that was sampled is safe. Begin at step 0 "
+        "(replay: without --steps), or go on with the key that it was kept by."
+    )
+    with pytest.raises(AdvantageBreach, match=exactly(said)):
+        step([*seat(1.0), OTHER], [state(0.5, example_id=example)], number=1, key=key)
+
+
+def test_the_key_is_in_the_keys_of_work_where_it_is_not_the_first_one():
+    plain, named, other = (
+        view(STAGE, algorithm={"type": "rae"} | own).content() for own in ({}, {"key": "example"}, {"key": "agent"})
+    )
+    assert plain == named != other
+
+
 def test_states_of_seats_that_were_not_tried_are_kept():
     known = [state(0.3, 7, example_id="gone"), state(0.4, 8, environment="z"), state(0.5, 9, agent="second")]
     _, states = step([*seat(1.0), OTHER], known, number=1, decay=0.5)
@@ -119,12 +161,14 @@ def played(draw):
     return traces, states
 
 
-def slowly(traces, states, decay, order):
-    """Algorithm 1, one trace at a time: advantages, and baselines by seat."""
+def slowly(traces, states, decay, order, by_example):
+    """Algorithm 1, one trace at a time: advantages, and baselines by seat.
+
+    By agent and `pre` it is what prime-rl has in `RAEAlgorithm.score_group`, src/prime_rl/orchestrator/algo/rae.py."""
     baselines = {(row["environment"], row["example_id"], row["agent"]): row["values"][0] for row in states}
     found = []
     for one in traces:
-        key, reward = (one["environment"], one["example_id"], one["agent"]), one["reward"]
+        key, reward = (one["environment"], one["example_id"] if by_example else "", one["agent"]), one["reward"]
         if reward is None:
             found.append(None)
             continue
@@ -135,11 +179,15 @@ def slowly(traces, states, decay, order):
 
 
 @settings(max_examples=20)
-@given(played(), st.sampled_from([0.0, 0.25, 0.9]), st.sampled_from(["post", "pre"]))
-def test_any_traces_are_credited_as_one_at_a_time_says(drawn, decay, order):
+@given(played(), st.sampled_from([0.0, 0.25, 0.9]), st.sampled_from(["post", "pre"]), st.booleans())
+def test_any_traces_are_credited_as_one_at_a_time_says(drawn, decay, order, by_example):
     traces, states = drawn
-    rows, after = step(traces, states, number=1, decay=decay, order=order)
-    expected, baselines = slowly(traces, states, decay, order)
+    if not by_example:
+        seats = {(row["environment"], row["agent"]): row | {"example_id": ""} for row in states}
+        states = list(seats.values())
+    key = "example" if by_example else "agent"
+    rows, after = step(traces, states, number=1, decay=decay, order=order, key=key)
+    expected, baselines = slowly(traces, states, decay, order, by_example)
     assert advantages(rows) == pytest.approx(expected)
     assert {(r["environment"], r["example_id"], r["agent"]): r["values"][0] for r in after} == pytest.approx(baselines)
     rewarded = sum(one["reward"] is not None for one in traces)

@@ -53,6 +53,17 @@ def test_the_pass_rate_is_of_the_raw_rewards_at_or_above_passing():
     assert rows[0]["baseline"] == pytest.approx(1.5 / 4 - 0.5)
 
 
+def test_a_full_reward_passes_whatever_rounding_made_of_it():
+    full = 0.7 + 0.2 + 0.1
+    assert full < 1.0
+    penalties = [
+        rows[0]["baseline"] - reward
+        for reward in (full, 1.0)
+        for rows in [credited(of_lengths((reward, reward), (2, 4)), type="grpo", length_penalty={})]
+    ]
+    assert penalties[0] == pytest.approx(penalties[1]) and penalties[1] < -0.1
+
+
 @pytest.mark.parametrize("gone", ["errored", "filtered", "unrewarded"])
 def test_only_kept_rewarded_members_count_for_longest_and_pass_rate(gone):
     *own, out = of_lengths((1.0, 0.0, 1.0), (2, 4, 1000))
