@@ -124,6 +124,8 @@ class Executor:
         if task is not metrics.task:  # takes no time, and a step that was trained is not left without its numbers
             session.stop_if_cancelled(step, task.stage.name)
         session.notify("stage", stage=task.stage.name, step=step, evaluating=context is not session.context)
+        if task.stage.waits:
+            context.hurry()
         ref = task(step, work)
         session.count(computed=True)
         session.notify("done", ref=ref)

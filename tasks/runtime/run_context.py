@@ -119,6 +119,11 @@ class RunContext:
         if self._queue is not None:
             self._queue.flush()
 
+    def hurry(self) -> None:
+        """Let what is finished so far be committed while something that takes long is at work; returns at once."""
+        if self._queue is not None:
+            self._queue.hurry()
+
     def append(self, table: str, rows: pa.Table, *, step: int, key: str, attempt: str, at_once: bool = False) -> Slice:
         """Add rows to a table as one slice of this run, kept for those who ask for them next; see Store.append."""
         owner = self._queue if self._queue and not at_once else self.store

@@ -171,13 +171,18 @@ def test_every_token_is_trained_once_and_counted(steps: list[Step]) -> None:
                 assert sample_id not in packed, "in two rows"
                 streams = (row[name][start:end] for name in ("token_ids", "rl_weights", "ce_weights"))
                 packed[sample_id] = tuple(streams)  # type: ignore[assignment]
-        assert set(packed) == {sample["sample_id"] for sample in step.tables["samples"]}
+        num_credited = 0
         for sample in step.tables["samples"]:
             tokens = [token for row in step.path(sample) for token in row["token_ids"]]
-            assert packed[sample["sample_id"]] == (tokens, sample["rl_weights"], sample["ce_weights"])
+            # A token without an advantage teaches nothing, and a sample with no other token is in no row.
+            pairs = zip(sample["rl_weights"], sample["advantages"], strict=True)
+            rl, ce = [weight if advantage else 0.0 for weight, advantage in pairs], sample["ce_weights"]
+            assert packed.get(sample["sample_id"]) == ((tokens, rl, ce) if any(rl) or any(ce) else None)
+            num_credited += weighted(sample["rl_weights"])
+        assert num_credited == sum(sum(row["mask"]) for row in step.tables["messages"])
+        assert packed.keys() <= {sample["sample_id"] for sample in step.tables["samples"]}
         (update,) = step.tables["updates"]
-        num_sampled = sum(sum(row["mask"]) for row in step.tables["messages"])
-        assert update["rl_tokens"] == num_sampled == sum(map(weighted, (rl for _, rl, _ in packed.values())))
+        assert 0 < update["rl_tokens"] == sum(map(weighted, (rl for _, rl, _ in packed.values())))
         assert update["ce_tokens"] == sum(map(weighted, (ce for _, _, ce in packed.values()))) > 0
         assert update["ref_kl_tokens"] == 0
 

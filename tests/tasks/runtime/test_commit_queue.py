@@ -85,7 +85,7 @@ def test_what_is_finished_is_kept_when_an_error_passes(store: Store, problem: Ba
     assert committed(store) == ["a"]
 
 
-@pytest.mark.parametrize("ended_by", ["soon", "full", "flush"])
+@pytest.mark.parametrize("ended_by", ["soon", "full", "flush", "hurry"])
 def test_quick_stages_wait_for_each_other_and_not_for_long_ones(
     store: Store, monkeypatch: pytest.MonkeyPatch, ended_by: str
 ) -> None:
@@ -96,12 +96,12 @@ def test_quick_stages_wait_for_each_other_and_not_for_long_ones(
         for key in ("a", "b"):
             hand_over(queue, key)
         assert not gate.reached.wait(0.2)
-        if ended_by == "flush":
-            queue.flush()
+        if ended_by in ("flush", "hurry"):
+            getattr(queue, ended_by)()
         else:
             hand_over(queue, "c", soon=ended_by == "soon")
         assert gate.reached.wait(20)
-    assert gate.seen == [["a", "b"] if ended_by == "flush" else ["a", "b", "c"]]
+    assert gate.seen == [["a", "b"] if ended_by in ("flush", "hurry") else ["a", "b", "c"]]
 
 
 def test_of_two_that_queue_the_same_work_both_rows_name_the_slices_of_the_first(store: Store) -> None:
