@@ -176,7 +176,9 @@ def test_files_that_went_while_they_were_read_are_no_fault_of_the_viewer(
     for file in (tmp_path / "store" / "tables" / "traces").rglob("*.parquet"):
         file.unlink()
     answer = visitor(tmp_path / "store").get("/runs/base/steps/0")
-    assert answer.status_code == 503 and "files of the store are damaged" in answer.text and "Traceback" not in answer.text
+    assert (
+        answer.status_code == 503 and "files of the store are damaged" in answer.text and "Traceback" not in answer.text
+    )
     assert "/runs/base/steps/0 could not be answered" in caplog.text and "Traceback" in caplog.text
 
 
