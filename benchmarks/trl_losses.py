@@ -20,7 +20,7 @@ from torch import Tensor
 
 from benchmarks.against_trl import ROOT, install_trl
 from configs.losses import CispoLoss, DppoLoss, GspoLoss, LossConfig, PpoLoss, TruncatedImportance
-from tasks.learner.loss import Objective, WeightedTokens, token_loss
+from tests.fixtures.padded import Batch, packed_loss
 
 BATCHES = 500
 WIDE = 1e9
@@ -38,8 +38,8 @@ CASES: Mapping[str, tuple[dict[str, Any], LossConfig]] = {
 """By name TRL's settings, where they differ from `trainer`, and our loss."""
 
 
-def random_batch(generator: torch.Generator) -> dict[str, Tensor]:
-    """Learner's log-probs l and engine's q, both (B, T) float64, advantages (B,) and mask (B, T)."""
+def random_batch(generator: torch.Generator) -> Batch:
+    """Learner's log-probs l and engine's q, advantages and mask, each (B, T); the first three float64."""
     lengths = torch.randint(1, 25, (int(torch.randint(1, 17, (1,), generator=generator)),), generator=generator)
     shape = (len(lengths), int(lengths.max()))
     q = -3 * torch.rand(shape, generator=generator, dtype=torch.float64) - 0.01
@@ -47,44 +47,30 @@ def random_batch(generator: torch.Generator) -> dict[str, Tensor]:
     l = (q + spread * torch.randn(shape, generator=generator, dtype=torch.float64)).clamp(max=-1e-3)  # noqa: E741
     advantages = torch.randn(len(lengths), generator=generator, dtype=torch.float64)
     advantages[torch.rand(len(lengths), generator=generator) < 0.2] = 0.0
-    return {"l": l, "q": q, "advantages": advantages, "mask": torch.arange(shape[1]) < lengths[:, None]}
+    return l, q, advantages[:, None].expand(shape), torch.arange(shape[1]) < lengths[:, None]
 
 
-def ours(batch: Mapping[str, Tensor], loss: LossConfig) -> tuple[Tensor, Tensor]:
-    """Value and gradient (B, T) of our loss over the packed tokens."""
-    l, mask = batch["l"].clone().requires_grad_(), batch["mask"]  # noqa: E741
-    ones = torch.ones(int(mask.sum()), dtype=torch.float64)
-    advantages = batch["advantages"][:, None].expand(mask.shape)[mask]
-    segments = torch.arange(len(mask))[:, None].expand(mask.shape)[mask]
-    tokens = WeightedTokens(batch["q"][mask], advantages, ones, 0 * ones, 0 * ones, segments, len(mask))
-    packed = l[mask]
-    counts = {"rl": len(ones), "ce": 0, "ref_kl": 0}
-    value, _ = token_loss(packed, torch.zeros_like(packed), tokens, counts, Objective(loss))
-    value.backward()
-    assert l.grad is not None
-    return value.detach(), l.grad
-
-
-def theirs(batch: Mapping[str, Tensor], settings: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+def theirs(batch: Batch, settings: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """Value and gradient (B, T) of TRL's loss over the padded tokens."""
     from trl import GRPOTrainer
 
-    l = batch["l"].clone().requires_grad_()  # noqa: E741
+    logprobs, q, advantages, mask = batch
+    l = logprobs.clone().requires_grad_()  # noqa: E741
     whole = trainer(l, settings)
-    mask = batch["mask"].double()
+    mask = mask.double()
     prompt = torch.zeros(len(mask), 0)
     inputs = {
         "prompt_ids": prompt,
         "prompt_mask": prompt,
         "completion_ids": mask,
         "completion_mask": mask,
-        "advantages": batch["advantages"],
+        "advantages": advantages[:, 0],
         "num_items_in_batch": mask.sum(),
     }
     if whole.use_vllm:  # one update for each batch: TRL's own ratio is one, and that to the engine is its weight
-        inputs["importance_sampling_ratio"] = (batch["l"] - batch["q"]).exp().clamp(max=2.0)
+        inputs["importance_sampling_ratio"] = (logprobs - q).exp().clamp(max=2.0)
     else:
-        inputs["old_per_token_logps"] = batch["q"]
+        inputs["old_per_token_logps"] = q
     value = GRPOTrainer._compute_loss(whole, whole.model, inputs)
     value.backward()
     assert l.grad is not None
@@ -124,7 +110,7 @@ def compare() -> None:
         found = [0.0, 0.0, 0.0]
         for _ in range(BATCHES):
             batch = random_batch(generator)
-            (value, gradient), (value_of_trl, gradient_of_trl) = ours(batch, loss), theirs(batch, settings)
+            (value, gradient), (value_of_trl, gradient_of_trl) = packed_loss(batch, loss), theirs(batch, settings)
             pairs = (value - value_of_trl, gradient - gradient_of_trl, gradient_of_trl)
             found = [max(most, float(each.abs().max())) for most, each in zip(found, pairs, strict=True)]
         print(f"| {name} | {found[0]:.1e} | {found[1]:.1e} | {found[2]:.2g} |")

@@ -86,6 +86,8 @@ def keep_template(database: Path, template: Path) -> None:
             copy.commit()
             copy.execute("VACUUM")
         draft.replace(template)
+    with suppress(OSError):
+        draft.unlink()  # of one that failed
 
 
 if __name__ == "__main__":

@@ -118,4 +118,6 @@ def _advice(outcomes: Collection[tuple[str, str]], config: RunConfig, step: int)
         )
     if (NO_WEIGHT, "") in outcomes:
         refused = "admission refused their groups: loosen it" if config.admission else "look at their advantages"
-        yield f"{refused} (stagecoach traces {at} --step {step} --outcome 'no weight')"
+        zero = "; packing.zero_advantages=true trains on those that are zero"
+        more = "" if config.packing.zero_advantages else zero
+        yield f"{refused} (stagecoach traces {at} --step {step} --outcome 'no weight'){more}"

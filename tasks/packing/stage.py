@@ -87,8 +87,8 @@ def packing(tables: Tables, config: View) -> Tables:
     without any weight left are not packed: they would cost compute and change nothing. The denominators count non-zero
     weights of the whole update and stand in each of its rows; where rollouts of an environment count for a constant
     length, the update's rl weights make up for the difference; they count whether a filter kept them or not, which is
-    all that verdicts are read for. Raises BudgetTooSmall for a sample longer than a row,
-    PackingBreach if the tables do not fit together or a sample is not in exactly one row.
+    all that verdicts are read for. Raises BudgetTooSmall for a sample longer than a row, PackingBreach if the tables do
+    not fit together or a sample is not in exactly one row.
     """
     settings = config.packing
     samples = gather_samples(tables["samples"], tables["messages"], tables["traces"], settings.zero_advantages)

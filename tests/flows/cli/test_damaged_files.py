@@ -1,7 +1,6 @@
 """A damaged file of a store ends in one message that names it, whichever command meets it, or changes nothing."""
 
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 
 from flows import cli
 from storage.delta.log import CHECKPOINT
-from storage.maintenance import plan
 from storage.policies.manifest import MANIFEST
 from storage.store import open_store
 from tests.fixtures.histories import train
@@ -29,13 +27,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rehearse(place, "other", seed=5)
     train(open_store(place), "weights", "xy")
     return place
-
-
-@pytest.fixture
-def root(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(plan, "RECENT_HOURS", 0.0)
-    monkeypatch.chdir(tmp_path)
-    return Path(shutil.copytree(original, tmp_path / "store"))
 
 
 def flip(near_the_end: bool, seed: int) -> Harm:

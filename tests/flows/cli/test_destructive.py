@@ -11,13 +11,13 @@ import pytest
 from flows import cli
 from storage.delta.log import CHECKPOINT, head_path
 from storage.errors import StoreError
-from storage.maintenance import plan
 from storage.maintenance.sweep import drop_slices, finish_removals, remove_weights
 from storage.policies.manifest import MANIFEST
 from storage.policies.store import Policies
 from storage.refs import File, Slice
 from storage.roots import open_root
 from storage.store import open_store
+from tests.fixtures.commands import run_command
 from tests.fixtures.histories import finish, train
 
 
@@ -29,19 +29,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for run, letters in (("old", "xy"), ("new", "xxx")):
         train(store, run, letters)
     return place
-
-
-@pytest.fixture
-def root(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of that store, in which runs finished long enough ago."""
-    monkeypatch.setattr(plan, "RECENT_HOURS", 0.0)
-    return Path(shutil.copytree(original, tmp_path / "store"))
-
-
-def told(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
-    status = cli.main(argv)
-    said = capsys.readouterr()
-    return status, said.out + said.err
 
 
 def state(root: Path) -> dict[str, bytes]:
@@ -77,7 +64,7 @@ def test_a_number_that_is_none_is_one_message(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = state(tmp_path)
-    status, said = told(capsys, *argv.split(), *([] if argv.startswith("queue") else ["--store", str(root)]))
+    status, said = run_command(capsys, *argv.split(), *([] if argv.startswith("queue") else ["--store", str(root)]))
     assert status == 2 and "Traceback" not in said
     assert state(tmp_path) == before
 
@@ -111,7 +98,7 @@ def test_what_ended_in_a_traceback_is_one_message(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    status, said = told(capsys, *argv, "--store", str(root))
+    status, said = run_command(capsys, *argv, "--store", str(root))
     assert status == 2 and said.startswith("stagecoach: ") and "Traceback" not in said
 
 
@@ -146,7 +133,7 @@ def test_nothing_is_written_into_a_store(
         path = path / "new.json"
     before = state(root)
     given = ["--force"] if force and "store" not in argv else []
-    status, said = told(capsys, *argv, str(path), *given, "--store", str(root))
+    status, said = run_command(capsys, *argv, str(path), *given, "--store", str(root))
     assert status == 2 and ("inside the store" in said or "is the store" in said or "Not a directory" in said)
     assert state(root) == before
 
@@ -157,9 +144,9 @@ def test_a_file_is_replaced_only_when_asked_and_whole(
 ) -> None:
     target = tmp_path / "there.json"
     target.write_text("precious")
-    status, said = told(capsys, *argv, str(target), "--store", str(root))
+    status, said = run_command(capsys, *argv, str(target), "--store", str(root))
     assert status == 2 and "--force" in said and target.read_text() == "precious"
-    assert told(capsys, *argv, str(target), "--force", "--store", str(root))[0] == 0
+    assert run_command(capsys, *argv, str(target), "--force", "--store", str(root))[0] == 0
     assert target.read_text() != "precious"
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
@@ -211,7 +198,7 @@ def test_nothing_is_deleted_while_the_ledger_is_damaged_or_incomplete(
         finish(open_store(root), "new")  # events do not hide what happens to the ledger
     damage(root)
     before = state(root)
-    status, said = told(capsys, *command.split(), "--store", str(root))
+    status, said = run_command(capsys, *command.split(), "--store", str(root))
     assert status == 2 and ("ledger" in said or "repair" in said)
     assert "Traceback" not in said
     assert state(root) == before

@@ -1,18 +1,16 @@
 """The commands that keep a store in order: what they say, ask and refuse, and what they leave alone."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
-from flows import cli
 from flows.cli.maintenance import collect_garbage
 from flows.runtime.maintenance import readers
 from storage.errors import SliceExpired
-from storage.maintenance import plan
 from storage.schemas.stage_tables import STAGE_TABLES
 from storage.store import open_store
+from tests.fixtures.commands import run_command
 from tests.fixtures.histories import contents, finish, train
 
 
@@ -27,20 +25,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (place / "logs" / run).mkdir(parents=True)
         (place / "logs" / run / "engine.log").write_text("...")
     return place
-
-
-@pytest.fixture
-def root(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of that store, in which runs finished long enough ago."""
-    monkeypatch.setattr(plan, "RECENT_HOURS", 0.0)
-    return Path(shutil.copytree(original, tmp_path / "store"))
-
-
-def told(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
-    """Run a command; return its status and what it printed."""
-    status = cli.main(argv)
-    said = capsys.readouterr()
-    return status, said.out + said.err
 
 
 def state(root: Path) -> list[tuple[str, int, int]]:
@@ -62,13 +46,13 @@ def state(root: Path) -> list[tuple[str, int, int]]:
 )
 def test_what_changes_nothing(root: Path, argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     before = state(root)
-    told(capsys, *argv, "--store", str(root))
+    run_command(capsys, *argv, "--store", str(root))
     assert state(root) == before
 
 
 def test_gc_says_what_goes_and_removes_it(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = contents(open_store(root), ["new"])
-    status, said = told(capsys, "gc", "--keep", "new", "--policies", "last", "--store", str(root), "--yes")
+    status, said = run_command(capsys, "gc", "--keep", "new", "--policies", "last", "--store", str(root), "--yes")
     assert status == 0
     lines = [" ".join(line.split()) for line in said.splitlines()]
     assert lines[1:3] == ["old remove 4 0", "new keep 0 0"]
@@ -79,7 +63,10 @@ def test_gc_says_what_goes_and_removes_it(root: Path, capsys: pytest.CaptureFixt
     store = open_store(root)
     assert contents(store, ["new"]) == kept and store.ledger.entries(run="old") == []
     assert [path.name for path in (root / "logs").iterdir()] == ["new"]
-    assert told(capsys, "gc", "--keep", "new", "--store", str(root), "--yes")[1].splitlines()[-1] == "nothing to remove"
+    assert (
+        run_command(capsys, "gc", "--keep", "new", "--store", str(root), "--yes")[1].splitlines()[-1]
+        == "nothing to remove"
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,7 +82,7 @@ def test_gc_asks(root: Path, monkeypatch: pytest.MonkeyPatch, answer: str, statu
 def test_keep_last_keeps_the_newest(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = open_store(root)
     train(store, "newest", "z")
-    _, said = told(capsys, "gc", "--keep-last", "2", "--dry-run", "--json", "--store", str(root))
+    _, said = run_command(capsys, "gc", "--keep-last", "2", "--dry-run", "--json", "--store", str(root))
     found = json.loads(said)
     assert (found["removed"], found["kept"]) == (["old"], ["new", "newest"])
 
@@ -119,13 +106,13 @@ def test_keep_last_keeps_the_newest(root: Path, capsys: pytest.CaptureFixture[st
 def test_what_is_refused(root: Path, argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     train(open_store(root), "open", "z", finished=False)
     before = state(root)
-    status, said = told(capsys, *argv, "--store", str(root))
+    status, said = run_command(capsys, *argv, "--store", str(root))
     assert status == 2 and words in said and "Traceback" not in said
     assert state(root) == before
 
 
 def test_forced_retention_of_a_table_that_stages_read(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, said = told(capsys, "maintain", "--retain", "messages=0h", "--force", "--store", str(root))
+    status, said = run_command(capsys, "maintain", "--retain", "messages=0h", "--force", "--store", str(root))
     assert status == 0
     assert said.startswith("messages: rows older than 0 h went: 8 slices, 8 files, ")
     store = open_store(root)
@@ -140,17 +127,17 @@ def test_repair_tells_what_can_be_done_again(root: Path, capsys: pytest.CaptureF
     sampled = store.ledger.entries(run="new", stage="rollout")[1]
     for entry in (trained, sampled):
         (root / "tables/messages" / entry.outputs[0].files[0].path).unlink()
-    status, said = told(capsys, "repair", "--store", str(root))
+    status, said = run_command(capsys, "repair", "--store", str(root))
     assert status == 1
     assert "new, step 1, training, messages: tables/messages/" in said
     assert "can be done again: `stagecoach repair --forget`, then resume the run" in said
     assert "new, step 1, rollout, messages: tables/messages/" in said
     assert "lost: other work was made of it" in said
-    status, said = told(capsys, "repair", "--forget", "--json", "--store", str(root))
+    status, said = run_command(capsys, "repair", "--forget", "--json", "--store", str(root))
     assert status == 1 and [row["lost"] for row in json.loads(said)["damaged"]] == [True, False]
     assert open_store(root).ledger.find(trained.key) is None
     train(open_store(root), "new", "xxx")
-    (row,) = json.loads(told(capsys, "repair", "--json", "--store", str(root))[1])["damaged"]
+    (row,) = json.loads(run_command(capsys, "repair", "--json", "--store", str(root))[1])["damaged"]
     assert (row["stage"], row["runs"], row["step"]) == ("rollout", ["new"], 1)
 
 
@@ -159,14 +146,14 @@ def test_repair_forgets_nothing_while_a_run_may_be_at_work(root: Path, capsys: p
     trained = store.ledger.entries(run="new", stage="training")[2]
     (root / "tables/messages" / trained.outputs[0].files[0].path).unlink()
     store.runs.record(run="new", event="resumed")
-    status, said = told(capsys, "repair", "--forget", "--store", str(root))
+    status, said = run_command(capsys, "repair", "--forget", "--store", str(root))
     assert status == 2 and "new may be at work" in said
     finish(store, "new")
-    assert told(capsys, "repair", "--forget", "--store", str(root))[0] == 0
+    assert run_command(capsys, "repair", "--forget", "--store", str(root))[0] == 0
 
 
 def test_repair_makes_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, said = told(capsys, "repair", "--store", str(tmp_path / "nothing"))
+    status, said = run_command(capsys, "repair", "--store", str(tmp_path / "nothing"))
     assert status == 2 and "there is no store here" in said
     assert not (tmp_path / "nothing").exists()
 

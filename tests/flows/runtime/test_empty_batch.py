@@ -92,6 +92,15 @@ def test_rewards_are_blamed_where_they_are_to_blame(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.engine
+def test_advantages_of_zero_that_no_filter_refuses_name_the_setting_that_trains_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    play(monkeypatch, lambda number, row: {"reward": 1.0})
+    lines = evicted(tmp_path / "store", filters=[ERRORED])
+    assert lines[1] == "12 were kept, but no token of them has a weight"
+    assert "packing.zero_advantages=true trains" in lines[-1]
+
+
 def test_a_refilled_step_counts_all_its_batches_and_who_fell_with_a_member(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -12,13 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from configs.losses import CispoLoss, DppoLoss, IpoLoss, LossConfig, PpoLoss
-from tasks.learner.loss import Objective, WeightedTokens, token_loss
+from configs.losses import CispoLoss, DppoLoss, IpoLoss, PpoLoss
+from tests.fixtures.padded import Batch, packed_loss
 
 pytestmark = pytest.mark.engine
-
-Batch = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Learner's and engine's log-probs, advantages and the mask; (rollouts, positions)."""
 
 
 @st.composite
@@ -34,34 +31,18 @@ def batches(draw: Any) -> Batch:
     return l, q, torch.tensor(worth, dtype=torch.float64)[:, None].expand(shape), mask
 
 
-def ours(batch: Batch, loss: LossConfig) -> tuple[float, Tensor]:
-    """Value and gradient of the packed loss of the batch's tokens, the gradient at their places in the batch."""
-    logprobs, q, advantages, mask = batch
-    logprobs = logprobs.clone().requires_grad_()
-    ones, zeros = (torch.full((int(mask.sum()),), value, dtype=torch.float64) for value in (1.0, 0.0))
-    segments = torch.arange(len(mask))[:, None].expand(mask.shape)[mask]
-    tokens = WeightedTokens(q[mask], advantages[mask], ones, zeros, zeros, segments, len(mask))
-    packed = logprobs[mask]
-    counts = {"rl": len(ones), "ce": 0, "ref_kl": 0}
-    value, _ = token_loss(packed, torch.zeros_like(packed), tokens, counts, Objective(loss))
-    value.backward()
-    assert logprobs.grad is not None
-    return value.item(), logprobs.grad
-
-
-def theirs(batch: Batch, per_token: Any) -> tuple[float, Tensor]:
+def theirs(batch: Batch, per_token: Any) -> tuple[Tensor, Tensor]:
     """Value and gradient of the mean over the mask of a loss for each token."""
     logprobs, q, advantages, mask = batch
     logprobs = logprobs.clone().requires_grad_()
     value = (per_token(logprobs, q, advantages) * mask).sum() / mask.sum()
     value.backward()
     assert logprobs.grad is not None
-    return value.item(), logprobs.grad
+    return value.detach(), logprobs.grad
 
 
-def assert_same(one: tuple[float, Tensor], other: tuple[float, Tensor]) -> None:
-    assert one[0] == pytest.approx(other[0], rel=1e-10, abs=1e-12)
-    torch.testing.assert_close(one[1], other[1], rtol=1e-10, atol=1e-12)
+def assert_same(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> None:
+    torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
 @settings(max_examples=60)
@@ -75,7 +56,7 @@ def test_ppo_with_a_dual_clip_is_verl_s(batch: Batch, bounds: tuple[float, float
         worse = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - low, 1 + high))
         return torch.where(advantages < 0, torch.minimum(worse, -advantages * dual), worse)
 
-    assert_same(ours(batch, PpoLoss(clip_low=low, clip_high=high, dual_clip=dual)), theirs(batch, per_token))
+    assert_same(packed_loss(batch, PpoLoss(clip_low=low, clip_high=high, dual_clip=dual)), theirs(batch, per_token))
 
 
 @settings(max_examples=40)
@@ -86,7 +67,7 @@ def test_cispo_is_verl_s_at_its_bounds(batch: Batch) -> None:
     def per_token(l: Tensor, q: Tensor, advantages: Tensor) -> Tensor:  # noqa: E741
         return -(l - q).exp().clamp(0.8, 1.2).detach() * advantages * l
 
-    assert_same(ours(batch, CispoLoss(clip_low=0.2, clip_high=0.2)), theirs(batch, per_token))
+    assert_same(packed_loss(batch, CispoLoss(clip_low=0.2, clip_high=0.2)), theirs(batch, per_token))
 
 
 @settings(max_examples=40)
@@ -102,6 +83,6 @@ def test_ipo_and_dppo_at_their_defaults_are_prime_rl_s(batch: Batch) -> None:
 
         return per_token
 
-    assert_same(ours(batch, IpoLoss()), theirs(batch, masked(lambda moved, _: moved.abs() > 0.1)))
+    assert_same(packed_loss(batch, IpoLoss()), theirs(batch, masked(lambda moved, _: moved.abs() > 0.1)))
     one_sided = masked(lambda moved, worth: torch.where(worth > 0, moved > 0.2, moved < -0.2))
-    assert_same(ours(batch, DppoLoss()), theirs(batch, one_sided))
+    assert_same(packed_loss(batch, DppoLoss()), theirs(batch, one_sided))
