@@ -14,7 +14,7 @@ RUN := OMP_WAIT_POLICY=PASSIVE .venv/bin/
 # are one to tests/conftest.py, which hands them out.
 SIDE_BY_SIDE := -n 2 --dist loadfile
 
-.PHONY: help install demo test test-all test-browser mutate check format bench lock clean
+.PHONY: help install demo test test-all test-browser mutate faults sabotage soak check format bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,6 +45,16 @@ test-browser: $(STAMP) ## the viewer and Prefect's pages in a real Chromium, whi
 mutate: $(STAMP) ## mutants of the modules that credit, mask, pack and weigh; the report is docs/mutation.md
 	@.venv/bin/python -m pip install --disable-pip-version-check -q mutmut==3.8.1
 	@$(RUN)python -m tests.mutation.mutate $(ARGS)
+
+faults: $(STAMP) ## every test that plants a fault; the table of what came out is docs/fault_table.md
+	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m fault --fault-table docs/fault_table.md $(ARGS)
+
+sabotage: $(STAMP) ## faults of the program itself, one by one, and which test of faults catches each
+	@$(RUN)python -m tests.faults.sabotage $(ARGS)
+
+MINUTES ?= 10
+soak: $(STAMP) ## a run and the commands beside it, killed at random for MINUTES; ARGS=--real kills an engine as well
+	@$(RUN)python -m tests.faults.soak --minutes $(MINUTES) $(ARGS)
 
 check: $(STAMP) ## format, lint, types, import rules, and the commands in the docs
 	@$(RUN)ruff format --check .

@@ -19,6 +19,7 @@ from tasks.runtime.imports import quick_imports
 settings.register_profile("untimed", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
+pytest_plugins = ["tests.fixtures.faults"]
 HAS_GPU = Path("/dev/nvidiactl").exists()
 MEMORY = Path("/dev/shm")
 ENOUGH_BYTES = 2 * 2**30

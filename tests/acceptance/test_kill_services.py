@@ -24,6 +24,7 @@ from flows.services.ownership import owned_processes
 from storage.store import open_store
 from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.driving import ROOT, check_once, committed_groups, finished, rows, weights
+from tests.fixtures.faults import happened
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
@@ -102,7 +103,13 @@ def test_every_kill_happened_and_was_in_the_middle(survived: Survived) -> None:
     assert generations["engine"] == 1, "only what was killed was started again"
 
 
+@pytest.mark.fault(
+    "services",
+    "engine, flow, environment server and learner are killed in one run",
+    "every rollout once, nothing of a service put down to a rollout",
+)
 def test_the_run_ended_with_every_rollout_once(survived: Survived) -> None:
+    happened(", ".join(receipt["moment"] for receipt in survived.receipts))
     store = open_store(survived.store)
     assert [step["step"] for step in survived.outcome["steps"]] == list(range(STEPS))
     found = rows(store)

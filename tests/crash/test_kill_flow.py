@@ -11,7 +11,8 @@ import pytest
 
 from storage.store import open_store
 from tests.crash.checks import check_same, go_on, killed
-from tests.fixtures.driving import Driven, finished, rows
+from tests.fixtures.driving import Driven, Life, finished, rows
+from tests.fixtures.faults import happened
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
@@ -50,6 +51,7 @@ THROUGH_PREFECT = ["after commit rollout 0 part #2", "after commit advantage 0",
 OFF_POLICY = "rollout.max_off_policy_steps=1"
 AHEAD = ["after commit rollout 1 part", "after request train", "after commit training 0"]
 AT_A_TIME = 2
+SAME = "called again it makes the same rows, keys and weights, and samples no committed group again"
 IN_CI = {
     "after commit rollout 0",
     "after commit training 0",
@@ -71,11 +73,21 @@ class Story:
     prefect: bool = False
     overrides: tuple[str, ...] = ()
 
-    def lived(self, run: Driven) -> Driven:
-        """Live it in an empty directory and return the run at its end."""
+    def lived(self, run: Driven) -> tuple[Driven, Life]:
+        """Live it in an empty directory; return the run at its end, and its life that was ended."""
         first = killed(run, self.moment, prefect=self.prefect)
         go_on(run, first, prefect=self.prefect)
-        return run
+        return run, first
+
+
+Ended = Mapping[Story, Future[tuple[Driven, Life]]]
+
+
+def ended_as(ended: Future[tuple[Driven, Life]], reference: Driven) -> None:
+    """Assert that a run that was killed and called again made what another made."""
+    run, first = ended.result()
+    happened(f"SIGKILL to {first.receipts[0]['pid']}, the last moment {first.moments[-1]}")
+    check_same(run, reference)
 
 
 def stories(stories: list[Story]) -> pytest.MarkDecorator:
@@ -86,7 +98,7 @@ def stories(stories: list[Story]) -> pytest.MarkDecorator:
 
 
 @pytest.fixture(scope="module")
-def ended(request: pytest.FixtureRequest, drive: Callable[..., Driven]) -> Iterator[Mapping[Story, Future[Driven]]]:
+def ended(request: pytest.FixtureRequest, drive: Callable[..., Driven]) -> Iterator[Ended]:
     """The stories of all tests that are to come; while one is looked at, the next are lived."""
     own = [
         item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module
@@ -97,18 +109,18 @@ def ended(request: pytest.FixtureRequest, drive: Callable[..., Driven]) -> Itera
         pool.shutdown(cancel_futures=True)
 
 
+@pytest.mark.fault("process", "a flow is killed at a moment", SAME)
 @stories([Story(moment) for moment in (*BOUNDARIES, *INSIDE)])
 def test_a_killed_run_called_again_ends_as_if_nothing_had_happened(
-    story: Story, ended: Mapping[Story, Future[Driven]], uninterrupted: Driven
+    story: Story, ended: Ended, uninterrupted: Driven
 ) -> None:
-    check_same(ended[story].result(), uninterrupted)
+    ended_as(ended[story], uninterrupted)
 
 
+@pytest.mark.fault("process", "a Prefect flow is killed at a moment", SAME)
 @stories([Story(moment, prefect=True) for moment in THROUGH_PREFECT])
-def test_it_does_so_as_a_prefect_flow(
-    story: Story, ended: Mapping[Story, Future[Driven]], uninterrupted: Driven
-) -> None:
-    check_same(ended[story].result(), uninterrupted)
+def test_it_does_so_as_a_prefect_flow(story: Story, ended: Ended, uninterrupted: Driven) -> None:
+    ended_as(ended[story], uninterrupted)
 
 
 def test_the_moments_are_those_of_a_run(uninterrupted: Driven) -> None:
@@ -130,8 +142,7 @@ def off_policy(drive: Callable[..., Driven]) -> Driven:
     return run
 
 
+@pytest.mark.fault("process", "a flow that samples ahead is killed at a moment", SAME)
 @stories([Story(moment, overrides=(OFF_POLICY,)) for moment in AHEAD])
-def test_it_does_so_while_it_samples_ahead(
-    story: Story, ended: Mapping[Story, Future[Driven]], off_policy: Driven
-) -> None:
-    check_same(ended[story].result(), off_policy)
+def test_it_does_so_while_it_samples_ahead(story: Story, ended: Ended, off_policy: Driven) -> None:
+    ended_as(ended[story], off_policy)

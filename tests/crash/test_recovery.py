@@ -14,6 +14,7 @@ from storage.schemas.stage_tables import TABLES
 from storage.store import Store, open_store
 from tests.crash.checks import RARELY, check_clean, check_same, go_on, killed, requests
 from tests.fixtures.driving import NAME, Driven, Life, check_once, finished, rows, side_by_side, weights, work
+from tests.fixtures.faults import happened
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
@@ -32,6 +33,9 @@ def go_on_from_step_2(run: Driven, first: Life, reference: Driven) -> None:
     assert work(open_store(run.store)) == work(open_store(reference.store))
 
 
+@pytest.mark.fault(
+    "process", "a flow is killed that keeps optimizer state seldom", "batches are trained again, the same weights"
+)
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.nightly)])
 def test_batches_are_trained_again_up_to_a_policy_without_optimizer_state(
     drive: Callable[..., Driven], optimizer: str
@@ -39,6 +43,7 @@ def test_batches_are_trained_again_up_to_a_policy_without_optimizer_state(
     run, reference, first = killed_rarely_saved(drive, f"training.optimizer.type={optimizer}")
     states = [(run.store / "policies" / entry.key / "optimizer.safetensors").exists() for entry in trained(run)]
     assert states == [False, True, False], "the policy to go on from has no optimizer state, or the test shows nothing"
+    happened(f"SIGKILL to {first.receipts[0]['pid']}")
     go_on_from_step_2(run, first, reference)
     assert weights(open_store(run.store)) == weights(open_store(reference.store))
     check_once(run.store)
@@ -50,12 +55,14 @@ def trained(run: Driven) -> list[Entry]:
     return [entry for entry in finished(open_store(run.store)) if entry.stage == "training"]
 
 
+@pytest.mark.fault("weights", "other weights are recorded than come out again", "the run stops with WeightsDiffer")
 @pytest.mark.essential
 def test_recorded_weights_that_do_not_come_out_again_stop_the_run(drive: Callable[..., Driven]) -> None:
     run = drive(RARELY)
     killed(run, "before commit training 0")
     plant_weights(run.store)
     before = work(open_store(run.store))
+    happened("the digest 0000 is recorded")
     life = run.live()
     assert life.status == 1
     assert "WeightsDiffer" in life.output and "recorded are 0000" in life.output
@@ -159,6 +166,7 @@ PATIENT = ("learner.hang_seconds=20", "learner.max_restarts=5")
 """Short for a test, and longer than a busy machine keeps this small learner from its next row."""
 
 
+@pytest.mark.fault("services", "the learner is stopped within a request", "it is named and replaced, the same weights")
 @pytest.mark.nightly
 def test_a_stopped_learner_is_replaced_and_the_run_ends_as_if_nothing_had_happened(
     drive: Callable[..., Driven], uninterrupted: Driven
@@ -166,6 +174,7 @@ def test_a_stopped_learner_is_replaced_and_the_run_ends_as_if_nothing_had_happen
     run, tired = drive(*PATIENT), drive("learner.hang_seconds=20", "learner.max_restarts=0")
     life, last = side_by_side(lambda: run.live(stop=TRAINING), lambda: tired.live(stop=TRAINING))
     assert [receipt["moment"] for receipt in life.receipts] == [TRAINING]
+    happened("SIGSTOP to the learner")
     assert life.status == 0, life.output
     heading = "--- learner, generation 2: the one before did not answer any more and was ended\n"
     assert heading in (run.store / "logs" / NAME / "learner.log").read_text()

@@ -10,6 +10,7 @@ import pytest
 
 from flows.services.ownership import owned_processes, start_time
 from storage.store import Store, open_store
+from tests.fixtures.faults import happened
 from tests.fixtures.serving import Serving, serving
 from tests.fixtures.waiting import until
 
@@ -111,6 +112,11 @@ def test_a_schedule_fires(served: Serving) -> None:
     assert fired[0]["parameters"]["store"] == empty
 
 
+@pytest.mark.fault(
+    "process",
+    "a deployed run is cancelled, retried, killed, and killed with its worker",
+    "it goes on where it stopped, events and states are true",
+)
 @pytest.mark.nightly
 def test_cancelled_retried_and_killed_it_goes_on_where_it_stopped(served: Serving) -> None:
     flow_run = sft(served, steps=4000)
@@ -123,6 +129,7 @@ def test_cancelled_retried_and_killed_it_goes_on_where_it_stopped(served: Servin
     # A process that takes longer than its worker waits is killed by it, and it is gone and noted a little later.
     until(lambda: owned_processes(owner) == [] and events(served, run)[-1][0] == "cancelled", served.log)
     assert events(served, run) == [("started", flow_run), ("cancelled", flow_run)]
+    happened(f"cancelled, then SIGKILL to process {owner}")
     before = trained(served, run)
 
     served.settled(flow_run)

@@ -12,6 +12,7 @@ from flows.replays import config as replay_config
 from flows.services.process import Handle
 from storage.policies.store import Policies
 from storage.store import open_store
+from tests.fixtures.faults import happened
 
 ROOT = Path(__file__).parents[2]
 Refused = Callable[..., str]
@@ -58,6 +59,7 @@ def refused(place: Path, started: list[str], capsys: pytest.CaptureFixture[str])
         assert "Traceback" not in said.err
         assert "nothing was" in said.err.lower()
         assert started == []
+        happened(said.err)
         assert prefect_api._embedded is None
         assert (open_store(store).runs.names() if store.is_dir() else []) == before
         assert not list(store.glob("prefect*"))

@@ -13,6 +13,7 @@ from flows.orchestration.gate_answers import summary
 from flows.queries.compare import compare
 from flows.queries.store_reader import StoreReader
 from flows.replays.loop import diff_markdown, diff_rows
+from tests.fixtures.faults import happened
 from tests.fixtures.hostile import (
     ALL,
     ENVIRONMENT,
@@ -56,6 +57,7 @@ def failed(hostile: Hostile) -> str:
     return hostile.traces[5]
 
 
+@pytest.mark.fault("hostile text", "every text of a run is hostile", "a command prints nothing that acts on a terminal")
 @pytest.mark.parametrize(
     "command",
     [
@@ -80,7 +82,8 @@ def failed(hostile: Hostile) -> str:
     ids=" ".join,
 )
 def test_commands_print_nothing_that_acts(said: Said, command: tuple[str, ...]) -> None:
-    assert said(*command)
+    happened(printed := said(*command))
+    assert printed
 
 
 @pytest.mark.parametrize(
@@ -119,10 +122,12 @@ def test_lineage_goes_both_ways_from_any_id(hostile: Hostile, said: Said, place:
     assert json.loads(said("lineage", hostile.traces[place], "--json"))["id"] == hostile.traces[place]
 
 
+@pytest.mark.fault("hostile text", "what is asked for is hostile", "one message that acts on nothing")
 @pytest.mark.parametrize(
     "text", [TEXTS[name] for name in ("handler", "screen", "eight_bit", "rich", "overrides", "sql")]
 )
 def test_what_is_asked_for_may_be_hostile_too(said: Said, text: str) -> None:
+    happened(repr(text))
     assert "names no trace" in said("why", text + "?", status=2)
     assert said("sql", f"select {text} from", status=2).startswith("stagecoach: ")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from storage.store import open_store
+from tests.fixtures.faults import happened
 from tests.fixtures.rows import messages
 
 pytestmark = pytest.mark.engine
@@ -30,6 +31,7 @@ def killed(root: Path, count: int, seconds: float, *arguments: str) -> list[int]
     return [int(line) for line in lines if line.endswith("\n")]
 
 
+@pytest.mark.fault("process", "a writer is killed ten times at random", "each acknowledged step is there once")
 def test_steps_of_a_killed_writer_are_whole_and_once(root: Path) -> None:
     chance = random.Random(6)
     acknowledged: list[int] = []
@@ -47,10 +49,14 @@ def test_steps_of_a_killed_writer_are_whole_and_once(root: Path) -> None:
         rows = sum(2 + step % 3 for step in steps)
         assert store.scan("messages").collect().height == rows, "no orphan is visible, nothing is doubled"
         orphans = len(store.slices.table("messages").active_files()) - len(steps)
+    happened(f"10 kills, {len(acknowledged)} steps acknowledged")
     assert len(acknowledged) == len(set(acknowledged)) > 20
     assert orphans >= 0
 
 
+@pytest.mark.fault(
+    "process", "a publisher of weights is killed eight times at random", "each policy is complete or absent"
+)
 def test_policies_of_a_killed_publisher_are_complete_or_absent(root: Path) -> None:
     chance = random.Random(7)
     acknowledged: set[int] = set()
@@ -67,6 +73,7 @@ def test_policies_of_a_killed_publisher_are_complete_or_absent(root: Path) -> No
                 "model.safetensors",
                 "tokenizer.json",
             ]
+    happened(f"8 kills, {len(acknowledged)} policies acknowledged")
     visible = [path.name for path in (root / "policies").iterdir() if not path.name.startswith(".")]
     assert sorted(visible) == sorted(names)
 

@@ -13,6 +13,7 @@ from storage.errors import StoreUnavailable
 from storage.ledger import Ledger
 from storage.refs import Entry, File, Slice
 from storage.store import Store, open_store
+from tests.fixtures.faults import happened
 from tests.fixtures.rows import entry
 from tests.fixtures.writer import race_writers
 
@@ -125,6 +126,7 @@ def test_a_fold_that_fails_takes_no_commit_with_it(store: Store, root: Path, mon
     assert open_store(root).ledger.entries() == [entry("k")]
 
 
+@pytest.mark.fault("log", "the acknowledgement of a commit is lost", "the row is there once")
 @pytest.mark.parametrize("error", [RuntimeError("gone"), OSError("connection reset")])
 def test_a_lost_acknowledgement_neither_loses_nor_doubles(
     store: Store, root: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -141,9 +143,11 @@ def test_a_lost_acknowledgement_neither_loses_nor_doubles(
     assert store.ledger.commit(entry("k")) == entry("k")
     assert store.ledger.commit(entry("k", attempt="again")) == entry("k")
     assert lost == [1]
+    happened(repr(error))
     assert open_store(root).ledger.entries() == [entry("k")]
 
 
+@pytest.mark.fault("log", "a commit fails", "one error; the commit again succeeds")
 def test_a_commit_that_failed_is_an_error_and_leaves_nothing(
     store: Store, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,10 +159,12 @@ def test_a_commit_that_failed_is_an_error_and_leaves_nothing(
         with pytest.raises(StoreUnavailable, match="network is down") as caught:
             store.ledger.commit(entry("k"))
         assert isinstance(caught.value.__cause__, OSError)
+        happened(caught.value.__cause__)
     assert open_store(root).ledger.entries() == []
     assert store.ledger.commit(entry("k")) == entry("k")
 
 
+@pytest.mark.fault("two writers", "three processes commit the same keys", "each key once, all agree")
 @ANYWHERE
 @pytest.mark.engine
 def test_processes_that_race_on_the_same_keys_agree(root: Path, store: Store) -> None:
@@ -166,6 +172,7 @@ def test_processes_that_race_on_the_same_keys_agree(root: Path, store: Store) ->
     told = race_writers(root, *(["race", name, str(keys)] for name in names))
     standing = {e.key: e.attempt for e in store.ledger.entries()}
     assert len(standing) == keys
+    happened(f"{len(names)} processes, {keys} keys")
     assert told == [[standing[f"key-{number}"] for number in range(keys)]] * len(names)
     rows = [row for each in store.ledger.table.active_files() for row in store.ledger.table.read(each.path).to_pylist()]
     assert len(rows) == keys

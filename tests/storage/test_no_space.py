@@ -15,6 +15,7 @@ from deltalake.exceptions import DeltaError
 from storage.delta.table import StoredTable
 from storage.errors import NoSpace
 from storage.store import Store, open_store
+from tests.fixtures.faults import happened
 from tests.fixtures.rows import entry, messages
 
 
@@ -22,6 +23,9 @@ def full(*_: Any, **__: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.fault(
+    "disk", "the disk is full where the store writes", "one clear error; what was there stays; space makes it go on"
+)
 @pytest.mark.parametrize(
     "call", ["os.fsync", "storage.roots.make_directory", "storage.delta.table.StoredTable._write_commit"]
 )
@@ -33,6 +37,7 @@ def test_wherever_space_runs_out(store: Store, root: Path, monkeypatch: pytest.M
         with pytest.raises(NoSpace) as caught:
             store.append("messages", messages(6), run="other", step=1, key="l", attempt="b")
         assert isinstance(caught.value.__cause__, OSError)
+        happened(caught.value.__cause__)
         assert caught.value.do
         with pytest.raises(NoSpace):
             store.ledger.commit(entry("l", run="other"))
@@ -100,6 +105,7 @@ def until_full(act: Callable[[int], object]) -> int:
     raise AssertionError("the disk was to fill up")
 
 
+@pytest.mark.fault("disk", "a real file system fills up", "nothing committed is lost; space makes it go on")
 @pytest.mark.engine
 def test_a_real_disk_that_fills_up_loses_nothing(small_disk: Path) -> None:
     store = open_store(small_disk / "store")
@@ -114,6 +120,7 @@ def test_a_real_disk_that_fills_up_loses_nothing(small_disk: Path) -> None:
 
     done = until_full(step)
     assert done > 3
+    happened(f"no space at step {done}")
     ballast.unlink()
     store = open_store(small_disk / "store")
     entries = store.ledger.entries()

@@ -35,6 +35,7 @@ def test_the_guard_sees_a_service_that_is_started(
     assert started
 
 
+@pytest.mark.fault("input", "a setting that cannot work", "one message with what is wrong; nothing started")
 @pytest.mark.parametrize(
     ("override", "words"),
     [
@@ -58,6 +59,7 @@ def test_a_config_that_cannot_work(refused: Refused, model: str, override: str, 
     assert all(word in said for word in words), said
 
 
+@pytest.mark.fault("input", "several wrong settings", "all in one message; nothing started")
 def test_all_mistakes_are_told_at_once(refused: Refused) -> None:
     said = refused("run", "demo", "stepps=1", "seed=x")
     assert all(word in said for word in ("2 problems", "stepps", "seed"))
@@ -68,6 +70,7 @@ def test_names_and_stores_are_text_whatever_they_look_like(place: Path, model: s
     assert (config.name, config.store, config.seed) == ("2024", "true", 3)
 
 
+@pytest.mark.fault("input", "a model that is not there", "one message; nothing started")
 @pytest.mark.parametrize(
     ("given", "words"), [(["model.path=./none"], "there is no directory ./none"), ([], "say which directory")]
 )
@@ -79,6 +82,7 @@ def test_a_hub_id_that_cannot_be_had(refused: Refused) -> None:
     assert "nobody/nothing is no directory, and no model" in refused("run", "demo", "model.path=nobody/nothing")
 
 
+@pytest.mark.fault("input", "a directory that is no model", "one message; nothing started")
 @pytest.mark.parametrize(
     ("files", "words"),
     [
@@ -115,6 +119,7 @@ def test_an_environment_that_does_not_import(
     assert "does not import: module 'a_package_that_is_not_here' is missing" in said
 
 
+@pytest.mark.fault("services", "an engine of others does not answer", "one message; nothing started")
 def test_an_engine_of_others_that_does_not_answer(refused: Refused, model: str, closed_port: int) -> None:
     url = f"http://127.0.0.1:{closed_port}"
     said = refused("run", "demo", model, f"engine.url={url}", "engine.startup_seconds=0.2")

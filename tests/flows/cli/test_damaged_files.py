@@ -10,6 +10,7 @@ from flows import cli
 from storage.delta.log import CHECKPOINT
 from storage.policies.manifest import MANIFEST
 from storage.store import open_store
+from tests.fixtures.faults import spoil
 from tests.fixtures.histories import train
 from tests.fixtures.rehearsal import play_stages, rehearse
 
@@ -91,14 +92,18 @@ def words(command: str) -> list[str]:
     return [word.replace("_", " ") if word.startswith("select") else word for word in command.split()]
 
 
+@pytest.mark.fault(
+    "files",
+    "a file of a store is damaged",
+    "each of 15 commands ends in one message that names the file, or is not touched by it",
+)
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("target", TARGETS)
 def test_each_command_ends_in_one_message(
     root: Path, capsys: pytest.CaptureFixture[str], target: str, harm: str
 ) -> None:
     path = TARGETS[target](root)
-    damaged = HARMS[harm](path.read_bytes())
-    path.unlink() if damaged is None else path.write_bytes(damaged)
+    spoil(path, HARMS[harm](path.read_bytes()))
     said: dict[str, str] = {}
     for command in (*READING, *CHANGING):
         status = cli.main([*words(command), "--store", str(root)])

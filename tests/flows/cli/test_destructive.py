@@ -18,6 +18,7 @@ from storage.refs import File, Slice
 from storage.roots import open_root
 from storage.store import open_store
 from tests.fixtures.commands import run_command
+from tests.fixtures.faults import happened, spoil
 from tests.fixtures.histories import finish, train
 
 
@@ -58,6 +59,7 @@ NUMBERS = {
 }
 
 
+@pytest.mark.fault("input", "a number that a command cannot take", "one message, nothing changed")
 @pytest.mark.parametrize("argv", [f"{command}={value}" for command, values in NUMBERS.items() for value in values])
 def test_a_number_that_is_none_is_one_message(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: str
@@ -72,6 +74,7 @@ def test_a_number_that_is_none_is_one_message(
 HUGE = "1" * 40
 
 
+@pytest.mark.fault("input", "absurd arguments of a command", "one message, no traceback")
 @pytest.mark.parametrize(
     "argv",
     [
@@ -102,11 +105,13 @@ def test_what_ended_in_a_traceback_is_one_message(
     assert status == 2 and said.startswith("stagecoach: ") and "Traceback" not in said
 
 
+@pytest.mark.fault("input", "the flow is to keep -1 runs", "refused")
 def test_the_flow_refuses_to_keep_a_negative_number_of_runs(root: Path) -> None:
     from flows.runtime.maintenance import choose_removal
 
-    with pytest.raises(StoreError, match="-1 runs cannot be kept"):
+    with pytest.raises(StoreError, match="-1 runs cannot be kept") as refused:
         choose_removal(open_store(root), [], -1, [], [], "all")
+    happened(refused.value)
 
 
 OUTPUTS = [
@@ -120,6 +125,7 @@ OUTPUTS = [
 ]
 
 
+@pytest.mark.fault("paths", "a command is to write into a store", "refused, nothing changed")
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("argv", OUTPUTS, ids=" ".join)
 @pytest.mark.parametrize("target", ["format.json", "new.json", "policies/training-x", "tables/../x.json", "link"])
@@ -138,6 +144,7 @@ def test_nothing_is_written_into_a_store(
     assert state(root) == before
 
 
+@pytest.mark.fault("paths", "a command is to replace a file", "only with --force, and whole")
 @pytest.mark.parametrize("argv", OUTPUTS[:3], ids=" ".join)
 def test_a_file_is_replaced_only_when_asked_and_whole(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str]
@@ -181,7 +188,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    spoil(path, bytes(data))
 
 
 def begin_repair(root: Path) -> None:
@@ -189,6 +196,7 @@ def begin_repair(root: Path) -> None:
     (root / "quarantine/unfinished.json").write_text(json.dumps({"place": "quarantine/x", "damages": []}))
 
 
+@pytest.mark.fault("log", "gc or maintain on a store with a damaged ledger", "refused, nothing deleted")
 @pytest.mark.parametrize("command", ["gc --keep new --yes", "maintain --retention-hours 0"])
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_nothing_is_deleted_while_the_ledger_is_damaged_or_incomplete(
@@ -215,6 +223,7 @@ def outside(root: Path) -> Path:
     return path
 
 
+@pytest.mark.fault("paths", "a ledger row names a file outside the store", "refused, nothing deleted")
 def test_rows_that_name_a_file_outside_delete_nothing_there(root: Path, outside: Path) -> None:
     store = open_store(root)
     file = File("../../../precious.parquet", 8, "")
@@ -224,8 +233,10 @@ def test_rows_that_name_a_file_outside_delete_nothing_there(root: Path, outside:
     with pytest.raises(StoreError, match="leads out of the store"):
         store.slices.read_stored(piece)
     assert outside.read_text() == "precious"
+    happened(file)
 
 
+@pytest.mark.fault("paths", "a removal names a place outside the store", "refused, nothing deleted")
 @pytest.mark.parametrize("what", ["slices", "policies"])
 def test_removals_that_name_a_place_outside_delete_nothing_there(root: Path, outside: Path, what: str) -> None:
     (root.parent / "weights").mkdir()
@@ -233,6 +244,7 @@ def test_removals_that_name_a_place_outside_delete_nothing_there(root: Path, out
     record = {"slices": [piece.to_row()], "policies": []} if what == "slices" else {"slices": [], "policies": [OUT]}
     (root / "removals").mkdir(exist_ok=True)
     (root / "removals/0.json").write_text(json.dumps(record))
+    happened(record)
     with pytest.raises(StoreError):
         finish_removals(open_store(root))
     assert outside.read_text() == "precious" and (root.parent / "weights").is_dir()
@@ -240,6 +252,7 @@ def test_removals_that_name_a_place_outside_delete_nothing_there(root: Path, out
         remove_weights(open_store(root), OUT)
 
 
+@pytest.mark.fault("paths", "a manifest names a place outside the store", "refused")
 @pytest.mark.parametrize("field", ["files", "below", "added"])
 def test_a_manifest_that_names_a_place_outside_is_refused(tmp_path: Path, field: str) -> None:
     policies = Policies(open_root(str(tmp_path)), cache=tmp_path / "cache")
@@ -253,11 +266,12 @@ def test_a_manifest_that_names_a_place_outside_is_refused(tmp_path: Path, field:
         content["files"][0]["path"] = "../../../precious.parquet"
     else:
         content[field] = "/../../.." if field == "below" else {"model.safetensors": "/../../.."}
-    path.write_text(json.dumps(content))
+    spoil(path, json.dumps(content).encode())
     with pytest.raises(StoreError, match="leads out of the store"):
         policies.directory("k")
 
 
+@pytest.mark.fault("paths", "a path leads out of the store", "each of ten uses is refused")
 @pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/x", "a/..", "a\0b", "..\\x"])
 def test_no_path_leads_out_of_a_root(tmp_path: Path, path: str) -> None:
     (tmp_path / "store").mkdir()
@@ -274,6 +288,7 @@ def test_no_path_leads_out_of_a_root(tmp_path: Path, path: str) -> None:
         lambda: root.file_sizes(path),
         lambda: root.writer(path),
     ]
+    happened(repr(path))
     for use in uses:
         with pytest.raises(StoreError, match="leads out of the store"):
             use()

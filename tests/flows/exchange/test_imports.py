@@ -26,6 +26,7 @@ from tasks.packing import stage as packing
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Ref, ref_of
+from tests.fixtures.faults import happened
 from tests.flows.exchange.files import RELAYED, TOKENS, lines, rows, write_lines
 
 
@@ -118,6 +119,7 @@ def test_groups_are_dealt_to_steps_when_asked(root: Path) -> None:
     assert [table["group_id"].to_pylist() for table in rows] == [["0-0"] * 5, ["1-0"] * 5]
 
 
+@pytest.mark.fault("input", "a line of a file to import is cut", "the line is named, nothing written")
 def test_one_bad_line_refuses_the_whole_file_unless_it_may_be_left_out(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,14 +130,17 @@ def test_one_bad_line_refuses_the_whole_file_unless_it_may_be_left_out(
     said = capsys.readouterr().err
     assert f"{bad}, line 3: the line is not JSON" in said and "Nothing was written" in said
     assert not root.exists()
+    happened(said)
     assert cli.main(["import", str(bad), "--name", "theirs", "--store", str(root), "--skip-bad"]) == 0
     said = capsys.readouterr().out
     assert "9 traces" in said and "left out: 1 x the line is not JSON" in said
 
 
+@pytest.mark.fault("input", "a file to import is empty or not there", "refused, nothing written")
 def test_a_file_of_nothing_or_that_is_not_there_is_refused(root: Path, tmp_path: Path) -> None:
     for content in ("", "\n\n"):
         (tmp_path / "empty.jsonl").write_text(content)
+        happened(repr(content))
         with pytest.raises(ImportRefused, match="no rollouts"):
             bring(root, tmp_path / "empty.jsonl")
     with pytest.raises(ValueError, match="nothing was written"):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from flows.services.ownership import owned_processes, sweep
+from tests.fixtures.faults import happened
 from tests.fixtures.programs import PROGRAMS, ask, environment
 from tests.fixtures.waiting import PATIENCE, until
 
@@ -111,6 +112,7 @@ def test_a_finished_flow_ends_in_order(home: Path) -> None:
     assert states(home)[process.said["flow_run"]] == "COMPLETED"
 
 
+@pytest.mark.fault("signal", "SIGTERM and Ctrl-C reach a flow", "Prefect's state is Crashed, no process left")
 @pytest.mark.nightly
 def test_sigterm_and_ctrl_c_are_reported_as_crashes(home: Path) -> None:
     processes = {}
@@ -119,23 +121,28 @@ def test_sigterm_and_ctrl_c_are_reported_as_crashes(home: Path) -> None:
         process.until("published")
         os.killpg(process.process.pid, number)
         assert process.end() == status
+        happened(f"status {status}")
         assert owned_processes(process.said["owner"]) == []
         processes[number] = process.said["flow_run"]
     found = states(home)
     assert {found[run] for run in processes.values()} == {"CRASHED"}
 
 
+@pytest.mark.fault("process", "a flow with an embedded server is killed", "no process left, its state is swept")
 def test_a_killed_flow_leaves_no_process_and_its_run_is_swept_at_the_next_start(home: Path) -> None:
     process = Process(home, "crash")
     assert process.end() == -signal.SIGKILL
+    happened("status -9")
     process.gone()
     assert states(home)[process.said["flow_run"]] == "CRASHED"
 
 
+@pytest.mark.fault("services", "the embedded Prefect server is killed", "it comes back at its address, no state lost")
 def test_a_killed_server_comes_back_at_the_same_address_and_nothing_is_lost(home: Path) -> None:
     process = Process(home, "server")
     assert process.end() == 0
     assert process.said["ended"]
+    happened("SIGKILL to the server")
     assert owned_processes(process.said["owner"]) == []
     assert states(home)[process.said["flow_run"]] == "COMPLETED"
 

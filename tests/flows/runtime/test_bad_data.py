@@ -25,6 +25,7 @@ GOOD = {"prompt": "ab", "completion": "ba"}
 TALK = {"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "ba"}]}
 
 
+@pytest.mark.fault("input", "rows that are no demonstrations", "one message with the row; nothing started")
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
@@ -52,6 +53,7 @@ def test_rows_of_both_kinds_are_good(place: Path, model: str) -> None:
     prepare("sft", [], [model, demonstrations(place, *[GOOD] * 150, TALK)])
 
 
+@pytest.mark.fault("input", "a file of data that cannot be used", "one message; nothing started")
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -84,6 +86,9 @@ def record(place: Path, config: RunConfig) -> None:
     )
 
 
+@pytest.mark.fault(
+    "input", "the name of a run with another config", "one message with each difference; nothing started"
+)
 def test_a_name_that_has_another_config(refused: Refused, model: str, place: Path) -> None:
     record(place, prepare("train", ["demo"], [model], name="taken", seed=1))
     said = refused("run", "demo", model, "--name", "taken", "training.learning_rate=1", "assignment.group_size=4")
@@ -105,6 +110,7 @@ def test_resuming_in_a_store_without_runs(refused: Refused) -> None:
     assert "holds no run yet" in refused("resume")
 
 
+@pytest.mark.fault("input", "a policy that nobody made", "one message; nothing started")
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
@@ -120,6 +126,7 @@ def test_a_policy_that_nobody_made(refused: Refused, model: str, place: Path, po
     assert "the last runs in" in said
 
 
+@pytest.mark.fault("input", "a directory that is no store of ours", "refused and left alone")
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
@@ -140,6 +147,7 @@ def test_a_root_that_is_no_store_of_ours(
     assert [path.name for path in root.iterdir()] == [name]
 
 
+@pytest.mark.fault("disk", "a store where nothing can be made", "one message; nothing started")
 def test_a_store_where_nothing_can_be_made(refused: Refused, model: str, place: Path) -> None:
     (place / "file").write_text("")
     said = refused("run", "demo", model, "--store", str(place / "file" / "store"))
@@ -160,6 +168,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(directory)], check=True)
 
 
+@pytest.mark.fault("disk", "a disk without room for a step", "one message; nothing started")
 def test_a_disk_without_room_for_a_step(refused: Refused, model: str, small_disk: Path) -> None:
     said = refused("run", "demo", model, "--store", str(small_disk / "store"))
     assert "the disk is full: 1 MiB are free" in said
@@ -167,6 +176,7 @@ def test_a_disk_without_room_for_a_step(refused: Refused, model: str, small_disk
     assert open_store(small_disk / "store").runs.names() == []
 
 
+@pytest.mark.fault("disk", "a disk that is full to the last byte", "one message; nothing started")
 def test_a_disk_that_is_full_to_the_last_byte(refused: Refused, model: str, small_disk: Path) -> None:
     with pytest.raises(OSError, match="No space left"), (small_disk / "filler").open("wb", buffering=0) as filler:
         while True:

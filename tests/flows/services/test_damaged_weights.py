@@ -19,6 +19,7 @@ from storage.store import open_store
 from tasks.learner.client import Learner
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy
+from tests.fixtures.faults import spoil
 from tests.fixtures.histories import policy_row
 from tests.fixtures.rows import entry
 
@@ -78,6 +79,7 @@ def test_whole_weights_are_loaded(context: RunContext) -> None:
     assert recover(context, "whole") == ["whole"]
 
 
+@pytest.mark.fault("weights", "one bit of weights or optimizer state is flipped", "nothing loads them")
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("use", [recover, serve, lambda context, key: whole_weights(context.store, key)])
 @pytest.mark.parametrize("policy", ["whole", "adapter"])  # of an adapter, the weights below it are damaged
@@ -89,6 +91,6 @@ def test_one_flipped_bit_is_refused(
     data = bytearray(file.read_bytes())
     data[20] ^= 4
     time.sleep(0.02)  # a step of the file system's clock
-    file.write_bytes(data)
+    spoil(file, bytes(data))
     with pytest.raises(DamagedSlice, match=f"{name} is not the file that was written"):
         use(context, policy)

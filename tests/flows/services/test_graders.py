@@ -21,6 +21,7 @@ from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import Services
 from tasks.runtime.stage import Ref, Stage
+from tests.fixtures.faults import happened
 from tests.fixtures.recorded import example_of, rows_of, scored, trace_of
 
 pytestmark = pytest.mark.engine
@@ -98,6 +99,7 @@ def test_a_changed_reward_function_is_another_piece_of_work(tmp_path: Path) -> N
     assert compared["changed"].to_pylist() == [True, True, False]
 
 
+@pytest.mark.fault("services", "a grader is killed", "it comes back, the same scores")
 def test_a_killed_grader_comes_back(supervisor: Supervisor, plugins: None) -> None:
     rows = reversals()
     graders = GraderProcesses(supervisor, config(reverse()))
@@ -105,6 +107,7 @@ def test_a_killed_grader_comes_back(supervisor: Supervisor, plugins: None) -> No
     handle = supervisor._handles[0]
     assert handle.pid is not None
     os.kill(handle.pid, signal.SIGKILL)
+    happened(f"SIGKILL to {handle.pid}")
     assert graders.scores(**rows).drop_columns(["seconds"]).equals(first.drop_columns(["seconds"]))
     assert handle.generation == 2
 

@@ -20,6 +20,7 @@ from flows.services.ownership import (
     start_time,
     sweep,
 )
+from tests.fixtures.faults import happened
 from tests.fixtures.programs import PROGRAMS, ROOT
 from tests.fixtures.programs import SERVICE as PROGRAM
 from tests.fixtures.waiting import PATIENCE, until
@@ -68,6 +69,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], Flow]]:
     sweep()
 
 
+@pytest.mark.fault("process", "a flow's process group gets a signal", "no process of its services is left")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.essential
 def test_a_killed_flow_leaves_nothing(start: Callable[[str], Flow], number: signal.Signals) -> None:
@@ -76,7 +78,7 @@ def test_a_killed_flow_leaves_nothing(start: Callable[[str], Flow], number: sign
     assert flow.orphan() in before
     assert len(before) == 5  # two guardians, two services, the orphan
     os.killpg(flow.process.pid, number)  # the group, as a terminal does it
-    flow.process.wait(PATIENCE)
+    happened(f"status {flow.process.wait(PATIENCE)}")
     until(lambda: owned_processes(flow.owner) == [], lambda: f"left: {owned_processes(flow.owner)}")
     until(lambda: not any(map(start_time, before)), lambda: f"one of {before} lives")  # the last dies a moment later
 
@@ -89,6 +91,9 @@ def test_the_end_of_the_block_leaves_nothing(start: Callable[[str], Flow], endin
     assert (flow.directory / "polite.json.ended").exists()  # and was polite
 
 
+@pytest.mark.fault(
+    "process", "a guardian is killed while its flow is stopped", "the service ends with it, the sweep finds the orphan"
+)
 def test_a_killed_guardian_takes_the_service_along_and_the_sweep_finds_the_rest(start: Callable[[str], Flow]) -> None:
     flow = start("wait")
     service = int((flow.directory / "stubborn.json").read_text().split()[-1].rstrip("}"))
@@ -96,6 +101,7 @@ def test_a_killed_guardian_takes_the_service_along_and_the_sweep_finds_the_rest(
     flow.process.send_signal(signal.SIGSTOP)  # so that the flow itself cannot clean up
     os.waitid(os.P_PID, flow.process.pid, os.WSTOPPED)  # told when the last of its threads stands, not before
     os.kill(keeper, signal.SIGKILL)
+    happened(f"SIGKILL to {keeper}")
     until(lambda: start_time(service) is None, lambda: "the service lives on without its guardian")
     assert flow.orphan() in owned_processes(flow.owner)
     flow.process.kill()

@@ -13,6 +13,7 @@ from flows.services import process
 from flows.services.base import Supervisor
 from flows.services.ownership import identity, owned_processes, start_time
 from flows.services.process import ServiceFailed, ServiceSpec
+from tests.fixtures.faults import happened
 from tests.fixtures.programs import SERVICE
 from tests.fixtures.waiting import PATIENCE, until
 
@@ -71,6 +72,7 @@ def test_starts_are_side_by_side(supervisor: Supervisor, tmp_path: Path) -> None
     assert asked
 
 
+@pytest.mark.fault("services", "a service is killed twice", "it is started again once, then its failure is named")
 def test_a_killed_service_comes_back_with_a_fresh_report_until_no_restart_is_left(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
@@ -80,6 +82,7 @@ def test_a_killed_service_comes_back_with_a_fresh_report_until_no_restart_is_lef
     handle._await_change(1, PATIENCE)
     second = handle.wait()["pid"]
     assert handle.generation == 2
+    happened(f"SIGKILL to {first} and {second}")
     assert second != first
     assert start_time(first) is None
     os.kill(second, signal.SIGKILL)
@@ -90,12 +93,14 @@ def test_a_killed_service_comes_back_with_a_fresh_report_until_no_restart_is_lef
     assert handle.status == 137
 
 
+@pytest.mark.fault("services", "a service's guardian is killed", "no orphan, and the service is started again")
 def test_a_killed_guardian_leaves_nothing_and_counts_as_a_restart(supervisor: Supervisor, tmp_path: Path) -> None:
     handle = supervisor.start(spec(tmp_path, program="stubborn"))
     handle.wait()
     orphan = int((tmp_path / "engine.json.orphan").read_text())
     assert handle._process is not None
     os.kill(handle._process.pid, signal.SIGKILL)
+    happened(f"SIGKILL to {handle._process.pid}")
     handle._await_change(1, PATIENCE)
     assert handle.generation == 2
     assert start_time(orphan) is None
@@ -112,6 +117,9 @@ def test_a_service_that_changes_its_title_keeps_its_mark(supervisor: Supervisor,
     assert handle.pid in owned_processes(identity())
 
 
+@pytest.mark.fault(
+    "services", "a service ends before it is ready", "its failure with the end of its log, secrets masked"
+)
 def test_a_service_that_cannot_start_fails_at_once_with_the_end_of_its_log(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
@@ -119,6 +127,7 @@ def test_a_service_that_cannot_start_fails_at_once_with_the_end_of_its_log(
     with pytest.raises(ServiceFailed) as failure:
         handle.wait()
     message = str(failure.value)
+    happened(message)
     assert "service 'engine' ended with status 3 before it was ready" in message
     assert "  | no such model" in message
     assert str(tmp_path / "engine.log") in message
@@ -128,6 +137,7 @@ def test_a_service_that_cannot_start_fails_at_once_with_the_end_of_its_log(
     assert handle.generation == 1
 
 
+@pytest.mark.fault("services", "a service never gets ready", "its failure with its last answer")
 def test_a_service_that_never_gets_ready_fails_with_its_last_answer(supervisor: Supervisor, tmp_path: Path) -> None:
     def refuse(_: dict[str, Any]) -> bool:
         raise ConnectionError("not yet listening")
@@ -135,14 +145,17 @@ def test_a_service_that_never_gets_ready_fails_with_its_last_answer(supervisor: 
     handle = supervisor.start(spec(tmp_path, ready=refuse, report=None, startup_seconds=0.3))  # asked from the start on
     with pytest.raises(ServiceFailed, match=r"after 0.3 s; it last said: ConnectionError: not yet") as failure:
         handle.wait()
+    happened(failure.value)
     assert isinstance(failure.value.__cause__, ConnectionError)
 
 
+@pytest.mark.fault("services", "a service's report is half written", "it is no report")
 def test_a_half_written_report_is_not_a_report(supervisor: Supervisor, tmp_path: Path) -> None:
     handle = supervisor.start(spec(tmp_path))
     handle.wait()
     for text in ('{"pid": 1', "[1]", ""):
         (tmp_path / "engine.json").write_text(text)
+        happened(f"report {text!r}")
         assert handle.read_report() is None
 
 
@@ -196,6 +209,7 @@ def watchful(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> Supervi
     return supervisor
 
 
+@pytest.mark.fault("services", "a service hangs", "it is started again, and its log says why")
 def test_a_service_that_does_not_answer_is_started_again_and_its_log_says_why(
     watchful: Supervisor, tmp_path: Path
 ) -> None:
@@ -209,16 +223,19 @@ def test_a_service_that_does_not_answer_is_started_again_and_its_log_says_why(
     first = handle.wait()
     handle._await_change(1, PATIENCE)
     assert handle.generation == 2
+    happened("its second answer never came")
     assert asked[:2] == [first, first], "it answered once"
     assert handle.wait() != first
     head = "--- server, generation 2: the one before did not answer any more and was ended\n"
     assert head in (tmp_path / "server.log").read_text()
 
 
+@pytest.mark.fault("services", "a service hangs and has no restart left", "its failure with that reason")
 def test_one_that_hangs_again_fails_with_that_reason(watchful: Supervisor, tmp_path: Path) -> None:
     handle = watchful.start(spec(tmp_path, "server", hangs=lambda _: True, max_restarts=0))
     handle.wait()
     handle._await_change(1, PATIENCE)
+    happened("no answer came")
     with pytest.raises(ServiceFailed, match="'server' did not answer any more and was ended in generation 1: no rest"):
         handle.wait()
 
@@ -233,6 +250,9 @@ def test_a_service_is_not_asked_before_it_was_ready(watchful: Supervisor, tmp_pa
     assert handle.alive and handle.generation == 1
 
 
+@pytest.mark.fault(
+    "services", "the system refuses to start a service again", "its failure with the system's words, no descriptor lost"
+)
 def test_one_that_cannot_be_started_again_fails_at_once_and_says_what_the_system_said(
     watchful: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,18 +262,21 @@ def test_one_that_cannot_be_started_again_fails_at_once_and_says_what_the_system
     monkeypatch.setenv("TOO_LONG", "x" * 200_000)  # for the system, which refuses to start anything with it
     handle.restart("was told to end")
     handle._await_change(1, PATIENCE)
+    happened("an environment of 200,000 characters")
     with pytest.raises(ServiceFailed, match=r"'server' was told to end and cannot be started again: .* too long"):
         handle.wait()
     assert (handle.alive, handle.generation) == (False, 1)
     assert len(os.listdir("/proc/self/fd")) < descriptors
 
 
+@pytest.mark.fault("services", "a service floods its log", "the log stays within its share, whole lines")
 def test_a_flood_fills_no_more_than_its_share_of_the_disk(watchful: Supervisor, tmp_path: Path) -> None:
     flood = "import sys\nfor number in range(10**9): sys.stdout.write(f'line {number:09}\\n'), sys.stdout.flush()"
     argv = [sys.executable, "-c", flood]
     handle = watchful.start(spec(tmp_path, "server", argv=argv, report=None, log_bytes=140_000))
     log, aside = tmp_path / "server.log", tmp_path / "server.log.1"
     until(aside.exists, lambda: f"the log grew to {log.stat().st_size} bytes and was not moved aside")
+    happened("the log was moved aside")
     assert handle.alive
     watchful.close()
     assert 140_000 <= aside.stat().st_size <= 2 * 140_000 + 2**20

@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 
 from flows.viewer.app import HEADERS, Guard, host_name
 from flows.viewer.serving import address, is_loopback, names
+from tests.fixtures.faults import happened
 
 TOKEN = "a secret token"
 INSIDE = PlainTextResponse("inside")
@@ -29,6 +30,7 @@ def test_the_names_of_this_machine_are_answered_to(host: str) -> None:
     assert asked(host).text == "inside"
 
 
+@pytest.mark.fault("hostile text", "a request with another host's name", "turned away, nothing shown")
 @pytest.mark.parametrize(
     "host",
     [
@@ -57,6 +59,7 @@ def test_the_names_of_this_machine_are_answered_to(host: str) -> None:
 def test_any_other_name_is_turned_away(host: str) -> None:
     answer = client().get("/", headers=[(b"host", host.encode("latin-1"))])
     assert (answer.status_code, "inside" in answer.text) == (421, False)
+    happened(f"status {answer.status_code}")
 
 
 def test_a_name_that_was_given_is_answered_to_in_any_case() -> None:
@@ -133,10 +136,12 @@ def test_cookies_of_others_on_the_same_host_do_not_matter(junk: str) -> None:
     assert fresh.get("/", headers=[(b"cookie", f"{junk}; {other}".encode("latin-1"))]).status_code == 401
 
 
+@pytest.mark.fault("hostile text", "a request that is to change something", "turned away")
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "ANY"])
 def test_nothing_but_reading_is_allowed(method: str) -> None:
     for token in ("", TOKEN):
         answer = client(token=token).request(method, "/")
+        happened(f"status {answer.status_code}")
         assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
 
 

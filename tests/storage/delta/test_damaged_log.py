@@ -14,6 +14,7 @@ from storage.delta.seal import Head, commit_problem, head_text, parse_head, seal
 from storage.errors import StoreError, StoreUnavailable
 from storage.roots import Root
 from storage.store import Store, open_store
+from tests.fixtures.faults import happened, spoil
 from tests.fixtures.histories import finish, work
 from tests.fixtures.rows import entry
 
@@ -52,19 +53,23 @@ def flips(data: bytes, number: int) -> list[bytes]:
     return found
 
 
-@pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize("file", ["commit", "checkpoint", "head"])
+@pytest.mark.fault(
+    "log",
+    "one bit of a commit, a checkpoint or a head is flipped, at 40 places",
+    "the damage is reported, or the same is read",
+)
+@pytest.mark.parametrize(
+    ("file", "table"),
+    [(file, table) for file in ("commit", "checkpoint") for table in TABLES] + [("head", "ledger"), ("head", "runs")],
+)
 def test_one_flipped_bit_is_said_or_changes_nothing(root: Path, filled: Store, table: str, file: str) -> None:
     before = contents(root)
     path = newest(root, table, CHECKPOINT if file == "checkpoint" else ".json")
     if file == "head":
         path = root / head_path(table)
-        if table == "messages":
-            assert not path.exists()  # the ledger names its rows
-            return
     data, said = path.read_bytes(), 0
     for damaged in flips(data, 40):
-        path.write_bytes(damaged)
+        spoil(path, damaged)
         try:
             assert contents(root) == before
         except StoreUnavailable as error:
@@ -72,7 +77,7 @@ def test_one_flipped_bit_is_said_or_changes_nothing(root: Path, filled: Store, t
             assert "stagecoach repair" in error.do
             assert str(path.relative_to(root)).split("/")[1].removesuffix(".json") in error.where
     assert said >= 39  # of a word that nobody reads, such as that of the digest in a head, one may go unseen
-    path.write_bytes(data)
+    spoil(path, data)
     assert contents(root) == before
 
 
@@ -87,21 +92,25 @@ HARM: dict[str, tuple[Callable[[bytes], bytes | None], str]] = {
 }
 
 
+@pytest.mark.fault(
+    "log", "the newest commit of the ledger is damaged", "one of four words: torn, cut off, missing, altered"
+)
 @pytest.mark.parametrize(("harm", "words"), HARM.values(), ids=HARM)
 def test_the_newest_commit_of_the_ledger(
     root: Path, filled: Store, harm: Callable[[bytes], bytes | None], words: str
 ) -> None:
     path = newest(root, "ledger")
-    damaged = harm(path.read_bytes())
-    path.unlink() if damaged is None else path.write_bytes(damaged)
+    spoil(path, harm(path.read_bytes()))
     for read_only in (False, True):
         with pytest.raises(StoreUnavailable, match=f"commit {int(path.stem)} {words}"):
             open_store(root, read_only=read_only)
 
 
+@pytest.mark.fault("log", "the log or the directory of a table is gone", "the store is not opened as one without rows")
 @pytest.mark.parametrize("gone", ["_delta_log", "."])
 def test_a_log_that_is_gone_is_no_new_table(root: Path, filled: Store, gone: str) -> None:
     (root / "tables/ledger" / gone).rename(root.parent / "elsewhere")
+    happened(f"tables/ledger/{gone} is elsewhere")
     for read_only in (False, True):
         with pytest.raises(StoreUnavailable, match="commit 0 is missing"):
             open_store(root, read_only=read_only)
@@ -111,9 +120,11 @@ def test_a_log_that_is_gone_is_no_new_table(root: Path, filled: Store, gone: str
         open_store(root).slices.table("messages")
 
 
+@pytest.mark.fault("log", "the table of quarantines is gone", "it is not one without records")
 def test_a_table_of_records_that_is_gone_is_not_one_without_records(root: Path, filled: Store) -> None:
     filled.quarantines.record(["t"], where="reward > 1", reason="unfit")
     (root / "tables/quarantines").rename(root.parent / "elsewhere")
+    happened("tables/quarantines is elsewhere")
     with pytest.raises(StoreUnavailable, match="commit 0 is missing"):
         open_store(root).quarantines.all()
 

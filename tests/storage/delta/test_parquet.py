@@ -6,6 +6,7 @@ import pytest
 
 from storage.delta.parquet import buffer_reader, decode, encode
 from storage.errors import SchemaError, StoreUnavailable
+from tests.fixtures.faults import happened
 
 SCHEMA = pa.schema([pa.field("attempt", pa.string(), False), pa.field("seq", pa.int64(), False)])
 
@@ -27,6 +28,9 @@ def test_a_file_that_does_not_say_its_attempts_is_read_whole() -> None:
     assert decode(pa.BufferReader(sink.getvalue()), SCHEMA, {"b"}).equals(rows_of("b"))
 
 
+@pytest.mark.fault(
+    "files", "each bit of a Parquet footer is flipped in turn", "an error or rows, and the process lives"
+)
 @pytest.mark.parametrize("bit", range(8))
 def test_no_flipped_bit_of_a_footer_ends_the_process(bit: int) -> None:
     good = encode([rows_of(f"attempt-{number}") for number in range(3)])
@@ -40,4 +44,5 @@ def test_no_flipped_bit_of_a_footer_ends_the_process(bit: int) -> None:
             read += 1
         except (StoreUnavailable, SchemaError):
             pass
+    happened(f"{len(good) - first} bits")
     assert 0 < read < len(good) - first

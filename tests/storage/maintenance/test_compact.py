@@ -7,10 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage.delta.log import prune_log
-from storage.delta.parquet import decode
+from storage.delta.parquet import decode, encode
 from storage.errors import DamagedSlice, StoreError
 from storage.maintenance.compact import compact, maintain, remove_temporary, vacuum
 from storage.store import Store, open_store
+from tests.fixtures.faults import happened
 from tests.fixtures.histories import age, contents, fill, finish, publish, train
 from tests.fixtures.rows import entry, messages
 
@@ -84,6 +85,7 @@ def test_the_only_copy_of_a_slice_is_never_deleted(root: Path, store: Store) -> 
     assert store.read(pieces).num_rows == 30  # the originals of what was damaged are still there
 
 
+@pytest.mark.fault("files", "a byte of a compacted file is another, each 97th", "DamagedSlice, or the same rows")
 @pytest.mark.engine
 def test_a_damaged_copy_is_found_when_nothing_else_is_left(root: Path, store: Store) -> None:
     pieces = fill(store, 6)
@@ -101,7 +103,26 @@ def test_a_damaged_copy_is_found_when_nothing_else_is_left(root: Path, store: St
             assert open_store(root).read(pieces).equals(before)  # some bytes of a page's header mean nothing
         except DamagedSlice:
             found += 1
+    happened(f"{found} of {len(good) // 97} seen")
     assert found > len(good) / 97 / 3
+
+
+@pytest.mark.fault("files", "a compacted file is written again with one value changed", "DamagedSlice")
+def test_another_value_in_a_compacted_file_is_found(root: Path, store: Store) -> None:
+    pieces = fill(store, 6)
+    table = store.slices.table("messages")
+    compact(store, table)
+    age(root, 200)
+    vacuum(store, table)
+    (compacted,) = (root / table.place / each.path for each in table.active_files())
+    rows = pq.read_table(compacted, partitioning=None)
+    roles = rows["role"].to_pylist()
+    place, field = rows.schema.get_field_index("role"), rows.schema.field("role")
+    others = rows.set_column(place, field, pa.array([*roles[:-1], "other"]))
+    compacted.write_bytes(encode([others]))
+    happened(f"role {roles[-1]} is other")
+    with pytest.raises(DamagedSlice, match="digest differs"):
+        open_store(root).read(pieces)
 
 
 @pytest.mark.engine

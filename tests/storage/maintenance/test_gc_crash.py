@@ -10,6 +10,7 @@ import pytest
 
 from storage.maintenance import plan
 from storage.store import Store, open_store
+from tests.fixtures.faults import happened
 from tests.fixtures.histories import contents, train
 from tests.storage.maintenance.gc_dying import collect, count_moments, die_at
 
@@ -39,6 +40,9 @@ def check(root: Path, before: dict[tuple[str, str, str], list]) -> None:
     assert keys <= set(store.policies.names())
 
 
+@pytest.mark.fault(
+    "process", "gc dies before and after each of its changes", "no row names what is gone; the next gc finishes"
+)
 @pytest.mark.engine
 def test_dying_at_any_moment(full: Path, tmp_path: Path) -> None:
     before = contents(open_store(full), ["kept"])
@@ -48,6 +52,7 @@ def test_dying_at_any_moment(full: Path, tmp_path: Path) -> None:
     expected = left(whole)
     assert expected[0] < left(full)[0] and len(expected[1]) == 3 and expected[2] == 8
     assert num_moments > 30
+    happened(f"died at each of {num_moments} moments")
     for moment in range(num_moments):
         root = tmp_path / str(moment)
         shutil.copytree(full, root)
@@ -58,12 +63,14 @@ def test_dying_at_any_moment(full: Path, tmp_path: Path) -> None:
         assert left(root) == expected, f"after dying at moment {moment}"
 
 
+@pytest.mark.fault("process", "gc is killed at one of its moments", "no row names what is gone; the next gc finishes")
 @pytest.mark.engine
 @pytest.mark.parametrize("moment", [2, 9, 21, 30])
 def test_killed_for_real(full: Path, moment: int) -> None:
     before = contents(open_store(full), ["kept"])
     command = [sys.executable, "-m", "tests.storage.maintenance.gc_dying", str(full), str(moment)]
     assert subprocess.run(command, timeout=120, check=False).returncode == -9
+    happened("status -9")
     check(full, before)
     collect(open_store(full))
     check(full, before)

@@ -26,6 +26,7 @@ from storage.maintenance.sweep import carry_out
 from storage.refs import Slice
 from storage.roots import Root, open_root
 from storage.store import Store, open_store
+from tests.fixtures.faults import happened, spoil
 from tests.fixtures.histories import age, contents, fill, finish, lasting, train, work
 
 pytestmark = pytest.mark.engine
@@ -69,7 +70,7 @@ def last(root: Path, table: str, ending: str) -> Path:
 
 
 def cut(path: Path, keep: int) -> None:
-    path.write_bytes(path.read_bytes()[:keep])
+    spoil(path, path.read_bytes()[:keep])
 
 
 def whole_again(root: Path, before: dict) -> None:
@@ -81,9 +82,10 @@ def whole_again(root: Path, before: dict) -> None:
     assert inspect_logs(store.root) == [] and inspect_slices(store, deep=True) == []
 
 
+@pytest.mark.fault("log", "the last checkpoint of a log is gone", "repair makes the table whole again")
 @pytest.mark.parametrize("table", ["messages", "ledger"])
 def test_a_missing_last_checkpoint(root: Path, long: dict, table: str) -> None:
-    last(root, table, ".checkpoint.parquet").unlink()
+    spoil(last(root, table, ".checkpoint.parquet"), None)
     with pytest.raises(StoreError):
         contents(open_store(root), RUNS)
         open_store(root).slices.table(table)
@@ -93,6 +95,7 @@ def test_a_missing_last_checkpoint(root: Path, long: dict, table: str) -> None:
     whole_again(root, long)
 
 
+@pytest.mark.fault("log", "the last checkpoint is cut", "repair makes the table whole again")
 @pytest.mark.parametrize("table", ["messages", "ledger"])
 @pytest.mark.parametrize("keep", [0, 200])
 def test_a_truncated_checkpoint(root: Path, long: dict, table: str, keep: int) -> None:
@@ -103,6 +106,7 @@ def test_a_truncated_checkpoint(root: Path, long: dict, table: str, keep: int) -
     whole_again(root, long)
 
 
+@pytest.mark.fault("log", "the pointer to the last checkpoint is cut", "repair makes the table whole again")
 @pytest.mark.parametrize("keep", [0, 10])
 def test_a_truncated_pointer(root: Path, long: dict, keep: int) -> None:
     cut(log(root, "messages") / "_last_checkpoint", keep)
@@ -111,15 +115,17 @@ def test_a_truncated_pointer(root: Path, long: dict, keep: int) -> None:
     whole_again(root, long)
 
 
+@pytest.mark.fault("log", "the pointer to the last checkpoint is gone", "nothing is wrong")
 def test_a_missing_pointer_is_no_damage(root: Path, long: dict) -> None:
-    (log(root, "messages") / "_last_checkpoint").unlink()
+    spoil(log(root, "messages") / "_last_checkpoint", None)
     assert mended(root) == []
     whole_again(root, long)
 
 
+@pytest.mark.fault("log", "the last commit is cut at the end of a line", "repair brings its row back")
 def test_a_last_commit_cut_at_the_end_of_a_line_would_be_believed(root: Path, long: dict) -> None:
     commit = last(root, "ledger", ".json")
-    commit.write_text(commit.read_text().splitlines(keepends=True)[0])
+    spoil(commit, commit.read_bytes().splitlines(keepends=True)[0])
     delta = DeltaTable(str(log(root, "ledger").parent))  # which says nothing: finished work is not there any more
     assert pc.sum(pa.table(delta.get_add_actions())["num_records"]).as_py() == 25
     (one,) = mended(root)
@@ -127,6 +133,7 @@ def test_a_last_commit_cut_at_the_end_of_a_line_would_be_believed(root: Path, lo
     whole_again(root, long)
 
 
+@pytest.mark.fault("log", "the last commit is cut", "repair brings its rows back")
 @pytest.mark.parametrize("keep", [0, 40])
 @pytest.mark.parametrize("table", ["messages", "ledger"])
 def test_a_truncated_last_commit_goes_and_its_rows_come_back(root: Path, long: dict, table: str, keep: int) -> None:
@@ -136,13 +143,14 @@ def test_a_truncated_last_commit_goes_and_its_rows_come_back(root: Path, long: d
     whole_again(root, long)
 
 
+@pytest.mark.fault("log", "a commit in the middle is gone", "repair brings its rows and those after it back")
 @pytest.mark.parametrize("table", ["messages", "ledger"])
 def test_a_commit_missing_in_the_middle(root: Path, long: dict, table: str) -> None:
     commits = sorted(log(root, table).glob("*.json"))
     checkpoint = last(root, table, ".checkpoint.parquet").name[:20]
     after = [commit for commit in commits if commit.name[:20] > checkpoint]
     assert len(after) > 2
-    after[1].unlink()
+    spoil(after[1], None)
     with pytest.raises(StoreError):
         contents(open_store(root), RUNS)
         open_store(root).slices.table(table)
@@ -152,6 +160,7 @@ def test_a_commit_missing_in_the_middle(root: Path, long: dict, table: str) -> N
     whole_again(root, long)
 
 
+@pytest.mark.fault("log", "all files of a log are cut", "repair makes the log anew")
 def test_a_log_that_is_gone_is_made_anew_from_what_the_ledger_names(root: Path, long: dict) -> None:
     for path in log(root, "messages").iterdir():
         cut(path, 5)
@@ -205,12 +214,17 @@ def first_file(root: Path, piece: Slice) -> Path:
 
 
 HARM = {
-    "missing": (Path.unlink, "is missing, and no compacted file holds its rows", False),
+    "missing": (lambda path: spoil(path, None), "is missing, and no compacted file holds its rows", False),
     "short": (lambda path: cut(path, 30), "has 30 bytes instead of", False),
-    "other": (lambda path: path.write_bytes(path.read_bytes()[:-9] + b"x" + path.read_bytes()[-8:]), "SHA-256", True),
+    "other": (lambda path: spoil(path, path.read_bytes()[:-9] + b"x" + path.read_bytes()[-8:]), "SHA-256", True),
 }
 
 
+@pytest.mark.fault(
+    "files",
+    "a data file is gone, short or altered",
+    "the work is forgotten where it can be done again, and comes out the same",
+)
 @pytest.mark.parametrize(("harm", "words", "deep"), HARM.values(), ids=HARM)
 def test_damaged_work_that_can_be_done_again_is_forgotten_and_done_again(
     root: Path, store: Store, harm: Callable[[Path], None], words: str, deep: bool
@@ -254,10 +268,11 @@ def test_work_by_chance_is_done_again_while_nothing_was_made_of_it(root: Path, s
     assert store.ledger.find("nobody built on it") is None
 
 
+@pytest.mark.fault("files", "the last byte of weights is another", "repair finds it, training is done again")
 def test_damaged_weights_are_found_forgotten_and_made_again(root: Path, store: Store) -> None:
     train(store, "a", "xx")
     weights = root / "policies" / "training-x" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    spoil(weights, weights.read_bytes()[:-1] + b"?")
     assert inspect_policies(store) == []
     (damage,) = inspect_policies(store, deep=True)
     assert "SHA-256 differs" in damage.what
@@ -332,6 +347,7 @@ def damage_the_checkpoints(root: Path) -> None:
 HARMED = [lose_the_last_commits, lose_the_logs, lose_commits_in_the_middle, damage_the_checkpoints]
 
 
+@pytest.mark.fault("repair", "repair dies after each of its changes", "called again it ends the same")
 @pytest.mark.parametrize("harm", HARMED)
 def test_killed_at_any_moment_and_called_again_it_ends_the_same(
     root: Path, short: tuple[Path, dict], monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], None]
@@ -360,14 +376,17 @@ def test_killed_at_any_moment_and_called_again_it_ends_the_same(
         shutil.rmtree(root)
         moment += 1 if moment < 12 else 9  # what is moved one by one, then some of the rows that are put back
     assert moment > 6
+    happened(f"died after each of {moment} changes")
 
 
+@pytest.mark.fault("repair", "repair dies three times", "called again it ends the same")
 def test_killed_again_and_again_it_goes_on(root: Path, long: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     lose_the_last_commits(root)
     for moment in (4, 3, 5):
         with monkeypatch.context() as patch, pytest.raises(Killed):
             die_after(patch, moment)
             mended(root)
+    happened("died after its 4th, 3rd and 5th change")
     assert len(list((root / "quarantine").iterdir())) == 2, "one directory for all of them, and what is to be done"
     mended(root)
     whole_again(root, long)

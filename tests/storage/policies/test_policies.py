@@ -13,6 +13,7 @@ import pytest
 from storage.errors import DamagedSlice, NoSpace, PolicyAbsent, PolicyConflict, StoreError
 from storage.policies.store import Policies
 from storage.roots import Root, open_root
+from tests.fixtures.faults import happened, spoil
 
 FILES = {"config.json": "{}", "model.safetensors": "weights", "sub/tokenizer.json": "tokens"}
 
@@ -115,6 +116,9 @@ def flip(file: Path) -> None:
     os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
+@pytest.mark.fault(
+    "weights", "one bit of a policy's file is flipped, its size and time as before", "refused with the file's name"
+)
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "config.json"])
 def test_one_flipped_bit_is_found_before_anything_is_loaded(tmp_path: Path, name: str) -> None:
     policies = Policies(open_root(str(tmp_path)))
@@ -122,18 +126,21 @@ def test_one_flipped_bit_is_found_before_anything_is_loaded(tmp_path: Path, name
     file = policies.directory("k") / name
     time.sleep(0.02)  # a step of the file system's clock
     flip(file)
+    happened(f"one bit of {name}")
     with pytest.raises(DamagedSlice, match=f"{name} is not the file that was written") as caught:
         policies.directory("k")
     assert "stagecoach repair --deep" in caught.value.do
     assert policies.directory("k", verify=False).is_dir()
 
 
+@pytest.mark.fault("weights", "one bit of a local copy of an S3 policy is flipped", "it is fetched again")
 @pytest.mark.engine
 def test_a_flipped_bit_of_a_local_copy_is_mended_by_a_download(s3_root: str, tmp_path: Path) -> None:
     policies = Policies(open_root(s3_root), cache=tmp_path / "cache")
     policies.publish(write(policies.scratch("k")), "k")
     time.sleep(0.02)
     flip(policies.directory("k") / "model.safetensors")
+    happened("one bit of model.safetensors")
     assert read(policies.directory("k")) == FILES
 
 
@@ -155,6 +162,7 @@ def test_a_file_is_hashed_once_as_long_as_it_stays_the_same(tmp_path: Path, monk
     assert hashed[len(FILES) :] == ["model.safetensors"]
 
 
+@pytest.mark.fault("weights", "weights are short, then gone", "refused with the size, then as missing")
 def test_damage_is_found(tmp_path: Path) -> None:
     policies = Policies(open_root(str(tmp_path)))
     policies.publish(write(policies.scratch("k")), "k")
@@ -162,11 +170,12 @@ def test_damage_is_found(tmp_path: Path) -> None:
     file.write_text("weight")
     with pytest.raises(DamagedSlice, match="6 bytes instead of 7"):
         policies.directory("k")
-    file.unlink()
+    spoil(file, None)
     with pytest.raises(DamagedSlice, match="missing"):
         policies.directory("k")
 
 
+@pytest.mark.fault("process", "publishing dies at each of its calls", "the policy is absent or complete")
 def test_dying_anywhere_before_the_end_leaves_it_absent(
     policies: Policies, place: Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +199,7 @@ def test_dying_anywhere_before_the_end_leaves_it_absent(
         if calls.left >= 0:
             break
     assert broken >= 3
+    happened(f"died at {broken} calls")
 
 
 class _Killed(BaseException):
@@ -213,6 +223,7 @@ class _Countdown:
         patch.setattr(name, counted)
 
 
+@pytest.mark.fault("disk", "the disk is full as a policy is published", "the policy is absent; space makes it go on")
 def test_a_full_disk_leaves_it_absent(policies: Policies, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -222,5 +233,6 @@ def test_a_full_disk_leaves_it_absent(policies: Policies, monkeypatch: pytest.Mo
         patch.setattr("storage.policies.store.manifest_text", full)
         with pytest.raises(NoSpace):
             policies.publish(scratch, "k")
+    happened("ENOSPC as the manifest was written")
     assert policies.find("k") is None
     assert policies.publish(scratch, "k").files

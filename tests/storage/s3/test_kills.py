@@ -10,6 +10,7 @@ import pytest
 from storage.maintenance.compact import vacuum
 from storage.policies.store import Policies
 from storage.store import Store, open_store
+from tests.fixtures.faults import happened
 from tests.fixtures.rows import messages
 from tests.storage.s3 import dying_writer as s3_dying
 
@@ -20,6 +21,7 @@ NAMES = ("config.json", "model.safetensors", "tokenizer.json")
 HALF = """
 import os, signal, sys, time
 from storage.roots import open_root
+from tests.fixtures.faults import happened
 root = open_root(sys.argv[1])
 stream = root.writer("policies/k/half & more")
 for _ in range(8):
@@ -34,6 +36,7 @@ def die(url: str, moment: str) -> None:
     command = [sys.executable, "-m", "tests.storage.s3.dying_writer", url, moment]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == -9, done.stderr
+    happened("status -9")
 
 
 def objects(store: Store, below: str) -> list[str]:
@@ -45,6 +48,7 @@ def _paths(store: Store, below: str) -> list[str]:
     return [info.path for info in found if "_delta_log" not in info.path]
 
 
+@pytest.mark.fault("process", "a writer to S3 is killed", "whole or absent; the next writer goes on")
 @pytest.mark.parametrize(
     ("moment", "committed", "visible"),
     [
@@ -73,6 +77,7 @@ def test_a_commit_is_whole_or_not_at_all(s3_root: str, moment: str, committed: i
     assert store.read(entry.outputs).equals(messages(3))
 
 
+@pytest.mark.fault("process", "a writer to S3 is killed", "whole or absent; the next writer goes on")
 @pytest.mark.parametrize("moment", ["during upload", "before manifest", "after manifest"])
 def test_a_policy_is_complete_or_absent(s3_root: str, moment: str, tmp_path: Path) -> None:
     die(s3_root, moment)
@@ -95,6 +100,7 @@ def test_a_policy_is_complete_or_absent(s3_root: str, moment: str, tmp_path: Pat
     assert sorted(path.name for path in fresh.directory("policy", verify=True).iterdir()) == sorted(NAMES)
 
 
+@pytest.mark.fault("process", "a writer is killed within an upload in parts", "the upload is given up")
 def test_an_upload_in_parts_that_never_ended_is_given_up(s3_root: str, tmp_path: Path) -> None:
     store = open_store(s3_root)
     assert store.root.bucket is not None
@@ -106,6 +112,7 @@ def test_an_upload_in_parts_that_never_ended_is_given_up(s3_root: str, tmp_path:
     command = [sys.executable, "-c", HALF, s3_root]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == -9, done.stderr
+    happened("status -9")
     ((key, _, _),) = store.root.bucket.unfinished_uploads()
     assert key == "policies/k/half & more"
     other = open_store(f"{s3_root}-2")

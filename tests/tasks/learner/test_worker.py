@@ -11,6 +11,7 @@ import pytest
 from configs.losses import CispoLoss, CustomLoss, GspoLoss, IpoLoss, PpoLoss, SequenceMask, TruncatedImportance
 from tasks.learner.client import Learner
 from tasks.learner.protocol import LearnerError, LearnerLost
+from tests.fixtures.faults import happened
 from tests.fixtures.learner_steps import configure
 from tests.fixtures.waiting import PATIENCE
 from tests.tasks.learner.processes import process, train
@@ -124,6 +125,9 @@ def test_two_ranks_equal_one_with_every_loss(model_directory, learners, tmp_path
     assert sum(update["masked_fraction"] for update, _ in one.values()) > 0
 
 
+@pytest.mark.fault(
+    "services", "the learner is killed within a request", "LearnerLost with the request's name, no policy"
+)
 def test_kill_in_the_middle_is_a_lost_learner(model_directory, tmp_path):
     with process(tmp_path) as (child, report):
         learner = connect(report["address"], model_directory)
@@ -142,12 +146,14 @@ def test_kill_in_the_middle_is_a_lost_learner(model_directory, tmp_path):
         os.kill(child.pid, signal.SIGKILL)
         asking.join(PATIENCE)
         assert child.wait(PATIENCE) == -signal.SIGKILL
+        happened("status -9")
         assert "during 'train'" in str(caught[0])
         assert not (tmp_path / "p1").exists()
         with pytest.raises(LearnerLost, match="no learner answers"):
             Learner(report["address"])
 
 
+@pytest.mark.fault("services", "one of two ranks is killed", "LearnerLost, and all ranks end")
 def test_kill_of_one_rank_ends_all(model_directory, tmp_path):
     with process(tmp_path, processes=2) as (child, report):
         learner = connect(report["address"], model_directory, processes=2)
@@ -155,6 +161,7 @@ def test_kill_of_one_rank_ends_all(model_directory, tmp_path):
         assert len(ranks) == 2
         (other,) = [each for each in ranks if each.pid != learner.state()["pid"]]
         other.kill()
+        happened(f"SIGKILL to rank {other.pid}")
         with pytest.raises(LearnerLost):
             train(learner, 0, tmp_path, processes=2)
         assert child.wait(PATIENCE) != 0

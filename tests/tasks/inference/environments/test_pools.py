@@ -28,6 +28,7 @@ from flows.services.ownership import identity, owned_processes, start_time
 from flows.services.process import ServiceFailed
 from tasks.inference.environments import pool as environment_pool
 from tasks.inference.environments import servers as environments
+from tests.fixtures.faults import happened
 from tests.fixtures.hosts import PLUGINS
 from tests.fixtures.waiting import PATIENCE, until
 
@@ -202,9 +203,13 @@ def test_a_server_that_someone_else_runs_is_used_and_left_alone(
             EnvironmentServers(supervisor, RunConfig(environments=(gone,)), "key").reach()
 
 
+@pytest.mark.fault(
+    "services", "a worker of an environment server is stopped", "it is named and killed, the server is started again"
+)
 def test_a_worker_that_hangs_is_killed_and_named_and_the_server_ends_for_another_to_be_started(pools: Pools) -> None:
     workers, handle = pools.workers("fixed"), pools.servers._handles["fixed"]
     os.kill(workers[1], signal.SIGSTOP)
+    happened(f"SIGSTOP to {workers[1]}")
     with handle._changed:
         assert handle._changed.wait_for(lambda: handle._failure, PATIENCE)
     assert "worker 1 does not answer for 20 s: killed" in pools.log("fixed")

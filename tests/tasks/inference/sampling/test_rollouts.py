@@ -21,6 +21,7 @@ from tasks.inference.sampling import attempts
 from tasks.inference.sampling.lost_servers import ServiceLost
 from tasks.inference.trace_rows.rows import rebuild
 from tasks.runtime.stage import Policy
+from tests.fixtures.faults import happened
 from tests.fixtures.hosts import KEY, assigned, served
 from tests.fixtures.sampled import sample
 from tests.fixtures.waiting import PATIENCE
@@ -207,6 +208,7 @@ def path(messages: list[dict[str, Any]], leaf: int) -> list[int]:
     return [leaf] if parent is None else [*path(messages, parent), leaf]
 
 
+@pytest.mark.fault("services", "an environment server is killed within rollouts", "it is named, whole groups stay")
 def test_a_killed_environment_server_is_named(
     small_engine: Engine, reverse_examples: pa.Table, view: Callable[..., View], tmp_path: Path
 ) -> None:
@@ -220,16 +222,19 @@ def test_a_killed_environment_server_is_named(
                 run(small_engine, told["address"], view(REVERSE), assigned("reverse", ids, 8), reverse_examples, again)
                 groups = again
         kill.join()
+        happened(f"SIGKILL to {told['pid']}")
     assert lost.value.service == "environment server 'reverse'"
     assert all(tables["traces"].num_rows == 8 for tables in groups.tables.values())
 
 
+@pytest.mark.fault("services", "the engine is not there", "it is named, no group")
 def test_an_absent_engine_is_named(reverse_server: str, reverse_examples: pa.Table, view: Callable[..., View]) -> None:
     groups, ids = Groups(), reverse_examples["example_id"].to_pylist()[:1]
     gone = Engine("http://127.0.0.1:9", KEY)
     with pytest.raises(ServiceLost, match="the engine"):
         run(gone, reverse_server, view(REVERSE), assigned("reverse", ids, 2), reverse_examples, groups)
     assert groups.tables == {}
+    happened("nobody listens at port 9")
 
 
 def test_an_example_that_is_not_there(

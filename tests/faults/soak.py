@@ -1,0 +1,254 @@
+"""A soak: a run and the commands beside it are killed by SIGKILL at random, again and again: `make soak MINUTES=n`.
+
+Each story is one run in an empty store, from its first process to the one that comes to the run's end. Rollouts are
+fixed rows, so that tables, keys and weights must equal those of a run that nobody killed, bit for bit. With `--real` an
+engine and an environment server sample, and are killed as well: then each rollout must be there once and none lost.
+A kill counts where the process was there to be killed. Whatever must hold and does not is a loss; its store is kept.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from storage.store import open_store
+from tasks.learner.tiny import tiny_qwen3
+from tests.acceptance import program
+from tests.crash.checks import check_same
+from tests.fixtures.driving import NAME, ROOT, SETTINGS, Driven, check_once, rows
+from tests.fixtures.histories import contents
+
+COMMANDS = {
+    "import": ["import", str(ROOT / "tests/tasks/exchange/files/tokens.jsonl"), "--name", "beside"],
+    "export": ["export", NAME, "--format", "sft", "--to", "TARGET", "--force"],
+    "maintain": ["maintain"],
+    "gc": ["gc", "--remove", "beside", "--force", "beside", "--yes"],
+    "repair": ["repair", "--deep"],
+}
+ALONE = ("gc", "repair")
+"""Commands that are called while no run is at work."""
+SECONDS = {"flow": 12.0, "flow of real services": 90.0, "command": 2.5}
+"""About how long each lives: kills are spread over that."""
+PATIENCE = 600.0
+GIVEN_UP = 5
+"""Stories with a loss after which there is no more to learn."""
+
+
+@dataclass
+class Tally:
+    """What was killed, what was lost, and how long it took to go on."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    late: Counter[str] = field(default_factory=Counter)
+    """Processes that had ended before they could be killed."""
+    losses: list[str] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    """From a kill to the next row of the ledger."""
+    stories: int = 0
+
+    def __str__(self) -> str:
+        each = ", ".join(f"{name} {number}" for name, number in sorted(self.kills.items()))
+        spread = statistics.quantiles(self.seconds, n=10) if len(self.seconds) > 1 else []
+        waits = (
+            f"median {spread[4]:.1f}, 90th percentile {spread[8]:.1f}, most {max(self.seconds):.1f}" if spread else ""
+        )
+        return (
+            f"{self.kills.total()} kills ({each}); {self.late.total()} came too late; {self.stories} runs ended; "
+            f"{len(self.losses)} losses; seconds from a crash to the next row of the ledger: {waits or 'none'}"
+        )
+
+
+class Story:
+    """One run in an empty store and what is done to it."""
+
+    def __init__(self, place: Path, model: Path, chance: random.Random, tally: Tally, real: bool) -> None:
+        self.run = Driven(place, (*SETTINGS, f"model.path={model}", "learner.max_restarts=1000"))
+        self.chance, self.tally, self.real = chance, tally, real
+        self.flow: subprocess.Popen[bytes] | None = None
+        self.crashes: list[float] = []
+        self.imported = False
+
+    def live(self, until: float) -> bool:
+        """Kill and call again until the run has come to its end; False where the time was up before."""
+        victims = ["flow", "flow", "learner", *(["engine", "environment", "worker"] if self.real else COMMANDS)]
+        while time.monotonic() < until:
+            victim = self.chance.choice(victims)
+            if victim in ALONE:
+                self.end_flow()
+            elif self.flow is None:
+                self.flow = self.begin()
+            if victim in COMMANDS:
+                self.kill_command(victim)
+            else:
+                self.kill_service(victim)
+            if self.flow and self.flow.poll() is not None:
+                return self.ended()
+        self.end_flow()
+        return False
+
+    def begin(self) -> "subprocess.Popen[bytes]":
+        """Call the run in a new process."""
+        overrides = [*self.run.overrides[-2:]] if self.real else list(self.run.overrides)
+        request: dict[str, Any] = {"overrides": overrides, "kills": {}}
+        request |= {"kill": "", "stop": "", "name": NAME, "prefect": False, "backwards": False, "replays": []}
+        module = program.__name__ if self.real else "tests.fixtures.dying_run"
+        return self.process(["-m", module, str(self.run.directory), json.dumps(request)])
+
+    def process(self, arguments: list[str]) -> "subprocess.Popen[bytes]":
+        """Start Python in this checkout, its output in the story's log."""
+        variables = {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
+        with (self.run.directory / "log.txt").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-P", *arguments], cwd=ROOT, env=os.environ | variables, stdout=log, stderr=log
+            )
+
+    def kill_service(self, victim: str) -> None:
+        """Kill the flow or one of its services after a while, with all that belongs to it but its guardian."""
+        assert self.flow is not None
+        deadline = time.monotonic() + self.chance.uniform(
+            0.0, SECONDS["flow of real services" if self.real else "flow"]
+        )
+        while time.monotonic() < deadline and self.flow.poll() is None:
+            time.sleep(0.05)
+        processes = list(self.processes(victim)) if self.flow.poll() is None else []
+        if not processes:
+            self.tally.late[victim] += 1
+            return
+        for each in processes:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        self.crashes.append(time.time())
+        self.tally.kills[victim] += 1
+        if victim == "flow":
+            assert self.flow.wait() == -signal.SIGKILL
+            self.flow = None
+
+    def processes(self, victim: str) -> Iterator[psutil.Process]:
+        """Yield the processes to kill: the flow's, a service's with its children, or a worker's of an environment."""
+        assert self.flow is not None
+        if victim == "flow":
+            yield psutil.Process(self.flow.pid)
+            return
+        service = "environment" if victim == "worker" else victim
+        for report in (self.run.store / "logs" / NAME).glob(f"{service}*.json"):
+            with suppress(psutil.NoSuchProcess, ValueError, KeyError, OSError):
+                found = psutil.Process(json.loads(report.read_text())["pid"])
+                children = found.children(recursive=True)
+                yield from (
+                    self.chance.sample(children, min(1, len(children))) if victim == "worker" else [found, *children]
+                )
+
+    def kill_command(self, name: str) -> None:
+        """Call a command, kill it after a while, call it again and see that it ends as if nothing had happened."""
+        if not (self.run.store / "tables/ledger").is_dir() or (name == "gc" and not self.imported):
+            return
+        before = self.damage_ledger() if name == "repair" else None
+        target = self.run.directory / "exported.jsonl"
+        arguments = ["-m", "flows.cli", *(str(target) if word == "TARGET" else word for word in COMMANDS[name])]
+        arguments += ["--store", str(self.run.store)]
+        process = self.process(arguments)
+        time.sleep(self.chance.uniform(0.0, SECONDS["command"]))
+        process.kill()
+        if process.wait() == -signal.SIGKILL:
+            self.tally.kills[name] += 1
+        else:
+            self.tally.late[name] += 1
+        if name == "export" and target.exists():
+            assert [json.loads(line) for line in target.read_text().splitlines()], "a part of an export is there"
+        if name in ("import", "gc", "repair"):
+            assert self.process(arguments).wait(PATIENCE) == 0, f"{name} failed when it was called again"
+        if name in ("import", "gc"):
+            self.imported = name == "import"
+            assert bool(open_store(self.run.store).ledger.entries(run="beside")) == self.imported
+        if before is not None:
+            assert contents(open_store(self.run.store), [NAME]) == before, "repair lost something"
+
+    def damage_ledger(self) -> dict[tuple[str, str, str], list[Any]]:
+        """Cut the newest commit of the ledger off; return what the run had before."""
+        before = contents(open_store(self.run.store), [NAME])
+        newest = max((self.run.store / "tables/ledger/_delta_log").glob("*.json"))
+        newest.write_bytes(newest.read_bytes()[:40])
+        return before
+
+    def end_flow(self) -> None:
+        """Kill the flow, where there is one."""
+        if self.flow is not None and self.flow.poll() is None:
+            self.flow.kill()
+            self.crashes.append(time.time())
+            self.tally.kills["flow"] += 1
+        if self.flow is not None:
+            self.flow.wait()
+            self.flow = None
+
+    def ended(self) -> bool:
+        """Assert that the run ended well; note how long it took after each crash to go on."""
+        assert self.flow is not None
+        assert self.flow.returncode == 0, f"the run ended with status {self.flow.returncode}"
+        made = sorted(entry.finished_at.timestamp() for entry in open_store(self.run.store).ledger.entries(run=NAME))
+        for crash, following in zip(self.crashes, [*self.crashes[1:], float("inf")], strict=True):
+            later = next((at for at in made if at > crash), None)
+            if later is not None and later < following:
+                self.tally.seconds.append(later - crash)
+        return True
+
+
+def check_real(run: Driven) -> None:
+    """Assert that each rollout of a run with real services is there once, and none failed by a kill."""
+    check_once(run.store)
+    traces = rows(open_store(run.store))["traces"]
+    assert len(traces) == len({row["assignment_id"] for row in traces}), "a rollout is there twice"
+    assert [row["error_message"] for row in traces if row["error_class"]] == [], "a kill was put down to a rollout"
+
+
+def main() -> int:
+    """Tell stories until the time is up; print what came out, and return 1 where anything was lost."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--real", action="store_true", help="a real engine and environment server, killed as well")
+    arguments = parser.parse_args()
+    seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
+    chance, tally = random.Random(seed), Tally()
+    print(f"seed {seed}", flush=True)
+    place = Path(tempfile.mkdtemp(prefix="sc-soak-"))
+    model = tiny_qwen3(place / "model", hidden=64, layers=2, seed=3)
+    reference = Driven(place / "reference", (*SETTINGS, f"model.path={model}", "learner.max_restarts=1000"))
+    reference.directory.mkdir()
+    if not arguments.real:
+        assert reference.live().status == 0
+    until = time.monotonic() + 60 * arguments.minutes
+    while time.monotonic() < until and len(tally.losses) < GIVEN_UP:
+        directory = Path(tempfile.mkdtemp(prefix="story-", dir=place))
+        story = Story(directory, model, chance, tally, arguments.real)
+        try:
+            if story.live(until):
+                check_real(story.run) if arguments.real else check_same(story.run, reference)
+                tally.stories += 1
+            shutil.rmtree(directory)
+        except AssertionError as loss:
+            story.end_flow()
+            tally.losses.append(f"{directory}: {loss}")
+            print(tally.losses[-1], flush=True)
+        print(tally, flush=True)
+    if not tally.losses:
+        shutil.rmtree(place)
+    return min(len(tally.losses), 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
