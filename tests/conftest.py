@@ -120,6 +120,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = str(super()._split_scope(nodeid))
             return "the shared engine" if shares_engine(str(config.rootpath / file)) else file
 
+        def _assign_work_unit(self, node: Any) -> None:
+            # One that died since its collection is replaced when that is noticed; to send it work would end everything.
+            if not node.channel.isclosed():
+                super()._assign_work_unit(node)
+
+        def remove_node(self, node: Any) -> Any:
+            if self.collection is None:  # or work is handed out before the worker in its place has its collection
+                self.registered_collections.pop(node, None)
+            return super().remove_node(node)
+
     return FilesByEngine(config, log)
 
 
