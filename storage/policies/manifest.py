@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,16 +99,24 @@ def adapter_base(directory: Path) -> str | None:
 
 def check_files(directory: Path, files: Sequence[File], verify: bool = True) -> None:
     """Raise DamagedSlice unless every file is there at its size and, but without `verify`, with its digest."""
-    for file in files:
-        path, wrong = directory / file.path, ""
-        if not path.is_file():
-            wrong = "is missing"
-        elif path.stat().st_size != file.size:
-            wrong = f"has {path.stat().st_size} bytes instead of {file.size}"
-        elif verify and file_sha256(path) != file.sha256:
-            wrong = "is not the file that was written: its SHA-256 differs"
-        if wrong:
-            raise damaged_file(f"{path} {wrong}", str(directory))
+    # Hashing leaves the interpreter to other threads, and large policies are several files.
+    with ThreadPoolExecutor(HASHERS if verify else 1) as pool:
+        for file, wrong in zip(
+            files, pool.map(lambda each: _file_problem(directory, each, verify), files), strict=True
+        ):
+            if wrong:
+                raise damaged_file(f"{directory / file.path} {wrong}", str(directory))
+
+
+def _file_problem(directory: Path, file: File, verify: bool) -> str:
+    path = directory / file.path
+    if not path.is_file():
+        return "is missing"
+    if path.stat().st_size != file.size:
+        return f"has {path.stat().st_size} bytes instead of {file.size}"
+    if verify and file_sha256(path) != file.sha256:
+        return "is not the file that was written: its SHA-256 differs"
+    return ""
 
 
 def damaged_file(what: str, where: str) -> DamagedSlice:
@@ -116,6 +125,8 @@ def damaged_file(what: str, where: str) -> DamagedSlice:
     return DamagedSlice(what, where, "every other policy and all tables", advice)
 
 
+HASHERS = 4
+"""Files that are hashed side by side."""
 MAX_HASHED = 4096
 """Files whose digests stay in memory."""
 _hashed: dict[tuple[int, ...], str] = {}

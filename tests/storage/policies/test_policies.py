@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import DamagedSlice, NoSpace, PolicyAbsent, PolicyConflict, StoreError
+from storage.policies.manifest import MANIFEST
 from storage.policies.store import Policies
 from storage.roots import Root, open_root
 from tests.fixtures.faults import happened, spoil
@@ -131,6 +132,21 @@ def test_one_flipped_bit_is_found_before_anything_is_loaded(tmp_path: Path, name
         policies.directory("k")
     assert "stagecoach repair --deep" in caught.value.do
     assert policies.directory("k", verify=False).is_dir()
+
+
+@pytest.mark.fault("weights", "each bit of a manifest is flipped in turn", "refused")
+def test_no_manifest_with_a_flipped_bit_is_read(tmp_path: Path) -> None:
+    policies = Policies(open_root(str(tmp_path)))
+    policies.publish(write(policies.scratch("k")), "k")
+    path = tmp_path / "policies/k" / MANIFEST
+    good = path.read_bytes()
+    for place in range(8 * len(good)):
+        data = bytearray(good)
+        data[place // 8] ^= 1 << place % 8
+        path.write_bytes(data)
+        with pytest.raises(StoreError):
+            policies.find("k")
+    happened(f"{8 * len(good)} bits")
 
 
 @pytest.mark.fault("weights", "one bit of a local copy of an S3 policy is flipped", "it is fetched again")
