@@ -326,8 +326,9 @@ class Log:
     def _lost_versions(self, commits: Mapping[int, str], base: int, head: Head | None) -> tuple[list[int], str]:
         """The versions from the first after `base` that is missing or damaged to the last, and what is wrong there."""
         last = max([*commits, base, head.version if head else -1])
-        if last < 0:  # no log: of a table that has data it is gone
-            return ([0], "the log is missing") if self._root.names(self._place) else ([], "")
+        if last < 0:  # no log: of a table that has data it is gone, and else about to be made
+            has_data = self._root.names(self._place) not in ([], ["_delta_log"])
+            return ([0], "the log is missing") if has_data else ([], "")
         wanted = sorted(version for version in commits if version > base)
         problems = self._commit_problems(wanted, head)
         for version in range(base + 1, last + 1):

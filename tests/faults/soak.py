@@ -8,6 +8,7 @@ A kill counts where the process was there to be killed. Whatever must hold and d
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
@@ -21,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +39,15 @@ COMMANDS = {
     "import": ["import", str(ROOT / "tests/tasks/exchange/files/tokens.jsonl"), "--name", "beside"],
     "export": ["export", NAME, "--format", "sft", "--to", "TARGET", "--force"],
     "maintain": ["maintain"],
-    "gc": ["gc", "--remove", "beside", "--force", "beside", "--yes"],
+    "gc": ["gc", "--keep", NAME, "--force", "beside", "--yes"],
     "repair": ["repair", "--deep"],
 }
 ALONE = ("gc", "repair")
 """Commands that are called while no run is at work."""
-SECONDS = {"flow": 12.0, "flow of real services": 90.0, "command": 2.5}
-"""About how long each lives: kills are spread over that."""
+REAL_SECONDS = 90.0
+"""About how long a run with real services takes, over which its kills are spread."""
+COMMAND_SHARE = 0.25
+"""How long a command takes, of the time of a run with fixed rollouts."""
 PATIENCE = 600.0
 GIVEN_UP = 5
 """Stories with a loss after which there is no more to learn."""
@@ -76,9 +80,11 @@ class Tally:
 class Story:
     """One run in an empty store and what is done to it."""
 
-    def __init__(self, place: Path, model: Path, chance: random.Random, tally: Tally, real: bool) -> None:
+    def __init__(
+        self, place: Path, model: Path, chance: random.Random, tally: Tally, seconds: float, real: bool
+    ) -> None:
         self.run = Driven(place, (*SETTINGS, f"model.path={model}", "learner.max_restarts=1000"))
-        self.chance, self.tally, self.real = chance, tally, real
+        self.chance, self.tally, self.seconds, self.real = chance, tally, seconds, real
         self.flow: subprocess.Popen[bytes] | None = None
         self.crashes: list[float] = []
         self.imported = False
@@ -120,9 +126,7 @@ class Story:
     def kill_service(self, victim: str) -> None:
         """Kill the flow or one of its services after a while, with all that belongs to it but its guardian."""
         assert self.flow is not None
-        deadline = time.monotonic() + self.chance.uniform(
-            0.0, SECONDS["flow of real services" if self.real else "flow"]
-        )
+        deadline = time.monotonic() + self.chance.uniform(0.0, self.seconds)
         while time.monotonic() < deadline and self.flow.poll() is None:
             time.sleep(0.05)
         processes = list(self.processes(victim)) if self.flow.poll() is None else []
@@ -162,7 +166,7 @@ class Story:
         arguments = ["-m", "flows.cli", *(str(target) if word == "TARGET" else word for word in COMMANDS[name])]
         arguments += ["--store", str(self.run.store)]
         process = self.process(arguments)
-        time.sleep(self.chance.uniform(0.0, SECONDS["command"]))
+        time.sleep(self.chance.uniform(0.0, COMMAND_SHARE * self.seconds))
         process.kill()
         if process.wait() == -signal.SIGKILL:
             self.tally.kills[name] += 1
@@ -200,7 +204,7 @@ class Story:
         assert self.flow is not None
         assert self.flow.returncode == 0, f"the run ended with status {self.flow.returncode}"
         made = sorted(entry.finished_at.timestamp() for entry in open_store(self.run.store).ledger.entries(run=NAME))
-        for crash, following in zip(self.crashes, [*self.crashes[1:], float("inf")], strict=True):
+        for crash, following in pairwise([*self.crashes, math.inf]):
             later = next((at for at in made if at > crash), None)
             if later is not None and later < following:
                 self.tally.seconds.append(later - crash)
@@ -229,12 +233,14 @@ def main() -> int:
     model = tiny_qwen3(place / "model", hidden=64, layers=2, seed=3)
     reference = Driven(place / "reference", (*SETTINGS, f"model.path={model}", "learner.max_restarts=1000"))
     reference.directory.mkdir()
+    seconds, began = REAL_SECONDS, time.monotonic()
     if not arguments.real:
         assert reference.live().status == 0
+        seconds = time.monotonic() - began
     until = time.monotonic() + 60 * arguments.minutes
     while time.monotonic() < until and len(tally.losses) < GIVEN_UP:
         directory = Path(tempfile.mkdtemp(prefix="story-", dir=place))
-        story = Story(directory, model, chance, tally, arguments.real)
+        story = Story(directory, model, chance, tally, seconds, arguments.real)
         try:
             if story.live(until):
                 check_real(story.run) if arguments.real else check_same(story.run, reference)

@@ -1,6 +1,7 @@
 """Damage in a table's log is torn, cut off, missing or altered, and never taken for a log without that commit."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,6 +119,20 @@ def test_a_log_that_is_gone_is_no_new_table(root: Path, filled: Store, gone: str
     (root.parent / "elsewhere").rename(root / "tables/ledger" / gone)
     with pytest.raises(StoreUnavailable, match="the log is missing"):
         open_store(root).slices.table("messages")
+
+
+@pytest.mark.fault("process", "a process dies as it makes the first table of a store", "the next one makes it")
+def test_a_table_that_was_about_to_be_made_is_made(root: Path) -> None:
+    open_store(root)
+    shutil.rmtree(root / "heads", ignore_errors=True)
+    for table in (root / "tables").iterdir():
+        shutil.rmtree(table)
+    log = root / "tables/ledger/_delta_log"
+    log.mkdir(parents=True)
+    (log / f".{0:020d}.json.draft").write_text("{")
+    happened(f"{log.name} holds a draft alone")
+    work(open_store(root), "a", "key")
+    assert len(open_store(root).ledger.entries()) == 1
 
 
 @pytest.mark.fault("log", "the table of quarantines is gone", "it is not one without records")
