@@ -17,6 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs.resolve import differing_parts
+
 if TYPE_CHECKING:
     from configs.environments import EnvironmentConfig
 
@@ -62,17 +64,12 @@ def require_same_code(environment: "EnvironmentConfig") -> None:
     """
     here = package_version(environment)
     if environment.version and here != environment.version:
+        recorded, found = differing_parts(environment.version, here)
         raise EnvironmentUnavailable(
-            f"environment {environment.name!r} was edited: {version_difference(environment.version, here)}. No process "
-            "was started with it; what was sampled is safe. Bring that code back, or start a new run with this one"
+            f"environment {environment.name!r} was edited: the run began with {recorded}, here it is {found}. No "
+            "process was started with it; what was sampled is safe. Bring that code back, or start a new run with this "
+            "one"
         )
-
-
-def version_difference(recorded: str, here: str) -> str:
-    """Return in words which parts of two versions differ."""
-    old, new = recorded.split(", "), here.split(", ")
-    gone, come = [each for each in old if each not in new], [each for each in new if each not in old]
-    return f"recorded as {', '.join(gone) or 'nothing'}, here it is {', '.join(come) or 'nothing'}"
 
 
 def _code(environment: "EnvironmentConfig") -> Iterator[str]:

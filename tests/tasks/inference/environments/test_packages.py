@@ -195,7 +195,7 @@ def test_no_process_is_started_with_other_code_than_the_run_s(write: Write) -> N
     code.write_text("2")
     require_same_code(own())
     with pytest.raises(
-        EnvironmentUnavailable, match=r"'own' was edited: recorded as own_game .* sha256:.*, here it is"
+        EnvironmentUnavailable, match=r"'own' was edited: the run began with own_game .* sha256:.*, here it is"
     ):
         require_same_code(begun)
 
