@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, differing_parts
 from configs.fields import imported_functions
 from configs.run import RunConfig
 
@@ -101,15 +101,6 @@ def edited_environments(config: RunConfig, here: Mapping[str, str]) -> list[str]
         if each.version and (found := here.get(each.name)) and found != each.version
         for old, new in [differing_parts(each.version, found)]
     ]
-
-
-def differing_parts(a: str, b: str) -> tuple[str, str]:
-    """Return the parts of two versions that the other does not have; each is a list of packages and files."""
-    old, new = a.split(", "), b.split(", ")
-    return (
-        ", ".join(each for each in old if each not in new) or "nothing more",
-        ", ".join(each for each in new if each not in old) or "nothing more",
-    )
 
 
 def _fill(section: Any, found: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

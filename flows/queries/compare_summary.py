@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from configs.errors import differing_parts
 from configs.replay import replayed_stages
-from configs.resolve import differing_parts
 from configs.run import RunConfig
 from flows.queries.compare import DIFFERENT, ONLY_A, ONLY_B, SAME, by_step
 from flows.queries.compare_rows import MEASURES

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.environments import EnvironmentConfig
+from configs.errors import differing_parts
 from configs.replay import needs_weights
-from configs.resolve import differing_parts
 from configs.run import RunConfig, only_teachers_sample, policy_scores
 from flows.orchestration.gate_answers import approval
 from flows.orchestration.server import current_flow_run, lost_terminations_repeated

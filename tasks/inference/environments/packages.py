@@ -17,11 +17,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.resolve import differing_parts
+from configs.errors import differing_parts
 
 if TYPE_CHECKING:
     from configs.environments import EnvironmentConfig
 
+Section = Mapping[str, Any]
+"""An environment's section as plain values: a process that serves it has no need of the config's models."""
 SHOWN = 16
 """Hexadecimal digits of a digest: 64 bits, since nobody gains from two packages that share them."""
 LARGE = 1 << 20
@@ -38,7 +40,7 @@ class EnvironmentUnavailable(ValueError):
     """An environment's package is not installed, cannot be loaded as configured, or is not the one of its run."""
 
 
-def package_version(environment: "EnvironmentConfig") -> str:
+def package_version(environment: "EnvironmentConfig | Section") -> str:
     """Return names, versions and digests of the packages whose code runs in the environment, and of its other inputs.
 
     The digest is over the files of the package as it is imported, by their names in it: a wheel and a checkout of the
@@ -50,29 +52,31 @@ def package_version(environment: "EnvironmentConfig") -> str:
     """
     # A module may have been written a moment ago, as in a notebook.
     importlib.invalidate_caches()
+    section = environment if isinstance(environment, Mapping) else environment.model_dump()
     try:
-        parts = [*_code(environment), *_data(environment), f"verifiers {version('verifiers')}"]
+        parts = [*_code(section), *_data(section), f"verifiers {version('verifiers')}"]
     except OSError as error:
-        raise EnvironmentUnavailable(f"environment {environment.name!r}: its code cannot be read: {error}") from error
+        raise EnvironmentUnavailable(f"environment {section['name']!r}: its code cannot be read: {error}") from error
     return ", ".join(dict.fromkeys(parts))
 
 
-def require_same_code(environment: "EnvironmentConfig") -> None:
+def require_same_code(environment: "EnvironmentConfig | Section") -> None:
     """Raise EnvironmentUnavailable where the environment is not installed, or is other code than its run began with.
 
     Called whenever a process is about to load it: what that makes is recorded under the version that the run has.
     """
-    here = package_version(environment)
-    if environment.version and here != environment.version:
-        recorded, found = differing_parts(environment.version, here)
+    section = environment if isinstance(environment, Mapping) else environment.model_dump()
+    here = package_version(section)
+    if section["version"] and here != section["version"]:
+        recorded, found = differing_parts(section["version"], here)
         raise EnvironmentUnavailable(
-            f"environment {environment.name!r} was edited: the run began with {recorded}, here it is {found}. No "
+            f"environment {section['name']!r} was edited: the run began with {recorded}, here it is {found}. No "
             "process was started with it; what was sampled is safe. Bring that code back, or start a new run with this "
             "one"
         )
 
 
-def _code(environment: "EnvironmentConfig") -> Iterator[str]:
+def _code(environment: Section) -> Iterator[str]:
     """Yield a part for each package: those of plug-ins, of functions by import path, and what these import."""
     modules, files = _functions(environment)
     waiting: list[str] = []
@@ -95,18 +99,18 @@ def _code(environment: "EnvironmentConfig") -> Iterator[str]:
         waiting += [each for each in _imports_of(_module_files(module)) if each not in waiting]
 
 
-def _plugins(environment: "EnvironmentConfig") -> list[tuple[str, Mapping[str, Any], str]]:
+def _plugins(environment: Section) -> list[tuple[str, Mapping[str, Any], str]]:
     """Return kind, settings and group of the plug-ins that an environment consists of."""
     plugins: list[tuple[str, Mapping[str, Any], str]] = [
-        ("taskset", environment.taskset, "tasksets"),
-        ("harness", environment.harness, "harnesses"),
+        ("taskset", environment["taskset"], "tasksets"),
+        ("harness", environment["harness"], "harnesses"),
     ]
-    if environment.env.get("id"):
-        plugins.append(("env", environment.env, "envs"))
-    own = {f"seats.{name}.harness": seat.harness for name, seat in environment.seats.items()}
-    own |= {f"env.{name}.harness": _harness_settings(each) for name, each in environment.env.items()}
+    if environment["env"].get("id"):
+        plugins.append(("env", environment["env"], "envs"))
+    own = {f"seats.{name}.harness": seat["harness"] for name, seat in environment["seats"].items()}
+    own |= {f"env.{name}.harness": _harness_settings(each) for name, each in environment["env"].items()}
     plugins += [(kind, harness, "harnesses") for kind, harness in own.items() if harness]
-    judges = task.get("judges") if isinstance(task := environment.taskset.get("task"), Mapping) else None
+    judges = task.get("judges") if isinstance(task := environment["taskset"].get("task"), Mapping) else None
     return plugins + [("judge", judge, "judges") for judge in judges or () if isinstance(judge, Mapping)]
 
 
@@ -116,10 +120,10 @@ def _harness_settings(settings: Any) -> dict[str, Any]:
     return harness if isinstance(harness, dict) and "id" in harness else {}
 
 
-def _plugin_names(environment: "EnvironmentConfig", kind: str, plugin: str) -> tuple[str, str]:
+def _plugin_names(environment: Section, kind: str, plugin: str) -> tuple[str, str]:
     """Return the names of a plug-in's distribution and of its module, from its id: owner/name@version, or a name."""
     if not plugin:
-        raise EnvironmentUnavailable(f"environment {environment.name!r}: {kind}.id is missing; it names a package")
+        raise EnvironmentUnavailable(f"environment {environment['name']!r}: {kind}.id is missing; it names a package")
     name = plugin.rsplit("/", 1)[-1].split("@", 1)[0]
     return name, name.replace("-", "_").lower()
 
@@ -131,11 +135,11 @@ def _of_verifiers(module: str, group: str) -> bool:
     return any(Path(root, "v1", group, module).exists() for root in roots)
 
 
-def _label(environment: "EnvironmentConfig", kind: str, name: str, module: str) -> str:
+def _label(environment: Section, kind: str, name: str, module: str) -> str:
     """Return name and version of a plug-in's distribution. Raises EnvironmentUnavailable where there is no module."""
     if _spec(module) is None:
         raise EnvironmentUnavailable(
-            f"environment {environment.name!r}: {kind} {name!r} is not installed: there is no module {module!r}. "
+            f"environment {environment['name']!r}: {kind} {name!r} is not installed: there is no module {module!r}. "
             f"Install the package that has it, for example `pip install {name.replace('_', '-')}`, or for one of the "
             f"samples `pip install ./environments/{module}`"
         )
@@ -166,7 +170,7 @@ def _distributions(dates: tuple[int, ...]) -> Mapping[str, list[str]]:
     return packages_distributions()
 
 
-def _functions(environment: "EnvironmentConfig") -> tuple[list[str], list[Path]]:
+def _functions(environment: Section) -> tuple[list[str], list[Path]]:
     """Return the top-level modules, and the files, of functions that settings name by import path.
 
     Raises EnvironmentUnavailable for a file that is not there; a module that is not there is left to whoever loads it.
@@ -182,12 +186,12 @@ def _functions(environment: "EnvironmentConfig") -> tuple[list[str], list[Path]]
             files.append(Path(place))
         else:
             raise EnvironmentUnavailable(
-                f"environment {environment.name!r}: a function is plugged in from {place!r}, which is no file here"
+                f"environment {environment['name']!r}: a function is plugged in from {place!r}, which is no file here"
             )
     return modules, files
 
 
-def _data(environment: "EnvironmentConfig") -> Iterator[str]:
+def _data(environment: Section) -> Iterator[str]:
     """Yield name and digest of each file that a setting names, and of the directory that one called `path` names."""
     for key, text in _texts(environment):
         path = os.path.expanduser(text)
@@ -198,11 +202,11 @@ def _data(environment: "EnvironmentConfig") -> Iterator[str]:
             yield f"{Path(path).name}/ sha256:{_digest(list(_tree(Path(path))))[:SHOWN]}"
 
 
-def _texts(environment: "EnvironmentConfig") -> Iterator[tuple[str, str]]:
+def _texts(environment: Section) -> Iterator[tuple[str, str]]:
     """Yield key and value of every text among the settings of an environment's plug-ins, at any depth."""
-    seats = [each.harness for each in environment.seats.values()]
+    seats = [each["harness"] for each in environment["seats"].values()]
     waiting: list[tuple[str, Any]] = [
-        ("", each) for each in (environment.taskset, environment.harness, environment.env, *seats)
+        ("", each) for each in (environment["taskset"], environment["harness"], environment["env"], *seats)
     ]
     for key, value in waiting:  # which grows meanwhile
         if isinstance(value, str):

@@ -1,6 +1,8 @@
 """The version of an environment: what of its code and data is in it, and that an edit of any is another version."""
 
+import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ from configs.run import RunConfig
 from tasks.assignment.examples import STAGE
 from tasks.inference.environments import packages
 from tasks.inference.environments.packages import EnvironmentUnavailable, package_version, require_same_code
+from tasks.inference.environments.servers import host_arguments
 from tasks.runtime.run_context import StageKeys
+from tests.fixtures.waiting import PATIENCE
 
 Write = Callable[[str, str], Path]
 
@@ -209,3 +213,22 @@ def test_code_that_cannot_be_read_is_said(write: Write, monkeypatch: pytest.Monk
     monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(EnvironmentUnavailable, match=r"environment 'own': its code cannot be read: .*own_game\.py"):
         package_version(own())
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("module", ["tasks.inference.environments.host", "tasks.inference.grading.host"])
+def test_a_process_that_is_started_again_refuses_edited_code(module: str, tmp_path: Path) -> None:
+    begun = EnvironmentConfig(name="text", taskset={"id": "reverse_text"}, version="reverse-text 0.1.0 sha256:aa")
+    report = tmp_path / "report.json"
+    ended = subprocess.run(host_arguments(module, begun, report), capture_output=True, timeout=PATIENCE, check=False)
+    assert ended.returncode == 3 and json.loads(report.read_text())["error"] == "EnvironmentUnavailable"
+    assert "'text' was edited: the run began with reverse-text 0.1.0 sha256:aa, here" in report.read_text()
+
+
+@pytest.mark.engine
+def test_a_worker_that_joins_later_refuses_edited_code() -> None:
+    from tasks.inference.environments.host import set_up_worker
+
+    begun = EnvironmentConfig(name="text", taskset={"id": "reverse_text"}, version="reverse-text 0.1.0 sha256:aa")
+    with pytest.raises(EnvironmentUnavailable, match="'text' was edited"):
+        set_up_worker(begun.model_dump(mode="json"))
