@@ -44,7 +44,7 @@ def package_version(environment: "EnvironmentConfig | Section") -> str:
     """Return names, versions and digests of the packages whose code runs in the environment, and of its other inputs.
 
     The digest is over the files of the package as it is imported, by their names in it: a wheel and a checkout of the
-    same code have the same. Packages that it imports count where their code is somebody's own: outside of what is
+    same files have the same. Packages that it imports count where their code is somebody's own: outside of what is
     installed, or built on verifiers. So do functions that a setting names by import path and files that one names.
     Imports inside strings (`importlib`) are not seen, nor is data that code fetches or finds by itself.
 
@@ -237,7 +237,23 @@ def _module_files(module: str) -> list[tuple[str, Path]]:
     if spec.submodule_search_locations is None:
         file = Path(spec.origin or "")
         return [(file.name, file)] if file.is_file() else []
-    return [each for root in spec.submodule_search_locations for each in _tree(Path(root))]
+    found = []
+    for root in map(Path, spec.submodule_search_locations):
+        listed = _listed(root)
+        found += [each for each in _tree(root) if not listed or each[0] in listed]
+    return found
+
+
+def _listed(root: Path) -> set[str]:
+    """Return the names of a package's files that came with its wheel; empty where it was not installed from one.
+
+    What an installed package writes beside them as it runs, data that it fetched say, is no code.
+    """
+    name = _distribution_of(root.name)
+    if not name or Path(str((installed := distribution(name)).locate_file(""))).resolve() != root.parent.resolve():
+        return set()
+    files = (each.as_posix().partition("/") for each in installed.files or ())
+    return {inside for top, _, inside in files if top == root.name}
 
 
 def _tree(root: Path) -> Iterator[tuple[str, Path]]:
