@@ -301,7 +301,8 @@ def edits_since(context: RunContext, stages: Collection[str]) -> list[str]:
             f"environment {each.name!r} is other code than in run {run!r}: there {old}, here {new}. Computed anew with "
             f"it: {', '.join(anew)}"
         )
-        if "rollout" in anew and recorded[run].get("kind") == "train":
+        # An evaluation's rollouts are no steps that could be gone through again.
+        if "rollout" in anew and {context.config.kind, recorded[run].get("kind")} == {"train"}:
             lines[-1] += f"; rollouts as they are, scored by this code: stagecoach replay {run} --regrade"
     return lines
 

@@ -116,6 +116,8 @@ def test_a_new_run_says_what_is_computed_anew_and_how_to_keep_rollouts(tmp_path:
     assert told(root, "before", "game 1 sha256:cc, verifiers 0.4.0") == [], "a run that goes on is refused elsewhere"
     (line,) = told(root, "third", "game 1 sha256:cc, verifiers 0.4.0")
     assert "run 'newer'" in line
+    (line,) = told(root, "scored", "game 1 sha256:cc, verifiers 0.4.0", kind="evaluate")
+    assert "run 'newer'" in line and "--regrade" not in line
 
 
 def test_a_replay_is_compared_with_the_run_that_it_goes_through(tmp_path: Path) -> None:
