@@ -194,6 +194,8 @@ def _functions(environment: Section) -> tuple[list[str], list[Path]]:
 def _data(environment: Section) -> Iterator[str]:
     """Yield name and digest of each file that a setting names, and of the directory that one called `path` names."""
     for key, text in _texts(environment):
+        if key != "path" and not {"/", "."} & {*text}:  # a word, as the name of a split is, and no path
+            continue
         path = os.path.expanduser(text)
         # By content and not by date: a file that is copied or checked out again is the same input.
         if os.path.isfile(path):

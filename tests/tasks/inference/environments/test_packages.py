@@ -147,7 +147,7 @@ def test_what_is_installed_counts_where_it_is_built_on_verifiers(tmp_path: Path,
         assert package_version(own()) != version
 
 
-def test_functions_and_files_that_settings_name(write: Write, tmp_path: Path) -> None:
+def test_functions_and_files_that_settings_name(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write("own_game.py", "")
     scores, plugged = write("own_scores.py", "x = 1\n"), tmp_path / "plugged.py"
     notes, rows = tmp_path / "notes.txt", tmp_path / "rows" / "deep" / "1.jsonl"
@@ -159,6 +159,7 @@ def test_functions_and_files_that_settings_name(write: Write, tmp_path: Path) ->
         hints=[{"file": str(notes)}],
         path=str(rows.parent.parent),
         cache_dir=str(tmp_path),
+        split="train",
     )
     seen = [package_version(environment)]
     assert "rows/ sha256:" in seen[0] and "notes.txt sha256:" in seen[0]
@@ -166,6 +167,8 @@ def test_functions_and_files_that_settings_name(write: Write, tmp_path: Path) ->
         file.write_text("22")
         seen.append(package_version(environment))
     (tmp_path / "of no setting.txt").write_text("")
+    (tmp_path / "train").write_text("a word of a setting that happens to be the name of a file")
+    monkeypatch.chdir(tmp_path)
     assert len({*seen}) == 5 and package_version(environment) == seen[-1]
     plugged.unlink()
     with pytest.raises(EnvironmentUnavailable, match=r"environment 'own': .*plugged\.py', which is no file here"):
