@@ -1,4 +1,4 @@
-"""The error of every config that cannot be used."""
+"""The error of every config that cannot be used, and how two versions in messages differ."""
 
 from collections.abc import Sequence
 
@@ -10,3 +10,12 @@ class ConfigError(ValueError):
         self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
         count = "a problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
         super().__init__(f"The config has {count}; nothing was started.\n" + "\n".join(f"  {p}" for p in self.problems))
+
+
+def differing_parts(a: str, b: str) -> tuple[str, str]:
+    """Return the parts of two versions that the other does not have; each is a list of packages and files."""
+    old, new = a.split(", "), b.split(", ")
+    return (
+        ", ".join(each for each in old if each not in new) or "nothing more",
+        ", ".join(each for each in new if each not in old) or "nothing more",
+    )

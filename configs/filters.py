@@ -108,7 +108,7 @@ class FilteringConfig(Section):
 
 
 RESERVED_NAMES = {kind.model_fields["type"].default for kind in section_types(FilterConfig)} | {
-    *("quarantined", "untrainable", "judge", "other_seat", "is_filtered"),
+    *("quarantined", "untrainable", "no_turns", "judge", "other_seat", "is_filtered"),
 }
 """Names that a custom filter may not have: those of the others, reasons that no filter gives, and a metric's."""
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, differing_parts
 from configs.fields import imported_functions
 from configs.run import RunConfig
 
@@ -69,11 +69,9 @@ def require_agreement(config: RunConfig, versions: Mapping[str, Any]) -> None:
     The versions are in the keys: rows made by another version under the recorded name would be taken for the same.
     """
     found = {name: versions.get(name, {}) for name in ("engine", "training", "environments", "functions")}
-    services = ("engine", "training")
-    triples = [(f"{name}.version", getattr(config, name).version, found[name].get("version")) for name in services]
-    triples += [
-        (f"environments.{index}.version", item.version, found["environments"].get(item.name, {}).get("version"))
-        for index, item in enumerate(config.environments)
+    triples = [
+        (f"{name}.version", getattr(config, name).version, found[name].get("version"))
+        for name in ("engine", "training")
     ]
     triples += [
         (each.version_key, each.version, found["functions"].get(each.key)) for each in imported_functions(config)
@@ -85,8 +83,24 @@ def require_agreement(config: RunConfig, versions: Mapping[str, Any]) -> None:
         # An open one is filled in, and of one that is not here (a replay without engine) nothing is known.
         if recorded and here and here != recorded
     ]
-    if lines:
+    here = {name: each.get("version", "") for name, each in found["environments"].items()}
+    if lines := [*lines, *edited_environments(config, here)]:
         raise ConfigError(lines)
+
+
+def edited_environments(config: RunConfig, here: Mapping[str, str]) -> list[str]:
+    """Return a line for each environment whose recorded version is not the one that its name has in `here`."""
+    scores = f"; where rewards alone changed, score what is recorded again: stagecoach replay {config.name} --regrade"
+    if config.kind == "evaluate":  # which has no steps to go through again
+        scores = ""
+    return [
+        f"environments.{index}.version: the code of environment {each.name!r} is not what run {config.name!r} began "
+        f"with: recorded as {old}, here it is {new}. Bring that code back, or start a new run: its examples and "
+        f"rollouts are computed anew{scores}"
+        for index, each in enumerate(config.environments)
+        if each.version and (found := here.get(each.name)) and found != each.version
+        for old, new in [differing_parts(each.version, found)]
+    ]
 
 
 def _fill(section: Any, found: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

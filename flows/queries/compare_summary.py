@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from configs.errors import differing_parts
 from configs.replay import replayed_stages
 from configs.run import RunConfig
 from flows.queries.compare import DIFFERENT, ONLY_A, ONLY_B, SAME, by_step
@@ -88,7 +89,7 @@ def _apart(found: Found) -> list[str]:
 
 def _config(found: Found) -> Sheet:
     rows = tuple(
-        (each["key"], _brief(each["a"]), _brief(each["b"]), "yes" if each["in_keys"] else "no")
+        (each["key"], *map(_brief, _telling(each)), "yes" if each["in_keys"] else "no")
         for each in sorted(found["config"], key=lambda each: not each["in_keys"])
     )
     return Sheet("config", "settings that differ", ("setting", "a", "b", "can change rows"), rows)
@@ -172,6 +173,12 @@ def _change(a: float | None, b: float | None) -> str:
     if a is None or b is None or a == b:
         return "-" if a is None or b is None else "0"
     return f"{b - a:+,}" if isinstance(a, int) and isinstance(b, int) else f"{b - a:+.3g}"
+
+
+def _telling(setting: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return what differs of a setting: of versions with several parts, those that are not the same."""
+    a, b = setting["a"], setting["b"]
+    return differing_parts(a, b) if setting["key"].endswith(".version") and a and b else (a, b)
 
 
 def _brief(value: Any) -> str:

@@ -7,7 +7,7 @@ from flows.queries.outcomes import EXPIRED
 from flows.queries.row_lineage import WORK, RowNode, policy_names
 from flows.reporting.formats import compact_number, one_line
 from storage.read.lineage import Graph, Work
-from tasks.arrays.finding import QUARANTINED
+from tasks.arrays.finding import NO_TURNS, QUARANTINED, UNTRAINABLE
 from tasks.inference.trace_rows.failures import STRAGGLER
 from tasks.metrics.accounting import ERRORED, EVALUATED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
 
@@ -146,7 +146,8 @@ def _trained_sentence(found: Found, use: Found) -> str:
 ENDED = {"errored": "failed", "stopped": "stopped"}
 """Words for rollouts of a group that earned nothing, by what they are counted under."""
 SEATS = {
-    "untrainable": "its seat is not trained: another model plays it, or the environment or its config says so",
+    NO_TURNS: "the policy was never asked in its seat, so that there is no token to train on; its reward counts",
+    UNTRAINABLE: "its seat is not trained: another model plays it, or the environment or its config says so",
     "judge": "the judge's seat is not trained (drop_judge), for its reward is zero by construction",
     "other_seat": "another seat learned in its episode (learner_seat)",
 }
@@ -154,7 +155,8 @@ SEATS = {
 
 
 def _filtered_sentence(found: Found, use: Found) -> str:
-    if said := SEATS.get(use["detail"]):
+    silent = use["detail"] == UNTRAINABLE and NO_TURNS in use["verdict"]["detected"]
+    if said := SEATS.get(NO_TURNS if silent else use["detail"]):
         return f"{_not(use)}: {said}."
     return f"{_not(use)}: filter {use['detail']} left it out{_evidence(use, use['detail'])}."
 

@@ -4,6 +4,7 @@ All of it before anything is started.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from configs.checks.run import require_files
 from configs.environments import EnvironmentConfig
 from configs.errors import ConfigError
 from configs.load import load
-from configs.resolve import require_agreement, resolve
+from configs.resolve import edited_environments, require_agreement, resolve
 from configs.run import RunConfig, content
 from configs.training import LoraConfig
 from flows.queries.store_reader import flat, recorded_config
@@ -123,6 +124,10 @@ def require_same(recorded: RunConfig, config: RunConfig) -> None:
     old, new = dict(flat(_identity(recorded))), dict(flat(_identity(config)))
     differing = [key for key in dict.fromkeys((*old, *new)) if old.get(key) != new.get(key)]
     if differing:
+        # Of code that was edited meanwhile nobody asked for another setting.
+        edited = edited_environments(recorded, {each.name: each.version for each in config.environments})
+        if edited and all(re.fullmatch(r"environments\.\d+\.version", key) for key in differing):
+            raise ConfigError(edited)
         changes = [
             f"{key}: {_brief(old.get(key))} is recorded, {_brief(new.get(key))} is asked for" for key in differing
         ]

@@ -9,13 +9,15 @@ import os
 import shutil
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from configs.environments import EnvironmentConfig
+from configs.errors import differing_parts
 from configs.replay import needs_weights
 from configs.run import RunConfig, only_teachers_sample, policy_scores
 from flows.orchestration.gate_answers import approval
@@ -30,6 +32,7 @@ from flows.services.environments import EnvironmentServers, GraderProcesses
 from flows.services.learner import LearnerProcess
 from flows.services.teachers import TeacherEngines, asked_teachers
 from storage.errors import NoSpace
+from storage.records import REMOVED
 from storage.store import Store, open_store
 from tasks.gate.stage import require_rule
 from tasks.inference.engine.model_info import directory_digest, file_digest, model_directory
@@ -263,6 +266,8 @@ def preflight(session: "Session", missing: Sequence[Ref]) -> None:
     Raises ConfigError, NoSpace, ServiceFailed or EnvironmentUnavailable; nothing was started then.
     """
     stages = {piece.stage for piece in missing}
+    for line in edits_since(session.context, stages):
+        session.notify("note", text=line)
     with nothing_started():
         require_gate(session.config)
         # Tables are small beside weights; without these, only a little room is asked for.
@@ -273,6 +278,39 @@ def preflight(session: "Session", missing: Sequence[Ref]) -> None:
         # Loaded in processes of their own, and kept for the stage: an environment that does not load is known now.
         if "examples" in stages and session.config.kind != "sft":
             session.environments.examples()
+
+
+def edits_since(context: RunContext, stages: Collection[str]) -> list[str]:
+    """Return, for each environment of a new run whose code or packages no recorded run had, what that makes anew.
+
+    `stages` are those of missing work. A replay is compared with the run that it goes through, any other with the
+    newest run of the same environment.
+    """
+    anew = [stage for stage in ("examples", "assignment", "rollout", "regrade") if stage in stages]
+    runs, source = context.store.runs, context.config.replay.run
+    known = [] if context.run in runs.names() or not anew else [source] if source else runs.names()[::-1]
+    recorded = {run: runs.config(run) for run in known if runs.last_event(run) != REMOVED}
+    lines = []
+    for each in context.config.environments:
+        earlier = {run: version for run, config in recorded.items() if (version := _version_in(config, each))}
+        if not each.version or not earlier or each.version in earlier.values():
+            continue
+        run = next(iter(earlier))
+        old, new = differing_parts(earlier[run], each.version)
+        lines.append(
+            f"environment {each.name!r} is other code than in run {run!r}: there {old}, here {new}. Computed anew with "
+            f"it: {', '.join(anew)}"
+        )
+        # An evaluation's rollouts are no steps that could be gone through again.
+        if "rollout" in anew and {context.config.kind, recorded[run].get("kind")} == {"train"}:
+            lines[-1] += f"; rollouts as they are, scored by this code: stagecoach replay {run} --regrade"
+    return lines
+
+
+def _version_in(config: Mapping[str, Any], environment: EnvironmentConfig) -> str:
+    """Return the version that a recorded config has of an environment; empty where it has not that environment."""
+    found = (each for each in config.get("environments", ()) if each["name"] == environment.name)
+    return next((each["version"] for each in found if each["taskset"].get("id") == environment.taskset.get("id")), "")
 
 
 def require_gate(config: RunConfig) -> None:

@@ -14,7 +14,7 @@ from configs.run import RunConfig, needs_reference_scores
 from configs.training import TrainingConfig
 from tasks.inference.engine import model_info
 from tasks.inference.engine.model_info import model_directory, tokenizer_digest
-from tasks.inference.environments import servers as environment_service
+from tasks.inference.environments.packages import package_version
 from tasks.runtime.imports import NotImportable, code_version
 
 PACKAGES = ("stagecoach", "torch", "transformers", "verifiers", "renderers", "prefect", "deltalake", "pyarrow")
@@ -35,7 +35,7 @@ def config_versions(config: RunConfig) -> dict[str, Any]:
     if trains:
         found["training"] = training_facts(precision, config.training)
     if needs_environments:  # of supervised training, the rows of a file stand in for an environment
-        versions = {each.name: {"version": environment_service.package_version(each)} for each in config.environments}
+        versions = {each.name: {"version": package_version(each)} for each in config.environments}
         found["environments"] = versions
     if loads and config.model.path:
         found["model"] = model_facts(config)

@@ -19,6 +19,7 @@ from flows.services.process import Handle, ServiceSpec
 from storage.keys import content_key
 from tasks.arrays.columns import texts
 from tasks.inference.environments import servers as environment_service
+from tasks.inference.environments.packages import package_version
 from tasks.inference.grading import client as regrading
 from tasks.runtime.services import retry_lost
 
@@ -102,11 +103,8 @@ class EnvironmentServers(RunService):
 
 
 def grader_digest(environments: Sequence[EnvironmentConfig]) -> str:
-    """Return the digest of the code that scores, as it is installed now: of each environment's packages and verifiers.
-
-    Data that this code reads from elsewhere is not in it.
-    """
-    return content_key({each.name: regrading.source_digest(each) for each in environments})
+    """Return the digest of the code that scores, as it is installed now: that of each environment."""
+    return content_key({each.name: package_version(each) for each in environments})
 
 
 class GraderProcesses(RunService):

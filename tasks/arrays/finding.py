@@ -14,7 +14,9 @@ Flags = npt.NDArray[np.bool_]
 QUARANTINED = "quarantined"
 """The reason of a verdict on a rollout that was found to be unfit after it was made; no filter finds that."""
 UNTRAINABLE = "untrainable"
-"""The reason of a verdict on a trace whose tokens are not the policy's."""
+"""The reason of a verdict on a trace that has no tokens of the policy."""
+NO_TURNS = "no_turns"
+"""What is found on a scored trace of a seat in which the policy was never asked; the reason is UNTRAINABLE."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ each other, so it is examples that are counted and not attempts: the cluster-rob
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import pi, sqrt, tan
+from math import inf, isfinite, pi, sqrt, tan
 from statistics import NormalDist, fmean, stdev
 
 LEVEL = 0.95
@@ -25,22 +25,36 @@ class Interval:
     high: float
 
 
-def of_mean(values: Sequence[float]) -> Interval | None:
+def of_mean(values: Sequence[float], rewards: Sequence[float] = ()) -> Interval | None:
     """Return the confidence interval of a mean of values, one for each example; None where nothing can be said.
 
-    Where all values are 0 or 1, or all are the same and lie between, it is that of a share (`of_share`), which is
-    honest about few examples and about a share of 0 or 1. Else it is Student's, mean -+ t s / sqrt(n), cut to 0 and 1
-    where all values lie there.
+    `rewards` are those that the values are means of, where they are not the values themselves: their range bounds the
+    interval (`_range`). Where all values are its ends, or all are the same, it is that of a share (`of_share`) on the
+    scale of the range, which is honest about few examples and about a mean at an end. Else it is Student's, mean -+ t s
+    / sqrt(n), cut to the range.
     """
     if not values:
         return None
-    unit = all(0 <= value <= 1 for value in values)
-    if all(value in (0, 1) for value in values) or (unit and alike(values)):
-        return of_share(fmean(values), len(values))
+    low, high = _range(rewards or values)
+    width = high - low
+    if isfinite(width) and width > 0 and (all(value in (low, high) for value in values) or alike(values)):
+        share = of_share(min(1.0, max(0.0, (fmean(values) - low) / width)), len(values))
+        return Interval(low + width * share.low, low + width * share.high)
     found = students(values)
-    if found is None or not unit:
-        return found
-    return Interval(max(0.0, found.low), min(1.0, found.high))
+    return found and Interval(max(low, found.low), min(high, found.high))
+
+
+def _range(rewards: Sequence[float]) -> tuple[float, float]:
+    """Return the least and the most that rewards may be, as far as that can be told; infinite where it cannot.
+
+    That is 0 to 1 where all lie there. Of others, as the payoffs of a game, it is from the least to the most that there
+    are, and 0, where some repeat: those of no fixed scale all differ, and the largest of a few of them bounds nothing.
+    """
+    if all(0 <= reward <= 1 for reward in rewards):
+        return 0.0, 1.0
+    if alike(rewards) or len({*rewards}) == len(rewards):
+        return -inf, inf
+    return min(0.0, *rewards), max(0.0, *rewards)
 
 
 def students(values: Sequence[float]) -> Interval | None:
@@ -60,7 +74,8 @@ def of_share(share: float, count: int) -> Interval:
     """Return the score interval of a share of `count` independent trials (Wilson 1927, without continuity correction).
 
     For means of values between 0 and 1 that are no trials it is too wide and never too narrow in the limit, as their
-    variance is at most share (1 - share).
+    variance is at most share (1 - share); of values between a and b it is at most (mean - a) (b - mean), which is the
+    same on their scale (Bhatia and Davis 2000, "A Better Bound on the Variance", Amer. Math. Monthly 107).
     """
     z = NormalDist().inv_cdf((1 + LEVEL) / 2)
     spread = z * sqrt(share * (1 - share) / count + z * z / (4 * count * count))

@@ -164,7 +164,7 @@ def _estimate(
         average=_mean(means),
         average_floor=_mean(list(floors)),
         pass_at=tuple(_pass_at(k, rewards, pass_reward) for k in pass_at),
-        interval=of_mean(means),
+        interval=of_mean(means, [each for own in rewards.values() for each in own if each is not None]),
         num_turns=costs[0],
         num_tokens=costs[1],
     )

@@ -95,7 +95,7 @@ ASSIGNMENT_STAGE = Stage(
 )
 STAGE = Stage(
     name="import",
-    version=2,
+    version=3,
     reads=("assignments", "examples"),
     writes=("traces", "messages", "images"),
     optional=("images",),

@@ -15,7 +15,7 @@ from configs.filters import CustomFilter, ErroredFilter, filter_name
 from configs.run import View
 from storage.schemas.stage_tables import VERDICTS
 from tasks.arrays.columns import texts
-from tasks.arrays.finding import QUARANTINED, UNTRAINABLE, FilterInput, Finding, Flags, hits_from
+from tasks.arrays.finding import NO_TURNS, QUARANTINED, UNTRAINABLE, FilterInput, Finding, Flags, hits_from
 from tasks.arrays.message_graph import owners
 from tasks.arrays.seats import JUDGE, OTHER_SEAT, seat_rules
 from tasks.filtering.filters import FILTERS
@@ -30,15 +30,17 @@ def filtering(tables: Tables, config: View, *, quarantined: Mapping[str, str] = 
     anything else, so that no group, and no baseline, sees them. Every filter records what it finds; only an enforcing
     one excludes, and the first of those in config order is the reason. Filters of groups look last, at what the others
     left standing, so that they judge the members that a baseline will be made of. Errored traces are excluded even if
-    the config lists no such filter. A trace whose tokens are not the policy's is excluded as untrainable, whatever else
-    a filter found; one of a seat that is left out (`tasks.arrays.seats`) as that. Raises LearnerSeatMissing where a
-    trace does not say which seat learns and has to.
+    the config lists no such filter. A trace without tokens of the policy is excluded as untrainable, whatever else a
+    filter found: another model's, or one of a seat that was never asked, which has a reward all the same. One of a seat
+    that is left out (`tasks.arrays.seats`) is excluded as that. Raises LearnerSeatMissing where a trace does not say
+    which seat learns and has to.
     """
     traces, messages = tables["traces"], tables["messages"]
     filters = config.filtering.filters
     if not any(settings.type == "errored" for settings in filters):
         filters = (ErroredFilter(), *filters)
-    trainable = traces["trainable"].to_numpy().astype(np.bool_)
+    silent = _without_turns(traces)
+    trainable = traces["trainable"].to_numpy().astype(np.bool_) & ~silent.hits
     names = enumerate(texts(traces["trace_id"]))
     said = {row: {"reason": quarantined[name]} for row, name in names if name in quarantined}
     unfit = hits_from(said, traces.num_rows)
@@ -58,8 +60,16 @@ def filtering(tables: Tables, config: View, *, quarantined: Mapping[str, str] = 
             if _looks_last(settings) == of_groups:
                 findings[place] = FILTERS[settings.type].detect(material, settings)
     found = [(QUARANTINED, True, unfit), (JUDGE, True, seats.judge), (OTHER_SEAT, True, seats.other)]
+    found += [(NO_TURNS, True, silent)]
     found += [(filter_name(settings), settings.enforce, findings[place]) for place, settings in enumerate(filters)]
     return {"verdicts": _verdicts(traces, found, trainable)}
+
+
+def _without_turns(traces: pa.Table) -> Finding:
+    """Hit the faultless traces in which the policy was never asked: their seats had nothing to do in their episodes."""
+    faultless = traces["trainable"].to_numpy().astype(np.bool_) & traces["error_class"].is_null().to_numpy()
+    rows = np.flatnonzero(faultless & (traces["num_turns"].to_numpy() == 0))
+    return hits_from({int(row): {"num_turns": 0} for row in rows}, traces.num_rows)
 
 
 def _looks_last(settings: Any) -> bool:
@@ -101,7 +111,7 @@ def _verdicts(traces: pa.Table, findings: Sequence[tuple[str, bool, Finding]], t
 
 STAGE = Stage(
     name="filtering",
-    version=2,
+    version=3,
     reads=("traces", "messages"),
     writes=("verdicts",),
     sections=("filtering", "model", "learns_from_equals", "episode_agents", "seat_rules"),

@@ -132,7 +132,7 @@ def _missing(assignments: pa.Table, parts: Parts) -> pa.Table:
 
 STAGE = Stage(
     name="rollout",
-    version=1,
+    version=2,
     reads=("assignments", "examples"),
     writes=("traces", "messages", "images"),
     optional=("images",),

@@ -530,8 +530,8 @@ def test_a_conversation_that_no_longer_fits_is_cut_and_no_error(engine: Engine, 
     debaters = [each["affirmative"], each["negative"]]
     assert [(row["error_message"], row["reward"]) for row in debaters] == [(None, 0.0)] * 2
     assert any(row["is_truncated"] for row in debaters)
-    # It was never asked, which is no reward of zero.
-    assert (each["judge"]["error_class"], each["judge"]["reward"]) == ("incomplete", None)
+    # It was never asked, and the environment says what that earns it: nothing failed.
+    assert (each["judge"]["error_class"], each["judge"]["reward"], each["judge"]["num_turns"]) == (None, 0.0, 0)
 
 
 def test_a_member_without_a_model_leaves_rows_with_errors_and_no_zeros(engine: Engine, model: Path) -> None:

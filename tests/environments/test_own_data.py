@@ -17,11 +17,13 @@ from own_data.taskset import OwnDataConfig, OwnDataTask, OwnDataTaskset
 
 from configs.environments import EnvironmentConfig
 from tasks.inference.environments import servers as environments
+from tasks.inference.environments.packages import SHOWN, module_digest, package_version
 from tests.environments.scripted import played
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
 ROWS = [{"prompt": "2+2?", "answer": "4"}, {"prompt": "3+3?", "answer": "6"}]
+CODE = ("own-data", "chat-loop")
 Row = dict[str, Any]
 
 
@@ -283,23 +285,21 @@ def test_replies_are_scored_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_another_file_or_another_function_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def version(scoring: str, path: str) -> str:
         taskset = {"id": "own_data", "path": path, "task": {"scoring": scoring}}
-        return environments.package_version(EnvironmentConfig(name="mine", taskset=taskset))
+        return package_version(EnvironmentConfig(name="mine", taskset=taskset))
 
     path = written(tmp_path / "rows.jsonl", ROWS)
     (tmp_path / "own_scores.py").write_text("def half(reply, answer, row):\n    return 0.5\n")
     monkeypatch.syspath_prepend(tmp_path)
-    digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+    digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:SHOWN]
     plain, own = version("exact", path), version("own_scores:half", path)
-    assert plain == f"own-data 0.1.0, chat-loop 0.1.0, rows.jsonl sha256:{digest}, verifiers 0.4.0"
-    code = hashlib.sha256((tmp_path / "own_scores.py").read_bytes()).hexdigest()
-    assert f"own_scores:half sha256:{code}" in own and digest in own
+    packages = [f"{name} 0.1.0 sha256:{module_digest(name.replace('-', '_'))[:SHOWN]}" for name in CODE]
+    assert plain == ", ".join([*packages, f"rows.jsonl sha256:{digest}", "verifiers 0.4.0"])
+    assert f"own_scores (not a package) sha256:{module_digest('own_scores')[:SHOWN]}" in own and digest in own
+    (tmp_path / "own_scores.py").write_text("def half(reply, answer, row):\n    return 0.25\n")
+    assert version("own_scores:half", path) != own
     written(tmp_path / "rows.jsonl", [*ROWS, {"prompt": "?", "answer": "!"}])
     assert version("exact", path) != plain
-    assert (
-        version("exact", "/no/such.jsonl")
-        == version("no_such:f", "")
-        == "own-data 0.1.0, chat-loop 0.1.0, verifiers 0.4.0"
-    )
+    assert version("exact", "/no/such.jsonl") == version("no_such:f", "") == ", ".join([*packages, "verifiers 0.4.0"])
 
 
 def test_a_run_says_what_is_wrong_before_it_starts(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 from tasks.inference.engine.host import write_report
 from tasks.inference.environments.batched_calls import install_batched_calls
 from tasks.inference.environments.examples import verifiers_config, write_examples
+from tasks.inference.environments.packages import require_same_code
 from tasks.inference.environments.tuning import load_in_background, tune_verifiers
 from tasks.inference.sampling.seats import install_seat_assignment
 from tasks.runtime.imports import quick_imports
@@ -53,6 +54,8 @@ def main(argv: Sequence[str]) -> int:
     set_up_process()
     environment = json.loads(arguments.config)
     try:
+        # Here and not only where it is started: it is started again with the same arguments, whatever was edited since.
+        require_same_code(environment)
         with quick_imports():
             import verifiers.v1  # noqa: F401
         if arguments.examples is None:
@@ -99,7 +102,7 @@ def serve(environment: Mapping[str, Any], report: Path) -> int:
             from tasks.inference.environments.pool import serve_pool
 
             cancel_on_sigterm()
-            return serve_pool(environment, config_data, put, set_up_server)
+            return serve_pool(environment, config_data, put, functools.partial(set_up_worker, environment))
         serve_env(
             max_workers=1,
             address="tcp://127.0.0.1:0",
@@ -139,6 +142,12 @@ def label_sandboxes() -> None:
         from verifiers.v1.runtimes import set_base_sandbox_labels
 
         set_base_sandbox_labels(json.loads(labels))
+
+
+def set_up_worker(environment: Mapping[str, Any]) -> None:
+    """Set up a worker of a pool; raises EnvironmentUnavailable where its code was edited since the run began."""
+    require_same_code(environment)  # an elastic pool starts workers at any time
+    set_up_server()
 
 
 def set_up_server() -> None:

@@ -1,7 +1,6 @@
-"""Environments on the pipeline's side: commands, health, examples and versions, without importing their packages."""
+"""Environments on the pipeline's side: commands, health and examples, without importing their packages."""
 
 import asyncio
-import hashlib
 import json
 import logging
 import os
@@ -10,10 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, packages_distributions, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +17,7 @@ import pyarrow as pa
 
 from storage.policies.scratch import ScratchDirectories
 from storage.schemas.stage_tables import EXAMPLES
-from tasks.runtime.imports import NotImportable, code_version
+from tasks.inference.environments.packages import EnvironmentUnavailable, require_same_code
 
 if TYPE_CHECKING:
     from configs.environments import EnvironmentConfig
@@ -40,17 +36,13 @@ OLD_INTERFACE_HINT = (
 )
 
 
-class EnvironmentUnavailable(ValueError):
-    """An environment's package is not installed, or cannot be loaded as configured."""
-
-
 def command(environment: "EnvironmentConfig", report: str | Path) -> tuple[list[str], dict[str, str]]:
     """Argument list and environment variables of the process that serves `environment`.
 
     The process writes `{"address": ...}` to `report` once it takes requests. Raises EnvironmentUnavailable where a
-    package is missing.
+    package is missing, or was edited since the run began.
     """
-    package_version(environment)
+    require_same_code(environment)
     return host_arguments(HOST, environment, report), host_variables()
 
 
@@ -99,9 +91,9 @@ def hangs(address: str, seconds: float) -> bool:
 def examples(environment: "EnvironmentConfig") -> pa.Table:
     """Return the environment's examples, with the schema of the examples table, read in a separate process.
 
-    Raises EnvironmentUnavailable where the taskset cannot be loaded or holds nothing.
+    Raises EnvironmentUnavailable where the taskset cannot be loaded, holds nothing, or was edited since the run began.
     """
-    package_version(environment)
+    require_same_code(environment)
     # A scratch directory is removed later, too, where this process is killed before it comes to that.
     scratches = ScratchDirectories(Path(tempfile.gettempdir()) / f"stagecoach-{os.getuid()}")
     directory = scratches.make("examples")
@@ -168,71 +160,3 @@ def read_rows(path: Path) -> pa.Table:
     with pa.OSFile(str(path), "rb") as source:
         rows: pa.Table = pa.ipc.open_file(source).read_all()
     return rows
-
-
-def package_version(environment: "EnvironmentConfig") -> str:
-    """Return names and versions of the packages whose code runs in the environment, and of its taskset's other inputs.
-
-    Nothing of the packages is imported. Raises EnvironmentUnavailable where one is not installed.
-    """
-    plugins = [("taskset", environment.taskset, "tasksets"), ("harness", environment.harness, "harnesses")]
-    if environment.env.get("id"):
-        plugins.append(("env", environment.env, "envs"))
-    own = {f"seats.{name}.harness": seat.harness for name, seat in environment.seats.items()}
-    own |= {f"env.{name}.harness": _harness_settings(each) for name, each in environment.env.items()}
-    plugins += [(kind, harness, "harnesses") for kind, harness in own.items() if harness]
-    parts = [_distribution(environment, kind, str(plugin.get("id", "")), group) for kind, plugin, group in plugins]
-    parts += taskset_inputs(environment.taskset)
-    return ", ".join(dict.fromkeys([*parts, f"verifiers {version('verifiers')}"]))
-
-
-def taskset_inputs(taskset: Mapping[str, Any]) -> list[str]:
-    """Return the inputs of a taskset outside its package, each with a digest or version of its content.
-
-    These are the local file under the setting `path`, and the function whose import path is `task.scoring`: changes to
-    either change the rollouts. A missing one is left to the taskset to refuse.
-    """
-    inputs = []
-    # By content and not by date: a file that is copied or checked out again is the same input.
-    file = Path(str(taskset.get("path") or "")).expanduser()
-    if file.is_file():
-        with file.open("rb") as content:
-            inputs.append(f"{file.name} sha256:{hashlib.file_digest(content, 'sha256').hexdigest()[:16]}")
-    task = taskset.get("task")
-    function = str(task.get("scoring", "")) if isinstance(task, Mapping) else ""
-    if ":" in function:
-        with suppress(NotImportable):
-            inputs.append(f"{function} {code_version(function)}")
-    return inputs
-
-
-def _harness_settings(settings: Any) -> dict[str, Any]:
-    """Return the harness that an environment's own settings name for a seat; empty where they name none."""
-    harness = settings.get("harness") if isinstance(settings, dict) else None
-    return harness if isinstance(harness, dict) and "id" in harness else {}
-
-
-def _distribution(environment: "EnvironmentConfig", kind: str, plugin: str, group: str) -> str:
-    """Return name and version of a plugin's distribution, in verifiers' order: its own plugins, then any package."""
-    if not plugin:
-        raise EnvironmentUnavailable(f"environment {environment.name!r}: {kind}.id is missing; it names a package")
-    name = plugin.rsplit("/", 1)[-1].split("@", 1)[0]
-    module = name.replace("-", "_").lower()
-    verifiers = find_spec("verifiers")
-    if verifiers and any(
-        Path(root, "v1", group, module).exists() for root in verifiers.submodule_search_locations or ()
-    ):
-        return f"verifiers {version('verifiers')}"
-    try:
-        return f"{name.replace('_', '-')} {version(name)}"
-    except PackageNotFoundError:
-        distributions = packages_distributions().get(module)
-    if distributions:
-        return f"{distributions[0]} {version(distributions[0])}"
-    if find_spec(module):
-        return f"{module} (not a package)"
-    raise EnvironmentUnavailable(
-        f"environment {environment.name!r}: {kind} {plugin!r} is not installed: there is no module {module!r}. Install "
-        f"the package that has it, for example `pip install {name.replace('_', '-')}`, or for one of the samples "
-        f"`pip install ./environments/{module}`"
-    )

@@ -1,11 +1,8 @@
-"""Regrading on the pipeline's side: the command of a grader's process, the digest of its code, and its client."""
+"""Regrading on the pipeline's side: the command of a grader's process, and its client."""
 
-import hashlib
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
-from importlib.metadata import version
-from importlib.util import find_spec
+from collections.abc import Mapping
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
@@ -13,14 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tasks.inference.environments.servers import (
-    EnvironmentUnavailable,
-    host_arguments,
-    host_variables,
-    package_version,
-    read_rows,
-    write_rows,
-)
+from tasks.inference.environments.packages import require_same_code
+from tasks.inference.environments.servers import host_arguments, host_variables, read_rows, write_rows
 
 if TYPE_CHECKING:
     from configs.environments import EnvironmentConfig
@@ -59,9 +50,9 @@ def command(environment: "EnvironmentConfig", report: str | Path) -> tuple[list[
     """Return the argument list and environment of a grader's process for `environment`; the caller adds the key.
 
     The process writes `{"address": ...}` to `report` once it takes requests. Raises EnvironmentUnavailable where a
-    package is missing.
+    package is missing, or was edited since the run began.
     """
-    package_version(environment)
+    require_same_code(environment)
     return host_arguments(HOST, environment, report), host_variables()
 
 
@@ -109,54 +100,3 @@ def _ask(grader: Connection, request: Mapping[str, Any], seconds: float) -> dict
         f"a grader finished no episode in {seconds:.0f} s: a reward function does not return. Nothing of it is in the "
         "store, what was recorded is as it was. Look at the environment's reward functions, then run the same again."
     )
-
-
-def source_digest(environment: "EnvironmentConfig") -> str:
-    """SHA-256 over the files of every package that an environment's section names, and the version of verifiers.
-
-    These are the packages of the taskset, the harness, and the functions plugged into the task by import path. Plug-ins
-    that come with verifiers, or are not installed, add nothing. Raises EnvironmentUnavailable for a missing file.
-    """
-    digest = hashlib.sha256(f"verifiers {version('verifiers')}".encode())
-    for name in dict.fromkeys(_scoring_modules(environment)):
-        for file, inside in _module_files(name):
-            digest.update(f"\0{name}\0{inside}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
-    return digest.hexdigest()
-
-
-def _scoring_modules(environment: "EnvironmentConfig") -> Iterator[str]:
-    """Yield the top-level modules, or the paths of files, whose code may take part in scoring."""
-    for plugin in (environment.taskset, environment.harness):
-        # An id may hold owner and version, owner/name@version; the module has the name alone.
-        yield str(plugin["id"]).rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
-    task = environment.taskset.get("task") or {}
-    for kind in ("rewards", "metrics"):
-        for plugged in (task.get(kind) or {}).values():
-            if path := plugged.get("fn"):
-                file = path.rpartition(":")[0]
-                if not file.endswith(".py"):
-                    yield path.replace(":", ".").partition(".")[0]
-                elif Path(file).is_file():
-                    yield file
-                else:
-                    raise EnvironmentUnavailable(
-                        f"environment {environment.name!r}: a function is plugged in from {file!r}, which is no file "
-                        "here"
-                    )
-
-
-def _module_files(module: str) -> Iterator[tuple[Path, str]]:
-    """Yield the files of a module with their names inside it, in order."""
-    if module.endswith(".py"):
-        yield Path(module), Path(module).name
-        return
-    spec = find_spec(module)
-    if spec is None:
-        return
-    if not spec.submodule_search_locations:
-        yield Path(spec.origin or ""), Path(spec.origin or "").name
-        return
-    for root in sorted(spec.submodule_search_locations):
-        for file in sorted(Path(root).rglob("*")):
-            if file.is_file() and "__pycache__" not in file.parts:
-                yield file, file.relative_to(root).as_posix()

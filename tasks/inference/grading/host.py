@@ -39,6 +39,7 @@ from verifiers.v1.utils.loaders import load_environment
 from tasks.inference.engine.host import write_report
 from tasks.inference.environments.examples import verifiers_config
 from tasks.inference.environments.host import report_load_error, set_up_process
+from tasks.inference.environments.packages import require_same_code
 from tasks.inference.environments.servers import read_rows, write_rows
 from tasks.inference.grading.client import KEY_VARIABLE, SCORES, NotRegradable
 from tasks.inference.trace_rows.failures import Failure, failure_of_error, failure_of_rewards
@@ -333,6 +334,7 @@ def main(argv: Sequence[str]) -> int:
     set_up_process()
     environment = json.loads(arguments.config)
     try:
+        require_same_code(environment)
         grader = Grader(environment)
     except Exception as error:
         return report_load_error(error, environment["name"], arguments.report)

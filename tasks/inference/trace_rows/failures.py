@@ -22,6 +22,8 @@ STRAGGLER = "straggler"
 """The class of a rollout that did not fail: it was stopped because enough others had ended."""
 TRANSPORT_STATUS = frozenset({408, 425, 429})
 """HTTP statuses below 500 that say nothing about the request itself: timeout, too early, too many requests."""
+LIMITS = frozenset({"max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed"})
+"""Stop conditions by which the framework cuts a trace off."""
 MALFORMED = re.compile(r"Engine response|MalformedGenerateResponse")
 
 
@@ -39,6 +41,9 @@ class Failure:
     def retryable(self) -> bool:
         """Whether another attempt may succeed: not where the environment's own code failed."""
         return self.kind in RETRYABLE_KINDS
+
+
+_EMPTY = Failure("model", "EmptyResponse", "the model's responses hold no tokens")
 
 
 def kind_of(error: Mapping[str, Any]) -> str:
@@ -65,6 +70,8 @@ def failure_of_trace(trace: Mapping[str, Any]) -> Failure | None:
     """Return what is wrong with a finished trace, given as JSON values; None where it can be trained on.
 
     A recorded error goes first: otherwise a rollout that died before its first model call would only count as empty.
+    A seat that was never asked is no failure where the environment scored it, as when its opponent forfeits: it keeps
+    its reward, and filtering leaves it out of training. One that a limit kept from its first reply is.
     """
     if not trace["ok"]:
         if trace["errors"]:
@@ -74,13 +81,13 @@ def failure_of_trace(trace: Mapping[str, Any]) -> Failure | None:
         return Failure("timeout", "TimeoutError", f"a stage of the rollout took too long: {trace['stop_condition']}")
     sampled = [node for node in trace["nodes"] if node["sampled"]]
     if not sampled:
-        return Failure("incomplete", "NothingSampled", f"no model call was made: {trace['stop_condition']}")
-    if is_chat_only(trace):
-        has_response = any(node["message"].get("content") or node["message"].get("tool_calls") for node in sampled)
-    else:
-        has_response = any(any(node["mask"]) for node in sampled)
-    if not has_response:
-        return Failure("model", "EmptyResponse", "the model's responses hold no tokens")
+        if not trace["rewards"] or trace.get("calls") or trace["stop_condition"] in LIMITS:
+            return Failure("incomplete", "NothingSampled", f"the model gave no reply: {trace['stop_condition']}")
+    elif is_chat_only(trace):
+        if not any(node["message"].get("content") or node["message"].get("tool_calls") for node in sampled):
+            return _EMPTY
+    elif not any(any(node["mask"]) for node in sampled):
+        return _EMPTY
     return failure_of_rewards(trace["rewards"])
 
 

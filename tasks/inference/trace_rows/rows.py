@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from storage.schemas.stage_tables import MESSAGES, TRACES
-from tasks.inference.trace_rows.failures import Failure, failure_of_trace, is_chat_only
+from tasks.inference.trace_rows.failures import LIMITS, Failure, failure_of_trace, is_chat_only
 from tasks.inference.trace_rows.images import extract_images
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ TRACE_COLUMNS = frozenset({"id", "rewards", "metrics", "info"})
 """Fields of a trace that are columns of traces and not in its record."""
 RAW_FIELDS = frozenset({"routed_experts", "sampling_mask"})
 """Fields of a node that are tensors, which rows do not have: verifiers' EXCLUDE_FIELDS."""
-LIMITS = frozenset({"max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed"})
-"""Stop conditions by which the framework cuts a trace off."""
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _STRICT_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 

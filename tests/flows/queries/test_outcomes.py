@@ -15,6 +15,7 @@ from flows.queries.step_history import StepHistory
 from storage.read.frames import Frames
 from storage.store import open_store
 from tasks.metrics.accounting import EVALUATED, PENDING, REFUSED, TRAINED, account
+from tests.fixtures.rehearsal import play_stages, rehearse, sampled_with
 from tests.flows.queries.every_outcome import REASON, RUNS, UNFIT
 
 Figures = dict[tuple[str, str], tuple[int, int, int]]
@@ -177,6 +178,28 @@ def test_a_trained_rollout_has_batch_row_update_and_policy(frames: Frames, rows:
 )
 def test_what_decided_against_it_and_with_which_numbers(frames: Frames, trace: str, run: str, words: str) -> None:
     assert words in reason_of(frames, trace, run)
+
+
+def test_a_seat_that_never_moved_is_left_out_as_untrainable_with_its_reward(tmp_path: Path) -> None:
+    """The first rollout of a run is of such a seat: nothing failed, and there is nothing of it to train on."""
+
+    def silent(number: int, row: dict[str, Any]) -> dict[str, Any]:
+        return {"num_turns": 0, "num_output_tokens": 0, "reward": 1.0} if number == 0 else {}
+
+    with play_stages(rollout=sampled_with(silent)):
+        store = rehearse(tmp_path / "store", "base", steps=1)
+    frames = Frames(store, DERIVED)
+    (row,) = (
+        outcomes(frames)
+        .filter((pl.col("outcome") == "filtered") & (pl.col("detail") == "untrainable"))
+        .collect()
+        .to_dicts()
+    )
+    said = reason_of(frames, row["trace_id"], "base")
+    assert "did not train on it at step 0: the policy was never asked in its seat" in said
+    assert "; its reward is 1;" in head(explain(frames, row["trace_id"]))
+    assert "failed" not in said
+    assert of_table(frames, "base", 0) == of_account(frames, "base", 0)
 
 
 def test_a_rollout_that_was_scored_again_says_both_rewards(frames: Frames, rows: Any) -> None:

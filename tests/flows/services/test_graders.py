@@ -45,7 +45,7 @@ def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
 
 
 def config(*environments: dict[str, Any]) -> RunConfig:
-    return RunConfig.model_validate({"seed": 7, "environments": [{"version": "1", **each} for each in environments]})
+    return RunConfig.model_validate({"seed": 7, "environments": environments})
 
 
 def reverse(**task: Any) -> dict[str, Any]:

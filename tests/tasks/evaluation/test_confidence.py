@@ -42,6 +42,52 @@ def test_which_interval_is_taken() -> None:
         assert of_mean(values) == students(values), "what is no share may lie beyond 0 and 1"
 
 
+def test_payoffs_are_bounded_by_their_own_range() -> None:
+    """As of a game of two seats, of which one wins what the other loses."""
+    drawn = of_mean([0.0] * 4, [1.0, -1.0] * 4)
+    half = of_share(0.5, 4)
+    assert drawn == Interval(2 * half.low - 1, 2 * half.high - 1) and drawn.low == pytest.approx(-drawn.high)
+    assert of_mean([1.0, 0.0, -1.0, -1.0]) == Interval(-1.0, 1.0), "Student's, cut at both ends"
+    won, lost = of_mean([2.0, 1.0, 2.0]), of_mean([-2.0, -1.0, -2.0])
+    assert won is not None and lost is not None and (won.high, lost.low) == (2.0, -2.0)
+    assert won.low == pytest.approx(5 / 3 - t_quantile(2) / 3) and lost.high == pytest.approx(-won.low)
+    both = of_mean([1.0, 1.0, -1.0, -1.0, 1.0])
+    share = of_share(3 / 5, 5)
+    assert both is not None and (both.low, both.high) == pytest.approx((2 * share.low - 1, 2 * share.high - 1))
+
+
+def test_a_few_rewards_of_no_fixed_scale_are_no_bounds() -> None:
+    assert of_mean([0.0], [1.0, -1.0]) is None, "one game says nothing"
+    for values in ([-3.0, 1.5, 7.25], [0.5, 2.5]):
+        assert of_mean(values) == students(values)
+
+
+def test_of_rewards_between_0_and_1_nothing_is_different() -> None:
+    assert of_mean([0.5, 0.5], [0.0, 1.0, 1.0, 0.0]) == of_mean([0.5, 0.5]) == of_share(0.5, 2)
+
+
+@given(st.lists(st.sampled_from([-1.0, -0.5, 0.0, 2.0]), min_size=2, max_size=20))
+def test_an_interval_of_payoffs_holds_their_mean_within_their_range(values: list[float]) -> None:
+    rewards = [*values, -1.0, -1.0, 2.0, 2.0]
+    found = of_mean(values, rewards)
+    assert found is not None and -1.0 <= found.low <= fmean(values) + 1e-12
+    assert fmean(values) - 1e-12 <= found.high <= 2.0
+
+
+SCALES = ((-1.0, 1.0), (-2.0, -1.0, 1.0, 2.0), None)
+"""Payoffs that are as likely each; None is a normal distribution, of no fixed scale."""
+
+
+@pytest.mark.parametrize(("payoffs", "count"), [(None, 3), *((scale, count) for scale in SCALES for count in (8, 40))])
+def test_intervals_of_payoffs_hold_the_mean_as_often_as_they_say(payoffs: tuple[float, ...] | None, count: int) -> None:
+    chance, held, truth = random.Random(count), [], 0.0 if payoffs else 3.0
+    for _ in range(1500):
+        values = [chance.choice(payoffs) if payoffs else chance.gauss(3.0, 2.0) for _ in range(count)]
+        found = of_mean(values)
+        held.append(found is None or found.low <= truth <= found.high)
+    assert fmean(held) > 0.93
+
+
 def test_what_differs_by_rounding_alone_is_alike() -> None:
     assert alike([0.0, 1e-9]) and alike([1e6, 1e6 + 1e-4]) and alike([-1e6, -1e6 - 1e-4])
     assert not alike([0.0, 1.5e-9]) and not alike([1e6, 1e6 + 1e-2])

@@ -104,6 +104,18 @@ def test_untrainable_traces_are_not_trained_and_in_no_group():
     assert verdicts["a"]["reason"] == "zero_advantage"
 
 
+def test_a_seat_that_never_moved_is_untrainable_and_no_fault_of_its_group():
+    filters = [{"type": "errored"}, {"type": "incomplete_group"}, {"type": "zero_advantage"}]
+    rows = [trace("a"), trace("b", reward=0.0), trace("silent", num_turns=0, num_output_tokens=0)]
+    verdicts = judged(rows, [*exchange("a"), *exchange("b")], filters)
+    assert (verdicts["silent"]["reason"], verdicts["silent"]["detected"]) == ("untrainable", ["no_turns"])
+    assert verdicts["a"]["keep"] and verdicts["b"]["keep"], "neither errored nor incomplete"
+    alone = judged([trace("a"), rows[2]], exchange("a"), filters)
+    assert alone["a"]["reason"] == "zero_advantage", "it is in no comparison"
+    lost = judged([failed("a", num_turns=0)], [], filters)["a"]
+    assert (lost["reason"], lost["detected"]) == ("errored", ["errored"])
+
+
 GIBBERISH = [{"type": "gibberish", "token_id_threshold": 100, "logprob_offset": 2.0, "enforce": True}]
 BOUND = -log(VOCABULARY) - 2.0
 

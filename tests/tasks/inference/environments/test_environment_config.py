@@ -6,7 +6,7 @@ import pytest
 
 from configs.environments import EnvironmentConfig
 from tasks.inference.environments.examples import UnknownSeat, verifiers_config
-from tasks.inference.environments.servers import EnvironmentUnavailable, package_version
+from tasks.inference.environments.packages import EnvironmentUnavailable, package_version
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
 

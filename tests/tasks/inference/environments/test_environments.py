@@ -14,7 +14,8 @@ from flows.services.ownership import start_time
 from storage.schemas.stage_tables import EXAMPLES
 from tasks.inference.environments import servers as environments
 from tasks.inference.environments.examples import example_id, example_rows, split_of
-from tasks.inference.environments.servers import EnvironmentUnavailable, examples, package_version
+from tasks.inference.environments.packages import SHOWN, EnvironmentUnavailable, module_digest, package_version
+from tasks.inference.environments.servers import examples
 from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
@@ -100,9 +101,12 @@ def test_messages_in_a_task_keep_their_roles() -> None:
 
 
 def test_the_version_names_every_package() -> None:
-    assert package_version(REVERSE) == "reverse-text 0.1.0, chat-loop 0.1.0, verifiers 0.4.0"
+    reverse, chat_loop = (module_digest(each)[:SHOWN] for each in ("reverse_text", "chat_loop"))
+    named = f"reverse-text 0.1.0 sha256:{reverse}, chat-loop 0.1.0 sha256:{chat_loop}, verifiers 0.4.0"
+    assert package_version(REVERSE) == named
+    # What its own code imports of chat_loop stays, whichever harness plays.
     builtin = REVERSE.model_copy(update={"harness": {"id": "null"}})
-    assert package_version(builtin) == "reverse-text 0.1.0, verifiers 0.4.0"
+    assert sorted(package_version(builtin).split(", ")) == sorted(named.split(", "))
 
 
 @pytest.mark.parametrize("ask", [package_version, examples, lambda one: environments.command(one, "report.json")])

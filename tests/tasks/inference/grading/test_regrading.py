@@ -13,8 +13,7 @@ from configs.environments import EnvironmentConfig
 from configs.run import View
 from tasks.inference.engine.client import Engine
 from tasks.inference.environments import servers as environments
-from tasks.inference.environments.servers import EnvironmentUnavailable
-from tasks.inference.grading import client as regrading_sources
+from tasks.inference.environments.packages import EnvironmentUnavailable, package_version
 from tasks.inference.grading.client import NotRegradable
 from tests.fixtures.hosts import PLUGINS, assigned, served
 from tests.fixtures.recorded import example_of, rows_of, scored, trace_of
@@ -183,7 +182,7 @@ def test_a_function_that_cannot_be_loaded_is_no_fault_of_a_trace(tmp_path: Path)
         regraded(absent, reversals(), example_of("reverse", "{}"))
     nowhere = reverse(task={"rewards": {"r": {"fn": f"{tmp_path}/nowhere.py:f"}}})
     with pytest.raises(EnvironmentUnavailable, match=r"environment 'reverse': .*nowhere\.py"):
-        regrading_sources.source_digest(nowhere)
+        package_version(nowhere)
 
 
 def test_the_digest_is_of_the_code_that_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,16 +192,16 @@ def test_the_digest_is_of_the_code_that_scores(tmp_path: Path, monkeypatch: pyte
     (package / "rewards.py").write_text("VALUE = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     environment = EnvironmentConfig(name="e", taskset={"id": "shifting"})
-    first = regrading_sources.source_digest(environment)
-    assert regrading_sources.source_digest(environment) == first and "shifting" not in sys.modules
+    first = package_version(environment)
+    assert package_version(environment) == first and "shifting" not in sys.modules
     (package / "rewards.py").write_text("VALUE = 2\n")
-    second = regrading_sources.source_digest(environment)
+    second = package_version(environment)
     plugged = tmp_path / "plugged.py"
     plugged.write_text("")
     taskset = {"id": "shifting", "task": {"rewards": {"r": {"fn": f"{plugged}:f"}}}}
-    third = regrading_sources.source_digest(environment.model_copy(update={"taskset": taskset}))
+    third = package_version(environment.model_copy(update={"taskset": taskset}))
     plugged.write_text("pass")
-    fourth = regrading_sources.source_digest(environment.model_copy(update={"taskset": taskset}))
+    fourth = package_version(environment.model_copy(update={"taskset": taskset}))
     assert len({first, second, third, fourth}) == 4
 
 

@@ -37,6 +37,10 @@ def test_only_what_may_go_better_is_tried_again() -> None:
     assert [Failure(kind, "T", "m").retryable for kind in kinds] == [True, True, True, False, False, False]
 
 
+ASKED = [{"sampled": False, "mask": [False]}]
+"""The prompt of a seat that gave no reply."""
+
+
 def finished(**changes: Any) -> dict[str, Any]:
     """A trace of one sampled message that went well, but for `changes`."""
     node = {"sampled": True, "mask": [False, True]}
@@ -50,7 +54,10 @@ def finished(**changes: Any) -> dict[str, Any]:
         ({"ok": False, "errors": [{"type": "TaskError", "message": "m"}], "nodes": []}, "environment", "TaskError"),
         ({"ok": False, "nodes": []}, "incomplete", "Incomplete"),
         ({"is_timeout": True}, "timeout", "TimeoutError"),
-        ({"nodes": [{"sampled": False, "mask": [False]}]}, "incomplete", "NothingSampled"),
+        ({"nodes": [], "rewards": {}}, "incomplete", "NothingSampled"),
+        ({"nodes": ASKED, "stop_condition": "max_input_tokens"}, "incomplete", "NothingSampled"),
+        ({"nodes": ASKED, "calls": [{}]}, "incomplete", "NothingSampled"),
+        ({"nodes": [], "rewards": {"r": None}}, "incomplete", "NotScored"),
         ({"nodes": [{"sampled": True, "mask": [False]}]}, "model", "EmptyResponse"),
         ({"rewards": {"r": None}}, "incomplete", "NotScored"),
         ({"rewards": {"r": {"score": float("nan"), "weight": 1.0}}}, "environment", "NonFiniteReward"),
@@ -65,6 +72,8 @@ def test_what_is_wrong_with_a_trace(changes: dict[str, Any], kind: str, name: st
 
 def test_nothing_is_wrong_with_a_finished_trace() -> None:
     assert failure_of_trace(finished()) is None
+    for nodes in ([], ASKED):
+        assert failure_of_trace(finished(nodes=nodes, calls=[])) is None, "a seat that never had to move is no failure"
 
 
 @given(

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from tasks.evaluation.stage import estimates
 from tasks.inference.sampling.attempts import episode_rows
 from tasks.inference.sampling.seats import SeatClient, Seats
 from tasks.inference.trace_rows.failures import Failure
-from tasks.inference.trace_rows.rows import RolloutOrigin
+from tasks.inference.trace_rows.rows import RolloutOrigin, trace_tables
+from tests.environments import scripted
 from tests.fixtures.shapes import Player, blank, sent
 
 pytestmark = pytest.mark.engine
@@ -113,3 +115,20 @@ def test_what_is_tried_again_is_the_failure_and_not_what_followed_from_it() -> N
     assert kind(played({"second": None, "first": 0.5}, wrong=("ProviderError", 503))[1]) == "infrastructure"
     assert kind(played({"second": None, "first": 0.5})[1]) == "incomplete"
     assert kind(played({"second": PLANTED, "first": BUSY})[1]) == "environment", "the first of several"
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_seat_that_never_had_to_move_keeps_its_reward() -> None:
+    from verifiers.v1.serve.delta import dump
+
+    (episode,), _ = scripted.played({"id": "forfeits"}, ("first", "second"), lambda body: "no move at all")
+    rows, cause = episode_rows(dump(episode), ORIGIN, Seats("e", {}), SeatClient(SimpleNamespace(base_url=""), "m"))
+    assert rows is not None and cause is None, "nothing is to be tried again"
+    assert {row["agent"]: (row["reward"], row["error_class"], row["num_turns"]) for row in rows[0]} == {
+        "first": (-1.0, None, 1),
+        "second": (1.0, None, 0),
+    }
+    # The model goes by the seat's name here and so is not the policy's.
+    played_by_policy = [row | {"trainable": True} for row in rows[0]]
+    (found,) = estimates(trace_tables(played_by_policy, rows[1])["traces"])
+    assert (found.average, found.errors, found.num_attempts) == (0.0, {}, 2)

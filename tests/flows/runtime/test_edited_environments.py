@@ -1,0 +1,161 @@
+"""An environment whose code was edited: other keys, a run that is not resumed with it, and what a new run says."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.run import RunConfig
+from flows import cli
+from flows.queries.compare import compare
+from flows.queries.compare_summary import sheets
+from flows.queries.store_reader import StoreReader
+from flows.runtime.loops import plan_work
+from flows.runtime.prepare import prepare, require_same
+from flows.runtime.session import edits_since, preflight
+from storage.store import open_store
+from tasks.runtime.run_context import RunContext
+from tests.fixtures import fixed, replays
+from tests.fixtures.rehearsal import SMALL, SOURCE, rehearse, session_for
+
+OLD, NEW = "return 1.0\n", "return 2.0\n"
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a module that is no package."""
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "own_game.py"
+    file.write_text(OLD)
+    return file
+
+
+def prepared(
+    tmp_path: Path, name: str, *overrides: str, files: tuple[str, ...] = ("demo",), **settings: Any
+) -> RunConfig:
+    model = tmp_path / "model"
+    if not model.exists():
+        model.mkdir()
+        (model / "config.json").write_text('{"vocab_size": 300, "max_position_embeddings": 4096}')
+        (model / "model.safetensors").write_bytes(b"")
+    taskset = 'environments=[{name="game", taskset={id="own_game"}, harness={id="null"}}]'
+    asked = [f"model.path={model}", taskset, *overrides] if files else overrides
+    return prepare("train", files, asked, name=name, store=str(tmp_path / "store"), **settings)
+
+
+def record(config: RunConfig) -> None:
+    settings = config.model_dump(mode="json")
+    open_store(config.store).runs.record(run=config.name, event="started", kind=config.kind, config=settings)
+
+
+def keys(config: RunConfig) -> dict[str, str]:
+    """Return the keys of the run's first work by stage."""
+    context = RunContext(open_store(config.store), config.name, config, {})
+    return {ref.stage: ref.key for ref in reversed(plan_work(context, SOURCE, None))}
+
+
+def test_a_new_run_finds_nothing_of_the_code_before(tmp_path: Path, code: Path) -> None:
+    first = keys(prepared(tmp_path, "a", seed=1))
+    assert keys(prepared(tmp_path, "b", seed=1)) == first
+    code.write_text(NEW)
+    edited = keys(prepared(tmp_path, "c", seed=1))
+    assert {stage for stage in first if first[stage] == edited[stage]} == {"policy_import"}
+
+
+@pytest.mark.parametrize("files", [(), ("demo",)])
+def test_a_run_is_not_resumed_with_edited_code(tmp_path: Path, code: Path, files: tuple[str, ...]) -> None:
+    begun = prepared(tmp_path, "a")
+    record(begun)
+    assert prepared(tmp_path, "a", files=files) == begun
+    code.write_text(NEW)
+    with pytest.raises(ConfigError) as refused:
+        prepared(tmp_path, "a", files=files)
+    (line,) = refused.value.problems
+    assert line.startswith("environments.0.version: the code of environment 'game' is not what run 'a' began with")
+    assert "recorded as own_game (not a package) sha256:" in line and "stagecoach replay a --regrade" in line
+    code.write_text(OLD)
+    assert prepared(tmp_path, "a", files=files) == begun
+
+
+def test_other_settings_are_told_before_edited_code(tmp_path: Path, code: Path) -> None:
+    record(prepared(tmp_path, "a"))
+    code.write_text(NEW)
+    with pytest.raises(ConfigError, match=r"training\.learning_rate: .* is asked for") as refused:
+        prepared(tmp_path, "a", "training.learning_rate=0.5")
+    assert any(line.startswith("environments.0.version") for line in refused.value.problems)
+
+
+def with_version(version: str, **changes: Any) -> dict[str, Any]:
+    environments = ({**SMALL["environments"][0], "version": version},)
+    return {"environments": environments, **changes}
+
+
+def told(root: Path, name: str, version: str, **changes: Any) -> list[str]:
+    """Return the notes of a run's preflight."""
+    session = session_for(root, name, **with_version(version, **changes))
+    notes: list[str] = []
+    session.watchers = (lambda event, facts: notes.append(facts["text"]) if event == "note" else None,)
+    session.environments.examples = lambda: None  # type: ignore[assignment, method-assign, return-value]
+    session.needed_services = lambda missing: []  # type: ignore[method-assign]
+    missing = [ref for ref in plan_work(session.context, SOURCE, None) if ref.computed]
+    preflight(session, missing)
+    return notes
+
+
+def test_a_new_run_says_what_is_computed_anew_and_how_to_keep_rollouts(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    rehearse(root, "before", steps=1, **with_version("game 1 sha256:aa, verifiers 0.4.0"))
+    (line,) = told(root, "after", "game 1 sha256:bb, verifiers 0.4.0")
+    assert "other code than in run 'before': there game 1 sha256:aa, here game 1 sha256:bb." in line
+    assert "Computed anew with it: examples, assignment, rollout" in line
+    assert line.endswith("stagecoach replay before --regrade")
+    assert told(root, "same", "game 1 sha256:aa, verifiers 0.4.0", seed=8) == []
+    rehearse(root, "newer", steps=1, **with_version("game 1 sha256:bb, verifiers 0.4.0"))
+    assert told(root, "brought-back", "game 1 sha256:aa, verifiers 0.4.0") == []
+    assert told(root, "before", "game 1 sha256:cc, verifiers 0.4.0") == [], "a run that goes on is refused elsewhere"
+    (line,) = told(root, "third", "game 1 sha256:cc, verifiers 0.4.0")
+    assert "run 'newer'" in line
+    (line,) = told(root, "scored", "game 1 sha256:cc, verifiers 0.4.0", kind="evaluate")
+    assert "run 'newer'" in line and "--regrade" not in line
+
+
+def test_a_replay_is_compared_with_the_run_that_it_goes_through(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    rehearse(root, "base", steps=1, **with_version("game 1 sha256:aa"))
+    config = replays.ask(root, overrides=[replays.RLOO])
+    environments = (config.environments[0].model_copy(update={"version": "game 1 sha256:bb"}),)
+    context = RunContext(open_store(root), "again", config.model_copy(update={"environments": environments}), {})
+    assert edits_since(context, {"filtering", "advantage"}) == [], "the environment's code has no part in these"
+    (line,) = edits_since(context, {"regrade", "advantage"})
+    assert "run 'base'" in line and line.endswith("Computed anew with it: regrade")
+
+
+def test_recorded_rollouts_can_be_scored_by_edited_code(tmp_path: Path, code: Path) -> None:
+    root = tmp_path / "store"
+    environments = (
+        {"name": fixed.ENVIRONMENT, "taskset": {"id": "own_game"}, "harness": {"id": "null"}, "version": "own_game"},
+    )
+    rehearse(root, "base", steps=1, environments=environments)
+    config = replays.ask(root, regrade=True)
+    code.write_text(NEW)
+    edited = replays.ask(root, regrade=True)
+    assert config.environments[0].version != edited.environments[0].version
+    stages = [{piece.stage for piece in replays.pieces(each)} for each in (config, edited)]
+    assert stages[0] == stages[1] == {"regrade", "filtering", "advantage", "packing", "metrics"}
+    assert config.name != edited.name, "each has the scores of its own code"
+    with pytest.raises(ConfigError, match="the code of environment"):
+        require_same(config, edited.model_copy(update={"name": config.name, "replay": config.replay}))
+
+
+def test_check_and_diff_show_the_code(tmp_path: Path, code: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = prepared(tmp_path, "a")
+    asked = ["check", "demo", "environments.0.taskset.id=own_game", 'environments.0.harness={id="null"}']
+    assert cli.main(asked) == 0
+    assert f"own_game {config.environments[0].version}" in capsys.readouterr().out
+    root, long = tmp_path / "rehearsed", "a-package-with-a-long-name 1.0 sha256:0123456789abcdef"
+    for name, digest in (("a", "11"), ("b", "22")):
+        rehearse(root, name, steps=1, **with_version(f"{long}, game 1 sha256:{digest}"))
+    found = compare(StoreReader(open_store(root)), "a", "b")
+    (settings,) = (sheet for sheet in sheets(found) if sheet.name == "config")
+    assert settings.rows == (("environments.0.version", "game 1 sha256:11", "game 1 sha256:22", "yes"),)
