@@ -146,7 +146,7 @@ def lost_terminations_repeated() -> Iterator[None]:
 
     def look(lost: "sys.UnraisableHookArgs") -> None:
         before(lost)
-        if within and _is_end(lost.exc_value):
+        if within and is_end(lost.exc_value):
             start_new_thread(_send_again, ())  # not by `threading`: one of its locks may be held by who is interrupted
 
     sys.unraisablehook = look
@@ -158,7 +158,8 @@ def lost_terminations_repeated() -> Iterator[None]:
             sys.unraisablehook = before
 
 
-def _is_end(lost: BaseException | None) -> bool:
+def is_end(lost: BaseException | None) -> bool:
+    """Tell whether this is what SIGTERM raises, in a flow or outside of one."""
     return is_termination(lost) or (isinstance(lost, SystemExit) and lost.code == TERMINATED)
 
 

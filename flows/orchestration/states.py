@@ -16,7 +16,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from flows import PACKAGES
-from flows.orchestration.server import current_flow_run, is_cancelled, is_shared, is_termination
+from flows.orchestration.server import current_flow_run, is_cancelled, is_end, is_shared, is_termination
 from flows.services.ownership import was_alive
 from storage.errors import StoreError
 from storage.records import Event, Runs
@@ -60,6 +60,7 @@ class Cancellation:
 
 OPEN = ("started", "resumed")
 """Events after which a run is at work, or its process died without a word."""
+SAFE = ". Everything done so far is safe; the same run again goes on"
 P = ParamSpec("P")
 R = TypeVar("R")
 _log = logging.getLogger("stagecoach")
@@ -73,13 +74,17 @@ def event_of(error: BaseException) -> tuple[str, str]:
         return "refused", str(error)
     if isinstance(error, RunCancelled):
         return "cancelled", str(error)
-    # Prefect's worker cancels by SIGTERM; without that request it is a failure from outside. A busy server may not
-    # answer once, and the run would be called failed for good.
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", f"interrupted from the keyboard{SAFE}"
+    # Prefect's worker cancels by SIGTERM; without that request somebody else sent it. A busy server may not answer
+    # once, and the run would be called interrupted for good.
     if is_termination(error) and is_cancelled(current_flow_run(), attempts=5):
         return (
             "cancelled",
-            "cancelled in Prefect. Everything done so far is safe; the same run again goes on",
+            f"cancelled in Prefect{SAFE}",
         )
+    if is_end(error):
+        return "interrupted", f"told to end by SIGTERM{SAFE}"
     return "failed", error_text(error)
 
 

@@ -28,8 +28,10 @@ from flows.services.base import RunService, Supervisor
 from flows.services.engine import InferenceService
 from flows.services.environments import EnvironmentServers, GraderProcesses
 from flows.services.learner import LearnerProcess
+from flows.services.process import ServiceLoss, ServiceNews
 from flows.services.teachers import TeacherEngines, asked_teachers
-from storage.errors import NoSpace
+from storage.errors import NoSpace, StoreError
+from storage.records import LOST
 from storage.store import Store, open_store
 from tasks.gate.stage import require_rule
 from tasks.inference.engine.model_info import directory_digest, file_digest, model_directory
@@ -85,6 +87,11 @@ class Session:
         self._supervisor = supervisor
         self._cancellation = Cancellation()
         self._lock = threading.Lock()
+        self._step = 0
+        """The step that a stage was last begun for."""
+        self._losses: list[ServiceLoss] = []
+        """Services that were lost before the run's first event; a run without one is not known."""
+        self._known = False
         # Re-entrant: a watcher that is told of something may have something to tell.
         self._telling = threading.RLock()
 
@@ -152,8 +159,29 @@ class Session:
     def notify(self, event: str, **facts: Any) -> None:
         """Let the watchers (panel, artifacts, monitor) see an event."""
         with self._telling:  # threads of the run have things to tell at the same time
+            if event == "stage" and not facts["evaluating"]:
+                self._step = facts["step"]
             for watch in self.watchers:
                 watch(event, facts)
+
+    def note_service(self, news: ServiceNews) -> None:
+        """Let the watchers see what became of a service; a loss is an event of the run as well."""
+        self.notify("note", text=str(news))
+        if isinstance(news, ServiceLoss):
+            self.notify("lost", service=news.service)
+            with self._lock:
+                self._losses.append(news)
+            if self._known:
+                self._record_losses()
+
+    def _record_losses(self) -> None:
+        with self._lock:
+            losses, self._losses = self._losses, []
+        for loss in losses:
+            try:
+                self.record(LOST, self._step, str(loss))
+            except StoreError as problem:  # the thread that watches the service must go on, and so must the run
+                self.notify("note", text=f"the loss of {loss.service} is not among the run's events: {problem}")
 
     def record(self, event: str, step: int = 0, message: str = "") -> None:
         """Write an event in the life of the run."""
@@ -169,6 +197,9 @@ class Session:
             host=socket.gethostname(),
             pid=os.getpid(),
         )
+        if not self._known:
+            self._known = True
+            self._record_losses()
 
 
 @contextmanager
@@ -189,6 +220,8 @@ def open_session(
     with ExitStack() as slot, Supervisor(config.name, log_directory(config)) as supervisor:
         session = Session(context, source_of(config), supervisor, watchers, early, chosen)
         session.slot = slot
+        for each in {supervisor, *(service.supervisor for service in early)}:
+            slot.enter_context(each.told_to(session.note_service))
         token = _current.set(session)
         try:
             yield session

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from flows.services.logs import LogKeeper
 from flows.services.ownership import sweep
-from flows.services.process import Handle, ServiceSpec
+from flows.services.process import Handle, ServiceNews, ServiceSpec
 from storage.policies.scratch import ScratchDirectories
 
 Command = tuple[Sequence[str], Mapping[str, str]]
@@ -41,6 +41,8 @@ class Supervisor:
         self._scratches = ScratchDirectories(Path(tempfile.gettempdir()) / f"stagecoach-{os.getuid()}")
         self._temporary: Path | None = None
         self._logs: LogKeeper | None = None
+        self._listeners: list[Callable[[ServiceNews], None]] = []
+        self._unheard: list[ServiceNews] = []
 
     def __enter__(self) -> "Supervisor":
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -59,9 +61,27 @@ class Supervisor:
         assert all(handle.spec.name != spec.name for handle in self._handles), f"two services named {spec.name!r}"
         if self._temporary is not None:
             spec = replace(spec, env={"TMPDIR": str(self._temporary), **spec.env})
-        handle = Handle(spec)
+        handle = Handle(spec, self._tell)
         self._handles.append(handle)
         return handle
+
+    @contextmanager
+    def told_to(self, listener: Callable[[ServiceNews], None]) -> Iterator[None]:
+        """Within the block, let `listener` hear what becomes of services, and first what nobody has heard before."""
+        self._listeners.append(listener)
+        unheard, self._unheard = self._unheard, []
+        for news in unheard:
+            listener(news)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+    def _tell(self, news: ServiceNews) -> None:
+        for listener in list(self._listeners):
+            listener(news)
+        if not self._listeners:
+            self._unheard.append(news)
 
     def close(self) -> None:
         """End all services, the last started first, and wait until none of their processes is left."""
@@ -88,7 +108,7 @@ class RunService(ABC):
     """The keyword by which stages ask for it, a field of `tasks.runtime.services.Services`."""
 
     def __init__(self, supervisor: Supervisor) -> None:
-        self._supervisor = supervisor
+        self.supervisor = supervisor
         self._lock = threading.Lock()
         self._handles: dict[str, Handle] = {}
 
@@ -107,7 +127,7 @@ class RunService(ABC):
         """Return a process by its name, started at its first use; threads of the run may ask at the same time."""
         with self._lock:
             if name not in self._handles:
-                self._handles[name] = self._supervisor.start(describe())
+                self._handles[name] = self.supervisor.start(describe())
             return self._handles[name]
 
     def _describe(
@@ -117,7 +137,7 @@ class RunService(ABC):
 
         `command` makes the command line and its variables for the report, `others` are further fields of ServiceSpec.
         """
-        report = self._supervisor.directory / f"{name.replace(' ', '-', 1)}.json"
+        report = self.supervisor.directory / f"{name.replace(' ', '-', 1)}.json"
         argv, variables = command(report)
         return ServiceSpec(name, argv, variables, report, report.with_suffix(".log"), ready, **others)
 

@@ -80,7 +80,9 @@ def test_what_a_flow_returns_is_its_own() -> None:
         (RunCancelled("asked to"), ("cancelled", "asked to")),
         (GateRefused("no"), ("refused", "no")),
         (noted(ValueError("broken"), "All is safe."), ("failed", "ValueError: broken\nAll is safe.")),
-        (KeyboardInterrupt(), ("failed", "KeyboardInterrupt: ")),
+        (KeyboardInterrupt(), ("interrupted", f"interrupted from the keyboard{states.SAFE}")),
+        (SystemExit(143), ("interrupted", f"told to end by SIGTERM{states.SAFE}")),
+        (SystemExit(2), ("failed", "SystemExit: 2")),
     ],
 )
 def test_the_event_of_an_error(error: BaseException, event: tuple[str, str]) -> None:
