@@ -4,8 +4,11 @@ Foreign errors (operating system, Arrow, Delta) become one of these at a named b
 """
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
 
 # A limit on file sizes is met like a full disk: nothing more can be written until somebody makes room.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -85,6 +88,18 @@ class NoSpace(StoreError):
 def is_full(error: BaseException) -> bool:
     """Say whether an error of any library means that there is no space left."""
     return getattr(error, "errno", None) in FULL or any(word in str(error) for word in FULL_WORDS)
+
+
+def write_problem(directory: Path) -> str:
+    """Say why a megabyte cannot be written in a directory; empty where it can. Nothing of it stays."""
+    try:
+        with TemporaryFile(dir=directory) as file:
+            file.write(bytes(1 << 20))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return f"{directory} cannot be written: {error.strerror}"
+    return ""
 
 
 def is_foreign(error: BaseException) -> bool:

@@ -10,13 +10,15 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import wraps
+from contextvars import ContextVar
+from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 from flows import PACKAGES
-from flows.orchestration.server import current_flow_run, is_cancelled, is_end, is_shared, is_termination
+from flows.orchestration.server import current_flow_run, is_cancelled, is_end, is_shared, is_termination, tag_value
+from flows.reporting.bookkeeping import Bookkeeper
 from flows.services.ownership import was_alive
 from storage.errors import StoreError
 from storage.records import Event, Runs
@@ -41,9 +43,16 @@ class RunCancelled(ValueError):
 class Cancellation:
     """Asks now and then whether a run was cancelled; threads of the run may share one."""
 
-    def __init__(self, ask: Callable[[Any], bool] = is_cancelled, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        ask: Callable[[Any], bool | None] = is_cancelled,
+        clock: Callable[[], float] = time.monotonic,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`tell` hears when Prefect does not answer, and when it does again."""
         self._ask = ask
         self._clock = clock
+        self._keeper = Bookkeeper(tell)
         self._lock = threading.Lock()
         self._quiet_until = clock()
         self._cancelled = False
@@ -53,9 +62,15 @@ class Cancellation:
         with self._lock:
             if flow_run and not self._cancelled and self._clock() >= self._quiet_until:
                 # Under the lock: one of the threads asks for all of them.
-                self._cancelled = self._ask(flow_run)
+                self._keeper.call(partial(self._answered, flow_run))
                 self._quiet_until = self._clock() + ASK_SECONDS
             return self._cancelled
+
+    def _answered(self, flow_run: str) -> bool:
+        """Ask; return whether there was an answer. One that comes too late for who asked is there for who asks next."""
+        answer = self._ask(flow_run)
+        self._cancelled = self._cancelled or bool(answer)
+        return answer is not None
 
 
 OPEN = ("started", "resumed")
@@ -63,6 +78,7 @@ OPEN = ("started", "resumed")
 SAFE = ". Everything done so far is safe; the same run again goes on"
 P = ParamSpec("P")
 R = TypeVar("R")
+_ends: ContextVar[list[Any] | None] = ContextVar("ends", default=None)
 _log = logging.getLogger("stagecoach")
 
 
@@ -97,18 +113,41 @@ def reports_its_end(flow_function: Callable[P, R]) -> Callable[P, R]:
     @wraps(flow_function)
     def ending(*args: P.args, **kwargs: P.kwargs) -> Any:
         try:
-            return flow_function(*args, **kwargs)
+            outcome = flow_function(*args, **kwargs)
+            _keep_end(outcome)
+            return outcome
         except RunCancelled as error:
             from prefect.states import Cancelled
 
+            _keep_end(error)
             return Cancelled(message=str(error), data=error)
         except Exception as error:
             from prefect.states import Failed
 
+            _keep_end(error)
             _say(error)
             return Failed(message=error_text(error), data=error)
 
     return ending
+
+
+@contextmanager
+def ends_kept() -> Iterator[list[Any]]:
+    """Give a list that holds, once a flow called in the block has ended, what it returned or the error that ended it.
+
+    What Prefect raises when it cannot write down the state would hide that.
+    """
+    ends: list[Any] = []
+    token = _ends.set(ends)
+    try:
+        yield ends
+    finally:
+        _ends.reset(token)
+
+
+def _keep_end(end: Any) -> None:
+    if (ends := _ends.get()) is not None:
+        ends.append(end)
 
 
 def _say(error: Exception) -> None:
@@ -160,11 +199,6 @@ def _record_end(runs: Runs, run: str, last: Event, event: str, how: str) -> None
     """Write down how a run ended whose process could not; it is said to be of the process that the last event names."""
     message = f"{how}. What is committed is safe; the same run again goes on from there"
     runs.record(run=run, event=event, message=message, flow_run=last.flow_run, host=last.host, pid=last.pid)
-
-
-def tag_value(tags: Iterable[str], name: str) -> str:
-    """Return what a tag `name:value` says; empty without one."""
-    return next((tag.partition(":")[2] for tag in tags if tag.startswith(f"{name}:")), "")
 
 
 OF_A_RUN: dict[str, Any] = {

@@ -85,7 +85,7 @@ class Session:
         self.slot = ExitStack()
         """Holds a GPU slot from the first service on; closed by whoever opened the session, after the last one."""
         self._supervisor = supervisor
-        self._cancellation = Cancellation()
+        self._cancellation = Cancellation(tell=lambda text: self.notify("note", text=text))
         self._lock = threading.Lock()
         self._step = 0
         """The step that a stage was last begun for."""

@@ -1,9 +1,11 @@
 """States of a run: cancelled, crashed or ended in another way, in the store's events and in Prefect's words."""
 
+import errno
 import io
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
@@ -17,6 +19,7 @@ from prefect.states import Cancelling
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from flows.cli import launch
 from flows.orchestration import server, states
 from flows.orchestration.states import (
     ASK_SECONDS,
@@ -29,12 +32,13 @@ from flows.orchestration.states import (
     reports_its_end,
     tag_value,
 )
-from flows.reporting import artifacts
+from flows.reporting import artifacts, bookkeeping
 from flows.reporting.panel import Panel, PanelWatcher
 from flows.services.ownership import was_alive
 from storage.errors import StoreUnavailable
 from storage.store import Store, open_store
 from tasks.runtime.prefect_task import error_text, is_transient
+from tests.fixtures.waiting import PATIENCE, until
 
 
 def noted(error: Exception, *notes: str) -> Exception:
@@ -171,6 +175,100 @@ def test_it_asks_at_once_and_then_not_for_a_while_and_once_cancelled_it_stays_so
     api.answer = False
     api.now += 100 * ASK_SECONDS
     assert cancellation.asked_for("run") and api.asked == ["run", "run"]
+
+
+def test_a_silent_api_is_waited_for_once_and_its_late_answer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bookkeeping, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(states, "ASK_SECONDS", 0.0)
+    silence, asked, told = threading.Event(), list[str](), list[str]()
+
+    def ask(flow_run: str) -> bool:
+        asked.append(flow_run)
+        return silence.wait(PATIENCE)
+
+    cancellation = Cancellation(ask, tell=told.append)
+    assert [cancellation.asked_for("run") for _ in range(3)] == [False] * 3
+    assert asked == ["run"], "whoever asks while an answer is outstanding goes on at once"
+    assert told == ["Prefect does not answer: the run goes on, and its pages there are late"]
+    silence.set()
+    until(lambda: cancellation.asked_for("run"), lambda: "the late answer was not taken")
+    until(lambda: len(told) == 2, lambda: f"{told}")
+    assert told[1].startswith("Prefect answers again, after ")
+
+
+def test_an_error_of_the_api_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    keeper = bookkeeping.Bookkeeper(told.append)
+    assert keeper.call(lambda: False) is False
+    assert keeper.call(lambda: True) is True
+    assert told == []
+
+
+def config_of(root: Path) -> RunConfig:
+    return RunConfig(name="a", store=str(root))
+
+
+@pytest.mark.parametrize("end", [{"steps": []}, ValueError("the run's own"), None])
+def test_a_prefect_that_cannot_write_down_an_end_does_not_change_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: Any
+) -> None:
+    """`end` is what the flow returns or raises; with None Prefect fails before the flow is called."""
+
+    @reports_its_end
+    def flow() -> Any:
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    def call(config: RunConfig) -> Any:
+        if end is not None:
+            flow()
+        raise httpx.HTTPError("Server error '500 Internal Server Error' for url 'http://x'\nmore")
+
+    monkeypatch.setattr(launch, "_call_in_prefect", call)
+    told: list[str] = []
+    arguments = (config_of(tmp_path), server.PrefectApi("http://x/api"), told.append)
+    if isinstance(end, dict):
+        assert launch._call_flow(*arguments) == end
+        assert len(told) == 1 and told[0].startswith("Prefect was not told of the end") and "\n" not in told[0]
+        return
+    with pytest.raises(ValueError if end else server.PrefectFailed) as raised:
+        launch._call_flow(*arguments)
+    assert raised.value is end or "Nothing was started" in str(raised.value)
+
+
+def test_a_full_disk_is_named_as_the_reason_for_an_error_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(server, "_embedded", server.PrefectApi("http://x/api"))
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    problem = httpx.HTTPError("Server error '500 Internal Server Error'")
+    assert "written" not in str(server.failure("http://x/api", problem)) and not list(tmp_path.iterdir())
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert f"{tmp_path} cannot be written: No space left on device" in str(server.failure("http://x/api", problem))
+
+
+@pytest.mark.parametrize(
+    ("event", "flow_run", "expected"),
+    [
+        ("finished", "f", "COMPLETED"),
+        ("cancelled", "f", "CANCELLED"),
+        ("failed", "f", "FAILED"),
+        ("resumed", "f", "CRASHED"),
+        ("finished", "another", "CRASHED"),
+    ],
+)
+def test_a_flow_run_that_could_not_report_its_end_gets_the_one_that_its_store_has(
+    store: Store, event: str, flow_run: str, expected: str
+) -> None:
+    store.runs.record(run="a", event=event, kind="train", config=CONFIG, flow_run=flow_run)
+    tags = ["stagecoach", "run:a", f"store:{store.root.address}"]
+    assert server.missed_state(tags, "f").type.value == expected
+    assert server.missed_state(["stagecoach", "run:a", "store:/nowhere"], "f").type.value == "CRASHED"
 
 
 def test_outside_a_flow_run_there_is_nobody_to_ask(api: Api, cancellation: Cancellation) -> None:
