@@ -204,6 +204,14 @@ def demo(
     Takes up the demo of that name where it stopped. `overrides` are for the reinforcement learning; `plain` asks for
     plain lines on a terminal too.
     """
+    try:
+        return _demo(preset, overrides, name, store, plain)
+    except KeyboardInterrupt as error:  # its runs name themselves alone, and a demo is two of them
+        error.__notes__ = ["What is committed is safe; the same demo again goes on from there."]
+        raise
+
+
+def _demo(preset: str, overrides: Sequence[str], name: str, store: str, plain: bool) -> int:
     began = time.monotonic()
     name, root, recipe = name or preset, store or RunConfig().store, RECIPES[preset]
     # Before anything else lies there: a store is made in an empty directory.

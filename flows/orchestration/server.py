@@ -195,6 +195,8 @@ def route_prefect_logs(log: Path) -> None:
     from prefect.logging.configuration import setup_logging
     from prefect.logging.handlers import PrefectConsoleHandler
 
+    # What a handler cannot write, on a full disk or to an API that is silent, is not worth a traceback each time.
+    logging.raiseExceptions = False
     setup_logging()
     log.parent.mkdir(parents=True, exist_ok=True)
     file = logging.FileHandler(log, encoding="utf-8", delay=True)

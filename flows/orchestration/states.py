@@ -195,6 +195,19 @@ def mark_crashed(store: Store) -> list[str]:
     return marked
 
 
+def other_writer(store: Store, run: str) -> str:
+    """Say which other process is at work on a run, as its last event has it; empty where none is."""
+    last = store.runs.last(run)
+    here = last is not None and last.host == socket.gethostname()
+    if last is None or last.event not in OPEN or (here and last.pid == os.getpid()):
+        return ""
+    who = f"process {last.pid} on {last.host}{'' if here else ', as far as can be seen from here'}"
+    return (
+        f"run {run} is at work already: {who}, since {last.at:%Y-%m-%d %H:%M:%S} UTC. Nothing is lost and nothing "
+        "counts twice, but both may do the same work: end one of them"
+    )
+
+
 def _record_end(runs: Runs, run: str, last: Event, event: str, how: str) -> None:
     """Write down how a run ended whose process could not; it is said to be of the process that the last event names."""
     message = f"{how}. What is committed is safe; the same run again goes on from there"

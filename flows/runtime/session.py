@@ -6,6 +6,7 @@ called it (`flows.runtime.entry`). Services start early, side by side, and only 
 """
 
 import os
+import shlex
 import shutil
 import socket
 import threading
@@ -20,7 +21,7 @@ from configs.replay import needs_weights
 from configs.run import RunConfig, only_teachers_sample, policy_scores
 from flows.orchestration.gate_answers import approval
 from flows.orchestration.server import current_flow_run, lost_terminations_repeated
-from flows.orchestration.states import Cancellation, RunCancelled, event_of, gpu_slot, mark_crashed
+from flows.orchestration.states import Cancellation, RunCancelled, event_of, gpu_slot, mark_crashed, other_writer
 from flows.runtime import pipeline
 from flows.runtime.prepare import find_policy, nothing_started
 from flows.runtime.versions import versions
@@ -152,8 +153,7 @@ class Session:
         if self._cancellation.asked_for(current_flow_run()):
             raise RunCancelled(
                 f"cancelled before stage {stage} of step {step}, as Prefect was asked to. Everything done so far is "
-                f"safe in {self.config.store}; go on with: stagecoach resume {self.config.name} "
-                f"--store {self.config.store}"
+                f"safe in {self.config.store}; go on with: {resume_command(self.config)}"
             )
 
     def notify(self, event: str, **facts: Any) -> None:
@@ -213,6 +213,7 @@ def open_session(
     store = open_store(config.store)
     # Before this run writes its own event: after it, an earlier process of the same run could not be told apart.
     mark_crashed(store)
+    other = other_writer(store, config.name)
     context = RunContext(store, config.name, config, versions(config))
     with nothing_started():
         chosen = find_policy(store, config.evaluation.policy) if config.kind == "evaluate" else None
@@ -222,6 +223,8 @@ def open_session(
         session.slot = slot
         for each in {supervisor, *(service.supervisor for service in early)}:
             slot.enter_context(each.told_to(session.note_service))
+        if other:
+            session.notify("note", text=other)
         token = _current.set(session)
         try:
             yield session
@@ -246,9 +249,19 @@ def record_run(session: Session) -> Iterator[None]:
     # Ctrl-C and SIGTERM end a run too, and its events must say so.
     except BaseException as error:
         event, message = event_of(error)
-        session.record(event, message=message)
+        try:
+            session.record(event, message=message)
+        except StoreError as problem:  # which must not hide the error of the run, mostly of the same cause
+            error.add_note(f"This is not among the run's events: {problem.what}")
+        if isinstance(error, KeyboardInterrupt):
+            error.add_note(f"What is committed is safe; go on with: {resume_command(session.config)}")
         raise
     session.record("finished")
+
+
+def resume_command(config: RunConfig) -> str:
+    """Return the command that goes on with a run."""
+    return f"stagecoach resume {config.name} --store {shlex.quote(config.store)}"
 
 
 def source_of(config: RunConfig) -> pipeline.Source:

@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
+from uuid import UUID
 
 from flows.services.logs import LogKeeper
 from flows.services.ownership import sweep
-from flows.services.process import Handle, ServiceNews, ServiceSpec
+from flows.services.process import Handle, ServiceFailed, ServiceNews, ServiceSpec
 from storage.policies.scratch import ScratchDirectories
 
 Command = tuple[Sequence[str], Mapping[str, str]]
@@ -37,8 +38,8 @@ class Supervisor:
         self.run_name = run_name
         self.directory = Path(directory)
         self._handles: list[Handle] = []
-        # Short and not in `directory`: the name of a socket has at most 107 characters.
-        self._scratches = ScratchDirectories(Path(tempfile.gettempdir()) / f"stagecoach-{os.getuid()}")
+        # Not in `directory`, which may have a long name.
+        self._scratches = ScratchDirectories(temporary_directory())
         self._temporary: Path | None = None
         self._logs: LogKeeper | None = None
         self._listeners: list[Callable[[ServiceNews], None]] = []
@@ -99,6 +100,27 @@ class Supervisor:
         if self._temporary is not None:
             self._scratches.discard(self._temporary)
             self._temporary = None
+
+
+SOCKET_CHARACTERS = 107
+"""Longest path of a socket, which the kernel cuts there; engines make theirs where TMPDIR says."""
+ROOM = len("/services-0123456789ab/") + len(str(UUID(int=0)))
+"""What comes after the directory for services in the path of an engine's socket."""
+
+
+def temporary_directory() -> Path:
+    """Return where services of this user have their temporary files: in TMPDIR, or where that is too long beside it.
+
+    Raises ServiceFailed where no place is short enough.
+    """
+    most = SOCKET_CHARACTERS - ROOM - len(own := f"/stagecoach-{os.getuid()}")
+    for place in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"):
+        if len(os.fsencode(place)) <= most and os.access(place, os.W_OK | os.X_OK):
+            return Path(place + own)
+    raise ServiceFailed(
+        f"TMPDIR is {tempfile.gettempdir()!r}: sockets below it would have names of more than {SOCKET_CHARACTERS} "
+        f"characters, and nothing can be written in /tmp. Nothing was started: set TMPDIR to a path of at most {most}"
+    )
 
 
 class RunService(ABC):

@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -29,11 +30,13 @@ from flows.orchestration.states import (
     RunCancelled,
     event_of,
     mark_crashed,
+    other_writer,
     reports_its_end,
     tag_value,
 )
 from flows.reporting import artifacts, bookkeeping
 from flows.reporting.panel import Panel, PanelWatcher
+from flows.runtime.session import open_session
 from flows.services.ownership import was_alive
 from storage.errors import StoreUnavailable
 from storage.store import Store, open_store
@@ -336,3 +339,28 @@ def test_a_process_id_that_came_back_is_not_the_run() -> None:
     now = datetime.now(UTC)
     assert was_alive(os.getpid(), now)
     assert not was_alive(os.getpid(), now - timedelta(days=3650))
+
+
+def test_a_second_writer_is_told_of_the_first(store: Store) -> None:
+    assert other_writer(store, "a") == ""
+    begin(store, "a", os.getppid())
+    since = store.runs.events("a")[-1].at
+    told = other_writer(store, "a")
+    assert f"process {os.getppid()} on {socket.gethostname()}, since {since:%Y-%m-%d %H:%M:%S} UTC" in told
+    begin(store, "b", 7, host="elsewhere")
+    assert "process 7 on elsewhere, as far as can be seen from here, since" in other_writer(store, "b")
+    store.runs.record(run="a", event="finished")
+    assert other_writer(store, "a") == ""
+    begin(store, "a", os.getpid(), event="resumed")
+    assert other_writer(store, "a") == "", "that is this process itself"
+    begin(store, "dead", dead_process())
+    mark_crashed(store)
+    assert other_writer(store, "dead") == ""
+
+
+def test_whoever_opens_a_run_that_is_at_work_sees_so(store: Store) -> None:
+    begin(store, "a", os.getppid())
+    notes: list[str] = []
+    with open_session(config_of(Path(store.root.address)), (lambda event, facts: notes.append(facts["text"]),)):
+        pass
+    assert len(notes) == 1 and notes[0].startswith(f"run a is at work already: process {os.getppid()} on ")

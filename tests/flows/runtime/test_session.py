@@ -163,3 +163,19 @@ def test_a_store_that_refuses_a_loss_stops_nobody(session: Session, monkeypatch:
             patch.setattr(session.context.store.runs, "add_records", refuse)
             session.note_service(LOSS)
     assert seen[-1] == "the loss of engine is not among the run's events: no answer"
+
+
+def test_an_interrupted_run_says_how_it_goes_on_and_a_store_that_refuses_its_end_hides_nothing(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise StoreUnavailable("no answer")
+
+    with pytest.raises(KeyboardInterrupt) as raised, record_run(session):
+        monkeypatch.setattr(session.context.store.runs, "add_records", refuse)
+        raise KeyboardInterrupt
+    store = session.config.store
+    assert raised.value.__notes__ == [
+        "This is not among the run's events: no answer",
+        f"What is committed is safe; go on with: stagecoach resume a --store {store}",
+    ]

@@ -4,14 +4,16 @@ import os
 import re
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from flows.services import process
-from flows.services.base import Supervisor
+from flows.services.base import ROOM, SOCKET_CHARACTERS, Supervisor, temporary_directory
 from flows.services.ownership import identity, owned_processes, start_time
 from flows.services.process import ServiceFailed, ServiceNews, ServiceSpec, SlowStart
 from tests.fixtures.programs import SERVICE
@@ -222,6 +224,39 @@ def test_an_unreachable_external_service_says_that_nothing_was_started(superviso
     away = spec(tmp_path, "away", external="http://127.0.0.1:1", ready=lambda _: False, startup_seconds=0.1)
     with pytest.raises(ServiceFailed, match=r"'away' at http://127.0.0.1:1 is not ready .*Nothing was started"):
         supervisor.start(away).wait()
+
+
+SOCKET = """
+import json, os, socket, sys, time, uuid
+with socket.socket(socket.AF_UNIX) as bound:
+    bound.bind(f"{os.environ['TMPDIR']}/{uuid.uuid4()}")
+    with open(sys.argv[1], "w") as report:
+        json.dump({"there": os.environ["TMPDIR"]}, report)
+    time.sleep(600)
+"""
+
+
+def test_an_engine_finds_room_for_its_socket_though_tmpdir_is_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with Supervisor("run", tmp_path) as supervisor:
+        argv = [sys.executable, "-c", SOCKET, str(tmp_path / "engine.json")]
+        there = Path(supervisor.start(spec(tmp_path, argv=argv, max_restarts=0)).wait()["there"])
+        assert there.is_dir() and long not in there.parents
+    assert not there.exists()
+
+
+def test_every_tmpdir_that_is_short_enough_is_taken_and_none_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = SOCKET_CHARACTERS - ROOM - len(f"/stagecoach-{os.getuid()}")
+    monkeypatch.setattr(os, "access", lambda place, mode: place.startswith("/x"))
+    monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * (most - 1))
+    assert len(f"{temporary_directory()}/services-{'a' * 12}/{uuid4()}") == 107
+    monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * most)
+    with pytest.raises(ServiceFailed, match=f"set TMPDIR to a path of at most {most}"):
+        temporary_directory()
 
 
 @pytest.mark.parametrize("problem", [RuntimeError, KeyboardInterrupt])
