@@ -175,6 +175,30 @@ def test_a_server_that_hangs_for_good_is_started_again_and_the_run_ends_in_order
     assert recorded(said["home"])[0] == ["COMPLETED"]
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system with room for a small run and Prefect's database."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    mounting = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(directory)]
+    if subprocess.run(mounting, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a small disk")
+    yield directory
+    subprocess.run(["umount", str(directory)], check=True)
+
+
+def test_a_disk_that_is_full_under_store_and_prefect_is_one_message_and_the_run_goes_on_later(small_disk: Path) -> None:
+    said = said_by("-m", "tests.fixtures.programs.hanging", str(small_disk), "full")
+    assert said["error"].startswith("NoSpace: ") and "500 Internal" not in said["error"]
+    assert f"Where: {small_disk}/store" in said["error"] and "free some space" in said["error"]
+    assert said["steps"] == [0, 1]
+    kept = {entry.key for entry in open_store(small_disk / "store").ledger.entries(run="run")}
+    (small_disk / "filler").unlink()
+    again = said_by("-m", "tests.fixtures.programs.hanging", str(small_disk), "none")
+    assert again["num_steps"] == 6
+    assert kept < {entry.key for entry in open_store(small_disk / "store").ledger.entries(run="run")}
+
+
 @pytest.mark.nightly
 def test_two_processes_share_a_state_directory(home: Path) -> None:
     processes = [Process(home, "none"), Process(home, "none")]
