@@ -3,17 +3,17 @@
 The one border where errors meant for people become one message: exit status 2 for those, 130 for an interrupt.
 """
 
-import os
-import select
-import sys
-import warnings
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
-
 from flows.cli.interrupts import INTERRUPTED, Interrupts, ended_by_interrupts
 
 with ended_by_interrupts():
+    import os
+    import select
+    import sys
+    import warnings
+    from collections.abc import Callable, Sequence
+    from functools import partial
+    from typing import Any
+
     from cyclopts import CycloptsError
 
     from flows import PACKAGES

@@ -1,13 +1,15 @@
-"""Ctrl-C at any moment of a command: without a traceback, once in order, and at once where the order takes too long."""
+"""Ctrl-C at any moment of a command: without a traceback, once in order, and at once where the order takes too long.
+
+Read before all else of the command line, so it imports only what Python's own start has imported.
+"""
 
 import os
 import signal
 import sys
-import threading
 import time
 from _thread import start_new_thread
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -19,16 +21,17 @@ AGAIN_SECONDS = 0.1
 @contextmanager
 def ended_by_interrupts() -> Iterator[None]:
     """Within the block, let Ctrl-C end the program as the system does: there is nothing yet to be brought to an end."""
-    ours = threading.current_thread() is threading.main_thread()
-    # Another handler is whoever's who imports this.
-    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Another handler is whoever's who imports this, and a thread beside the main one may set none.
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with suppress(ValueError):
+        if ours:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with suppress(ValueError):
+            if ours:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Interrupts:

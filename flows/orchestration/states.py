@@ -62,11 +62,11 @@ class Cancellation:
         with self._lock:
             if flow_run and not self._cancelled and self._clock() >= self._quiet_until:
                 # Under the lock: one of the threads asks for all of them.
-                self._keeper.call(partial(self._answered, flow_run))
+                self._keeper.call(partial(self._take_answer, flow_run))
                 self._quiet_until = self._clock() + ASK_SECONDS
             return self._cancelled
 
-    def _answered(self, flow_run: str) -> bool:
+    def _take_answer(self, flow_run: str) -> bool:
         """Ask; return whether there was an answer. One that comes too late for who asked is there for who asks next."""
         answer = self._ask(flow_run)
         self._cancelled = self._cancelled or bool(answer)
