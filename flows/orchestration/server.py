@@ -79,12 +79,8 @@ class PrefectApi:
         else:
             import_module("prefect.client.orchestration")  # takes a second, and the server needs some more
             self._handle.wait()
-        import httpx
-
-        try:
+        with bookkeeping_only("the end of dead processes"):  # they are judged again at the next start
             crash_stale_runs(embedded=self.embedded)
-        except httpx.HTTPError as problem:  # they are judged again at the next start
-            logging.getLogger("stagecoach").warning("runs of dead processes were not looked for: %s", one_line(problem))
         return self
 
 
@@ -330,6 +326,17 @@ def is_gone(tags: Iterable[str], embedded: bool) -> bool:
 def one_line(problem: BaseException) -> str:
     """Return what an error says, on one line: those of Prefect's client add a request, a response and an address."""
     return f"{type(problem).__name__}: {str(problem).partition(chr(10))[0]}"
+
+
+@contextmanager
+def bookkeeping_only(what: str) -> Iterator[None]:
+    """Within the block, let an API that does not answer, or answers with an error, cost a line in the log alone."""
+    import httpx
+
+    try:
+        yield
+    except httpx.HTTPError as problem:
+        logging.getLogger("stagecoach").warning("Prefect was not told of %s: %s", what, one_line(problem))
 
 
 def failure(url: str, problem: BaseException) -> PrefectFailed:

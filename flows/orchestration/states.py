@@ -17,7 +17,15 @@ from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 from flows import PACKAGES
-from flows.orchestration.server import current_flow_run, is_cancelled, is_end, is_shared, is_termination, tag_value
+from flows.orchestration.server import (
+    bookkeeping_only,
+    current_flow_run,
+    is_cancelled,
+    is_end,
+    is_shared,
+    is_termination,
+    tag_value,
+)
 from flows.reporting.bookkeeping import Bookkeeper
 from flows.services.ownership import was_alive
 from storage.errors import StoreError
@@ -298,5 +306,5 @@ def _show(waiting: str) -> None:
         from prefect.states import Running
 
         named: dict[str, Any] = {"name": "WaitingForGpu", "message": waiting} if waiting else {}
-        with get_client(sync_client=True) as client:
+        with bookkeeping_only("the wait for a slot"), get_client(sync_client=True) as client:
             client.set_flow_run_state(flow_run, Running(**named))

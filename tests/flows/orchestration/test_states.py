@@ -36,6 +36,7 @@ from flows.orchestration.states import (
 )
 from flows.reporting import artifacts, bookkeeping
 from flows.reporting.panel import Panel, PanelWatcher
+from flows.runtime import entry
 from flows.runtime.session import open_session
 from flows.services.ownership import was_alive
 from storage.errors import StoreUnavailable
@@ -238,6 +239,29 @@ def test_a_prefect_that_cannot_write_down_an_end_does_not_change_it(
     with pytest.raises(ValueError if end else server.PrefectFailed) as raised:
         launch._call_flow(*arguments)
     assert raised.value is end or "Nothing was started" in str(raised.value)
+
+
+def test_what_prefect_is_only_told_of_costs_a_line_where_it_answers_with_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise httpx.HTTPError("Server error '500 Internal Server Error'\nresponse: {}")
+
+    client = nullcontext(SimpleNamespace(read_flow_run=fail, set_flow_run_state=fail, read_flow_runs=fail))
+    monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: client)
+    monkeypatch.setattr(states, "current_flow_run", lambda: "its id")
+    monkeypatch.setattr(entry, "current_flow_run", lambda: "its id")
+    monkeypatch.setattr(server, "probe", lambda url: None)
+    entry.link(config_of(tmp_path))
+    states._show("waiting")
+    server.PrefectApi("http://x/api").wait()
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [line.partition(":")[0] for line in told] == [
+        "Prefect was not told of its run and store",
+        "Prefect was not told of the wait for a slot",
+        "Prefect was not told of the end of dead processes",
+    ]
+    assert all("500" in line and "\n" not in line for line in told)
 
 
 def test_a_full_disk_is_named_as_the_reason_for_an_error_of_the_server(
