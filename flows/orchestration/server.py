@@ -2,7 +2,7 @@
 
     api = prefect_api.begin(directory)   # before anything imports Prefect; returns in a fraction of a second
     ...                                  # start the other services meanwhile
-    api.wait()                           # the API answers; runs of dead processes are marked as crashed
+    api.wait()                           # the API answers; runs of dead processes get the state of their end
 
 The embedded server ends when the process does, after Prefect has sent its last logs and events: ended earlier, Prefect
 would wait for it for most of a minute.

@@ -296,11 +296,12 @@ def perform(
         # Whichever library or process noticed it: of a disk that takes nothing the traceback says less than the place.
         where = str(getattr(error, "filename", None) or context.store.root.address)
         refusal = disk_refusal(f"stage {stage.name} of step {step} ({error})", error, where)
-        problem = refusal or error
-        problem.add_note(
+        (refusal or error).add_note(
             f"Run {context.run}, step {step}, stage {stage.name}. Nothing of this attempt is visible; all earlier "
             f"stages are safe in the ledger. Call the same run again to go on from here."
         )
-        raise problem from error.__cause__ if problem is error else error
+        if refusal:
+            raise refusal from error
+        raise
     finally:
         attempt.discard()
