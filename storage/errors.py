@@ -4,13 +4,26 @@ Foreign errors (operating system, Arrow, Delta) become one of these at a named b
 """
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
 
 # A limit on file sizes is met like a full disk: nothing more can be written until somebody makes room.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Delta and Arrow pass on the words of the system and lose its number.
-FULL_WORDS = ("No space left", "os error 28", "Disk quota exceeded", "os error 122", "File too large", "os error 27")
+FULL_WORDS = (
+    "No space left",
+    "disk is full",
+    "os error 28",
+    "Disk quota exceeded",
+    "os error 122",
+    "File too large",
+    "os error 27",
+)
+
+READ_ONLY_WORDS = ("Read-only file system", "os error 30", "readonly database")
 
 
 class StoreError(ValueError):
@@ -82,9 +95,41 @@ class NoSpace(StoreError):
     """The disk, the quota or the file-size limit is used up."""
 
 
+class ReadOnlyDisk(StoreError):
+    """The disk is mounted read-only, by somebody or by the system after a fault."""
+
+
 def is_full(error: BaseException) -> bool:
     """Say whether an error of any library means that there is no space left."""
     return getattr(error, "errno", None) in FULL or any(word in str(error) for word in FULL_WORDS)
+
+
+SAFE = "everything that the ledger names"
+
+
+def disk_refusal(what: str, error: BaseException, where: str = "", safe: str = SAFE) -> StoreError | None:
+    """The error that says of another one that a disk takes nothing more; None where it means something else."""
+    if isinstance(error, StoreError):
+        return None
+    where = where or str(getattr(error, "filename", None) or "")
+    if is_full(error):
+        return NoSpace(f"{what}: no space left", where, safe, "free some space, then run the same again")
+    if getattr(error, "errno", None) == errno.EROFS or any(word in str(error) for word in READ_ONLY_WORDS):
+        do = "make it writable (the system's log says why it is not), then run the same again"
+        return ReadOnlyDisk(f"{what}: the disk is read-only", where, safe, do)
+    return None
+
+
+def write_problem(directory: Path) -> str:
+    """Say why a megabyte cannot be written in a directory; empty where it can. Nothing of it stays."""
+    try:
+        with TemporaryFile(dir=directory) as file:
+            file.write(bytes(1 << 20))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return f"{directory} cannot be written: {error.strerror}"
+    return ""
 
 
 def is_foreign(error: BaseException) -> bool:
@@ -94,11 +139,11 @@ def is_foreign(error: BaseException) -> bool:
 
 
 @contextmanager
-def border(what: str, where: str, safe: str = "everything that the ledger names") -> Iterator[None]:
+def border(what: str, where: str, safe: str = SAFE) -> Iterator[None]:
     """Convert what the operating system, Arrow or Delta raise inside the block into a StoreError, once.
 
-    Raises NoSpace where space ran out, StoreUnavailable for every other error of those libraries; errors of our own
-    and of the language pass untouched.
+    Raises NoSpace where space ran out, ReadOnlyDisk where nothing may be written, StoreUnavailable for every other
+    error of those libraries; errors of our own and of the language pass untouched.
     """
     try:
         yield
@@ -107,7 +152,7 @@ def border(what: str, where: str, safe: str = "everything that the ledger names"
     except BaseException as error:
         if not is_foreign(error):
             raise
-        if is_full(error):
-            raise NoSpace(f"{what}: no space left", where, safe, "free some space, then run the same again") from error
+        if refusal := disk_refusal(what, error, where, safe):
+            raise refusal from error
         advice = "check that the place can be reached and written, then run the same again"
         raise StoreUnavailable(f"{what}: {type(error).__name__}: {error}", where, safe, advice) from error

@@ -6,7 +6,7 @@ import socket
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from functools import cached_property
 from threading import RLock
@@ -81,6 +81,8 @@ class CachedTable:
 
 REMOVED = "removed"
 """The event of a run whose work was removed from the store; its name may be used again."""
+LOST = "lost"
+"""The event of a service that ended unasked while a run was at work: it says nothing of the run's own state."""
 MAX_SUGGESTIONS = 5
 """Runs that the error about an unknown run names."""
 
@@ -109,6 +111,7 @@ class Runs(CachedTable):
         super().__init__(root, RUNS)
         self.table = StoredTable(root, RUNS.name, RUNS.arrow, has_head=True)  # every store has it from the first
         self._events: dict[str, list[Event]] = {}
+        self._losses: dict[str, list[Event]] = {}
 
     def record(
         self,
@@ -126,6 +129,7 @@ class Runs(CachedTable):
     ) -> Event:
         """Record an event now. Kind, config and parent default to the run's last event's, host and pid to ours.
 
+        Its time is never before that of an event of the store that was committed earlier, however the clock was set.
         Raises RunUnknown where a first event brings no kind or config.
         """
         check_run_name(run)
@@ -135,7 +139,7 @@ class Runs(CachedTable):
         recorded = Event(
             run=run,
             event=event,
-            at=datetime.now(UTC),
+            at=self.next_moment(),
             kind=before[-1].kind if kind is None else kind,
             config=before[-1].config if config is None else config,
             parent_run=before[-1].parent_run if parent_run is None and before else parent_run,
@@ -147,6 +151,19 @@ class Runs(CachedTable):
         )
         self.add_records([recorded])
         return recorded
+
+    def next_moment(self) -> datetime:
+        """Now, or just after the newest event of the store: the order of events is that of their commits."""
+        with self._lock:
+            self._refresh()
+            newest = [events[-1].at for each in (self._events, self._losses) for events in each.values()]
+        return max([datetime.now(UTC), *(at + timedelta(microseconds=1) for at in newest)])
+
+    def losses(self, run: str) -> list[Event]:
+        """The services that a run lost, in order of time; `events` has none of them."""
+        with self._lock:
+            self._refresh()
+            return list(self._losses.get(run, []))
 
     def events(self, run: str) -> list[Event]:
         """The events of a run in order of time; RunUnknown if there are none."""
@@ -198,7 +215,7 @@ class Runs(CachedTable):
 
     def _add_row(self, row: dict[str, Any]) -> None:
         event = Event(**{**row, "config": json.loads(row["config"])})
-        before = self._events.setdefault(event.run, [])
+        before = (self._losses if event.event == LOST else self._events).setdefault(event.run, [])
         if event not in before:  # a compacted file repeats what was read before
             insort(before, event, key=lambda each: each.at)
 

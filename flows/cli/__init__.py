@@ -3,20 +3,23 @@
 The one border where errors meant for people become one message: exit status 2 for those, 130 for an interrupt.
 """
 
-import os
-import select
-import sys
-import warnings
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from flows.cli.interrupts import INTERRUPTED, Interrupts, ended_by_interrupts
 
-from cyclopts import CycloptsError
+with ended_by_interrupts():
+    import os
+    import select
+    import sys
+    import warnings
+    from collections.abc import Callable, Sequence
+    from functools import partial
+    from typing import Any
 
-from flows import PACKAGES
-from flows.cli import diff, export, run, show, store
-from flows.cli.arguments import UsageError, app
-from flows.reporting.formats import visible
+    from cyclopts import CycloptsError
+
+    from flows import PACKAGES
+    from flows.cli import diff, export, run, show, store
+    from flows.cli.arguments import UsageError, app
+    from flows.reporting.formats import visible
 
 UNREAD = 141
 """The exit status where who read the output closed it, as a shell tells of a program that SIGPIPE ended."""
@@ -27,13 +30,24 @@ COMMANDS = (run, show, diff, store, export)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 done, 1 not ready, 2 a mistake that the message explains.
 
-    UNREAD where nobody reads what it prints any more, as after `| head`.
+    UNREAD where nobody reads what it prints any more, as after `| head`. Without `argv` it is the program itself, which
+    Ctrl-C ends.
     """
+    interrupts = Interrupts()
+    try:
+        return _main(argv, interrupts)
+    finally:
+        interrupts.end()
+
+
+def _main(argv: Sequence[str] | None, interrupts: Interrupts) -> int:
     if sys.stdout is None:  # closed by who started this, as by `>&-`: `print` says nothing then, all else fails
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     warnings.formatwarning = lambda message, *_, **__: f"stagecoach: {visible(str(message))}\n"
     command: Callable[[], Any] | None = None
     try:
+        if argv is None:
+            interrupts.take_over()
         command = parse(sys.argv[1:] if argv is None else argv)
         status = command() or 0
         sys.stdout.flush()
@@ -43,9 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not _nobody_reads():
             raise
         return UNREAD
-    except KeyboardInterrupt:
-        print("\nInterrupted. What is committed is safe; `stagecoach resume` goes on from there.", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        # What can be resumed says so itself: most commands only look.
+        print("\n" + " ".join(["Interrupted.", *getattr(error, "__notes__", [])]), file=sys.stderr)
+        return INTERRUPTED
     except (SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # a panic of a library is no Exception
@@ -76,12 +91,21 @@ def _nobody_reads() -> bool:
 
 def explanation(error: BaseException) -> str | None:
     """Return what to tell a person about `error`, or None where only a traceback would explain it."""
-    # By its text: what noticed it may be Arrow, Delta or SQLite, each with an error class of its own.
-    if "No space left on device" in str(error):
-        return f"the disk is full: {error}. What is committed is safe: make room, then `stagecoach resume`."
-    if type(error).__module__.partition(".")[0] not in PACKAGES:
+    from storage.errors import disk_refusal
+
+    cause: BaseException | None = error
+    ours = type(error).__module__.partition(".")[0] in PACKAGES
+    while cause is not None and not ours:
+        # What noticed it may be Arrow, Delta or SQLite, each with an error class of its own.
+        if refusal := disk_refusal(f"{type(cause).__name__}: {cause}", cause):
+            return str(refusal)
+        cause = cause.__cause__ or cause.__context__
+    if not ours:
         return None
-    return "\n".join([str(error), *getattr(error, "__notes__", [])])
+    lines = [str(error), *getattr(error, "__notes__", [])]
+    if refusal := disk_refusal("a disk refused to be written", error):
+        lines += ["", str(refusal)]
+    return "\n".join(lines)
 
 
 def _damage_behind(error: BaseException, command: Callable[[], Any] | None) -> str | None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +11,8 @@ from configs.load import load
 from configs.resolve import resolve
 from configs.run import RunConfig
 from flows.orchestration import server as prefect_api
-from flows.orchestration.server import route_prefect_logs
+from flows.orchestration.server import one_line, route_prefect_logs
+from flows.orchestration.states import ends_kept
 from flows.replays.config import prepare_replay
 from flows.replays.loop import loop_replay, plan_run, summary, trains_again
 from flows.replays.request import ReplayRequest, finished_message, finished_without_source
@@ -127,10 +129,11 @@ def run(
         api = begin_prefect(config)
         session.begin(missing)
         before()
-        with prefect_api.termination_reported():
+        server = api.supervisor.told_to(session.note_service) if api.supervisor else nullcontext()
+        with server, prefect_api.termination_reported():
             session.notify("prefect", url=api.wait().ui_url)
             route_prefect_logs(log_directory(config) / "prefect.log")
-            return _call_flow(config)
+            return _call_flow(config, api, lambda text: session.notify("note", text=text))
 
 
 def begin_prefect(config: RunConfig) -> prefect_api.PrefectApi:
@@ -142,7 +145,27 @@ def begin_prefect(config: RunConfig) -> prefect_api.PrefectApi:
     return api if api.embedded else api.wait()
 
 
-def _call_flow(config: RunConfig) -> dict[str, Any]:
+def _call_flow(config: RunConfig, api: prefect_api.PrefectApi, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Call the flow of a config. How it ended is not changed by a Prefect that cannot write that down; `tell` says so.
+
+    Raises what the run raised, PrefectFailed where Prefect failed before there was a run.
+    """
+    import httpx
+
+    with ends_kept() as ends:
+        try:
+            return _call_in_prefect(config)
+        except httpx.HTTPError as problem:
+            if not ends:
+                raise prefect_api.failure(api.url, problem) from problem
+            if isinstance(ends[0], BaseException):
+                raise ends[0] from problem
+            tell(f"Prefect was not told of the end of the run, which is safe: {one_line(problem)}")
+            outcome: dict[str, Any] = ends[0]
+            return outcome
+
+
+def _call_in_prefect(config: RunConfig) -> dict[str, Any]:
     # Imported here and not above: Prefect takes a while, and reads which API to use when it is imported.
     from prefect import tags
 
@@ -181,6 +204,14 @@ def demo(
     Takes up the demo of that name where it stopped. `overrides` are for the reinforcement learning; `plain` asks for
     plain lines on a terminal too.
     """
+    try:
+        return _demo(preset, overrides, name, store, plain)
+    except KeyboardInterrupt as error:  # its runs name themselves alone, and a demo is two of them
+        error.__notes__ = ["What is committed is safe; the same demo again goes on from there."]
+        raise
+
+
+def _demo(preset: str, overrides: Sequence[str], name: str, store: str, plain: bool) -> int:
     began = time.monotonic()
     name, root, recipe = name or preset, store or RunConfig().store, RECIPES[preset]
     # Before anything else lies there: a store is made in an empty directory.

@@ -39,7 +39,7 @@ def main(pool: str = POOL, store: str = "", slots: int = 1, file: str = "") -> i
     limit = f"{pool}-gpu"
     print(f"Prefect server {url}")
     for name in prefect_api.crash_stale_runs(embedded=False):
-        print(f"  flow run {name}: its process is gone, marked as crashed")
+        print(f"  flow run {name}: its process is gone, its state says how it ended")
     # Pool and limit before the deployments that name them: a schedule may fire at once.
     print(f"  work pool {pool}: {ensure_pool(pool)}")
     print(f"  limit {limit}: {ensure_limit(limit, slots)}")

@@ -2,7 +2,7 @@
 
     api = prefect_api.begin(directory)   # before anything imports Prefect; returns in a fraction of a second
     ...                                  # start the other services meanwhile
-    api.wait()                           # the API answers; runs of dead processes are marked as crashed
+    api.wait()                           # the API answers; runs of dead processes get the state of their end
 
 The embedded server ends when the process does, after Prefect has sent its last logs and events: ended earlier, Prefect
 would wait for it for most of a minute.
@@ -20,7 +20,7 @@ import time
 import urllib.error
 import urllib.request
 from _thread import start_new_thread
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -31,6 +31,8 @@ from flows.orchestration.settings import configured_url, embedded_settings, serv
 from flows.services.base import Supervisor
 from flows.services.ownership import identity, is_alive
 from flows.services.process import Handle, ServiceSpec
+from storage.errors import StoreError, write_problem
+from storage.read.frames import existing_store
 
 AGAIN_SECONDS = 0.1
 """Until a lost signal is sent again: the callback that it was lost in is over then; if not, it is lost once more."""
@@ -38,6 +40,9 @@ PROBE_SECONDS = 5.0
 RETRY_SECONDS = 1.0
 BIND_SECONDS = 30.0
 TERMINATED = 128 + signal.SIGTERM
+HANG_SECONDS = 60.0
+"""An embedded server that answers nothing for so long is ended and started again: a run sends its last state at its
+end, and would wait for it."""
 STALE_STATES = ("RUNNING", "PAUSED", "CANCELLING")
 
 
@@ -45,12 +50,18 @@ class PrefectUnreachable(ValueError):
     """The configured Prefect API does not answer, or something else answers in its place."""
 
 
+class PrefectFailed(ValueError):
+    """The Prefect API answers with an error where a run cannot begin without it."""
+
+
 class PrefectApi:
     """The API of this process: its address, whether it is ours, and how to wait for it."""
 
-    def __init__(self, url: str, handle: Handle | None) -> None:
+    def __init__(self, url: str, handle: Handle | None = None, supervisor: Supervisor | None = None) -> None:
         self.url = url
         self.embedded = handle is not None
+        self.supervisor = supervisor
+        """Of the embedded server."""
         self._handle = handle
 
     @property
@@ -68,7 +79,8 @@ class PrefectApi:
         else:
             import_module("prefect.client.orchestration")  # takes a second, and the server needs some more
             self._handle.wait()
-        crash_stale_runs(embedded=self.embedded)
+        with bookkeeping_only("the end of dead processes"):  # they are judged again at the next start
+            crash_stale_runs(embedded=self.embedded)
         return self
 
 
@@ -82,7 +94,7 @@ def begin(directory: Path, startup_seconds: float = 180.0) -> PrefectApi:
     if _embedded is not None:
         return _embedded
     if url := configured_url():
-        return PrefectApi(url, None)
+        return PrefectApi(url)
     assert "prefect" not in sys.modules, "server.begin comes before the first import of prefect"
     directory = Path(directory).absolute()
     directory.mkdir(parents=True, exist_ok=True)
@@ -94,7 +106,7 @@ def begin(directory: Path, startup_seconds: float = 180.0) -> PrefectApi:
     api_url = f"{_bound_url(handle)}/api"
     os.environ |= embedded_settings(directory, api_url)
     # One for the process: Prefect reads its settings once, so a second server would be ignored.
-    _embedded = PrefectApi(api_url, handle)
+    _embedded = PrefectApi(api_url, handle, supervisor)
     return _embedded
 
 
@@ -146,7 +158,7 @@ def lost_terminations_repeated() -> Iterator[None]:
 
     def look(lost: "sys.UnraisableHookArgs") -> None:
         before(lost)
-        if within and _is_end(lost.exc_value):
+        if within and is_end(lost.exc_value):
             start_new_thread(_send_again, ())  # not by `threading`: one of its locks may be held by who is interrupted
 
     sys.unraisablehook = look
@@ -158,7 +170,8 @@ def lost_terminations_repeated() -> Iterator[None]:
             sys.unraisablehook = before
 
 
-def _is_end(lost: BaseException | None) -> bool:
+def is_end(lost: BaseException | None) -> bool:
+    """Tell whether this is what SIGTERM raises, in a flow or outside of one."""
     return is_termination(lost) or (isinstance(lost, SystemExit) and lost.code == TERMINATED)
 
 
@@ -178,6 +191,8 @@ def route_prefect_logs(log: Path) -> None:
     from prefect.logging.configuration import setup_logging
     from prefect.logging.handlers import PrefectConsoleHandler
 
+    # What a handler cannot write, on a full disk or to an API that is silent, is not worth a traceback each time.
+    logging.raiseExceptions = False
     setup_logging()
     log.parent.mkdir(parents=True, exist_ok=True)
     file = logging.FileHandler(log, encoding="utf-8", delay=True)
@@ -233,11 +248,11 @@ def process_of(tags: Iterable[str]) -> tuple[str, str, str] | None:
     return None
 
 
-def is_cancelled(flow_run_id: Any, attempts: int = 1) -> bool:
+def is_cancelled(flow_run_id: Any, attempts: int = 1) -> bool | None:
     """Tell whether someone asked, in the UI or on the command line, that a flow run be cancelled.
 
-    Prefect does not end runs that no worker started: ask between stages. An API that does not answer in any of the
-    attempts says no, and so does having no flow run.
+    Prefect does not end runs that no worker started: ask between stages. None where the API does not answer in any of
+    the attempts; having no flow run says no.
     """
     if flow_run_id is None:
         return False
@@ -252,17 +267,17 @@ def is_cancelled(flow_run_id: Any, attempts: int = 1) -> bool:
         except httpx.HTTPError:
             continue  # the run's data do not depend on the API, so its life must not
         return state is not None and (state.is_cancelling() or state.is_cancelled())
-    return False
+    return None
 
 
 def crash_stale_runs(embedded: bool) -> list[str]:
-    """Mark runs as crashed that say they run although their process is gone; return their names.
+    """Give runs that say they run although their process is gone a state that ends them; return their names.
 
-    A process that was killed cannot report its end. Runs of other hosts cannot be judged from here and are left alone.
+    A process that was killed cannot report its end, and one that ended while the API was silent could not.
+    Runs of other hosts cannot be judged from here and are left alone.
     """
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter
-    from prefect.states import Crashed
 
     # Of ours only: a shared server has runs of others.
     stale = {"tags": {"all_": ["stagecoach"]}, "state": {"type": {"any_": list(STALE_STATES)}}}
@@ -270,9 +285,29 @@ def crash_stale_runs(embedded: bool) -> list[str]:
     with get_client(sync_client=True) as client:
         for run in client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(stale)):
             if is_gone(run.tags, embedded):
-                client.set_flow_run_state(run.id, Crashed(message="The process of this run is gone."), force=True)
+                client.set_flow_run_state(run.id, missed_state(run.tags, str(run.id)), force=True)
                 names.append(run.name)
     return names
+
+
+def missed_state(tags: Sequence[str], flow_run: str) -> Any:
+    """Return the state of a flow run whose process is gone: its end as its store has it, else crashed."""
+    from prefect import states
+
+    run, store = tag_value(tags, "run"), tag_value(tags, "store")
+    try:
+        last = existing_store(store, read_only=True).runs.last(run) if run and store else None
+    except StoreError:  # it may be another machine's, or removed
+        last = None
+    ends = {"finished": states.Completed, "cancelled": states.Cancelled, "failed": states.Failed}
+    if last is None or last.flow_run != flow_run or last.event not in ends:
+        return states.Crashed(message="The process of this run is gone.")
+    return ends[last.event](message=last.message or None)
+
+
+def tag_value(tags: Iterable[str], name: str) -> str:
+    """Return what a tag `name:value` says; empty without one."""
+    return next((tag.partition(":")[2] for tag in tags if tag.startswith(f"{name}:")), "")
 
 
 def is_gone(tags: Iterable[str], embedded: bool) -> bool:
@@ -286,6 +321,33 @@ def is_gone(tags: Iterable[str], embedded: bool) -> bool:
         return False
     _, boot, process = found
     return embedded if boot != _boot() else not is_alive(process)
+
+
+def one_line(problem: BaseException) -> str:
+    """Return what an error says, on one line: those of Prefect's client add a request, a response and an address."""
+    return f"{type(problem).__name__}: {str(problem).partition(chr(10))[0]}"
+
+
+@contextmanager
+def bookkeeping_only(what: str) -> Iterator[None]:
+    """Within the block, let an API that does not answer, or answers with an error, cost a line in the log alone."""
+    import httpx
+
+    try:
+        yield
+    except httpx.HTTPError as problem:
+        logging.getLogger("stagecoach").warning("Prefect was not told of %s: %s", what, one_line(problem))
+
+
+def failure(url: str, problem: BaseException) -> PrefectFailed:
+    """Return the error for a request that the API could not answer, with the reason where the disk is one."""
+    directory = os.environ.get("PREFECT_HOME", "") if _embedded is not None else ""
+    unwritable = write_problem(Path(directory)) if directory else ""
+    reason = f"; {unwritable}" if unwritable else ""
+    return PrefectFailed(
+        f"the Prefect API at {url} failed: {one_line(problem)}{reason}. Nothing was started, and what is in the store "
+        "is safe: see to that and run the same again"
+    )
 
 
 def probe(url: str, seconds: float = PROBE_SECONDS) -> None:
@@ -333,6 +395,7 @@ def _server(directory: Path, startup_seconds: float) -> ServiceSpec:
         report=report,
         log=directory / f"{mine}.log",
         ready=_answers,
+        hangs=_hangs,
         startup_seconds=startup_seconds,
         max_restarts=5,
         grace_seconds=5.0,
@@ -349,6 +412,17 @@ def _answers(report: dict[str, Any]) -> bool:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback goes through no proxy
     with opener.open(f"{report['url']}/api/health", timeout=PROBE_SECONDS) as answer:
         return bool(answer.status == 200)
+
+
+def _hangs(report: dict[str, Any]) -> bool:
+    """Tell whether the embedded server answers nothing for HANG_SECONDS."""
+    deadline = time.monotonic() + HANG_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            return not _answers(report)
+        except OSError:  # refused, reset or timed out
+            time.sleep(RETRY_SECONDS)
+    return True
 
 
 def _bound_url(handle: Handle) -> str:

@@ -10,13 +10,23 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import wraps
+from contextvars import ContextVar
+from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 from flows import PACKAGES
-from flows.orchestration.server import current_flow_run, is_cancelled, is_shared, is_termination
+from flows.orchestration.server import (
+    bookkeeping_only,
+    current_flow_run,
+    is_cancelled,
+    is_end,
+    is_shared,
+    is_termination,
+    tag_value,
+)
+from flows.reporting.bookkeeping import Bookkeeper
 from flows.services.ownership import was_alive
 from storage.errors import StoreError
 from storage.records import Event, Runs
@@ -41,9 +51,16 @@ class RunCancelled(ValueError):
 class Cancellation:
     """Asks now and then whether a run was cancelled; threads of the run may share one."""
 
-    def __init__(self, ask: Callable[[Any], bool] = is_cancelled, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        ask: Callable[[Any], bool | None] = is_cancelled,
+        clock: Callable[[], float] = time.monotonic,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`tell` hears when Prefect does not answer, and when it does again."""
         self._ask = ask
         self._clock = clock
+        self._keeper = Bookkeeper(tell)
         self._lock = threading.Lock()
         self._quiet_until = clock()
         self._cancelled = False
@@ -53,15 +70,23 @@ class Cancellation:
         with self._lock:
             if flow_run and not self._cancelled and self._clock() >= self._quiet_until:
                 # Under the lock: one of the threads asks for all of them.
-                self._cancelled = self._ask(flow_run)
+                self._keeper.call(partial(self._take_answer, flow_run))
                 self._quiet_until = self._clock() + ASK_SECONDS
             return self._cancelled
+
+    def _take_answer(self, flow_run: str) -> bool:
+        """Ask; return whether there was an answer. One that comes too late for who asked is there for who asks next."""
+        answer = self._ask(flow_run)
+        self._cancelled = self._cancelled or bool(answer)
+        return answer is not None
 
 
 OPEN = ("started", "resumed")
 """Events after which a run is at work, or its process died without a word."""
+SAFE = ". Everything done so far is safe; the same run again goes on"
 P = ParamSpec("P")
 R = TypeVar("R")
+_ends: ContextVar[list[Any] | None] = ContextVar("ends", default=None)
 _log = logging.getLogger("stagecoach")
 
 
@@ -73,13 +98,17 @@ def event_of(error: BaseException) -> tuple[str, str]:
         return "refused", str(error)
     if isinstance(error, RunCancelled):
         return "cancelled", str(error)
-    # Prefect's worker cancels by SIGTERM; without that request it is a failure from outside. A busy server may not
-    # answer once, and the run would be called failed for good.
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", f"interrupted from the keyboard{SAFE}"
+    # Prefect's worker cancels by SIGTERM; without that request somebody else sent it. A busy server may not answer
+    # once, and the run would be called interrupted for good.
     if is_termination(error) and is_cancelled(current_flow_run(), attempts=5):
         return (
             "cancelled",
-            "cancelled in Prefect. Everything done so far is safe; the same run again goes on",
+            f"cancelled in Prefect{SAFE}",
         )
+    if is_end(error):
+        return "interrupted", f"told to end by SIGTERM{SAFE}"
     return "failed", error_text(error)
 
 
@@ -92,18 +121,41 @@ def reports_its_end(flow_function: Callable[P, R]) -> Callable[P, R]:
     @wraps(flow_function)
     def ending(*args: P.args, **kwargs: P.kwargs) -> Any:
         try:
-            return flow_function(*args, **kwargs)
+            outcome = flow_function(*args, **kwargs)
+            _keep_end(outcome)
+            return outcome
         except RunCancelled as error:
             from prefect.states import Cancelled
 
+            _keep_end(error)
             return Cancelled(message=str(error), data=error)
         except Exception as error:
             from prefect.states import Failed
 
+            _keep_end(error)
             _say(error)
             return Failed(message=error_text(error), data=error)
 
     return ending
+
+
+@contextmanager
+def ends_kept() -> Iterator[list[Any]]:
+    """Give a list that holds, once a flow called in the block has ended, what it returned or the error that ended it.
+
+    What Prefect raises when it cannot write down the state would hide that.
+    """
+    ends: list[Any] = []
+    token = _ends.set(ends)
+    try:
+        yield ends
+    finally:
+        _ends.reset(token)
+
+
+def _keep_end(end: Any) -> None:
+    if (ends := _ends.get()) is not None:
+        ends.append(end)
 
 
 def _say(error: Exception) -> None:
@@ -151,15 +203,23 @@ def mark_crashed(store: Store) -> list[str]:
     return marked
 
 
+def other_writer(store: Store, run: str) -> str:
+    """Say which other process is at work on a run, as its last event has it; empty where none is."""
+    last = store.runs.last(run)
+    here = last is not None and last.host == socket.gethostname()
+    if last is None or last.event not in OPEN or (here and last.pid == os.getpid()):
+        return ""
+    who = f"process {last.pid} on {last.host}{'' if here else ', as far as can be seen from here'}"
+    return (
+        f"run {run} is at work already: {who}, since {last.at:%Y-%m-%d %H:%M:%S} UTC. Nothing is lost and nothing "
+        "counts twice, but both may do the same work: end one of them"
+    )
+
+
 def _record_end(runs: Runs, run: str, last: Event, event: str, how: str) -> None:
     """Write down how a run ended whose process could not; it is said to be of the process that the last event names."""
     message = f"{how}. What is committed is safe; the same run again goes on from there"
     runs.record(run=run, event=event, message=message, flow_run=last.flow_run, host=last.host, pid=last.pid)
-
-
-def tag_value(tags: Iterable[str], name: str) -> str:
-    """Return what a tag `name:value` says; empty without one."""
-    return next((tag.partition(":")[2] for tag in tags if tag.startswith(f"{name}:")), "")
 
 
 OF_A_RUN: dict[str, Any] = {
@@ -246,5 +306,5 @@ def _show(waiting: str) -> None:
         from prefect.states import Running
 
         named: dict[str, Any] = {"name": "WaitingForGpu", "message": waiting} if waiting else {}
-        with get_client(sync_client=True) as client:
+        with bookkeeping_only("the wait for a slot"), get_client(sync_client=True) as client:
             client.set_flow_run_state(flow_run, Running(**named))

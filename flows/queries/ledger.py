@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 import polars as pl
@@ -142,10 +143,14 @@ def _span(library: StoreReader, work: Work) -> tuple[datetime, datetime, int]:
 
 
 def events(library: StoreReader, run: str) -> list[dict[str, Any]]:
-    """Return the events of a run as plain values: event, at, step, message. Raises NotThere."""
+    """Return the events of a run, lost services among them, as plain values: event, at, step, message.
+
+    Raises NotThere.
+    """
     library.frames(run)
-    names = ("event", "at", "step", "message")
-    return [{name: getattr(each, name) for name in names} for each in library.store.runs.events(run)]
+    names, runs = ("event", "at", "step", "message"), library.store.runs
+    found = sorted([*runs.events(run), *runs.losses(run)], key=attrgetter("at"))
+    return [{name: getattr(each, name) for name in names} for each in found]
 
 
 LANES = names()

@@ -1,13 +1,14 @@
 """The state of a run in a word, from its events and its process."""
 
 import socket
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from flows.queries.store_reader import StoreReader
 from flows.services.ownership import was_alive
-from storage.records import Event
+from storage.records import LOST, Event
 
 GOING = ("started", "resumed")
 
@@ -25,7 +26,7 @@ def process_gone(event: Event) -> bool:
 
 GONE = "its process is gone"
 GOOD = ("finished",)
-CALM = ("evicted", "cancelled", "removed")
+CALM = ("interrupted", "evicted", "cancelled", "removed", LOST)
 """Ends that somebody or something chose; what was done by then is kept."""
 
 
@@ -52,6 +53,11 @@ def is_going(event: Event) -> bool:
 def any_going(library: StoreReader, *runs: str) -> bool:
     """Say whether any of some runs may still get further, as far as can be seen from here."""
     return any(is_going(library.store.runs.events(run)[-1]) for run in runs)
+
+
+def losses_by_service(losses: Sequence[Event]) -> dict[str, int]:
+    """Return how often each service of a run was lost, by its name, which the messages of losses begin with."""
+    return dict(Counter(loss.message.partition(": ")[0] for loss in losses))
 
 
 def seconds_at_work(events: Sequence[Event], last_work: datetime | None) -> float:

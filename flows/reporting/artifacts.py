@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from flows.reporting.bookkeeping import Bookkeeper
 from flows.reporting.curve import Point, curve_svg
 from flows.reporting.formats import EVALUATION_HEADINGS, compact_number, evaluation_cells, visible
 
@@ -108,6 +109,7 @@ class RunArtifacts:
     def __init__(self, run_name: str, store: str, num_steps: int, enabled: bool = True) -> None:
         self.run_name, self.store, self.num_steps = run_name, store, num_steps
         self._enabled = enabled
+        self._keeper = Bookkeeper()
         self._progress: Any = None
         self._quiet_until = 0.0
         self._told = False
@@ -121,18 +123,23 @@ class RunArtifacts:
         return self._try(partial(self._publish_comparison, rows))
 
     def _try(self, publish: Callable[[], None]) -> bool:
+        """Return whether something could be published, in time."""
+        if not self._enabled or time.monotonic() < self._quiet_until:
+            return False
+        return self._keeper.call(partial(self._attempt, publish))
+
+    def _attempt(self, publish: Callable[[], None]) -> bool:
         """Return whether something could be published.
 
         The border at which a dead API is only told of, once: a run's data do not depend on it, so the run must not.
         """
-        if not self._enabled or time.monotonic() < self._quiet_until:
-            return False
         try:
             publish()
         except Exception as problem:
             self._quiet_until = time.monotonic() + RETRY_SECONDS  # each attempt may wait for the API
             if not self._told:
-                _log.warning("artifacts are not shown in Prefect for now, the run goes on: %s", problem)
+                first_line = str(problem).partition("\n")[0]
+                _log.warning("artifacts are not shown in Prefect for now, the run goes on: %s", first_line)
             self._told = True
             return False
         return True
@@ -190,6 +197,8 @@ class ArtifactWatcher:
         self._num_steps = num_steps
         self._steps: list[Mapping[str, Any]] = []
         self._prefect = False
+        self._behind = False
+        """Whether a renewal that was due could not be made."""
 
     def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
         """Collect finished steps; publish them once in a while and at the end, while there is a Prefect API."""
@@ -202,6 +211,11 @@ class ArtifactWatcher:
             self._steps.append(facts)
             last = len(self._steps) == self._num_steps
             due = len(self._steps) % self._every == 0 and self._clock() - self._published_at >= PUBLISHED_SECONDS
-            if self._prefect and facts["computed"] and (last or due):
-                self._artifacts.publish(self._steps)
-                self._published_at = self._clock()
+            if self._prefect and facts["computed"] and (last or due or self._behind):
+                self._publish()
+        elif self._behind:  # the last step may be over: whatever happens after it is the time to try again
+            self._publish()
+
+    def _publish(self) -> None:
+        self._behind = not self._artifacts.publish(self._steps)
+        self._published_at = self._clock()

@@ -151,12 +151,17 @@ class MonitorWatcher:
         self._monitor = monitor
         self._last = 0
         """The last step that was logged."""
+        self._lost = 0
+        """Services that were lost since the run began or went on."""
 
     def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
         """Log what was computed now; what was found was logged by the run that computed it."""
+        self._lost += event == "lost"
         if event == "step" and facts["computed"]:
             self._last = max(self._last, facts["step"])
-            self._monitor.log(facts["step"], facts["metrics"])
+            # No metric of the table: that has what follows from the step's inputs, whatever happened on the way.
+            lost = {"services/lost": self._lost} if self._lost else {}
+            self._monitor.log(facts["step"], {**facts["metrics"], **lost})
         if event == "evaluation" and facts["computed"]:
             # It may come after the steps that it went on beside, and what is older than the last is not taken there.
             at = max(self._last, facts["version"])

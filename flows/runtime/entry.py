@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from configs.run import RunConfig
-from flows.orchestration.server import current_flow_run, run_tags
+from flows.orchestration.server import bookkeeping_only, current_flow_run, run_tags
 from flows.reporting.artifacts import ArtifactWatcher, RunArtifacts
 from flows.reporting.tracking import Monitor, MonitorWatcher
 from flows.runtime.loops import Planner, plan_work
@@ -99,7 +99,7 @@ def link(config: RunConfig) -> None:
         return
     from prefect.client.orchestration import get_client
 
-    with get_client(sync_client=True) as client:
+    with bookkeeping_only("its run and store"), get_client(sync_client=True) as client:
         # Tags of the earlier process would let others take this run for dead.
         kept = [tag for tag in client.read_flow_run(flow_run).tags if not tag.startswith(OF_A_PROCESS)]
         tags = sorted({*kept, *run_tags(config.name, config.store)})

@@ -6,6 +6,7 @@ called it (`flows.runtime.entry`). Services start early, side by side, and only 
 """
 
 import os
+import shlex
 import shutil
 import socket
 import threading
@@ -22,7 +23,7 @@ from configs.replay import needs_weights
 from configs.run import RunConfig, only_teachers_sample, policy_scores
 from flows.orchestration.gate_answers import approval
 from flows.orchestration.server import current_flow_run, lost_terminations_repeated
-from flows.orchestration.states import Cancellation, RunCancelled, event_of, gpu_slot, mark_crashed
+from flows.orchestration.states import Cancellation, RunCancelled, event_of, gpu_slot, mark_crashed, other_writer
 from flows.runtime import pipeline
 from flows.runtime.prepare import find_policy, nothing_started
 from flows.runtime.versions import versions
@@ -30,9 +31,10 @@ from flows.services.base import RunService, Supervisor
 from flows.services.engine import InferenceService
 from flows.services.environments import EnvironmentServers, GraderProcesses
 from flows.services.learner import LearnerProcess
+from flows.services.process import ServiceLoss, ServiceNews
 from flows.services.teachers import TeacherEngines, asked_teachers
-from storage.errors import NoSpace
-from storage.records import REMOVED
+from storage.errors import NoSpace, StoreError
+from storage.records import LOST, REMOVED
 from storage.store import Store, open_store
 from tasks.gate.stage import require_rule
 from tasks.inference.engine.model_info import directory_digest, file_digest, model_directory
@@ -86,8 +88,13 @@ class Session:
         self.slot = ExitStack()
         """Holds a GPU slot from the first service on; closed by whoever opened the session, after the last one."""
         self._supervisor = supervisor
-        self._cancellation = Cancellation()
+        self._cancellation = Cancellation(tell=lambda text: self.notify("note", text=text))
         self._lock = threading.Lock()
+        self._step = 0
+        """The step that a stage was last begun for."""
+        self._losses: list[ServiceLoss] = []
+        """Services that were lost before the run's first event; a run without one is not known."""
+        self._known = False
         # Re-entrant: a watcher that is told of something may have something to tell.
         self._telling = threading.RLock()
 
@@ -148,15 +155,35 @@ class Session:
         if self._cancellation.asked_for(current_flow_run()):
             raise RunCancelled(
                 f"cancelled before stage {stage} of step {step}, as Prefect was asked to. Everything done so far is "
-                f"safe in {self.config.store}; go on with: stagecoach resume {self.config.name} "
-                f"--store {self.config.store}"
+                f"safe in {self.config.store}; go on with: {resume_command(self.config)}"
             )
 
     def notify(self, event: str, **facts: Any) -> None:
         """Let the watchers (panel, artifacts, monitor) see an event."""
         with self._telling:  # threads of the run have things to tell at the same time
+            if event == "stage" and not facts["evaluating"]:
+                self._step = facts["step"]
             for watch in self.watchers:
                 watch(event, facts)
+
+    def note_service(self, news: ServiceNews) -> None:
+        """Let the watchers see what became of a service; a loss is an event of the run as well."""
+        self.notify("note", text=str(news))
+        if isinstance(news, ServiceLoss):
+            self.notify("lost", service=news.service)
+            with self._lock:
+                self._losses.append(news)
+            if self._known:
+                self._record_losses()
+
+    def _record_losses(self) -> None:
+        with self._lock:
+            losses, self._losses = self._losses, []
+        for loss in losses:
+            try:
+                self.record(LOST, self._step, str(loss))
+            except StoreError as problem:  # the thread that watches the service must go on, and so must the run
+                self.notify("note", text=f"the loss of {loss.service} is not among the run's events: {problem}")
 
     def record(self, event: str, step: int = 0, message: str = "") -> None:
         """Write an event in the life of the run."""
@@ -172,6 +199,9 @@ class Session:
             host=socket.gethostname(),
             pid=os.getpid(),
         )
+        if not self._known:
+            self._known = True
+            self._record_losses()
 
 
 @contextmanager
@@ -185,6 +215,7 @@ def open_session(
     store = open_store(config.store)
     # Before this run writes its own event: after it, an earlier process of the same run could not be told apart.
     mark_crashed(store)
+    other = other_writer(store, config.name)
     context = RunContext(store, config.name, config, versions(config))
     with nothing_started():
         chosen = find_policy(store, config.evaluation.policy) if config.kind == "evaluate" else None
@@ -192,6 +223,10 @@ def open_session(
     with ExitStack() as slot, Supervisor(config.name, log_directory(config)) as supervisor:
         session = Session(context, source_of(config), supervisor, watchers, early, chosen)
         session.slot = slot
+        for each in {supervisor, *(service.supervisor for service in early)}:
+            slot.enter_context(each.told_to(session.note_service))
+        if other:
+            session.notify("note", text=other)
         token = _current.set(session)
         try:
             yield session
@@ -216,9 +251,19 @@ def record_run(session: Session) -> Iterator[None]:
     # Ctrl-C and SIGTERM end a run too, and its events must say so.
     except BaseException as error:
         event, message = event_of(error)
-        session.record(event, message=message)
+        try:
+            session.record(event, message=message)
+        except StoreError as problem:  # which must not hide the error of the run, mostly of the same cause
+            error.add_note(f"This is not among the run's events: {problem.what}")
+        if isinstance(error, KeyboardInterrupt):
+            error.add_note(f"What is committed is safe; go on with: {resume_command(session.config)}")
         raise
     session.record("finished")
+
+
+def resume_command(config: RunConfig) -> str:
+    """Return the command that goes on with a run."""
+    return f"stagecoach resume {config.name} --store {shlex.quote(config.store)}"
 
 
 def source_of(config: RunConfig) -> pipeline.Source:

@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
+from uuid import UUID
 
 from flows.services.logs import LogKeeper
 from flows.services.ownership import sweep
-from flows.services.process import Handle, ServiceSpec
+from flows.services.process import Handle, ServiceFailed, ServiceNews, ServiceSpec
 from storage.policies.scratch import ScratchDirectories
 
 Command = tuple[Sequence[str], Mapping[str, str]]
@@ -37,10 +38,12 @@ class Supervisor:
         self.run_name = run_name
         self.directory = Path(directory)
         self._handles: list[Handle] = []
-        # Short and not in `directory`: the name of a socket has at most 107 characters.
-        self._scratches = ScratchDirectories(Path(tempfile.gettempdir()) / f"stagecoach-{os.getuid()}")
+        # Not in `directory`, which may have a long name.
+        self._scratches = ScratchDirectories(temporary_directory())
         self._temporary: Path | None = None
         self._logs: LogKeeper | None = None
+        self._listeners: list[Callable[[ServiceNews], None]] = []
+        self._unheard: list[ServiceNews] = []
 
     def __enter__(self) -> "Supervisor":
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -59,9 +62,27 @@ class Supervisor:
         assert all(handle.spec.name != spec.name for handle in self._handles), f"two services named {spec.name!r}"
         if self._temporary is not None:
             spec = replace(spec, env={"TMPDIR": str(self._temporary), **spec.env})
-        handle = Handle(spec)
+        handle = Handle(spec, self._tell)
         self._handles.append(handle)
         return handle
+
+    @contextmanager
+    def told_to(self, listener: Callable[[ServiceNews], None]) -> Iterator[None]:
+        """Within the block, let `listener` hear what becomes of services, and first what nobody has heard before."""
+        self._listeners.append(listener)
+        unheard, self._unheard = self._unheard, []
+        for news in unheard:
+            listener(news)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+    def _tell(self, news: ServiceNews) -> None:
+        for listener in list(self._listeners):
+            listener(news)
+        if not self._listeners:
+            self._unheard.append(news)
 
     def close(self) -> None:
         """End all services, the last started first, and wait until none of their processes is left."""
@@ -81,6 +102,27 @@ class Supervisor:
             self._temporary = None
 
 
+SOCKET_CHARACTERS = 107
+"""Longest path of a socket, which the kernel cuts there; engines make theirs where TMPDIR says."""
+ROOM = len("/services-0123456789ab/") + len(str(UUID(int=0)))
+"""What comes after the directory for services in the path of an engine's socket."""
+
+
+def temporary_directory() -> Path:
+    """Return where services of this user have their temporary files: in TMPDIR, or where that is too long beside it.
+
+    Raises ServiceFailed where no place is short enough.
+    """
+    most = SOCKET_CHARACTERS - ROOM - len(own := f"/stagecoach-{os.getuid()}")
+    for place in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"):
+        if len(os.fsencode(place)) <= most and os.access(place, os.W_OK | os.X_OK):
+            return Path(place + own)
+    raise ServiceFailed(
+        f"TMPDIR is {tempfile.gettempdir()!r}: sockets below it would have names of more than {SOCKET_CHARACTERS} "
+        f"characters, and nothing can be written in /tmp. Nothing was started: set TMPDIR to a path of at most {most}"
+    )
+
+
 class RunService(ABC):
     """What stages ask for one kind of work: one process or several side by side, started early and waited for late."""
 
@@ -88,7 +130,7 @@ class RunService(ABC):
     """The keyword by which stages ask for it, a field of `tasks.runtime.services.Services`."""
 
     def __init__(self, supervisor: Supervisor) -> None:
-        self._supervisor = supervisor
+        self.supervisor = supervisor
         self._lock = threading.Lock()
         self._handles: dict[str, Handle] = {}
 
@@ -107,7 +149,7 @@ class RunService(ABC):
         """Return a process by its name, started at its first use; threads of the run may ask at the same time."""
         with self._lock:
             if name not in self._handles:
-                self._handles[name] = self._supervisor.start(describe())
+                self._handles[name] = self.supervisor.start(describe())
             return self._handles[name]
 
     def _describe(
@@ -117,7 +159,7 @@ class RunService(ABC):
 
         `command` makes the command line and its variables for the report, `others` are further fields of ServiceSpec.
         """
-        report = self._supervisor.directory / f"{name.replace(' ', '-', 1)}.json"
+        report = self.supervisor.directory / f"{name.replace(' ', '-', 1)}.json"
         argv, variables = command(report)
         return ServiceSpec(name, argv, variables, report, report.with_suffix(".log"), ready, **others)
 

@@ -57,7 +57,7 @@ class InferenceService(RunService):
 
     def close(self) -> None:
         """End the engine, whoever's supervisor keeps it."""
-        self._supervisor.close()
+        self.supervisor.close()
 
     @contextmanager
     def pinned(self, policy: Policy) -> Iterator[ServedModel]:

@@ -44,7 +44,7 @@ class LearnerProcess(RunService):
 
     def of(self, context: RunContext) -> "LearnerProcess":
         """Return the same process for the work of another run, to be used after this one's or before it."""
-        other = LearnerProcess(self._supervisor, context)
+        other = LearnerProcess(self.supervisor, context)
         other._lock, other._handles = self._lock, self._handles
         return other
 

@@ -26,12 +26,45 @@ GRACE_SECONDS = 10.0
 LOOK_SECONDS = 0.05
 ASK_SECONDS = 5.0
 """Between two questions whether a service hangs."""
+SLOW_SECONDS = 30.0
+"""Whoever waits so long for a service that starts is told, and again after every so many seconds."""
 _numbers = itertools.count(1)
 _open_lifelines: weakref.WeakSet["Lifeline"] = weakref.WeakSet()
 
 
 class ServiceFailed(ValueError):
     """A service did not start, or died more often than allowed: says what, where its log is and what to do."""
+
+
+@dataclass(frozen=True)
+class ServiceLoss:
+    """A service that ended without being asked to by its flow."""
+
+    service: str
+    how: str
+    restart: int
+    """Which restart follows; 0 where none does."""
+    max_restarts: int
+    log: Path
+
+    def __str__(self) -> str:
+        restart = f"restart {self.restart} of {self.max_restarts}" if self.restart else "it is not started again"
+        return f"{self.service}: {self.how}; {restart}; log: {self.log}"
+
+
+@dataclass(frozen=True)
+class SlowStart:
+    """A service that somebody waits for and that is not ready yet."""
+
+    service: str
+    seconds: float
+    log: Path
+
+    def __str__(self) -> str:
+        return f"{self.service}: still starting, {self.seconds:.0f} s; log: {self.log}"
+
+
+ServiceNews = ServiceLoss | SlowStart
 
 
 @dataclass(frozen=True)
@@ -67,8 +100,10 @@ class ServiceSpec:
 class Handle:
     """One service of a supervisor: wait for it, ask for its report, see which generation it is in."""
 
-    def __init__(self, spec: ServiceSpec) -> None:
+    def __init__(self, spec: ServiceSpec, tell: Callable[[ServiceNews], None] = lambda news: None) -> None:
+        """Start the service or adopt it. `tell` hears of losses and slow starts, in whichever thread notices them."""
         self.spec = spec
+        self._tell = tell
         self.generation = 0
         self.report: dict[str, Any] = {}
         self.status: int | None = None
@@ -77,6 +112,7 @@ class Handle:
         """What the service's processes carry, unique within this process."""
         self._changed = threading.Condition()
         self._ready_generation = 0
+        self._launched_at = self._told_at = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline: Lifeline | None = None
         self._watcher: threading.Thread | None = None
@@ -126,9 +162,19 @@ class Handle:
                     return report
             if time.monotonic() >= deadline:
                 raise ServiceFailed(self._too_late(seconds, refusal)) from refusal
+            self._tell_if_slow()
             self._await_change(generation, pause)
             # Often at first, as most services are up in a moment; an engine of minutes is not asked all the time.
             pause = min(pause * 1.3, 0.5)
+
+    def _tell_if_slow(self) -> None:
+        """Say that the service is still starting, once for all who wait for it."""
+        now = time.monotonic()
+        with self._changed:
+            if self.spec.external or now - max(self._launched_at, self._told_at) < SLOW_SECONDS:
+                return
+            self._told_at = now
+        self._tell(SlowStart(self.spec.name, now - self._launched_at, self.spec.log))
 
     def _await_change(self, generation: int, seconds: float) -> None:
         """Sleep for a while, or until the watcher has something to say about this generation."""
@@ -197,6 +243,7 @@ class Handle:
         # Only after a start that went well: a failed one leaves the old generation to be described.
         self._process, self._lifeline = started
         self._ended = ""
+        self._launched_at = time.monotonic()
         self.generation += 1
 
     def _watch(self) -> None:
@@ -211,12 +258,15 @@ class Handle:
                 if self._stopping:
                     return
                 kill_owned(identity(), self.mark)  # when it was the guardian that was killed
-                self._ended = self._ended or _how(status)
+                self._ended = how = self._ended or _how(status)
                 # Under the lock, so that whoever waits sees the new generation or the failure, never neither.
                 self._failure = self._why_no_restart(status) or self._start_again()
                 self._changed.notify_all()
-                if self._failure:
-                    return
+                restart = 0 if self._failure else self.generation - 1
+            # After the lock and the restart: whoever is told may take its time.
+            self._tell(ServiceLoss(self.spec.name, how, restart, self.spec.max_restarts, self.spec.log))
+            if not restart:
+                return
 
     def _start_again(self) -> str:
         """Start the next generation; return the message of failure, or nothing where it was started."""

@@ -15,7 +15,7 @@ from storage.records import REMOVED
 from storage.refs import Entry, Slice
 from storage.store import Store
 
-CLOSING = ("finished", "failed", "evicted", "refused", "cancelled", "crashed", REMOVED)
+CLOSING = ("finished", "failed", "interrupted", "evicted", "refused", "cancelled", "crashed", REMOVED)
 """Events after which a run is not at work until it says `resumed`."""
 QUIET_HOURS = 168
 """A run without an event or a ledger row for so long is taken for dead."""

@@ -6,7 +6,6 @@ those of a run in one commit. Dying in between leaves nothing of the work visibl
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 
 from storage.errors import CopyConflict
 from storage.records import REMOVED
@@ -129,12 +128,12 @@ def _copy_records(source: Store, target: Store, runs: Sequence[str]) -> int:
     num_events = 0
     for run in runs:
         events = source.runs.events(run)
-        there = target.runs.events(run) if run in target.runs.names() else []
-        new = [event for event in events if event not in there]
+        there = [*target.runs.events(run), *target.runs.losses(run)] if run in target.runs.names() else []
+        new = [event for event in (*events, *source.runs.losses(run)) if event not in there]
         target.runs.add_records(new)
         num_events += len(new)
         if target.runs.last_event(run) == REMOVED != events[-1].event:  # it was removed there, and is back
-            target.runs.add_records([replace(events[-1], at=datetime.now(UTC))])
+            target.runs.add_records([replace(events[-1], at=target.runs.next_moment())])
     known = set(target.quarantines.ids())
     findings = [each for each in source.quarantines.all() if each.quarantine not in known]
     target.quarantines.add_records(findings)

@@ -38,14 +38,21 @@ RUNS = Table(
     (
         Column("run", pa.string(), "the run; the only partition"),
         Column(
-            "event", pa.string(), "started, resumed, finished, failed, evicted, refused, cancelled, crashed or removed"
+            "event",
+            pa.string(),
+            "started, resumed, finished, failed, interrupted, evicted, refused, cancelled, crashed or removed; "
+            "or lost, of a service of the run that ended unasked",
         ),
-        Column("at", MOMENT, "when"),
+        Column("at", MOMENT, "when, but never before an event that was committed earlier"),
         Column("kind", pa.string(), "train, sft, evaluate or replay"),
         Column("config", pa.string(), "the resolved config as JSON; secrets never"),
         Column("parent_run", pa.string(), "the run this one branches off", True),
         Column("step", pa.int64(), "the step the event speaks of"),
-        Column("message", pa.string(), "where it did not end well: what happened and what is safe"),
+        Column(
+            "message",
+            pa.string(),
+            "where it did not end well: what happened, what is safe; of a loss: which service, its end, which restart",
+        ),
         Column("flow_run", pa.string(), "the Prefect flow run", True),
         Column("host", pa.string(), "where the run ran"),
         Column("pid", pa.int64(), "the process"),

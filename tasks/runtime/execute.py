@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.run import View
+from storage.errors import disk_refusal
 from storage.refs import Entry, Slice
 from storage.store import Store
 from tasks.runtime.run_context import RECENT, RunContext
@@ -292,10 +293,15 @@ def perform(
     try:
         return ref_of(attempt.finish(attempt.compute(refs, services or Services(), parameters or {})), computed=True)
     except Exception as error:
-        error.add_note(
+        # Whichever library or process noticed it: of a disk that takes nothing the traceback says less than the place.
+        where = str(getattr(error, "filename", None) or context.store.root.address)
+        refusal = disk_refusal(f"stage {stage.name} of step {step} ({error})", error, where)
+        (refusal or error).add_note(
             f"Run {context.run}, step {step}, stage {stage.name}. Nothing of this attempt is visible; all earlier "
             f"stages are safe in the ledger. Call the same run again to go on from here."
         )
+        if refusal:
+            raise refusal from error
         raise
     finally:
         attempt.discard()

@@ -1,5 +1,6 @@
 """Records of a store: events of runs in order, one row for each finding, and a reason for every rollout in one."""
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -42,6 +43,36 @@ def test_a_run_that_is_not_there(store: Store) -> None:
         store.runs.config("other")
     with pytest.raises(RunUnknown, match="kind and config"):
         store.runs.record(run="new", event="started")
+
+
+class SetBack:
+    """A clock that somebody sets back by an hour after every look."""
+
+    def __init__(self) -> None:
+        self.time = datetime(2030, 1, 1, tzinfo=UTC)
+
+    def now(self, zone: object) -> datetime:
+        self.time -= timedelta(hours=1)
+        return self.time
+
+
+def test_events_stay_in_the_order_of_their_commits_though_the_clock_is_set_back(
+    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.records.datetime", SetBack())
+    store.runs.record(run="a", event="started", kind="train", config={"steps": 1})
+    store.runs.record(run="b", event="started", kind="train", config={})
+    open_store(root).runs.record(run="a", event="lost")
+    store.runs.record(run="a", event="resumed", config={"steps": 2})
+    store.runs.record(run="a", event="finished")
+    monkeypatch.undo()
+    for merged in (False, True):
+        if merged:
+            assert store.runs.table.merge_files("a", min_files=2)
+        runs = open_store(root).runs
+        assert [event.event for event in runs.events("a")] == ["started", "resumed", "finished"]
+        assert runs.config("a") == {"steps": 2} and runs.names() == ["b", "a"] and runs.latest() == "a"
+        assert runs.events("a")[0].at < runs.losses("a")[0].at < runs.events("a")[1].at
 
 
 def test_names_that_are_nearly_right_are_named_before_the_last_ones(store: Store) -> None:

@@ -1,13 +1,16 @@
 """The command line: what is read, what is called, and what a person is told when it fails."""
 
+import errno
 import importlib
 import os
 import re
+import signal
+import sqlite3
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -15,8 +18,11 @@ import pytest
 
 from configs.errors import ConfigError
 from flows import cli
+from flows.cli import interrupts
 from flows.services.process import ServiceFailed
 from tasks.inference.engine.client import EngineError
+from tests.fixtures.programs import environment
+from tests.fixtures.waiting import PATIENCE
 
 COMMANDS = [name for name in cli.app if not name.startswith("-")]
 RESUMED: dict[str, Any] = {"overrides": [], "store": "", "plain": False}
@@ -227,18 +233,109 @@ def test_another_pipe_that_broke_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> 
         run_failing(monkeypatch, BrokenPipeError("of a service"))
 
 
-FULL = OSError(28, "No space left on device", "/store/x")
+def caused_by(cause: BaseException) -> BaseException:
+    error = RuntimeError("of a library")
+    error.__cause__ = cause
+    return error
+
+
+def of_disk(number: int) -> OSError:
+    return OSError(number, os.strerror(number), "/store/x")
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "said"),
-    [(KeyboardInterrupt(), 130, "What is committed is safe"), (FULL, 2, "the disk is full")],
+    ("error", "said"),
+    [
+        (of_disk(errno.ENOSPC), "no space left\n  Where: /store/x\n"),
+        (of_disk(errno.EDQUOT), "no space left\n  Where: /store/x\n"),
+        (of_disk(errno.EROFS), "the disk is read-only\n  Where: /store/x\n"),
+        (caused_by(of_disk(errno.EROFS)), "the disk is read-only\n  Where: /store/x\n"),
+        (sqlite3.OperationalError("database or disk is full"), "no space left"),
+        (sqlite3.OperationalError("attempt to write a readonly database"), "the disk is read-only"),
+        (ServiceFailed("it ended; its log: No space left on device"), "it ended; its log"),
+    ],
 )
-def test_an_interrupt_and_a_full_disk_are_told_whoever_noticed(
-    error: BaseException, status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_disk_that_takes_nothing_is_one_message_whoever_noticed(
+    error: BaseException, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_failing(monkeypatch, error) == status
-    assert said in capsys.readouterr().err
+    assert run_failing(monkeypatch, error) == 2
+    told = capsys.readouterr().err
+    assert said in told and "Safe: everything that the ledger names" in told and "then run the same again" in told
+
+
+def test_an_interrupt_gives_advice_only_where_there_is_something_to_resume(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_failing(monkeypatch, KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == "\nInterrupted.\n"
+    interrupted = KeyboardInterrupt()
+    interrupted.add_note("Go on with: stagecoach resume a")
+    assert run_failing(monkeypatch, interrupted) == 130
+    assert capsys.readouterr().err == "\nInterrupted. Go on with: stagecoach resume a\n"
+
+
+COMMAND = """
+import sys, time
+if sys.argv[1] == "early":
+    import threading, _thread, builtins
+    ordinary = builtins.__import__
+    def slow(name, *others, **named):
+        if name == "cyclopts":
+            print("ready", flush=True)
+            time.sleep(100)
+        return ordinary(name, *others, **named)
+    builtins.__import__ = slow
+from flows import cli
+def command():
+    try:
+        print("ready", flush=True)
+        time.sleep(100)
+    finally:
+        print("ending", flush=True)
+        time.sleep(1.0)
+        print("ended", flush=True)
+cli.parse = lambda argv: command
+sys.exit(cli.main())
+"""
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("moment", ["early", "later"])
+def test_ctrl_c_while_the_program_starts_and_pressed_three_times_leaves_no_traceback(moment: str) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, moment],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    assert program.stdout and program.stdout.readline() == "ready\n"
+    program.send_signal(signal.SIGINT)
+    if moment == "later":
+        assert program.stdout.readline() == "ending\n"
+        for _ in range(2):
+            program.send_signal(signal.SIGINT)
+    said, errors = program.communicate(timeout=PATIENCE)
+    assert (said, program.returncode) == (("", -signal.SIGINT) if moment == "early" else ("ended\n", 130))
+    assert "Traceback" not in errors and "KeyboardInterrupt" not in errors
+    assert moment == "early" or (errors.endswith("\nInterrupted.\n") and "Already ending" in errors)
+
+
+def test_a_second_ctrl_c_after_a_while_ends_at_once_and_a_lost_one_is_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handled, ended = interrupts.Interrupts(), list[object]()
+    monkeypatch.setattr(interrupts, "start_new_thread", lambda *_: ended.append("again"))
+    monkeypatch.setattr(interrupts.os, "_exit", ended.append)
+    monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", -1.0)
+    with pytest.raises(KeyboardInterrupt):
+        handled._handle(signal.SIGINT, None)
+    handled._handle(signal.SIGINT, None)
+    assert ended == [130]
+    handled._look(SimpleNamespace(exc_value=KeyboardInterrupt()))
+    assert ended == [130, "again"]
+    with pytest.raises(KeyboardInterrupt):
+        handled._handle(signal.SIGINT, None)
 
 
 def test_help_names_every_command_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:

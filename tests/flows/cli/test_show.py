@@ -14,6 +14,8 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.cli import run_summary as show
 from flows.queries.run_state import process_gone
+from flows.queries.store_reader import StoreReader
+from flows.viewer.rendering import PAGES, as_html, parsed_address
 from storage.errors import LayoutError
 from storage.store import Store, open_store
 from tasks.metrics import stage as metrics
@@ -21,6 +23,7 @@ from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Ref, Stage, Tables
 from tests.fixtures.builders import failed, table, trace
+from tests.fixtures.commands import run_command
 
 CONFIG = RunConfig(name="a", steps=2)
 EVALUATED = Ref("evaluation_assignment", 0, "k", (), 0, 0.0, True)
@@ -60,6 +63,26 @@ def test_a_run_is_described_for_programs_and_for_people(tmp_path: Path, capsys: 
     show.main("a", store=str(tmp_path))
     printed = capsys.readouterr().out
     assert "train a: started, 1/2 steps" in printed and "rollout s" in printed and "0.5" in printed
+
+
+def test_lost_services_are_counted_for_people_programs_and_in_the_viewer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = finished_run(tmp_path)
+    store.runs.record(run="a", event="finished")
+    assert "services lost" not in str(run_command(capsys, "show", "a", "--store", str(tmp_path)))
+    for service in ("engine", "learner", "engine"):
+        store.runs.record(run="a", event="lost", message=f"{service}: was killed by signal 9; restart 1 of 3")
+    found = show.describe(store, "a", CONFIG)
+    assert (found["state"], found["losses"]) == ("finished", {"engine": 2, "learner": 1})
+    _, said = run_command(capsys, "show", "a", "--store", str(tmp_path))
+    assert "services lost: engine 2, learner 1; the last one: engine: was killed by signal 9; restart 1 of 3" in said
+    address, asked = parsed_address("/runs/a")
+    page = PAGES[address](StoreReader.at(tmp_path), asked)
+    assert page.values["losses"] == {"engine": 2, "learner": 1}
+    assert [each["event"] for each in page.values["events"]] == ["started", "finished", "lost", "lost", "lost"]
+    html = as_html(page, asked).decode()
+    assert "services lost" in html and "engine 2, learner 1" in html and "killed by signal 9" in html
 
 
 @pytest.mark.parametrize("name", ["demonstration", "import", "regrade"])

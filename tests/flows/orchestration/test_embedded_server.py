@@ -3,17 +3,20 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows.services.ownership import owned_processes, sweep
+from storage.store import open_store
 from tests.fixtures.faults import happened
-from tests.fixtures.programs import PROGRAMS, ask, environment
+from tests.fixtures.programs import PROGRAMS, ask, environment, said_by
 from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
@@ -145,6 +148,62 @@ def test_a_killed_server_comes_back_at_the_same_address_and_nothing_is_lost(home
     happened("SIGKILL to the server")
     assert owned_processes(process.said["owner"]) == []
     assert states(home)[process.said["flow_run"]] == "COMPLETED"
+
+
+def recorded(home: str) -> tuple[list[str], list[str]]:
+    """States of the flow runs, and of the task runs, that a database holds."""
+    with closing(sqlite3.connect(Path(home, "prefect.db"))) as database:
+        states = [database.execute(f"SELECT state_type FROM {name}").fetchall() for name in ("flow_run", "task_run")]
+    flows, tasks = ([state for (state,) in found] for found in states)
+    return flows, tasks
+
+
+SILENT = "Prefect does not answer: the run goes on, and its pages there are late"
+
+
+def test_a_server_that_hangs_stops_no_run_and_hears_of_all_of_it_later(tmp_path: Path) -> None:
+    said = said_by("-m", "tests.fixtures.programs.hanging", str(tmp_path))
+    assert not said["freed"], "the run waited for the server"
+    assert said["steps_while_stopped"] == [0, 1, 2, 3, 4] and said["num_steps"] == 6
+    assert len(said["notes"]) == 2 and said["notes"][0] == SILENT
+    assert said["notes"][1].startswith("Prefect answers again, after ")
+    num_tasks = len(open_store(tmp_path / "store").ledger.entries(run="run"))
+    assert recorded(said["home"]) == (["COMPLETED"], ["COMPLETED"] * num_tasks)
+
+
+@pytest.mark.nightly
+def test_a_server_that_hangs_for_good_is_started_again_and_the_run_ends_in_order(tmp_path: Path) -> None:
+    said = said_by("-m", "tests.fixtures.programs.hanging", str(tmp_path), "last")
+    assert not said["freed"] and said["num_steps"] == 6
+    assert said["notes"][0] == SILENT
+    assert any(
+        note.startswith("prefect: did not answer any more and was ended; restart 1 of 5") for note in said["notes"]
+    )
+    assert recorded(said["home"])[0] == ["COMPLETED"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system with room for a small run and Prefect's database."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    mounting = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(directory)]
+    if subprocess.run(mounting, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a small disk")
+    yield directory
+    subprocess.run(["umount", str(directory)], check=True)
+
+
+def test_a_disk_that_is_full_under_store_and_prefect_is_one_message_and_the_run_goes_on_later(small_disk: Path) -> None:
+    said = said_by("-m", "tests.fixtures.programs.hanging", str(small_disk), "full")
+    assert said["error"].startswith("NoSpace: ") and "500 Internal" not in said["error"]
+    assert f"Where: {small_disk}/store" in said["error"] and "free some space" in said["error"]
+    assert said["steps"] == [0, 1]
+    kept = {entry.key for entry in open_store(small_disk / "store").ledger.entries(run="run")}
+    (small_disk / "filler").unlink()
+    again = said_by("-m", "tests.fixtures.programs.hanging", str(small_disk), "none")
+    assert again["num_steps"] == 6
+    assert kept < {entry.key for entry in open_store(small_disk / "store").ledger.entries(run="run")}
 
 
 @pytest.mark.nightly

@@ -1,9 +1,12 @@
 """States of a run: cancelled, crashed or ended in another way, in the store's events and in Prefect's words."""
 
+import errno
 import io
 import os
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
@@ -17,6 +20,7 @@ from prefect.states import Cancelling
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from flows.cli import launch
 from flows.orchestration import server, states
 from flows.orchestration.states import (
     ASK_SECONDS,
@@ -26,15 +30,19 @@ from flows.orchestration.states import (
     RunCancelled,
     event_of,
     mark_crashed,
+    other_writer,
     reports_its_end,
     tag_value,
 )
-from flows.reporting import artifacts
+from flows.reporting import artifacts, bookkeeping
 from flows.reporting.panel import Panel, PanelWatcher
+from flows.runtime import entry
+from flows.runtime.session import open_session
 from flows.services.ownership import was_alive
 from storage.errors import StoreUnavailable
 from storage.store import Store, open_store
 from tasks.runtime.prefect_task import error_text, is_transient
+from tests.fixtures.waiting import PATIENCE, until
 
 
 def noted(error: Exception, *notes: str) -> Exception:
@@ -80,7 +88,9 @@ def test_what_a_flow_returns_is_its_own() -> None:
         (RunCancelled("asked to"), ("cancelled", "asked to")),
         (GateRefused("no"), ("refused", "no")),
         (noted(ValueError("broken"), "All is safe."), ("failed", "ValueError: broken\nAll is safe.")),
-        (KeyboardInterrupt(), ("failed", "KeyboardInterrupt: ")),
+        (KeyboardInterrupt(), ("interrupted", f"interrupted from the keyboard{states.SAFE}")),
+        (SystemExit(143), ("interrupted", f"told to end by SIGTERM{states.SAFE}")),
+        (SystemExit(2), ("failed", "SystemExit: 2")),
     ],
 )
 def test_the_event_of_an_error(error: BaseException, event: tuple[str, str]) -> None:
@@ -171,6 +181,123 @@ def test_it_asks_at_once_and_then_not_for_a_while_and_once_cancelled_it_stays_so
     assert cancellation.asked_for("run") and api.asked == ["run", "run"]
 
 
+def test_a_silent_api_is_waited_for_once_and_its_late_answer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bookkeeping, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(states, "ASK_SECONDS", 0.0)
+    silence, asked, told = threading.Event(), list[str](), list[str]()
+
+    def ask(flow_run: str) -> bool:
+        asked.append(flow_run)
+        return silence.wait(PATIENCE)
+
+    cancellation = Cancellation(ask, tell=told.append)
+    assert [cancellation.asked_for("run") for _ in range(3)] == [False] * 3
+    assert asked == ["run"], "whoever asks while an answer is outstanding goes on at once"
+    assert told == ["Prefect does not answer: the run goes on, and its pages there are late"]
+    silence.set()
+    until(lambda: cancellation.asked_for("run"), lambda: "the late answer was not taken")
+    until(lambda: len(told) == 2, lambda: f"{told}")
+    assert told[1].startswith("Prefect answers again, after ")
+
+
+def test_an_error_of_the_api_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    keeper = bookkeeping.Bookkeeper(told.append)
+    assert keeper.call(lambda: False) is False
+    assert keeper.call(lambda: True) is True
+    assert told == []
+
+
+def config_of(root: Path) -> RunConfig:
+    return RunConfig(name="a", store=str(root))
+
+
+@pytest.mark.parametrize("end", [{"steps": []}, ValueError("the run's own"), None])
+def test_a_prefect_that_cannot_write_down_an_end_does_not_change_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: Any
+) -> None:
+    """`end` is what the flow returns or raises; with None Prefect fails before the flow is called."""
+
+    @reports_its_end
+    def flow() -> Any:
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    def call(config: RunConfig) -> Any:
+        if end is not None:
+            flow()
+        raise httpx.HTTPError("Server error '500 Internal Server Error' for url 'http://x'\nmore")
+
+    monkeypatch.setattr(launch, "_call_in_prefect", call)
+    told: list[str] = []
+    arguments = (config_of(tmp_path), server.PrefectApi("http://x/api"), told.append)
+    if isinstance(end, dict):
+        assert launch._call_flow(*arguments) == end
+        assert len(told) == 1 and told[0].startswith("Prefect was not told of the end") and "\n" not in told[0]
+        return
+    with pytest.raises(ValueError if end else server.PrefectFailed) as raised:
+        launch._call_flow(*arguments)
+    assert raised.value is end or "Nothing was started" in str(raised.value)
+
+
+def test_what_prefect_is_only_told_of_costs_a_line_where_it_answers_with_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise httpx.HTTPError("Server error '500 Internal Server Error'\nresponse: {}")
+
+    client = nullcontext(SimpleNamespace(read_flow_run=fail, set_flow_run_state=fail, read_flow_runs=fail))
+    monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: client)
+    monkeypatch.setattr(states, "current_flow_run", lambda: "its id")
+    monkeypatch.setattr(entry, "current_flow_run", lambda: "its id")
+    monkeypatch.setattr(server, "probe", lambda url: None)
+    entry.link(config_of(tmp_path))
+    states._show("waiting")
+    server.PrefectApi("http://x/api").wait()
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [line.partition(":")[0] for line in told] == [
+        "Prefect was not told of its run and store",
+        "Prefect was not told of the wait for a slot",
+        "Prefect was not told of the end of dead processes",
+    ]
+    assert all("500" in line and "\n" not in line for line in told)
+
+
+def test_a_full_disk_is_named_as_the_reason_for_an_error_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(server, "_embedded", server.PrefectApi("http://x/api"))
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    problem = httpx.HTTPError("Server error '500 Internal Server Error'")
+    assert "written" not in str(server.failure("http://x/api", problem)) and not list(tmp_path.iterdir())
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert f"{tmp_path} cannot be written: No space left on device" in str(server.failure("http://x/api", problem))
+
+
+@pytest.mark.parametrize(
+    ("event", "flow_run", "expected"),
+    [
+        ("finished", "f", "COMPLETED"),
+        ("cancelled", "f", "CANCELLED"),
+        ("failed", "f", "FAILED"),
+        ("resumed", "f", "CRASHED"),
+        ("finished", "another", "CRASHED"),
+    ],
+)
+def test_a_flow_run_that_could_not_report_its_end_gets_the_one_that_its_store_has(
+    store: Store, event: str, flow_run: str, expected: str
+) -> None:
+    store.runs.record(run="a", event=event, kind="train", config=CONFIG, flow_run=flow_run)
+    tags = ["stagecoach", "run:a", f"store:{store.root.address}"]
+    assert server.missed_state(tags, "f").type.value == expected
+    assert server.missed_state(["stagecoach", "run:a", "store:/nowhere"], "f").type.value == "CRASHED"
+
+
 def test_outside_a_flow_run_there_is_nobody_to_ask(api: Api, cancellation: Cancellation) -> None:
     api.answer = True
     assert not cancellation.asked_for(None)
@@ -236,3 +363,28 @@ def test_a_process_id_that_came_back_is_not_the_run() -> None:
     now = datetime.now(UTC)
     assert was_alive(os.getpid(), now)
     assert not was_alive(os.getpid(), now - timedelta(days=3650))
+
+
+def test_a_second_writer_is_told_of_the_first(store: Store) -> None:
+    assert other_writer(store, "a") == ""
+    begin(store, "a", os.getppid())
+    since = store.runs.events("a")[-1].at
+    told = other_writer(store, "a")
+    assert f"process {os.getppid()} on {socket.gethostname()}, since {since:%Y-%m-%d %H:%M:%S} UTC" in told
+    begin(store, "b", 7, host="elsewhere")
+    assert "process 7 on elsewhere, as far as can be seen from here, since" in other_writer(store, "b")
+    store.runs.record(run="a", event="finished")
+    assert other_writer(store, "a") == ""
+    begin(store, "a", os.getpid(), event="resumed")
+    assert other_writer(store, "a") == "", "that is this process itself"
+    begin(store, "dead", dead_process())
+    mark_crashed(store)
+    assert other_writer(store, "dead") == ""
+
+
+def test_whoever_opens_a_run_that_is_at_work_sees_so(store: Store) -> None:
+    begin(store, "a", os.getppid())
+    notes: list[str] = []
+    with open_session(config_of(Path(store.root.address)), (lambda event, facts: notes.append(facts["text"]),)):
+        pass
+    assert len(notes) == 1 and notes[0].startswith(f"run a is at work already: process {os.getppid()} on ")

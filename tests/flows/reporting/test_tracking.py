@@ -7,12 +7,13 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from configs.services import WandbConfig
-from flows.reporting.tracking import Monitor, MonitorError, check_monitor, finite
+from flows.reporting.tracking import Monitor, MonitorError, MonitorWatcher, check_monitor, finite
 from flows.services.ownership import identity, owned_processes
 
 
@@ -88,3 +89,16 @@ def _history(file: Path) -> list[dict[str, Any]]:
         items = {(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}
         rows.append({name: value for name, value in items.items() if name not in ("_runtime", "_timestamp")})
     return [row for row in rows if row]
+
+
+def test_lost_services_are_counted_beside_the_metrics_of_the_steps_that_follow() -> None:
+    logged: dict[int, dict[str, float]] = {}
+    watch = MonitorWatcher(cast(Any, SimpleNamespace(log=lambda step, metrics: logged.update({step: metrics}))))
+    for step in range(4):
+        watch("step", {"step": step, "computed": True, "metrics": {"x": 1.0}})
+        if step in (0, 2):
+            watch("lost", {"service": "engine"})
+    assert logged == {
+        0: {"x": 1.0},
+        **{step: {"x": 1.0, "services/lost": lost} for step, lost in ((1, 1), (2, 1), (3, 2))},
+    }

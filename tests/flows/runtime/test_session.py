@@ -15,6 +15,8 @@ from flows.orchestration.server import lost_terminations_repeated, termination_r
 from flows.runtime.pipeline import Source
 from flows.runtime.session import Session, record_run
 from flows.services.base import Supervisor
+from flows.services.process import ServiceLoss, SlowStart
+from storage.errors import StoreUnavailable
 from storage.store import open_store
 from tasks.runtime.run_context import RunContext
 from tests.fixtures.waiting import until
@@ -38,12 +40,16 @@ def test_a_run_that_ends_well_is_started_and_finished(session: Session) -> None:
     assert [event for event, _ in events(session)] == ["started", "finished", "resumed", "finished"]
 
 
-@pytest.mark.parametrize("error", [ValueError("broken"), KeyboardInterrupt()])
-def test_what_goes_wrong_is_in_the_events_and_passed_on(session: Session, error: BaseException) -> None:
+@pytest.mark.parametrize(
+    ("error", "event", "told"),
+    [(ValueError("broken"), "failed", "ValueError: broken"), (KeyboardInterrupt(), "interrupted", "from the keyboard")],
+)
+def test_what_goes_wrong_is_in_the_events_and_passed_on(
+    session: Session, error: BaseException, event: str, told: str
+) -> None:
     with pytest.raises(type(error)), record_run(session):
         raise error
-    event, message = events(session)[-1]
-    assert event == "failed" and message.startswith(type(error).__name__)
+    assert events(session)[-1][0] == event and told in events(session)[-1][1]
 
 
 class TerminationSignal(BaseException):
@@ -81,7 +87,7 @@ def test_a_signal_that_was_printed_and_lost_ends_a_run_all_the_same(
     handled(as_prefect_does)
     with pytest.raises(TerminationSignal), record_run(session):
         told_in_a_callback()
-    assert events(session)[-1][0] == "failed"
+    assert events(session)[-1][0] == "interrupted"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -118,3 +124,58 @@ def lose_a_signal() -> None:
             raise TerminationSignal
 
     Thing()
+
+
+LOSS = ServiceLoss("engine", "was killed by signal 9", 1, 3, Path("engine.log"))
+
+
+def test_a_lost_service_is_shown_and_an_event_that_says_nothing_of_the_state_of_the_run(session: Session) -> None:
+    seen: list[tuple[str, Any]] = []
+    session.watchers = (lambda event, facts: seen.append((event, facts)),)
+    runs = session.context.store.runs
+    session.note_service(LOSS)
+    assert runs.names() == [], "a run begins with its own first event"
+    with record_run(session):
+        assert [(loss.event, loss.message) for loss in runs.losses("a")] == [("lost", str(LOSS))]
+        session.notify("stage", stage="rollout", step=3, evaluating=False)
+        session.note_service(SlowStart("engine", 30.0, Path("engine.log")))
+        session.note_service(LOSS)
+        assert [loss.step for loss in runs.losses("a")] == [0, 3]
+        assert runs.last_event("a") == "started" and runs.config("a")["name"] == "a"
+    assert [event for event, _ in events(session)] == ["started", "finished"]
+    told = "engine: was killed by signal 9; restart 1 of 3; log: engine.log"
+    assert [facts["text"] for event, facts in seen if event == "note"] == [told, str(SlowStart(*SLOW)), told]
+    assert [facts["service"] for event, facts in seen if event == "lost"] == ["engine", "engine"]
+
+
+SLOW = "engine", 30.0, Path("engine.log")
+
+
+def test_a_store_that_refuses_a_loss_stops_nobody(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    session.watchers = (lambda event, facts: seen.append(facts.get("text", "")),)
+    with record_run(session):
+
+        def refuse(*_: Any) -> None:
+            raise StoreUnavailable("no answer")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(session.context.store.runs, "add_records", refuse)
+            session.note_service(LOSS)
+    assert seen[-1] == "the loss of engine is not among the run's events: no answer"
+
+
+def test_an_interrupted_run_says_how_it_goes_on_and_a_store_that_refuses_its_end_hides_nothing(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise StoreUnavailable("no answer")
+
+    with pytest.raises(KeyboardInterrupt) as raised, record_run(session):
+        monkeypatch.setattr(session.context.store.runs, "add_records", refuse)
+        raise KeyboardInterrupt
+    store = session.config.store
+    assert raised.value.__notes__ == [
+        "This is not among the run's events: no answer",
+        f"What is committed is safe; go on with: stagecoach resume a --store {store}",
+    ]

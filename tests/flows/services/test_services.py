@@ -1,18 +1,21 @@
 """The supervisor with real processes: side by side, watched, restarted, hanging, gone at the end."""
 
 import os
+import re
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from flows.services import process
-from flows.services.base import Supervisor
+from flows.services.base import ROOM, SOCKET_CHARACTERS, Supervisor, temporary_directory
 from flows.services.ownership import identity, owned_processes, start_time
-from flows.services.process import ServiceFailed, ServiceSpec
+from flows.services.process import ServiceFailed, ServiceNews, ServiceSpec, SlowStart
 from tests.fixtures.faults import happened
 from tests.fixtures.programs import SERVICE
 from tests.fixtures.waiting import PATIENCE, until
@@ -91,6 +94,67 @@ def test_a_killed_service_comes_back_with_a_fresh_report_until_no_restart_is_lef
         handle.wait()
     assert not handle.alive
     assert handle.status == 137
+
+
+@pytest.fixture
+def told(supervisor: Supervisor) -> Iterator[list[str]]:
+    """What a run is told of its services."""
+    told: list[str] = []
+    with supervisor.told_to(lambda news: told.append(str(news))):
+        yield told
+
+
+def test_every_loss_is_told_with_its_end_and_the_restart_that_follows(
+    supervisor: Supervisor, tmp_path: Path, told: list[str]
+) -> None:
+    log = tmp_path / "engine.log"
+    handle = supervisor.start(spec(tmp_path, max_restarts=2))
+    for _ in range(3):
+        os.kill(handle.wait()["pid"], signal.SIGKILL)
+        handle._await_change(handle.generation, PATIENCE)
+    until(lambda: len(told) == 3, lambda: f"{told}")
+    assert told == [
+        f"engine: was killed by signal 9; restart 1 of 2; log: {log}",
+        f"engine: was killed by signal 9; restart 2 of 2; log: {log}",
+        f"engine: was killed by signal 9; it is not started again; log: {log}",
+    ]
+
+
+def test_an_exit_and_a_hang_are_told_as_such_and_an_end_that_was_asked_for_is_not(
+    watchful: Supervisor, tmp_path: Path, told: list[str]
+) -> None:
+    watchful.start(spec(tmp_path, "first", arguments=("3",), max_restarts=5))
+    hanging = iter([True])
+    watchful.start(spec(tmp_path, "second", hangs=lambda _: next(hanging, False))).wait()
+    until(lambda: len(told) == 2, lambda: f"{told}")
+    assert sorted(told) == [
+        f"first: ended with status 3; it is not started again; log: {tmp_path / 'first.log'}",
+        f"second: did not answer any more and was ended; restart 1 of 1; log: {tmp_path / 'second.log'}",
+    ]
+    watchful.close()
+    assert len(told) == 2
+
+
+def test_who_waits_for_a_slow_service_is_told_of_it_once_in_a_while(
+    supervisor: Supervisor, tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "SLOW_SECONDS", 0.2)
+    handle = supervisor.start(spec(tmp_path, ready=lambda _: len(told) > 1))
+    handle.wait()
+    assert len(told) == 2
+    assert all(re.fullmatch(rf"engine: still starting, \d+ s; log: {tmp_path}/engine.log", news) for news in told)
+    assert str(SlowStart("learner", 61.2, Path("l.log"))) == "learner: still starting, 61 s; log: l.log"
+
+
+def test_what_nobody_heard_is_told_to_the_first_who_listens(supervisor: Supervisor, tmp_path: Path) -> None:
+    heard: list[ServiceNews] = []
+    handle = supervisor.start(spec(tmp_path))
+    os.kill(handle.wait()["pid"], signal.SIGKILL)
+    until(lambda: supervisor._unheard, lambda: "the loss was not noticed")
+    with supervisor.told_to(heard.append):
+        assert [news.service for news in heard] == ["engine"]
+    with supervisor.told_to(heard.append):
+        assert len(heard) == 1
 
 
 @pytest.mark.fault("services", "a service's guardian is killed", "no orphan, and the service is started again")
@@ -173,6 +237,39 @@ def test_an_unreachable_external_service_says_that_nothing_was_started(superviso
     away = spec(tmp_path, "away", external="http://127.0.0.1:1", ready=lambda _: False, startup_seconds=0.1)
     with pytest.raises(ServiceFailed, match=r"'away' at http://127.0.0.1:1 is not ready .*Nothing was started"):
         supervisor.start(away).wait()
+
+
+SOCKET = """
+import json, os, socket, sys, time, uuid
+with socket.socket(socket.AF_UNIX) as bound:
+    bound.bind(f"{os.environ['TMPDIR']}/{uuid.uuid4()}")
+    with open(sys.argv[1], "w") as report:
+        json.dump({"there": os.environ["TMPDIR"]}, report)
+    time.sleep(600)
+"""
+
+
+def test_an_engine_finds_room_for_its_socket_though_tmpdir_is_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with Supervisor("run", tmp_path) as supervisor:
+        argv = [sys.executable, "-c", SOCKET, str(tmp_path / "engine.json")]
+        there = Path(supervisor.start(spec(tmp_path, argv=argv, max_restarts=0)).wait()["there"])
+        assert there.is_dir() and long not in there.parents
+    assert not there.exists()
+
+
+def test_every_tmpdir_that_is_short_enough_is_taken_and_none_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = SOCKET_CHARACTERS - ROOM - len(f"/stagecoach-{os.getuid()}")
+    monkeypatch.setattr(os, "access", lambda place, mode: place.startswith("/x"))
+    monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * (most - 1))
+    assert len(f"{temporary_directory()}/services-{'a' * 12}/{uuid4()}") == 107
+    monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * most)
+    with pytest.raises(ServiceFailed, match=f"set TMPDIR to a path of at most {most}"):
+        temporary_directory()
 
 
 @pytest.mark.parametrize("problem", [RuntimeError, KeyboardInterrupt])

@@ -1,5 +1,6 @@
 """Stages over a real store: keys, hits, adoption, commits, parts, what errors say, and the services they are handed."""
 
+import errno
 import inspect
 import time
 from dataclasses import fields
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from configs.run import RunConfig, View
+from storage.errors import NoSpace, ReadOnlyDisk, StoreError
 from storage.schemas.stage_tables import EXAMPLES
 from storage.store import open_store
 from tasks.assignment import examples
@@ -162,6 +164,32 @@ def test_finished_parts_survive_a_failure_and_are_not_made_again(tmp_path: Path)
     ref = perform(whole, context, 0)
     assert after == ["r", "s"]
     assert sorted(context.table("examples", (ref,))["example_id"].to_pylist()) == ["p", "q", "r", "s"]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "where"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/weights/x"), NoSpace, "/weights/x"),
+        (ValueError("the learner failed (OSError: No space left on device)"), NoSpace, ""),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), NoSpace, ""),
+        (OSError(errno.EROFS, "Read-only file system", "/weights/x"), ReadOnlyDisk, "/weights/x"),
+        (OSError(errno.EIO, "Input/output error"), OSError, None),
+    ],
+)
+def test_a_disk_that_takes_nothing_is_named_whoever_in_a_stage_noticed(
+    tmp_path: Path, error: Exception, expected: type[Exception], where: str | None
+) -> None:
+    def works(tables: Tables, config: View) -> Tables:
+        raise error
+
+    with pytest.raises(expected) as raised:
+        perform(stage_of(works), context_of(tmp_path), 0)
+    assert any("all earlier stages are safe" in note for note in raised.value.__notes__)
+    if where is None:
+        assert raised.value is error
+    else:
+        assert isinstance(raised.value, StoreError) and raised.value.__cause__ is error
+        assert raised.value.where == (where or str(tmp_path)) and "then run the same again" in raised.value.do
 
 
 def test_parts_of_one_attempt_are_known_before_they_are_committed(tmp_path: Path) -> None:
