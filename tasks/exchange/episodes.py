@@ -118,13 +118,15 @@ def checked_number(value: Any, name: str, least: float = -LARGEST, most: float =
     return float(value)
 
 
-def check_measures(rewards: Mapping[str, Any], metrics: Mapping[str, Any], scored: bool) -> None:
+def check_measures(rewards: Any, metrics: Any, scored: bool) -> None:
     """Raise Unfit for a reward or metric by which nothing can ask, for want of a name, or that nothing can add up.
 
     Of a rollout that was not `scored`, because it failed, rewards count for nothing and may be anything. A metric may
     be NaN or infinite: the environment could not measure it.
     """
     for kind, names in (("reward", rewards), ("metric", metrics)):
+        if not isinstance(names, dict):
+            raise Unfit(f"{kind}s are no object with names")
         if any(not name.strip() for name in names):
             raise Unfit(f"a {kind} has no name")
     for name, value in metrics.items():

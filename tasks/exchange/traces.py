@@ -181,7 +181,7 @@ def trace_rows(trace: Mapping[str, Any], context: ImportContext, place: Mapping[
     if not isinstance(trace.get("id"), str) or not trace["id"]:
         raise Unfit("a trace has no id")
     scored = trace.get("ok", not trace.get("errors"))
-    check_measures(mapping(trace.get("rewards")), mapping(trace.get("metrics")), scored)
+    check_measures(trace.get("rewards", {}), trace.get("metrics", {}), scored)
     temperature = sampling_temperature(trace)
     tokens = origin_of(nodes, temperature)
     if tokens == RENDERED:

@@ -50,6 +50,9 @@ LINES = {
     "empty metric": (conversation("metrics", '{"": 1}'), "a metric has no name"),
     "blank metric": (conversation("metrics", '{" ": 1}'), "a metric has no name"),
     "empty metric of a trace": (trace(metrics={"": 1.0}), "a metric has no name"),
+    "metrics of no name": (trace(metrics=""), "metrics are no object"),
+    "rewards of no name": (trace(rewards=[1.0]), "rewards are no object"),
+    "no metrics": (trace(metrics=None), "metrics are no object"),
     "empty reward": (trace(rewards={"": {"score": 1.0, "weight": 1.0}}), "a reward has no name"),
     "metric of 90 digits": (conversation("metrics", f'{{"a": {10**90}}}'), "a: 1000"),
     **{f"reward {value}": (LINE.replace(": 1}", f": {value}}}"), "is not between -1e+09 and 1e+09") for value in (
