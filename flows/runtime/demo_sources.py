@@ -15,6 +15,7 @@ from typing import Any
 
 from configs.load import load
 from configs.run import RunConfig
+from storage.roots import check_links
 from storage.store import Store, open_store
 
 DEMO = "demo"
@@ -127,8 +128,14 @@ class Sources:
 
 
 def sources_directory(root: str, preset: str = FIRST) -> Path:
-    """Return where the sources of a store's demo lie: in the store where that is local."""
-    top = (Path(".stagecoach") if "://" in root else Path(root).expanduser()).resolve() / "sources"
+    """Return where the sources of a store's demo lie: in the store where that is local.
+
+    Raises StoreError where a link there leads out of the store.
+    """
+    place = (Path(".stagecoach") if "://" in root else Path(root).expanduser()).resolve()
+    for name in ("", "/demonstrations.jsonl", "/words.json"):
+        check_links(place, f"sources{name}")
+    top = place / "sources"
     return top if preset == FIRST else top / preset
 
 

@@ -30,6 +30,7 @@ from flows.services.environments import EnvironmentServers, GraderProcesses
 from flows.services.learner import LearnerProcess
 from flows.services.teachers import TeacherEngines, asked_teachers
 from storage.errors import NoSpace
+from storage.roots import check_links
 from storage.store import Store, open_store
 from tasks.gate.stage import require_rule
 from tasks.inference.engine.model_info import directory_digest, file_digest, model_directory
@@ -233,6 +234,7 @@ def log_directory(config: RunConfig) -> Path:
     """Return the local directory for the logs of a run's services: in the store where that is local."""
     # Processes append to logs, which an object store cannot take.
     root = Path(".stagecoach") if "://" in config.store else Path(config.store).expanduser()
+    check_links(root, f"logs/{config.name}")
     return (root / "logs" / config.name).resolve()
 
 

@@ -214,9 +214,9 @@ def test_looking_for_damage_is_announced_and_can_be_ended(
 ) -> None:
     open_store(tmp_path / "store")
     monkeypatch.setattr(cli, "parse", lambda _: partial(Mock(side_effect=KeyError("x")), store=str(tmp_path / "store")))
-    with pytest.warns(UserWarning, match="looking through all of its files for damage.* Ctrl-C ends it"):
-        with pytest.raises(KeyError):
-            cli.main([])
+    announced = pytest.warns(UserWarning, match="looking through all of its files for damage.* Ctrl-C ends it")
+    with announced, pytest.raises(KeyError):
+        cli.main([])
     monkeypatch.setattr("storage.read.damage.damaged_files", Mock(side_effect=KeyboardInterrupt))
     with pytest.warns(UserWarning):
         assert cli.main([]) == 130
