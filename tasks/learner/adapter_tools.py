@@ -72,11 +72,11 @@ def _write_adapter(model: Path, directory: Path, training: TrainingConfig, seed:
 
 
 def main(command: str, *arguments: str) -> None:
-    """Command line."""
+    """Command line: `merge BASE ADAPTER TARGET`, or `sample` with what `write_adapters` takes on standard input."""
     if command == "merge":
         merge(*map(Path, arguments))
         return
-    request = json.loads(*arguments)
+    request = json.load(sys.stdin)
     Path(request["target"]).mkdir(parents=True, exist_ok=True)
     rows = write_adapters(**request, world=start_world())
     Path(request["target"], ROWS).write_text(json.dumps(rows), encoding="utf-8")
