@@ -51,10 +51,10 @@ def load(
     misplaced = _apply_overrides(draft, overrides)  # told with what validation finds, all at once
     translate(draft.tree)
     config = _validate(draft.tree, draft.source, misplaced)
-    secrets, suspects = secrets_in(config.model_dump(mode="json"), base)
+    secrets, doubtful = secrets_in(config.model_dump(mode="json"), base)
     if found := [*problems(config), *secrets]:
         raise ConfigError(found)
-    for line in suspects:
+    for line in doubtful:
         warnings.warn(line, stacklevel=2)
     return config
 

@@ -69,7 +69,7 @@ def read_files(paths: Sequence[Path], form: Format, context: ImportContext) -> t
                 episodes.append(episode)
             except Unfit as error:
                 problems.append(LineProblem(str(path), line, error.reason, error.detail))
-            except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
+            except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError, OSError) as error:
                 # What is of another shape than its layout shows in many ways; all of them are this line's.
                 detail = f"{type(error).__name__}: {error}"
                 problems.append(LineProblem(str(path), line, "the line is malformed", detail))

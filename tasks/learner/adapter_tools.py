@@ -33,7 +33,9 @@ def merge(base: Path, adapter: Path, target: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        base, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True
+    )
     PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(target)
     for name, content in companions(base).items():
         (target / name).write_bytes(content)

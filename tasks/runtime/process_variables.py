@@ -48,10 +48,10 @@ def needed_by(environment: "EnvironmentConfig") -> tuple[str, ...]:
     A taskset, a harness or a runtime names a variable that it reads (`api_key_var`, `forward_env`); what its code
     reads without a word is named in `variables`.
     """
-    return (*HUGGING_FACE, *environment.variables, *_named(environment.model_dump(mode="json")))
+    return (*HUGGING_FACE, *environment.variables, *_names_in(environment.model_dump(mode="json")))
 
 
-def _named(section: Mapping[str, object]) -> Iterator[str]:
+def _names_in(section: Mapping[str, object]) -> Iterator[str]:
     for _, value in texts(section):
         if value in os.environ:
             yield value

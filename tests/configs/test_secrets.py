@@ -118,3 +118,9 @@ def test_names_of_secrets(name: str) -> None:
 )
 def test_names_of_others(name: str) -> None:
     assert not is_secret_name(name)
+
+
+@pytest.mark.parametrize("argument", ["--trust-remote-code", "--trust_remote_code=true"])
+def test_an_engine_trusts_no_code_beside_weights(argument: str) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.extra_arguments\.1: .* runs code that lies beside"):
+        load(("demo",), [f"engine.extra_arguments=['--max-num-seqs=4', '{argument}']"])
