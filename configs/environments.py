@@ -94,6 +94,9 @@ class EnvironmentConfig(Section):
     """Address of an environment server that someone else runs (tcp://host:port); empty starts one here."""
     pool: PoolConfig = operational(StaticPool())
     """Worker processes of the environment server."""
+    variables: tuple[str, ...] = operational(())
+    """Environment variables with secrets that the code of the environment reads, by name: its server and its grader get
+    these, and those that other settings here name, and no other secret of this process."""
     sandbox_labels: tuple[str, ...] = operational(())
     """Labels of every sandbox that the server makes, beside those of the runtime's own settings, where the runtime has
     labels (`prime`): to find all that a run left running."""

@@ -2,6 +2,7 @@
 
 import json
 import reprlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from configs.checks.run import require
+from configs.checks.run import problems
 from configs.errors import ConfigError
 from configs.fields import plain_annotation, section_types
 from configs.layers import (
@@ -25,6 +26,7 @@ from configs.layers import (
     translate_recorded,
 )
 from configs.run import RunConfig
+from configs.secrets import secrets_in
 
 Origin = Callable[[Location], str]
 """Says which file or override a value came from."""
@@ -48,7 +50,13 @@ def load(
         draft.merge(*read(file))
     misplaced = _apply_overrides(draft, overrides)  # told with what validation finds, all at once
     translate(draft.tree)
-    return require(_validate(draft.tree, draft.source, misplaced))
+    config = _validate(draft.tree, draft.source, misplaced)
+    secrets, doubtful = secrets_in(config.model_dump(mode="json"), base)
+    if found := [*problems(config), *secrets]:
+        raise ConfigError(found)
+    for line in doubtful:
+        warnings.warn(line, stacklevel=2)
+    return config
 
 
 def dump(config: RunConfig) -> str:

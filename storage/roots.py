@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -37,8 +38,10 @@ class Root:
     """Whether nothing is written: tables that are not there are empty, torn logs stay, the server is not probed."""
 
     def child(self, path: str) -> str:
-        """The address of something below the root. Raises StoreError for a path that leads out of it."""
+        """The address of something below the root. Raises StoreError for a path that leads out of it, by a link too."""
         check_inside(path, self.address)
+        if self.directory is not None:
+            check_links(self.directory, path)
         return f"{self.address}/{path}"
 
     def exists(self, path: str) -> bool:
@@ -53,7 +56,7 @@ class Root:
 
     def names(self, path: str) -> list[str]:
         """The sorted names right below a directory; none where there is no directory."""
-        check_inside(path, self.address)
+        self.child(path)
         found = self.files.get_file_info(pafs.FileSelector(path, allow_not_found=True))
         return sorted(info.base_name for info in found)
 
@@ -112,7 +115,7 @@ class Root:
     def delete(self, path: str) -> None:
         """Remove a file; FileNotFoundError passes through where the file system says so, an object store does not."""
         assert not self.read_only, f"{path} was to be removed, in a store that is only read"
-        check_inside(path, self.address)
+        self.child(path)
         if self.bucket is None:
             self.files.delete_file(path)
         else:
@@ -125,6 +128,16 @@ class Root:
             self.delete(path)
             return size
         return 0
+
+    def remove_directory(self, path: str) -> None:
+        """Delete a directory of a local root with all in it, if it is still there; of a link the link alone."""
+        assert self.directory is not None and not self.read_only, f"{path} was to be removed"
+        place = Path(self.child(path))
+        with border("deleting a directory that is no longer needed", str(place)), suppress(FileNotFoundError):
+            if place.is_symlink():
+                place.unlink()
+            else:
+                shutil.rmtree(place)
 
     def file_sizes(self, below: str) -> dict[str, int]:
         """The size in bytes of every file below a directory, by path; none where there is no directory."""
@@ -144,7 +157,7 @@ class Root:
 
     def writer(self, path: str) -> pa.NativeFile:
         """A stream into a new object of an object store; the object is there when it is closed."""
-        check_inside(path, self.address)
+        self.child(path)
         return self.files.open_output_stream(path, compression=None)
 
     def make_durable(self, *paths: str) -> None:
@@ -164,6 +177,20 @@ def check_inside(path: str, where: str) -> None:
         what = f"a path leads out of the store: {path!r}"
         advice = "a store that names such a path was not written by this program: do not trust it"
         raise StoreError(what, where, "nothing outside of the store was touched", advice)
+
+
+def check_links(directory: Path, path: str) -> None:
+    """Raise StoreError where a symbolic link on the way to a path below `directory` leads out of `directory`.
+
+    Whoever made the link could else have files there read, written to or deleted. `directory` itself may be a link.
+    """
+    place = str(directory)
+    for part in path.split("/"):
+        place = f"{place}/{part}"
+        if os.path.islink(place) and not Path(place).resolve().is_relative_to(directory.resolve()):
+            what = f"a symbolic link leads out of the store, to {os.readlink(place)!r}"
+            advice = "remove the link; to have a store on another disk, put all of it there"
+            raise StoreError(what, place, "nothing outside of the store was touched", advice)
 
 
 def open_root(root: str, options: Mapping[str, str] | None = None) -> Root:

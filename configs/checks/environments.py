@@ -8,7 +8,7 @@ from configs.environments import EnvironmentConfig, SeatConfig
 from configs.evaluation import EvaluationConfig
 from configs.run import RunConfig
 
-OF_OUR_SERVERS = ("pool", "sandbox_labels", "startup_seconds", "hang_seconds", "max_restarts")
+OF_OUR_SERVERS = ("pool", "variables", "sandbox_labels", "startup_seconds", "hang_seconds", "max_restarts")
 """What is said about a server that the run starts, and means nothing to one that is there."""
 
 

@@ -16,6 +16,7 @@ from configs.run import RunConfig
 def problems(config: RunConfig) -> list[str]:
     """Return one line for each thing in `config` that cannot work, whatever the machine."""
     checks = [
+        _engine_problems(config),
         training_problems(config),
         _filter_problems(config),
         algorithm_problems(config),
@@ -70,6 +71,15 @@ def _too_long_for_model(config: RunConfig) -> Iterator[str]:
 def _is_local(path: str) -> bool:
     # A hub id is `owner/name`: relative, of two parts, with nothing of that name here.
     return path.startswith(("/", ".", "~")) or path.count("/") > 1
+
+
+def _engine_problems(config: RunConfig) -> Iterator[str]:
+    for index, argument in enumerate(config.engine.extra_arguments):
+        if argument.replace("_", "-").startswith("--trust-remote-code"):
+            yield (
+                f"engine.extra_arguments.{index}: {argument} runs code that lies beside a model's weights, on this "
+                "machine and unseen; leave it out, and take a model that transformers itself knows"
+            )
 
 
 def _sampling_problems(config: RunConfig) -> Iterator[str]:

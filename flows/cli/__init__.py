@@ -64,11 +64,21 @@ def _main(argv: Sequence[str] | None, interrupts: Interrupts) -> int:
     except (SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # a panic of a library is no Exception
+        return _report(error, command)
+
+
+def _report(error: BaseException, command: Callable[[], Any] | None) -> int:
+    """Print what explains the error that is being handled and return the exit status; where nothing does, raise it."""
+    try:
         message = explanation(error) or _damage_behind(error, command)
-        if message is None:
-            raise
-        print(f"stagecoach: {visible(message)}", file=sys.stderr)
-        return 2
+    except KeyboardInterrupt:
+        what = f"Interrupted while looking for damage. Before that: {type(error).__name__}: {error}"
+        print(f"\nstagecoach: {visible(what)}", file=sys.stderr)
+        return 130
+    if message is None:
+        raise
+    print(f"stagecoach: {visible(message)}", file=sys.stderr)
+    return 2
 
 
 def _nobody_reads() -> bool:

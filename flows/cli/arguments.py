@@ -80,12 +80,20 @@ def _finite(_: object, tokens: Sequence[Token]) -> float:
     raise ValueError(f'"{text[:40]}" is not a number between {-MOST} and {MOST}')
 
 
+def _positive(type_: object, tokens: Sequence[Token]) -> float:
+    """Read a finite number above zero."""
+    if (found := _finite(type_, tokens)) <= 0:
+        raise ValueError(f'"{tokens[0].value[:40]}" is not above 0')
+    return found
+
+
 Count = Annotated[int, _whole_number(1)]
 """A whole number from 1 on."""
 Index = Annotated[int, _whole_number(0)]
 """A whole number from 0 on."""
 Port = Annotated[int, _whole_number(0, 65535)]
 Number = Annotated[float, Parameter(converter=_finite)]
+Positive = Annotated[float, Parameter(converter=_positive)]
 Store = Annotated[str, option("root of the store: a directory, or a URL of an object store")]
 Json = Annotated[bool, option("for programs", name="--json")]
 Plain = Annotated[bool, option("plain lines instead of a live panel")]

@@ -19,7 +19,7 @@ from configs.load import load
 from configs.run import RunConfig
 from configs.training import LoraConfig
 from flows.services.base import Supervisor
-from flows.services.engine import is_healthy
+from flows.services.engine import NEEDS, is_healthy
 from flows.services.process import ServiceSpec
 from tasks.inference.engine import model_info
 from tasks.inference.engine.checks import (
@@ -33,6 +33,7 @@ from tasks.inference.engine.checks import (
 from tasks.inference.engine.client import Engine
 from tasks.inference.engine.command import command
 from tasks.inference.engine.model_info import model_directory
+from tasks.runtime.process_variables import inherited_variables
 from tasks.training.policy import probe_token_ids
 
 SAMPLER = "tasks.learner.adapter_tools"
@@ -90,8 +91,8 @@ def _sample_adapters(config: RunConfig, model: Path, target: Path) -> list[dict[
         "learner": config.learner.model_dump(mode="json"),
         "probe": probe_token_ids(model_info.read(model).vocab_size)[:length],
     }
-    argv = [sys.executable, "-m", SAMPLER, "sample", json.dumps(request)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    argv, given = [sys.executable, "-m", SAMPLER, "sample"], json.dumps(request)
+    done = subprocess.run(argv, input=given, env=inherited_variables(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SmokeFailed(f"no adapters could be made over {model}: {done.stderr.strip()[-2000:]}\nNothing was kept")
     found: list[dict[str, Any]] = json.loads((target / ROWS).read_text())
@@ -112,4 +113,5 @@ def _spec(config: RunConfig, model: Path, directory: Path, key: str, lora: LoraC
         startup_seconds=config.engine.startup_seconds,
         # A probe of an engine that was started twice would say nothing of the first.
         max_restarts=0,
+        needs=NEEDS,
     )

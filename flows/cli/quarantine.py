@@ -13,6 +13,7 @@ from configs.run import RunConfig
 from flows.reporting.formats import console, grid
 from flows.reporting.panel import printable
 from storage.errors import SliceExpired
+from storage.read.sql import SANDBOX
 from storage.records import ALL_RUNS, Quarantine
 from storage.refs import Entry
 from storage.schemas.stage_tables import TRACES
@@ -52,7 +53,7 @@ def _fitting(traces: pl.DataFrame, where: str) -> set[str]:
     """Return the ids for which the condition holds; the border at which SQL's errors become ours."""
     query = f"SELECT DISTINCT trace_id FROM traces WHERE (\n{where}\n)"  # a comment in it ends with its line
     # The condition is a person's own text: without access to files it can read no others of theirs.
-    with duckdb.connect(config={"enable_external_access": "false"}) as connection:
+    with duckdb.connect(config=dict(SANDBOX)) as connection:
         connection.register("traces", traces.to_arrow())
         try:
             # A bracket that closes ours could put a statement of its own behind it.

@@ -4,10 +4,12 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +25,7 @@ from flows.reporting.output_files import check_output, write_whole
 from storage.read.damage import reading
 from storage.read.frames import Frames, existing_store
 from storage.read.lineage import Graph, Work
-from storage.read.sql import QuestionError, ask, columns_of
+from storage.read.sql import DEFAULT, Bounds, QuestionError, ask, columns_of
 
 MOST_SIBLINGS = 6
 """Rows of one kind below one row that are printed; JSON has all."""
@@ -227,6 +229,8 @@ def why(text: str, as_json: bool = False, store: str = "", run: str = "") -> int
     return 0
 
 
+PATIENCE_SECONDS = 2.0
+"""After so long a person is told that a question can be ended."""
 MOST_ROWS = 100
 """Rows that are printed as a table."""
 SAFE = "the store was only read"
@@ -241,6 +245,7 @@ def sql(
     store: str = "",
     run: str = "",
     force: bool = False,
+    bounds: Bounds = DEFAULT,
 ) -> int:
     """Answer a question, or list the tables where there is none; return the exit status.
 
@@ -255,14 +260,34 @@ def sql(
     form = _form(form, output)
     if output:
         check_output(Path(output), force)  # before a long question, not after it
-    with reading(frames.store):
-        answer = ask(frames, query, tokens)
-    if output:
-        write_whole(Path(output), lambda draft: write(answer, form, draft), force)
-        print(f"{answer.num_rows} rows in {output}")
-    else:
-        show(answer, form)
+    with reading(frames.store), told_of_a_long_question(bounds):
+        answer = ask(frames, query, tokens, bounds)
+    try:
+        if output:
+            write_whole(Path(output), lambda draft: write(answer, form, draft), force)
+            print(f"{answer.num_rows} rows in {output}")
+        else:
+            show(answer, form)
+    # A value that Python, CSV or Parquet cannot hold: a date of the year 290,000, an interval, a union.
+    except (OverflowError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        advice = "cast the column to varchar"
+        raise QuestionError(f"the answer cannot be shown as {form}: {error}", query, SAFE, advice) from error
     return 0
+
+
+@contextmanager
+def told_of_a_long_question(bounds: Bounds) -> Iterator[None]:
+    """Say, where what is done within the block takes long, how it can be ended and when it will be."""
+    ends = f"after {bounds.seconds:g} s (--seconds), or with Ctrl-C, which harms nothing"
+    timer = Timer(
+        PATIENCE_SECONDS, lambda: print(f"The question is still being answered. It ends {ends}.", file=sys.stderr)
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _form(form: str, output: str) -> str:

@@ -13,6 +13,7 @@ from flows.cli.arguments import (
     Name,
     OfRun,
     Port,
+    Positive,
     RunItems,
     Store,
     app,
@@ -121,13 +122,18 @@ def sql(
     output: Annotated[str, option("write the answer there instead of printing it", "FILE")] = "",
     tokens: Annotated[bool, option("with the columns that hold a value per token")] = False,
     force: Force = False,
+    rows: Annotated[Count, option("most rows of the answer")] = 10_000_000,
+    memory: Annotated[Positive, option("most memory, in GiB")] = 4.0,
+    seconds: Annotated[Positive, option("longest time")] = 600.0,
     run: OfRun = "",
     store: Store = "",
 ) -> int | None:
-    """Ask the tables of a store in SQL; nothing can be changed."""
+    """Ask the tables of a store in SQL; nothing can be changed. Ctrl-C ends a question."""
     from flows.cli.questions import sql
+    from storage.read.sql import Bounds
 
-    return sql(query, form=form or "", output=output, tokens=tokens, store=store, run=run, force=force)
+    bounds = Bounds(rows, memory, seconds)
+    return sql(query, form=form or "", output=output, tokens=tokens, store=store, run=run, force=force, bounds=bounds)
 
 
 VIEW = """\

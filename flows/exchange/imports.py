@@ -24,7 +24,7 @@ from storage.roots import open_root
 from storage.store import FORMAT, Store, open_store
 from tasks.exchange import trace_import
 from tasks.exchange.episodes import SAMPLED, TRAIN, Episode, ImportContext, ImportRefused, Unfit, count_reasons, refusal
-from tasks.exchange.files import STEP, Format, read_files
+from tasks.exchange.files import STEP, Format, read_files, require_regular
 from tasks.exchange.trace_import import ImportedRollouts, arrange, split_repeated, with_unique_ids
 from tasks.exchange.traces import MARK
 from tasks.inference.engine.model_info import TOKENIZER_FILES, file_digest, files_of, model_directory
@@ -235,6 +235,8 @@ def _model(model: Any) -> dict[str, Any]:
 
 def inputs_of_import(request: ImportRequest, config: RunConfig) -> dict[str, str]:
     """Return everything that may change the rows, as inputs of their keys: the files and how they are read."""
+    for file in request.files:
+        require_regular(file)  # before any of it is read: of a pipe nothing would be left for the second reading
     with border("reading the files to import", ", ".join(map(str, request.files)), "nothing was written"):
         digests = [file_digest(file) for file in request.files]
     reading: dict[str, Any] = {

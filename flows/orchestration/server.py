@@ -399,6 +399,7 @@ def _server(directory: Path, startup_seconds: float) -> ServiceSpec:
         startup_seconds=startup_seconds,
         max_restarts=5,
         grace_seconds=5.0,
+        needs=("PREFECT_*",),
     )
 
 

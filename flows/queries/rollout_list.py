@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode
@@ -132,7 +133,8 @@ def named_columns(frame: pl.DataFrame) -> list[tuple[str, int]]:
     for start, table in ((REWARD, "rewards"), (METRIC, "metrics")):
         # Rollouts of one environment say the same names again and again: each text is parsed once.
         for text, times in frame[table].value_counts().iter_rows():
-            found.update({start + name: times for name in parse_object(text)})
+            # What has no name cannot be asked for.
+            found.update({start + name: times for name in parse_object(text) if name})
     return sorted(found.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
@@ -150,7 +152,9 @@ def with_named(frame: pl.DataFrame, names: Iterable[str]) -> pl.DataFrame:
 def _number(value: Any) -> float | None:
     """Return a named reward's score, or a metric's number."""
     said = value.get("score") if isinstance(value, dict) else value
-    return float(said) if isinstance(said, (int, float)) else None
+    with suppress(OverflowError):  # a whole number of an environment's that no float holds
+        return float(said) if isinstance(said, (int, float)) else None
+    return None
 
 
 OUTCOMES = (TRAINED, FILTERED, ERRORED, STOPPED, QUARANTINED, NO_WEIGHT, REFUSED, PENDING, EVALUATED, EXPIRED)

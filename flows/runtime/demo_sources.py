@@ -15,7 +15,9 @@ from typing import Any
 
 from configs.load import load
 from configs.run import RunConfig
+from storage.roots import check_links
 from storage.store import Store, open_store
+from tasks.runtime.process_variables import inherited_variables
 
 DEMO = "demo"
 """What a flow calls the demo's weights."""
@@ -127,8 +129,14 @@ class Sources:
 
 
 def sources_directory(root: str, preset: str = FIRST) -> Path:
-    """Return where the sources of a store's demo lie: in the store where that is local."""
-    top = (Path(".stagecoach") if "://" in root else Path(root).expanduser()).resolve() / "sources"
+    """Return where the sources of a store's demo lie: in the store where that is local.
+
+    Raises StoreError where a link there leads out of the store.
+    """
+    place = (Path(".stagecoach") if "://" in root else Path(root).expanduser()).resolve()
+    for name in ("", "/demonstrations.jsonl", "/words.json"):
+        check_links(place, f"sources{name}")
+    top = place / "sources"
     return top if preset == FIRST else top / preset
 
 
@@ -173,7 +181,8 @@ def _draft(path: Path) -> Path:
 
 def _run(module: str, *arguments: str) -> None:
     """Run a module in a process of its own: the flow's process loads neither torch nor environments."""
-    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False)
+    argv = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(argv, env=inherited_variables(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SourceFailed(
             f"{module} failed: {done.stderr.strip()[-2000:]}\nNothing was stored. `stagecoach doctor` says what this "

@@ -1,7 +1,7 @@
 """Compacts tables, removes what nobody needs, whole runs and weights."""
 
-import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -125,11 +125,12 @@ def remove_planned(store: Store, going: Plan) -> RemovalReport:
     """Carry out a plan, and remove the logs of the removed runs; return what went."""
     for run in going.removed:
         check_run_name(run)  # it becomes the name of a directory
+        store.root.child(f"logs/{run}")
     swept = carry_out(store, going)
     if store.root.directory is not None:
         for run in going.removed:
-            # Logs are for people: one that cannot be removed must not stop the rest.
-            shutil.rmtree(store.root.directory / "logs" / run, ignore_errors=True)
+            with suppress(StoreError):  # logs are for people: one that cannot be removed must not stop the rest
+                store.root.remove_directory(f"logs/{run}")
     return swept
 
 

@@ -35,6 +35,7 @@ from flows.services.process import ServiceLoss, ServiceNews
 from flows.services.teachers import TeacherEngines, asked_teachers
 from storage.errors import NoSpace, StoreError
 from storage.records import LOST, REMOVED
+from storage.roots import check_links
 from storage.store import Store, open_store
 from tasks.gate.stage import require_rule
 from tasks.inference.engine.model_info import directory_digest, file_digest, model_directory
@@ -281,6 +282,7 @@ def log_directory(config: RunConfig) -> Path:
     """Return the local directory for the logs of a run's services: in the store where that is local."""
     # Processes append to logs, which an object store cannot take.
     root = Path(".stagecoach") if "://" in config.store else Path(config.store).expanduser()
+    check_links(root, f"logs/{config.name}")
     return (root / "logs" / config.name).resolve()
 
 

@@ -47,6 +47,9 @@ class Supervisor:
 
     def __enter__(self) -> "Supervisor":
         self.directory.mkdir(parents=True, exist_ok=True)
+        for path in self.directory.iterdir():
+            if path.is_symlink():  # logs are appended to and emptied, which would befall what it points to
+                raise ServiceFailed(f"{path} is a symbolic link where a log is to be. Nothing was started: remove it")
         # Before anything starts: an engine of a killed flow may still hold the memory.
         sweep()
         self._temporary = self._scratches.make("services")

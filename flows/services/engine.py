@@ -18,9 +18,13 @@ from flows.services.process import Handle, ServiceSpec
 from tasks.inference.engine.checks import check_serving
 from tasks.inference.engine.client import MODEL, Engine, EngineLost, ServedModel
 from tasks.inference.engine.command import command as engine_command
+from tasks.runtime.process_variables import HUGGING_FACE
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import retry_lost
 from tasks.runtime.stage import Policy
+
+NEEDS = (*HUGGING_FACE, "VLLM_*")
+"""The secrets that an engine gets beside its own key: a tokenizer may be one of the hub's."""
 
 
 class InferenceService(RunService):
@@ -124,6 +128,7 @@ class InferenceService(RunService):
             startup_seconds=config.engine.startup_seconds,
             max_restarts=config.engine.max_restarts,
             external=config.engine.url,
+            needs=NEEDS,
         )
 
 

@@ -21,6 +21,7 @@ from tasks.arrays.columns import texts
 from tasks.inference.environments import servers as environment_service
 from tasks.inference.environments.packages import package_version
 from tasks.inference.grading import client as regrading
+from tasks.runtime.process_variables import needed_by
 from tasks.runtime.services import retry_lost
 
 GRACE_SECONDS = 30.0
@@ -37,6 +38,8 @@ class EnvironmentServers(RunService):
         self._environments = config.environments
         # Where someone else's model is evaluated no engine is asked, and that variable may hold the key of theirs.
         self._engine_key = {} if config.external else {config.engine.api_key_variable: engine_key}
+        external = config.external
+        self._external_key = (external.api_key_variable,) if external else ()
         self._sharing = PolicyLock()
         self._turns = itertools.count(1)
         self._examples: pa.Table | None = None
@@ -99,6 +102,7 @@ class EnvironmentServers(RunService):
             startup_seconds=environment.startup_seconds + environment.hang_seconds,
             grace_seconds=GRACE_SECONDS,
             external=environment.address,
+            needs=(*needed_by(environment), *self._external_key),
         )
 
 
@@ -125,7 +129,7 @@ class GraderProcesses(RunService):
     def reach(self) -> None:
         """Raise EnvironmentUnavailable where a package of an environment is missing; starts nothing."""
         for each in self._environments.values():
-            regrading.command(each, "")
+            package_version(each)
 
     def scores(self, examples: pa.Table, traces: pa.Table, messages: pa.Table) -> pa.Table:
         """Return scores of all traces that are not errored, environment after environment.
@@ -167,7 +171,10 @@ class GraderProcesses(RunService):
             return argv, {**variables, regrading.KEY_VARIABLE: self._key}
 
         return self._describe(
-            f"grader {environment.name}", command, ready=lambda found: regrading.answers(found["address"], self._key)
+            f"grader {environment.name}",
+            command,
+            ready=lambda found: regrading.answers(found["address"], self._key),
+            needs=needed_by(environment),
         )
 
 

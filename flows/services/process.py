@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import psutil
 from flows.services import guardian
 from flows.services.logs import LOG_BYTES, last_lines, secrets
 from flows.services.ownership import OWNER, SERVICE, identity, kill_owned
+from tasks.runtime.process_variables import inherited_variables, withheld
 
 EXTERNAL_SECONDS = 10.0
 """Longest wait for a service that someone else runs: it is there or it is not."""
@@ -76,7 +77,7 @@ class ServiceSpec:
     argv: Sequence[str]
     """Command line; secrets never: they go through `env`."""
     env: Mapping[str, str]
-    """Variables added to this process's environment."""
+    """Variables added to those of this process, of which secrets are left out: see `needs`."""
     report: Path | None
     """JSON file that the service writes once it knows its address; None where there is nothing to report."""
     log: Path
@@ -93,6 +94,8 @@ class ServiceSpec:
     """Time between the polite signal and the other one."""
     hangs: Callable[[dict[str, Any]], bool] | None = field(default=None, kw_only=True)
     """Asks a service that was ready, by its report, and says whether it is hanging; it is then started again."""
+    needs: Collection[str] = field(default=(), kw_only=True)
+    """Secrets among this process's variables that the service gets, by name or as `PREFIX_*`; it gets no others."""
     log_bytes: int = field(default=LOG_BYTES, kw_only=True)
     """Size from which on the log is moved aside."""
 
@@ -238,8 +241,10 @@ class Handle:
             spec.report.unlink(missing_ok=True)
         marks = {OWNER: identity(), SERVICE: self.mark, "SPT_NOENV": "1"}  # process titles must not overwrite marks
         since = f": the one before {self._ended}" if self._ended else ""
-        heading = f"--- {spec.name}, generation {self.generation + 1}{since}"
-        started = start_guarded(spec.argv, {**spec.env, **marks}, spec.log, heading, spec.grace_seconds)
+        without = f"; without {', '.join(hidden)}" if (hidden := withheld(spec.needs)) else ""
+        heading = f"--- {spec.name}, generation {self.generation + 1}{since}{without}"
+        variables = {**inherited_variables(spec.needs), **spec.env, **marks}
+        started = start_guarded(spec.argv, variables, spec.log, heading, spec.grace_seconds)
         # Only after a start that went well: a failed one leaves the old generation to be described.
         self._process, self._lifeline = started
         self._ended = ""
@@ -372,8 +377,8 @@ def start_guarded(
 ) -> tuple["subprocess.Popen[bytes]", "Lifeline"]:
     """Start a program; return its guardian, and the lifeline whose end is its own. Output is appended to `log`.
 
-    `heading` is written to the log first, `variables` are added to the environment, and `grace_seconds` pass between
-    the polite signal and the other one. Raises OSError where the system refuses: a full disk, no process left.
+    `heading` is written to the log first, `variables` are its environment, and `grace_seconds` pass between the polite
+    signal and the other one. Raises OSError where the system refuses: a full disk, no process left.
     """
     lifeline = Lifeline()
     # Without site packages and the user's settings it is up in 20 ms.
@@ -384,7 +389,7 @@ def start_guarded(
             output.flush()
             process = subprocess.Popen(
                 [*command, *argv],
-                env={**os.environ, **variables},
+                env=dict(variables),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -16,7 +16,7 @@ from configs.replay import needs_weights, replayed_stages
 from configs.resolve import with_versions
 from configs.run import RunConfig
 from flows.services.base import Command, RunService, Supervisor
-from flows.services.engine import is_healthy
+from flows.services.engine import NEEDS, is_healthy
 from flows.services.process import Handle, ServiceFailed, ServiceSpec
 from storage.keys import content_key
 from tasks.inference.engine import model_info
@@ -106,6 +106,7 @@ class TeacherEngines(RunService):
             startup_seconds=teacher.startup_seconds,
             max_restarts=teacher.max_restarts,
             external=teacher.url,
+            needs=NEEDS,
         )
 
     def _command(self, teacher: TeacherConfig, report: Path) -> Command:

@@ -13,7 +13,7 @@ import pyarrow.fs as pafs
 
 from storage.delta.log import ActiveFile, prune_log
 from storage.delta.table import CommitConflict, StoredTable
-from storage.errors import StoreError, border
+from storage.errors import StoreError
 from storage.maintenance.plan import at_work
 from storage.maintenance.sweep import drop_orphans, remove_orphaned_policies
 from storage.policies.store import SCRATCH_DIRECTORY
@@ -180,8 +180,7 @@ def remove_temporary(root: Root, dry_run: bool = False) -> int:
         root.remove_unneeded(path)
     scratches = root.paths_older(SCRATCH_DIRECTORY, TEMPORARY_HOURS, kind=pafs.FileType.Directory, deep=False)
     for path in scratches if not dry_run else ():
-        with border("removing a scratch directory", root.child(path)):
-            root.files.delete_dir(path)
+        root.remove_directory(path)
     return len(drafts) + len(scratches)
 
 

@@ -5,10 +5,12 @@ that dies on the way leaves the file, and the next call finishes what it names.
 """
 
 import json
+import os
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -280,11 +282,11 @@ def _remove_directory(root: Root, path: str) -> None:
     """On a local root in one step: moved among the scratch directories, which go when a process dies."""
     if root.directory is not None:
         if (root.directory / path).is_dir():
-            make_directory(root.directory / SCRATCH_DIRECTORY)
+            make_directory(Path(root.child(SCRATCH_DIRECTORY)))
             gone = f"{SCRATCH_DIRECTORY}/removed-{uuid4().hex}"
-            root.files.move(path, gone)
+            os.rename(root.child(path), root.child(gone))
             synchronise(root.directory / "policies")
-            root.files.delete_dir(gone)
+            root.remove_directory(gone)
         return
     # Without its manifest there is no policy, however much of it is left.
     root.remove_unneeded(f"{path}/{MANIFEST}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Lock
 from uuid import uuid4
 
+from storage.errors import StoreError
 from storage.roots import make_directory
 
 
@@ -48,6 +49,9 @@ class ScratchDirectories:
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
         """Keep other processes from removing a directory between its making and its lock."""
+        if self.directory.is_symlink():
+            what, advice = "a directory in which what is left is removed is a symbolic link", "remove the link"
+            raise StoreError(what, str(self.directory), "nothing was removed", advice)
         make_directory(self.directory)
         descriptor = _lock_directory(self.directory, wait=True)
         try:

@@ -190,6 +190,7 @@ class Policies:
         What a process that died left in its own is never read, and removed when the next one is made.
         """
         _check_key(name)
+        self._root.child(SCRATCH_DIRECTORY)  # what is left there is removed, which a link could make anything
         with border("making a directory for weights", str(self._scratches.directory)):
             return self._scratches.make(name)
 
@@ -318,7 +319,7 @@ class Policies:
             return self.find(standing.policy_key) or standing
         target = self._root.directory / standing.place
         for file in added:
-            make_directory((target / file.path).parent)
+            make_directory(Path(self._root.child(f"{standing.place}/{file.path}")).parent)
             draft = target / f".{uuid4().hex}"
             shutil.copyfile(source / file.path, draft)
             _rename_durably(draft, target / file.path)

@@ -1,5 +1,6 @@
 """Names the damaged files behind an error: libraries say that some file is no Parquet, and not which one."""
 
+import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
@@ -29,7 +30,15 @@ def damaged_files(store: Store, tables: Collection[str] = tuple(TABLES)) -> list
 
 
 def damage_behind(error: BaseException, store: Store) -> StoreError | None:
-    """The error that names the damaged files behind another one; None where no file is damaged."""
+    """The error that names the damaged files behind another one; None where no file is damaged.
+
+    Warns first that it looks for damage: of a large store that takes long.
+    """
+    warnings.warn(
+        f"{type(error).__name__} came of reading {store.root.address}: looking through all of its files for damage. "
+        "Nothing is changed, and Ctrl-C ends it",
+        stacklevel=2,
+    )
     if not (damaged := damaged_files(store)):
         return None
     more = [f"and {len(damaged) - MOST_NAMED} more"] if len(damaged) > MOST_NAMED else []

@@ -1,12 +1,17 @@
 """Answers SQL over the tables of a store, read-only; columns with a value per token only where they are asked for.
 
 The database lives in memory for one question. It cannot reach files, the network or extensions; the tables are handed
-to it as Arrow datasets, from which it takes the columns and rows that the question needs.
+to it as Arrow datasets, from which it takes the columns and rows that the question needs. What a question may cost is
+bounded, in rows, memory and time: `Bounds`.
 """
 
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -24,39 +29,127 @@ SANDBOX = {
     "autoload_known_extensions": "false",
     # Else `from name` would read a variable of this program.
     "python_enable_replacements": "false",
+    # Else it would read and write files below `.tmp` of the working directory.
+    "temp_directory": "",
 }
 OWN_SCHEMAS = ("main", "temp", "system", "information_schema", "pg_catalog")
 READ_STATEMENTS = ("SELECT", "EXPLAIN")
+BATCH_ROWS = 10_000
 
 
 class QuestionError(StoreError):
-    """A question that is no SQL, asks for what is not there, or wants to do more than read."""
+    """A question that is no SQL, asks for what is not there, costs too much, or wants to do more than read."""
 
 
-def ask(frames: Frames, sql: str, tokens: bool = False) -> pa.Table:
+@dataclass(frozen=True)
+class Bounds:
+    """What a question may cost, before it is ended."""
+
+    rows: int = 10_000_000
+    """Rows of the answer."""
+    memory_gib: float = 4.0
+    """Memory of the database, and what the process may take beside what it has, in GiB."""
+    seconds: float = 600.0
+
+    @property
+    def memory(self) -> int:
+        """The memory in bytes, and no less than the database starts with."""
+        return max(int(self.memory_gib * 2**30), LEAST_MEMORY)
+
+
+LEAST_MEMORY = 2**24
+SLACK_BYTES = 2**30
+"""What the process may take beyond the memory of the database, for threads and for reading the tables."""
+DEFAULT = Bounds()
+
+
+def ask(frames: Frames, sql: str, tokens: bool = False, bounds: Bounds = DEFAULT) -> pa.Table:
     """Answer one SELECT over the tables of a store.
 
     Tables go by name; `RUN.table` are the rows that a run uses, whoever computed them. Columns that hold a value per
-    token are absent unless `tokens`. Raises QuestionError, with the database's own message.
+    token are absent unless `tokens`. Raises QuestionError, with the database's own message, or where a bound is
+    reached.
     """
     import duckdb
 
     if sql.encode(errors="ignore").decode() != sql:
         raise QuestionError("the question is no text in UTF-8", repr(sql), _SAFE, "write it in UTF-8")
-    connection = duckdb.connect(":memory:", config=dict(SANDBOX))
+    connection = duckdb.connect(":memory:", config={**SANDBOX, "memory_limit": f"{bounds.memory}B"})
     try:
         _require_read_only(connection.extract_statements(sql), sql)
         for schema, own in (("main", frames), *_schemas(frames, sql)):
             _register(connection, schema, own, sql, tokens)
         # Locked before the question is run, which could otherwise change the settings.
         connection.execute("set TimeZone = 'UTC'; set lock_configuration = true")
-        return _with_integers(connection.sql(sql).to_arrow_table())
+        with _bounded_memory(bounds):
+            return _with_integers(
+                _within(bounds.seconds, connection, lambda: _answer(connection.sql(sql), bounds, sql))
+            )
+    except TimeoutError as error:
+        raise _too_much(f"takes longer than {bounds.seconds:g} s", "--seconds", sql) from error
+    except (duckdb.OutOfMemoryException, pa.ArrowMemoryError, MemoryError) as error:
+        raise _too_much(f"needs more than {bounds.memory_gib:g} GiB of memory", "--memory", sql) from error
     except duckdb.Error as error:
         if "reading the stream registered as" in str(error):  # it says so of a table's file, and the question is fine
             raise StoreUnavailable(str(error), frames.store.root.address, _SAFE, _REPAIR) from OSError(str(error))
         raise _refusal(str(error), sql, frames, tokens) from error
     finally:
         connection.close()
+
+
+def _answer(relation: Any, bounds: Bounds, sql: str) -> pa.Table:
+    """Take an answer batch by batch: of one with too many rows no more than that is ever in memory."""
+    import duckdb
+
+    batches: list[pa.RecordBatch] = []
+    reader, rows = relation.to_arrow_reader(BATCH_ROWS), 0
+    try:
+        for batch in reader:
+            rows += batch.num_rows
+            if rows > bounds.rows:
+                raise _too_much(f"has an answer of more than {bounds.rows} rows", "--rows", sql)
+            batches.append(batch)
+    except OSError as error:  # Arrow passes on what the database says, and not as what
+        if "Out of Memory" in str(error):
+            raise MemoryError(str(error)) from error
+        raise duckdb.Error(str(error)) from error
+    return pa.Table.from_batches(batches, reader.schema)
+
+
+def _within(seconds: float, connection: Any, work: Callable[[], pa.Table]) -> pa.Table:
+    """Return what `work` returns, and end it where it takes longer, which raises TimeoutError, or at Ctrl-C.
+
+    It is done in a thread: in this one the database would notice Ctrl-C in some of its loops alone.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(work)
+        try:
+            return answer.result(seconds)
+        except (TimeoutError, KeyboardInterrupt):
+            while not answer.done():  # again and again: it may only be about to begin
+                connection.interrupt()
+                wait([answer], 0.05)
+            raise
+
+
+@contextmanager
+def _bounded_memory(bounds: Bounds) -> Iterator[None]:
+    """Within the block the process gets no more memory than that: the database counts its tables and not its texts."""
+    used = int(re.findall(r"VmData:\s+([0-9]+) kB", Path("/proc/self/status").read_text())[0]) * 1024
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    most = used + bounds.memory + SLACK_BYTES
+    # A stricter limit, of whoever started this, stands.
+    soft = most if before[0] == resource.RLIM_INFINITY else min(most, before[0])
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _too_much(what: str, option: str, sql: str) -> QuestionError:
+    advice = f"ask for less (where, limit, count), or allow more with {option} of `stagecoach sql`"
+    return QuestionError(f"the question {what}, and was ended", sql, _SAFE, advice)
 
 
 def _with_integers(answer: pa.Table) -> pa.Table:

@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 
+from storage.schemas.stage_tables import MESSAGES, TRACES
 from tasks.exchange.episodes import (
+    LARGEST_STEP,
     Episode,
     ImportContext,
     ImportRefused,
@@ -23,6 +27,7 @@ from tasks.exchange.episodes import (
     Row,
     Unfit,
     canonical,
+    checked_number,
     digest,
     first,
     mapping,
@@ -34,6 +39,17 @@ Format = Literal["auto", "verifiers", "messages", "prompt"]
 FIELDS = {"messages": ("messages",), "prompt": ("prompt", "completion")}
 STEP = re.compile(r"step_(\d+)")
 """How prime-rl names the directory of a step's files."""
+MOST_LINE_BYTES = 2**28
+"""Longest line of a JSONL file; images within one are what makes it long."""
+MOST_LEVELS = 128
+"""Deepest nesting of a value: deeper ones exhaust the stack of programs that read them, ours among them."""
+TOO_DEEP = f"a value is nested more than {MOST_LEVELS} levels deep"
+MOST_DIGITS = 100
+"""Most digits of a whole number."""
+LONG_NUMBER = re.compile(rb"[0-9]{%d}" % (MOST_DIGITS + 1))
+BATCH_ROWS = 64
+MOST_UNPACKED, MOST_EXPANSION = 2**28, 200
+"""A Parquet file that unpacks to more bytes than the first, and to more than so many times its size, is refused."""
 
 
 def read_files(paths: Sequence[Path], form: Format, context: ImportContext) -> tuple[list[Episode], list[LineProblem]]:
@@ -48,14 +64,26 @@ def read_files(paths: Sequence[Path], form: Format, context: ImportContext) -> t
         for line, value in _lines(path):
             origin = Origin(str(path), number, line)
             try:
-                episodes.append(_episode(value, origin, form, context, path, repeats))
+                episode = _episode(value, origin, form, context, path, repeats)
+                _check_columns(episode)
+                episodes.append(episode)
             except Unfit as error:
                 problems.append(LineProblem(str(path), line, error.reason, error.detail))
-            except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+            except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError, OSError) as error:
                 # What is of another shape than its layout shows in many ways; all of them are this line's.
                 detail = f"{type(error).__name__}: {error}"
                 problems.append(LineProblem(str(path), line, "the line is malformed", detail))
     return episodes, problems
+
+
+def _check_columns(episode: Episode) -> None:
+    """Raise Unfit where a field is of another type than the column that is to hold it."""
+    for contract, rows in ((TRACES, episode.traces), (MESSAGES, episode.messages)):
+        for column in contract.arrow:
+            try:
+                pa.array([row[column.name] for row in rows if column.name in row], column.type)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise Unfit("a field is of another type than its column", f"{column.name}: {error}") from error
 
 
 def _episode(
@@ -67,7 +95,7 @@ def _episode(
         raise Unfit("the line is no JSON object")
     found = _form(value, form)
     named = STEP.search(str(path))
-    step = int(named[1]) if named else None
+    step = int(checked_number(float(named[1]), "step of the path", 0, LARGEST_STEP)) if named else None
     if found == "verifiers":
         return read_episode(value, origin, context, step)
     # Conversations have no ids: the n-th of equal lines is told apart by its number.
@@ -92,38 +120,106 @@ def _form(value: Row, form: Format) -> str:
     return "messages" if value.get("messages") is not None else "prompt"
 
 
+def require_regular(path: Path) -> None:
+    """Raise ImportRefused for a path that is there and no file: a pipe or a device may never end, and is read twice."""
+    if path.exists() and not path.is_file():
+        raise ImportRefused(f"{path} is no regular file, but a directory, a pipe or a device. Nothing was written.")
+
+
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield number and value of every line that is not blank; what cannot be parsed as an Unfit in its place."""
+    require_regular(path)
     if path.suffix == ".parquet":
-        yield from enumerate(_parquet(path).iter_rows(named=True), start=1)
+        yield from enumerate(_parquet(path), start=1)
         return
     try:
         with path.open("rb") as file:
-            for number, text in enumerate(file, start=1):
+            for number, text in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES + 1), b""), start=1):
+                if len(text) > MOST_LINE_BYTES:
+                    raise ImportRefused(
+                        f"{path}, line {number}: longer than {MOST_LINE_BYTES} bytes. Nothing was written."
+                    )
                 if text.strip():
                     yield number, _parse(text)
     except OSError as error:
         raise ImportRefused(f"{path} cannot be read: {error.strerror}. Nothing was written.") from error
 
 
-def _parquet(path: Path) -> pl.DataFrame:
+def _parquet(path: Path) -> Iterator[Row]:
+    """Yield the rows of a Parquet file, a few at a time: a small file may hold one value a billion times."""
     try:
-        return pl.read_parquet(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
+        with pq.ParquetFile(path) as file:
+            chunks = [file.metadata.row_group(n) for n in range(file.num_row_groups)]
+            unpacked, most = 0, max(MOST_UNPACKED, MOST_EXPANSION * path.stat().st_size)
+            values = sum(group.column(n).num_values for group in chunks for n in range(group.num_columns))
+            if values > most:  # not even begun: one row may hold all of them
+                raise _bomb(path, most)
+            for batch in file.iter_batches(BATCH_ROWS):
+                unpacked += batch.nbytes
+                if unpacked > most:
+                    raise _bomb(path, most)
+                yield from pl.DataFrame(pa.Table.from_batches([batch])).iter_rows(named=True)
+    except (OSError, pa.ArrowException, pl.exceptions.PolarsError) as error:
         raise ImportRefused(f"{path} cannot be read as Parquet: {error}. Nothing was written.") from error
+
+
+def _bomb(path: Path, most: int) -> ImportRefused:
+    what = f"{path} of {path.stat().st_size} bytes unpacks to more than {most} bytes"
+    return ImportRefused(f"{what}. Nothing was written. Write it as JSONL, if that is what it is to hold.")
 
 
 def _parse(text: bytes) -> Any:
     try:
-        value = json.loads(text)
+        value = read_json(text)
         # json takes it, and the first write to a table would fail far from here.
         if b"\\ud" in text.lower():  # half of a surrogate pair is JSON and no text
             canonical(value).encode()
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         return Unfit("the line is not UTF-8", str(error))
-    except (json.JSONDecodeError, RecursionError) as error:
+    except json.JSONDecodeError as error:
         return Unfit("the line is not JSON", str(error))
+    except Unfit as error:
+        return error
     return value
+
+
+def read_json(text: bytes) -> Any:
+    """Return what a JSON text says; raise Unfit where readers would differ, or fail: see `MOST_LEVELS`, `MOST_DIGITS`.
+
+    An object that says a key twice says two things, of which each reader takes one. What `json` raises passes through.
+    """
+    # A reader of numbers in Python is slow: it comes in where there may be a long one, if only within a string.
+    integer = _integer if LONG_NUMBER.search(text) else None
+    try:
+        value = json.loads(text, object_pairs_hook=_object, parse_int=integer)
+    except RecursionError as error:
+        raise Unfit(TOO_DEEP) from error
+    inside = [value]
+    for _ in range(MOST_LEVELS + 1):
+        inside = [
+            each
+            for outer in inside
+            if isinstance(outer, (dict, list))
+            for each in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(each, (dict, list))
+        ]
+    if inside:
+        raise Unfit(TOO_DEEP)
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Row:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+        raise Unfit("a key is there twice", repr(twice[:40]))
+    return found
+
+
+def _integer(text: str) -> int:
+    if len(text) > MOST_DIGITS:
+        raise Unfit(f"a number has more than {MOST_DIGITS} digits", f"{text[:12]}... of {len(text)}")
+    return int(text)
 
 
 USED = ("messages", "prompt", "completion", "reward", "rewards", "metrics", "info", "tools", "trace_id", "group_id")
@@ -226,18 +322,14 @@ def _prompt(prompt: Sequence[Row]) -> Any:
 def _rewards(line: Mapping[str, Any]) -> Row:
     """Return the named rewards; a line without any was not scored, which is not a reward of zero."""
     if line.get("reward") is not None:
-        return {"reward": {"score": _number(line["reward"], "reward"), "weight": 1.0}}
+        return {"reward": {"score": line["reward"], "weight": 1.0}}
     return {name: {"score": score, "weight": 1.0} for name, score in _numbers(line.get("rewards")).items()}
 
 
 def _numbers(values: Any) -> dict[str, float]:
-    return {name: _number(value, name) for name, value in mapping(_parse_field(values)).items() if value is not None}
-
-
-def _number(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise Unfit("a reward or metric is no number", f"{name}: {value!r}")
-    return float(value)
+    said = {name: value for name, value in mapping(_parse_field(values)).items() if value is not None}
+    # A float may be NaN or infinite, which is for the trace to judge.
+    return {name: value if isinstance(value, float) else checked_number(value, name) for name, value in said.items()}
 
 
 def _tools(value: Any) -> list[Row]:
@@ -252,6 +344,6 @@ def _parse_field(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return read_json(value.encode())
     except json.JSONDecodeError as error:
         raise Unfit("a field is neither an object nor JSON", value[:40]) from error

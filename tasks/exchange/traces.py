@@ -23,6 +23,8 @@ from tasks.exchange.episodes import (
     Render,
     Row,
     Unfit,
+    check_measures,
+    checked_number,
     compact,
     mapping,
     paths,
@@ -32,6 +34,8 @@ from tasks.inference.trace_rows.rows import NODE_COLUMNS, error_columns, message
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 LARGEST_ID = 2**31
+LARGEST_TEMPERATURE = 1e3
+LARGEST_SECONDS = 1e9
 
 
 def check_nodes(nodes: Any, vocab_size: int) -> list[dict[str, Any]]:
@@ -176,6 +180,8 @@ def trace_rows(trace: Mapping[str, Any], context: ImportContext, place: Mapping[
     nodes = check_nodes(trace.get("nodes"), context.vocab_size)
     if not isinstance(trace.get("id"), str) or not trace["id"]:
         raise Unfit("a trace has no id")
+    scored = trace.get("ok", not trace.get("errors"))
+    check_measures(trace.get("rewards", {}), trace.get("metrics", {}), scored)
     temperature = sampling_temperature(trace)
     tokens = origin_of(nodes, temperature)
     if tokens == RENDERED:
@@ -207,13 +213,17 @@ def with_short_logprobs(trace: Row) -> Row:
 def sampling_temperature(trace: Mapping[str, Any]) -> float | None:
     """Return the temperature that a trace was sampled at, None where it does not say; raise Unfit for several."""
     calls = [mapping(mapping(call).get("sampling")).get("temperature") for call in trace.get("calls") or []]
-    said = {float(value) for value in calls if isinstance(value, (int, float))}
+    said = {_temperature(value) for value in calls if isinstance(value, (int, float))}
     # One column for the trace: log-probs at two temperatures cannot share a ratio.
     if len(said) > 1:
         raise Unfit("calls of one trace differ in temperature", ", ".join(map(str, sorted(said))))
     config = mapping(mapping(trace.get("agent")).get("config"))
     general = mapping(config.get("sampling")).get("temperature")
-    return said.pop() if said else float(general) if isinstance(general, (int, float)) else None
+    return said.pop() if said else _temperature(general) if isinstance(general, (int, float)) else None
+
+
+def _temperature(value: Any) -> float:
+    return checked_number(value, "temperature", 0, LARGEST_TEMPERATURE)
 
 
 def with_failure(row: Row, failure: Failure) -> Row:
@@ -282,7 +292,7 @@ def _is_truncated(trace: Mapping[str, Any]) -> bool:
 
 def _duration(span: Any) -> float:
     start, end = mapping(span).get("start") or 0.0, mapping(span).get("end") or 0.0
-    return max(0.0, float(end - start)) if end else 0.0
+    return max(0.0, checked_number(end - start, "seconds", -LARGEST_SECONDS, LARGEST_SECONDS)) if end else 0.0
 
 
 SET, REMOVE, INSIDE = "set", "remove", "inside"

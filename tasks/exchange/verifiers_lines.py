@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.exchange.episodes import (
+    LARGEST_STEP,
     TRAIN,
     Episode,
     ImportContext,
@@ -16,13 +17,14 @@ from tasks.exchange.episodes import (
     Row,
     Unfit,
     canonical,
+    checked_number,
     compact,
     digest,
     first,
     mapping,
 )
 from tasks.exchange.traces import MARK, empty_row, shortest, trace_rows, with_failure, with_short_logprobs
-from tasks.inference.trace_rows.failures import Failure, failure_of_error
+from tasks.inference.trace_rows.failures import NON_FINITE, Failure, failure_of_error
 from tasks.inference.trace_rows.rows import rebuild
 
 UNNAMED = "imported"
@@ -93,7 +95,7 @@ def _episode(
         example_id=example_id,
         task=task,
         group=None if group is None else str(group),
-        step=said if type(said) is int and said >= 0 else None,
+        step=None if said is None else _step(said),
         traces=[{**row, **_staleness(version, said)} for row in rows],
         messages=messages,
         split=HELD_OUT if line.get("split") == HELD_OUT else TRAIN,
@@ -114,10 +116,18 @@ def _example(task: Any) -> tuple[str, str]:
     return str(found), canonical(data)
 
 
+def _step(said: Any) -> int:
+    checked_number(said, "step", 0, LARGEST_STEP)
+    if not isinstance(said, int):
+        raise Unfit("a step is no whole number", f"step: {said}")
+    return said
+
+
 def _staleness(version: Any, step: Any) -> Row:
     """Return the policy's version and how far behind the step it was; prime-rl counts steps from 1."""
     if type(version) is not int or version < 0:
         return {}
+    checked_number(version, "version of the policy", 0, LARGEST_STEP)
     return {"policy_version": version, "staleness": max(0, step - 1 - version) if type(step) is int else 0}
 
 
@@ -163,7 +173,9 @@ def _trace(row: Row, messages: list[Row], task: Row) -> Row | None:
     if found := with_short_logprobs(rebuild(row, messages)):
         for node, message in zip(found["nodes"], messages, strict=True):
             node["message"] = _message(message)
-        return found
+        # Whoever reads the file refuses such a reward, unless the trace says that it failed; we do.
+        failed = {"ok": False, "errors": [_error(row)]} if row["error_type"] == NON_FINITE else {}
+        return found | failed
     if not messages:
         return None
     return {

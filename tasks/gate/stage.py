@@ -25,8 +25,8 @@ from tasks.runtime.stage import Stage, Tables
 if TYPE_CHECKING:
     import duckdb  # a tenth of a second to import, for runs that have a rule
 
-SEALED = {"enable_external_access": False, "lock_configuration": True, "threads": 1}
-"""A rule sees the figures and nothing else: no files, no network."""
+SEALED = {"enable_external_access": False, "temp_directory": "", "lock_configuration": True, "threads": 1}
+"""A rule sees the figures and nothing else: no files, those of the working directory's `.tmp` included, no network."""
 COUNTS = tuple(name for name in MEANINGS if name.startswith("num_"))
 
 

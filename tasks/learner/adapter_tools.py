@@ -33,7 +33,9 @@ def merge(base: Path, adapter: Path, target: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        base, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True
+    )
     PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(target)
     for name, content in companions(base).items():
         (target / name).write_bytes(content)
@@ -72,11 +74,11 @@ def _write_adapter(model: Path, directory: Path, training: TrainingConfig, seed:
 
 
 def main(command: str, *arguments: str) -> None:
-    """Command line."""
+    """Command line: `merge BASE ADAPTER TARGET`, or `sample` with what `write_adapters` takes on standard input."""
     if command == "merge":
         merge(*map(Path, arguments))
         return
-    request = json.loads(*arguments)
+    request = json.load(sys.stdin)
     Path(request["target"]).mkdir(parents=True, exist_ok=True)
     rows = write_adapters(**request, world=start_world())
     Path(request["target"], ROWS).write_text(json.dumps(rows), encoding="utf-8")

@@ -143,6 +143,8 @@ def _load_causal(directory: Path) -> Any:
             dtype=torch.float32,
             attn_implementation=ATTENTION,
             local_files_only=True,
+            trust_remote_code=False,  # no code that lies beside weights is run
+            use_safetensors=True,  # and nothing is unpickled
             output_loading_info=True,
         )
     # Any: transformers, safetensors and the json parser raise all kinds for a damaged or unknown model.

@@ -47,12 +47,12 @@ _log = logging.getLogger(__name__)
 def main(argv: Sequence[str]) -> int:
     """Serve, or write examples; 3 where the environment cannot be loaded."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--config", required=True, help="the environment's section of the config, as JSON")
+    parser.add_argument("--config", type=Path, required=True, help="file with the environment's section, as JSON")
     parser.add_argument("--report", type=Path, required=True)
     parser.add_argument("--examples", type=Path)
     arguments = parser.parse_args(argv)
     set_up_process()
-    environment = json.loads(arguments.config)
+    environment = json.loads(arguments.config.read_text(encoding="utf-8"))
     try:
         # Here and not only where it is started: it is started again with the same arguments, whatever was edited since.
         require_same_code(environment)

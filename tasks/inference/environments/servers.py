@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ import pyarrow as pa
 from storage.policies.scratch import ScratchDirectories
 from storage.schemas.stage_tables import EXAMPLES
 from tasks.inference.environments.packages import EnvironmentUnavailable, require_same_code
+from tasks.runtime.process_variables import inherited_variables, needed_by
 
 if TYPE_CHECKING:
     from configs.environments import EnvironmentConfig
@@ -47,8 +49,17 @@ def command(environment: "EnvironmentConfig", report: str | Path) -> tuple[list[
 
 
 def host_arguments(module: str, environment: "EnvironmentConfig", report: str | Path) -> list[str]:
-    """Return the arguments of a process that imports the environment: its server, or its grader."""
-    return [sys.executable, "-m", module, "--config", environment.model_dump_json(), "--report", str(report)]
+    """Return the arguments of a process that imports the environment: its server, or its grader.
+
+    Its section of the config lies beside the report, for our eyes only: others can read a command line.
+    """
+    config = Path(report).with_suffix(".config.json")
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.unlink(missing_ok=True)  # it may be a link, or have been made for all to read
+    descriptor = os.open(config, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(environment.model_dump_json())
+    return [sys.executable, "-m", module, "--config", str(config), "--report", str(report)]
 
 
 def host_variables() -> dict[str, str]:
@@ -106,7 +117,8 @@ def examples(environment: "EnvironmentConfig") -> pa.Table:
 def _read_examples(environment: "EnvironmentConfig", directory: Path) -> pa.Table:
     target, report, log = (directory / name for name in ("examples.arrow", "report.json", "log"))
     try:
-        status = _run([*host_arguments(HOST, environment, report), "--examples", str(target)], log)
+        argv = [*host_arguments(HOST, environment, report), "--examples", str(target)]
+        status = _run(argv, inherited_variables(needed_by(environment)), log)
     except subprocess.TimeoutExpired as error:
         raise EnvironmentUnavailable(
             f"environment {environment.name!r}: its taskset did not yield {environment.max_examples} examples in "
@@ -120,14 +132,14 @@ def _read_examples(environment: "EnvironmentConfig", directory: Path) -> pa.Tabl
     return table.cast(EXAMPLES.arrow)
 
 
-def _run(argv: list[str], log: Path) -> int:
+def _run(argv: list[str], variables: Mapping[str, str], log: Path) -> int:
     """Run a process to its end and return its exit status; kill what it left running in its session.
 
     Its output goes to a file and not to a pipe, which stays open as long as any child that inherited it lives.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
-            argv, env=os.environ | host_variables(), stdout=output, stderr=output, start_new_session=True
+            argv, env={**variables, **host_variables()}, stdout=output, stderr=output, start_new_session=True
         )
         try:
             return process.wait(EXAMPLES_SECONDS)

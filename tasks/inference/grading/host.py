@@ -1,4 +1,4 @@
-"""The process that grades for one environment: `python -m tasks.inference.grading.host --config JSON --report PATH`.
+"""The process that grades for one environment: `python -m tasks.inference.grading.host --config FILE --report PATH`.
 
 It loads the environment, binds a free loopback port and writes `{"address": ...}` to the report file. A client connects
 with the key of STAGECOACH_GRADER_KEY and names a directory with examples, traces and messages as Arrow files; their
@@ -328,11 +328,11 @@ def _send(connection: Connection, **answer: object) -> None:
 def main(argv: Sequence[str]) -> int:
     """Grade until SIGTERM; return 3 where the environment cannot be loaded."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--config", required=True, help="the environment's section of the config, as JSON")
+    parser.add_argument("--config", type=Path, required=True, help="file with the environment's section, as JSON")
     parser.add_argument("--report", type=Path, required=True)
     arguments = parser.parse_args(argv)
     set_up_process()
-    environment = json.loads(arguments.config)
+    environment = json.loads(arguments.config.read_text(encoding="utf-8"))
     try:
         require_same_code(environment)
         grader = Grader(environment)

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 
 
+MEDIA = ("image", "image_url", "input_image", "video", "video_url", "audio", "audio_url", "url", "path")
+"""Fields of a message's part that may say where an image, or the like, lies."""
+
+
 class DemonstrationUnusable(ValueError):
     """The renderer cannot turn a conversation into a training sample."""
 
@@ -53,6 +57,8 @@ def _render_rows(
             f"a demonstration ends with an assistant message; this one has the roles "
             f"{[message['role'] for message in messages]}"
         )
+    for number, message in enumerate(messages):
+        _require_own_media(number, message)
     rendered = renderer.render([dict(message) for message in messages], tools=tools)
     tokens = list(rendered.token_ids)
     mask = _unmask(prompt_end, tokens, _sampled_mask(messages, renderer, rendered, tools))
@@ -71,6 +77,19 @@ def _render_rows(
         _message_row(number, message, slice(*span), tokens, mask, content)
         for number, (message, span) in enumerate(zip(messages, starts, strict=True))
     ]
+
+
+def _require_own_media(number: int, message: Message) -> None:
+    """Raise DemonstrationUnusable for an image, or the like, at an address: renderers go there, or open the file."""
+    content = message.get("content")
+    for part in content if isinstance(content, list) else ():
+        for value in (part[name] for name in MEDIA if name in part):
+            address = value.get("url") if isinstance(value, Mapping) else value
+            if isinstance(address, str) and not address.startswith("data:"):
+                raise DemonstrationUnusable(
+                    f"message {number}: a part names {address[:80]!r}. Nothing is loaded from elsewhere, and no file "
+                    "is opened: put it into the message as a data URL"
+                )
 
 
 def _sampled_mask(

@@ -20,6 +20,8 @@ INFRASTRUCTURE = frozenset({"SandboxError", "TunnelError", "InterceptionError", 
 RETRYABLE_KINDS = frozenset({"infrastructure", "model", "timeout"})
 STRAGGLER = "straggler"
 """The class of a rollout that did not fail: it was stopped because enough others had ended."""
+NON_FINITE = "NonFiniteReward"
+"""The type of the error of a rollout whose reward is no finite number."""
 TRANSPORT_STATUS = frozenset({408, 425, 429})
 """HTTP statuses below 500 that say nothing about the request itself: timeout, too early, too many requests."""
 LIMITS = frozenset({"max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed"})
@@ -104,7 +106,7 @@ def failure_of_rewards(rewards: Mapping[str, Any]) -> Failure | None:
             return Failure("incomplete", "NotScored", f"reward {name!r} was not computed")
         if not math.isfinite(reward["score"] * reward["weight"]):
             text = f"reward {name!r} is {reward['score']} with weight {reward['weight']}: no finite number"
-            return Failure("environment", "NonFiniteReward", text)
+            return Failure("environment", NON_FINITE, text)
     return None
 
 

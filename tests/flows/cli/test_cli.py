@@ -20,6 +20,7 @@ from configs.errors import ConfigError
 from flows import cli
 from flows.cli import interrupts
 from flows.services.process import ServiceFailed
+from storage.store import open_store
 from tasks.inference.engine.client import EngineError
 from tests.fixtures.programs import environment
 from tests.fixtures.waiting import PATIENCE
@@ -212,6 +213,21 @@ def test_our_errors_are_told_with_their_notes_and_no_traceback(
 def test_faults_keep_their_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(type(error)):
         run_failing(monkeypatch, error)
+
+
+def test_looking_for_damage_is_announced_and_can_be_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_store(tmp_path / "store")
+    monkeypatch.setattr(cli, "parse", lambda _: partial(Mock(side_effect=KeyError("x")), store=str(tmp_path / "store")))
+    announced = pytest.warns(UserWarning, match="looking through all of its files for damage.* Ctrl-C ends it")
+    with announced, pytest.raises(KeyError):
+        cli.main([])
+    monkeypatch.setattr("storage.read.damage.damaged_files", Mock(side_effect=KeyboardInterrupt))
+    with pytest.warns(UserWarning):
+        assert cli.main([]) == 130
+    said = capsys.readouterr().err
+    assert "Interrupted while looking for damage. Before that: KeyError: 'x'" in said and "Traceback" not in said
 
 
 @pytest.mark.parametrize("lines", [0, 1, 100_000], ids=["help", "a line", "more than a pipe holds"])

@@ -114,6 +114,7 @@ def test_a_rollout_counts_by_any_of_its_gradings(store: Store, run: Run) -> None
         ("reward > 'much'", "Could not convert"),
         ("true); select (1", "takes one condition"),
         ("trace_id in (select * from read_csv('/etc/passwd'))", "disabled by configuration"),
+        ("trace_id in (select * from read_csv('.tmp/spilled.csv'))", "disabled by configuration"),
         ("reward > 7", "holds for none of 4"),
     ],
 )

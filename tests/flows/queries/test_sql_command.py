@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import os
+import signal
 from pathlib import Path
 
 import polars as pl
@@ -10,9 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows import cli
+from flows.cli import questions
 from storage.read.frames import Frames
 from tests.flows.queries.conftest import Rows
 
+FOREVER = "select count(*) from range(100000000000) a, range(1000) b"
 BY_RUN = "select run, count(*) as num from outcomes group by run order by run"
 
 
@@ -85,6 +89,14 @@ def test_without_a_question_the_tables_are_listed(root: Path, capsys: pytest.Cap
         (["select 1", "--output", "answer.txt"], "let the file end in .json, .csv, .parquet"),
         (["select 1", "--output", "/proc/nowhere/answer.csv"], "writing answer.csv"),
         (["select 1", "--run", "nobody"], "there is no run 'nobody'"),
+        (["select * from range(11)", "--rows", "10"], "more than 10 rows"),
+        (["select list(range) from range(1000000000)", "--memory", "0.000001"], "more than 1e-06 GiB"),
+        ([FOREVER, "--seconds", "0.01"], "longer than 0.01 s"),
+        (["select 1", "--rows", "0"], "--rows"),
+        (["select 1", "--memory", "0"], "is not above 0"),
+        (["select 1", "--seconds", "nan"], "is not a number"),
+        (["select * from test_all_types()"], "cast the column to varchar"),
+        (["select interval 1 day as a", "--format", "csv"], "cast the column to varchar"),
     ],
 )
 def test_mistakes_are_one_message(
@@ -93,6 +105,27 @@ def test_mistakes_are_one_message(
     assert sql(root, *arguments) == 2
     said = capsys.readouterr()
     assert words in said.err and "Traceback" not in said.err and said.out == ""
+
+
+@pytest.mark.parametrize("question", [FOREVER, "select range from range(100000000000) where range = 10 ** 11"])
+def test_ctrl_c_ends_a_question_and_a_person_is_told(
+    question: str, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told by a timer of no time at all, whose line is followed by the signal."""
+    told: list[str] = []
+
+    def tell(line: str, **_: object) -> None:
+        told.append(line)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(questions, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(questions, "print", tell, raising=False)
+    assert sql(root, question, "--seconds", "300") == 130
+    assert told == [
+        "The question is still being answered. It ends after 300 s (--seconds), or with Ctrl-C, which harms nothing."
+    ]
+    printed = capsys.readouterr()
+    assert "Interrupted" in printed.err and "Traceback" not in printed.err
 
 
 @pytest.mark.parametrize("command", [["sql", "select 1"], ["lineage", "base:1"], ["why", "trace"], ["show"]])

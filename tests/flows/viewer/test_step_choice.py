@@ -22,6 +22,7 @@ from flows.queries.rollout_list import (
     columns,
     known_values,
     named_columns,
+    offered_columns,
     read_names,
     sort_rows,
     written_names,
@@ -238,6 +239,16 @@ def test_named_rewards_and_metrics_are_columns() -> None:
     assert chosen.rows["reward:style"].to_list() == [2.0, 0.5, None, None, None, None, None]
     assert ids(chosen.rows)[:3] == ["t5", "t0", "t1"]
     assert dict(named_columns(named())) == {"reward:style": 3, "metric:a,b": 3, "metric:flag": 1}
+
+
+def test_measures_of_any_name_and_size_can_be_listed() -> None:
+    """An environment wrote them: a name that nothing can ask for, a number that no float holds."""
+    odd = [f'{{"":1,"huge":{10**400},"long":{"1" * 5000}}}', f'{{"":1,"huge":{10**400}}}', *["{}"] * 5]
+    measured = frame().with_columns(rewards=pl.lit("{}"), metrics=pl.Series(odd))
+    assert dict(named_columns(measured)) == {"metric:huge": 1}, "a number of 5000 digits is no JSON to anybody"
+    chosen = choose(measured, TraceChoice(columns=("metric:huge",)))
+    assert chosen.rows["metric:huge"].to_list() == [None] * 7
+    assert "metric:huge" in [each["name"] for each in offered_columns(measured, [])]
 
 
 def test_lists_of_columns_read_back_as_they_were_written() -> None:

@@ -1,5 +1,6 @@
 """SQL over a store: pruned, pushed down, read-only, and with the database's own words where it is wrong."""
 
+import resource
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,7 +9,7 @@ import pytest
 
 from storage.errors import StoreError
 from storage.read.frames import Frames
-from storage.read.sql import QuestionError, ask, columns_of
+from storage.read.sql import Bounds, QuestionError, ask, columns_of
 from storage.schemas.stage_tables import TABLES
 from storage.store import Store, open_store
 from tests.fixtures.histories import add, share
@@ -132,15 +133,64 @@ def test_one_step_does_not_read_the_others(store: Store, root: Path) -> None:
         "select * from read_parquet('https://example.invalid/x.parquet')",
         "from glob('{root}/*')",
         "select * from frames",
+        "explain analyze copy (select 1) to 'out.csv'",
+        "explain analyze load httpfs",
+        "explain analyze set enable_external_access = true",
+        "from query('copy (select 1) to ''out.csv''')",
+        "from read_blob('/etc/passwd')",
+        "from sniff_csv('/etc/passwd')",
+        "from duckdb_secrets()",
+        "from delta_scan('{root}')",
+        "select getenv('HOME')",
+        "select * from '.tmp/spilled.csv'",
     ],
 )
-def test_nothing_but_the_tables_can_be_read_and_nothing_changed(frames: Frames, sql: str) -> None:
+def test_nothing_but_the_tables_can_be_read_and_nothing_changed(
+    frames: Frames, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str
+) -> None:
     root = Path(frames.store.root.address)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".tmp").mkdir()  # where the database would spill to, and so could read
+    (tmp_path / ".tmp/spilled.csv").write_text("a\n1\n")
     before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
     with pytest.raises(QuestionError):
         ask(frames, sql.replace("{root}", str(root)))
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
-    assert not Path("out.csv").exists() and not Path("other.db").exists()
+    assert [path.name for path in tmp_path.iterdir()] == [".tmp"]
+    assert [path.name for path in (tmp_path / ".tmp").iterdir()] == ["spilled.csv"]
+
+
+FOREVER = "select count(*) from range(100000000000) a, range(1000) b"
+
+
+@pytest.mark.parametrize(
+    ("sql", "bounds", "words"),
+    [
+        ("select * from range(1001)", Bounds(rows=1000), r"more than 1000 rows(.|\n)*--rows"),
+        ("select * from range(1000000000)", Bounds(rows=1000), "more than 1000 rows"),
+        ("select list(range) from range(1000000000)", Bounds(memory_gib=0.1), r"more than 0.1 GiB(.|\n)*--memory"),
+        ("select range from range(1000000000) order by hash(range)", Bounds(memory_gib=0.1), "more than 0.1 GiB"),
+        ("select repeat('x', 3000000000)", Bounds(memory_gib=0.1), "more than 0.1 GiB"),
+        ("select repeat('x', 200000000) from range(20)", Bounds(memory_gib=0.1), "more than 0.1 GiB"),
+        (FOREVER, Bounds(seconds=0.05), r"longer than 0.05 s(.|\n)*--seconds"),
+        ("with recursive x as (select 1 as a union all select a from x) from x", Bounds(seconds=0.05), "0.05 s"),
+    ],
+)
+def test_a_question_ends_at_its_bounds(frames: Frames, sql: str, bounds: Bounds, words: str) -> None:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with pytest.raises(QuestionError, match=words) as caught:
+        ask(frames, sql, bounds=bounds)
+    assert caught.value.safe == "the store was only read"
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    assert ask(frames, "select * from range(1000)", bounds=Bounds(rows=1000, seconds=60)).num_rows == 1000
+
+
+def test_a_stricter_limit_of_the_process_stands(frames: Frames, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2**20, 2**30))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
+    assert rows(frames, "select 1 as one") == [{"one": 1}]
+    assert limits == [(2**20, 2**30)] * 2
 
 
 @pytest.mark.parametrize(
@@ -152,6 +202,7 @@ def test_nothing_but_the_tables_can_be_read_and_nothing_changed(frames: Frames, 
         ("select nothing from messages", '"nothing" not found'),
         ("select * from rollouts", "rollouts does not exist"),
         ("delete from messages", "DELETE is not a question"),
+        ("select case when range > 99999 then 'x'::int end from range(100001)", "Could not convert string 'x'"),
     ],
 )
 def test_errors_are_the_databases_with_what_to_do(frames: Frames, sql: str, words: str) -> None:

@@ -79,3 +79,14 @@ def test_a_rollout_without_a_trace_is_an_error_of_its_episode() -> None:
 
 def test_an_attempt_at_a_held_out_example_says_so() -> None:
     assert there_and_back([trace("t0")], {"t0": exchange("t0")}, split="eval").split == "eval"
+
+
+def test_a_reward_that_was_no_finite_number_comes_back_as_the_same_failure() -> None:
+    """Of others such a reward is refused: a trace of ours says beside it that it failed."""
+    rewards = '{"r":{"score":NaN,"weight":1.0}}'
+    row = failed("t0", error_class="environment", error_type="NonFiniteReward", record='{"ok":true}', rewards=rewards)
+    own = exchange("t0")
+    record = {"task": {"type": "T", "data": {"prompt": "x"}}, "ok": True, "nodes": [{} for _ in own]}
+    (only,) = there_and_back([row | {"record": compact(record)}], {"t0": own}).traces
+    assert (only["error_class"], only["error_type"], only["reward"]) == ("environment", "NonFiniteReward", None)
+    assert only["rewards"] == rewards

@@ -137,6 +137,7 @@ def test_nothing_unknown_is_taken_for_true(known: dict[str, int | None], parts: 
         ("fill > 0; drop table batch", "syntax error"),
         ("unnest([true, false])", "more than one value"),
         ("(select count(*) from read_csv('/etc/hostname')) > 0", "disabled by configuration"),
+        ("(select count(*) from read_csv('.tmp/x.csv')) > 0", "disabled by configuration"),
     ],
 )
 def test_what_is_no_condition_over_the_figures_is_refused_with_their_names(rule: str, problem: str) -> None:

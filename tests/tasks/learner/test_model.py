@@ -218,6 +218,38 @@ def of_no_family(directory):
     (directory / "config.json").write_text(json.dumps({"model_type": "no-such-family"}))
 
 
+def with_code(directory):
+    """Code beside the weights, which the config names: who runs it leaves a file."""
+    config = json.loads((directory / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "own.py").write_text(f"open({str(directory / 'ran')!r}, 'w')")
+
+
+def pickled(directory):
+    """Weights as a pickle, which does what it likes when it is read."""
+    (directory / "model.safetensors").rename(directory / "other.safetensors")
+    torch.save(Ran(directory / "ran"), directory / "pytorch_model.bin")
+
+
+class Ran:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+@pytest.mark.parametrize("plant", [with_code, pickled])
+def test_nothing_in_a_directory_of_weights_is_run(world, model_directory, tmp_path, plant):
+    directory = tmp_path / "policy"
+    shutil.copytree(model_directory, directory)
+    plant(directory)
+    with pytest.raises(LearnerError, match="cannot be loaded"):
+        load_policy(directory, TrainingConfig(), CPU)
+    assert not (directory / "ran").exists()
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

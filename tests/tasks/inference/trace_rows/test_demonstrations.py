@@ -1,7 +1,9 @@
 """Demonstrations: exactly the renderer's tokens; what is trained, and what a policy is shown before its own tokens."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from configs.algorithms import OpsdConfig
 from configs.sections import ModelConfig
 from tasks.inference.engine.client import ServedModel
 from tasks.inference.engine.model_info import ModelUnusable
+from tasks.inference.trace_rows import demonstrations
 from tasks.inference.trace_rows.demonstrations import DemonstrationPrompt, DemonstrationUnusable, demonstration_renderer
 from tasks.learner.tiny import tiny_qwen3
 
@@ -79,6 +82,31 @@ def test_a_demonstration_without_an_answer(directory: Path) -> None:
         demonstration_renderer(directory, "qwen3")([ASKED])
     with pytest.raises(DemonstrationUnusable):
         demonstration_renderer(directory, "qwen3")([])
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9/x.png", "file:///etc/passwd", "/etc/passwd", "x.png"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda address: {"type": "image_url", "image_url": {"url": address}},
+        lambda address: {"type": "image_url", "image_url": address},
+        lambda address: {"type": "image", "path": address},
+        lambda address: {"image": address},
+        lambda address: {"type": "video", "url": address},
+    ],
+)
+def test_nothing_is_loaded_from_where_a_message_says(address: str, part: Callable[[str], dict[str, Any]]) -> None:
+    """Renderers of models that see open any address, and any file: they are not asked."""
+    asked: list[Any] = []
+    renderer = SimpleNamespace(render=lambda messages, **_: asked.append(messages))
+    shown = {"role": "user", "content": [{"type": "text", "text": "http://x"}, part(address)]}
+    with pytest.raises(DemonstrationUnusable, match=r"message 0: .* Nothing is loaded from elsewhere"):
+        demonstrations._render_rows([shown, ANSWERED], renderer, [])
+    assert asked == []
+    shown["content"] = [{"type": "text", "text": address}, part("data:image/png;base64,AAAA")]
+    with pytest.raises(AttributeError, match="token_ids"):  # what was asked for is nothing
+        demonstrations._render_rows([shown, ANSWERED], renderer, [])
+    assert len(asked) == 1
 
 
 @pytest.mark.essential

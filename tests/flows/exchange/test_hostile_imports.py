@@ -1,0 +1,140 @@
+"""Files of an enemy: one message each, nothing imported, no store made; what comes in can be looked at."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.exchange import files
+from tests.fixtures.commands import run_command
+from tests.flows.exchange.files import TOKENS, lines
+
+EPISODE = lines(TOKENS)[0]
+TRACE = EPISODE["traces"][0]
+LINE = '{"prompt": "x", "completion": "y", "reward": 1}'
+
+
+def trace(**changes: Any) -> str:
+    return json.dumps(EPISODE | {"traces": [TRACE | changes]})
+
+
+def conversation(field: str, text: str) -> str:
+    return LINE[:-1] + f', "{field}": {text}}}'
+
+
+def scored(score: Any, weight: Any = 1.0) -> str:
+    return trace(rewards={"reward": {"score": score, "weight": weight}})
+
+
+def of_step(step: Any) -> str:
+    return json.dumps(EPISODE | {"run": {"work": {"type": "train", "step": step}}})
+
+
+DEEP = "[" * 900 + "]" * 900
+LINES = {
+    "deep": (conversation("info", f'{{"x": {DEEP}}}'), "nested more than 128 levels"),
+    "deeper than the stack": (conversation("note", "[" * 10**5 + "]" * 10**5), "nested"),
+    "deep text in a field": (conversation("info", json.dumps(f'{{"x": {DEEP}}}')), "nested more than 128 levels"),
+    "deep in a trace": (trace(state=json.loads(DEEP)), "nested more than 128 levels"),
+    "5000 digits": (conversation("note", "1" * 5000), "a number has more than 100 digits"),
+    "5000 digits below zero": (conversation("note", "-" + "1" * 5000), "a number has more than 100 digits"),
+    "101 digits in a trace": (trace(state=10**100), "a number has more than 100 digits"),
+    "key twice": (conversation("reward", "2"), "a key is there twice: 'reward'"),
+    "key twice inside": (conversation("info", '{"a": {"b": 1, "b": 2}}'), "a key is there twice: 'b'"),
+    "key twice in a text": (conversation("info", json.dumps('{"b": 1, "b": 2}')), "a key is there twice: 'b'"),
+    "empty metric": (conversation("metrics", '{"": 1}'), "a metric has no name"),
+    "blank metric": (conversation("metrics", '{" ": 1}'), "a metric has no name"),
+    "empty metric of a trace": (trace(metrics={"": 1.0}), "a metric has no name"),
+    "metrics of no name": (trace(metrics=""), "metrics are no object"),
+    "rewards of no name": (trace(rewards=[1.0]), "rewards are no object"),
+    "no metrics": (trace(metrics=None), "metrics are no object"),
+    "empty reward": (trace(rewards={"": {"score": 1.0, "weight": 1.0}}), "a reward has no name"),
+    "metric of 90 digits": (conversation("metrics", f'{{"a": {10**90}}}'), "a: 1000"),
+    **{f"reward {value}": (LINE.replace(": 1}", f": {value}}}"), "is not between -1e+09 and 1e+09") for value in (
+        "NaN", "Infinity", "-Infinity", "1e300", "1e999", "-1e300", str(10**40)
+    )},
+    **{f"score {value}": (scored(value), "is not between") for value in (float("nan"), float("inf"), 1e300, 10**40)},
+    "weight": (scored(1.0, float("inf")), "weight of reward reward: inf is not between"),
+    **{f"step {value}": (of_step(value), "step: ") for value in (-1, 1.5, True, "3", 1e300, float("nan"), 10**40)},
+    "policy": (
+        json.dumps(EPISODE | {"run": {"work": {"type": "train", "step": 1, "policy": {"start": 10**40}}}}),
+        "version of the policy",
+    ),
+    "temperature": (trace(calls=[{"sampling": {"temperature": float("inf")}}]), "temperature: inf"),
+    "agent": (trace(agent={"name": True}), "of another type than its column: agent: "),
+    "stop condition": (trace(stop_condition=1.5), "of another type than its column: stop_condition: "),
+    "error": (
+        trace(ok=False, errors=[{"type": 1.5, "message": "x"}]),
+        "of another type than its column: error_type: ",
+    ),
+    "time": (trace(timing={"start": 1e300}), "the line is malformed"),
+    "span": (trace(timing={"start": 1.0, "scoring": {"start": 0.0, "end": 1e300}}), "seconds: 1e+300"),
+}  # fmt: skip
+
+
+def refused(capsys: pytest.CaptureFixture[str], root: Path, *arguments: str) -> str:
+    """Import, which is refused by one message and leaves no store; return what it said."""
+    status, said = run_command(capsys, "import", *arguments, "--store", str(root))
+    assert status == 2 and said.startswith("stagecoach: ") and "Traceback" not in said and len(said) < 2000
+    assert "Nothing was written" in said and not root.exists()
+    return said
+
+
+@pytest.mark.parametrize(("line", "words"), LINES.values(), ids=LINES)
+def test_a_line_that_would_harm_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, words: str
+) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text(f"{json.dumps(EPISODE)}\n{line}\n")
+    said = refused(capsys, tmp_path / "store", str(file))
+    assert f"{file}, line 2: " in said and words in said
+
+
+def test_the_step_of_a_path_is_bounded_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / f"step_{'9' * 200}.jsonl"
+    file.write_text(f"{LINE}\n")
+    assert "step of the path" in refused(capsys, tmp_path / "store", str(file))
+
+
+def test_a_text_with_many_digits_is_no_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text(trace(info={"pi": "3" * 5000, "whole": 10**99, "measured": [1e300]}, metrics={"a": float("nan")}))
+    assert run_command(capsys, "import", str(file), "--name", "a", "--store", str(tmp_path / "store"))[0] == 0
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_what_is_no_file_is_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], None], name: str
+) -> None:
+    make(tmp_path / name)
+    assert "is no regular file" in refused(capsys, tmp_path / "store", str(tmp_path / name))
+
+
+def test_a_line_without_an_end_is_not_read_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MOST_LINE_BYTES", 1000)
+    (tmp_path / "x.jsonl").write_text(f"{LINE}\n{'x' * 1001}")
+    assert "line 2: longer than 1000 bytes" in refused(capsys, tmp_path / "store", str(tmp_path / "x.jsonl"))
+
+
+BOMBS = {
+    "one row": pa.table({"x": pa.array([[0] * 3_000_000])}),
+    "one text many times": pa.table({"x": pa.array(["y" * 1000] * 3_000)}),
+}
+
+
+@pytest.mark.parametrize("table", BOMBS.values(), ids=BOMBS)
+def test_a_small_file_of_much_is_not_unpacked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, table: pa.Table
+) -> None:
+    monkeypatch.setattr(files, "MOST_UNPACKED", 2**20)
+    pq.write_table(table, tmp_path / "x.parquet")
+    assert (tmp_path / "x.parquet").stat().st_size < 10_000
+    assert "unpacks to more than" in refused(capsys, tmp_path / "store", str(tmp_path / "x.parquet"))
