@@ -357,7 +357,9 @@ def edits_since(context: RunContext, stages: Collection[str]) -> list[str]:
 def _version_in(config: Mapping[str, Any], environment: EnvironmentConfig) -> str:
     """Return the version that a recorded config has of an environment; empty where it has not that environment."""
     found = (each for each in config.get("environments", ()) if each["name"] == environment.name)
-    return next((each["version"] for each in found if each["taskset"].get("id") == environment.taskset.get("id")), "")
+    return next(
+        (each.get("version", "") for each in found if each["taskset"].get("id") == environment.taskset.get("id")), ""
+    )
 
 
 def require_gate(config: RunConfig) -> None:

@@ -241,12 +241,12 @@ def _module_files(module: str) -> list[tuple[str, Path]]:
         return [(file.name, file)] if file.is_file() else []
     found = []
     for root in map(Path, spec.submodule_search_locations):
-        listed = _listed(root)
+        listed = _wheel_files(root)
         found += [each for each in _tree(root) if not listed or each[0] in listed]
     return found
 
 
-def _listed(root: Path) -> set[str]:
+def _wheel_files(root: Path) -> set[str]:
     """Return the names of a package's files that came with its wheel; empty where it was not installed from one.
 
     What an installed package writes beside them as it runs, data that it fetched say, is no code.
