@@ -23,13 +23,13 @@ REFERENCE = re.compile(r"_(VARIABLE|VAR|ENV|ENV_VAR|FILE|PATH)S?$")
 """Names of settings that say where a secret is, and hold none."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 KNOWN = re.compile(
-    r"\b(sk-[\w-]{16,}|hf_\w{20,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}"
+    r"\b(sk-(?=[\w-]*[0-9])[\w-]{16,}|hf_\w{20,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}"
     r"|xox[abprs]-[\w-]{10,}|glpat-[\w-]{16,}|eyJ[\w-]{10,}\.eyJ[\w-]+)"
 )
 """Values that services hand out, by how they begin."""
-ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s?#]*@")
-"""An address with a user's name, or a password, before the host."""
 PASSWORD = re.compile(r"://[^/\s:@?#]*:[^/\s@?#]+@")
+ADDRESS = re.compile(rf"https?://[^/\s?#]*@|{PASSWORD.pattern}")
+"""An address with a password before the host, or of the web with anything there: keys are written as names of users."""
 
 
 def is_secret_name(name: str) -> bool:
