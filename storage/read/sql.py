@@ -85,12 +85,11 @@ def ask(frames: Frames, sql: str, tokens: bool = False, bounds: Bounds = DEFAULT
             return _with_integers(
                 _within(bounds.seconds, connection, lambda: _answer(connection.sql(sql), bounds, sql))
             )
-    except TimeoutError as error:
+    # From nothing: an error of the system or of Arrow would be looked into as damage.
+    except TimeoutError:
         raise _too_much(f"takes longer than {bounds.seconds:g} s", "--seconds", sql) from None
-    except (duckdb.OutOfMemoryException, pa.ArrowMemoryError, MemoryError) as error:
-        raise _too_much(
-            f"needs more than {bounds.memory_gib:g} GiB of memory", "--memory", sql
-        ) from None  # an error of Arrow would be looked into as damage
+    except (duckdb.OutOfMemoryException, pa.ArrowMemoryError, MemoryError):
+        raise _too_much(f"needs more than {bounds.memory_gib:g} GiB of memory", "--memory", sql) from None
     except duckdb.Error as error:
         if "reading the stream registered as" in str(error):  # it says so of a table's file, and the question is fine
             raise StoreUnavailable(str(error), frames.store.root.address, _SAFE, _REPAIR) from OSError(str(error))
