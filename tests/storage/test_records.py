@@ -12,6 +12,7 @@ from storage.errors import QuarantineUnknown, RunUnknown, SchemaError
 from storage.maintenance.compact import maintain
 from storage.records import ALL_RUNS, Quarantines
 from storage.store import Store, open_store
+from tests.fixtures.faults import happened
 
 
 def test_events_of_a_run(store: Store, root: Path) -> None:
@@ -56,6 +57,7 @@ class SetBack:
         return self.time
 
 
+@pytest.mark.fault("clock", "the clock is set back by an hour at each look", "events in the order of their commits")
 def test_events_stay_in_the_order_of_their_commits_though_the_clock_is_set_back(
     store: Store, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,6 +67,7 @@ def test_events_stay_in_the_order_of_their_commits_though_the_clock_is_set_back(
     open_store(root).runs.record(run="a", event="lost")
     store.runs.record(run="a", event="resumed", config={"steps": 2})
     store.runs.record(run="a", event="finished")
+    happened(f"five looks at {store.runs.last_event('b')}: each an hour earlier")
     monkeypatch.undo()
     for merged in (False, True):
         if merged:

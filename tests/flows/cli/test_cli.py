@@ -22,6 +22,7 @@ from flows.cli import interrupts
 from flows.services.process import ServiceFailed
 from storage.store import open_store
 from tasks.inference.engine.client import EngineError
+from tests.fixtures.faults import happened
 from tests.fixtures.programs import environment
 from tests.fixtures.waiting import PATIENCE
 
@@ -315,6 +316,7 @@ sys.exit(cli.main())
 """
 
 
+@pytest.mark.fault("signal", "Ctrl-C at the start, pressed three times", "no traceback")
 @pytest.mark.engine
 @pytest.mark.parametrize("moment", ["early", "later"])
 def test_ctrl_c_while_the_program_starts_and_pressed_three_times_leaves_no_traceback(moment: str) -> None:
@@ -333,6 +335,7 @@ def test_ctrl_c_while_the_program_starts_and_pressed_three_times_leaves_no_trace
             program.send_signal(signal.SIGINT)
     said, errors = program.communicate(timeout=PATIENCE)
     assert (said, program.returncode) == (("", -signal.SIGINT) if moment == "early" else ("ended\n", 130))
+    happened(f"status {program.returncode}: {errors}")
     assert "Traceback" not in errors and "KeyboardInterrupt" not in errors
     assert moment == "early" or (errors.endswith("\nInterrupted.\n") and "Already ending" in errors)
 

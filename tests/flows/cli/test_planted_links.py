@@ -20,6 +20,7 @@ from storage.policies.store import SCRATCH_DIRECTORY, Policies
 from storage.roots import Root, open_root
 from storage.store import open_store
 from tests.fixtures.commands import run_command
+from tests.fixtures.faults import happened
 from tests.fixtures.histories import age, train
 
 
@@ -63,6 +64,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.fault("paths", "a directory of a store is a link out of it", "nothing outside is deleted or written")
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 @pytest.mark.parametrize("place", PLANTED)
 def test_a_directory_that_is_a_link_is_not_followed(
@@ -81,6 +83,7 @@ def test_a_directory_that_is_a_link_is_not_followed(
     assert status == 0 or "symbolic link leads out of the store" in said
 
 
+@pytest.mark.fault("paths", "a link out of the store where gc deletes", "the link is named")
 @pytest.mark.parametrize("place", ["policies/training-xy", "logs/old", "tables/messages/run=old"])
 def test_gc_says_which_link_it_does_not_follow(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
@@ -91,6 +94,7 @@ def test_gc_says_which_link_it_does_not_follow(
     assert status == 2 and str(root / place) in said and "remove the link" in said
 
 
+@pytest.mark.fault("paths", "a file of a store is a link out of it", "each of eight uses is refused")
 def test_a_file_that_is_a_link_is_neither_deleted_through_nor_written_to(root: Path, tmp_path: Path) -> None:
     precious = tmp_path / "precious.parquet"
     precious.write_text("precious")
@@ -106,6 +110,7 @@ def test_a_file_that_is_a_link_is_neither_deleted_through_nor_written_to(root: P
         lambda: store.read("tables/x.parquet"),
         lambda: store.exists("tables/x.parquet"),
     ]
+    happened(f"a link to {precious.name}")
     for use in uses:
         with pytest.raises(StoreError, match="symbolic link leads out of the store"):
             use()
@@ -130,6 +135,7 @@ def test_a_store_that_is_itself_behind_a_link_is_one(root: Path, tmp_path: Path)
     assert open_store(tmp_path / "link").ledger.entries() == open_store(root).ledger.entries()
 
 
+@pytest.mark.fault("paths", "the place of a policy is a link out of the store", "refused")
 def test_a_policy_is_not_published_through_a_link(root: Path, tmp_path: Path) -> None:
     """Neither as a whole nor where files are added to it; and no scratch directories are looked for behind one."""
     policies = Policies(open_root(str(root)))
@@ -142,6 +148,7 @@ def test_a_policy_is_not_published_through_a_link(root: Path, tmp_path: Path) ->
     (scratch / "below/optimizer.safetensors").write_text("state")
     (root / "policies/training-xy/below").symlink_to(outside)
     (root / "policies/new").symlink_to(outside)
+    happened("policies/new is a link")
     for key in ("training-xy", "new"):
         with pytest.raises(StoreError, match="symbolic link leads out of the store"):
             policies.publish(scratch, key)
@@ -154,12 +161,14 @@ def test_a_policy_is_not_published_through_a_link(root: Path, tmp_path: Path) ->
     assert [path.name for path in outside.rglob("*")] == ["left"]
 
 
+@pytest.mark.fault("paths", "a service's log is a link out of the store", "refused")
 def test_no_log_is_written_through_a_link(root: Path, tmp_path: Path) -> None:
     config = RunConfig.model_validate({"name": "old", "store": str(root)})
     assert log_directory(config) == root / "logs/old"
     precious = tmp_path / "precious"
     precious.write_text("precious")
     os.symlink(precious, root / "logs/old/learner.log")
+    happened("logs/old/learner.log is a link")
     with pytest.raises(ServiceFailed, match=r"learner\.log is a symbolic link"), Supervisor("old", root / "logs/old"):
         pass
     shutil.move(root / "logs", tmp_path / "logs")

@@ -85,6 +85,7 @@ def refused(capsys: pytest.CaptureFixture[str], root: Path, *arguments: str) -> 
     return said
 
 
+@pytest.mark.fault("input", "a line of a file to import that would harm", "the line is named, nothing written")
 @pytest.mark.parametrize(("line", "words"), LINES.values(), ids=LINES)
 def test_a_line_that_would_harm_is_refused_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, words: str
@@ -95,6 +96,7 @@ def test_a_line_that_would_harm_is_refused_by_name(
     assert f"{file}, line 2: " in said and words in said
 
 
+@pytest.mark.fault("input", "a path with an absurd step", "refused, nothing written")
 def test_the_step_of_a_path_is_bounded_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / f"step_{'9' * 200}.jsonl"
     file.write_text(f"{LINE}\n")
@@ -107,6 +109,7 @@ def test_a_text_with_many_digits_is_no_number(tmp_path: Path, capsys: pytest.Cap
     assert run_command(capsys, "import", str(file), "--name", "a", "--store", str(tmp_path / "store"))[0] == 0
 
 
+@pytest.mark.fault("input", "a pipe, a directory or a device to import", "refused, nothing written")
 @pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
 def test_what_is_no_file_is_not_read(
@@ -116,6 +119,7 @@ def test_what_is_no_file_is_not_read(
     assert "is no regular file" in refused(capsys, tmp_path / "store", str(tmp_path / name))
 
 
+@pytest.mark.fault("input", "a line without an end", "refused, nothing written")
 def test_a_line_without_an_end_is_not_read_whole(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +134,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.fault("input", "a small file that unpacks to much", "refused, nothing written")
 @pytest.mark.parametrize("table", BOMBS.values(), ids=BOMBS)
 def test_a_small_file_of_much_is_not_unpacked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, table: pa.Table

@@ -161,9 +161,15 @@ def recorded(home: str) -> tuple[list[str], list[str]]:
 SILENT = "Prefect does not answer: the run goes on, and its pages there are late"
 
 
+@pytest.mark.fault(
+    "services",
+    "the Prefect server is stopped while a run is at work",
+    "steps go on, one line, all states later",
+)
 def test_a_server_that_hangs_stops_no_run_and_hears_of_all_of_it_later(tmp_path: Path) -> None:
     said = said_by("-m", "tests.fixtures.programs.hanging", str(tmp_path))
     assert not said["freed"], "the run waited for the server"
+    happened(said["notes"][0])
     assert said["steps_while_stopped"] == [0, 1, 2, 3, 4] and said["num_steps"] == 6
     assert len(said["notes"]) == 2 and said["notes"][0] == SILENT
     assert said["notes"][1].startswith("Prefect answers again, after ")
@@ -171,11 +177,13 @@ def test_a_server_that_hangs_stops_no_run_and_hears_of_all_of_it_later(tmp_path:
     assert recorded(said["home"]) == (["COMPLETED"], ["COMPLETED"] * num_tasks)
 
 
+@pytest.mark.fault("services", "the Prefect server is stopped for good", "it is started again, the run ends in order")
 @pytest.mark.nightly
 def test_a_server_that_hangs_for_good_is_started_again_and_the_run_ends_in_order(tmp_path: Path) -> None:
     said = said_by("-m", "tests.fixtures.programs.hanging", str(tmp_path), "last")
     assert not said["freed"] and said["num_steps"] == 6
     assert said["notes"][0] == SILENT
+    happened(said["notes"][0])
     assert any(
         note.startswith("prefect: did not answer any more and was ended; restart 1 of 5") for note in said["notes"]
     )
@@ -194,11 +202,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(directory)], check=True)
 
 
+@pytest.mark.fault("disk", "the disk of store and Prefect database fills up", "one message; with space the run goes on")
 def test_a_disk_that_is_full_under_store_and_prefect_is_one_message_and_the_run_goes_on_later(small_disk: Path) -> None:
     said = said_by("-m", "tests.fixtures.programs.hanging", str(small_disk), "full")
     assert said["error"].startswith("NoSpace: ") and "500 Internal" not in said["error"]
     assert f"Where: {small_disk}/store" in said["error"] and "free some space" in said["error"]
     assert said["steps"] == [0, 1]
+    happened(said["error"])
     kept = {entry.key for entry in open_store(small_disk / "store").ledger.entries(run="run")}
     (small_disk / "filler").unlink()
     again = said_by("-m", "tests.fixtures.programs.hanging", str(small_disk), "none")

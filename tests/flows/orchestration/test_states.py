@@ -42,6 +42,7 @@ from flows.services.ownership import was_alive
 from storage.errors import StoreUnavailable
 from storage.store import Store, open_store
 from tasks.runtime.prefect_task import error_text, is_transient
+from tests.fixtures.faults import happened
 from tests.fixtures.waiting import PATIENCE, until
 
 
@@ -365,12 +366,14 @@ def test_a_process_id_that_came_back_is_not_the_run() -> None:
     assert not was_alive(os.getpid(), now - timedelta(days=3650))
 
 
+@pytest.mark.fault("two writers", "a second process goes to work on a run", "it is told of the first")
 def test_a_second_writer_is_told_of_the_first(store: Store) -> None:
     assert other_writer(store, "a") == ""
     begin(store, "a", os.getppid())
     since = store.runs.events("a")[-1].at
     told = other_writer(store, "a")
     assert f"process {os.getppid()} on {socket.gethostname()}, since {since:%Y-%m-%d %H:%M:%S} UTC" in told
+    happened(told)
     begin(store, "b", 7, host="elsewhere")
     assert "process 7 on elsewhere, as far as can be seen from here, since" in other_writer(store, "b")
     store.runs.record(run="a", event="finished")

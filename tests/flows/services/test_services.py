@@ -104,6 +104,7 @@ def told(supervisor: Supervisor) -> Iterator[list[str]]:
         yield told
 
 
+@pytest.mark.fault("services", "a service is killed three times", "each loss is told with the restart that follows")
 def test_every_loss_is_told_with_its_end_and_the_restart_that_follows(
     supervisor: Supervisor, tmp_path: Path, told: list[str]
 ) -> None:
@@ -113,6 +114,7 @@ def test_every_loss_is_told_with_its_end_and_the_restart_that_follows(
         os.kill(handle.wait()["pid"], signal.SIGKILL)
         handle._await_change(handle.generation, PATIENCE)
     until(lambda: len(told) == 3, lambda: f"{told}")
+    happened(told[0])
     assert told == [
         f"engine: was killed by signal 9; restart 1 of 2; log: {log}",
         f"engine: was killed by signal 9; restart 2 of 2; log: {log}",
@@ -120,6 +122,7 @@ def test_every_loss_is_told_with_its_end_and_the_restart_that_follows(
     ]
 
 
+@pytest.mark.fault("services", "a service exits, another hangs", "each is told with how it ended")
 def test_an_exit_and_a_hang_are_told_as_such_and_an_end_that_was_asked_for_is_not(
     watchful: Supervisor, tmp_path: Path, told: list[str]
 ) -> None:
@@ -127,6 +130,7 @@ def test_an_exit_and_a_hang_are_told_as_such_and_an_end_that_was_asked_for_is_no
     hanging = iter([True])
     watchful.start(spec(tmp_path, "second", hangs=lambda _: next(hanging, False))).wait()
     until(lambda: len(told) == 2, lambda: f"{told}")
+    happened(told)
     assert sorted(told) == [
         f"first: ended with status 3; it is not started again; log: {tmp_path / 'first.log'}",
         f"second: did not answer any more and was ended; restart 1 of 1; log: {tmp_path / 'second.log'}",

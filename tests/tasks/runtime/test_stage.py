@@ -20,6 +20,7 @@ from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import MOST_LOSSES, SERVICES, Services, retry_lost
 from tasks.runtime.stage import Policy, Ref, Stage, Tables, inputs_of
 from tasks.stages import STAGES as REGISTERED
+from tests.fixtures.faults import happened
 
 VERSIONS = {"stagecoach": "0"}
 
@@ -166,6 +167,11 @@ def test_finished_parts_survive_a_failure_and_are_not_made_again(tmp_path: Path)
     assert sorted(context.table("examples", (ref,))["example_id"].to_pylist()) == ["p", "q", "r", "s"]
 
 
+@pytest.mark.fault(
+    "disk",
+    "a stage meets a disk that takes nothing",
+    "one message with the place, or the error as it is",
+)
 @pytest.mark.parametrize(
     ("error", "expected", "where"),
     [
@@ -185,6 +191,7 @@ def test_a_disk_that_takes_nothing_is_named_whoever_in_a_stage_noticed(
     with pytest.raises(expected) as raised:
         perform(stage_of(works), context_of(tmp_path), 0)
     assert any("all earlier stages are safe" in note for note in raised.value.__notes__)
+    happened(repr(error))
     if where is None:
         assert raised.value is error
     else:
