@@ -8,10 +8,11 @@ bounded, in rows, memory and time: `Bounds`.
 import re
 import resource
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pyarrow as pa
@@ -123,14 +124,29 @@ def _within(seconds: float, connection: Any, work: Callable[[], pa.Table]) -> pa
     It is done in a thread: in this one the database would notice Ctrl-C in some of its loops alone.
     """
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(work)
+        pool.submit(int).result()  # a pool that is interrupted as it starts its thread would not wait for it
         try:
-            return answer.result(seconds)
+            return pool.submit(work).result(seconds)
         except (TimeoutError, KeyboardInterrupt):
-            while not answer.done():  # again and again: it may only be about to begin
-                connection.interrupt()
-                wait([answer], 0.05)
+            with _again_and_again(connection.interrupt):  # the work may only be about to begin
+                pool.shutdown(cancel_futures=True)
             raise
+
+
+@contextmanager
+def _again_and_again(act: Callable[[], None]) -> Iterator[None]:
+    """Call something every 50 ms within the block."""
+    over = Event()
+
+    def repeat() -> None:
+        while not over.wait(0.05):
+            act()
+
+    Thread(target=repeat, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 
 import polars as pl
@@ -13,7 +14,9 @@ import pytest
 
 from flows import cli
 from flows.cli import questions
+from storage.read import sql as storage_sql
 from storage.read.frames import Frames
+from tests.fixtures.waiting import PATIENCE
 from tests.flows.queries.conftest import Rows
 
 FOREVER = "select count(*) from range(100000000000) a, range(1000) b"
@@ -111,12 +114,16 @@ def test_mistakes_are_one_message(
 def test_ctrl_c_ends_a_question_and_a_person_is_told(
     question: str, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Told by a timer of no time at all, whose line is followed by the signal."""
+    """Told by a timer of no time at all, whose line is followed by the signal once the answer is under way."""
     told: list[str] = []
+    begun, answer = threading.Event(), storage_sql._answer
 
     def tell(line: str, **_: object) -> None:
         told.append(line)
+        assert begun.wait(PATIENCE)
         os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(storage_sql, "_answer", lambda *given: begun.set() or answer(*given))
 
     monkeypatch.setattr(questions, "PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(questions, "print", tell, raising=False)
