@@ -111,7 +111,7 @@ class Runs(CachedTable):
         super().__init__(root, RUNS)
         self.table = StoredTable(root, RUNS.name, RUNS.arrow, has_head=True)  # every store has it from the first
         self._events: dict[str, list[Event]] = {}
-        self._losses: dict[str, list[Event]] = {}
+        self._lost: dict[str, list[Event]] = {}
 
     def record(
         self,
@@ -156,14 +156,14 @@ class Runs(CachedTable):
         """Now, or just after the newest event of the store: the order of events is that of their commits."""
         with self._lock:
             self._refresh()
-            newest = [events[-1].at for each in (self._events, self._losses) for events in each.values()]
+            newest = [events[-1].at for each in (self._events, self._lost) for events in each.values()]
         return max([datetime.now(UTC), *(at + timedelta(microseconds=1) for at in newest)])
 
-    def losses(self, run: str) -> list[Event]:
+    def lost_services(self, run: str) -> list[Event]:
         """The services that a run lost, in order of time; `events` has none of them."""
         with self._lock:
             self._refresh()
-            return list(self._losses.get(run, []))
+            return list(self._lost.get(run, []))
 
     def events(self, run: str) -> list[Event]:
         """The events of a run in order of time; RunUnknown if there are none."""
@@ -215,7 +215,7 @@ class Runs(CachedTable):
 
     def _add_row(self, row: dict[str, Any]) -> None:
         event = Event(**{**row, "config": json.loads(row["config"])})
-        before = (self._losses if event.event == LOST else self._events).setdefault(event.run, [])
+        before = (self._lost if event.event == LOST else self._events).setdefault(event.run, [])
         if event not in before:  # a compacted file repeats what was read before
             insort(before, event, key=lambda each: each.at)
 

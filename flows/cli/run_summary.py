@@ -10,7 +10,7 @@ from rich.table import Table
 from configs.load import load
 from configs.run import RunConfig
 from flows.queries.metrics import read_metrics
-from flows.queries.run_state import losses_by_service, process_gone
+from flows.queries.run_state import count_lost_services, process_gone
 from flows.queries.scores import comparisons, recorded_evaluations
 from flows.queries.step_history import RecordedStep, step_history
 from flows.queries.store_reader import recorded_run
@@ -44,7 +44,7 @@ def main(name: str, overrides: Sequence[str] = (), store: str = "", as_json: boo
 
 def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return a run as plain values: its state, steps stage by stage, scores, and what `overrides` would run again."""
-    events, losses = store.runs.events(run), store.runs.losses(run)
+    events, lost = store.runs.events(run), store.runs.lost_services(run)
     scored = [each.scores_in(store, config) for each in recorded_evaluations(store, run, config)]
     described: dict[str, Any] = {
         "run": run,
@@ -52,8 +52,8 @@ def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str]
         "state": events[-1].event,
         "message": events[-1].message,
         "process_gone": process_gone(events[-1]),
-        "losses": losses_by_service(losses),
-        "last_loss": losses[-1].message if losses else "",
+        "lost_services": count_lost_services(lost),
+        "last_lost_service": lost[-1].message if lost else "",
         "store": store.root.address,
         "num_steps": config.steps,
         "steps": _steps(store, run),
@@ -110,9 +110,9 @@ def _print(found: dict[str, Any]) -> None:
     out.print(f"{found['kind']} {found['run']}: {state}, {len(found['steps'])}/{found['num_steps']} steps")
     if found["message"]:
         out.print(printable(found["message"]))
-    if found["losses"]:
-        counts = ", ".join(f"{service} {count}" for service, count in found["losses"].items())
-        out.print(printable(f"services lost: {counts}; the last one: {found['last_loss']}"))
+    if found["lost_services"]:
+        counts = ", ".join(f"{service} {count}" for service, count in found["lost_services"].items())
+        out.print(printable(f"services lost: {counts}; the last one: {found['last_lost_service']}"))
     out.print(_table(found["steps"]))
     for line in _scores(found["evaluations"]):
         out.print(line)

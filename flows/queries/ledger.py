@@ -149,7 +149,7 @@ def events(library: StoreReader, run: str) -> list[dict[str, Any]]:
     """
     library.frames(run)
     names, runs = ("event", "at", "step", "message"), library.store.runs
-    found = sorted([*runs.events(run), *runs.losses(run)], key=attrgetter("at"))
+    found = sorted([*runs.events(run), *runs.lost_services(run)], key=attrgetter("at"))
     return [{name: getattr(each, name) for name in names} for each in found]
 
 

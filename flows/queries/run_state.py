@@ -55,9 +55,9 @@ def any_going(library: StoreReader, *runs: str) -> bool:
     return any(is_going(library.store.runs.events(run)[-1]) for run in runs)
 
 
-def losses_by_service(losses: Sequence[Event]) -> dict[str, int]:
-    """Return how often each service of a run was lost, by its name, which the messages of losses begin with."""
-    return dict(Counter(loss.message.partition(": ")[0] for loss in losses))
+def count_lost_services(lost: Sequence[Event]) -> dict[str, int]:
+    """Return how often each service of a run was lost, by its name, which the messages of these events begin with."""
+    return dict(Counter(event.message.partition(": ")[0] for event in lost))
 
 
 def seconds_at_work(events: Sequence[Event], last_work: datetime | None) -> float:

@@ -11,7 +11,7 @@ from configs.run import RunConfig
 from flows.queries.compare import compared_configs
 from flows.queries.metrics import written_metrics
 from flows.queries.row_lineage import policy_version
-from flows.queries.run_state import is_going, losses_by_service, seconds_at_work, state_of
+from flows.queries.run_state import count_lost_services, is_going, seconds_at_work, state_of
 from flows.queries.scores import held_out
 from flows.queries.step_history import RecordedStep
 from flows.queries.store_reader import StoreReader
@@ -179,7 +179,7 @@ def overview(library: StoreReader, run: str, steps: list[RecordedStep]) -> dict[
         "kind": config.kind,
         **state_of(events[-1]),
         "going": is_going(events[-1]),
-        "losses": losses_by_service(library.store.runs.losses(run)),
+        "lost_services": count_lost_services(library.store.runs.lost_services(run)),
         "steps_done": steps_done(steps, events[-1].config),
         "steps_planned": config.steps,
         **_times(library, run, events),

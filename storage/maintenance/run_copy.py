@@ -128,8 +128,8 @@ def _copy_records(source: Store, target: Store, runs: Sequence[str]) -> int:
     num_events = 0
     for run in runs:
         events = source.runs.events(run)
-        there = [*target.runs.events(run), *target.runs.losses(run)] if run in target.runs.names() else []
-        new = [event for event in (*events, *source.runs.losses(run)) if event not in there]
+        there = [*target.runs.events(run), *target.runs.lost_services(run)] if run in target.runs.names() else []
+        new = [event for event in (*events, *source.runs.lost_services(run)) if event not in there]
         target.runs.add_records(new)
         num_events += len(new)
         if target.runs.last_event(run) == REMOVED != events[-1].event:  # it was removed there, and is back

@@ -104,7 +104,7 @@ def test_every_kill_happened_and_was_in_the_middle(survived: Survived) -> None:
 
 
 def test_every_service_that_was_killed_is_an_event_of_the_run_and_the_flow_itself_is_not(survived: Survived) -> None:
-    losses = [loss.message for loss in open_store(survived.store).runs.losses("run")]
+    losses = [loss.message for loss in open_store(survived.store).runs.lost_services("run")]
     told = [f"{message.split(';')[0]}; {message.split('; ')[1].split()[0]}" for message in losses]
     expected = ("engine", "environment reverse_text", "learner")
     assert told == [f"{service}: was killed by signal 9; restart" for service in expected]

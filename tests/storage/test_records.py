@@ -75,7 +75,7 @@ def test_events_stay_in_the_order_of_their_commits_though_the_clock_is_set_back(
         runs = open_store(root).runs
         assert [event.event for event in runs.events("a")] == ["started", "resumed", "finished"]
         assert runs.config("a") == {"steps": 2} and runs.names() == ["b", "a"] and runs.latest() == "a"
-        assert runs.events("a")[0].at < runs.losses("a")[0].at < runs.events("a")[1].at
+        assert runs.events("a")[0].at < runs.lost_services("a")[0].at < runs.events("a")[1].at
 
 
 def test_names_that_are_nearly_right_are_named_before_the_last_ones(store: Store) -> None:

@@ -74,12 +74,12 @@ def test_lost_services_are_counted_for_people_programs_and_in_the_viewer(
     for service in ("engine", "learner", "engine"):
         store.runs.record(run="a", event="lost", message=f"{service}: was killed by signal 9; restart 1 of 3")
     found = show.describe(store, "a", CONFIG)
-    assert (found["state"], found["losses"]) == ("finished", {"engine": 2, "learner": 1})
+    assert (found["state"], found["lost_services"]) == ("finished", {"engine": 2, "learner": 1})
     _, said = run_command(capsys, "show", "a", "--store", str(tmp_path))
     assert "services lost: engine 2, learner 1; the last one: engine: was killed by signal 9; restart 1 of 3" in said
     address, asked = parsed_address("/runs/a")
     page = PAGES[address](StoreReader.at(tmp_path), asked)
-    assert page.values["losses"] == {"engine": 2, "learner": 1}
+    assert page.values["lost_services"] == {"engine": 2, "learner": 1}
     assert [each["event"] for each in page.values["events"]] == ["started", "finished", "lost", "lost", "lost"]
     html = as_html(page, asked).decode()
     assert "services lost" in html and "engine 2, learner 1" in html and "killed by signal 9" in html

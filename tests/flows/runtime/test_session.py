@@ -136,11 +136,11 @@ def test_a_lost_service_is_shown_and_an_event_that_says_nothing_of_the_state_of_
     session.note_service(LOSS)
     assert runs.names() == [], "a run begins with its own first event"
     with record_run(session):
-        assert [(loss.event, loss.message) for loss in runs.losses("a")] == [("lost", str(LOSS))]
+        assert [(loss.event, loss.message) for loss in runs.lost_services("a")] == [("lost", str(LOSS))]
         session.notify("stage", stage="rollout", step=3, evaluating=False)
         session.note_service(SlowStart("engine", 30.0, Path("engine.log")))
         session.note_service(LOSS)
-        assert [loss.step for loss in runs.losses("a")] == [0, 3]
+        assert [loss.step for loss in runs.lost_services("a")] == [0, 3]
         assert runs.last_event("a") == "started" and runs.config("a")["name"] == "a"
     assert [event for event, _ in events(session)] == ["started", "finished"]
     told = "engine: was killed by signal 9; restart 1 of 3; log: engine.log"
