@@ -89,6 +89,8 @@ class EnvironmentServers(RunService):
 
     def _spec(self, environment: EnvironmentConfig) -> ServiceSpec:
         def command(report: Path) -> Command:
+            if environment.address:
+                return [], {}
             argv, variables = environment_service.command(environment, report)
             return argv, {**variables, **self._engine_key}
 
