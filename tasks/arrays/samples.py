@@ -40,7 +40,7 @@ class Samples:
         return np.diff(self.offsets)
 
 
-def gather_samples(credits: pa.Table, messages: pa.Table, traces: pa.Table, zero_advantages: bool = True) -> Samples:
+def gather_samples(credits: pa.Table, messages: pa.Table, traces: pa.Table, zero_advantages: bool) -> Samples:
     """Return the samples in table order, with all weights and advantages zero at their first token.
 
     Without `zero_advantages`, rl weights are zero wherever the advantage is.

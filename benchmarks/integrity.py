@@ -1,0 +1,118 @@
+"""What the checks of integrity cost: `python -m benchmarks.integrity`; figures in integrity.md.
+
+Three things are done with the checks and without, in turn, so that both have the same share of a busy machine: a
+finished run of 20 small steps is called again, its steps are replayed up to packing, and a policy of 1 GiB, weights and
+optimizer state, is read into memory. The checks are digests of commits and heads of the logs, the newest commit
+by its head, and digests of weights. Digests of rows are older than these and stay in both.
+"""
+
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from storage.delta import log
+from storage.policies import manifest
+from storage.store import open_store
+from tests.fixtures.rehearsal import play_stages, rehearse
+from tests.fixtures.replays import RLOO, ask, walk
+
+STEPS, ROUNDS = 20, 7
+FILES = {"model.safetensors": 2**28, "optimizer.safetensors": 3 * 2**28}
+"""Bytes of a policy."""
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Within the block, nothing is sealed or checked that this benchmark is about."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log, "commit_problem", lambda data: "")
+        patch.setattr(log, "seal", lambda text: text.encode())
+        patch.setattr(log, "head_path", lambda table: "")
+        checks = manifest.check_files
+        patch.setattr("storage.policies.store.check_files", lambda place, files, verify: checks(place, files, False))
+        yield
+
+
+def finished_run(place: Path) -> Path:
+    """Make a store with a finished run of small steps."""
+    with play_stages():
+        rehearse(place, "base", steps=STEPS)
+    return place
+
+
+def policy(place: Path) -> Path:
+    """Make a store with one policy."""
+    store = open_store(place)
+    scratch = store.policies.scratch("k")
+    for name, size in FILES.items():
+        save_file({f"{number}": torch.rand(size // 4 // 16) for number in range(16)}, scratch / name)
+    store.policies.publish(scratch, "k")
+    return place
+
+
+def resume(place: Path) -> None:
+    """Go through the run once more, which finds all that it asks for."""
+    with play_stages():
+        rehearse(place, "base", steps=STEPS)
+
+
+def replay(place: Path) -> None:
+    """Compute advantage and packing of all steps by another algorithm."""
+    walk(ask(place, overrides=(RLOO,), name="other"))
+
+
+def load(place: Path) -> None:
+    """Read weights and optimizer state into memory, as the first of a process that asks for them."""
+    manifest._hashed.clear()
+    directory = open_store(place).policies.directory("k")
+    for name in FILES:
+        for tensor in load_file(directory / name).values():
+            tensor.clone()  # the file is mapped, and read only now
+
+
+def seconds(work: Callable[[Path], None], original: Path) -> float:
+    """Do work in a copy of a store and return how long it took; large files are linked, not copied."""
+    with tempfile.TemporaryDirectory(dir=original.parent) as scratch:
+        place = Path(shutil.copytree(original, Path(scratch) / "store", copy_function=link_large))
+        begun = time.perf_counter()
+        work(place)
+        return time.perf_counter() - begun
+
+
+def link_large(source: str, target: str) -> None:
+    """Copy a small file, link a large one."""
+    link = Path(source).stat().st_size > 2**20
+    Path(target).hardlink_to(source) if link else shutil.copy2(source, target)
+
+
+def main() -> None:
+    """Do all in turn and print a table of ratios."""
+    with tempfile.TemporaryDirectory() as directory:
+        run, weights = finished_run(Path(directory, "run")), policy(Path(directory, "weights"))
+        print(f"| | with, s | without, s | ratio of medians, {ROUNDS} rounds | spread |\n|---|---|---|---|---|")
+        for work, place in ((resume, run), (replay, run), (load, weights)):
+            work_seconds: dict[bool, list[float]] = {True: [], False: []}
+            for _ in range(ROUNDS + 1):
+                work_seconds[True].append(seconds(work, place))
+                with unchecked():
+                    work_seconds[False].append(seconds(work, place))
+            checked, plain = (work_seconds[which][1:] for which in (True, False))  # the first is of cold imports
+            ratios = sorted(one / other for one, other in zip(checked, plain, strict=True))
+            row = [f"{statistics.median(each):.3f}" for each in (checked, plain)]
+            row += [
+                f"{statistics.median(checked) / statistics.median(plain):.2f}",
+                f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
+            ]
+            print(f"| {work.__name__} | {' | '.join(row)} |")
+
+
+if __name__ == "__main__":
+    main()
