@@ -146,10 +146,11 @@ class Root:
     def paths_older(
         self, below: str, hours: float, ending: str = "", kind: pafs.FileType = pafs.FileType.File, deep: bool = True
     ) -> list[str]:
-        """The paths of one kind below a directory that were last changed longer ago than `hours`, sorted."""
+        """The paths of one kind below a directory that were last changed longer ago than `hours`, the oldest first."""
         oldest = datetime.now(UTC) - timedelta(hours=hours)
         infos = [info for info in self._list(below, deep) if info.type == kind and info.path.endswith(ending)]
-        return sorted(info.path for info in infos if info.mtime is not None and info.mtime <= oldest)
+        old = [(info.mtime_ns or 0, info.path) for info in infos if info.mtime is not None and info.mtime <= oldest]
+        return [path for _, path in sorted(old)]
 
     def _list(self, below: str, deep: bool = True) -> list[pafs.FileInfo]:
         with border("listing files", self.child(below)):

@@ -46,10 +46,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -> None:
+def pytest_report_teststatus(report: pytest.CollectReport | pytest.TestReport, config: pytest.Config) -> None:
     """Name a test as soon as it fails: a suite that is stopped from outside never comes to its summary."""
     terminal = config.pluginmanager.get_plugin("terminalreporter")
-    if report.failed and terminal and not hasattr(config, "workerinput"):
+    if report.failed and terminal and isinstance(report, pytest.TestReport) and not hasattr(config, "workerinput"):
         terminal.write_line(f"\n{report.when} of {report.nodeid} failed after {report.duration:.0f} s")
 
 

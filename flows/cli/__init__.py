@@ -74,7 +74,7 @@ def _report(error: BaseException, command: Callable[[], Any] | None) -> int:
     except KeyboardInterrupt:
         what = f"Interrupted while looking for damage. Before that: {type(error).__name__}: {error}"
         print(f"\nstagecoach: {visible(what)}", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     if message is None:
         raise
     print(f"stagecoach: {visible(message)}", file=sys.stderr)

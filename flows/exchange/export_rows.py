@@ -12,7 +12,7 @@ from flows.queries.outcomes import DERIVED
 from flows.queries.step_history import StepHistory
 from storage.read.frames import Frames
 from storage.read.lineage import Graph, Work
-from storage.read.sql import ask
+from storage.read.sql import OF_MACHINE, ask
 from storage.refs import Entry
 from storage.store import Store
 from tasks.arrays.columns import texts
@@ -156,7 +156,7 @@ def _wanted_traces(store: Store, choice: RolloutChoice) -> list[tuple[str, Set[s
     """Return the runs to look at, an empty one for all, each with the ids of the traces that are wanted."""
     if not choice.sql:
         return [(choice.run, None)]
-    answer = ask(Frames(store, DERIVED), choice.sql)
+    answer = ask(Frames(store, DERIVED), choice.sql, bounds=OF_MACHINE)
     if "trace_id" not in answer.column_names:
         raise ExportRefused(
             f"--sql: the answer has the columns {', '.join(answer.column_names)}; it needs `trace_id`, which says what "

@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+import pyarrow as pa
+
 from storage.delta.log import CHECKPOINT, HEADS, Log, LogDamage, VersionTaken, creation_actions, head_path
 from storage.delta.table import StoredTable
 from storage.errors import DamagedSlice, PolicyAbsent, StoreError, border
@@ -286,30 +288,39 @@ def _attempts(table: StoredTable, path: str) -> set[str]:
 
 
 def _restore_system_table(store: Store, name: str) -> list[str]:
-    """Put back files that no readable commit speaks of and whose rows are not known: those of the lost commits.
+    """Put back files that no readable commit speaks of, less the rows that the table has: those of the lost commits.
 
-    A row of the ledger counts only if all that it names can be read.
+    A row of the ledger counts only if all that it names can be read. The newest file comes first: where a process died
+    between the file and its commit, the work was done again, and the row that was committed is the later one. Finished
+    work of such a process that nobody did again is put back too: nothing tells it from a lost commit.
     """
     table = store.table(name)
     held = {each.path for each in table.active_files()} | _removed_files(store.root, table)
-    known = {_row_text(row) for each in table.active_files() for row in table.read(each.path).to_pylist()}
+    known = {row_id for each in table.active_files() for row_id in _row_ids(name, each.path, table.read(each.path))}
     restored = []
-    for path in store.root.paths_older(table.place, 0, ".parquet"):
+    for path in reversed(store.root.paths_older(table.place, 0, ".parquet")):
         inside = path.removeprefix(f"{table.place}/")
         if not inside.startswith("run=") or inside in held:
             continue
         rows = table.read(inside)
-        new = [row for row in rows.to_pylist() if _row_text(row) not in known]
-        if new and (name != LEDGER.name or all(_is_readable(store, _outputs(row)) for row in new)):
-            data = store.root.read(path)
-            # A table's log holds no digests: an empty one is as good.
-            table.commit_files([(File(inside, len(data), ""), rows)], inside.split("/")[0].removeprefix("run="))
+        row_ids = _row_ids(name, inside, rows)
+        new = rows.filter(pa.array([row_id not in known for row_id in row_ids]))
+        if new.num_rows and (name != LEDGER.name or all(_is_readable(store, _outputs(row)) for row in new.to_pylist())):
+            run = inside.split("/")[0].removeprefix("run=")
+            if new.num_rows == rows.num_rows:
+                # A table's log holds no digests: an empty one is as good.
+                table.commit_files([(File(inside, len(store.root.read(path)), ""), rows)], run)
+            else:
+                table.append(new, run)
+            known |= {*row_ids}
             restored.append(inside)
     return restored
 
 
-def _row_text(row: dict[str, object]) -> str:
-    return json.dumps(row, sort_keys=True, default=str)
+def _row_ids(name: str, path: str, rows: pa.Table) -> list[tuple[object, ...]]:
+    """What names each row of a file; the partition stands for the run, which its rows do not hold."""
+    names = [column for column in TABLES[name].row_id if column in rows.schema.names]
+    return [(path.split("/")[0], *row.values()) for row in rows.select(names).to_pylist()]
 
 
 def _outputs(row: dict[str, list[dict[str, object]]]) -> list[Slice]:

@@ -100,10 +100,9 @@ def adapter_base(directory: Path) -> str | None:
 def check_files(directory: Path, files: Sequence[File], verify: bool = True) -> None:
     """Raise DamagedSlice unless every file is there at its size and, but without `verify`, with its digest."""
     # Hashing leaves the interpreter to other threads, and large policies are several files.
-    with ThreadPoolExecutor(HASHERS if verify else 1) as pool:
-        for file, wrong in zip(
-            files, pool.map(lambda each: _file_problem(directory, each, verify), files), strict=True
-        ):
+    with ThreadPoolExecutor(HASHERS) as pool:
+        problems = pool.map(lambda each: _file_problem(directory, each, verify), files)
+        for file, wrong in zip(files, problems, strict=True):
             if wrong:
                 raise damaged_file(f"{directory / file.path} {wrong}", str(directory))
 

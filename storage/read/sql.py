@@ -5,14 +5,16 @@ to it as Arrow datasets, from which it takes the columns and rows that the quest
 bounded, in rows, memory and time: `Bounds`.
 """
 
+import os
 import re
 import resource
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Thread
+from threading import TIMEOUT_MAX, Event, Thread
 from typing import Any
 
 import pyarrow as pa
@@ -62,6 +64,8 @@ LEAST_MEMORY = 2**24
 SLACK_BYTES = 2**30
 """What the process may take beyond the memory of the database, for threads and for reading the tables."""
 DEFAULT = Bounds()
+OF_MACHINE = Bounds(sys.maxsize, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, TIMEOUT_MAX)
+"""For a question of a program that names rows to work on, such as an export: what the machine has, and no less."""
 
 
 def ask(frames: Frames, sql: str, tokens: bool = False, bounds: Bounds = DEFAULT) -> pa.Table:
@@ -165,7 +169,7 @@ def _bounded_memory(bounds: Bounds) -> Iterator[None]:
 
 
 def _too_much(what: str, option: str, sql: str) -> QuestionError:
-    advice = f"ask for less (where, limit, count), or allow more with {option} of `stagecoach sql`"
+    advice = f"ask for less (where, limit, count); `stagecoach sql` allows more with {option}"
     return QuestionError(f"the question {what}, and was ended", sql, _SAFE, advice)
 
 

@@ -19,17 +19,13 @@ from storage.roots import open_root
 from storage.store import open_store
 from tests.fixtures.commands import run_command
 from tests.fixtures.faults import happened, spoil
-from tests.fixtures.histories import finish, train
+from tests.fixtures.histories import finish, two_runs
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with two finished runs that share a step."""
-    place = tmp_path_factory.mktemp("destructive") / "store"
-    store = open_store(place)
-    for run, letters in (("old", "xy"), ("new", "xxx")):
-        train(store, run, letters)
-    return place
+    return two_runs(tmp_path_factory.mktemp("destructive") / "store")
 
 
 def state(root: Path) -> dict[str, bytes]:

@@ -11,16 +11,13 @@ from storage.errors import SliceExpired
 from storage.schemas.stage_tables import STAGE_TABLES
 from storage.store import open_store
 from tests.fixtures.commands import run_command
-from tests.fixtures.histories import contents, finish, train
+from tests.fixtures.histories import contents, finish, train, two_runs
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with two runs that share a step, and a log directory of each."""
-    place = tmp_path_factory.mktemp("keeping") / "store"
-    store = open_store(place)
-    train(store, "old", "xy")
-    train(store, "new", "xxx")
+    place = two_runs(tmp_path_factory.mktemp("keeping") / "store")
     for run in ("old", "new"):
         (place / "logs" / run).mkdir(parents=True)
         (place / "logs" / run / "engine.log").write_text("...")

@@ -21,16 +21,13 @@ from storage.roots import Root, open_root
 from storage.store import open_store
 from tests.fixtures.commands import run_command
 from tests.fixtures.faults import happened
-from tests.fixtures.histories import age, train
+from tests.fixtures.histories import age, two_runs
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with two finished runs that share a step, with logs and what killed processes left."""
-    place = tmp_path_factory.mktemp("links") / "store"
-    store = open_store(place)
-    for run, letters in (("old", "xy"), ("new", "xxx")):
-        train(store, run, letters)
+    place = two_runs(tmp_path_factory.mktemp("links") / "store")
     leftovers = ("logs/old/engine.log", "removals/left.json", f"{SCRATCH_DIRECTORY}/left/file", "tables/messages/.left")
     for left in leftovers:
         (place / left).parent.mkdir(parents=True, exist_ok=True)

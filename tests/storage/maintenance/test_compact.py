@@ -10,6 +10,7 @@ from storage.delta.log import prune_log
 from storage.delta.parquet import decode, encode
 from storage.errors import DamagedSlice, StoreError
 from storage.maintenance.compact import compact, maintain, remove_temporary, vacuum
+from storage.refs import Slice
 from storage.store import Store, open_store
 from tests.fixtures.faults import happened
 from tests.fixtures.histories import age, contents, fill, finish, publish, train
@@ -85,15 +86,21 @@ def test_the_only_copy_of_a_slice_is_never_deleted(root: Path, store: Store) -> 
     assert store.read(pieces).num_rows == 30  # the originals of what was damaged are still there
 
 
-@pytest.mark.fault("files", "a byte of a compacted file is another, each 97th", "DamagedSlice, or the same rows")
-@pytest.mark.engine
-def test_a_damaged_copy_is_found_when_nothing_else_is_left(root: Path, store: Store) -> None:
+def alone(root: Path, store: Store) -> tuple[list[Slice], Path]:
+    """Slices whose files are compacted into one and gone, and that one."""
     pieces = fill(store, 6)
     table = store.slices.table("messages")
     compact(store, table)
     age(root, 200)
     vacuum(store, table)
     (compacted,) = (root / table.place / each.path for each in table.active_files())
+    return pieces, compacted
+
+
+@pytest.mark.fault("files", "a byte of a compacted file is another, each 97th", "DamagedSlice, or the same rows")
+@pytest.mark.engine
+def test_a_damaged_copy_is_found_when_nothing_else_is_left(root: Path, store: Store) -> None:
+    pieces, compacted = alone(root, store)
     good, before, found = compacted.read_bytes(), store.read(pieces), 0
     for place in range(4, len(good), 97):
         data = bytearray(good)
@@ -109,12 +116,7 @@ def test_a_damaged_copy_is_found_when_nothing_else_is_left(root: Path, store: St
 
 @pytest.mark.fault("files", "a compacted file is written again with one value changed", "DamagedSlice")
 def test_another_value_in_a_compacted_file_is_found(root: Path, store: Store) -> None:
-    pieces = fill(store, 6)
-    table = store.slices.table("messages")
-    compact(store, table)
-    age(root, 200)
-    vacuum(store, table)
-    (compacted,) = (root / table.place / each.path for each in table.active_files())
+    pieces, compacted = alone(root, store)
     rows = pq.read_table(compacted, partitioning=None)
     roles = rows["role"].to_pylist()
     place, field = rows.schema.get_field_index("role"), rows.schema.field("role")

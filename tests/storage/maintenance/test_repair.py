@@ -23,11 +23,13 @@ from storage.maintenance.repair import (
     repair_logs,
 )
 from storage.maintenance.sweep import carry_out
-from storage.refs import Slice
+from storage.refs import Entry, Slice
 from storage.roots import Root, open_root
+from storage.schemas.system_tables import LEDGER
 from storage.store import Store, open_store
 from tests.fixtures.faults import happened, spoil
 from tests.fixtures.histories import age, contents, fill, finish, lasting, train, work
+from tests.fixtures.rows import entry, messages
 
 pytestmark = pytest.mark.engine
 
@@ -141,6 +143,35 @@ def test_a_truncated_last_commit_goes_and_its_rows_come_back(root: Path, long: d
     (one,) = mended(root)
     assert len(one.damage.lost_versions) == len(one.restored) == 1
     whole_again(root, long)
+
+
+@pytest.mark.fault("log", "the last commit is cut, a dead process left rows of its work", "each row is there once")
+@pytest.mark.parametrize("lost", [2, 3])
+def test_rows_that_a_dead_process_left_do_not_stand_beside_those_of_the_work_done_again(
+    root: Path, store: Store, lost: int
+) -> None:
+    table = store.ledger.table
+
+    def leave(key: str, attempt: str) -> Entry:
+        made = store.append("messages", messages(2), run="a", step=1, key=key, attempt=attempt)
+        left = entry(key, run="a", outputs=(made,), step=1, attempt=attempt)
+        table.write([pa.Table.from_pylist([left.to_row()], LEDGER.arrow).drop_columns("run")], "a")
+        happened(f"{key} by {attempt} has a file and no commit")
+        return left
+
+    work(store, "a", "first", 0)
+    leave("again", "died")
+    nobody = leave("by nobody again", "died")
+    work(store, "a", "again", 1)
+    work(store, "a", "last", 2)
+    before = contents(store, RUNS)
+    cut(log(root, "ledger") / f"{lost:020d}.json", 40)
+    mended(root)
+    again = open_store(root)
+    after = contents(again, RUNS)
+    assert after == before | {nobody.row_id: after[nobody.row_id]}  # finished work, as good as one whose commit is lost
+    ledger = DeltaTable(str(log(root, "ledger").parent))
+    assert pc.sum(pa.table(ledger.get_add_actions())["num_records"]).as_py() == len(after) == 4
 
 
 @pytest.mark.fault("log", "a commit in the middle is gone", "repair brings its rows and those after it back")
