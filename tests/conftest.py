@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import traceback
@@ -37,6 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
     The disk is used where memory is scarce, as in a container with a small /dev/shm, and where a person named a place.
     What earlier runs left there (after a failure, for people to look at) goes now; that of a run at work stays.
     """
+    # A program that was started in the background, by `nohup` say, ignores Ctrl-C, and so does all that it starts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Files with the most tests go first, so that no worker is left with a long one at the end. With engines the number
     # of tests says nothing of the time: there files go by their names, whole runs first and what takes seconds last.
     config.option.loadscopereorder = "not engine" in config.option.markexpr
@@ -72,7 +76,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     text = collection_path.read_text()
     marks, of_all = set(MARK.findall(text)), set(MARK.findall("".join(WHOLE_FILE.findall(text))))
-    wanted = config.option.markexpr.split(" and ") if config.option.markexpr else []
+    wanted = config.option.markexpr.strip().split(" and ") if config.option.markexpr else []
     unread = (term[4:] in of_all if term.startswith("not ") else term not in marks for term in wanted)
     return any(unread) or None
 
@@ -127,16 +131,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             file = str(super()._split_scope(nodeid))
             return "the shared engine" if shares_engine(str(config.rootpath / file)) else file
-
-        def _assign_work_unit(self, node: Any) -> None:
-            # One that died since its collection is replaced when that is noticed; to send it work would end everything.
-            if not node.channel.isclosed():
-                super()._assign_work_unit(node)
-
-        def remove_node(self, node: Any) -> Any:
-            if self.collection is None:  # or work is handed out before the worker in its place has its collection
-                self.registered_collections.pop(node, None)
-            return super().remove_node(node)
 
     return FilesByEngine(config, log)
 
