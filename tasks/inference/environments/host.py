@@ -146,15 +146,22 @@ def label_sandboxes() -> None:
 
 def set_up_worker(environment: Mapping[str, Any]) -> None:
     """Set up a worker of a pool; raises EnvironmentUnavailable where its code was edited since the run began."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is nothing yet to be brought to an end
     require_same_code(environment)  # an elastic pool starts workers at any time
-    set_up_server()
+    _set_up_serving()
+    cancel_on_sigterm()
 
 
 def set_up_server() -> None:
-    """Set up a serving process, and load in the background what its first rollout would otherwise wait for."""
+    """Set up a process that is the whole server."""
+    cancel_on_sigterm()
+    _set_up_serving()
+
+
+def _set_up_serving() -> None:
+    """Patch verifiers for serving, and load in the background what the first rollout would otherwise wait for."""
     from tasks.inference.environments.serving import install_rollout_server
 
-    cancel_on_sigterm()
     set_up_process()
     cache_signatures()
     install_seat_assignment()
@@ -234,17 +241,18 @@ def cancel_on_sigterm() -> None:
     """Make the first SIGTERM act as an interrupt, which the event loop turns into a cancellation of its main task.
 
     Before the loop runs, the signal raises KeyboardInterrupt. Python prints and drops an exception that is raised in a
-    callback of a weak reference, and imports run many of those: a dropped interrupt is sent again.
+    callback of a weak reference, and imports run many of those: a dropped interrupt is sent again, and not printed.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the only handler that asyncio replaces by a cancellation
     signal.signal(signal.SIGTERM, _interrupt)
     before = sys.unraisablehook
 
     def resend_if_lost(dropped: "sys.UnraisableHookArgs") -> None:
-        before(dropped)
-        if isinstance(dropped.exc_value, KeyboardInterrupt):
-            # Not by `threading`: the interrupted code may hold one of its locks.
-            start_new_thread(_resend_interrupt, ())
+        if not isinstance(dropped.exc_value, KeyboardInterrupt):
+            before(dropped)
+            return
+        # Not by `threading`: the interrupted code may hold one of its locks.
+        start_new_thread(_resend_interrupt, ())
 
     sys.unraisablehook = resend_if_lost
 

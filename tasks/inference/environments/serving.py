@@ -101,8 +101,9 @@ class Frontend(FrameSocket):
     """A server's socket with the one coroutine that verifiers' handlers await."""
 
     async def send_multipart(self, frames: Sequence[bytes], copy: bool = True) -> None:
-        """Send a message at once; `copy` is accepted and means nothing here."""
-        self.send(frames)
+        """Send a message at once; `copy` is accepted and means nothing here. Once it is closed, nothing is sent."""
+        if not self._socket.closed:  # a rollout that is cancelled as the server ends still answers
+            self.send(frames)
 
 
 def install_rollout_server() -> None:
