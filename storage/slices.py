@@ -14,7 +14,7 @@ from storage.delta.parquet import buffer_reader, decode
 from storage.delta.table import StoredTable
 from storage.errors import DamagedSlice, SchemaError, StoreUnavailable
 from storage.records import ExpiredSlices
-from storage.refs import File, Slice, check_run_name
+from storage.refs import File, Slice, attempts_by_run, check_run_name
 from storage.roots import Root
 from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import TABLES
@@ -190,6 +190,26 @@ class Slices:
         rows = self._attempt_rows(table, piece.run, {piece.attempt: piece}).sort_by("seq").combine_chunks()
         _stage_rows(rows, piece)
         return rows
+
+    def not_held(self, name: str, pieces: Sequence[Slice]) -> list[Slice]:
+        """Those of some slices of a table, those without rows aside, that no file of it can hold.
+
+        Known by the bounds of each file's attempts, so that a file of many attempts may hide that one is not there.
+        """
+        single: set[tuple[str, str]] = set()
+        merged: dict[str, list[tuple[str, str]]] = {}
+        for each in self.table(name).files_of(attempts_by_run(pieces)):
+            if each.first_attempt == each.last_attempt:
+                single.add((each.run, each.first_attempt))
+            else:
+                merged.setdefault(each.run, []).append((each.first_attempt, each.last_attempt))
+        return [
+            piece
+            for piece in pieces
+            if piece.files
+            and (piece.run, piece.attempt) not in single
+            and not any(first <= piece.attempt <= last for first, last in merged.get(piece.run, ()))
+        ]
 
     def has_compacted_copy(self, piece: Slice) -> bool:
         """Say whether the slice can be read, whole and verified, from files that compaction wrote."""

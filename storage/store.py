@@ -1,7 +1,7 @@
 """The store: one root that holds many runs, and the one object through which stages and flows use it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ import polars as pl
 import pyarrow as pa
 
 from storage.delta.table import StoredTable
-from storage.errors import LayoutError, StoreUnavailable, border
+from storage.errors import DamagedSlice, LayoutError, StoreUnavailable, border
 from storage.ledger import Ledger
 from storage.policies.store import Policies
 from storage.records import CachedTable, Quarantines, Runs
@@ -61,7 +61,28 @@ class Store:
         For exploration: filters and columns are pushed into the files. Digests are not checked; stages use `read`.
         """
         named = (piece for entry in self.ledger.entries() for piece in entry.slices(table))
-        return self.slices.table(table).scan(attempts_by_run(named))
+        return self.slices.table(table).scan(self.held_attempts(table, named))
+
+    def held_attempts(self, table: str, pieces: Iterable[Slice]) -> dict[str, list[str]]:
+        """The attempts of some slices of a table by run, for a scan of it.
+
+        Raises DamagedSlice where the table does not hold one of them though the ledger names it: a scan would be silent
+        about its rows.
+        """
+        wanted = list(dict.fromkeys(pieces))
+        is_there = self.root.exists(f"tables/{table}/_delta_log")
+        lost = self.slices.not_held(table, wanted) if is_there else [piece for piece in wanted if piece.files]
+        if lost:  # or gc has removed it since these slices were looked up
+            named = {piece for entry in self.ledger.entries() for piece in entry.slices(table)}
+            lost = self.slices.expired_slices.exclude(piece for piece in lost if piece in named)
+        if lost:
+            raise DamagedSlice(
+                f"the table does not hold {len(lost)} slices that the ledger names: commits of its log are missing",
+                self.root.child(f"tables/{table}/_delta_log"),
+                "the ledger and the files of those slices; nothing was changed",
+                "put the log back from a copy, or run `stagecoach repair`",
+            )
+        return attempts_by_run(wanted)
 
 
 def open_store(root: str | Path, options: Mapping[str, str] | None = None, read_only: bool = False) -> Store:

@@ -28,8 +28,10 @@ from storage.maintenance.repair import (
     inspect_logs,
     inspect_policies,
     inspect_slices,
+    inspect_tables,
     plan_forget,
     repair_logs,
+    repair_tables,
 )
 from storage.maintenance.sweep import ExpiryReport, RemovalReport, finish_removals
 from storage.read.damage import SYSTEM, damaged_files
@@ -177,6 +179,11 @@ def repair_store(
             what = "\n".join(["files of system tables are damaged; no other file says what was in them:", *unreadable])
             safe = "everything else; nothing that these files may name is removed"
             raise StoreError(what, root.root.address, safe, "put each of them back from a copy, then repair again")
+        lacking = inspect_tables(root)
+        if dry_run:
+            left = lacking
+        else:
+            mended = [*mended, *repair_tables(root, lacking)]
         damages = [*inspect_slices(root, deep), *inspect_policies(root, deep)]
         forgetting = plan_forget(root, damages, REPEATABLE)
         if forget_damaged and not dry_run and forgetting.rows:
@@ -227,7 +234,10 @@ def _print_repair(
         out.print(_log_line(each.damage))
         if each.removed_again:
             out.print(f"  removed again: {each.removed_again} rows of runs that gc had removed with their files")
-        out.print(f"  moved aside, not deleted: {len(each.damage.files)} files, to {each.quarantine}")
+        if each.quarantine:
+            out.print(f"  moved aside, not deleted: {len(each.damage.files)} files, to {each.quarantine}")
+        else:
+            out.print(f"  put back: {len(each.restored)} files")
         if each.damage.lost_versions:
             version = each.damage.lost_versions[0] - 1
             out.print(f"  the table is at version {version}; put back: {len(each.restored)} files")
@@ -243,7 +253,7 @@ def _print_repair(
     if not (mended or left or rows):
         out.print("nothing is wrong")
     if left:
-        out.print("dry run: nothing was changed; what the ledger names is looked at when the logs are whole")
+        out.print("dry run: nothing was changed; damaged work is looked for when all logs can be read")
 
 
 def _log_line(damage: LogDamage) -> str:

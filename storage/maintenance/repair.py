@@ -206,6 +206,21 @@ def repair_logs(root: Root, damages: Sequence[LogDamage]) -> list[RepairedLog]:
     return repaired
 
 
+def inspect_tables(store: Store) -> list[LogDamage]:
+    """Find the stage tables that do not hold slices which the ledger names: commits of their logs are missing."""
+    damages = []
+    for name in sorted({piece.table for entry in store.ledger.entries() for piece in entry.outputs}):
+        pieces = [piece for entry in store.ledger.entries() for piece in entry.slices(name)]
+        if lost := store.slices.expired_slices.exclude(store.slices.not_held(name, list(dict.fromkeys(pieces)))):
+            damages.append(LogDamage(name, (f"it does not hold {len(lost)} slices that the ledger names",)))
+    return damages
+
+
+def repair_tables(store: Store, damages: Sequence[LogDamage]) -> list[RepairedLog]:
+    """Put back the files of slices that stage tables do not hold, where they are whole; see `inspect_tables`."""
+    return [RepairedLog(each, "", tuple(_restore_stage_table(store, each.table))) for each in damages]
+
+
 def _make_log(root: Root, name: str) -> None:
     """Make the log of a table anew where none of it is left."""
     contract, log = TABLES[name], f"tables/{name}/_delta_log"

@@ -4,7 +4,7 @@ Stage tables have the rows that the ledger names, system tables all of theirs. D
 through `storage.slices`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from storage.delta.table import StoredTable
 from storage.errors import LayoutError, SchemaError, border
 from storage.read.lineage import Graph, Work
 from storage.records import ALL_RUNS
-from storage.refs import attempts_by_run
 from storage.roots import Root, open_root
 from storage.schemas.contract import Column, Table
 from storage.schemas.stage_tables import TABLES
@@ -136,10 +135,9 @@ class Frames:
 
     def rows(self, works: Iterable[Work], table: str) -> pl.LazyFrame:
         """The rows of a table that some work made."""
+        attempts = self.store.held_attempts(table, (each for work in works for each in work.slices_of(table)))
         stored = self._stored_table(table)
-        if stored is None:
-            return pl.DataFrame(TABLES[table].stored.empty_table()).lazy()
-        return stored.scan(attempts_by_run(each for w in works for each in w.slices_of(table)))
+        return pl.DataFrame(TABLES[table].stored.empty_table()).lazy() if stored is None else stored.scan(attempts)
 
     def dataset(self, name: str) -> ds.Dataset:
         """A table that is stored, or `uses`, as an Arrow dataset; SchemaError if there is none of that name."""
@@ -148,14 +146,14 @@ class Frames:
         if name not in TABLES:
             known = ", ".join(self.names)
             raise SchemaError(f"there is no table {name!r}", self.store.root.address, "", f"the tables are: {known}")
-        is_system = TABLES[name] in SYSTEM_TABLES
         stored = self._stored_table(name)
-        if stored is None:
-            return ds.dataset((TABLES[name].arrow if is_system else TABLES[name].stored).empty_table())
-        return self._system_rows(stored) if is_system else self._stage_rows(stored)
+        if TABLES[name] in SYSTEM_TABLES:
+            return ds.dataset(TABLES[name].arrow.empty_table()) if stored is None else self._system_rows(stored)
+        named = (each for work in self.graph.works.values() for each in work.slices_of(name))
+        wanted = self.store.held_attempts(name, named)
+        return ds.dataset(TABLES[name].stored.empty_table()) if stored is None else self._stage_rows(stored, wanted)
 
-    def _stage_rows(self, stored: StoredTable) -> ds.Dataset:
-        wanted = attempts_by_run(each for work in self.graph.works.values() for each in work.slices_of(stored.name))
+    def _stage_rows(self, stored: StoredTable, wanted: Mapping[str, Sequence[str]]) -> ds.Dataset:
         files = stored.files_of(wanted)
         rows = files_dataset(self.store.root, stored, files)
         if all(each.first_attempt == each.last_attempt for each in files):

@@ -19,10 +19,13 @@ from storage.maintenance.repair import (
     inspect_logs,
     inspect_policies,
     inspect_slices,
+    inspect_tables,
     plan_forget,
     repair_logs,
+    repair_tables,
 )
 from storage.maintenance.sweep import carry_out
+from storage.read import frames
 from storage.refs import Entry, Slice
 from storage.roots import Root, open_root
 from storage.schemas.system_tables import LEDGER
@@ -188,6 +191,34 @@ def test_a_commit_missing_in_the_middle(root: Path, long: dict, table: str) -> N
     (one,) = mended(root)
     assert len(one.damage.files) == len(after) - 2
     assert len(one.restored) == len(after) - 1
+    whole_again(root, long)
+
+
+@pytest.mark.fault("log", "the newest commits of a stage table are gone", "no scan is silent, repair puts them back")
+def test_missing_newest_commits_of_a_stage_table(root: Path, long: dict) -> None:
+    commits = sorted(log(root, "messages").glob("*.json"))[-2:]
+    for commit in commits:
+        spoil(commit, None)
+    assert mended(root) == [], "the log by itself looks whole"
+    store = open_store(root)
+    assert contents(store, RUNS) == long, "stages read the files that the ledger names"
+    for scan in (lambda: store.scan("messages"), lambda: frames.open(root).messages):
+        with pytest.raises(DamagedSlice, match="does not hold 2 slices that the ledger names"):
+            scan()
+    lacking = inspect_tables(store)
+    assert [len(each.restored) for each in repair_tables(store, lacking)] == [2]
+    assert inspect_tables(store) == []
+    whole_again(root, long)
+
+
+@pytest.mark.fault("log", "the log of a stage table is gone", "no scan is silent, repair makes it anew")
+def test_a_log_that_is_gone_is_not_taken_for_a_table_without_rows(root: Path, long: dict) -> None:
+    shutil.rmtree(log(root, "messages"))
+    happened("the directory of the log is gone")
+    with pytest.raises(DamagedSlice, match="does not hold 26 slices"):
+        _ = frames.open(root).messages
+    mended(root)
+    assert frames.open(root).messages.collect().height == sum(rows[0].num_rows for rows in long.values())
     whole_again(root, long)
 
 
