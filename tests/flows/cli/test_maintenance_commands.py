@@ -11,7 +11,8 @@ from storage.errors import SliceExpired
 from storage.schemas.stage_tables import STAGE_TABLES
 from storage.store import open_store
 from tests.fixtures.commands import run_command
-from tests.fixtures.histories import contents, finish, train, two_runs
+from tests.fixtures.faults import spoil
+from tests.fixtures.histories import age, contents, finish, train, two_runs
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +137,24 @@ def test_repair_tells_what_can_be_done_again(root: Path, capsys: pytest.CaptureF
     train(open_store(root), "new", "xxx")
     (row,) = json.loads(run_command(capsys, "repair", "--json", "--store", str(root))[1])["damaged"]
     assert (row["stage"], row["runs"], row["step"]) == ("rollout", ["new"], 1)
+
+
+def test_repair_puts_back_what_a_table_that_lost_its_newest_commits_lacks(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(open_store(root), ["old", "new"])
+    newest = max((root / "tables/messages/_delta_log").glob("*.json"))
+    spoil(newest, None)
+    question = ["sql", "select count(*) from messages", "--store", str(root)]
+    assert run_command(capsys, *question)[0] == 2
+    age(root, 200)
+    run_command(capsys, "maintain", "--store", str(root))
+    status, said = run_command(capsys, "repair", "--dry-run", "--store", str(root))
+    assert status == 1 and "log of table 'messages': it does not hold 1 slices that the ledger names" in said
+    status, said = run_command(capsys, "repair", "--store", str(root))
+    assert status == 0 and "put back: 1 files" in said
+    assert run_command(capsys, *question)[0] == 0
+    assert contents(open_store(root), ["old", "new"]) == before
 
 
 def test_repair_forgets_nothing_while_a_run_may_be_at_work(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
