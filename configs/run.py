@@ -1,5 +1,6 @@
 """The config of a whole run, and the view of it that one stage may see."""
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
@@ -33,6 +34,11 @@ from configs.training import TrainingConfig
 Setting = TypeVar("Setting")
 
 
+def default_store() -> str:
+    """Return the store that is meant where none is named: that of STAGECOACH_STORE, else `stagecoach-store` here."""
+    return os.environ.get("STAGECOACH_STORE") or "stagecoach-store"
+
+
 class RunConfig(Section):
     """Everything that can be chosen for one run."""
 
@@ -40,8 +46,8 @@ class RunConfig(Section):
     """Name of the run: letters, digits, dot, dash and underscore; empty makes one from the kind and the time."""
     kind: Literal["train", "sft", "evaluate", "replay"] = operational("train")
     """What the run does."""
-    store: str = operational("stagecoach-store")
-    """Root of the store: a directory, or a URL of an object store."""
+    store: str = Field(default_factory=default_store, json_schema_extra={"operational": True})
+    """Root of the store: a directory, or a URL of an object store; by default what STAGECOACH_STORE names."""
     seed: int | None = None
     """Seed of the run; null draws one when the config is resolved, so that a new run samples anew."""
     steps: int = operational(20, ge=1)

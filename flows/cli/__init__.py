@@ -149,7 +149,7 @@ def parse(argv: Sequence[str]) -> Callable[[], Any]:
         program = " ".join(["stagecoach", *(error.command_chain or ())])
         raise UsageError(f"{error}\n`{program} --help` says what there is.") from error
     run_command = partial(command, *bound.args, **bound.kwargs)
-    return partial(_print_help, run_command) if command == app.help_print else run_command
+    return partial(_print_help, run_command) if command in (app.help_print, app.version_print) else run_command
 
 
 def _print_help(write: Callable[[], None]) -> None:

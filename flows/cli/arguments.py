@@ -7,6 +7,7 @@ it is called, so that help and mistakes need none of it.
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +32,8 @@ app = App(
     name="stagecoach",
     help="Post-training of language models with reinforcement learning, as a pipeline of durable stages.",
     help_format="plaintext",
-    version_flags=(),
+    version=lambda: f"stagecoach {version('stagecoach')}",
+    version_flags=("--version",),
     # The last of several values counts, a flag has no opposite, and `[1, 2]` is one value of a list of them.
     default_parameter=Parameter(
         allow_repeating=True, negative=(), json_list=False, json_dict=False, show_default=_default_for_help

@@ -45,6 +45,36 @@ def show(*items: RunItems, name: Name = "", store: Store = "", as_json: Json = F
     return main(one_run([name, *runs]), overrides=overrides, store=store, as_json=as_json)
 
 
+@app.command(group=LOOK)
+def runs(
+    *,
+    kind: Annotated[Literal["train", "sft", "evaluate", "replay"] | None, option("only runs of this kind")] = None,
+    state: Annotated[str, option("only runs in this state, for example going, finished or failed")] = "",
+    store: Store = "",
+    as_json: Json = False,
+) -> int | None:
+    """All runs of a store: kind, state, steps, reward from and to, age, size."""
+    from flows.cli.run_list import list_runs
+
+    return list_runs(store=store, kind=kind or "", state=state, as_json=as_json)
+
+
+@app.command(group=LOOK)
+def logs(
+    run: Annotated[str, option("a run, `latest` for the newest", "RUN")] = "latest",
+    service: Annotated[str, option("only this one: engine, learner, environment-NAME, ...", "SERVICE")] = "",
+    /,
+    *,
+    lines: Annotated[Count, option("how many of the last lines of each")] = 40,
+    follow: Annotated[bool, option("go on as lines come, until Ctrl-C")] = False,
+    store: Store = "",
+) -> int | None:
+    """What the services of a run wrote: engine, learner, environment servers."""
+    from flows.cli.run_list import show_logs
+
+    return show_logs(run, service=service, lines=lines, follow=follow, store=store)
+
+
 @app.command(group=LOOK, help_epilogue=ITEMS_HELP)
 def check(
     *items: Items,

@@ -39,6 +39,7 @@ RUNS: dict[str, Any] = {
     "environments": pl.List(pl.String),
     "tokens_sampled": pl.Int64,
     "tokens_trained": pl.Int64,
+    "bytes": pl.Int64,
     "seconds": pl.Float64,
     "started_at": pl.Datetime("us", "UTC"),
     "changed_at": pl.Datetime("us", "UTC"),
@@ -46,7 +47,8 @@ RUNS: dict[str, Any] = {
 """One row for each run. `parent` is the run it branches off, or the one most of whose rollouts it uses. `rewards` and
 `losses` are means by step, null where there is none; `held_out` is the mean of the last policy's averages. `policy`
 names the model as RUN:VERSION where a run of the store made it. Sampled are the tokens that were generated for the
-run's finished steps, trained those that had a weight; null where no step has its metrics."""
+run's finished steps, trained those that had a weight; null where no step has its metrics. `bytes` are those of
+the files of the run's own rows."""
 
 
 def runs(library: StoreReader) -> pl.DataFrame:
@@ -78,6 +80,7 @@ def _run(library: StoreReader, name: str, by_run: Mapping[str, Sequence[Recorded
         **headline_settings(config),
         "policy": policy_of(library, config),
         **tokens_of(metrics),
+        "bytes": _own_bytes(library, name),
         **_times(library, name, events),
     }
 
@@ -150,6 +153,10 @@ def _own_work(library: StoreReader, name: str) -> list[Work]:
     return [work for work in library.frames(name).graph.works.values() if work.computed_by == name]
 
 
+def _own_bytes(library: StoreReader, name: str) -> int:
+    return sum(file.size for work in _own_work(library, name) for piece in work.slices for file in piece.files)
+
+
 def _times(library: StoreReader, name: str, events: Sequence[Event]) -> dict[str, Any]:
     last_work = max((work.entry.finished_at for work in _own_work(library, name)), default=None)
     changed = max([events[-1].at, *([last_work] if last_work else [])])
@@ -183,7 +190,7 @@ def overview(library: StoreReader, run: str, steps: list[RecordedStep]) -> dict[
         "steps_done": steps_done(steps, events[-1].config),
         "steps_planned": config.steps,
         **_times(library, run, events),
-        "bytes": sum(file.size for work in _own_work(library, run) for piece in work.slices for file in piece.files),
+        "bytes": _own_bytes(library, run),
         "host": events[-1].host,
         "flow_run": events[-1].flow_run,
         **headline_settings(events[-1].config),

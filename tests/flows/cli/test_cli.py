@@ -361,7 +361,7 @@ def test_help_names_every_command_in_its_group(capsys: pytest.CaptureFixture[str
     assert cli.main(["--help"]) == 0
     rest, *groups = re.findall(r"╭─ (\w+) ─(.*?)╰─", capsys.readouterr().out, re.DOTALL)
     assert [title for title, _ in groups] == ["Run", "Look", "Compare", "Correct", "Keep", "Move"]
-    assert re.findall(r"^│ (\S+)", rest[1], re.MULTILINE) == ["--help"]
+    assert re.findall(r"^│ (\S+)", rest[1], re.MULTILINE) == ["--help", "--version"]
     grouped = [name for _, text in groups for name in re.findall(r"^│ ([\w-]+)", text, re.MULTILINE)]
     assert sorted(grouped) == sorted(COMMANDS)
 

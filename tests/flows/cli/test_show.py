@@ -5,6 +5,7 @@ import os
 import socket
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +165,47 @@ def test_a_run_or_a_store_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(LayoutError, match="there is no store"):
         show.main("latest", store=str(tmp_path / "typo"))
     assert not (tmp_path / "typo").exists()
+
+
+def test_runs_are_listed_and_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finished_run(tmp_path)
+    status, said = run_command(capsys, "runs", "--store", str(tmp_path))
+    heading, row = said.splitlines()
+    assert status == 0 and heading.split()[:6] == ["run", "kind", "state", "steps", "reward", "held"]
+    assert row.split()[:2] == ["a", "train"] and "0/2" in row.split() and "0.5" in row.split()
+    assert "no runs" in run_command(capsys, "runs", "--kind", "sft", "--store", str(tmp_path))[1]
+    assert "no runs" in run_command(capsys, "runs", "--state", "failed", "--store", str(tmp_path))[1]
+    (found,) = json.loads(run_command(capsys, "runs", "--state", "going", "--json", "--store", str(tmp_path))[1])
+    assert (found["run"], found["rewards"], found["bytes"] > 0) == ("a", [0.5], True)
+
+
+def test_logs_are_shown_by_tail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finished_run(tmp_path)
+    assert "run 'a' has no log of a service; there is: none" in run_command(capsys, "logs", "--store", str(tmp_path))[1]
+    logs = tmp_path / "logs/a"
+    logs.mkdir(parents=True)
+    for service in ("engine", "learner"):
+        (logs / f"{service}.log").touch()
+    called: list[list[str]] = []
+    monkeypatch.setattr(os, "execvp", lambda program, arguments: called.append(arguments))
+    assert run_command(capsys, "logs", "latest", "--lines", "3", "--store", str(tmp_path))[0] == 0
+    assert run_command(capsys, "logs", "a", "engine", "--follow", "--store", str(tmp_path))[0] == 0
+    assert called == [
+        ["tail", "-n", "3", "--", str(logs / "engine.log"), str(logs / "learner.log")],
+        ["tail", "-n", "40", "-F", "--", str(logs / "engine.log")],
+    ]
+    status, said = run_command(capsys, "logs", "a", "engin", "--store", str(tmp_path))
+    assert status == 2 and "has no log of engin; there is: engine, learner" in said
+
+
+def test_the_store_is_that_of_the_variable_where_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STAGECOACH_STORE", raising=False)
+    assert RunConfig().store == "stagecoach-store"
+    monkeypatch.setenv("STAGECOACH_STORE", str(tmp_path))
+    assert RunConfig().store == str(tmp_path) and RunConfig(store="other").store == "other"
+
+
+def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(capsys, "--version") == (0, f"stagecoach {version('stagecoach')}\n")
