@@ -61,6 +61,7 @@ def failed(hostile: Hostile) -> str:
 @pytest.mark.parametrize(
     "command",
     [
+        ("runs",),
         ("show", "base"),
         ("show", "replayed"),
         ("show", "refused"),

@@ -50,6 +50,7 @@ HARMS: dict[str, Harm] = {
     "missing": lambda data: None,
 }
 READING = [
+    "runs",
     "show base",
     "sql select_count(*),_max(reward)_from_traces",
     "sql select_*_from_messages",
@@ -95,7 +96,7 @@ def words(command: str) -> list[str]:
 @pytest.mark.fault(
     "files",
     "a file of a store is damaged",
-    "each of 15 commands ends in one message that names the file, or is not touched by it",
+    "each of 16 commands ends in one message that names the file, or is not touched by it",
 )
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("target", TARGETS)
