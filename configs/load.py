@@ -1,9 +1,11 @@
 """Loads the config of a run out of TOML files and overrides, records it as JSON, and explains what is wrong with it."""
 
+import inspect
 import json
 import reprlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
@@ -40,6 +42,18 @@ def load(
     `base` is a recorded config to start from instead of the defaults. Raises ConfigError with everything that is
     wrong: unknown keys and wrong types first, then what does not fit together.
     """
+    config, _ = _merge(files, overrides, base)
+    secrets, doubtful = secrets_in(config.model_dump(mode="json"), base)
+    if found := [*problems(config), *secrets]:
+        raise ConfigError(found)
+    for line in doubtful:
+        warnings.warn(line, stacklevel=2)
+    return config
+
+
+def _merge(
+    files: Sequence[Path | str], overrides: Sequence[str], base: Mapping[str, Any] | None
+) -> tuple[RunConfig, Draft]:
     # With the defaults in it, a merge knows the `type` that stands there, and an override reaches items of lists.
     draft = Draft(RunConfig().model_dump(mode="json"))
     if base is not None:
@@ -50,13 +64,51 @@ def load(
         draft.merge(*read(file))
     misplaced = _apply_overrides(draft, overrides)  # told with what validation finds, all at once
     translate(draft.tree)
-    config = _validate(draft.tree, draft.source, misplaced)
-    secrets, doubtful = secrets_in(config.model_dump(mode="json"), base)
-    if found := [*problems(config), *secrets]:
-        raise ConfigError(found)
-    for line in doubtful:
-        warnings.warn(line, stacklevel=2)
-    return config
+    return _validate(draft.tree, draft.source, misplaced), draft
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a config: its dotted key, its value, its default, where the value came from, what it means.
+
+    `source` is empty for a default.
+    """
+
+    key: str
+    value: Any
+    default: Any
+    source: str
+    meaning: str
+
+
+def settings(files: Sequence[Path | str] = (), overrides: Sequence[str] = ()) -> list[Setting]:
+    """Return every setting of the config of `files` and `overrides`, in the order of its sections; see `load`.
+
+    What does not fit together is no mistake here.
+    """
+    config, draft = _merge(files, overrides, None)
+    return list(_settings(config, (), draft))
+
+
+def _settings(section: BaseModel, location: Location, draft: Draft) -> Iterator[Setting]:
+    for name, field in type(section).model_fields.items():
+        value, here = getattr(section, name), (*location, name)
+        inside = enumerate(value) if isinstance(value, tuple) else [("", value)]
+        sections = [(here if place == "" else (*here, place), each) for place, each in inside]
+        if sections and all(isinstance(each, BaseModel) for _, each in sections):
+            for place, each in sections:
+                yield from _settings(each, place, draft)
+        else:
+            default = None if field.is_required() else field.get_default(call_default_factory=True)
+            # What a `type` means is what its section says of itself.
+            meaning = field.description or inspect.getdoc(type(section)) or ""
+            yield Setting(dotted_key(here), value, default, draft.source(here), meaning)
+
+
+def nearest_key(text: str) -> str | None:
+    """Return the key of a config that a wrong one was probably meant to be; None where none is near."""
+    parent, _, name = text.rpartition(".")
+    return _nearest(name, parent, None)
 
 
 def dump(config: RunConfig) -> str:
@@ -123,6 +175,10 @@ def _nearest(name: str, parent: str, owner: type[BaseModel] | None) -> str | Non
         return elsewhere[name]
     for near in get_close_matches(name, owner.model_fields if owner else (), 1, 0.6):
         return f"{parent}.{near}" if parent else near
+    # As `lr` for learning_rate.
+    initials = {"".join(word[:1] for word in known.split("_")): known for known in elsewhere if "_" in known}
+    if name in initials:
+        return elsewhere[initials[name]]
     # Among the keys of all sections there are many more, so one has to be nearer to be what was meant.
     return next((elsewhere[near] for near in get_close_matches(name, elsewhere, 1, 0.8)), None)
 

@@ -91,6 +91,18 @@ def check(
     return main(files, [*overrides, *assignments(given)], as_json=as_json)
 
 
+@app.command(group=LOOK, help_epilogue=ITEMS_HELP)
+def config(
+    *items: Annotated[str, option("see below; KEY is a setting or a section", "[KEY] [FILES] [OVERRIDES]")],
+    as_json: Json = False,
+) -> int | None:
+    """What settings mean, their values in a config, and where each value came from."""
+    from flows.cli.config import main
+
+    names, overrides = split_items(items)
+    return main(names, overrides, as_json=as_json)
+
+
 @app.command(group=LOOK)
 def doctor(*, store: Annotated[str, option("store whose disk is looked at")] = "") -> int | None:
     """Is this machine ready, and what to do if not."""

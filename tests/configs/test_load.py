@@ -11,7 +11,7 @@ from configs.algorithms import GrpoConfig, RlooConfig, SupervisedConfig
 from configs.environments import ElasticPool, StaticPool
 from configs.errors import ConfigError
 from configs.layers import presets
-from configs.load import dump, from_json, load
+from configs.load import dump, from_json, load, settings
 from configs.run import RunConfig
 
 
@@ -90,8 +90,9 @@ def test_unknown_keys_name_path_source_and_nearest_name(tmp_path: Path) -> None:
     assert problems(files=("demo", file)) == (
         f"training.learning_rat: unknown key ({file}); did you mean training.learning_rate?",
     )
-    assert problems("learning_rate=1") == (
+    assert problems("learning_rate=1", "lr=1") == (
         "learning_rate: unknown key (override learning_rate=1); did you mean training.learning_rate?",
+        "lr: unknown key (override lr=1); did you mean training.learning_rate?",
     )
     assert problems("trainng.learning_rate=1") == (
         "trainng: unknown key (override trainng.learning_rate=1); did you mean training?",
@@ -208,3 +209,16 @@ def test_the_section_of_earlier_layouts_is_understood(tmp_path: Path) -> None:
     recorded["advantage"] = recorded.pop("algorithm")
     assert load((), base=recorded).algorithm == GrpoConfig(normalise_std=True)
     assert from_json(json.dumps(recorded)).algorithm == GrpoConfig(normalise_std=True)
+
+
+def test_settings_have_value_default_origin_and_meaning(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text("[training]\nlearning_rate = 0.5\n[[environments]]\nname = 'x'\ntaskset = {id = 'y'}\n")
+    found = {each.key: each for each in settings([file], ["steps=3"])}
+    rate = found["training.learning_rate"]
+    assert (rate.value, rate.default, rate.source) == (0.5, RunConfig().training.learning_rate, str(file))
+    assert rate.meaning == "Peak learning rate."
+    assert (found["steps"].value, found["steps"].source) == (3, "override steps=3")
+    assert found["environments.0.name"].value == "x" and found["environments.0.weight"].source == str(file)
+    assert found["rollout.temperature"].source == ""
+    assert all(each.meaning for each in found.values()), "a setting without a word of what it means"

@@ -11,6 +11,7 @@ from configs.run import RunConfig
 from flows import cli
 from flows.cli import plan
 from flows.runtime.loops import plan_work
+from tests.fixtures.commands import run_command
 from tests.fixtures.rehearsal import SOURCE, session_for
 
 
@@ -112,3 +113,13 @@ def test_the_size_of_an_evaluation_is_that_of_all_its_environments() -> None:
         "evaluation one: 5 examples, 15 rollouts",
         "evaluation all: 10 examples, 10 rollouts",
     ]
+
+
+def test_a_setting_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    status, said = run_command(capsys, "config", "steps", "demo", "steps=3")
+    assert status == 0 and said.splitlines()[0] == "steps = 3    (from override steps=3; the default is 20)"
+    status, said = run_command(capsys, "config", "training", "demo")
+    assert status == 0 and all(line.split()[0].startswith("training.") for line in said.splitlines()[1:])
+    (found,) = json.loads(run_command(capsys, "config", "training.learning_rate", "--json")[1])
+    assert (found["key"], found["value"], found["source"]) == ("training.learning_rate", found["default"], "")
+    assert "there is no setting 'lr'; did you mean training.learning_rate?" in run_command(capsys, "config", "lr")[1]
