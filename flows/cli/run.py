@@ -92,6 +92,14 @@ def resume(*items: RunItems, name: Name = "", store: Store = "", plain: Plain = 
     return resume(one_run([name, *runs]), overrides=overrides, store=store, plain=plain)
 
 
+@app.command(group=RUN)
+def stop(run: Annotated[str, option("the run, `latest` for the newest", "RUN")], /, *, store: Store = "") -> int | None:
+    """End a run that is at work on this machine, in order; it can be resumed."""
+    from flows.cli.run_list import stop_run
+
+    return stop_run(run, store=store)
+
+
 def _values_of_each(_: object, tokens: Sequence[Token]) -> list[list[str]]:
     """Return the values of an option, a list for each time that it was given: a first value has the index 0."""
     # cyclopts would join them to one list, and `--vary a=1 b=2 --vary a=3` would be one replay.

@@ -1,16 +1,20 @@
-"""The runs of a store as a list, and the logs of a run's services."""
+"""The runs of a store as a list; one that is at work: its logs, its end."""
 
 import json
 import os
+import signal
+import socket
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from configs.run import RunConfig
 from flows.cli.arguments import UsageError
+from flows.queries.run_state import is_going, process_gone, state_of
 from flows.queries.runs import runs
 from flows.queries.store_reader import StoreReader, recorded_run
-from flows.reporting.formats import compact_number, console, grid, seconds, size
+from flows.reporting.formats import compact_number, console, grid, say, seconds, size
 from storage.read.frames import existing_store
 from storage.roots import check_links
 
@@ -66,3 +70,30 @@ def show_logs(run: str, service: str = "", lines: int = 40, follow: bool = False
         raise UsageError(f"run {name!r} has no log of {service or 'a service'}; there is: {known}")
     files = [str(each) for each in wanted]
     os.execvp("tail", ["tail", "-n", str(lines), *(["-F"] if follow else []), "--", *files])
+
+
+STOP_SECONDS = 120.0
+"""How long a run has to end in order; it goes on ending after that, unwatched."""
+
+
+def stop_run(run: str, store: str = "") -> int:
+    """Tell the process of a run on this machine to end, wait until it has, and print the run's state; return 0.
+
+    What is committed stays, and the run can be resumed. Raises UsageError for a run that is not at work here,
+    ConfigError for an unknown one.
+    """
+    root = existing_store(store or RunConfig().store, read_only=True)
+    name, _ = recorded_run(root, run)
+    last = root.runs.events(name)[-1]
+    if not is_going(last):
+        raise UsageError(f"run {name!r} is not at work: {state_of(last)['state']}")
+    if last.host != socket.gethostname():
+        raise UsageError(f"run {name!r} is at work on {last.host}: call this there, or cancel its flow run in Prefect")
+    os.kill(last.pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_SECONDS
+    while not process_gone(last) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    ended = process_gone(last)
+    state = state_of(root.runs.events(name)[-1])["state"] if ended else "still ending"
+    say(f"{name}: {state}; what is committed is safe, `stagecoach resume {name}` goes on from there")
+    return 0 if ended else 1

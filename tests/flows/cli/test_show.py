@@ -3,6 +3,8 @@
 import json
 import os
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -198,6 +200,20 @@ def test_logs_are_shown_by_tail(
     ]
     status, said = run_command(capsys, "logs", "a", "engin", "--store", str(tmp_path))
     assert status == 2 and "has no log of engin; there is: engine, learner" in said
+
+
+@pytest.mark.engine
+def test_a_run_that_is_at_work_here_is_told_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = open_store(tmp_path)
+    program = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print(flush=True)"
+    with subprocess.Popen([sys.executable, "-c", f"{program}; time.sleep(600)"], stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.readline()
+        config = CONFIG.model_dump(mode="json")
+        store.runs.record(run="a", event="started", kind="train", config=config, pid=process.pid)
+        status, said = run_command(capsys, "stop", "a", "--store", str(tmp_path))
+        assert (status, process.wait()) == (0, 7) and said.startswith("a: its process is gone; what is committed is")
+    status, said = run_command(capsys, "stop", "a", "--store", str(tmp_path))
+    assert status == 2 and "run 'a' is not at work: its process is gone" in said
 
 
 def test_the_store_is_that_of_the_variable_where_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
