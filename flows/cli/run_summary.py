@@ -1,8 +1,10 @@
 """Show: a run at a glance, for people and for programs, and what a change to its config would run again."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 from rich.table import Table
@@ -11,25 +13,48 @@ from configs.load import load
 from configs.run import RunConfig
 from flows.queries.metrics import read_metrics
 from flows.queries.run_state import count_lost_services, process_gone
+from flows.queries.runs import headline_settings
 from flows.queries.scores import comparisons, recorded_evaluations
 from flows.queries.step_history import RecordedStep, step_history
 from flows.queries.store_reader import recorded_run
 from flows.replays.loop import plan_run
-from flows.reporting.formats import before_after, compact_number, console, environment_title, grid, with_interval
+from flows.reporting.formats import (
+    before_after,
+    compact_number,
+    console,
+    environment_title,
+    grid,
+    sparkline,
+    with_interval,
+)
 from flows.reporting.panel import printable
 from flows.runtime.session import source_of
 from flows.runtime.step_report import rows_of
 from flows.runtime.versions import versions
 from storage.read.frames import Frames, existing_store
 from storage.store import Store
-from tasks.metrics.figures import ALL, Values
+from tasks.metrics.figures import ALL, Values, mean
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import ref_of
 from tasks.stages import STEP_STAGES
 
+LAST_STEPS = 10
+"""Steps that are printed where nobody asks for more."""
+CURVES = {"reward": "reward", "length": "length", "entropy": "entropy", "KL": "mismatch_kl", "loss": "loss"}
+"""Figures of a step that are drawn, by the name of the line."""
 
-def main(name: str, overrides: Sequence[str] = (), store: str = "", as_json: bool = False) -> int:
+
+def main(
+    name: str,
+    overrides: Sequence[str] = (),
+    store: str = "",
+    as_json: bool = False,
+    last: int = LAST_STEPS,
+    timing: bool = False,
+) -> int:
     """Print the run `name`, `latest` for the newest; return the exit status.
+
+    `last` steps are printed one by one, with `timing` the seconds of each stage; all of them are in the curves.
 
     Raises ConfigError for an unknown run, LayoutError where there is no store; none is made.
     """
@@ -38,7 +63,7 @@ def main(name: str, overrides: Sequence[str] = (), store: str = "", as_json: boo
     if as_json:
         print(json.dumps(found, sort_keys=True))
     else:
-        _print(found)
+        _print(found, last, timing)
     return 0
 
 
@@ -49,6 +74,7 @@ def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str]
     described: dict[str, Any] = {
         "run": run,
         "kind": config.kind,
+        **headline_settings(events[-1].config),
         "state": events[-1].event,
         "message": events[-1].message,
         "process_gone": process_gone(events[-1]),
@@ -95,8 +121,9 @@ def _step(run: str, step: RecordedStep, values: Values) -> dict[str, Any]:
         "step": step.step,
         "finished": step.finished,
         "reward": values.get((ALL, "reward/mean")),
+        "length": values.get((ALL, "num_output_tokens")),
         "kept": values.get(("", "kept")),
-        **{name: values.get(("", f"updates/{name}/mean")) for name in ("loss", "grad_norm", "mismatch_kl")},
+        **{name: values.get(("", f"updates/{name}/mean")) for name in ("loss", "grad_norm", "mismatch_kl", "entropy")},
         "seconds": {stage: sum(ref.seconds for ref in own) for stage, own in refs.items()},
         "tokens": {stage: count for stage, count in tokens.items() if count},
         "rows": {stage: rows_of(own)[stage] for stage, own in refs.items()},
@@ -104,27 +131,51 @@ def _step(run: str, step: RecordedStep, values: Values) -> dict[str, Any]:
     }
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print(found: dict[str, Any], last: int, timing: bool) -> None:
     out = console()
     state = f"{found['state']}; its process is gone" if found["process_gone"] else found["state"]
     out.print(f"{found['kind']} {found['run']}: {state}, {len(found['steps'])}/{found['num_steps']} steps")
     if found["message"]:
         out.print(printable(found["message"]))
+    named = [(name, found[name]) for name in ("model", "environments", "algorithms") if found[name]]
+    for name, value in named:
+        out.print(printable(f"{name:<13} {value if isinstance(value, str) else ', '.join(value)}"))
     if found["lost_services"]:
         counts = ", ".join(f"{service} {count}" for service, count in found["lost_services"].items())
         out.print(printable(f"services lost: {counts}; the last one: {found['last_lost_service']}"))
-    out.print(_table(found["steps"]))
+    for line in _curves(found):
+        out.print(line)
+    out.print(_table(found["steps"][-last:], timing))
+    if len(found["steps"]) > last:
+        out.print(
+            f"the last {last} of {len(found['steps'])} steps; --last N shows more, --timing the seconds of stages"
+        )
     for line in _scores(found["evaluations"]):
         out.print(line)
     if found["comparisons"]:
         out.print(before_after(found["comparisons"]))
-    out.print(f"tables: {found['store']}/tables    (* shared with another run)")
+    shared = "    (* shared with another run)" if timing else ""
+    out.print(f"tables: {found['store']}/tables{shared}")
     for stage, count in found.get("change", {}).items():
         out.print(f"{stage:<14} {count.get('computed', 0):>5} to compute, {count.get('found', 0):>5} in the ledger")
 
 
-def _table(steps: Sequence[dict[str, Any]]) -> Table:
-    stages = [stage for stage in STEP_STAGES if any(stage in step["seconds"] for step in steps)]
+def _curves(found: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each figure that at least two steps, or two scored policies, have."""
+    by_version = [
+        mean([score["average"] for score in each["scores"] if score["average"] is not None] or [math.nan])
+        for each in sorted(found["evaluations"], key=itemgetter("version"))
+    ]
+    held_out = [None if math.isnan(each) else each for each in by_version]
+    series = {name: [step[field] for step in found["steps"]] for name, field in CURVES.items()}
+    for name, values in {"reward": series.pop("reward"), "held out": held_out, **series}.items():
+        known = [each for each in values if each is not None]
+        if len(known) > 1:
+            yield f"{name:<9} {compact_number(known[0]):>9} to {compact_number(known[-1]):<9} {sparkline(values)}"
+
+
+def _table(steps: Sequence[dict[str, Any]], timing: bool) -> Table:
+    stages = [stage for stage in STEP_STAGES if timing and any(stage in step["seconds"] for step in steps)]
     headings = ("step", "reward", "kept", "loss", "grad norm", "KL", "tokens", *(f"{stage} s" for stage in stages))
     rows = []
     for step in steps:

@@ -37,12 +37,20 @@ Without a query, the tables and their columns are listed.
 
 
 @app.command(group=LOOK, help_epilogue=ITEMS_HELP)
-def show(*items: RunItems, name: Name = "", store: Store = "", as_json: Json = False) -> int | None:
+def show(
+    *items: RunItems,
+    name: Name = "",
+    last: Annotated[Count, option("how many of the last steps are printed one by one")] = 10,
+    timing: Annotated[bool, option("with the seconds of each stage")] = False,
+    store: Store = "",
+    as_json: Json = False,
+) -> int | None:
     """A run at a glance, and what OVERRIDES would run again."""
     from flows.cli.run_summary import main
 
     runs, overrides = split_items(items)
-    return main(one_run([name, *runs]), overrides=overrides, store=store, as_json=as_json)
+    run = one_run([name, *runs])
+    return main(run, overrides=overrides, store=store, as_json=as_json, last=last, timing=timing)
 
 
 @app.command(group=LOOK)

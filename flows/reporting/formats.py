@@ -25,6 +25,7 @@ import sys
 import unicodedata
 from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 from rich.console import Console
@@ -206,6 +207,24 @@ def markdown_table(headings: Iterable[str], rows: Iterable[Iterable[Any]], numbe
     names = list(headings)
     rule = "|---" + ("|---:" if numbers else "|---") * (len(names) - 1) + "|"
     return [f"| {' | '.join(map(str, cells))} |" if cells is not None else rule for cells in (names, None, *rows)]
+
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float | None], width: int = 48) -> str:
+    """Return values as a line of blocks, the lowest to the highest; of more than `width` of them, means of neighbours.
+
+    Where there is no value there is a space.
+    """
+    num_cells = min(width, len(values))
+    ends = [round(place * len(values) / max(num_cells, 1)) for place in range(num_cells + 1)]
+    cells = [[each for each in values[a:b] if each is not None] for a, b in pairwise(ends)]
+    means = [sum(cell) / len(cell) if cell else None for cell in cells]
+    known = [each for each in means if each is not None]
+    span = max(known, default=0.0) - min(known, default=0.0)
+    steps = [None if each is None else round((each - min(known)) / (span or 1.0) * 7) for each in means]
+    return "".join(" " if each is None else BLOCKS[each] for each in steps)
 
 
 EVALUATION_HEADINGS = ("held-out", "policies", "figure", "before", "after", "difference", "95% interval", "examples")

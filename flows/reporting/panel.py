@@ -21,9 +21,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from flows.reporting.formats import describe_scores, environment_title, fixed_point, visible
+from flows.reporting.formats import BLOCKS, describe_scores, environment_title, fixed_point, visible
 
-BLOCKS = "▁▂▃▄▅▆▇█"
 PLOT_ROWS = 5
 KEPT_NOTES = 3
 LONGEST_NOTE = 400

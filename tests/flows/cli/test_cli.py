@@ -28,7 +28,7 @@ from tests.fixtures.waiting import PATIENCE
 
 COMMANDS = [name for name in cli.app if not name.startswith("-")]
 RESUMED: dict[str, Any] = {"overrides": [], "store": "", "plain": False}
-SHOWN: dict[str, Any] = {"overrides": [], "store": "", "as_json": False}
+SHOWN: dict[str, Any] = {"overrides": [], "store": "", "as_json": False, "last": 10, "timing": False}
 NONE = {"name": "", "store": "", "plain": False}
 OF_OTHERS = [
     'evaluation.external.url="http://h/v1"',

@@ -65,7 +65,23 @@ def test_a_run_is_described_for_programs_and_for_people(tmp_path: Path, capsys: 
     assert step["seconds"]["rollout"] >= 0.0 and step["shared"] == []
     show.main("a", store=str(tmp_path))
     printed = capsys.readouterr().out
-    assert "train a: started, 1/2 steps" in printed and "rollout s" in printed and "0.5" in printed
+    assert "train a: started, 1/2 steps" in printed and "rollout s" not in printed and "0.5" in printed
+    show.main("a", store=str(tmp_path), timing=True)
+    assert "rollout s" in capsys.readouterr().out
+
+
+def test_a_long_run_is_curves_and_its_last_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = finished_run(tmp_path)
+    for step in range(1, 12):
+        rewarded = of_traces(trace("t0", reward=step / 16), trace("t1", reward=step / 16))
+        sample(rewarded, RunContext(store, "a", CONFIG, {}), step)
+    status, said = run_command(capsys, "show", "a", "--last", "2", "--store", str(tmp_path))
+    lines = said.splitlines()
+    assert status == 0 and [" ".join(line.split()[:2]) for line in lines[-4:-2]] == ["10 0.625", "11 0.688"]
+    assert "the last 2 of 12 steps" in lines[-2]
+    (reward,) = [line for line in lines if line.startswith("reward")]
+    assert reward.split()[1:4] == ["0.5", "to", "0.688"] and reward.split()[4] == "▆▁▂▂▃▄▅▅▆▇▇█"
+    assert max(map(len, lines[:-1])) <= 80
 
 
 def test_lost_services_are_counted_for_people_programs_and_in_the_viewer(
