@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from configs.run import RunConfig
 from flows.cli.arguments import UsageError
 from flows.queries.run_state import is_going, process_gone, state_of
@@ -72,6 +74,8 @@ def show_logs(run: str, service: str = "", lines: int = 40, follow: bool = False
     os.execvp("tail", ["tail", "-n", str(lines), *(["-F"] if follow else []), "--", *files])
 
 
+PROGRAMS = ("stagecoach", "flows.cli", "prefect")
+"""What the command line of a process that is a run has one of."""
 STOP_SECONDS = 120.0
 """How long a run has to end in order; it goes on ending after that, unwatched."""
 
@@ -89,6 +93,11 @@ def stop_run(run: str, store: str = "") -> int:
         raise UsageError(f"run {name!r} is not at work: {state_of(last)['state']}")
     if last.host != socket.gethostname():
         raise UsageError(f"run {name!r} is at work on {last.host}: call this there, or cancel its flow run in Prefect")
+    if not any(word in " ".join(psutil.Process(last.pid).cmdline()) for word in PROGRAMS):
+        # A store may come from anywhere, and with it the process ids in it.
+        raise UsageError(
+            f"run {name!r} says that it is process {last.pid}, which is none of stagecoach: end it yourself"
+        )
     os.kill(last.pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS
     while not process_gone(last) and time.monotonic() < deadline:
