@@ -51,6 +51,8 @@ def test_payoffs_are_bounded_by_their_own_range() -> None:
     won, lost = of_mean([2.0, 1.0, 2.0]), of_mean([-2.0, -1.0, -2.0])
     assert won is not None and lost is not None and (won.high, lost.low) == (2.0, -2.0)
     assert won.low == pytest.approx(5 / 3 - t_quantile(2) / 3) and lost.high == pytest.approx(-won.low)
+    never_won = of_mean([-1.0, -1.0, -0.2])
+    assert never_won is not None and never_won.high == 0.0, "0 is in the range, and nothing above it"
     both = of_mean([1.0, 1.0, -1.0, -1.0, 1.0])
     share = of_share(3 / 5, 5)
     assert both is not None and (both.low, both.high) == pytest.approx((2 * share.low - 1, 2 * share.high - 1))

@@ -8,7 +8,7 @@ import pytest
 
 from configs.evaluation import passes
 from tasks.assignment.stage import errored_assignments, latest_attempts
-from tasks.evaluation.confidence import of_mean, students
+from tasks.evaluation.confidence import Interval, of_mean, students
 from tasks.evaluation.stage import Difference, PassAt, estimates, example_passes, paired_differences, pass_at_k
 from tests.fixtures.builders import exactly, failed, table, trace
 
@@ -153,6 +153,13 @@ def test_where_nobody_is_known_to_have_taken_part_no_cost_is_invented():
 
 def test_a_reward_of_one_passes_unless_told_otherwise():
     assert example_passes({"a": [1.0, 0.5, None], "b": [None]}, 1) == {"a": 0.5}
+
+
+def test_an_interval_of_payoffs_is_bounded_by_those_of_all_attempts():
+    rows = [*attempts("a", 1.0, -1.0), *attempts("b", 1.0, 1.0), *attempts("c", -1.0, -1.0), *attempts("d", 1.0, 0.0)]
+    (found,) = estimated(rows)
+    means = [0.0, 1.0, -1.0, 0.5]
+    assert found.interval == of_mean(means, [1.0, -1.0] * 2) == Interval(-1.0, 1.0) != of_mean(means)
 
 
 def test_intervals_stand_beside_the_figures():

@@ -109,6 +109,7 @@ def test_a_seat_that_never_moved_is_untrainable_and_no_fault_of_its_group():
     rows = [trace("a"), trace("b", reward=0.0), trace("silent", num_turns=0, num_output_tokens=0)]
     verdicts = judged(rows, [*exchange("a"), *exchange("b")], filters)
     assert (verdicts["silent"]["reason"], verdicts["silent"]["detected"]) == ("untrainable", ["no_turns"])
+    assert verdicts["silent"]["evidence"] == {"no_turns": {"num_turns": 0}}
     assert verdicts["a"]["keep"] and verdicts["b"]["keep"], "neither errored nor incomplete"
     alone = judged([trace("a"), rows[2]], exchange("a"), filters)
     assert alone["a"]["reason"] == "zero_advantage", "it is in no comparison"
