@@ -44,7 +44,7 @@ COMMANDS = {
 }
 ALONE = ("gc", "repair")
 """Commands that are called while no run is at work."""
-REAL_SECONDS = 90.0
+REAL_SECONDS = 45.0
 """About how long a run with real services takes, over which its kills are spread."""
 COMMAND_SHARE = 0.25
 """How long a command takes, of the time of a run with fixed rollouts."""
