@@ -93,10 +93,11 @@ def settings(files: Sequence[Path | str] = (), overrides: Sequence[str] = ()) ->
 def _settings(section: BaseModel, location: Location, draft: Draft) -> Iterator[Setting]:
     for name, field in type(section).model_fields.items():
         value, here = getattr(section, name), (*location, name)
-        inside = enumerate(value) if isinstance(value, tuple) else [("", value)]
-        sections = [(here if place == "" else (*here, place), each) for place, each in inside]
-        if sections and all(isinstance(each, BaseModel) for _, each in sections):
-            for place, each in sections:
+        inside = (
+            {(*here, place): each for place, each in enumerate(value)} if isinstance(value, tuple) else {here: value}
+        )
+        if inside and all(isinstance(each, BaseModel) for each in inside.values()):
+            for place, each in inside.items():
                 yield from _settings(each, place, draft)
         else:
             default = None if field.is_required() else field.get_default(call_default_factory=True)

@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage.delta.log import ActiveFile
 from storage.delta.parquet import buffer_reader, decode
 from storage.delta.table import StoredTable
 from storage.errors import DamagedSlice, SchemaError, StoreUnavailable
 from storage.records import ExpiredSlices
-from storage.refs import File, Slice, attempts_by_run, check_run_name
+from storage.refs import File, Slice, check_run_name
 from storage.roots import Root
 from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import TABLES
@@ -196,20 +197,12 @@ class Slices:
 
         Known by the bounds of each file's attempts, so that a file of many attempts may hide that one is not there.
         """
-        single: set[tuple[str, str]] = set()
-        merged: dict[str, list[tuple[str, str]]] = {}
-        for each in self.table(name).files_of(attempts_by_run(pieces)):
-            if each.first_attempt == each.last_attempt:
-                single.add((each.run, each.first_attempt))
-            else:
-                merged.setdefault(each.run, []).append((each.first_attempt, each.last_attempt))
-        return [
-            piece
-            for piece in pieces
-            if piece.files
-            and (piece.run, piece.attempt) not in single
-            and not any(first <= piece.attempt <= last for first, last in merged.get(piece.run, ()))
-        ]
+        table = self.table(name)
+        absent = _not_held(table.active_files(), pieces)
+        if absent:  # or they were added since the table was last looked at
+            table.refresh()
+            absent = _not_held(table.active_files(), absent)
+        return absent
 
     def has_compacted_copy(self, piece: Slice) -> bool:
         """Say whether the slice can be read, whole and verified, from files that compaction wrote."""
@@ -278,6 +271,18 @@ class Slices:
             return pa.concat_tables([table.data_schema.empty_table(), *(table.read(f.path, pieces) for f in files)])
         except (StoreUnavailable, SchemaError) as error:
             raise damage_error(next(iter(pieces.values())), f"compacted files of run {run!r}: {error.what}") from error
+
+
+def _not_held(files: Sequence[ActiveFile], pieces: Sequence[Slice]) -> list[Slice]:
+    single = {(each.run, each.first_attempt) for each in files if each.first_attempt == each.last_attempt}
+    merged = [each for each in files if each.first_attempt != each.last_attempt]
+
+    def is_held(piece: Slice) -> bool:
+        return (piece.run, piece.attempt) in single or any(
+            each.run == piece.run and each.first_attempt <= piece.attempt <= each.last_attempt for each in merged
+        )
+
+    return [piece for piece in pieces if piece.files and not is_held(piece)]
 
 
 def common_table(slices: Sequence[Slice]) -> str:

@@ -63,14 +63,13 @@ class Store:
         named = (piece for entry in self.ledger.entries() for piece in entry.slices(table))
         return self.slices.table(table).scan(self.held_attempts(table, named))
 
-    def held_attempts(self, table: str, pieces: Iterable[Slice]) -> dict[str, list[str]]:
-        """The attempts of some slices of a table by run, for a scan of it.
+    def held_attempts(self, table: str, pieces: Iterable[Slice], is_there: bool = True) -> dict[str, list[str]]:
+        """The attempts of some slices of a table by run, for a scan of it; not `is_there` is one that has no log.
 
         Raises DamagedSlice where the table does not hold one of them though the ledger names it: a scan would be silent
         about its rows.
         """
         wanted = list(dict.fromkeys(pieces))
-        is_there = self.root.exists(f"tables/{table}/_delta_log")
         lost = self.slices.not_held(table, wanted) if is_there else [piece for piece in wanted if piece.files]
         if lost:  # or gc has removed it since these slices were looked up
             named = {piece for entry in self.ledger.entries() for piece in entry.slices(table)}

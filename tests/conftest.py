@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 import tempfile
 import traceback
 from collections.abc import Generator, Iterator
@@ -84,10 +83,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Give the memory back; after a failure the files stay until the next run.
 
-    A worker that ends without a test says why: xdist alone says "no active workers" and nothing else.
+    A worker that was called wrongly says how: xdist says "no active workers" and nothing else.
     """
-    if hasattr(session.config, "workerinput") and not session.testsfailed and exitstatus != pytest.ExitCode.OK:
-        sys.stderr.write(f"worker {session.config.workerinput['workerid']} ends with {exitstatus!r}\n")
+    if hasattr(session.config, "workerinput") and exitstatus == pytest.ExitCode.USAGE_ERROR:
         traceback.print_exc(limit=-3)
     if exitstatus != pytest.ExitCode.TESTS_FAILED and PLACE in session.config.stash:
         scratches, place = session.config.stash[PLACE]

@@ -74,8 +74,8 @@ def show_logs(run: str, service: str = "", lines: int = 40, follow: bool = False
     os.execvp("tail", ["tail", "-n", str(lines), *(["-F"] if follow else []), "--", *files])
 
 
-PROGRAMS = ("stagecoach", "flows.cli", "prefect")
-"""What the command line of a process that is a run has one of."""
+PROGRAMS = {"stagecoach", "flows.cli", "prefect.flow_engine", "prefect.engine"}
+"""What a process that is a run was started as: a command of this program, or a flow run of Prefect's worker."""
 STOP_SECONDS = 120.0
 """How long a run has to end in order; it goes on ending after that, unwatched."""
 
@@ -93,8 +93,7 @@ def stop_run(run: str, store: str = "") -> int:
         raise UsageError(f"run {name!r} is not at work: {state_of(last)['state']}")
     if last.host != socket.gethostname():
         raise UsageError(f"run {name!r} is at work on {last.host}: call this there, or cancel its flow run in Prefect")
-    if not any(word in " ".join(psutil.Process(last.pid).cmdline()) for word in PROGRAMS):
-        # A store may come from anywhere, and with it the process ids in it.
+    if not _is_program(last.pid):  # a store may come from anywhere, and with it the process ids in it
         raise UsageError(
             f"run {name!r} says that it is process {last.pid}, which is none of stagecoach: end it yourself"
         )
@@ -106,3 +105,11 @@ def stop_run(run: str, store: str = "") -> int:
     state = state_of(root.runs.events(name)[-1])["state"] if ended else "still ending"
     say(f"{name}: {state}; what is committed is safe, `stagecoach resume {name}` goes on from there")
     return 0 if ended else 1
+
+
+def _is_program(process: int) -> bool:
+    try:
+        words = psutil.Process(process).cmdline()[:3]  # Python, perhaps -m, and what it runs
+    except psutil.Error:
+        return False
+    return any(Path(word).name in PROGRAMS for word in words)

@@ -1,7 +1,6 @@
 """Show: a run at a glance, for people and for programs, and what a change to its config would run again."""
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
@@ -38,8 +37,6 @@ from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import ref_of
 from tasks.stages import STEP_STAGES
 
-LAST_STEPS = 10
-"""Steps that are printed where nobody asks for more."""
 CURVES = {"reward": "reward", "length": "length", "entropy": "entropy", "KL": "mismatch_kl", "loss": "loss"}
 """Figures of a step that are drawn, by the name of the line."""
 
@@ -49,7 +46,7 @@ def main(
     overrides: Sequence[str] = (),
     store: str = "",
     as_json: bool = False,
-    last: int = LAST_STEPS,
+    last: int = 10,
     timing: bool = False,
 ) -> int:
     """Print the run `name`, `latest` for the newest; return the exit status.
@@ -162,11 +159,11 @@ def _print(found: dict[str, Any], last: int, timing: bool) -> None:
 
 def _curves(found: dict[str, Any]) -> Iterator[str]:
     """Yield a line for each figure that at least two steps, or two scored policies, have."""
-    by_version = [
-        mean([score["average"] for score in each["scores"] if score["average"] is not None] or [math.nan])
-        for each in sorted(found["evaluations"], key=itemgetter("version"))
-    ]
-    held_out = [None if math.isnan(each) else each for each in by_version]
+    by_version: dict[int, list[float]] = {}
+    for each in sorted(found["evaluations"], key=itemgetter("version")):  # perhaps of several sets
+        averages = (score["average"] for score in each["scores"])
+        by_version.setdefault(each["version"], []).extend(value for value in averages if value is not None)
+    held_out = [mean(averages) if averages else None for averages in by_version.values()]
     series = {name: [step[field] for step in found["steps"]] for name, field in CURVES.items()}
     for name, values in {"reward": series.pop("reward"), "held out": held_out, **series}.items():
         known = [each for each in values if each is not None]

@@ -222,8 +222,8 @@ def sparkline(values: Sequence[float | None], width: int = 48) -> str:
     cells = [[each for each in values[a:b] if each is not None] for a, b in pairwise(ends)]
     means = [sum(cell) / len(cell) if cell else None for cell in cells]
     known = [each for each in means if each is not None]
-    span = max(known, default=0.0) - min(known, default=0.0)
-    steps = [None if each is None else round((each - min(known)) / (span or 1.0) * 7) for each in means]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    steps = [None if each is None else round((each - low) / (high - low or 1.0) * 7) for each in means]
     return "".join(" " if each is None else BLOCKS[each] for each in steps)
 
 

@@ -135,8 +135,9 @@ class Frames:
 
     def rows(self, works: Iterable[Work], table: str) -> pl.LazyFrame:
         """The rows of a table that some work made."""
-        attempts = self.store.held_attempts(table, (each for work in works for each in work.slices_of(table)))
         stored = self._stored_table(table)
+        named = (each for work in works for each in work.slices_of(table))
+        attempts = self.store.held_attempts(table, named, stored is not None)
         return pl.DataFrame(TABLES[table].stored.empty_table()).lazy() if stored is None else stored.scan(attempts)
 
     def dataset(self, name: str) -> ds.Dataset:
@@ -150,7 +151,7 @@ class Frames:
         if TABLES[name] in SYSTEM_TABLES:
             return ds.dataset(TABLES[name].arrow.empty_table()) if stored is None else self._system_rows(stored)
         named = (each for work in self.graph.works.values() for each in work.slices_of(name))
-        wanted = self.store.held_attempts(name, named)
+        wanted = self.store.held_attempts(name, named, stored is not None)
         return ds.dataset(TABLES[name].stored.empty_table()) if stored is None else self._stage_rows(stored, wanted)
 
     def _stage_rows(self, stored: StoredTable, wanted: Mapping[str, Sequence[str]]) -> ds.Dataset:

@@ -220,23 +220,24 @@ def test_logs_are_shown_by_tail(
 
 @pytest.mark.engine
 def test_a_run_that_is_at_work_here_is_told_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = open_store(tmp_path)
-    program = (
-        "import signal, sys, time  # stagecoach\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print(flush=True)"
+    store = open_store(tmp_path / "store")
+    program = tmp_path / "stagecoach"
+    program.write_text(
+        "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        "print(flush=True)\ntime.sleep(600)\n"
     )
     config = CONFIG.model_dump(mode="json")
-    with subprocess.Popen(["sleep", "600"]) as other:
+    with subprocess.Popen(["tail", "-f", "/dev/null", "stagecoach"]) as other:
         store.runs.record(run="b", event="started", kind="train", config=config, pid=other.pid)
-        status, said = run_command(capsys, "stop", "b", "--store", str(tmp_path))
+        status, said = run_command(capsys, "stop", "b", "--store", str(tmp_path / "store"))
         assert status == 2 and "which is none of stagecoach" in said and other.poll() is None
         other.kill()
-    with subprocess.Popen([sys.executable, "-c", f"{program}; time.sleep(600)"], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE) as process:
         assert process.stdout and process.stdout.readline()
         store.runs.record(run="a", event="started", kind="train", config=config, pid=process.pid)
-        status, said = run_command(capsys, "stop", "a", "--store", str(tmp_path))
+        status, said = run_command(capsys, "stop", "a", "--store", str(tmp_path / "store"))
         assert (status, process.wait()) == (0, 7) and said.startswith("a: its process is gone; what is committed is")
-    status, said = run_command(capsys, "stop", "a", "--store", str(tmp_path))
+    status, said = run_command(capsys, "stop", "a", "--store", str(tmp_path / "store"))
     assert status == 2 and "run 'a' is not at work: its process is gone" in said
 
 
