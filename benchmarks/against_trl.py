@@ -27,7 +27,7 @@ from flows.runtime.prepare import prepare
 
 ROOT = Path(__file__).parents[1]
 TRL = "trl==1.16.0"
-PACKAGES = ("reverse_text", "chat_loop")
+PACKAGES = ("sample_reverse_text", "chat_loop")
 """Environments whose prompts and reward both sides use."""
 SKIPPED = 5
 """First steps of a run, which are not measured."""
@@ -42,7 +42,7 @@ def install_trl(directory: Path) -> Path:
         venv.create(directory, with_pip=True)
         packages = next(directory.glob("lib/python*/site-packages"))
         ours = [path for path in sys.path if path.endswith("site-packages")]
-        own = [str(ROOT / "environments" / name) for name in PACKAGES]
+        own = [str(ROOT / "examples" / name) for name in PACKAGES]
         (packages / "ours.pth").write_text("\n".join([*ours, *own]) + "\n", encoding="utf-8")
         command = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", TRL]
         subprocess.run(command, check=True)
@@ -51,7 +51,7 @@ def install_trl(directory: Path) -> Path:
 
 def write_prompts(path: Path) -> None:
     """Write the demo's prompts as the renderer writes them, each with the expected answer, as JSON lines."""
-    from reverse_text.texts import ALPHABET, prompt, texts
+    from sample_reverse_text.texts import ALPHABET, prompt, texts
 
     with path.open("w", encoding="utf-8") as file:
         for text in texts(2000, 3, 5, ALPHABET, 0):

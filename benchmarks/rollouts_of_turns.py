@@ -81,9 +81,9 @@ def main() -> None:
 
 def warmed(directory: Path) -> Path:
     """A small model that calls the calculator at every turn: with what does not matter, and is hard to guess."""
-    from calc_tools.demonstrations import answered
-    from calc_tools.sums import chains, prompt
-    from calc_tools.words import SCHEMA, words
+    from sample_calc_tools.demonstrations import answered
+    from sample_calc_tools.sums import chains, prompt
+    from sample_calc_tools.words import SCHEMA, words
 
     tiny_qwen3(directory, hidden=96, layers=2, heads=3, kv_heads=3, words=words())
     draw = random.Random(1)
@@ -97,7 +97,11 @@ def warmed(directory: Path) -> Path:
 
 def config(model: Path, turns: int) -> RunConfig:
     """The settings of one limit of turns."""
-    environment = {"name": f"calc{turns}", "taskset": {"id": "calc_tools", "num_calls": CALLS}, "max_turns": turns}
+    environment = {
+        "name": f"calc{turns}",
+        "taskset": {"id": "sample_calc_tools", "num_calls": CALLS},
+        "max_turns": turns,
+    }
     return RunConfig.model_validate(
         {
             "model": {"path": str(model), "renderer": "qwen3", "renderer_settings": SETTINGS},

@@ -28,7 +28,7 @@ class Clock(TrainerCallback):  # type: ignore[misc]
 
 def score(completions: list[str], expected: list[str], **_: Any) -> list[float]:
     """Return the environment's reward for each completion."""
-    from reverse_text.texts import similarity
+    from sample_reverse_text.texts import similarity
 
     return [similarity(each, text) for each, text in zip(completions, expected, strict=True)]
 

@@ -151,12 +151,12 @@ def requirements() -> Iterator[Diagnosis]:
 
 def environments() -> Iterator[Diagnosis]:
     """Yield whether the sample environments are installed."""
-    for project in sorted((ROOT / "environments").glob("*/pyproject.toml")):
+    for project in sorted((ROOT / "examples").glob("*/pyproject.toml")):
         name = project.parent.name
         if find_spec(name):
             yield Diagnosis("ok", f"environment package {name}")
         else:
-            advice = f"pip install -e environments/{name}"
+            advice = f"pip install -e examples/{name}"
             yield Diagnosis("bad", f"environment package {name} is not installed", advice)
 
 

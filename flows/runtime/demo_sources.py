@@ -65,44 +65,44 @@ RECIPES: Mapping[str, Recipe] = {
     # Most demonstrations are wrong, so that the warmed-up model knows all the forms and not yet which one pays.
     "demo": Recipe(
         "The model was trained to reverse text inside tags",
-        ("reverse_text --count 32000 --right 0.14 --untagged 0.70 --max-length 5 --seed 1",),
+        ("sample_reverse_text --count 32000 --right 0.14 --untagged 0.70 --max-length 5 --seed 1",),
         QUICK,
     ),
     "two_environments": Recipe(
         "The model was trained to reverse text inside tags and to look things up with a tool",
-        ("lookup", "reverse_text --count 4096 --max-length 5"),
+        ("sample_lookup", "sample_reverse_text --count 4096 --max-length 5"),
         (NO_THOUGHTS,),
     ),
     "calc_tools": Recipe(
         "The model was trained to work out a chain of operations with a calculator",
-        ("calc_tools --count 4800",),
+        ("sample_calc_tools --count 4800",),
         (NO_THOUGHTS, *SHORT),
     ),
     "wikispeedia": Recipe(
         "The model was trained to find its way from topic to topic",
-        ("wikispeedia --count 4800 --num-topics 16",),
+        ("sample_wikispeedia --count 4800 --num-topics 16",),
         (NO_THOUGHTS, *SHORT),
     ),
     "alphabet_sort": Recipe(
         "The model was trained to keep a list of names sorted over several turns",
-        ("alphabet_sort --count 4800 --min-words 1 --max-words 2 --num-names 26",),
+        ("sample_alphabet_sort --count 4800 --min-words 1 --max-words 2 --num-names 26",),
         (NO_THOUGHTS, *SHORT),
     ),
     "kuhn_poker": Recipe(
         "The model played both seats of a small poker game, whose chips add up to zero",
-        ("kuhn_poker --count 4800",),
+        ("sample_kuhn_poker --count 4800",),
         (NO_THOUGHTS, *SHORT),
         try_next="algorithm.decay=0.95",
     ),
     "proposer_solver": Recipe(
         "The model was trained to set sums and to solve them",
-        ("proposer_solver --count 4800",),
+        ("sample_proposer_solver --count 4800",),
         (NO_THOUGHTS, *SHORT),
         try_next="training.learning_rate=1e-4",
     ),
     "debate": Recipe(
         "Two debaters were trained to convince a judge; what one wins the other loses",
-        ("debate",),
+        ("sample_debate",),
         (NO_THOUGHTS, *SHORT),
         try_next="algorithm.decay=0.8",
     ),

@@ -51,7 +51,7 @@ def short_demo(directory: Path) -> Path:
 
 def taught_a_little(directory: Path) -> Path:
     """Make a model that answers in the form that is asked for and is right now and then, so that rewards differ."""
-    from reverse_text.demonstrations import demonstrations
+    from sample_reverse_text.demonstrations import demonstrations
 
     from tasks.learner.tiny import tiny_qwen3
     from tests.fixtures.warming import WORDS, taught

@@ -91,7 +91,7 @@ def test_what_is_said_about_a_server_is_refused_for_one_of_others(setting):
     [
         "runtime={type='prime'}",
         "seats={rival={runtime={type='prime'}}}",
-        "taskset={id='lookup', task={tools=[{runtime={type='prime'}}]}}",
+        "taskset={id='sample_lookup', task={tools=[{runtime={type='prime'}}]}}",
     ],
 )
 def test_labels_are_let_through_wherever_a_sandbox_takes_them(place):

@@ -3,10 +3,20 @@
 from collections import Counter
 
 import pytest
-from alphabet_sort.demonstrations import TAG, demonstrations, words
-from alphabet_sort.lists import NAMES, Conversation, Limits, asked, conversations, listed, score, similarity, tagged
 from hypothesis import given
 from hypothesis import strategies as st
+from sample_alphabet_sort.demonstrations import TAG, demonstrations, words
+from sample_alphabet_sort.lists import (
+    NAMES,
+    Conversation,
+    Limits,
+    asked,
+    conversations,
+    listed,
+    score,
+    similarity,
+    tagged,
+)
 
 from tests.environments.scripted import Body, played
 
@@ -133,7 +143,7 @@ def sorting(body: Body) -> str:
 
 @pytest.mark.parametrize(("limits", "num_turns"), [({}, 3), ({"max_turns": 2}, 2)])
 def test_the_user_says_every_turn_until_a_limit(limits: dict[str, int], num_turns: int) -> None:
-    settings = {"id": "alphabet_sort", "num_examples": 2, "min_turns": 3, "task": {"tag": "list", "power": 2}}
+    settings = {"id": "sample_alphabet_sort", "num_examples": 2, "min_turns": 3, "task": {"tag": "list", "power": 2}}
     episodes, bodies = played(settings, ["agent"], sorting, limits=limits)
     assert len(bodies) == 2 * num_turns
     for episode in episodes:

@@ -3,11 +3,11 @@
 import re
 
 import pytest
-from arena.channels import Channels
-from arena.errors import ArenaError
-from arena.verdicts import Verdicts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample_arena.channels import Channels
+from sample_arena.errors import ArenaError
+from sample_arena.verdicts import Verdicts
 
 
 @pytest.mark.parametrize(

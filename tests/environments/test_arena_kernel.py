@@ -5,8 +5,10 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from arena.channels import Channels, Utterance
-from arena.errors import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sample_arena.channels import Channels, Utterance
+from sample_arena.errors import (
     ArenaError,
     MemberFailed,
     PlayError,
@@ -16,11 +18,9 @@ from arena.errors import (
     SpokenAlready,
     WrongMember,
 )
-from arena.kernel import State, advance, begin, failed, overflowed, rolled_back, submit
-from arena.play import Play
-from arena.schedule import Schedule, Slot, require_members, require_same, rounds
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from sample_arena.kernel import State, advance, begin, failed, overflowed, rolled_back, submit
+from sample_arena.play import Play
+from sample_arena.schedule import Schedule, Slot, require_members, require_same, rounds
 
 MEMBERS = ("a", "b", "c")
 CHANNELS = Channels("note")

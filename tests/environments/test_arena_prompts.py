@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
-from arena.errors import ArenaError
-from arena.folding import fold
-from arena.prompts import PromptPack
-from arena.schedule import Schedule, Slot, rounds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
+from sample_arena.errors import ArenaError
+from sample_arena.folding import fold
+from sample_arena.prompts import PromptPack
+from sample_arena.schedule import Schedule, Slot, rounds
 
 TURNS = {("a", "talk"): "{{ claim }}: say {{ round }} of {{ num_rounds }}", ("b", "vote"): "vote"}
 KNOWN = frozenset({"claim"})

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from arena.errors import ScoreError
-from arena.scores import EpisodeScore, MemberScore, complete, errored, of_rewards, record, zero_sum_reward
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample_arena.errors import ScoreError
+from sample_arena.scores import EpisodeScore, MemberScore, complete, errored, of_rewards, record, zero_sum_reward
 
 PAIR = ("a", "b")
 MEMBERS = ("affirmative", "negative", "judge")

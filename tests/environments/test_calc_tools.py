@@ -6,12 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from calc_tools.demonstrations import demonstrations
-from calc_tools.sums import Chain, calculated, chains, is_right, num_chains, progress, prompt, steps, tagged
-from calc_tools.taskset import asked
-from calc_tools.words import SCHEMA
 from hypothesis import given
 from hypothesis import strategies as st
+from sample_calc_tools.demonstrations import demonstrations
+from sample_calc_tools.sums import Chain, calculated, chains, is_right, num_chains, progress, prompt, steps, tagged
+from sample_calc_tools.taskset import asked
+from sample_calc_tools.words import SCHEMA
 
 from tests.environments.scripted import Body, calling, played
 
@@ -132,7 +132,7 @@ def test_six_turns_are_five_calls_and_an_answer() -> None:
             return calling("calc", expression=number + operations[len(told)])
         return tagged(number if int(first) % 2 else -1)
 
-    settings = {"id": "calc_tools", "num_examples": 8, "num_calls": 5}
+    settings = {"id": "sample_calc_tools", "num_examples": 8, "num_calls": 5}
     episodes, bodies = played(settings, ["agent"], reply, together=True)
     assert len(bodies) == 6 * len(episodes) == 48
     traces = [episode.traces[0] for episode in episodes]

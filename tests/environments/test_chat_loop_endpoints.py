@@ -14,7 +14,7 @@ from tests.environments.scripted import Body, calling, played
 
 pytestmark = pytest.mark.engine
 
-SETTINGS = {"id": "calc_tools", "num_examples": 2, "num_calls": 2}
+SETTINGS = {"id": "sample_calc_tools", "num_examples": 2, "num_calls": 2}
 KEPT = ("nodes", "calls", "errors", "rewards", "metrics", "stop_condition", "is_completed", "ok", "tools")
 MOMENTS = {"timestamp", "time", "traceback"}
 

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 import verifiers.v1 as vf
 from aiohttp import web
-from arena.errors import ArenaError, PlayError
-from arena.scores import EpisodeScore
-from arena.seats import learner, require_text
-from debate.claims import Claim, cited, claims, num_true_citations
-from debate.demonstrations import demonstrations
-from debate.playing import DebateEnv
-from debate.taskset import DebateTask, data_of
+from sample_arena.errors import ArenaError, PlayError
+from sample_arena.scores import EpisodeScore
+from sample_arena.seats import learner, require_text
+from sample_debate.claims import Claim, cited, claims, num_true_citations
+from sample_debate.demonstrations import demonstrations
+from sample_debate.playing import DebateEnv
+from sample_debate.taskset import DebateTask, data_of
 from verifiers.v1.clients import EvalClientConfig, ModelContext
 from verifiers.v1.types import SamplingConfig
 from verifiers.v1.utils.loaders import load_environment, resolve_env_config
@@ -103,7 +103,7 @@ class Scripted:
 
 def config_of(**settings: Any) -> vf.EnvConfig:
     seats = {name: {**seat, **settings.pop(name, {})} for name, seat in SEATS.items()}
-    return resolve_env_config({"taskset": {"id": "debate", "length": 3}, **seats, **settings})
+    return resolve_env_config({"taskset": {"id": "sample_debate", "length": 3}, **seats, **settings})
 
 
 def played(
@@ -448,7 +448,7 @@ def view_of(model: Path, *environment: EnvironmentConfig) -> View:
 
 def sampled(engine: Engine, model: Path, directory: Path, **env: Any) -> Rows:
     """The rows of two rollouts for each of two claims, through a real environment server."""
-    environment = EnvironmentConfig(name="debate", taskset={"id": "debate", "num_examples": 8}, env=env)
+    environment = EnvironmentConfig(name="debate", taskset={"id": "sample_debate", "num_examples": 8}, env=env)
     view = view_of(model, environment)
     tables = sampled_tables(engine, environment, view, listed(environment), directory, (2, 2))
     return tables["traces"].to_pylist(), tables["messages"].to_pylist()

@@ -6,18 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wikispeedia.graph import graph
+from sample_wikispeedia.graph import graph
 
 pytestmark = pytest.mark.engine
 
 COMMANDS: dict[str, tuple[list[str], tuple[Any, ...], dict[str, Any], tuple[Any, ...] | None]] = {
-    "alphabet_sort": (["--num-names", "26", "--max-words", "2"], (), {"num_names": 26, "max_words": 2}, (26,)),
-    "calc_tools": (["--num-calls", "3"], (), {"num_calls": 3}, ()),
-    "kuhn_poker": ([], (), {}, ()),
-    "lookup": ([], (), {}, ()),
-    "proposer_solver": ([], (), {"largest": 9}, (9,)),
-    "reverse_text": (["--seed", "7"], (), {"seed": 7}, None),
-    "wikispeedia": (["--num-topics", "12", "--max-moves", "3"], (graph(12, 0),), {"max_moves": 3}, (graph(12, 0),)),
+    "sample_alphabet_sort": (["--num-names", "26", "--max-words", "2"], (), {"num_names": 26, "max_words": 2}, (26,)),
+    "sample_calc_tools": (["--num-calls", "3"], (), {"num_calls": 3}, ()),
+    "sample_kuhn_poker": ([], (), {}, ()),
+    "sample_lookup": ([], (), {}, ()),
+    "sample_proposer_solver": ([], (), {"largest": 9}, (9,)),
+    "sample_reverse_text": (["--seed", "7"], (), {"seed": 7}, None),
+    "sample_wikispeedia": (
+        ["--num-topics", "12", "--max-moves", "3"],
+        (graph(12, 0),),
+        {"max_moves": 3},
+        (graph(12, 0),),
+    ),
 }
 """By environment: options of its command, arguments and settings of its demonstrations, and arguments of its words."""
 

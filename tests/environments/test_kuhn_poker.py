@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kuhn_poker.demonstrations import demonstrations
-from kuhn_poker.play import facts
-from kuhn_poker.rules import CARDS, History, IllegalMove, after, chips, deals, endings, is_over, legal, passive
-from kuhn_poker.strategies import TURNS, equilibrium, nash_conv, pure, value
-from kuhn_poker.talk import RULES, move_of, request
-from kuhn_poker.taskset import SEATS, KuhnPokerConfig, KuhnPokerTaskset
+from sample_kuhn_poker.demonstrations import demonstrations
+from sample_kuhn_poker.play import facts
+from sample_kuhn_poker.rules import CARDS, History, IllegalMove, after, chips, deals, endings, is_over, legal, passive
+from sample_kuhn_poker.strategies import TURNS, equilibrium, nash_conv, pure, value
+from sample_kuhn_poker.talk import RULES, move_of, request
+from sample_kuhn_poker.taskset import SEATS, KuhnPokerConfig, KuhnPokerTaskset
 
 from tests.environments.scripted import SEED, Body, played
 
@@ -101,10 +101,10 @@ def test_facts_are_there_where_the_seat_had_the_choice() -> None:
 
 
 def test_deals_have_stable_names() -> None:
-    tasks = list(KuhnPokerTaskset(KuhnPokerConfig(id="kuhn_poker")).load())
+    tasks = list(KuhnPokerTaskset(KuhnPokerConfig(id="sample_kuhn_poker")).load())
     assert [task.key for task in tasks] == [f"{a}{b}-{first}" for (a, b), first in DEALS]
     assert {task.data.system_prompt for task in tasks} == {None}
-    explained = KuhnPokerTaskset(KuhnPokerConfig(id="kuhn_poker", explain_rules=True)).load()
+    explained = KuhnPokerTaskset(KuhnPokerConfig(id="sample_kuhn_poker", explain_rules=True)).load()
     assert {task.data.system_prompt for task in explained} == {RULES}
 
 
@@ -114,7 +114,7 @@ class Games:
     def __init__(self) -> None:
         self.plan = [(cards, first, ending) for cards, first in DEALS for ending in endings()]
         self._moves = iter([move for _, _, ending in self.plan for move in ending])
-        self.episodes, self.bodies = played({"id": "kuhn_poker"}, SEATS, self._say, lambda task: len(endings()))
+        self.episodes, self.bodies = played({"id": "sample_kuhn_poker"}, SEATS, self._say, lambda task: len(endings()))
 
     def _say(self, body: Body) -> str:
         return next(self._moves)
@@ -177,7 +177,7 @@ def test_the_seats_of_a_game_do_not_sample_with_one_seed(games: Games) -> None:
 
 def test_what_cannot_be_read_is_flagged_and_played_as_the_passive_move() -> None:
     replies = cycle(["check", "bet", "what?"])
-    settings = {"id": "kuhn_poker", "unreadable": "passive"}
+    settings = {"id": "sample_kuhn_poker", "unreadable": "passive"}
     episodes, _ = played(settings, SEATS, lambda body: next(replies), lambda task: task.key == "KJ-0")
     (zero, one) = sorted(episodes[0].traces, key=lambda trace: trace.agent.name)
     assert zero.info == {"moves": ["check", "fold"], "unreadable": [2], "parse_errors": [3]}
@@ -204,7 +204,9 @@ def test_the_first_who_cannot_be_read_loses_a_chip_whatever_the_cards(
     said: list[str], moves: list[list[str]], loser: int, deal: str
 ) -> None:
     replies = iter(said)
-    episodes, bodies = played({"id": "kuhn_poker"}, SEATS, lambda body: next(replies), lambda task: task.key == deal)
+    episodes, bodies = played(
+        {"id": "sample_kuhn_poker"}, SEATS, lambda body: next(replies), lambda task: task.key == deal
+    )
     by_seat = {trace.agent.name: trace for trace in episodes[0].traces}
     assert len(bodies) == len(said)
     assert [by_seat[name].info["moves"] for name in SEATS] == moves
@@ -215,7 +217,9 @@ def test_the_first_who_cannot_be_read_loses_a_chip_whatever_the_cards(
 
 def test_a_seat_that_failed_leaves_both_unscored() -> None:
     replies = cycle(["check", 400])
-    episodes, _ = played({"id": "kuhn_poker"}, SEATS, lambda body: next(replies), lambda task: task.key == "KJ-0")
+    episodes, _ = played(
+        {"id": "sample_kuhn_poker"}, SEATS, lambda body: next(replies), lambda task: task.key == "KJ-0"
+    )
     (zero, one) = sorted(episodes[0].traces, key=lambda trace: trace.agent.name)
     assert one.errors and not one.ok and zero.ok and not episodes[0].ok
     for trace in (zero, one):
@@ -229,7 +233,7 @@ def test_a_limit_too_small_for_the_game_is_an_error() -> None:
     replies = cycle(["check", "bet"])
     settings: Any = {"max_turns": 1}
     episodes, _ = played(
-        {"id": "kuhn_poker"}, SEATS, lambda body: next(replies), lambda task: task.key == "KJ-0", settings
+        {"id": "sample_kuhn_poker"}, SEATS, lambda body: next(replies), lambda task: task.key == "KJ-0", settings
     )
     assert "allow max_turns of 2" in episodes[0].errors[0].message
     assert not any(trace.rewards for trace in episodes[0].traces)

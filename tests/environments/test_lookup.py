@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lookup.chains import REMINDER, Chain, answered, chains, is_right, prompt, reached, store, tagged
-from lookup.demonstrations import called, demonstrations, followed
-from lookup.words import SCHEMA, words
+from sample_lookup.chains import REMINDER, Chain, answered, chains, is_right, prompt, reached, store, tagged
+from sample_lookup.demonstrations import called, demonstrations, followed
+from sample_lookup.words import SCHEMA, words
 
 from tests.fixtures.endpoints import endpoint
 
@@ -109,7 +109,7 @@ class Served:
 
         from aiohttp import web
         from chat_loop.harness import ChatLoopConfig, ChatLoopHarness
-        from lookup.taskset import LookupConfig, LookupTaskset
+        from sample_lookup.taskset import LookupConfig, LookupTaskset
         from verifiers.v1.mcp import serve_shared
         from verifiers.v1.task import TaskData
 
@@ -117,7 +117,7 @@ class Served:
             self.bodies.append(await request.json())
             return web.json_response({"choices": [{"message": replies[len(self.bodies) - 1]}]})
 
-        config = LookupConfig(id="lookup", num_examples=3)
+        config = LookupConfig(id="sample_lookup", num_examples=3)
         self.chain = next(config.generated())
         context: Any = SimpleNamespace(model="policy")
         trace: Any = SimpleNamespace(stop_condition=None)

@@ -8,17 +8,31 @@ import pytest
 import verifiers.v1 as vf
 from hypothesis import given
 from hypothesis import strategies as st
-from proposer_solver.demonstrations import demonstrations
-from proposer_solver.sums import Problem, beginnings, difficulty, is_right, problem_of, proposed, question, request
-from proposer_solver.taskset import RULES_OF_PROPOSER, RULES_OF_SOLVER, ProposerSolverConfig, ProposerSolverTaskset
 from pydantic import ValidationError
+from sample_proposer_solver.demonstrations import demonstrations
+from sample_proposer_solver.sums import (
+    Problem,
+    beginnings,
+    difficulty,
+    is_right,
+    problem_of,
+    proposed,
+    question,
+    request,
+)
+from sample_proposer_solver.taskset import (
+    RULES_OF_PROPOSER,
+    RULES_OF_SOLVER,
+    ProposerSolverConfig,
+    ProposerSolverTaskset,
+)
 
 from tests.environments.scripted import SEED, Body, played
 
 pytestmark = pytest.mark.engine
 
 SEATS = ("proposer", "solver")
-SETTINGS = {"id": "proposer_solver", "num_solvers": 4, "largest": 9, "operators": "+"}
+SETTINGS = {"id": "sample_proposer_solver", "num_solvers": 4, "largest": 9, "operators": "+"}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +84,7 @@ def test_a_proposal_is_worth_most_where_half_were_right() -> None:
 
 def test_tasks_are_requests_by_beginning() -> None:
     def load(**settings: Any) -> list[Any]:
-        return list(ProposerSolverTaskset(ProposerSolverConfig(id="proposer_solver", **settings)).load())
+        return list(ProposerSolverTaskset(ProposerSolverConfig(id="sample_proposer_solver", **settings)).load())
 
     tasks = load(largest=2)
     assert [task.key for task in tasks] == ["0+", "1+", "2+", "0-", "1-", "2-"] == [*beginnings("+-", 2)]

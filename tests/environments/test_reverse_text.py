@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reverse_text.demonstrations import demonstrations
-from reverse_text.texts import ANSWER, prompt, similarity, tagged, texts
+from sample_reverse_text.demonstrations import demonstrations
+from sample_reverse_text.texts import ANSWER, prompt, similarity, tagged, texts
 
 pytestmark = pytest.mark.engine
 

@@ -8,10 +8,21 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wikispeedia.demonstrations import demonstrations
-from wikispeedia.graph import Graph, Trip, distances, every_link, graph, is_connected, page, prompt, shortest, trips
-from wikispeedia.walk import BACK, CLICK, Walk, efficiency
-from wikispeedia.words import SCHEMAS
+from sample_wikispeedia.demonstrations import demonstrations
+from sample_wikispeedia.graph import (
+    Graph,
+    Trip,
+    distances,
+    every_link,
+    graph,
+    is_connected,
+    page,
+    prompt,
+    shortest,
+    trips,
+)
+from sample_wikispeedia.walk import BACK, CLICK, Walk, efficiency
+from sample_wikispeedia.words import SCHEMAS
 
 from configs.load import load
 from tests.environments.scripted import Body, calling, listed, played
@@ -166,7 +177,7 @@ def test_walks_that_share_a_server_stay_apart() -> None:
             return calling(BACK)
         return calling(CLICK, page=shortest(links, Trip(here, target, 0))[0])
 
-    settings = {"id": "wikispeedia", "num_topics": 12, "min_distance": 2, "max_distance": 3, "num_examples": 12}
+    settings = {"id": "sample_wikispeedia", "num_topics": 12, "min_distance": 2, "max_distance": 3, "num_examples": 12}
     episodes, _ = played(settings, ["agent"], reply, together=True)
     for (trace,) in (episode.traces for episode in episodes):
         task = trace.task.data
@@ -182,7 +193,7 @@ def test_walks_that_share_a_server_stay_apart() -> None:
 
 def test_walks_that_do_not_arrive_earn_nothing() -> None:
     replies = iter([calling(CLICK, page="Nowhere"), calling(BACK), "I give up"])
-    settings = {"id": "wikispeedia", "num_topics": 12, "min_distance": 2, "num_examples": 1}
+    settings = {"id": "sample_wikispeedia", "num_topics": 12, "min_distance": 2, "num_examples": 1}
     ((episode,), bodies) = played(settings, ["agent"], lambda body: next(replies))
     (trace,) = episode.traces
     told = [message["content"] for message in bodies[-1]["messages"] if message["role"] == "tool"]

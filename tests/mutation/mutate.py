@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.mutation.report import GROUPS, Survivor, group_of, module_of, page
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("pyproject.toml", "configs", "environments", "flows", "storage", "tasks", "tests")
+COPIED = ("pyproject.toml", "configs", "examples", "flows", "storage", "tasks", "tests")
 REASONS = Path(__file__).with_name("equivalent.toml")
 
 

@@ -104,7 +104,7 @@ def test_a_directory_that_is_no_model(refused: Refused, place: Path, files: dict
 @pytest.mark.engine
 def test_an_environment_that_is_installed_and_does_not_load(refused: Refused, model: str) -> None:
     said = refused("run", "demo", model, "environments.0.taskset.length_of_beard=3")
-    assert "environment 'reverse_text' (taskset 'reverse_text') cannot be loaded" in said
+    assert "environment 'reverse_text' (taskset 'sample_reverse_text') cannot be loaded" in said
     assert "length_of_beard" in said
 
 

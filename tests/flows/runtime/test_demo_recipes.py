@@ -93,7 +93,7 @@ def test_a_recipe_fits_its_preset(preset: str) -> None:
     assert config.kind == "train" and preset in presets()
     packages = {each.split()[0] for each in recipe.demonstrations}
     assert packages == {environment.taskset["id"] for environment in config.environments}
-    assert all((ROOT / "environments" / name / name / "demonstrations.py").is_file() for name in packages)
+    assert all((ROOT / "examples" / name / name / "demonstrations.py").is_file() for name in packages)
     warm_up = load(["sft_demo"], [*recipe.warm_up, "model.path=m"])
     assert warm_up.model.renderer_settings == config.model.renderer_settings
     assert warm_up.training.decay_steps == warm_up.steps * (warm_up.packing.updates_per_step or 1)
@@ -101,10 +101,8 @@ def test_a_recipe_fits_its_preset(preset: str) -> None:
 
 
 def test_every_preset_of_ours_with_an_environment_of_ours_can_be_shown() -> None:
-    ours = {
-        path.name for path in (ROOT / "environments").iterdir() if (path / path.name / "demonstrations.py").is_file()
-    }
-    assert "lookup" in ours
+    ours = {path.name for path in (ROOT / "examples").iterdir() if (path / path.name / "demonstrations.py").is_file()}
+    assert "sample_lookup" in ours
     trained = {name: load([name]) for name in presets() if name != "sft_demo"}
     shown = {name for name, config in trained.items() if {each.taskset["id"] for each in config.environments} <= ours}
     assert {name for name in shown if not trained[name].model.path} == set(RECIPES)

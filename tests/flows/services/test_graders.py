@@ -49,12 +49,12 @@ def config(*environments: dict[str, Any]) -> RunConfig:
 
 
 def reverse(**task: Any) -> dict[str, Any]:
-    return {"name": "reverse", "taskset": {"id": "reverse_text", "num_examples": 4, "task": task}}
+    return {"name": "reverse", "taskset": {"id": "sample_reverse_text", "num_examples": 4, "task": task}}
 
 
 def reversals() -> dict[str, pa.Table]:
     """Rows of an example and of three answers to it, as verifiers scored them when they were made."""
-    from reverse_text.taskset import ReverseTextData, ReverseTextTask
+    from sample_reverse_text.taskset import ReverseTextData, ReverseTextTask
 
     task = ReverseTextTask(ReverseTextData(prompt="Reverse inside <rev>: abc", text="abc"))
     made = {str(number): [scored(trace_of(task, [reply]), task)] for number, reply in enumerate(REPLIES)}

@@ -48,7 +48,7 @@ PLAIN = {
     "AWS_REGION": "eu",
     "LD_LIBRARY_PATH": "/lib",
 }
-ENVIRONMENT = {"name": "a", "taskset": {"id": "reverse_text"}}
+ENVIRONMENT = {"name": "a", "taskset": {"id": "sample_reverse_text"}}
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +149,9 @@ def test_a_process_that_is_started_has_no_others(tmp_path: Path) -> None:
 
 
 def test_a_section_reaches_its_process_by_a_file_for_one_pair_of_eyes(tmp_path: Path) -> None:
-    environment = EnvironmentConfig.model_validate(ENVIRONMENT | {"taskset": {"id": "reverse_text", "judge_key": "s"}})
+    environment = EnvironmentConfig.model_validate(
+        ENVIRONMENT | {"taskset": {"id": "sample_reverse_text", "judge_key": "s"}}
+    )
     precious = tmp_path / "precious"
     precious.write_text("precious")
     (tmp_path / "environment-a.config.json").symlink_to(precious)

@@ -121,6 +121,6 @@ def test_the_stage_declares_its_tables():
 @pytest.mark.engine
 def test_the_pipeline_imports_neither_verifiers_nor_an_environment():
     loaded = "import sys, flows.services.environments, tasks.rollout.regrade"
-    look = f"{loaded}; print(sorted({{'verifiers', 'reverse_text'}} & set(sys.modules)))"
+    look = f"{loaded}; print(sorted({{'verifiers', 'sample_reverse_text'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"

@@ -152,7 +152,7 @@ def test_rollouts_of_one_turn_reach_the_engine_together(
 ) -> None:
     counting.serve("together", models["a"])
     passes, calls = metric(counting, "vllm:iteration_tokens_total_count"), num_calls(counting)
-    taskset, harness = {"id": "reverse_text", "num_examples": 10}, {"id": "chat_loop"}
+    taskset, harness = {"id": "sample_reverse_text", "num_examples": 10}, {"id": "chat_loop"}
     environment = EnvironmentConfig(name="reverse", taskset=taskset, harness=harness, max_turns=1)
     traces, _ = sampled(counting, environment, view, tmp_path, 8, 16, max_in_flight=128)
     assert failures(traces) == [] and len(traces) == 128

@@ -12,8 +12,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
 
 def section(**others: Any) -> EnvironmentConfig:
-    """Return the section of an environment over reverse_text."""
-    return EnvironmentConfig.model_validate({"name": "e", "taskset": {"id": "reverse_text"}} | others)
+    """Return the section of an environment over sample_reverse_text."""
+    return EnvironmentConfig.model_validate({"name": "e", "taskset": {"id": "sample_reverse_text"}} | others)
 
 
 def of(**others: Any) -> Any:
@@ -28,7 +28,7 @@ def test_a_plain_taskset_has_one_seat_with_our_harness_and_runtime() -> None:
 
 def test_best_of_n_goes_around_any_taskset() -> None:
     found = of(env={"id": "best-of-n", "n": 3})
-    assert (type(found).__name__, found.n, found.taskset.id) == ("BestOfNEnvConfig", 3, "reverse_text")
+    assert (type(found).__name__, found.n, found.taskset.id) == ("BestOfNEnvConfig", 3, "sample_reverse_text")
     assert found.agent.harness.id == "chat_loop"
 
 
@@ -68,17 +68,18 @@ def test_a_seat_that_is_not_there_is_refused_by_name() -> None:
         of(env={"id": "user-sim"}, seats={"agent": {"max_turns": 1}})
     with pytest.raises(UnknownSeat, match="evaluation_seat: the environment has no seat 'A'; its seats are assistant"):
         of(env={"id": "user-sim"}, evaluation_seat="A")
-    assert of(env={"id": "user-sim"}, evaluation_seat="assistant").env_id == "user-sim+reverse_text"
+    assert of(env={"id": "user-sim"}, evaluation_seat="assistant").env_id == "user-sim+sample_reverse_text"
 
 
 def test_the_version_names_every_package_whose_code_runs() -> None:
     plain = package_version(section())
     assert package_version(section(env={"num_rounds": 2}, seats={"agent": {"max_turns": 1}})) == plain
     assert package_version(section(env={"id": "best-of-n"})) == plain, "verifiers is named already"
-    own = package_version(section(env={"id": "lookup"}))
-    assert own != plain and "lookup" in own
-    assert "lookup" in package_version(section(seats={"agent": {"harness": {"id": "lookup"}}}))
-    assert "lookup" in package_version(section(env={"agent": {"harness": {"id": "lookup"}, "max_turns": 2}}))
+    harness = {"id": "sample_lookup"}
+    own = package_version(section(env=harness))
+    assert own != plain and "sample-lookup" in own
+    assert "sample-lookup" in package_version(section(seats={"agent": {"harness": harness}}))
+    assert "sample-lookup" in package_version(section(env={"agent": {"harness": harness, "max_turns": 2}}))
 
 
 @pytest.mark.parametrize(

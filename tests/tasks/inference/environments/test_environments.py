@@ -20,7 +20,7 @@ from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
 
-REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "reverse_text", "num_examples": 300, "seed": 5})
+REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text", "num_examples": 300, "seed": 5})
 
 
 @pytest.mark.essential
@@ -101,8 +101,8 @@ def test_messages_in_a_task_keep_their_roles() -> None:
 
 
 def test_the_version_names_every_package() -> None:
-    reverse, chat_loop = (module_digest(each)[:SHOWN] for each in ("reverse_text", "chat_loop"))
-    named = f"reverse-text 0.1.0 sha256:{reverse}, chat-loop 0.1.0 sha256:{chat_loop}, verifiers 0.4.0"
+    reverse, chat_loop = (module_digest(each)[:SHOWN] for each in ("sample_reverse_text", "chat_loop"))
+    named = f"sample-reverse-text 0.1.0 sha256:{reverse}, chat-loop 0.1.0 sha256:{chat_loop}, verifiers 0.4.0"
     assert package_version(REVERSE) == named
     # What its own code imports of chat_loop stays, whichever harness plays.
     builtin = REVERSE.model_copy(update={"harness": {"id": "null"}})
@@ -120,7 +120,7 @@ def test_an_environment_that_is_not_installed(ask: Callable[[EnvironmentConfig],
 
 def test_a_setting_that_the_taskset_does_not_know() -> None:
     with pytest.raises(EnvironmentUnavailable, match=r"cannot be loaded: ValidationError.*\n.*num_exmples"):
-        examples(EnvironmentConfig(name="mine", taskset={"id": "reverse_text", "num_exmples": 3}))
+        examples(EnvironmentConfig(name="mine", taskset={"id": "sample_reverse_text", "num_exmples": 3}))
 
 
 @pytest.mark.usefixtures("plugins")

@@ -233,17 +233,21 @@ def test_code_that_cannot_be_read_is_said(write: Write, monkeypatch: pytest.Monk
 @pytest.mark.engine
 @pytest.mark.parametrize("module", ["tasks.inference.environments.host", "tasks.inference.grading.host"])
 def test_a_process_that_is_started_again_refuses_edited_code(module: str, tmp_path: Path) -> None:
-    begun = EnvironmentConfig(name="text", taskset={"id": "reverse_text"}, version="reverse-text 0.1.0 sha256:aa")
+    begun = EnvironmentConfig(
+        name="text", taskset={"id": "sample_reverse_text"}, version="sample-reverse-text 0.1.0 sha256:aa"
+    )
     report = tmp_path / "report.json"
     ended = subprocess.run(host_arguments(module, begun, report), capture_output=True, timeout=PATIENCE, check=False)
     assert ended.returncode == 3 and json.loads(report.read_text())["error"] == "EnvironmentUnavailable"
-    assert "'text' was edited: the run began with reverse-text 0.1.0 sha256:aa, here" in report.read_text()
+    assert "'text' was edited: the run began with sample-reverse-text 0.1.0 sha256:aa, here" in report.read_text()
 
 
 @pytest.mark.engine
 def test_a_worker_that_joins_later_refuses_edited_code() -> None:
     from tasks.inference.environments.host import set_up_worker
 
-    begun = EnvironmentConfig(name="text", taskset={"id": "reverse_text"}, version="reverse-text 0.1.0 sha256:aa")
+    begun = EnvironmentConfig(
+        name="text", taskset={"id": "sample_reverse_text"}, version="sample-reverse-text 0.1.0 sha256:aa"
+    )
     with pytest.raises(EnvironmentUnavailable, match="'text' was edited"):
         set_up_worker(begun.model_dump(mode="json"))

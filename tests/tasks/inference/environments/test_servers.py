@@ -28,7 +28,7 @@ from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
 
-REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "reverse_text", "num_examples": 1})
+REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text", "num_examples": 1})
 
 
 @pytest.mark.essential
@@ -137,7 +137,7 @@ def commands(pid: int) -> dict[int, str]:
 
 
 def test_a_server_without_its_tools_is_started_again(tmp_path: Path) -> None:
-    environment = {"name": "calc", "taskset": {"id": "calc_tools", "num_examples": 4}}
+    environment = {"name": "calc", "taskset": {"id": "sample_calc_tools", "num_examples": 4}}
     config = RunConfig.model_validate({"environments": [environment]})
     with Supervisor("tools", tmp_path) as supervisor:
         servers = EnvironmentServers(supervisor, config, "")
@@ -145,7 +145,7 @@ def test_a_server_without_its_tools_is_started_again(tmp_path: Path) -> None:
         handle = servers._handles["calc"]
         before = handle.generation
         assert handle.pid is not None
-        tools = [pid for pid, line in commands(handle.pid).items() if "calc_tools.server" in line]
+        tools = [pid for pid, line in commands(handle.pid).items() if "sample_calc_tools.server" in line]
         assert tools, commands(handle.pid)
         send(signal.SIGKILL, tools)  # one may go by itself when another has
         until(lambda: handle.generation != before, lambda: (tmp_path / "environment-calc.log").read_text()[-3000:])

@@ -16,7 +16,7 @@ from tests.fixtures.waiting import PATIENCE
 pytestmark = pytest.mark.engine
 
 HOLDS = EnvironmentConfig(name="holding", taskset={"id": "misbehaving_taskset", "faults": ["holds"]})
-REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "reverse_text", "num_examples": 2})
+REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text", "num_examples": 2})
 
 
 def request(**task: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tests.fixtures.sampled import Rows, failures, own, sampled
 
 pytestmark = pytest.mark.engine
 
-REVERSE = {"id": "reverse_text", "num_examples": 4}
+REVERSE = {"id": "sample_reverse_text", "num_examples": 4}
 ViewOf = Callable[..., View]
 REWARD = 0.625
 
@@ -147,7 +147,7 @@ def test_harness_and_runtime_are_settings(
 ) -> None:
     environment = EnvironmentConfig(name="any", taskset=REVERSE, env=env, harness=harness, runtime=runtime)
     config = verifiers_config(environment.model_dump())
-    assert config.taskset.id == "reverse_text"
+    assert config.taskset.id == "sample_reverse_text"
     found = getattr(config, seat).model_dump()
     for wanted, name in ((harness, "harness"), (runtime, "runtime")):
         assert {key: found[name][key] for key in wanted} == wanted

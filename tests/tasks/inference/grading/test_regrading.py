@@ -43,12 +43,12 @@ def regraded(environment: EnvironmentConfig, rows: dict[str, Any], examples: Any
 
 
 def reverse(**taskset: Any) -> EnvironmentConfig:
-    return EnvironmentConfig(name="reverse", taskset={"id": "reverse_text", "num_examples": 4, **taskset})
+    return EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text", "num_examples": 4, **taskset})
 
 
 def reversals() -> dict[str, Any]:
     """Rows of five answers to one text, as verifiers scores them."""
-    from reverse_text.taskset import ReverseTextData, ReverseTextTask
+    from sample_reverse_text.taskset import ReverseTextData, ReverseTextTask
 
     task = ReverseTextTask(ReverseTextData(prompt="Reverse inside <rev>: abc", text="abc"))
     return rows_of({str(i): [scored(trace_of(task, [reply]), task)] for i, reply in enumerate(REPLIES)}, "reverse")

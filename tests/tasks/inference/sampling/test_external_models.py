@@ -37,7 +37,7 @@ def session_of(root: Path, url: str, name: str, supervisor: Supervisor, **extern
     config = RunConfig.model_validate(
         {
             **{"name": name, "kind": "evaluate", "store": str(root), "seed": 7},
-            "environments": ({"name": "reverse", "taskset": {"id": "reverse_text", "num_examples": 40}},),
+            "environments": ({"name": "reverse", "taskset": {"id": "sample_reverse_text", "num_examples": 40}},),
             "evaluation": {"num_examples": 2, "attempts": 2, "pass_at": (1, 2), "external": chat},
             "rollout": {"max_tokens": 8, "max_attempts": 1, "timeout_seconds": 240},
         }

@@ -28,7 +28,7 @@ from tests.fixtures.waiting import PATIENCE
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
-REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "reverse_text", "num_examples": 20})
+REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text", "num_examples": 20})
 FAULTY = EnvironmentConfig(name="faulty", taskset={"id": "faulty_taskset"})
 
 

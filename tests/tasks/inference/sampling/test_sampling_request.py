@@ -114,7 +114,7 @@ class Started(Supervisor):
 def test_the_key_of_somebody_elses_api_is_not_overwritten_by_one_of_ours(tmp_path: Path, external: bool) -> None:
     """Both may be in one variable; the engine's is made anew for every run, and no engine is asked here."""
     chat = {"url": "https://host/v1", "model": "m", "api_key_variable": "STAGECOACH_ENGINE_KEY"}
-    tree = {"kind": "evaluate", "environments": ({"name": "e", "taskset": {"id": "reverse_text"}},)}
+    tree = {"kind": "evaluate", "environments": ({"name": "e", "taskset": {"id": "sample_reverse_text"}},)}
     config = RunConfig.model_validate(tree | ({"evaluation": {"external": chat}} if external else {}))
     supervisor = Started("run", tmp_path)
     EnvironmentServers(supervisor, config, "ours").begin()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from lookup.demonstrations import demonstrations
-from lookup.words import words
+from sample_lookup.demonstrations import demonstrations
+from sample_lookup.words import words
 
 from configs.environments import EnvironmentConfig
 from configs.run import RunConfig, View
@@ -29,7 +29,7 @@ from tests.fixtures.warming import taught
 
 pytestmark = pytest.mark.engine
 
-LOOKUP = EnvironmentConfig(name="lookup", taskset={"id": "lookup", "num_examples": 4}, max_turns=6)
+LOOKUP = EnvironmentConfig(name="lookup", taskset={"id": "sample_lookup", "num_examples": 4}, max_turns=6)
 RENDERER = {"enable_thinking": False}
 MOST, SIZE = 64, 5
 TOGETHER = INITIAL_LIMIT + 1

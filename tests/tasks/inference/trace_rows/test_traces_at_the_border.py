@@ -47,7 +47,7 @@ def test_one_note_that_cannot_be_written_takes_no_other_rollout_with_it(
 
 
 def test_sampling_imports_no_environment(small_engine: Engine, models: dict[str, Path], tmp_path: Path) -> None:
-    environment = EnvironmentConfig(name="reverse", taskset={"id": "reverse_text", "num_examples": 2})
+    environment = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text", "num_examples": 2})
     with pa.OSFile(str(tmp_path / "examples.arrow"), "wb") as target:
         found = environments.examples(environment)
         with pa.ipc.new_file(target, found.schema) as writer:
@@ -65,7 +65,7 @@ def test_sampling_imports_no_environment(small_engine: Engine, models: dict[str,
     assert done.returncode == 0, done.stderr[-2000:]
     answer = json.loads(done.stdout.splitlines()[-1])
     assert answer["ended"] == [None, None] and "verifiers" in answer["packages"]
-    assert not {"reverse_text", "chat_loop", "torch", "vllm"} & set(answer["packages"])
+    assert not {"sample_reverse_text", "chat_loop", "torch", "vllm"} & set(answer["packages"])
 
 
 @pytest.mark.usefixtures("plugins")

@@ -1,6 +1,0 @@
-"""A verifiers taskset: sort names, then merge in those that the user adds turn by turn."""
-
-from alphabet_sort.conversation import AlphabetSortEnv
-from alphabet_sort.taskset import AlphabetSortTaskset
-
-__all__ = ["AlphabetSortEnv", "AlphabetSortTaskset"]

@@ -1,5 +1,0 @@
-"""A verifiers taskset: work out a chain of operations with a calculator, one call each."""
-
-from calc_tools.taskset import CalcToolsTaskset
-
-__all__ = ["CalcToolsTaskset"]

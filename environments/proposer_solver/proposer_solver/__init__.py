@@ -1,6 +1,0 @@
-"""A verifiers environment of two seats: one sets sums, the other solves each of them several times."""
-
-from proposer_solver.episode import ProposerSolverEnv
-from proposer_solver.taskset import ProposerSolverTaskset
-
-__all__ = ["ProposerSolverEnv", "ProposerSolverTaskset"]

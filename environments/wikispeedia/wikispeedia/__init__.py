@@ -1,5 +1,0 @@
-"""A verifiers taskset: walk from topic to topic of a small link graph with two tools."""
-
-from wikispeedia.taskset import WikispeediaTaskset
-
-__all__ = ["WikispeediaTaskset"]
