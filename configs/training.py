@@ -7,6 +7,9 @@ from pydantic import Field
 from configs.fields import Section, operational
 from configs.losses import DppoLoss, LossConfig, RefKlConfig
 
+KEPT = "(last|(last|every):0*[1-9][0-9]{0,8})"
+"""A part of `training.keep_weights`."""
+
 
 class OptimizerSection(Section):
     """What every optimizer's section says of it."""
@@ -158,5 +161,9 @@ class TrainingConfig(Section):
     save_optimizer_every: int = operational(1, ge=1)
     """Optimizer state is saved with every n-th policy; weights with each. Others are reached by training the recorded
     batches again."""
+    keep_weights: str = operational("all", pattern=f"^(all|{KEPT}(,{KEPT})?)$")
+    """Which policies keep their weights while the run goes on: `all`, or `last:N`, `every:N`, or both with a comma
+    between. The first policy, what the next step and evaluations need, and the newest with optimizer state stay in any
+    case; rows of tables stay always."""
     version: str = ""
     """Version of torch and transformers; filled in when resolved."""

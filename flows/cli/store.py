@@ -68,7 +68,7 @@ def gc(
     keep_last: Annotated[Count, option("keep the N newest runs as well", "N")] = 0,
     remove: Annotated[Runs, option("remove this run; all others stay", "RUN")] = (),
     force: Annotated[Runs, option("remove this run although it is not finished", "RUN")] = (),
-    policies: Annotated[str, option("weights that kept runs keep: all, last, or every:N and the last")] = "all",
+    policies: Annotated[str, option("weights that kept runs keep: all, last:N, or every:N and the last")] = "all",
     yes: Annotated[bool, option("do not ask")] = False,
     dry_run: DryRun = False,
     store: Store = "",

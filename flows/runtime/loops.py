@@ -21,6 +21,7 @@ from flows.runtime.executor import Executor
 from flows.runtime.pipeline import Ahead, Source
 from flows.runtime.session import Session
 from flows.runtime.step_report import Outcome, check_account, finish_step
+from flows.runtime.weights import WeightRetention
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref
 
@@ -45,10 +46,12 @@ def loop_train(session: Session) -> dict[str, Any]:
             evaluations.choose()
             evaluations.begin(pipeline.first_policy(execute, session.source))
         steps = pipeline.run_steps(execute, session.source, in_thread(threads), check_of(session))
+        retention = WeightRetention(session.context)
         for finished in steps:
             outcome.steps.append(finish_step(session, finished))
             outcome.policy = finished.policy
             evaluations.begin(finished.policy)
+            retention.note(finished.policy, evaluations.waiting_keys)
         evaluations.finish()
         # All went well: the session ends its services itself, when its block ends.
         unfinished.pop_all()
@@ -61,11 +64,12 @@ def loop_train(session: Session) -> dict[str, Any]:
 def loop_sft(session: Session) -> dict[str, Any]:
     """Train on demonstrations; return what came of it as plain values."""
     outcome = Outcome(session.context.run, session.config.steps)
-    execute = Executor(session)
+    execute, retention = Executor(session), WeightRetention(session.context)
     with session.context.queue_commits():
         for finished in pipeline.run_steps(execute, session.source, check=check_of(session)):
             outcome.steps.append(finish_step(session, finished))
             outcome.policy = finished.policy
+            retention.note(finished.policy)
     return outcome.as_values(session)
 
 
@@ -153,7 +157,8 @@ class Evaluations:
         self._session = session
         self._overlaps = session.config.evaluation.overlap
         self._found: list[EvaluationScores] = []
-        self._waiting: list[Future[list[EvaluationScores]]] = []
+        self._waiting: list[tuple[str, Future[list[EvaluationScores]]]] = []
+        """Evaluations under way, with the keys of their policies."""
         self._threads = threads
 
     def choose(self) -> None:
@@ -165,21 +170,25 @@ class Evaluations:
     def begin(self, policy: Policy) -> None:
         """Evaluate a policy on the sets that are due; raises what an earlier evaluation raised."""
         # Without waiting, but an evaluation that failed must not go unnoticed for the rest of the run.
-        self._collect(lambda each: each.done())
+        self._collect(Future.done)
         if not any(each.due(policy.version) for each in self._session.config.evaluation.of_sets().values()):
             return
         # Rollouts of an evaluation are committed by themselves, and not before the policy that they are of.
         self._session.context.flush()
         if self._overlaps:
-            self._waiting.append(
-                self._threads.submit(copy_context().run, evaluate_all, self._session, policy, policy.version)
-            )
+            scores = self._threads.submit(copy_context().run, evaluate_all, self._session, policy, policy.version)
+            self._waiting.append((policy.key, scores))
         else:
             self._found += evaluate_all(self._session, policy, policy.version)
 
     def finish(self) -> None:
         """Wait for all evaluations; raises what one of them raised."""
         self._collect(lambda each: True)
+
+    @property
+    def waiting_keys(self) -> set[str]:
+        """Keys of the policies whose evaluations are under way."""
+        return {key for key, _ in self._waiting}
 
     @property
     def described(self) -> list[dict[str, Any]]:
@@ -192,8 +201,8 @@ class Evaluations:
 
     def _collect(self, ready: Callable[[Future[list[EvaluationScores]]], bool]) -> None:
         # In the order in which policies were made: results are shown and compared in it.
-        while self._waiting and ready(self._waiting[0]):
-            self._found += self._waiting.pop(0).result()
+        while self._waiting and ready(self._waiting[0][1]):
+            self._found += self._waiting.pop(0)[1].result()
 
 
 Planner = Callable[[RunContext, Source, Policy | None], list[Ref]]

@@ -7,7 +7,6 @@ called it (`flows.runtime.entry`). Services start early, side by side, and only 
 
 import os
 import shlex
-import shutil
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -27,16 +26,17 @@ from flows.orchestration.states import Cancellation, RunCancelled, event_of, gpu
 from flows.runtime import pipeline
 from flows.runtime.prepare import find_policy, nothing_started
 from flows.runtime.versions import versions
+from flows.runtime.weights import require_space
 from flows.services.base import RunService, Supervisor
 from flows.services.engine import InferenceService
 from flows.services.environments import EnvironmentServers, GraderProcesses
 from flows.services.learner import LearnerProcess
 from flows.services.process import ServiceLoss, ServiceNews
 from flows.services.teachers import TeacherEngines, asked_teachers
-from storage.errors import NoSpace, StoreError
+from storage.errors import StoreError
 from storage.records import LOST, REMOVED
 from storage.roots import check_links
-from storage.store import Store, open_store
+from storage.store import open_store
 from tasks.gate.stage import require_rule
 from tasks.inference.engine.model_info import directory_digest, file_digest, model_directory
 from tasks.rollout.demonstration import Renderer
@@ -45,8 +45,6 @@ from tasks.runtime.services import Services
 from tasks.runtime.stage import Policy, Ref
 from tasks.stages import services_of
 
-MIB = 1024**2
-LEAST_FREE = 16 * MIB
 """Room for logs and for tables without rows to speak of."""
 
 
@@ -319,7 +317,7 @@ def preflight(session: "Session", missing: Sequence[Ref]) -> None:
         require_gate(session.config)
         # Tables are small beside weights; without these, only a little room is asked for.
         makes_weights = bool(stages & {"training", "policy_import"})
-        require_space(session.context.store, Path(session.source.weights) if makes_weights else None)
+        require_space(session.context.store, session.config, Path(session.source.weights) if makes_weights else None)
         for service in session.needed_services(missing):
             service.reach()
         # Loaded in processes of their own, and kept for the stage: an environment that does not load is known now.
@@ -366,19 +364,3 @@ def require_gate(config: RunConfig) -> None:
     """Raise ConfigError where the gate's rule is no condition in SQL over the figures of a batch."""
     if config.gate.type == "rule":
         require_rule(config.gate.rule)
-
-
-def require_space(store: Store, weights: Path | None) -> None:
-    """Raise NoSpace where not even one more policy of the size of `weights` has room on the store's disk."""
-    if store.root.directory is None:
-        return
-    # A policy's files are as large as those it starts from; optimizer states only come on top.
-    size = sum(file.stat().st_size for file in weights.glob("*.safetensors")) if weights else 0
-    needed, free = size + LEAST_FREE, shutil.disk_usage(store.root.directory).free
-    if free < needed:
-        raise NoSpace(
-            f"the disk is full: {free / MIB:.0f} MiB are free, the next step alone needs {needed / MIB:.0f}",
-            store.root.address,
-            "nothing was started; what is in the store stays as it is",
-            "make room there, or take a store on another disk (--store), and run the same again",
-        )

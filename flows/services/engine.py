@@ -1,7 +1,7 @@
 """The inference engine of a run, brought to the policy that is asked for.
 
 It is started early and waited for late. It is put back to where it was after a restart, and never handed out while its
-log-probs differ from the learner's.
+weights are not the policy's, or its log-probs differ from the learner's.
 """
 
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 from flows.services.base import Command, PolicyLock, RunService, Supervisor
 from flows.services.learner import recorded_policy
 from flows.services.process import Handle, ServiceSpec
-from tasks.inference.engine.checks import check_serving
+from tasks.inference.engine.checks import check_serving, check_weights
 from tasks.inference.engine.client import MODEL, Engine, EngineLost, ServedModel
 from tasks.inference.engine.command import command as engine_command
 from tasks.runtime.process_variables import HUGGING_FACE
@@ -109,7 +109,10 @@ class InferenceService(RunService):
             if not holds:
                 engine.serve(policy.key, directory(policy.key), (base, directory(base)) if base else None)
             if not holds or self._proven != policy.key:  # what an engine says it holds is no proof, whoever told it so
-                check_serving(engine, recorded_policy(self._context, policy.key), self._context.config.engine)
+                row = recorded_policy(self._context, policy.key)
+                # An adapter's own values are changed when they are loaded: the probe alone compares them.
+                same = check_weights(engine, row, directory(base or policy.key)) and not base
+                check_serving(engine, row, self._context.config.engine, same_weights=same)
                 self._proven = policy.key
         return served
 

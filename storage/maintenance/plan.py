@@ -25,22 +25,30 @@ RECENT_HOURS = 1.0
 
 @dataclass(frozen=True)
 class PolicyRetention:
-    """Which versions keep their weights: `all`, the `last` one, or `every` n-th and the last."""
+    """Which versions keep their weights: `all`, the `last` ones, or `every` n-th and the last ones."""
 
     kind: str
     every: int = 0
+    last: int = 1
 
     @classmethod
     def parse(cls, text: str) -> "PolicyRetention":
-        """Read `all`, `last` or `every:N`; StoreError for anything else."""
-        kind, _, number = text.partition(":")
-        if text in ("all", "last"):
-            return cls(text)
-        if kind == "every" and re.fullmatch("[0-9]{1,9}", number) and int(number) > 0:
-            return cls("every", int(number))
-        raise StoreError(
-            f"{text!r} does not say which policies to keep", "", "nothing was removed", "say all, last or every:N"
-        )
+        """Read `all`, or `last`, `last:N` and `every:N` with a comma between; StoreError for anything else."""
+        if text == "all":
+            return cls("all")
+        parts = {}
+        for part in text.split(","):
+            kind, _, number = part.partition(":")
+            number = "1" if part == "last" else number
+            if kind not in ("last", "every") or kind in parts or not re.fullmatch("0*[1-9][0-9]{0,8}", number):
+                raise StoreError(
+                    f"{text!r} does not say which policies to keep",
+                    "",
+                    "nothing was removed",
+                    "say all, last:N, every:N or last:N,every:N",
+                )
+            parts[kind] = int(number)
+        return cls("every" if "every" in parts else "last", parts.get("every", 0), parts.get("last", 1))
 
     def keeps(self, version: int) -> bool:
         """Whether a version is kept for its number."""
@@ -208,10 +216,10 @@ def policies_to_prune(
 ) -> list[str]:
     """The keys of policies whose weights go, sorted; none of the runs `spare`, and none of the keys `needed`.
 
-    Besides what `retention` keeps, a run keeps its first policy (it starts from it), its last, those from the last back
-    to the nearest with optimizer state (it is continued from there), and every policy that a run used without having
-    made or adopted it itself (it was asked for by name). A policy goes only if no run keeps it and no adapter that
-    stays is laid over it.
+    Besides what `retention` keeps, a run keeps its first policy (it starts from it), those from the last back to the
+    nearest with optimizer state (it is continued from there), and every policy that a run used without having made or
+    adopted it itself (it was asked for by name). A policy goes only if no run keeps it and no adapter that stays is
+    laid over it.
     """
     if retention.kind == "all":
         return []
@@ -254,13 +262,13 @@ def _row(store: Store, entry: Entry) -> Mapping[str, Any]:
 
 def _policies_to_keep(made: Mapping[str, Mapping[str, Any]], retention: PolicyRetention) -> set[str]:
     order = sorted(made, key=lambda key: made[key]["version"])
-    kept = {order[0], *(key for key in order if retention.keeps(made[key]["version"]))}
+    kept = {order[0], *order[-retention.last :], *(key for key in order if retention.keeps(made[key]["version"]))}
     last = made[order[-1]]
     # Whoever continues the run trains the recorded batches again from the last saved state.
     while not last["has_optimizer"] and last["parent_key"] in made:
         kept.add(last["parent_key"])
         last = made[last["parent_key"]]
-    return kept | {order[-1]}
+    return kept
 
 
 def _check_names(runs: Sequence[str], keep: Collection[str], force: Collection[str]) -> None:

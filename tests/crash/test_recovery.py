@@ -50,6 +50,18 @@ def test_batches_are_trained_again_up_to_a_policy_without_optimizer_state(
     check_clean(run)
 
 
+@pytest.mark.fault("process", "a flow is killed that removes earlier weights", "the same weights, from what was kept")
+def test_a_run_that_keeps_few_weights_goes_on_from_them(drive: Callable[..., Driven]) -> None:
+    run, reference, first = killed_rarely_saved(drive, "training.keep_weights=last")
+    present = [(run.store / "policies" / entry.key).exists() for entry in trained(run)]
+    assert present == [False, True, True], "of the last one the state is not saved, so that of the second is needed"
+    happened(f"SIGKILL to {first.receipts[0]['pid']}")
+    go_on_from_step_2(run, first, reference)
+    ends = [rows(open_store(each.store))["policies"] for each in (run, reference)]
+    assert [row["weights_sha256"] for row in ends[0]] == [row["weights_sha256"] for row in ends[1]]
+    assert len(open_store(run.store).policies.names()) == 2, "the first one and the last, whose state is saved"
+
+
 def trained(run: Driven) -> list[Entry]:
     """Return the ledger rows of the trainings, in order of steps."""
     return [entry for entry in finished(open_store(run.store)) if entry.stage == "training"]

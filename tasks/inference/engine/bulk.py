@@ -1,4 +1,4 @@
-"""The bulk routes of the engine's process, beside vLLM's own: many requests in one call, each answered by itself.
+"""The routes of the engine's process beside vLLM's own: many requests in one call, and the checksum of the weights.
 
 `POST /inference/v1/generate_many` takes `{"requests": [BODY, ...]}`, each BODY what `/inference/v1/generate` takes. The
 answer is a line of JSON for each request as soon as it is finished, `[index, status, body]`, where status and body are
@@ -8,6 +8,8 @@ forward pass come in one chunk. A client that hangs up aborts what is unfinished
 `POST /inference/v1/abort_many` takes `{"request_ids": [ID, ...]}`, ids that clients gave their requests. The line of an
 aborted request comes at once, with the finish reason "abort" and what tokens were already handed over. An id that is
 not under way (not yet, or no longer) is passed over.
+
+`POST /inference/v1/weights_sum` answers `{"workers": [SUM, ...]}`, where SUM is what `checksum.ReadBack` returns.
 """
 
 import asyncio
@@ -51,9 +53,9 @@ class BulkIdentifiers(msgspec.Struct):
     request_ids: list[str]
 
 
-def add_bulk_routes() -> None:
-    """Add the bulk routes to those that vLLM's server is going to attach; they ask for the same key."""
-    for handle in (generate_many, abort_many):
+def add_routes() -> None:
+    """Add the routes to those that vLLM's server is going to attach; they ask for the same key."""
+    for handle in (generate_many, abort_many, weights_sum):
         api_router.router.add_api_route(f"/inference/v1/{handle.__name__}", handle, methods=["POST"])
 
 
@@ -68,6 +70,11 @@ async def abort_many(raw_request: Request) -> Response:
     given = msgspec.json.decode(await raw_request.body(), type=BulkIdentifiers).request_ids
     await raw_request.app.state.engine_client.abort([ID_PREFIX + each for each in given])
     return Response(status_code=200)
+
+
+async def weights_sum(raw_request: Request) -> dict[str, Any]:
+    """Answer with the checksum of the weights that each worker holds."""
+    return {"workers": await raw_request.app.state.engine_client.collective_rpc("weights_sum")}
 
 
 class Admission:

@@ -22,12 +22,17 @@ SERVE_SECONDS = 600.0
 """Longest wait for weights or an adapter to be loaded: large ones come from slow disks."""
 CONNECT_SECONDS = 5.0
 """Longest wait for a connection: a busy engine answers slowly, but accepts at once."""
+NOT_FOUND = 404
+"""What an engine of others answers on routes of ours."""
 SCORE_SECONDS = 600.0
 """Longest wait for one sequence, including those before it in the engine's queue."""
 
 
 class EngineError(RuntimeError):
     """The engine answered a request with an error."""
+
+    status = 0
+    """The HTTP status of the answer, where it was one."""
 
 
 class EngineLost(ConnectionError):
@@ -135,6 +140,19 @@ class Engine:
     def _set_weight_version(self, version: str) -> None:
         self._request("POST", "/update_weight_version", json={"new_version": version})
 
+    def weights_sum(self) -> dict[str, Any] | None:
+        """Return the checksum of the weights that the engine holds, as `checksum.ReadBack` describes it.
+
+        None where it cannot say: an engine of others that was started without it, or several workers with a part each.
+        """
+        try:
+            workers = self._request("POST", "/inference/v1/weights_sum", timeout=SERVE_SECONDS)["workers"]
+        except EngineError as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
+        return workers[0] if len(workers) == 1 else None
+
     def model_directory(self) -> str:
         """Return the directory that the engine was started with, which holds its tokenizer."""
         return str(self._request("GET", "/v1/models")["data"][0]["root"])
@@ -202,7 +220,9 @@ class Engine:
         if answer.status_code == 503:
             raise EngineLost(f"the engine at {self.url} says that it is dead: {answer.text[-1000:]}")
         if answer.status_code != 200:
-            raise EngineError(f"the engine at {self.url}{path} answered {answer.status_code}: {answer.text[-1000:]}")
+            error = EngineError(f"the engine at {self.url}{path} answered {answer.status_code}: {answer.text[-1000:]}")
+            error.status = answer.status_code
+            raise error
         is_json = "json" in answer.headers.get("content-type", "")
         content: dict[str, Any] = answer.json() if is_json and answer.content else {}
         return content

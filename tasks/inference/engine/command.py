@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.inference.engine import model_info
+from tasks.inference.engine.checksum import ReadBack
 from tasks.inference.engine.client import MODEL
 from tasks.inference.engine.weights_view import has_tied_head, read_header, weight_files
 
@@ -61,6 +62,7 @@ def command(
     # Log-probs of the distribution that was sampled from, temperature and top_p applied; and none of the model's own
     # sampling defaults.
     argv += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+    argv += ["--worker-extension-cls", f"{ReadBack.__module__}.{ReadBack.__name__}"]
     argv += ["--disable-uvicorn-access-log", *([] if metrics else ["--disable-log-stats"])]
     argv += (
         _cpu_arguments(config, untie=not frozen and has_tied_head(Path(directory)))
@@ -82,7 +84,9 @@ def _cpu_arguments(config: "EngineConfig", untie: bool) -> list[str]:
 
 def _cuda_arguments(config: "EngineConfig") -> list[str]:
     dtype = "bfloat16" if config.dtype == "auto" else config.dtype
-    return ["--dtype", dtype, "--gpu-memory-utilization", str(config.gpu_memory_utilization)]
+    # The learner's head is computed in float32; one in half precision alone moves log-probs by hundredths of a nat.
+    head = ["--hf-overrides", '{"head_dtype": "float32"}']
+    return [*head, "--dtype", dtype, "--gpu-memory-utilization", str(config.gpu_memory_utilization)]
 
 
 def _environment(config: "EngineConfig", on_cpu: bool) -> dict[str, str]:

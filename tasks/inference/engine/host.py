@@ -125,7 +125,8 @@ def main(argv: Sequence[str]) -> None:
         from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-        from tasks.inference.engine.bulk import add_bulk_routes
+        from tasks.inference.engine.bulk import add_routes
+        from tasks.inference.engine.checksum import remember_packed
         from tasks.inference.engine.core import patch_core
 
     host, port = listener.getsockname()
@@ -134,9 +135,10 @@ def main(argv: Sequence[str]) -> None:
     with serving_view(arguments.model, untie=False, below=own.report.parent) as weights:
         arguments.model = str(weights)
         validate_parsed_serve_args(arguments)
-        add_bulk_routes()
+        add_routes()
         if _is_cpu_build():
             patch_core()
+            remember_packed()
             _fork_engine()
             if arguments.enable_lora:
                 patch_mixed_batches()

@@ -235,6 +235,9 @@ class LyingEngine:
     def serve(self, policy_key: str, directory: Path, base: object = None) -> None:
         LyingEngine.holds = policy_key
 
+    def weights_sum(self) -> None:
+        """What an engine of others answers, which knows no checksum."""
+
     def probe(self, token_ids: list[int], policy_key: str) -> list[float]:
         return [0.0, *[LyingEngine.fresh] * (len(token_ids) - 1)]
 

@@ -218,7 +218,9 @@ def test_thinned_weights_can_be_made_again_but_no_others_in_their_place(store: S
     lasting(store, ["a"])
 
 
-@pytest.mark.parametrize("text", ["", "every", "every:0", "every:x", "last:1", "some"])
+@pytest.mark.parametrize(
+    "text", ["", "every", "every:0", "every:x", "last:0", "last:2,", "all,last:2", "last,last:2", "some"]
+)
 def test_other_words_are_no_retention(text: str) -> None:
     with pytest.raises(StoreError, match="which policies to keep"):
         PolicyRetention.parse(text)

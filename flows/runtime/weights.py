@@ -1,0 +1,110 @@
+"""Keeps the weights of a run's policies within bounds while it is at work, and says how much disk they will take."""
+
+import math
+import shutil
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from configs.run import RunConfig
+from flows.reporting.formats import size
+from storage.errors import NoSpace
+from storage.maintenance.plan import PolicyRetention
+from storage.maintenance.sweep import remove_weights
+from storage.store import Store
+from tasks.inference.engine.weights_view import read_header, weight_files
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Policy
+
+LEAST_FREE = 16 << 20
+"""Bytes for tables, which are small beside weights."""
+MASTER_BYTES, STATE_BYTES = 4, 8
+"""Bytes a parameter of a policy's weights, and of the two moments of Adam beside them."""
+
+
+class WeightRetention:
+    """Removes the weights of a run's earlier policies after each step, as `training.keep_weights` says.
+
+    The first policy stays, the newest ones, those that the setting names, the newest with optimizer state, from which a
+    resumed run goes on, and whatever another run used.
+    """
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._present: dict[int, str] = {}
+        """Keys of policies by version, the first one left out, whose weights may be there."""
+
+    def note(self, policy: Policy, needed: Collection[str] = ()) -> list[str]:
+        """Take up the newest policy; return the keys of those whose weights were removed, which leaves out `needed`."""
+        config, store = self._context.config, self._context.store
+        self._present[policy.version] = policy.key
+        kept = kept_versions(config, self._present)
+        going = [self._present[version] for version in sorted(self._present.keys() - kept)]
+        if going:
+            entries = store.ledger.entries()
+            used = {entry.inputs.get("policy") for entry in entries if entry.run != self._context.run}
+            going = [key for key in going if key not in {*needed, *used}]
+            # What a resumed run would go on from must be in the ledger before anything older goes.
+            self._context.flush()
+            for key in going:
+                remove_weights(store, key, f"`training.keep_weights = {config.training.keep_weights!r}` of its run")
+        self._present = {version: key for version, key in self._present.items() if key not in going}
+        return going
+
+
+def kept_versions(config: RunConfig, versions: Iterable[int]) -> set[int]:
+    """Return which of a run's policies keep their weights when these versions are there, the newest just made."""
+    retention, order = PolicyRetention.parse(config.training.keep_weights), sorted(versions)
+    # The policy that samples may be older than the newest by as many steps as the run is off-policy.
+    newest = order[-max(retention.last, config.rollout.max_off_policy_steps + 1) :]
+    with_state = [version for version in order if version % config.training.save_optimizer_every == 0][-1:]
+    return {*newest, *with_state, *(version for version in order if retention.keeps(version))}
+
+
+def most_bytes(config: RunConfig, num_parameters: int) -> int:
+    """Return the most that the weights of a run's policies take at one time, the first one and one in the making.
+
+    Every policy is taken for whole weights in float32, with two moments where optimizer state is saved.
+    """
+
+    def bytes_of(version: int) -> int:
+        saves = version % config.training.save_optimizer_every == 0
+        return num_parameters * (MASTER_BYTES + (STATE_BYTES if saves else 0))
+
+    most, kept = 0, set[int]()
+    for version in range(1, config.steps + 1):
+        there = {*kept, version}
+        most = max(most, sum(map(bytes_of, there)))
+        kept = kept_versions(config, there)
+    return num_parameters * MASTER_BYTES + most
+
+
+def require_space(store: Store, config: RunConfig, weights: Path | None) -> None:
+    """Raise NoSpace where the run's policies, which begin with those in `weights`, have no room on the store's disk.
+
+    None asks for little more than nothing. Of weights that are there already, nothing is known here: a resumed run is
+    asked for one policy more.
+    """
+    if store.root.directory is None:
+        return
+    free = shutil.disk_usage(store.root.directory).free
+    needed, what = LEAST_FREE, "the next step"
+    if weights is not None:
+        needed += sum(file.stat().st_size for file in weight_files(weights))
+        known = bool(store.ledger.entries(run=config.name))
+        if config.training.lora is None and not known:
+            needed, what = LEAST_FREE + most_bytes(config, num_parameters(weights)), f"{config.steps} steps"
+    if free < needed:
+        raise NoSpace(
+            f"the disk has no room for the weights of this run: {size(free)} are free, {what} will need up to "
+            f"{size(needed)} (training.keep_weights is {config.training.keep_weights!r}, optimizer state is saved "
+            f"every {config.training.save_optimizer_every} steps)",
+            store.root.address,
+            "nothing was started; what is in the store stays as it is",
+            "set training.keep_weights=last:3, make room there, or take a store on another disk (--store)",
+        )
+
+
+def num_parameters(directory: Path) -> int:
+    """Return how many values the safetensors files of a model hold."""
+    shapes = [entry["shape"] for path in weight_files(directory) for entry in read_header(path)[0].values()]
+    return sum(map(math.prod, shapes))

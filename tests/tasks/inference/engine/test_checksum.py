@@ -1,0 +1,128 @@
+"""The checksum of weights: the same for files and tensors in every precision, another for every other weight."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from tasks.inference.engine.checks import EngineMismatch, check_serving, check_weights
+from tasks.inference.engine.checksum import BITS, WeightsSum, sum_files, sum_tensor
+from tasks.inference.engine.client import Engine
+from tests.fixtures.hosts import ENGINE
+from tests.tasks.inference.engine.probes import policy_row
+
+
+def slow(weights: list[torch.Tensor], dtype: str) -> WeightsSum:
+    """The definition, value by value."""
+    patterns = [
+        int.from_bytes(value.reshape(1).view(torch.uint8).numpy().tobytes(), "little")
+        for weight in weights
+        for value in weight.to(getattr(torch, dtype)).reshape(-1)
+    ]
+    return WeightsSum(len(patterns), sum(patterns) % 2**64, sum(each * each for each in patterns) % 2**64)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**16),
+    stored=st.sampled_from(["float32", "bfloat16", "float16"]),
+    dtype=st.sampled_from(sorted(BITS)),
+    tied=st.booleans(),
+)
+def test_files_and_tensors_have_the_sum_of_the_definition(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, stored: str, dtype: str, tied: bool
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    sizes = {"model.embed_tokens.weight": (7, 4), "model.layers.0.mlp.weight": (3, 5), "model.norm.weight": (4,)}
+    if not tied:
+        sizes["lm_head.weight"] = (7, 4)
+    weights = {
+        name: (torch.randn(size, generator=generator) * 10 ** torch.randn(size, generator=generator)).to(
+            getattr(torch, stored)
+        )
+        for name, size in sizes.items()
+    }
+    directory = tmp_path_factory.mktemp("weights")
+    save_file(weights, directory / "model.safetensors")
+    expected = slow(list(weights.values()), dtype)
+    assert sum_files(directory, dtype, own_head=False) == expected
+    both = [*weights.values(), *([weights["model.embed_tokens.weight"]] if tied else [])]
+    assert sum_files(directory, dtype, own_head=True) == slow(both, dtype)
+    summed = WeightsSum()
+    for weight in weights.values():
+        summed = summed.plus(sum_tensor(weight, dtype))
+    assert summed == expected
+
+
+def test_every_flipped_bit_changes_it() -> None:
+    weight = torch.arange(1, 9, dtype=torch.float32)
+    whole = sum_tensor(weight, "float32")
+    for bit in range(8 * 32):
+        flipped = weight.view(torch.int32).clone()
+        flipped[bit // 32] ^= torch.tensor(-(2**31) if bit % 32 == 31 else 1 << bit % 32, dtype=torch.int32)
+        assert sum_tensor(flipped.view(torch.float32), "float32") != whole
+
+
+def test_a_precision_that_is_not_known_is_not_compared(tmp_path: Path) -> None:
+    save_file({"model.norm.weight": torch.zeros(2, dtype=torch.int8)}, tmp_path / "model.safetensors")
+    assert sum_files(tmp_path, "bfloat16", own_head=False) is None
+
+
+def flip(source: Path, target: Path, share: float) -> Path:
+    """Copy a policy with one bit flipped in a share of its weights: the lowest, which no probe would notice."""
+    target.mkdir()
+    for path in source.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    content = bytearray((target / "model.safetensors").read_bytes())
+    start = 8 + struct.unpack("<Q", content[:8])[0]
+    values = np.frombuffer(content, np.uint32, offset=start)
+    chosen = np.random.default_rng(5).choice(len(values), max(1, int(share * len(values))), replace=False)
+    values[chosen] ^= 1
+    (target / "model.safetensors").write_bytes(content)
+    return target
+
+
+@pytest.mark.engine
+@pytest.mark.essential
+@pytest.mark.parametrize("share", [0.01, 0.0], ids=["one weight in a hundred", "one weight"])
+def test_an_engine_with_flipped_bits_is_caught(
+    small_engine: Engine, models: dict[str, Path], tmp_path: Path, share: float
+) -> None:
+    row = policy_row(f"flipped-{share}", models["b"])
+    small_engine.serve(row["policy_key"], models["b"])
+    assert check_weights(small_engine, row, models["b"]) is True
+    small_engine.serve(row["policy_key"], flip(models["b"], tmp_path / "flipped", share))
+    assert check_serving(small_engine, row, ENGINE) < 1e-3  # the probe does not see it
+    with pytest.raises(EngineMismatch, match="the checksum of its"):
+        check_weights(small_engine, row, models["b"])
+
+
+@pytest.mark.engine
+def test_an_engine_that_kept_old_weights_is_caught(
+    small_engine: Engine, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_engine.serve("old-a", models["a"])
+    monkeypatch.setattr(small_engine, "_reload", lambda weights: None)
+    small_engine.serve("old-b", models["b"])
+    with pytest.raises(EngineMismatch, match="it holds other weights"):
+        check_weights(small_engine, policy_row("old-b", models["b"]), models["b"])
+
+
+@pytest.mark.engine
+def test_an_engine_that_cannot_say_its_checksum_is_probed_alone(
+    small_engine: Engine, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_engine.serve("mute", models["a"])
+    row = policy_row("mute", models["a"])
+    request = small_engine._request
+    # As an engine of others answers, which knows vLLM's own routes alone.
+    monkeypatch.setattr(
+        small_engine, "_request", lambda method, path, **named: request(method, path.replace("_sum", ""), **named)
+    )
+    assert check_weights(small_engine, row, models["a"]) is False
+    assert small_engine.healthy()
