@@ -159,8 +159,6 @@ class TeacherConfig(EngineProcess):
     """Most sequences that are scored at once."""
     gpu_memory_utilization: float = operational(0.3, gt=0, le=1)
     """Share of a GPU's memory for its engine; those of the policy's engine and the learner come on top."""
-    gpus: str = operational("")
-    """Which GPUs its engine sees, as CUDA_VISIBLE_DEVICES has it, for example `1`; empty is all that we see."""
 
 
 class ImitationSection(AlgorithmSection):

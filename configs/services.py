@@ -1,10 +1,21 @@
 """The sections of what lives as long as a run: engine, learner, the Prefect server, Weights & Biases."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from configs.fields import Section, operational
+
+
+def _device_list(value: Any) -> Any:
+    """Return a number, or a list, as the variable has it: a single GPU is written as a number, too."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Gpus = Annotated[str, BeforeValidator(_device_list)]
+"""GPUs as CUDA_VISIBLE_DEVICES names them, with commas between."""
 
 
 class EngineProcess(Section):
@@ -20,6 +31,8 @@ class EngineProcess(Section):
     """Memory for the key-value cache, in GiB, on the CPU."""
     gpu_memory_utilization: float = operational(0.45, gt=0, le=1)
     """Share of a GPU's memory for the engine."""
+    gpus: Gpus = operational("")
+    """Which GPUs the engine sees, as CUDA_VISIBLE_DEVICES has it, for example `1`; empty is all that we see."""
     startup_seconds: float = operational(300.0, gt=0)
     """Longest wait until the engine answers a real one-token generation."""
     max_restarts: int = operational(3, ge=0)
@@ -46,6 +59,8 @@ class LearnerConfig(Section):
     """Threads of torch in the learner; small models are fastest with one."""
     processes: int = operational(1, ge=1)
     """Processes under torchrun; 1 needs none."""
+    gpus: Gpus = operational("")
+    """Which GPUs the learner sees, as CUDA_VISIBLE_DEVICES has it, for example `2,3`; empty is all that we see."""
     startup_seconds: float = operational(180.0, gt=0)
     """Longest wait until the learner answers."""
     hang_seconds: float = operational(1800.0, gt=0)

@@ -17,6 +17,7 @@ def problems(config: RunConfig) -> list[str]:
     """Return one line for each thing in `config` that cannot work, whatever the machine."""
     checks = [
         _engine_problems(config),
+        _placement_problems(config),
         training_problems(config),
         _filter_problems(config),
         algorithm_problems(config),
@@ -89,6 +90,21 @@ def _sampling_problems(config: RunConfig) -> Iterator[str]:
         yield (
             f"rollout.max_tokens: {config.rollout.max_tokens} leaves no room for a prompt within "
             f"engine.max_model_len {longest}"
+        )
+
+
+def _placement_problems(config: RunConfig) -> Iterator[str]:
+    """Yield what cannot work of where engine and learner compute, on CUDA."""
+    engine, learner = ({each for each in text.split(",") if each} for text in (config.engine.gpus, config.learner.gpus))
+    if learner and len(learner) < config.learner.processes:
+        yield f"learner.gpus: {config.learner.gpus!r} are fewer than learner.processes, {config.learner.processes}"
+    own_engine = config.kind == "train" and not config.engine.url
+    shared = not engine or not learner or engine & learner
+    if config.training.device == "cuda" and own_engine and shared and config.rollout.max_off_policy_steps:
+        yield (
+            f"rollout.max_off_policy_steps: {config.rollout.max_off_policy_steps} lets the engine sample while the "
+            "learner trains, and both have the same GPU, which slows each by the other; take 0, or give them GPUs of "
+            "their own, for example engine.gpus=0 and learner.gpus=1"
         )
 
 

@@ -10,12 +10,14 @@ from configs.errors import ConfigError
 from configs.load import dump, load
 from configs.resolve import resolve
 from configs.run import RunConfig, View
+from flows.reporting.formats import size
 from flows.runtime import pipeline
 from flows.runtime.executor import Executor
 from flows.runtime.loops import evaluation_configs
 from flows.runtime.pipeline import Source
 from flows.runtime.session import require_gate
 from flows.runtime.versions import config_versions
+from flows.runtime.weights import most_bytes, num_parameters
 from flows.services.teachers import asked_teachers, is_here, local_teacher_facts
 from storage.keys import content_key
 from tasks.inference.engine.model_info import directory_digest
@@ -66,6 +68,7 @@ def lines(config: RunConfig, resolved: RunConfig) -> Iterator[str]:
         yield f"keys are not known yet: {reason}"
     yield ""
     yield from sizes(resolved)
+    yield from disk(resolved)
 
 
 def planned_stages(config: RunConfig, source: Source) -> list[tuple[StageTask, Ref]]:
@@ -121,6 +124,14 @@ def sizes(config: RunConfig) -> Iterator[str]:
             yield f"evaluation{name and f' {name}'}: {count} examples, {count * each.attempts} rollouts"
     if config.kind != "evaluate":
         yield f"rows of {config.packing.tokens_per_row} tokens for {config.packing.data_parallel} rank(s)"
+
+
+def disk(config: RunConfig) -> Iterator[str]:
+    """Yield how much disk the weights of a run will take at most, where it trains those of a model that is here."""
+    directory = Path(config.model.path).expanduser()
+    if config.kind in ("train", "sft") and config.model.path and directory.is_dir() and config.training.lora is None:
+        most = size(most_bytes(config, num_parameters(directory)))
+        yield f"weights: up to {most} on disk at one time (training.keep_weights = {config.training.keep_weights!r})"
 
 
 def _settings(config: RunConfig, resolved: RunConfig) -> Iterator[str]:

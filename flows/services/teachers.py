@@ -111,12 +111,11 @@ class TeacherEngines(RunService):
 
     def _command(self, teacher: TeacherConfig, report: Path) -> Command:
         # All else as the policy's engine: the same length, precision and log-prob settings.
-        own = ("threads", "memory_gib", "gpu_memory_utilization")
+        own = ("threads", "memory_gib", "gpu_memory_utilization", "gpus")
         engine = self._config.engine.model_copy(update={name: getattr(teacher, name) for name in own})
         weights = model_directory(teacher.path, "teacher.path")
         argv, environment = engine_command(engine, self._config.model, weights, report, frozen=True)
-        gpus = {"CUDA_VISIBLE_DEVICES": teacher.gpus} if teacher.gpus else {}
-        return argv, {**environment, **gpus, engine.api_key_variable: self._key}
+        return argv, {**environment, engine.api_key_variable: self._key}
 
 
 def asked_teachers(config: RunConfig) -> Iterator[tuple[str, TeacherConfig]]:

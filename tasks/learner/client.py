@@ -32,10 +32,11 @@ def command(learner: LearnerConfig, report: str) -> tuple[list[str], dict[str, s
     it ends when that closes.
     """
     entry = ["-m", "tasks.learner.worker", "--report", report]
+    variables = ENVIRONMENT | ({"CUDA_VISIBLE_DEVICES": learner.gpus} if learner.gpus else {})
     if learner.processes > 1:
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={learner.processes}"]
-        return [sys.executable, *torchrun, *entry], dict(ENVIRONMENT)
-    return [sys.executable, *entry], dict(ENVIRONMENT)
+        return [sys.executable, *torchrun, *entry], variables
+    return [sys.executable, *entry], variables
 
 
 class Learner:

@@ -1,5 +1,6 @@
 """What must hold between sections: each fault planted alone, and found alone; what is off leaves no trace in keys."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -283,3 +284,22 @@ def test_adapters_are_in_keys() -> None:
     one, other = (content(TrainingConfig(lora=LoraConfig(rank=rank))) for rank in (4, 8))
     assert one["lora"]["rank"] == 4
     assert one != other
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        (["rollout.max_off_policy_steps=1"], "rollout.max_off_policy_steps: 1 lets the engine sample"),
+        (["rollout.max_off_policy_steps=1", "engine.gpus=0,1", "learner.gpus=1"], "rollout.max_off_policy_steps"),
+        (["learner.gpus=1", "learner.processes=2", "packing.data_parallel=2"], "learner.gpus: '1' are fewer"),
+        (["rollout.max_off_policy_steps=1", "engine.gpus=0", "learner.gpus=1"], ""),
+        (["rollout.max_off_policy_steps=1", "engine.url=http://127.0.0.1:1"], ""),
+        ([], ""),
+    ],
+)
+def test_engine_and_learner_do_not_work_at_once_on_one_gpu(settings: list[str], where: str) -> None:
+    if not where:
+        assert load(["qwen3_gpu"], settings)
+        return
+    with pytest.raises(ConfigError, match=re.escape(where)):
+        load(["qwen3_gpu"], settings)

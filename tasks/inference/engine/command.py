@@ -101,6 +101,8 @@ def _environment(config: "EngineConfig", on_cpu: bool) -> dict[str, str]:
         # Clients keep connections open between batches: one that the server closed first would fail a rollout.
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600",
     }
+    if config.gpus:
+        variables["CUDA_VISIBLE_DEVICES"] = config.gpus
     if on_cpu:
         # One core is left for the API server and the environments, or they starve while the engine computes.
         threads = config.threads or max(1, len(os.sched_getaffinity(0)) - 1)

@@ -147,3 +147,11 @@ def test_a_run_without_room_for_its_weights_is_refused(tmp_path: Path, monkeypat
     require_space(store, config("steps=50", "training.keep_weights=last"), model)
     monkeypatch.setattr("flows.runtime.weights.shutil.disk_usage", lambda _: SimpleNamespace(free=needed))
     require_space(store, settings, model)
+
+
+def test_a_hundred_steps_of_the_gpu_preset_have_room_on_a_small_disk() -> None:
+    """Qwen3-0.6B has 596,049,920 parameters."""
+    preset = load(["qwen3_gpu"])
+    assert preset.steps == 100
+    assert most_bytes(preset, 596_049_920) < 20e9
+    assert most_bytes(load(["qwen3_gpu"], ["training.keep_weights=all"]), 596_049_920) > 280e9
