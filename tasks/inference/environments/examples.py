@@ -1,4 +1,4 @@
-"""Builds an environment's verifiers config and its examples, in the environment's own process."""
+"""Builds an environment's verifiers config, its examples and its facts, in the environment's own process."""
 
 import hashlib
 import itertools
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from storage.schemas.stage_tables import EXAMPLES
+from tasks.inference.environments.facts import EnvironmentFacts, facts_of
 from tasks.inference.environments.servers import write_rows
 
 if TYPE_CHECKING:
@@ -120,10 +121,18 @@ def example_rows(environment: Mapping[str, Any], tasks: Iterator["Task[Any]"]) -
         }
 
 
-def write_examples(environment: Mapping[str, Any], target: Path) -> None:
-    """Load the taskset and write its examples to `target` as an Arrow file."""
-    from verifiers.v1.utils.loaders import load_taskset
+def write_examples(environment: Mapping[str, Any], target: Path) -> EnvironmentFacts:
+    """Load the environment, write its examples to `target` as an Arrow file, and return what its code says of itself.
 
-    taskset = load_taskset(verifiers_config(environment).taskset)
-    table = pa.Table.from_pylist(list(example_rows(environment, iter(taskset))), schema=EXAMPLES.arrow)
-    write_rows(target, table)
+    Raises what `verifiers_config` and `facts_of` raise, and what the environment itself does.
+    """
+    from verifiers.v1.utils.loaders import load_environment
+
+    # As its server does it: what fails there fails here, before anything is started.
+    env = load_environment(verifiers_config(environment))
+    tasks = iter(env.taskset)
+    first = next(tasks, None)
+    facts = facts_of(env, first)
+    rows = example_rows(environment, itertools.chain([] if first is None else [first], tasks))
+    write_rows(target, pa.Table.from_pylist(list(rows), schema=EXAMPLES.arrow))
+    return facts

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ import pyarrow as pa
 
 from storage.policies.scratch import ScratchDirectories
 from storage.schemas.stage_tables import EXAMPLES
+from tasks.inference.environments.facts import EnvironmentFacts
 from tasks.inference.environments.packages import EnvironmentUnavailable, require_same_code
 from tasks.runtime.process_variables import inherited_variables, needed_by
 
@@ -28,13 +30,15 @@ EXAMPLES_SECONDS = 600.0
 RETRY_SECONDS = 5.0
 """Longest wait for an answer to the second health request."""
 HOST = "tasks.inference.environments.host"
-# Matches how verifiers fails on a package written for its former interface.
+# Matches how verifiers fails on a package written for an interface that it had before.
 OLD_INTERFACE = re.compile(
-    r"^AttributeError: (taskset module .* defines no `__all__`|module 'verifiers' has no attribute)"
+    r"^AttributeError: (taskset module .* defines no `__all__`|module 'verifiers(\.v1)?' has no attribute)"
+    r"|^TypeError: Can't instantiate abstract class .*'load'"
 )
 OLD_INTERFACE_HINT = (
-    "A package with `load_environment` is of an interface that verifiers no longer has, and nothing bridges it: "
-    "install a version of the package that exports a Taskset, or write one around its data and rewards (docs/traces.md)"
+    "A package with `load_environment` or `load_tasks` is of an interface that verifiers no longer has, and nothing "
+    "bridges it: install a version of the package that exports a Taskset with `load`, or write one around its data and "
+    "rewards (docs/traces.md)"
 )
 
 
@@ -99,22 +103,36 @@ def hangs(address: str, seconds: float) -> bool:
         return False
 
 
-def examples(environment: "EnvironmentConfig") -> pa.Table:
-    """Return the environment's examples, with the schema of the examples table, read in a separate process.
+@dataclass(frozen=True)
+class LoadedEnvironment:
+    """An environment as its own process has loaded it."""
 
-    Raises EnvironmentUnavailable where the taskset cannot be loaded, holds nothing, or was edited since the run began.
+    examples: pa.Table
+    """Rows of the examples table."""
+    facts: EnvironmentFacts
+
+
+def examples(environment: "EnvironmentConfig") -> pa.Table:
+    """Return the environment's examples, with the schema of the examples table; raises what `load` raises."""
+    return load(environment).examples
+
+
+def load(environment: "EnvironmentConfig") -> LoadedEnvironment:
+    """Return the environment's examples and facts, read in a separate process.
+
+    Raises EnvironmentUnavailable where it cannot be loaded, holds nothing, or was edited since the run began.
     """
     require_same_code(environment)
     # A scratch directory is removed later, too, where this process is killed before it comes to that.
     scratches = ScratchDirectories(Path(tempfile.gettempdir()) / f"stagecoach-{os.getuid()}")
     directory = scratches.make("examples")
     try:
-        return _read_examples(environment, directory)
+        return _load(environment, directory)
     finally:
         scratches.discard(directory)
 
 
-def _read_examples(environment: "EnvironmentConfig", directory: Path) -> pa.Table:
+def _load(environment: "EnvironmentConfig", directory: Path) -> LoadedEnvironment:
     target, report, log = (directory / name for name in ("examples.arrow", "report.json", "log"))
     try:
         argv = [*host_arguments(HOST, environment, report), "--examples", str(target)]
@@ -129,7 +147,9 @@ def _read_examples(environment: "EnvironmentConfig", directory: Path) -> pa.Tabl
     table = read_rows(target)
     if not table.num_rows:
         raise EnvironmentUnavailable(f"environment {environment.name!r}: its taskset yields no examples")
-    return table.cast(EXAMPLES.arrow)
+    said = json.loads(report.read_text(encoding="utf-8"))["facts"]
+    facts = EnvironmentFacts(said["seats"], said["scores"], tuple(said["settings"]))
+    return LoadedEnvironment(table.cast(EXAMPLES.arrow), facts)
 
 
 def _run(argv: list[str], variables: Mapping[str, str], log: Path) -> int:

@@ -12,8 +12,8 @@ from flows.queries.compare import compare
 from flows.queries.compare_summary import sheets
 from flows.queries.store_reader import StoreReader
 from flows.runtime.loops import plan_work
+from flows.runtime.preflight import edits_since, preflight
 from flows.runtime.prepare import prepare, require_same
-from flows.runtime.session import edits_since, preflight
 from storage.store import open_store
 from tasks.runtime.run_context import RunContext
 from tests.fixtures import fixed, replays
