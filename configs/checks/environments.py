@@ -98,7 +98,8 @@ def seat_problems(config: RunConfig, trained: Mapping[str, Collection[str]]) -> 
     is refused for a single one, and environments of both kinds are refused in one run. Neither is judged where each
     episode trains one seat of several (`learner_seat`).
     """
-    single, several = [], []
+    single: list[str] = []
+    several: list[str] = []
     for index, environment in enumerate(config.environments):
         name = environment.name
         if name not in trained or environment.learner_seat:

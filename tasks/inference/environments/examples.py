@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from tasks.inference.environments.servers import write_rows
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.env import EnvConfig
-    from verifiers.v1.task import Task
+    from verifiers.v1.task import Task, TaskData
 
 
 PLAYER_KEYS = ("model", "client", "sampling")
@@ -70,13 +71,15 @@ def task_content(task: "Task[Any]") -> dict[str, Any]:
 
     Defaults are left out of the task's own fields only: in nested values they may distinguish kinds of messages.
     """
-    defaults = {
-        name
-        for name, field in type(task.data).model_fields.items()
-        if getattr(task.data, name) == field.get_default(call_default_factory=True)
-    }
+    defaults = {name for name, value in _defaults(type(task.data)).items() if getattr(task.data, name) == value}
     content: dict[str, Any] = task.data.model_dump(mode="json", exclude=defaults | {"idx"}, serialize_as_any=True)
     return content
+
+
+@lru_cache(maxsize=64)
+def _defaults(kind: "type[TaskData]") -> Mapping[str, Any]:
+    """Return the default of every field; once for a class, as pydantic looks at a factory's signature each time."""
+    return {name: field.get_default(call_default_factory=True) for name, field in kind.model_fields.items()}
 
 
 def canonical_json(value: Any) -> str:
