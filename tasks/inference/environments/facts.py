@@ -56,21 +56,23 @@ def facts_of(env: "Env[Any]", task: "Task[Any] | None") -> EnvironmentFacts:
 
 
 def settings_error(error: "ValidationError", taskset: str) -> str:
-    """Return what is wrong with an environment's settings, and the nearest that its taskset takes for unknown ones."""
+    """Return what is wrong with an environment's settings; for unknown ones of its taskset what it takes instead."""
+    from verifiers.v1.configs.taskset import TasksetConfig
     from verifiers.v1.utils.loaders import taskset_config_type
 
-    known = list(taskset_config_type(taskset).model_fields)
-    lines = []
+    known = [name for name in taskset_config_type(taskset).model_fields if name not in TasksetConfig.model_fields]
+    lines, is_listed = [], True
     for each in error.errors():
         *parents, name = [*map(str, each["loc"])] or [""]
-        where, own = ".".join([*parents, name]), parents == ["taskset"]
+        where = ".".join([*parents, name])
         if each["type"] != "extra_forbidden":
             lines.append(f"{where}: {each['msg']}; it is {reprlib.repr(each['input'])}")
             continue
-        near = get_close_matches(name, known, 1) if own else []
-        advice = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}" if own else ""
-        lines.append(f"{where}: unknown setting" + (f"; {advice}" if advice else ""))
-    return "; ".join(lines)
+        near = get_close_matches(name, known, 1) if parents == ["taskset"] else []
+        is_listed &= bool(near) or parents != ["taskset"]
+        lines.append(f"{where}: unknown setting" + (f"; did you mean {near[0]}?" if near else ""))
+    takes = "" if is_listed else f". The taskset takes: {', '.join(known) or 'no settings of its own'}"
+    return "; ".join(lines) + takes
 
 
 def _refuse_former_hooks(kind: type) -> None:

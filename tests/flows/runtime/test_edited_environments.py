@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from configs.errors import ConfigError
@@ -19,6 +20,7 @@ from tasks.inference.environments.facts import EnvironmentFacts
 from tasks.inference.environments.servers import LoadedEnvironment
 from tasks.runtime.run_context import RunContext
 from tests.fixtures import builders, fixed, replays
+from tests.fixtures.builders import example, table
 from tests.fixtures.rehearsal import SMALL, SOURCE, rehearse, session_for
 
 OLD, NEW = "return 1.0\n", "return 2.0\n"
@@ -95,7 +97,8 @@ def told(root: Path, name: str, version: str, **changes: Any) -> list[str]:
     notes: list[str] = []
     session.watchers = (lambda event, facts: notes.append(facts["text"]) if event == "note" else None,)
     facts = EnvironmentFacts({"agent": True}, scores=True)
-    loaded = {fixed.ENVIRONMENT: LoadedEnvironment(fixed.examples(), facts)}
+    held_out = table("examples", [example("held-out", fixed.ENVIRONMENT, "eval")])
+    loaded = {fixed.ENVIRONMENT: LoadedEnvironment(pa.concat_tables([fixed.examples(), held_out]), facts)}
     session.environments.loaded = lambda: loaded  # type: ignore[method-assign]
     session.needed_services = lambda missing: []  # type: ignore[method-assign]
     missing = [ref for ref in plan_work(session.context, SOURCE, None) if ref.computed]
