@@ -21,8 +21,7 @@ from storage.keys import content_key
 from tasks.arrays.columns import texts
 from tasks.inference.engine.model_info import directory_digest
 from tasks.inference.environments.packages import EnvironmentUnavailable
-from tasks.inference.environments.servers import LoadedEnvironment
-from tasks.inference.environments.servers import load as load_environment
+from tasks.inference.environments.servers import load_all
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.stage import Ref
 
@@ -71,15 +70,11 @@ def environment_lines(config: RunConfig) -> Iterator[str]:
 
     Raises ConfigError with all that does not load or fit.
     """
-    loaded: dict[str, LoadedEnvironment] = {}
-    failed: list[str] = []
-    for each in config.environments if config.kind != "sft" else ():
-        try:
-            loaded[each.name] = load_environment(each)
-        except EnvironmentUnavailable as error:
-            failed.append(str(error))
-    if failed:
-        raise ConfigError(failed)
+    environments = config.environments if config.kind != "sft" else ()
+    try:
+        loaded = dict(zip([each.name for each in environments], load_all(environments), strict=True))
+    except EnvironmentUnavailable as error:
+        raise ConfigError([str(error)]) from error
     findings = findings_of(config, loaded)
     if findings.problems:
         raise ConfigError(findings.problems)
