@@ -6,6 +6,7 @@ import reprlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, time
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
@@ -158,6 +159,8 @@ def _line(details: ErrorDetails, origin: Origin) -> str:
         return f"{dotted_key(location)}: say of which `type` it is{where}"
     message = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
     given = "" if details["type"] in ("missing", "value_error") else f"; it is {reprlib.repr(details['input'])}"
+    if isinstance(details["input"], date | time):
+        given = f"; {details['input']} is read as a date or time: put it in quotes"
     return f"{dotted_key(location)}: {message}{given}{where}"
 
 

@@ -21,6 +21,8 @@ from tasks.runtime.imports import quick_imports
 settings.register_profile("untimed", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
+# No test needs the hub. A process that asked for it by mistake would try for half a minute where there is no network.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 pytest_plugins = ["tests.fixtures.faults"]
 HAS_GPU = Path("/dev/nvidiactl").exists()
 MEMORY = Path("/dev/shm")

@@ -1,7 +1,7 @@
 """What must hold of environments, of who plays their seats, and of what evaluations try of them."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from configs.environments import EnvironmentConfig, SeatConfig
@@ -89,6 +89,43 @@ def _evaluation_seat(where: str, environment: EnvironmentConfig) -> Iterator[str
         )
     if name == "judge" and environment.drop_judge:
         yield f"{where}.evaluation_seat: the judge is left out by drop_judge; name a player's seat"
+
+
+def seat_problems(config: RunConfig, trained: Mapping[str, Collection[str]]) -> Iterator[str]:
+    """Yield one line for each environment whose algorithm does not fit its trained seats, given by environment.
+
+    An algorithm that keeps no agents apart would average rewards of different seats. One that has a baseline for each
+    is refused for a single one, and environments of both kinds are refused in one run. Neither is judged where each
+    episode trains one seat of several (`learner_seat`).
+    """
+    single: list[str] = []
+    several: list[str] = []
+    for index, environment in enumerate(config.environments):
+        name = environment.name
+        if name not in trained or environment.learner_seat:
+            continue
+        seats = sorted(trained[name])
+        where = f"environments.{index}.algorithm.type" if environment.algorithm else "algorithm.type"
+        algorithm = config.algorithm_of(name)
+        if not seats:
+            yield f"environments.{index}.seats: no seat of {name!r} is trained; set trainable = true for one"
+        elif len(seats) > 1 and not algorithm.per_agent:
+            yield (
+                f"{where}: environment {name!r} trains {len(seats)} seats ({', '.join(seats)}), and {algorithm.type!r} "
+                "would compare their rewards, which are of different seats. Choose rae or hierarchical_grpo, or train "
+                f"one seat: environments.{index}.seats.{seats[-1]}.trainable=false"
+            )
+        elif len(seats) == 1 and not algorithm.single_agent:
+            yield (
+                f"{where}: {algorithm.type!r} has a baseline for each of several trained seats, and environment "
+                f"{name!r} trains one ({seats[0]}). Choose an algorithm for one seat (grpo, rloo)"
+            )
+        (several if len(seats) > 1 else single).append(name)
+    if single and several:
+        yield (
+            f"environments: {several[0]!r} trains several seats and {single[0]!r} one, and a run holds environments of "
+            "one kind; train each kind in a run of its own, the second from the weights of the first"
+        )
 
 
 def evaluation_problems(config: RunConfig) -> Iterator[str]:

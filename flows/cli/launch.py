@@ -21,8 +21,9 @@ from flows.reporting.panel import Panel, PanelWatcher
 from flows.runtime.demo_sources import FIRST, RECIPES, SEED, Recipe, Sources, build, sources_directory, warm_weights
 from flows.runtime.entry import watching
 from flows.runtime.loops import loop_evaluate, loop_sft, loop_train
+from flows.runtime.preflight import preflight
 from flows.runtime.prepare import nothing_started, prepare
-from flows.runtime.session import Session, Watcher, log_directory, open_session, preflight, record_run
+from flows.runtime.session import Session, Watcher, log_directory, open_session, record_run
 from flows.runtime.versions import config_versions, versions
 from flows.services.base import RunService, Supervisor
 from flows.services.engine import InferenceService

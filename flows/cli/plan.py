@@ -15,12 +15,15 @@ from flows.runtime import pipeline
 from flows.runtime.executor import Executor
 from flows.runtime.loops import evaluation_configs
 from flows.runtime.pipeline import Source
-from flows.runtime.session import require_gate
+from flows.runtime.preflight import findings_of, require_gate
 from flows.runtime.versions import config_versions
 from flows.runtime.weights import most_bytes, num_parameters
 from flows.services.teachers import asked_teachers, is_here, local_teacher_facts
 from storage.keys import content_key
+from tasks.arrays.columns import texts
 from tasks.inference.engine.model_info import directory_digest
+from tasks.inference.environments.packages import EnvironmentUnavailable
+from tasks.inference.environments.servers import load_all
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.stage import Ref
 
@@ -31,12 +34,19 @@ BASELINES = {
     "agent": "one for each agent over all examples; where few examples come back often, key=example tells them apart",
 }
 """Which data the keys of `rae` fit: how many examples there are is not known before a run."""
+NOT_ASKED = (
+    "not checked: that each environment imports, its settings, seats, examples and rewards, and how long its prompts "
+    "are; `stagecoach check --load` asks it"
+)
 SHOWN = 12
 """Characters of a key that are printed."""
 
 
-def main(files: Sequence[str], overrides: Sequence[str], as_json: bool = False) -> int:
-    """Resolve and validate a config, print the plan, and return 0; raise ConfigError where it cannot run here."""
+def main(files: Sequence[str], overrides: Sequence[str], as_json: bool = False, asks: bool = False) -> int:
+    """Resolve and validate a config, print the plan, and return 0; raise ConfigError where it cannot run here.
+
+    `asks` says that each environment is loaded too, in a process of its own, and checked against the config.
+    """
     config = load(files, overrides)
     # A plan without a model is useful, so a model that is not named is no mistake here.
     absent = [line for line in missing_files(config) if config.model.path or not line.startswith("model.path")]
@@ -45,11 +55,39 @@ def main(files: Sequence[str], overrides: Sequence[str], as_json: bool = False) 
     require_gate(config)
     # A model that would have to be downloaded is not looked at: a plan fetches nothing.
     is_local = Path(config.model.path).expanduser().is_dir()
-    here = config if is_local else config.model_copy(update={"model": config.model.model_copy(update={"path": ""})})
+    here = config if is_local else _without_model(config)
     teachers = local_teacher_facts(here) if here.model.path else {}
     resolved = resolve(config, config_versions(here) | teachers)
-    print(dump(resolved) if as_json else "\n".join(lines(config, resolved)))
+    asked = list(environment_lines(resolved if is_local else _without_model(resolved))) if asks else [NOT_ASKED]
+    print(dump(resolved) if as_json else "\n".join([*lines(config, resolved), "", *asked]))
     return 0
+
+
+def _without_model(config: RunConfig) -> RunConfig:
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": ""})})
+
+
+def environment_lines(config: RunConfig) -> Iterator[str]:
+    """Load each environment in a process of its own, and yield what it says of itself and what to mind.
+
+    Raises ConfigError with all that does not load or fit.
+    """
+    environments = config.environments if config.kind != "sft" else ()
+    try:
+        loaded = dict(zip([each.name for each in environments], load_all(environments), strict=True))
+    except EnvironmentUnavailable as error:
+        raise ConfigError([str(error)]) from error
+    findings = findings_of(config, loaded)
+    if findings.problems:
+        raise ConfigError(findings.problems)
+    for name, own in loaded.items():
+        splits = texts(own.examples["split"])
+        yield (
+            f"environment {name} loads: {splits.count('train')} examples to train on, {splits.count('eval')} held out; "
+            f"seats {', '.join(own.facts.seats)}; {'scores' if own.facts.scores else 'no reward'}"
+        )
+        yield f"  settings of its taskset: {', '.join(own.facts.settings)}"
+    yield from (f"note: {line}" for line in findings.notes)
 
 
 def lines(config: RunConfig, resolved: RunConfig) -> Iterator[str]:

@@ -88,6 +88,7 @@ def check(
     *items: Items,
     name: Name = "",
     store: Store = "",
+    load: Annotated[bool, option("load each environment too, and check what it says of itself")] = False,
     as_json: Annotated[bool, option("print the resolved config as JSON instead", name="--json")] = False,
 ) -> int | None:
     """Resolve and validate a config and print the plan; starts nothing."""
@@ -96,7 +97,7 @@ def check(
 
     files, overrides = split_items(items)
     given = {key: value for key, value in (("name", name), ("store", store)) if value}
-    return main(files, [*overrides, *assignments(given)], as_json=as_json)
+    return main(files, [*overrides, *assignments(given)], as_json=as_json, asks=load)
 
 
 @app.command(group=LOOK, help_epilogue=ITEMS_HELP)

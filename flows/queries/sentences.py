@@ -5,7 +5,7 @@ from typing import Any
 
 from flows.queries.outcomes import EXPIRED
 from flows.queries.row_lineage import WORK, RowNode, policy_names
-from flows.reporting.formats import compact_number, one_line
+from flows.reporting.formats import compact_number, error_words, one_line
 from storage.read.lineage import Graph, Work
 from tasks.arrays.finding import NO_TURNS, QUARANTINED, UNTRAINABLE
 from tasks.inference.trace_rows.failures import STRAGGLER
@@ -163,7 +163,7 @@ def _filtered_sentence(found: Found, use: Found) -> str:
 
 def _errored_sentence(found: Found, use: Found) -> str:
     trace = found["trace"]
-    what = _brief(": ".join(filter(None, (trace["error_type"], trace["error_message"]))))
+    what = error_words(": ".join(filter(None, (trace["error_type"], trace["error_message"]))), LONGEST_VALUE)
     return (
         f"{_not(use)}: the rollout failed with an error of class {use['detail']}{f' ({what})' if what else ''}. "
         f"Failed rollouts are in no baseline and in no batch."

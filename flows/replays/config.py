@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from configs.checks.environments import seat_problems
 from configs.errors import ConfigError
 from configs.load import load
 from configs.replay import ORDER, ReplayConfig, needs_weights, replayed_stages
@@ -22,7 +23,7 @@ from flows.replays.request import (
 )
 from flows.replays.steps import chosen_steps
 from flows.runtime.prepare import nothing_started, require_same, whole_weights
-from flows.runtime.versions import config_versions, has_cuda
+from flows.runtime.versions import config_versions
 from flows.services.environments import grader_digest
 from flows.services.teachers import reopened_teachers, teacher_facts
 from storage.keys import content_key
@@ -30,6 +31,8 @@ from storage.read.frames import existing_store
 from storage.read.lineage import Work
 from storage.store import Store
 from tasks.advantage.stage import STAGE
+from tasks.arrays.columns import texts
+from tasks.arrays.seats import trained_seats
 from tasks.inference.engine.model_info import directory_digest, model_directory
 
 
@@ -43,6 +46,27 @@ def refuse_lost_state(config: RunConfig, recorded: StepHistory) -> None:
         return
     credits = recorded.credits_before(replay.first_step)
     if lines := list(_lost_states(config, credits)):
+        raise ConfigError(lines)
+
+
+def refuse_missing_seats(store: Store, config: RunConfig, steps: list[RecordedStep]) -> None:
+    """Raise ConfigError where recorded rollouts are of one trained seat and the algorithm has a baseline for each.
+
+    Where rollouts are sampled again, the environments are asked for their seats instead.
+    """
+    again = replayed_stages(config.replay)
+    if STAGE.name not in again or "rollout" in again:
+        return
+    asked = {each.name for each in config.environments if not config.algorithm_of(each.name).single_agent}
+    seats: dict[str, set[str]] = {}
+    for work in (each for past in steps for each in past.of("rollout").values()) if asked else ():
+        traces = store.read(work.slices_of("traces"))
+        played = trained_seats(traces.filter(traces["trainable"]), config.seat_rules)
+        for name, seat in zip(texts(played["environment"]), texts(played["agent"]), strict=True):
+            seats.setdefault(name, set()).add(seat)
+        if all(len(seats.get(name, ())) > 1 for name in asked):
+            return
+    if lines := list(seat_problems(config, {name: seats[name] for name in asked & seats.keys()})):
         raise ConfigError(lines)
 
 
@@ -109,6 +133,7 @@ def prepare_replay(asked: ReplayRequest) -> RunConfig:
         bounded = requested.model_copy(update={"replay": replay, "steps": len(steps)})
         config = _with_versions(_with_weights(store, _with_name(bounded), steps[0]))
         refuse_lost_state(config, recorded)
+        refuse_missing_seats(store, config, steps)
         # One that goes on has its quarantines already: what was found since does not change its rows.
         if asked.quarantine and begun is None:
             refuse_unfit_state(store, config, recorded)
@@ -271,14 +296,4 @@ def _with_versions(requested: RunConfig) -> RunConfig:
         updates["environments"] = tuple(each.model_copy(update={"version": ""}) for each in requested.environments)
     # A version that is empty is filled in with that of what is installed here.
     opened = reopened_teachers(reopen_versions(requested.model_copy(update=updates), again))
-    config = resolve(opened, config_versions(requested) | teacher_facts(opened))
-    _require_device(config)
-    return config
-
-
-def _require_device(config: RunConfig) -> None:
-    if "training" in replayed_stages(config.replay) and config.training.device == "cuda" and not has_cuda():
-        raise ConfigError(
-            "training.device: recorded as cuda, and this machine has none; replay with --set training.device=cpu "
-            "training.dtype=float32 (other weights will come out), or stop before training (--until packing)"
-        )
+    return resolve(opened, config_versions(requested) | teacher_facts(opened))

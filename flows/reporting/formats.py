@@ -326,6 +326,25 @@ def one_line(text: str, most: int) -> str:
     return cut(line, max(most - 1, 0))[0] + ELLIPSIS
 
 
+_FRAMES = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t]++(?![|+]).*\n)*")
+
+
+def error_words(text: str, most: int) -> str:
+    """Return what an error says on one line of at most `most` characters; of a long one its beginning and its end.
+
+    Of tracebacks in it only the last lines stay: what was raised and why. The end is kept because a wrapped error, and
+    what to do about one, stands there.
+    """
+    text = _FRAMES.sub("", text).strip()
+    if len(text) <= most:
+        return one_line(text, most)
+    begin = len(text) - most * 2 // 3
+    while begin < len(text) - 1 and _belong_together(text[begin - 1], text[begin]):
+        begin += 1
+    end = one_line(text[begin:], most * 2 // 3)
+    return f"{one_line(text, most - len(end) - 1)} {end}"
+
+
 def cut(text: str, most: int) -> tuple[str, int]:
     """Return the first `most` characters of a text, or a few less, and how many were left out.
 

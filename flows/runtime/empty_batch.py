@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from configs.run import RunConfig
-from flows.reporting.formats import one_line
+from flows.reporting.formats import error_words, one_line
 from tasks.arrays.finding import QUARANTINED
 from tasks.arrays.group_counts import groups_to_refill
 from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, STOPPED, outcome_of
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 GROUPS = ["group_id", "environment"]
 TRACES = ["trace_id", "error_class", "error_type", "error_message"]
 VERDICTS = ["trace_id", "reason", "evidence"]
-LONGEST_NAME, LONGEST_MESSAGE = 60, 200
+LONGEST_NAME, LONGEST_MESSAGE = 60, 320
 """Characters of what an environment says that are shown."""
 ZERO_ADVANTAGE, INCOMPLETE_GROUP = "zero_advantage", "incomplete_group"
 EQUAL, ALONE, FOLLOWED = "equal rewards", "alone", "followed"
@@ -79,7 +79,7 @@ def _errors(rows: Sequence[Row]) -> str:
     ((kind, message), count), *_ = Counter((row["error_type"], row["error_message"]) for row in rows).most_common(1)
     # Names and messages come from environments: one line each, and cut, or they could act on a terminal.
     shares = ", ".join(f"{number} {one_line(name, LONGEST_NAME)}" for name, number in classes)
-    words = one_line(message or "(no text)", LONGEST_MESSAGE)
+    words = error_words(message or "(no text)", LONGEST_MESSAGE)
     return f"{len(rows)} errored: {shares}; most often ({count}): {one_line(kind or 'an error', LONGEST_NAME)}: {words}"
 
 

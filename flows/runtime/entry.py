@@ -14,8 +14,9 @@ from flows.orchestration.server import bookkeeping_only, current_flow_run, run_t
 from flows.reporting.artifacts import ArtifactWatcher, RunArtifacts
 from flows.reporting.tracking import Monitor, MonitorWatcher
 from flows.runtime.loops import Planner, plan_work
+from flows.runtime.preflight import preflight
 from flows.runtime.prepare import prepare
-from flows.runtime.session import Session, Watcher, current_session, log_directory, open_session, preflight, record_run
+from flows.runtime.session import Session, Watcher, current_session, log_directory, open_session, record_run
 
 ID_CHARACTERS = 8
 OF_A_PROCESS = ("run:", "store:", "process:")

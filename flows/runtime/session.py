@@ -1,23 +1,21 @@
 """A session: everything that lives as long as one run, and the events that others want to see.
 
 `open_session` makes one for a config. A flow uses the session that is open around it, or opens its own when a worker
-called it (`flows.runtime.entry`). Services start early, side by side, and only those that missing work needs;
-`preflight` finds what would make the run fail later before anything is started for it.
+called it (`flows.runtime.entry`). Services start early, side by side, and only those that missing work needs; before
+that `flows.runtime.preflight` looks for what would make the run fail later.
 """
 
 import os
 import shlex
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from configs.environments import EnvironmentConfig
-from configs.errors import differing_parts
 from configs.replay import needs_weights
 from configs.run import RunConfig, only_teachers_sample, policy_scores
 from flows.orchestration.gate_answers import approval
@@ -26,7 +24,6 @@ from flows.orchestration.states import Cancellation, RunCancelled, event_of, gpu
 from flows.runtime import pipeline
 from flows.runtime.prepare import find_policy, nothing_started
 from flows.runtime.versions import versions
-from flows.runtime.weights import require_space
 from flows.services.base import RunService, Supervisor
 from flows.services.engine import InferenceService
 from flows.services.environments import EnvironmentServers, GraderProcesses
@@ -34,19 +31,15 @@ from flows.services.learner import LearnerProcess
 from flows.services.process import ServiceLoss, ServiceNews
 from flows.services.teachers import TeacherEngines, asked_teachers
 from storage.errors import StoreError
-from storage.records import LOST, REMOVED
+from storage.records import LOST
 from storage.roots import check_links
 from storage.store import open_store
-from tasks.gate.stage import require_rule
 from tasks.inference.engine.model_info import directory_digest, file_digest, model_directory
 from tasks.rollout.demonstration import Renderer
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import Services
 from tasks.runtime.stage import Policy, Ref
 from tasks.stages import services_of
-
-"""Room for logs and for tables without rows to speak of."""
-
 
 Watcher = Callable[[str, Mapping[str, Any]], None]
 _current: ContextVar["Session | None"] = ContextVar("session", default=None)
@@ -303,64 +296,3 @@ def _asks_policy(config: RunConfig, stages: set[str]) -> bool:
     evaluated = config.kind == "evaluate" or (config.kind == "train" and config.evaluation.evaluates_training)
     samples = "rollout" in stages and (evaluated or not only_teachers_sample(config))
     return samples or ("reference" in stages and policy_scores(config))
-
-
-def preflight(session: "Session", missing: Sequence[Ref]) -> None:
-    """Make sure that the missing work can begin: a gate's rule, room on the disk, services, environments that load.
-
-    Raises ConfigError, NoSpace, ServiceFailed or EnvironmentUnavailable; nothing was started then.
-    """
-    stages = {piece.stage for piece in missing}
-    for line in edits_since(session.context, stages):
-        session.notify("note", text=line)
-    with nothing_started():
-        require_gate(session.config)
-        # Tables are small beside weights; without these, only a little room is asked for.
-        makes_weights = bool(stages & {"training", "policy_import"})
-        require_space(session.context.store, session.config, Path(session.source.weights) if makes_weights else None)
-        for service in session.needed_services(missing):
-            service.reach()
-        # Loaded in processes of their own, and kept for the stage: an environment that does not load is known now.
-        if "examples" in stages and session.config.kind != "sft":
-            session.environments.examples()
-
-
-def edits_since(context: RunContext, stages: Collection[str]) -> list[str]:
-    """Return, for each environment of a new run whose code or packages no recorded run had, what that makes anew.
-
-    `stages` are those of missing work. A replay is compared with the run that it goes through, any other with the
-    newest run of the same environment.
-    """
-    anew = [stage for stage in ("examples", "assignment", "rollout", "regrade") if stage in stages]
-    runs, source = context.store.runs, context.config.replay.run
-    known = [] if context.run in runs.names() or not anew else [source] if source else runs.names()[::-1]
-    recorded = {run: runs.config(run) for run in known if runs.last_event(run) != REMOVED}
-    lines = []
-    for each in context.config.environments:
-        earlier = {run: version for run, config in recorded.items() if (version := _version_in(config, each))}
-        if not each.version or not earlier or each.version in earlier.values():
-            continue
-        run = next(iter(earlier))
-        old, new = differing_parts(earlier[run], each.version)
-        lines.append(
-            f"environment {each.name!r} is other code than in run {run!r}: there {old}, here {new}. Computed anew with "
-            f"it: {', '.join(anew)}"
-        )
-        # An evaluation's rollouts are no steps that could be gone through again.
-        if "rollout" in anew and {context.config.kind, recorded[run].get("kind")} == {"train"}:
-            lines[-1] += f"; rollouts as they are, scored by this code: stagecoach replay {run} --regrade"
-    return lines
-
-
-def _version_in(config: Mapping[str, Any], environment: EnvironmentConfig) -> str:
-    """Return the version that a recorded config has of an environment; empty where it has not that environment."""
-    found = (each for each in config.get("environments", ()) if each["name"] == environment.name)
-    return next(
-        (each.get("version", "") for each in found if each["taskset"].get("id") == environment.taskset.get("id")), ""
-    )
-
-
-def require_gate(config: RunConfig) -> None:
-    """Raise ConfigError where the gate's rule is no condition in SQL over the figures of a batch."""
-    if config.gate.type == "rule":
-        require_rule(config.gate.rule)

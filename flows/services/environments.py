@@ -42,7 +42,7 @@ class EnvironmentServers(RunService):
         self._external_key = (external.api_key_variable,) if external else ()
         self._sharing = PolicyLock()
         self._turns = itertools.count(1)
-        self._examples: pa.Table | None = None
+        self._loaded: dict[str, environment_service.LoadedEnvironment] | None = None
 
     def begin(self) -> None:
         """Start the servers side by side, or adopt external ones; returns at once."""
@@ -68,12 +68,21 @@ class EnvironmentServers(RunService):
         return self._sharing.hold(f"alone {next(self._turns)}" if alone else "shared")
 
     def examples(self) -> pa.Table:
-        """Return the examples of all environments, loaded once, in processes of their own."""
+        """Return the examples of all environments; raises what `loaded` raises."""
+        return pa.concat_tables([each.examples for each in self.loaded().values()])
+
+    def loaded(self) -> dict[str, environment_service.LoadedEnvironment]:
+        """Return the examples and facts of every environment by its name, loaded once, side by side.
+
+        Raises EnvironmentUnavailable with what is wrong with each that cannot be loaded.
+        """
         with self._lock:
             # Under the lock: the first step and the first evaluation ask at the same time, and loading takes long.
-            if self._examples is None:
-                self._examples = pa.concat_tables([environment_service.examples(each) for each in self._environments])
-            return self._examples
+            if self._loaded is None:
+                names = [each.name for each in self._environments]
+                found = environment_service.load_all(self._environments)
+                self._loaded = dict(zip(names, found, strict=True))
+            return self._loaded
 
     def begin_examples(self) -> None:
         """Load the examples in a thread; returns at once. Who asks for them waits, and is told what went wrong."""

@@ -30,6 +30,7 @@ from tasks.inference.engine.model_info import (
     model_directory,
     tokenizer_digest,
 )
+from tasks.inference.engine.weights_view import require_weights
 from tasks.runtime.services import retry_lost
 
 NAMED = 8
@@ -221,7 +222,7 @@ def _by_path(config: RunConfig, where: str, teacher: TeacherConfig) -> tuple[str
     """Return the version of a teacher whose weights are here, and what speaks against it."""
     directory = model_directory(teacher.path, f"{where}.path")
     info = model_info.read(directory)
-    model_info.require_weights(directory)
+    require_weights(directory)
     lines = []
     if tokenizer_digest(directory) != (own := _own_tokenizer(config)):
         lines.append(

@@ -1,6 +1,6 @@
 """Credits each environment's traces by its own algorithm, and checks that the algorithm fits its agents."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -12,28 +12,18 @@ from tasks.advantage.algorithms.credit import AdvantageBreach, Credit, GroupedTr
 from tasks.arrays.columns import texts
 
 
-def require_agents(
-    traces: pa.Table, algorithms: Mapping[str, AlgorithmConfig], step: int, one_learner: Collection[str] = ()
-) -> None:
-    """Raise AdvantageBreach where an environment has more or fewer trainable agents than its algorithm can credit.
+def require_agents(traces: pa.Table, algorithms: Mapping[str, AlgorithmConfig]) -> None:
+    """Raise AdvantageBreach where a group holds several trainable agents and its algorithm keeps no agents apart.
 
     `traces` are all of a step whose seats are trained (`tasks.arrays.seats`), kept or not, and `algorithms` those of
-    their environments. An algorithm that keeps no agents apart would average rewards of different seats. One that has a
-    baseline for each agent is refused for an environment with a single one, and environments of both kinds are refused
-    in one run; of these two only the first step is judged, since later on a seat may be missing only because all its
-    rollouts failed. Neither is judged of environments in which each episode has `one_learner`: who that is may change
-    from example to example, and a step may happen to hold examples of one of them only.
+    their environments: rewards of different seats would be averaged. How many seats an environment has is not judged
+    from what was played, where a seat may be missing only because its rollouts failed: the seats that the environment
+    names are checked before a run starts (`configs.checks.environments.seat_problems`).
     """
     ours = _played_traces(traces)
     for environment, settings in algorithms.items():
-        own = ours.filter(pc.field("environment") == environment)
         if not settings.per_agent:
-            _refuse_several(own, environment, settings.type)
-        if not settings.single_agent and step == 0 and environment not in one_learner:
-            _refuse_single(own, environment, settings.type)
-    if step == 0:
-        chosen = pa.array(list(one_learner), pa.string())
-        _refuse_both_kinds(ours.filter(pc.invert(pc.is_in(ours["environment"], value_set=chosen))))
+            _refuse_several(ours.filter(pc.field("environment") == environment), environment, settings.type)
 
 
 def _played_traces(traces: pa.Table) -> pa.Table:
@@ -46,40 +36,12 @@ def _refuse_several(traces: pa.Table, environment: str, algorithm: str) -> None:
     seat_of: dict[str, str] = {}
     for group, seat in zip(texts(traces["group_id"]), texts(traces["agent"]), strict=True):
         if seat_of.setdefault(group, seat) != seat:
-            raise _breach(
-                f"group {group} of environment {environment!r} holds trainable agents {seat_of[group]!r} and "
-                f"{seat!r}, and {algorithm!r} keeps no agents apart: rewards of different seats are not comparable",
-                "Choose an algorithm with a baseline per agent (rae, hierarchical_grpo), or make one seat trainable",
+            raise AdvantageBreach(
+                f"table traces, column agent: group {group} of environment {environment!r} holds trainable agents "
+                f"{seat_of[group]!r} and {seat!r}, and {algorithm!r} keeps no agents apart: rewards of different seats "
+                "are not comparable. Nothing was trained; all that was sampled is safe. Choose an algorithm with a "
+                "baseline per agent (rae, hierarchical_grpo), or make one seat trainable."
             )
-
-
-def _refuse_single(traces: pa.Table, environment: str, algorithm: str) -> None:
-    seats = sorted(set(texts(traces["agent"])))
-    if len(seats) == 1:
-        raise _breach(
-            f"environment {environment!r} has one trainable agent, {seats[0]!r}, and {algorithm!r} is for several: it "
-            "has a baseline for each of them",
-            "Choose an algorithm for a single agent (grpo, rloo), or make more seats trainable",
-        )
-
-
-def _refuse_both_kinds(traces: pa.Table) -> None:
-    agents = traces.group_by(["environment"]).aggregate([("agent", "count_distinct")])
-    counts = dict(zip(texts(agents["environment"]), agents["agent_count_distinct"].to_pylist(), strict=True))
-    single = sorted(name for name, count in counts.items() if count == 1)
-    several = sorted(name for name, count in counts.items() if count != 1)
-    if single and several:
-        raise _breach(
-            f"environment {several[0]!r} has {counts[several[0]]} trainable agents and {single[0]!r} has one: a run "
-            "holds environments of one kind",
-            "Train each kind in a run of its own; the second may start from the weights of the first",
-        )
-
-
-def _breach(what: str, advice: str) -> AdvantageBreach:
-    return AdvantageBreach(
-        f"table traces, column agent: {what}. Nothing was trained; all that was sampled is safe. {advice}."
-    )
 
 
 Credited = Callable[[GroupedTraces, AlgorithmConfig], Credit]

@@ -88,8 +88,8 @@ def advantage(tables: Tables, config: View, *, step: int = 0) -> Tables:
     read, and groups that the section `admission` refuses, have no weight; what a refused trace would have been worth
     stays in its column `advantage`. Raises AdvantageBreach if verdicts
     and traces do not match, an errored trace is kept, a reward is not finite, a kept trace has no messages, or a
-    group's advantages do not add up to zero where the algorithm says so, or an environment has more or fewer trainable
-    agents than its algorithm can credit; and ImportedWithoutTokens if tokens that no policy sampled were to be in the
+    group's advantages do not add up to zero where the algorithm says so, or a group has several trainable agents that
+    its algorithm does not keep apart; and ImportedWithoutTokens if tokens that no policy sampled were to be in the
     rl component; and StateMissing where an algorithm has lost its state.
     """
     kept, mute = without_unreadable(_grouped_traces(tables))
@@ -102,9 +102,7 @@ def advantage(tables: Tables, config: View, *, step: int = 0) -> Tables:
         )
     environments = dict.fromkeys(texts(tables["traces"]["environment"]))
     algorithms = {name: config.algorithms.get(name, config.algorithm) for name in environments}
-    rules = config.seat_rules
-    one_learner = [name for name, rule in rules.items() if rule.learner_seat]
-    require_agents(trained_seats(tables["traces"], rules), algorithms, step, one_learner)
+    require_agents(trained_seats(tables["traces"], config.seat_rules), algorithms)
     # The gate comes last: a turn that nobody could read must not be what admits a group.
     credit = silence(kept, credit_by_environment(kept, algorithms.__getitem__, _credit), mute)
     check_sampled(kept, credit)

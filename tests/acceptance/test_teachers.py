@@ -17,8 +17,9 @@ from flows.cli.launch import LOOPS
 from flows.replays.config import prepare_replay
 from flows.replays.loop import plan_run
 from flows.replays.request import ReplayRequest
+from flows.runtime.preflight import preflight
 from flows.runtime.prepare import prepare
-from flows.runtime.session import open_session, preflight, record_run
+from flows.runtime.session import open_session, record_run
 from flows.services.base import Supervisor
 from flows.services.process import Handle, ServiceSpec
 from storage.store import Store, open_store

@@ -1,6 +1,5 @@
 """What tests of bad input stand on: a place to run commands in, and the guard that nothing is started there."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from flows.replays import config as replay_config
 from flows.services.process import Handle
 from storage.policies.store import Policies
 from storage.store import open_store
+from tests.fixtures import builders
 from tests.fixtures.faults import happened
 
 ROOT = Path(__file__).parents[2]
@@ -78,9 +78,4 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def model(place: Path) -> str:
     """A directory that looks like a model from afar."""
-    directory = place / "model"
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps({"vocab_size": 512, "max_position_embeddings": 512}))
-    header = b'{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
-    (directory / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    return f"model.path={directory}"
+    return f"model.path={builders.model(place / 'model', max_positions=512)}"

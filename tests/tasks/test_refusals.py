@@ -99,7 +99,6 @@ def test_advantage_says_which_trace_no_policy_sampled():
 
 
 SEATS = [trace("a", agent="first"), trace("b", agent="second", reward=0.0)]
-DUEL = [trace(f"d-{agent}", environment="duel", group_id="d", agent=agent) for agent in ("solver", "other")]
 
 
 @pytest.mark.parametrize(
@@ -112,26 +111,13 @@ DUEL = [trace(f"d-{agent}", environment="duel", group_id="d", agent=agent) for a
             "apart: rewards of different seats are not comparable. {UNTRAINED}Choose an algorithm with a baseline per "
             "agent (rae, hierarchical_grpo), or make one seat trainable.",
         ),
-        (
-            group(1.0, 0.0),
-            "rae",
-            "environment 'reverse' has one trainable agent, 'agent', and 'rae' is for several: it has a baseline for "
-            "each of them. {UNTRAINED}Choose an algorithm for a single agent (grpo, rloo), or make more seats "
-            "trainable.",
-        ),
-        (
-            [*DUEL, *group(1.0, 0.0)],
-            "grpo",
-            "environment 'duel' has 2 trainable agents and 'reverse' has one: a run holds environments of one kind. "
-            "{UNTRAINED}Train each kind in a run of its own; the second may start from the weights of the first.",
-        ),
     ],
-    ids=["several", "single", "both"],
+    ids=["several"],
 )
 def test_advantage_says_which_agents_an_algorithm_cannot_credit(traces, kind, what):
     said = f"table traces, column agent: {what.format(UNTRAINED=UNTRAINED)}"
     with pytest.raises(AdvantageBreach, match=exactly(said)):
-        credited(traces, step=0, environments={"duel": {"type": "hierarchical_grpo"}}, type=kind)
+        credited(traces, step=0, type=kind)
 
 
 MASKS = "tests.fixtures.masks"

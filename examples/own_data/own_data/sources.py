@@ -75,7 +75,6 @@ def from_hub(name: str, subset: str, split: str) -> Iterator[tuple[str, Row]]:
     try:
         rows = load_dataset(name, subset or None, split=split)
     except (OSError, ValueError, RuntimeError) as error:  # what the library raises for names, splits and connections
-        offline = "Environment servers work offline unless HF_HUB_OFFLINE=0 is set; what was read once is in the cache."
-        raise DataUnusable(f"hub {name}, split {split}: {type(error).__name__}: {error}. {offline}") from error
+        raise DataUnusable(f"hub {name}, split {split}: {type(error).__name__}: {error}") from error
     for number, row in enumerate(rows):
         yield f"{name}, split {split}, row {number}", dict(row)

@@ -61,12 +61,27 @@ def read(directory: str | Path) -> ModelInfo:
     )
 
 
-def require_weights(directory: str | Path) -> None:
-    """Raise ModelUnusable where a directory has no safetensors weights, the one format of learner and engine."""
-    if not any(Path(directory).glob("*.safetensors")):
+def require_tokenizer(directory: Path, renderer: str) -> None:
+    """Raise ModelUnusable where a directory has no tokenizer, or `default` renders and the tokenizer has no template.
+
+    Other renderers bring a chat template of their own.
+    """
+    if not files_of(directory, TOKENIZER_FILES):
         raise ModelUnusable(
-            f"no model in {str(directory)!r}: it holds a config.json and no *.safetensors file. Give a directory in "
-            "Hugging Face form, with the weights"
+            f"no tokenizer in {str(directory)!r}: it holds no tokenizer.json. Copy the tokenizer files of the model "
+            "there, or name their directory as model.tokenizer"
+        )
+    if renderer != "default" or any(directory.glob("*chat_template*")):
+        return
+    try:
+        settings = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        settings = {}
+    if not settings.get("chat_template"):
+        raise ModelUnusable(
+            f"the tokenizer in {str(directory)!r} has no chat template, which model.renderer 'default' needs. Set "
+            "model.renderer to the family of the model, for example qwen3 or llama-3, or add a chat_template.jinja "
+            "(base models have none)"
         )
 
 
@@ -149,6 +164,17 @@ def model_directory(path: str, key: str = "model.path") -> Path:
 def tokenizer_digest(directory: Path) -> str:
     """Return the digest of the files of a model directory that decide which tokens a conversation becomes."""
     return content_key({file.name: file_digest(file) for file in files_of(directory, TOKENIZER_FILES)})
+
+
+def count_tokens(directory: Path, texts: Sequence[str]) -> list[int] | None:
+    """Return how many tokens each text has; None where the directory has no `tokenizer.json` that can be read."""
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    except Exception:  # its errors have no class of their own; whoever needs the tokenizer says what is wrong
+        return None
+    return [len(each.ids) for each in tokenizer.encode_batch(list(texts), add_special_tokens=False)]
 
 
 def directory_digest(directory: Path) -> str:

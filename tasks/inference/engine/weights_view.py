@@ -19,6 +19,7 @@ from tasks.inference.engine import model_info
 HEAD = "lm_head.weight"
 EMBEDDINGS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
 OPTIMIZER_PREFIX = "optimizer"
+INDEX = "model.safetensors.index.json"
 
 
 class WeightsUnusable(ValueError):
@@ -31,6 +32,30 @@ def weight_files(directory: Path) -> list[Path]:
     if not files:
         raise WeightsUnusable(f"no weights in {str(directory)!r}: expected model.safetensors. Nothing was loaded")
     return files
+
+
+def require_weights(directory: Path) -> None:
+    """Raise ModelUnusable where a model's directory lacks weights, or a file of them is missing or cut short.
+
+    Reads headers alone. safetensors is the one format of learner and engine.
+    """
+    if not any(directory.glob("*.safetensors")):
+        raise model_info.ModelUnusable(
+            f"no model in {str(directory)!r}: it holds a config.json and no *.safetensors file. Give a directory in "
+            "Hugging Face form, with the weights"
+        )
+    try:
+        for file in weight_files(directory):
+            read_header(file)
+        index = json.loads((directory / INDEX).read_text(encoding="utf-8")) if (directory / INDEX).is_file() else {}
+    except ValueError as error:
+        raise model_info.ModelUnusable(f"model.path: {error}. Copy or download the model again") from error
+    absent = sorted({name for name in index.get("weight_map", {}).values() if not (directory / name).is_file()})
+    if absent:
+        raise model_info.ModelUnusable(
+            f"model.path: {str(directory)!r} lacks {len(absent)} file(s) that its {INDEX} names, first {absent[0]}. "
+            "Copy or download the model again"
+        )
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:

@@ -1,20 +1,22 @@
-"""Builds an environment's verifiers config and its examples, in the environment's own process."""
+"""Builds an environment's verifiers config, its examples and its facts, in the environment's own process."""
 
 import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from storage.schemas.stage_tables import EXAMPLES
+from tasks.inference.environments.facts import EnvironmentFacts, facts_of
 from tasks.inference.environments.servers import write_rows
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.env import EnvConfig
-    from verifiers.v1.task import Task
+    from verifiers.v1.task import Task, TaskData
 
 
 PLAYER_KEYS = ("model", "client", "sampling")
@@ -69,13 +71,15 @@ def task_content(task: "Task[Any]") -> dict[str, Any]:
 
     Defaults are left out of the task's own fields only: in nested values they may distinguish kinds of messages.
     """
-    defaults = {
-        name
-        for name, field in type(task.data).model_fields.items()
-        if getattr(task.data, name) == field.get_default(call_default_factory=True)
-    }
+    defaults = {name for name, value in _defaults(type(task.data)).items() if getattr(task.data, name) == value}
     content: dict[str, Any] = task.data.model_dump(mode="json", exclude=defaults | {"idx"}, serialize_as_any=True)
     return content
+
+
+@lru_cache(maxsize=64)
+def _defaults(kind: "type[TaskData]") -> Mapping[str, Any]:
+    """Return the default of every field; once for a class, as pydantic looks at a factory's signature each time."""
+    return {name: field.get_default(call_default_factory=True) for name, field in kind.model_fields.items()}
 
 
 def canonical_json(value: Any) -> str:
@@ -120,10 +124,18 @@ def example_rows(environment: Mapping[str, Any], tasks: Iterator["Task[Any]"]) -
         }
 
 
-def write_examples(environment: Mapping[str, Any], target: Path) -> None:
-    """Load the taskset and write its examples to `target` as an Arrow file."""
-    from verifiers.v1.utils.loaders import load_taskset
+def write_examples(environment: Mapping[str, Any], target: Path) -> EnvironmentFacts:
+    """Load the environment, write its examples to `target` as an Arrow file, and return what its code says of itself.
 
-    taskset = load_taskset(verifiers_config(environment).taskset)
-    table = pa.Table.from_pylist(list(example_rows(environment, iter(taskset))), schema=EXAMPLES.arrow)
-    write_rows(target, table)
+    Raises what `verifiers_config` and `facts_of` raise, and what the environment itself does.
+    """
+    from verifiers.v1.utils.loaders import load_environment
+
+    # As its server does it: what fails there fails here, before anything is started.
+    env = load_environment(verifiers_config(environment))
+    tasks = iter(env.taskset)
+    first = next(tasks, None)
+    facts = facts_of(env, first)
+    rows = example_rows(environment, itertools.chain([] if first is None else [first], tasks))
+    write_rows(target, pa.Table.from_pylist(list(rows), schema=EXAMPLES.arrow))
+    return facts

@@ -18,6 +18,7 @@ import threading
 import time
 from _thread import start_new_thread
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ from urllib.parse import urlsplit
 from tasks.inference.engine.host import write_report
 from tasks.inference.environments.batched_calls import install_batched_calls
 from tasks.inference.environments.examples import verifiers_config, write_examples
+from tasks.inference.environments.facts import settings_error
 from tasks.inference.environments.packages import require_same_code
 from tasks.inference.environments.tuning import load_in_background, tune_verifiers
 from tasks.inference.sampling.seats import install_seat_assignment
@@ -60,16 +62,20 @@ def main(argv: Sequence[str]) -> int:
             import verifiers.v1  # noqa: F401
         if arguments.examples is None:
             return serve(environment, arguments.report)
-        write_examples(environment, arguments.examples)
+        facts = write_examples(environment, arguments.examples)
+        write_report(arguments.report, {"facts": asdict(facts)})
     except Exception as error:
-        return report_load_error(error, environment["name"], arguments.report)
+        return report_load_error(error, environment["name"], arguments.report, environment["taskset"].get("id", ""))
     return 0
 
 
-def report_load_error(error: Exception, name: str, report: Path) -> int:
+def report_load_error(error: Exception, name: str, report: Path, taskset: str = "") -> int:
     """Write why an environment cannot be loaded to the log and to the report, where the parent reads it; return 3."""
+    from pydantic import ValidationError
+
     logging.exception("environment %s cannot be loaded", name, exc_info=error)
-    content = {"error": type(error).__name__, "message": str(error), "missing": missing_module(error)}
+    message = settings_error(error, taskset) if taskset and isinstance(error, ValidationError) else str(error)
+    content = {"error": type(error).__name__, "message": message, "missing": missing_module(error)}
     write_report(report, content)
     return 3
 

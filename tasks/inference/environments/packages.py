@@ -10,9 +10,10 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import PackageNotFoundError, distribution, packages_distributions, version
+from importlib.metadata import PackageNotFoundError, distribution, distributions, packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,7 +86,7 @@ def _code(environment: Section) -> Iterator[str]:
         if _of_verifiers(module, group):
             yield f"verifiers {version('verifiers')}"
             continue
-        yield f"{_label(environment, kind, name, module)} sha256:{module_digest(module)[:SHOWN]}"
+        yield f"{_label(environment, kind, name, module, group)} sha256:{module_digest(module)[:SHOWN]}"
         waiting.append(module)
     for file in files:
         yield f"{file.name} sha256:{_file_digest(file)[:SHOWN]}"
@@ -135,13 +136,32 @@ def _of_verifiers(module: str, group: str) -> bool:
     return any(Path(root, "v1", group, module).exists() for root in roots)
 
 
-def _label(environment: Section, kind: str, name: str, module: str) -> str:
+def _plugin_modules(group: str) -> list[str]:
+    """Return the modules that a plug-in may be: those of verifiers, and of packages that are built on it."""
+    verifiers = find_spec("verifiers")
+    roots = verifiers.submodule_search_locations or () if verifiers else ()
+    inside = [each.stem for root in roots for each in Path(root, "v1", group).glob("[a-z]*")]
+    own = [
+        each.metadata["Name"].replace("-", "_").lower()
+        for each in distributions()
+        if any(map(_NEEDS_VERIFIERS.match, each.requires or ()))
+    ]
+    return sorted({*inside, *own})
+
+
+def _label(environment: Section, kind: str, name: str, module: str, group: str) -> str:
     """Return name and version of a plug-in's distribution. Raises EnvironmentUnavailable where there is no module."""
     if _spec(module) is None:
+        near = get_close_matches(module, _plugin_modules(group), 1)
+        advice = (
+            f"Did you mean {near[0]!r}, which is installed?"
+            if near
+            else f"Install the package that has it, for example `pip install {name.replace('_', '-')}`, or for one of "
+            f"the samples `pip install ./environments/{module}`"
+        )
         raise EnvironmentUnavailable(
             f"environment {environment['name']!r}: {kind} {name!r} is not installed: there is no module {module!r}. "
-            f"Install the package that has it, for example `pip install {name.replace('_', '-')}`, or for one of the "
-            f"samples `pip install ./environments/{module}`"
+            f"{advice}"
         )
     try:
         return f"{name.replace('_', '-')} {version(name)}"

@@ -3,14 +3,17 @@
 import asyncio
 import json
 import logging
+import math
 import os
 import re
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,23 +21,29 @@ import pyarrow as pa
 
 from storage.policies.scratch import ScratchDirectories
 from storage.schemas.stage_tables import EXAMPLES
+from tasks.inference.environments.facts import EnvironmentFacts
 from tasks.inference.environments.packages import EnvironmentUnavailable, require_same_code
+from tasks.inference.trace_rows.failures import add_advice
 from tasks.runtime.process_variables import inherited_variables, needed_by
 
 if TYPE_CHECKING:
     from configs.environments import EnvironmentConfig
 
 EXAMPLES_SECONDS = 600.0
+POLL_SECONDS = 0.05
+"""Between two looks at the processes that load environments."""
 RETRY_SECONDS = 5.0
 """Longest wait for an answer to the second health request."""
 HOST = "tasks.inference.environments.host"
-# Matches how verifiers fails on a package written for its former interface.
+# Matches how verifiers fails on a package written for an interface that it had before.
 OLD_INTERFACE = re.compile(
-    r"^AttributeError: (taskset module .* defines no `__all__`|module 'verifiers' has no attribute)"
+    r"^AttributeError: (taskset module .* defines no `__all__`|module 'verifiers(\.v1)?' has no attribute)"
+    r"|^TypeError: Can't instantiate abstract class .*'load'"
 )
 OLD_INTERFACE_HINT = (
-    "A package with `load_environment` is of an interface that verifiers no longer has, and nothing bridges it: "
-    "install a version of the package that exports a Taskset, or write one around its data and rewards (docs/traces.md)"
+    "A package with `load_environment` or `load_tasks` is of an interface that verifiers no longer has, and nothing "
+    "bridges it: install a version of the package that exports a Taskset with `load`, or write one around its data and "
+    "rewards (docs/traces.md)"
 )
 
 
@@ -66,7 +75,8 @@ def host_variables() -> dict[str, str]:
     """Return the environment variables of such a process."""
     # One thread: many of these processes share the machine with the engine, which needs the cores.
     variables = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
-    return variables | {"HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"), "PYTHONUNBUFFERED": "1"}
+    # HF_HUB_OFFLINE stays as it is in the shell: most public environments load their data from the hub.
+    return variables | {"PYTHONUNBUFFERED": "1"}
 
 
 def answers(address: str, seconds: float = 2.0) -> bool:
@@ -99,54 +109,126 @@ def hangs(address: str, seconds: float) -> bool:
         return False
 
 
+@dataclass(frozen=True)
+class LoadedEnvironment:
+    """An environment as its own process has loaded it."""
+
+    examples: pa.Table
+    """Rows of the examples table."""
+    facts: EnvironmentFacts
+
+
 def examples(environment: "EnvironmentConfig") -> pa.Table:
-    """Return the environment's examples, with the schema of the examples table, read in a separate process.
+    """Return the environment's examples, with the schema of the examples table; raises what `load` raises."""
+    return load(environment).examples
 
-    Raises EnvironmentUnavailable where the taskset cannot be loaded, holds nothing, or was edited since the run began.
+
+def load(environment: "EnvironmentConfig") -> LoadedEnvironment:
+    """Return one environment's examples and facts: see `load_all`."""
+    return load_all([environment])[0]
+
+
+def load_all(environments: "Sequence[EnvironmentConfig]") -> list[LoadedEnvironment]:
+    """Return the examples and facts of environments, in their order.
+
+    Each is loaded in a process of its own, as many at a time as there are cores. All are loaded even where one fails,
+    so that one message names all that is to be mended.
+
+    Raises EnvironmentUnavailable where one cannot be loaded, holds nothing, or was edited since the run began.
     """
-    require_same_code(environment)
-    # A scratch directory is removed later, too, where this process is killed before it comes to that.
+    # Scratch directories are removed later, too, where this process is killed before it comes to that.
     scratches = ScratchDirectories(Path(tempfile.gettempdir()) / f"stagecoach-{os.getuid()}")
-    directory = scratches.make("examples")
+    waiting = [_Loading(each, scratches.make("examples")) for each in environments]
+    readers, running = list(waiting), list[_Loading]()
+    cores = len(os.sched_getaffinity(0))
     try:
-        return _read_examples(environment, directory)
-    finally:
-        scratches.discard(directory)
+        while waiting or running:
+            while waiting and len(running) < cores:
+                running.append(waiting.pop(0))
+                running[-1].start()
+            time.sleep(POLL_SECONDS)
+            running = [each for each in running if not each.is_done()]
+        return _loaded(readers)
+    finally:  # Ctrl-C too: nobody would wait for what goes on reading
+        for each in readers:
+            each.kill()
+            scratches.discard(each.directory)
 
 
-def _read_examples(environment: "EnvironmentConfig", directory: Path) -> pa.Table:
-    target, report, log = (directory / name for name in ("examples.arrow", "report.json", "log"))
-    try:
-        argv = [*host_arguments(HOST, environment, report), "--examples", str(target)]
-        status = _run(argv, inherited_variables(needed_by(environment)), log)
-    except subprocess.TimeoutExpired as error:
-        raise EnvironmentUnavailable(
-            f"environment {environment.name!r}: its taskset did not yield {environment.max_examples} examples in "
-            f"{EXAMPLES_SECONDS:.0f} s; lower max_examples"
-        ) from error
-    if status:
-        raise EnvironmentUnavailable(_reason(environment, report, log.read_text(encoding="utf-8", errors="replace")))
-    table = read_rows(target)
-    if not table.num_rows:
-        raise EnvironmentUnavailable(f"environment {environment.name!r}: its taskset yields no examples")
-    return table.cast(EXAMPLES.arrow)
-
-
-def _run(argv: list[str], variables: Mapping[str, str], log: Path) -> int:
-    """Run a process to its end and return its exit status; kill what it left running in its session.
-
-    Its output goes to a file and not to a pipe, which stays open as long as any child that inherited it lives.
-    """
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            argv, env={**variables, **host_variables()}, stdout=output, stderr=output, start_new_session=True
-        )
+def _loaded(readers: "Sequence[_Loading]") -> list[LoadedEnvironment]:
+    found, problems = [], []
+    for each in readers:
         try:
-            return process.wait(EXAMPLES_SECONDS)
-        finally:
+            found.append(each.result())
+        except EnvironmentUnavailable as error:
+            problems.append(error)
+    if len(problems) > 1:
+        raise EnvironmentUnavailable("\n".join(map(str, problems)))
+    for problem in problems:
+        raise problem
+    return found
+
+
+class _Loading:
+    """A process that loads one environment and writes its examples and facts to files."""
+
+    def __init__(self, environment: "EnvironmentConfig", directory: Path) -> None:
+        self.directory = directory
+        self._environment = environment
+        self._target, self._report, self._log = (directory / name for name in ("examples.arrow", "report.json", "log"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._problem: EnvironmentUnavailable | None = None
+        self._is_killed = False
+        self._until = math.inf
+
+    def start(self) -> None:
+        """Start the process; an environment that is not installed or was edited is a problem of `result`."""
+        try:
+            require_same_code(self._environment)
+        except EnvironmentUnavailable as error:
+            self._problem = error
+            return
+        argv = [*host_arguments(HOST, self._environment, self._report), "--examples", str(self._target)]
+        variables = {**inherited_variables(needed_by(self._environment)), **host_variables()}
+        # Output goes to a file and not to a pipe, which stays open as long as any child that inherited it lives.
+        with self._log.open("wb") as output:
+            self._process = subprocess.Popen(argv, env=variables, stdout=output, stderr=output, start_new_session=True)
+        self._until = time.monotonic() + EXAMPLES_SECONDS
+
+    def is_done(self) -> bool:
+        """Tell whether the process ended, or took too long, which ends it; what it left in its session is killed."""
+        if self._process is not None and self._process.poll() is None:
+            if time.monotonic() < self._until:
+                return False
+            self._problem = EnvironmentUnavailable(
+                f"environment {self._environment.name!r}: its taskset did not yield {self._environment.max_examples} "
+                f"examples in {EXAMPLES_SECONDS:.0f} s; lower max_examples"
+            )
+        self.kill()
+        return True
+
+    def kill(self) -> None:
+        """Kill the process and whatever else is in its session; the second call does nothing."""
+        if self._process is not None and not self._is_killed:
+            self._is_killed = True  # its number may become that of another process
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def result(self) -> LoadedEnvironment:
+        """Return what was loaded; raises EnvironmentUnavailable."""
+        if self._problem:
+            raise self._problem
+        assert self._process is not None, "one that was started has a process or a problem"
+        if self._process.returncode:
+            log = self._log.read_text(encoding="utf-8", errors="replace")
+            raise EnvironmentUnavailable(_reason(self._environment, self._report, log))
+        rows = read_rows(self._target)
+        if not rows.num_rows:
+            raise EnvironmentUnavailable(f"environment {self._environment.name!r}: its taskset yields no examples")
+        said = json.loads(self._report.read_text(encoding="utf-8"))["facts"]
+        facts = EnvironmentFacts(said["seats"], said["scores"], tuple(said["settings"]))
+        return LoadedEnvironment(rows.cast(EXAMPLES.arrow), facts)
 
 
 def _reason(environment: "EnvironmentConfig", report: Path, log: str) -> str:
@@ -155,10 +237,12 @@ def _reason(environment: "EnvironmentConfig", report: Path, log: str) -> str:
     if not report.exists():
         return f"{about}: the process that reads its examples died:\n" + "\n".join(log.splitlines()[-15:])
     outcome: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
-    if outcome["missing"]:
-        return f"{about} does not import: module {outcome['missing']!r} is missing. Install the package that has it"
-    hint = f". {OLD_INTERFACE_HINT}" if OLD_INTERFACE.search(f"{outcome['error']}: {outcome['message']}") else ""
-    return f"{about} cannot be loaded: {outcome['error']}: {outcome['message']}{hint}"
+    missing = outcome["missing"]
+    if missing and not missing.startswith("verifiers."):
+        return f"{about} does not import: module {missing!r} is missing. Install the package that has it"
+    is_old = missing or OLD_INTERFACE.search(f"{outcome['error']}: {outcome['message']}")
+    hint = f". {OLD_INTERFACE_HINT}" if is_old else ""
+    return f"{about} cannot be loaded: {outcome['error']}: {add_advice(outcome['message'])}{hint}"
 
 
 def write_rows(path: Path, rows: pa.Table) -> None:

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from tasks.runtime.imports import quick_imports
@@ -36,6 +37,37 @@ def tune_verifiers() -> None:
         train.RendererSlot = quick_slot(train.RendererSlot)
     if hasattr(memory, "_TRIM_EVERY_ROLLOUTS"):
         memory._TRIM_EVERY_ROLLOUTS = ROLLOUTS_PER_TRIM
+    use_cached_tokenizers()
+
+
+def use_cached_tokenizers() -> None:
+    """Have renderers load the tokenizer of a hub id from the cache, without asking the hub for a newer one.
+
+    The model was fetched when the run was prepared. Environments may use the hub, and what a run does by itself does
+    not. One that is not in the cache is loaded as before: this process may be on another machine.
+    """
+    from renderers import base
+
+    if not hasattr(base, "load_tokenizer"):
+        return
+    load = base.load_tokenizer
+    pinned = getattr(base, "TRUSTED_REVISIONS", {})  # loaded by another rule, which goes by the name
+
+    @functools.wraps(load)
+    def load_cached(name: str) -> Any:
+        if name in pinned or Path(name).is_dir():
+            return load(name)
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+        try:
+            tokenizer = load(snapshot_download(name, local_files_only=True))
+        except (HFValidationError, LocalEntryNotFoundError):
+            return load(name)
+        tokenizer.name_or_path = name  # renderers are chosen by it
+        return tokenizer
+
+    base.load_tokenizer = load_cached
 
 
 def quick_slot(slot: type[Any]) -> type[Any]:

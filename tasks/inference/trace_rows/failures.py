@@ -14,6 +14,17 @@ ADVICE = {
     re.compile(r"Unable to serialize unknown type"): (
         "what an environment puts on a trace or its state must survive JSON: numbers, text, lists and dictionaries"
     ),
+    re.compile(r"OfflineModeIsEnabled|offline mode is enabled|outgoing traffic has been disabled"): (
+        "HF_HUB_OFFLINE is set in this shell, so the Hugging Face hub is not asked, and its cache (HF_HOME) does not "
+        "have this: unset HF_HUB_OFFLINE, or load it once where the hub can be asked and bring that cache here"
+    ),
+    re.compile(r"on the Hub \((?!OfflineMode)|check your connection|Check your internet connection"): (
+        "the Hugging Face hub was not reached, and its cache (HF_HOME) does not have this: mend the network or "
+        "HTTPS_PROXY, unset HF_HUB_OFFLINE where it is set, or bring the cache of a machine that has it"
+    ),
+    re.compile(r"on the Hub or cannot be accessed|is a gated (dataset|repo)"): (
+        "where it is private or gated, set HF_TOKEN in this shell: processes of environments get it"
+    ),
 }
 """What the user can do, by a pattern in the error's text."""
 INFRASTRUCTURE = frozenset({"SandboxError", "TunnelError", "InterceptionError", "ServerError"})

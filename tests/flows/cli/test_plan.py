@@ -1,7 +1,6 @@
 """The plan that `stagecoach check` prints: stages, keys that can be known, sizes; and nothing left behind."""
 
 import json
-import struct
 from pathlib import Path
 
 import pytest
@@ -12,25 +11,15 @@ from configs.run import RunConfig
 from flows import cli
 from flows.cli import plan
 from flows.runtime.loops import plan_work
+from tests.fixtures import builders
 from tests.fixtures.commands import run_command
 from tests.fixtures.rehearsal import SOURCE, session_for
-
-
-def safetensors(content: bytes) -> bytes:
-    """A file of weights with one tensor of bytes."""
-    entry = {"dtype": "U8", "shape": [len(content)], "data_offsets": [0, len(content)]}
-    header = json.dumps({"weights": entry}).encode()
-    return struct.pack("<Q", len(header)) + header + content
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A directory that looks like a model from afar."""
-    directory = tmp_path / "model"
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps({"vocab_size": 512, "max_position_embeddings": 512}))
-    (directory / "model.safetensors").write_bytes(safetensors(b"weights"))
-    return directory
+    return builders.model(tmp_path / "model", max_positions=512)
 
 
 def keys(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str]:
@@ -67,7 +56,7 @@ def test_other_weights_and_seeds_change_what_depends_on_them(model: Path, capsys
     before = keys(capsys, "demo", f"model.path={model}", "seed=1")
     seeded = keys(capsys, "demo", f"model.path={model}", "seed=2")
     assert {stage for stage in before if before[stage] == seeded[stage]} == {"policy_import", "examples"}
-    (model / "model.safetensors").write_bytes(safetensors(b"others"))
+    (model / "model.safetensors").write_bytes(builders.safetensors(b"others"))
     other = keys(capsys, "demo", f"model.path={model}", "seed=1")
     assert {stage for stage in before if before[stage] == other[stage]} == {"examples", "assignment"}
 

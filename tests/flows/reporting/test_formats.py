@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.reporting import formats
-from flows.reporting.formats import DASH, MOST_BACK, MOST_MARKS, cut, one_line, visible
+from flows.reporting.formats import DASH, MOST_BACK, MOST_MARKS, cut, error_words, one_line, visible
 
 
 @pytest.mark.parametrize("word", ["number", "with_sign", "share", "seconds", "moment", "short", "line"])
@@ -223,6 +223,30 @@ def test_one_line_draws_what_it_leaves_out() -> None:
     assert one_line("abcdef", 6) == "abcdef"
     assert one_line("abcdefg", 6) == "abcde…"
     assert one_line("\x1b" * 3 + "\x9b", 6) == "␛␛␛⟨U…"
+
+
+def test_of_an_error_what_was_raised_and_the_advice_at_its_end_stay() -> None:
+    frames = "".join(f'  File "x.py", line {number}, in call\n    step({number})\n    ^^^^\n' for number in range(30))
+    trace = f"Traceback (most recent call last):\n{frames}"
+    said = (
+        f"the agent failed:\n{trace}KeyError: 'answer'\n\nDuring handling:\n\n{trace}ValueError: no 'answer'; do this"
+    )
+    assert (
+        error_words(said, 200)
+        == "the agent failed:⏎KeyError: 'answer'⏎⏎During handling:⏎⏎ValueError: no 'answer'; do this"
+    )
+    long = error_words(f"it failed: {'x' * 5000}; unset HF_HUB_OFFLINE", 100)
+    assert long.startswith("it failed: x") and "x… x" in long and long.endswith("x; unset HF_HUB_OFFLINE")
+    group = (
+        f"  + Exception Group Traceback (most recent call last):\n  | File\n  | ExceptionGroup: two\n{trace}KeyError: 1"
+    )
+    assert "ExceptionGroup: two" in error_words(group, 500)
+
+
+@given(TEXTS, st.integers(6, 40))
+def test_words_of_an_error_are_one_line_of_their_width(text: str, most: int) -> None:
+    line = error_words(text, most)
+    assert len(line) <= most and not set(line) & set("\n\r\t\x1b")
 
 
 def test_ten_megabytes_of_one_line_go_through() -> None:

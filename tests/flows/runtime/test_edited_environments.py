@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from configs.errors import ConfigError
@@ -12,11 +13,14 @@ from flows.queries.compare import compare
 from flows.queries.compare_summary import sheets
 from flows.queries.store_reader import StoreReader
 from flows.runtime.loops import plan_work
+from flows.runtime.preflight import edits_since, preflight
 from flows.runtime.prepare import prepare, require_same
-from flows.runtime.session import edits_since, preflight
 from storage.store import open_store
+from tasks.inference.environments.facts import EnvironmentFacts
+from tasks.inference.environments.servers import LoadedEnvironment
 from tasks.runtime.run_context import RunContext
-from tests.fixtures import fixed, replays
+from tests.fixtures import builders, fixed, replays
+from tests.fixtures.builders import example, table
 from tests.fixtures.rehearsal import SMALL, SOURCE, rehearse, session_for
 
 OLD, NEW = "return 1.0\n", "return 2.0\n"
@@ -34,11 +38,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def prepared(
     tmp_path: Path, name: str, *overrides: str, files: tuple[str, ...] = ("demo",), **settings: Any
 ) -> RunConfig:
-    model = tmp_path / "model"
-    if not model.exists():
-        model.mkdir()
-        (model / "config.json").write_text('{"vocab_size": 300, "max_position_embeddings": 4096}')
-        (model / "model.safetensors").write_bytes(b"")
+    model = builders.model(tmp_path / "model", vocab_size=300, max_positions=4096)
     taskset = 'environments=[{name="game", taskset={id="own_game"}, harness={id="null"}}]'
     asked = [f"model.path={model}", taskset, *overrides] if files else overrides
     return prepare("train", files, asked, name=name, store=str(tmp_path / "store"), **settings)
@@ -96,7 +96,10 @@ def told(root: Path, name: str, version: str, **changes: Any) -> list[str]:
     session = session_for(root, name, **with_version(version, **changes))
     notes: list[str] = []
     session.watchers = (lambda event, facts: notes.append(facts["text"]) if event == "note" else None,)
-    session.environments.examples = lambda: None  # type: ignore[assignment, method-assign, return-value]
+    facts = EnvironmentFacts({"agent": True}, scores=True)
+    held_out = table("examples", [example("held-out", fixed.ENVIRONMENT, "eval")])
+    loaded = {fixed.ENVIRONMENT: LoadedEnvironment(pa.concat_tables([fixed.examples(), held_out]), facts)}
+    session.environments.loaded = lambda: loaded  # type: ignore[method-assign]
     session.needed_services = lambda missing: []  # type: ignore[method-assign]
     missing = [ref for ref in plan_work(session.context, SOURCE, None) if ref.computed]
     preflight(session, missing)
@@ -116,7 +119,7 @@ def test_a_new_run_says_what_is_computed_anew_and_how_to_keep_rollouts(tmp_path:
     assert told(root, "before", "game 1 sha256:cc, verifiers 0.4.0") == [], "a run that goes on is refused elsewhere"
     (line,) = told(root, "third", "game 1 sha256:cc, verifiers 0.4.0")
     assert "run 'newer'" in line
-    (line,) = told(root, "scored", "game 1 sha256:cc, verifiers 0.4.0", kind="evaluate")
+    (line,) = told(root, "scored", "game 1 sha256:cc, verifiers 0.4.0", kind="evaluate", evaluation={"num_examples": 1})
     assert "run 'newer'" in line and "--regrade" not in line
 
 

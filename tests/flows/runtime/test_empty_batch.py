@@ -115,6 +115,13 @@ def test_a_refilled_step_counts_all_its_batches_and_who_fell_with_a_member(
     ]
 
 
+def test_a_long_message_keeps_its_end_where_the_advice_stands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    message = "the server said: " + "x" * 5_000 + ". Install the package `datasets`"
+    play(monkeypatch, lambda number, row: ALL | {"error_message": message, "error_type": "ImportError"})
+    line = evicted(tmp_path / "store")[1]
+    assert "ImportError: the server said: xxx" in line and line.endswith("Install the package `datasets`")
+
+
 def test_words_of_an_environment_cannot_act_and_are_cut(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hostile = "\x1b[2J\u202egnp.exe\nSafe: nothing\n" + "a" * 10_000
     play(monkeypatch, lambda number, row: ALL | {"error_message": hostile, "error_type": "Bad\x07Error"})

@@ -10,7 +10,7 @@ from flows.cli import gate as answering
 from flows.orchestration.gate_answers import summary
 from flows.orchestration.states import GateRefused
 from flows.runtime.loops import plan_work
-from flows.runtime.session import preflight
+from flows.runtime.preflight import preflight
 from storage.store import Store, open_store
 from tasks.gate.stage import Question, Shown
 from tests.fixtures.rehearsal import SOURCE, Person, rehearse, session_for

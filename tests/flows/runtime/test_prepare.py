@@ -15,17 +15,14 @@ from tasks.inference.engine.model_info import directory_digest
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Stage
+from tests.fixtures import builders
 from tests.fixtures.builders import table
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A directory that says of itself what preparation reads of a model."""
-    directory = tmp_path / "model"
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps({"vocab_size": 300, "max_position_embeddings": 4096}))
-    (directory / "model.safetensors").write_bytes(b"")
-    return directory
+    return builders.model(tmp_path / "model", vocab_size=300, max_positions=4096)
 
 
 def prepared(tmp_path: Path, *overrides: str, **settings: Any) -> RunConfig:
@@ -108,7 +105,7 @@ def test_other_weights_under_the_same_name_are_refused(tmp_path: Path, model: Pa
     record(config)
     begun_with(config, directory_digest(model))
     assert prepared(tmp_path, files=(), name="a") == config
-    (model / "model.safetensors").write_bytes(b"other")
+    (model / "model.safetensors").write_bytes(builders.safetensors(b"other"))
     with pytest.raises(ConfigError, match=r"model.path: run 'a' began with other content"):
         prepared(tmp_path, files=(), name="a")
 

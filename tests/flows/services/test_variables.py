@@ -148,6 +148,14 @@ def test_a_process_that_is_started_has_no_others(tmp_path: Path) -> None:
     assert "without DATABASE_URL, GITHUB_TOKEN, HF_TOKEN" in heading and "word" not in heading
 
 
+@pytest.mark.parametrize("value", ["0", "1", None])
+def test_environments_ask_the_hub_as_the_shell_says(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    if value:
+        monkeypatch.setenv("HF_HUB_OFFLINE", value)
+    assert {**inherited_variables(), **servers.host_variables()}.get("HF_HUB_OFFLINE") == value
+
+
 def test_a_section_reaches_its_process_by_a_file_for_one_pair_of_eyes(tmp_path: Path) -> None:
     environment = EnvironmentConfig.model_validate(
         ENVIRONMENT | {"taskset": {"id": "sample_reverse_text", "judge_key": "s"}}

@@ -40,23 +40,8 @@ def test_another_seat_in_another_group_is_compared_with_nobody():
 
 
 @pytest.mark.parametrize("kind", ["rae", "hierarchical_grpo"])
-def test_a_single_agent_is_refused_by_what_has_a_baseline_for_each(kind):
-    with pytest.raises(AdvantageBreach, match=f"environment 'reverse' has one trainable agent, 'agent', and {kind!r}"):
-        credited(group(1.0, 0.0), type=kind, step=0)
-
-
-def test_later_a_seat_may_be_missing():
-    assert credited(group(1.0, 0.0, agent="solver"), type="hierarchical_grpo", step=3)
-
-
-def test_environments_of_both_kinds_are_refused_in_one_run():
-    own = {"duel": {"type": "hierarchical_grpo"}, "reverse": {"type": "grpo"}}
-    duel = [
-        trace(f"d{i}", environment="duel", group_id="d", agent=agent) for i, agent in enumerate(("solver", "other"))
-    ]
-    with pytest.raises(AdvantageBreach, match="environment 'duel' has 2 trainable agents and 'reverse' has one: a run"):
-        credited([*duel, *group(1.0, 0.0)], environments=own, step=0)
-    assert len(credited([*duel, *group(1.0, 0.0)], environments=own, step=1)) == 4
+def test_how_many_seats_there_are_is_not_judged_by_who_happened_to_play(kind):
+    assert len(credited(group(1.0, 0.0, agent="solver"), type=kind, step=0)) == 2
 
 
 ALGORITHMS = [

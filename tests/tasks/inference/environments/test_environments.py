@@ -1,10 +1,13 @@
 """Examples and packages of environments, and what is told when they are not there."""
 
+import json
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,6 +50,29 @@ def test_a_taskset_that_lets_a_child_go_holds_nothing_up_and_leaves_nothing(
     child = int((tmp_path / "lingers").read_text())
     until(lambda: start_time(child) is None, lambda: "the child lives on")
     assert [list(each.iterdir()) for each in (tmp_path / "temporary").iterdir()] == [[]]
+
+
+@pytest.mark.usefixtures("plugins")
+def test_environments_are_read_side_by_side_and_stand_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    names = ["first", "second"]
+    settings = {"id": "meeting", "directory": str(tmp_path), "names": names, "seconds": PATIENCE}
+    both = [EnvironmentConfig(name=name, taskset=settings | {"own": name}) for name in names]
+    table = pa.concat_tables([each.examples for each in environments.load_all(both)])
+    assert table.schema.equals(EXAMPLES.arrow) and table["environment"].to_pylist() == ["first"] * 3 + ["second"] * 3
+    assert [json.loads(task)["prompt"] for task in table["task"].to_pylist()] == [
+        f"{name} {number}" for name in names for number in range(3)
+    ]
+
+
+@pytest.mark.usefixtures("plugins")
+def test_what_is_wrong_with_each_environment_is_said_at_once() -> None:
+    absent = EnvironmentConfig(name="absent", taskset={"id": "no-such-environment"})
+    hub = EnvironmentConfig(name="hub", taskset={"id": "needs_hub"})
+    with pytest.raises(EnvironmentUnavailable, match=r"'absent'.*not installed[^\0]*\n.*'hub'.*HF_HUB_OFFLINE"):
+        environments.load_all([absent, hub])
 
 
 @given(st.dictionaries(st.text(max_size=4), st.text(max_size=4)), st.integers(0, 5))

@@ -3,8 +3,11 @@
 import asyncio
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from tasks.inference.environments import tuning
 from tasks.inference.environments.tuning import quick_slot, render_once
@@ -79,3 +82,26 @@ def test_short_work_stays_on_the_loop_and_long_work_goes_to_a_thread(monkeypatch
         assert await slot.run(lambda: work(0)) != here, "another thread renders"
 
     asyncio.run(go())
+
+
+def test_the_tokenizer_of_a_hub_id_is_read_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = pytest.importorskip("renderers.base")
+    names: list[str] = []
+
+    def load(name: str) -> Any:
+        names.append(name)
+        return SimpleNamespace(name_or_path=name)
+
+    monkeypatch.setattr(base, "load_tokenizer", load)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--some--model" / "snapshots" / "0a1b"
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0a1b")
+    tuning.use_cached_tokenizers()
+    # A renderer is chosen by the name that was asked for.
+    assert base.load_tokenizer("some/model").name_or_path == "some/model"
+    kimi = next(iter(base.TRUSTED_REVISIONS))
+    for name in (str(tmp_path), "another/model", kimi):
+        assert base.load_tokenizer(name).name_or_path == name
+    assert names == [str(snapshot), str(tmp_path), "another/model", kimi]

@@ -143,5 +143,19 @@ def test_an_image_for_a_renderer_of_text() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("Couldn't reach 'a/b' on the Hub (OfflineModeIsEnabled)", "unset HF_HUB_OFFLINE, or load"),
+        ("Couldn't reach 'a/b' on the Hub (LocalEntryNotFoundError)", "mend the network"),
+        ("Dataset 'a/b' doesn't exist on the Hub or cannot be accessed.", "set HF_TOKEN"),
+        ("Dataset 'a/b' is a gated dataset on the Hub. Visit its page to ask for access.", "set HF_TOKEN"),
+    ],
+)
+def test_data_of_the_hub_that_cannot_be_had(said: str, advice: str) -> None:
+    assert add_advice(said).startswith(f"{said}; ") and advice in add_advice(said)
+    assert add_advice(said).count("; ") == 1, "one advice"
+
+
 def test_other_messages_stay_as_they_are() -> None:
     assert add_advice("KeyError: 'answer'") == "KeyError: 'answer'"

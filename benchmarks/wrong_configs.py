@@ -1,0 +1,108 @@
+"""What wrong configs are told and after how long: `python -m benchmarks.wrong_configs`; writes docs/wrong-configs.md.
+
+Each command of tests/configs/wrong_configs.toml is given in a directory of its own, as a person gives it. It must be
+refused with the place and the word that the list names, and leave no log of a service behind.
+"""
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from tests.fixtures.wrong_configs import PLUGINS, WrongConfig, write_files, wrong_configs
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/wrong-configs.md"
+HEAD = """\
+# Wrong configs
+
+What {count} configs that cannot work are told, and after how many seconds: of the clock, and of the processor. In none
+of them a service was started. `stagecoach check` says the same without a run, and with `--load` also what an
+environment's own process has to be asked (marked *). The list is
+[tests/configs/wrong_configs.toml](../tests/configs/wrong_configs.toml), the tests go through it, and
+`python -m benchmarks.wrong_configs` makes this page.
+
+Half of the commands took at most {clock} s of the clock and {busy} s of the processor, the slowest {slowest} s and
+{busiest} s, on a machine of {cores} cores with a load of {load} meanwhile: on a quiet one, the clock shows no more than
+the processor.
+"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command said, and what it took."""
+
+    wrong: WrongConfig
+    message: str
+    seconds: float
+    processor_seconds: float
+
+
+def ask(wrong: WrongConfig, place: Path) -> Answer:
+    """Give the command of a wrong config in an empty directory; fails unless it is refused as the list says."""
+    write_files(place)
+    variables = {"PYTHONPATH": f"{PLUGINS}:{ROOT}", "HF_HUB_OFFLINE": "1", "PREFECT_HOME": str(place / "prefect")}
+    began, before = time.monotonic(), _processor_seconds()
+    command = [sys.executable, "-m", "flows.cli", *wrong.argv]
+    done = subprocess.run(command, cwd=place, env=os.environ | variables, capture_output=True, text=True, check=False)
+    seconds, busy = time.monotonic() - began, _processor_seconds() - before
+    said = done.stderr.replace(str(place), "...")
+    assert done.returncode == 2, f"{wrong}: status {done.returncode}: {said}"
+    assert wrong.place in said and wrong.says in said, f"{wrong}: {said}"
+    logs = [*place.glob("stagecoach-store/logs/*/*.log"), *place.glob("stagecoach-store/logs/prefect*")]
+    assert "nothing was" in said.lower() and not logs, f"{wrong}: {logs}"
+    return Answer(wrong, _line(said, wrong), seconds, busy)
+
+
+def _processor_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _line(said: str, wrong: WrongConfig) -> str:
+    """Return the line of a message that names the place, as one paragraph."""
+    lines = [line.removeprefix("stagecoach: ").strip() for line in said.splitlines()]
+    return next((line for line in lines if wrong.place in line and wrong.says in line), " ".join(lines))
+
+
+def page(answers: Sequence[Answer], load: float) -> Iterator[str]:
+    """Yield the lines of the page."""
+    clock, busy = (sorted(values) for values in zip(*((a.seconds, a.processor_seconds) for a in answers), strict=True))
+    middle, found = len(answers) // 2, {"count": len(answers), "cores": os.cpu_count(), "load": round(load)}
+    times = {"clock": clock[middle], "busy": busy[middle], "slowest": clock[-1], "busiest": busy[-1]}
+    yield HEAD.format(**found, **{name: f"{seconds:.1f}" for name, seconds in times.items()})
+    for title, of_section in groupby(answers, lambda answer: answer.wrong.section):
+        yield f"## {title}\n"
+        yield "| Command | Message | Clock | Processor |\n|---|---|---:|---:|"
+        for each in of_section:
+            mark = " *" if each.wrong.asks else ""
+            command, message = (text.replace("|", "\\|") for text in (str(each.wrong), each.message))
+            yield f"| `{command}`{mark} | {_plain(message)} | {each.seconds:.1f} s | {each.processor_seconds:.1f} s |"
+        yield ""
+
+
+def _plain(text: str) -> str:
+    """Return a text that Markdown shows as it is."""
+    return "".join(f"\\{letter}" if letter in "*_<>[]`" else letter for letter in text)
+
+
+def main() -> None:
+    """Give all commands that are mistakes on this machine, and write the page."""
+    answers, loads = [], []
+    for wrong in wrong_configs():
+        if wrong.applies:
+            with tempfile.TemporaryDirectory() as place:
+                answers.append(ask(wrong, Path(place).resolve()))
+            loads.append(os.getloadavg()[0])
+            print(f"{answers[-1].seconds:6.1f} s {answers[-1].processor_seconds:6.1f} s  {wrong}", flush=True)
+    PAGE.write_text("\n".join(page(answers, sum(loads) / len(loads))).rstrip() + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""What is looked for before a run starts anything: what would make it fail later, after services and minutes."""
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from configs.environments import EnvironmentConfig
+from configs.errors import ConfigError, differing_parts
+from configs.run import RunConfig
+from flows.runtime.environment_checks import Findings, environment_findings
+from flows.runtime.prepare import nothing_started
+from flows.runtime.session import Session
+from flows.runtime.weights import require_space
+from storage.records import REMOVED
+from tasks.gate.stage import require_rule
+from tasks.inference.engine.model_info import count_tokens, model_directory
+from tasks.inference.environments.servers import LoadedEnvironment
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Ref
+
+JUDGED = ("kind", "environments", "algorithm", "evaluation", "engine", "model")
+"""Sections that say whether environments fit a run."""
+
+
+def preflight(session: Session, missing: Sequence[Ref]) -> None:
+    """Make sure that the missing work can begin: a gate's rule, room on the disk, services, environments that fit.
+
+    Raises ConfigError, NoSpace, ServiceFailed or EnvironmentUnavailable; nothing was started then.
+    """
+    stages = {piece.stage for piece in missing}
+    for line in edits_since(session.context, stages):
+        session.notify("note", text=line)
+    with nothing_started():
+        require_gate(session.config)
+        # Tables are small beside weights; without these, only a little room is asked for.
+        makes_weights = bool(stages & {"training", "policy_import"})
+        require_space(session.context.store, session.config, Path(session.source.weights) if makes_weights else None)
+        for service in session.needed_services(missing):
+            service.reach()
+        # Loaded in processes of their own, and kept for the stage: what does not load or fit is known now.
+        if _asks_environments(session.context, stages):
+            findings = findings_of(session.config, session.environments.loaded())
+            if findings.problems:
+                raise ConfigError(findings.problems)
+            for line in findings.notes:
+                session.notify("note", text=line)
+
+
+def findings_of(config: RunConfig, loaded: Mapping[str, LoadedEnvironment]) -> Findings:
+    """Return what speaks against a run in its loaded environments, by a tokenizer that is here."""
+    place = config.model.tokenizer or config.model.path
+
+    def count(texts: Sequence[str]) -> list[int] | None:
+        return count_tokens(model_directory(place), texts) if place and not config.external else None
+
+    return environment_findings(config, loaded, count)
+
+
+def _asks_environments(context: RunContext, stages: Collection[str]) -> bool:
+    """Tell whether environments are to be loaded: for their examples, or as no run of the store was checked alike."""
+    if context.config.kind == "sft" or not stages & {"examples", "rollout"}:
+        return False
+    if "examples" in stages:
+        return True
+    ours = context.config.model_dump(mode="json")
+    runs = context.store.runs
+    recorded = (runs.config(run) for run in runs.names() if runs.last_event(run) != REMOVED)
+    # A run is recorded once it has been checked; the same run goes on without that.
+    return not any(all(each.get(name) == ours[name] for name in JUDGED) for each in recorded)
+
+
+def edits_since(context: RunContext, stages: Collection[str]) -> list[str]:
+    """Return, for each environment of a new run whose code or packages no recorded run had, what that makes anew.
+
+    `stages` are those of missing work. A replay is compared with the run that it goes through, any other with the
+    newest run of the same environment.
+    """
+    anew = [stage for stage in ("examples", "assignment", "rollout", "regrade") if stage in stages]
+    runs, source = context.store.runs, context.config.replay.run
+    known = [] if context.run in runs.names() or not anew else [source] if source else runs.names()[::-1]
+    recorded = {run: runs.config(run) for run in known if runs.last_event(run) != REMOVED}
+    lines = []
+    for each in context.config.environments:
+        earlier = {run: version for run, config in recorded.items() if (version := _version_in(config, each))}
+        if not each.version or not earlier or each.version in earlier.values():
+            continue
+        run = next(iter(earlier))
+        old, new = differing_parts(earlier[run], each.version)
+        lines.append(
+            f"environment {each.name!r} is other code than in run {run!r}: there {old}, here {new}. Computed anew with "
+            f"it: {', '.join(anew)}"
+        )
+        # An evaluation's rollouts are no steps that could be gone through again.
+        if "rollout" in anew and {context.config.kind, recorded[run].get("kind")} == {"train"}:
+            lines[-1] += f"; rollouts as they are, scored by this code: stagecoach replay {run} --regrade"
+    return lines
+
+
+def _version_in(config: Mapping[str, Any], environment: EnvironmentConfig) -> str:
+    """Return the version that a recorded config has of an environment; empty where it has not that environment."""
+    found = (each for each in config.get("environments", ()) if each["name"] == environment.name)
+    return next(
+        (each.get("version", "") for each in found if each["taskset"].get("id") == environment.taskset.get("id")), ""
+    )
+
+
+def require_gate(config: RunConfig) -> None:
+    """Raise ConfigError where the gate's rule is no condition in SQL over the figures of a batch."""
+    if config.gate.type == "rule":
+        require_rule(config.gate.rule)

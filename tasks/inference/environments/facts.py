@@ -1,0 +1,134 @@
+"""What an environment's code says of itself: its seats, whether it scores, its settings; asked in its own process.
+
+A config is checked against these facts before anything starts (`flows.runtime.environment_checks`).
+"""
+
+import asyncio
+import inspect
+import re
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from verifiers.v1.env import Env
+    from verifiers.v1.task import Task
+
+FORMER_HOOKS = ("tools", "user")
+"""Hooks of tasks and tasksets that verifiers had before 0.3 and no longer calls."""
+RECORDS_REWARD = re.compile(r"record_reward|\.rewards?\b")
+"""Code of a task that gives a reward by itself."""
+SETUP_SECONDS = 5.0
+"""Longest wait for an environment's `setup`, which only says which agents are trainable."""
+
+
+class FormerInterface(ValueError):
+    """A task has hooks of an earlier verifiers, which nothing calls any more: it would run without tools or user."""
+
+
+@dataclass(frozen=True)
+class EnvironmentFacts:
+    """What a config cannot say of an environment."""
+
+    seats: Mapping[str, bool]
+    """Every agent by name, and whether the environment lets it be trained."""
+    scores: bool
+    """Whether anything may give a reward: a reward function, a judge, or code of its own."""
+    settings: tuple[str, ...] = ()
+    """The settings that its taskset takes."""
+
+
+def facts_of(env: "Env[Any]", task: "Task[Any] | None") -> EnvironmentFacts:
+    """Return the facts of a loaded environment, of which `task` is the first; None where it has none.
+
+    Raises FormerInterface, and ValueError where a harness and a runtime do not fit.
+    """
+    classes = [type(env.taskset), type(env.taskset).task_type(), *([type(task)] if task else [])]
+    for each in dict.fromkeys(classes):
+        _refuse_former_hooks(each)
+    _require_pairing(env, task)
+    settings = type(env.config.taskset).model_fields
+    return EnvironmentFacts(_seats(env), task is None or _scores(env, task), tuple(settings))
+
+
+def settings_error(error: "ValidationError", taskset: str) -> str:
+    """Return what is wrong with an environment's settings; for unknown ones of its taskset what it takes instead."""
+    from verifiers.v1.configs.taskset import TasksetConfig
+    from verifiers.v1.utils.loaders import taskset_config_type
+
+    known = [name for name in taskset_config_type(taskset).model_fields if name not in TasksetConfig.model_fields]
+    lines, is_listed = [], True
+    for each in error.errors():
+        *parents, name = [*map(str, each["loc"])] or [""]
+        where = ".".join([*parents, name])
+        if each["type"] != "extra_forbidden":
+            lines.append(f"{where}: {each['msg']}; it is {reprlib.repr(each['input'])}")
+            continue
+        near = get_close_matches(name, known, 1) if parents == ["taskset"] else []
+        is_listed &= bool(near) or parents != ["taskset"]
+        lines.append(f"{where}: unknown setting" + (f"; did you mean {near[0]}?" if near else ""))
+    takes = "" if is_listed else f". The taskset takes: {', '.join(known) or 'no settings of its own'}"
+    return "; ".join(lines) + takes
+
+
+def _refuse_former_hooks(kind: type) -> None:
+    # Classes of verifiers have none; a package that serves both interfaces says so by the hook of today.
+    own = {name: value for each in reversed(_own_classes(kind)) for name, value in vars(each).items()}
+    found = [name for name in FORMER_HOOKS if name in own and not isinstance(own[name], property)]
+    if "toolsets" in own or not found:
+        return
+    raise FormerInterface(
+        f"{kind.__name__} has {' and '.join(f'`{name}`' for name in found)} of its own, from an earlier interface of "
+        "verifiers: nothing calls it, so that rollouts would silently have no tools and no user. Install a version of "
+        "the package for verifiers 0.4, or define `toolsets` (tools) and the environment `user-sim` (user)"
+    )
+
+
+def _require_pairing(env: "Env[Any]", task: "Task[Any] | None") -> None:
+    """Raise ValueError where a seat cannot play on its runtime; verifiers says so only when a rollout begins."""
+    from verifiers.v1.envs.single_agent import SingleAgentEnv
+    from verifiers.v1.task import Task
+    from verifiers.v1.utils.compile import validate_pairing
+
+    # In an environment of several seats a seat may get a task of its own, of which nothing is known yet.
+    alone = isinstance(env, SingleAgentEnv) and task is not None
+    tools = [*env.taskset.toolsets(env.taskset.config), *type(task).toolsets(task.config)] if alone and task else []
+    for name, seat in env._agent_specs.items():
+        validate_pairing(env._harnesses[name], type(task) if alone and task else Task, seat.runtime, tools=tools)
+
+
+def _seats(env: "Env[Any]") -> dict[str, bool]:
+    from verifiers.v1.agent import Agents
+
+    # `setup` says which agents are never trained, and agents that can do nothing else are enough for that.
+    agents = Agents(env.config, lambda name, spec: SimpleNamespace(name=name, config=spec, trainable=True))
+    try:
+        asyncio.run(asyncio.wait_for(env.setup(agents), SETUP_SECONDS))
+    except Exception:  # it does more than that: all of its seats may be trained then
+        return dict.fromkeys(agents._agents, True)
+    return {name: bool(agent.trainable) for name, agent in agents._agents.items()}
+
+
+def _scores(env: "Env[Any]", task: "Task[Any]") -> bool:
+    """Tell whether anything may give a reward. Code that is not understood may."""
+    from verifiers.v1.env import Env
+    from verifiers.v1.envs.single_agent import SingleAgentEnv
+    from verifiers.v1.task import Task
+
+    plain = type(env).run is SingleAgentEnv.run and type(env).finalize is Env.finalize
+    if not plain or task.hooks("reward") or task.plugged_judges():
+        return True
+    if any(getattr(type(task), name) is not getattr(Task, name) for name in ("score", "finalize", "setup")):
+        return True
+    try:
+        return any(RECORDS_REWARD.search(inspect.getsource(each)) for each in _own_classes(type(task)))
+    except (OSError, TypeError):  # its source is not here
+        return True
+
+
+def _own_classes(kind: type) -> list[type]:
+    return [each for each in kind.__mro__ if each is not object and not each.__module__.startswith("verifiers.")]

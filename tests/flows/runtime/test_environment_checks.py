@@ -1,0 +1,165 @@
+"""What a loaded environment says against a config: seats, rewards, examples and lengths, each in its place."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from configs.run import RunConfig
+from flows.runtime.environment_checks import FIRST, Findings, environment_findings
+from tasks.inference.environments.facts import EnvironmentFacts
+from tasks.inference.environments.servers import LoadedEnvironment
+from tests.fixtures.builders import example, table
+
+ONE, TWO = {"agent": True}, {"left": True, "right": True}
+GAME = {"name": "game", "taskset": {"id": "game"}}
+
+
+def loaded(
+    seats: dict[str, bool] = ONE, scores: bool = True, held_out: int = 4, name: str = "game", **task: Any
+) -> LoadedEnvironment:
+    """Return an environment of ten examples to train on, with `task` in all of them."""
+    rows = [
+        example(f"{split}-{n}", name, split)
+        for split, count in (("train", 10), ("eval", held_out))
+        for n in range(count)
+    ]
+    examples = table("examples", [row | {"task": json.dumps(task)} for row in rows])
+    return LoadedEnvironment(examples, EnvironmentFacts(seats, scores))
+
+
+def found(environment: LoadedEnvironment | None = None, kind: str = "train", **sections: Any) -> Findings:
+    """Return what speaks against a run in one environment; a text has as many tokens as characters."""
+    section = GAME | sections.pop("own", {})
+    config = RunConfig.model_validate({"seed": 1, "kind": kind, "environments": [section]} | sections)
+    return environment_findings(config, {"game": environment or loaded()}, lambda texts: [len(text) for text in texts])
+
+
+def problems(environment: LoadedEnvironment | None = None, **sections: Any) -> list[str]:
+    return found(environment, **sections).problems
+
+
+def test_nothing_speaks_against_what_fits() -> None:
+    assert found(loaded(prompt="short")) == Findings([], [])
+    assert problems(loaded(TWO), algorithm={"type": "rae"}) == []
+
+
+@pytest.mark.parametrize(
+    ("seats", "algorithm", "says"),
+    [
+        (TWO, "grpo", "algorithm.type: environment 'game' trains 2 seats (left, right)"),
+        (TWO, "rloo", "algorithm.type: environment 'game' trains 2 seats"),
+        (ONE, "rae", "algorithm.type: 'rae' has a baseline for each of several trained seats"),
+        (ONE, "hierarchical_grpo", "algorithm.type: 'hierarchical_grpo' has a baseline for each"),
+        ({"user": False}, "grpo", "environments.0.seats: no seat of 'game' is trained"),
+    ],
+)
+def test_an_algorithm_that_does_not_fit_the_seats(seats: dict[str, bool], algorithm: str, says: str) -> None:
+    (line,) = problems(loaded(seats), algorithm={"type": algorithm})
+    assert line.startswith(says)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"seats": {"right": {"trainable": False}}},
+        {"seats": {"right": {"model": {"path": "frozen"}}}},
+        {"learner_seat": True},
+        {"algorithm": {"type": "rae"}},
+    ],
+)
+def test_a_config_that_trains_one_of_two_seats_fits(own: dict[str, Any]) -> None:
+    assert problems(loaded(TWO), own=own) == []
+
+
+def test_a_seat_that_the_environment_or_drop_judge_leaves_out_is_not_counted() -> None:
+    assert problems(loaded({"agent": True, "user": False, "judge": True})) == []
+    (line,) = problems(loaded({"agent": True, "judge": True}), own={"drop_judge": False})
+    assert "trains 2 seats (agent, judge)" in line
+
+
+def test_the_place_is_that_of_the_environments_own_algorithm() -> None:
+    (line,) = problems(loaded(TWO), own={"algorithm": {"type": "grpo"}})
+    assert line.startswith("environments.0.algorithm.type: ")
+
+
+def test_environments_of_one_and_of_several_seats_are_not_trained_in_one_run() -> None:
+    sections = {
+        "seed": 1,
+        "kind": "train",
+        "environments": [GAME | {"algorithm": {"type": "rae"}}, GAME | {"name": "sums"}],
+    }
+    config = RunConfig.model_validate(sections)
+    (line,) = environment_findings(
+        config, {"game": loaded(TWO), "sums": loaded(name="sums")}, lambda texts: None
+    ).problems
+    assert line.startswith("environments: 'game' trains several seats and 'sums' one")
+
+
+def test_seats_are_not_judged_where_nothing_is_credited() -> None:
+    assert problems(loaded(TWO), kind="evaluate", evaluation={"num_examples": 4}) == []
+
+
+def test_rewards_that_nothing_gives_stop_what_learns_from_them() -> None:
+    (line,) = problems(loaded(scores=False))
+    assert line.startswith("environments.0: ") and "no reward function" in line and "@vf.reward" in line
+    for sections in ({"kind": "evaluate", "evaluation": {"num_examples": 4}}, {"algorithm": {"type": "opd"}}):
+        findings = found(loaded(scores=False), **sections)
+        assert findings.problems == [] and "every reward is 0" in findings.notes[0]
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_set_that_is_due_needs_its_examples(every: int) -> None:
+    lines = problems(loaded(held_out=2), evaluation={"num_examples": 3, "every": every})
+    assert bool(lines) == bool(every)
+    assert all(line.startswith("evaluation: ") and "2 examples" in line and "3 are wanted" in line for line in lines)
+
+
+def test_a_set_of_several_is_named_by_its_place() -> None:
+    sets = [{"name": "few", "num_examples": 1}, {"name": "many", "num_examples": 9}]
+    (line,) = problems(loaded(), kind="evaluate", evaluation={"sets": sets})
+    assert line.startswith("evaluation.sets.1: ") and "9 are wanted" in line
+
+
+def test_a_field_that_no_example_has_is_known() -> None:
+    (line,) = problems(loaded(), kind="evaluate", evaluation={"where": {"colour": ["red"]}, "num_examples": 1})
+    assert line.startswith("evaluation: ") and "colour" in line
+
+
+def test_something_must_be_left_to_train_on() -> None:
+    rows = table("examples", [example("e", "game", "eval")])
+    (line,) = problems(LoadedEnvironment(rows, EnvironmentFacts(ONE, True)))
+    assert line.startswith("environments.0.holdout_fraction: all 1 examples")
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"prompt": "x" * 600},
+        {"prompt": "", "system_prompt": "x" * 600},
+        {"prompt": [{"role": "user", "content": [{"type": "text", "text": "x" * 600}]}]},
+    ],
+)
+def test_prompts_that_are_all_longer_than_the_context_name_both_lengths(task: dict[str, Any]) -> None:
+    (line,) = problems(loaded(**task))
+    assert line.startswith("environments.0: 14 of the first 14 prompts")
+    assert "600 tokens" in line and "engine.max_model_len is 512" in line
+
+
+def test_a_prompt_of_many_that_is_longer_is_said_and_the_run_goes_on() -> None:
+    rows = [
+        example(f"e{number}", "game") | {"task": json.dumps({"prompt": "x" * (511 + number % 2)})}
+        for number in range(99)
+    ]
+    findings = found(LoadedEnvironment(table("examples", rows), EnvironmentFacts(ONE, True)))
+    assert findings.problems == []
+    assert f"{FIRST // 2} of the first {FIRST} prompts" in findings.notes[0] and "512 tokens" in findings.notes[0]
+
+
+def test_without_a_tokenizer_nothing_is_said_of_lengths() -> None:
+    def unknown(texts: Sequence[str]) -> None:
+        return None
+
+    config = RunConfig.model_validate({"seed": 1, "kind": "train", "environments": [GAME]})
+    assert environment_findings(config, {"game": loaded(prompt="x" * 9999)}, unknown) == Findings([], [])
