@@ -1,6 +1,6 @@
-"""Makes the parts of the site that no page of `docs/` holds: the reference, and files of the repository that pages name.
+"""Makes what the site has beside the pages of `docs/`: the reference, and files of the repository that pages link to.
 
-A hook of MkDocs (mkdocs.yml). What stands in the code is read from it when the site is built, so it cannot be stale.
+A hook of MkDocs (mkdocs.yml). The reference is read from the code when the site is built, so it cannot be stale.
 """
 
 import io
@@ -20,13 +20,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from rich.console import Console
 
-import flows.cli  # adds all commands to `app`
 from configs.fields import plain_annotation, section_types
 from configs.run import RunConfig
-from flows.cli.arguments import app
+from flows.cli import app
 from flows.reporting.formats import config_value
-from storage.schemas.stage_tables import TABLES
 from storage.schemas.contract import SLICE_COLUMNS, Column
+from storage.schemas.stage_tables import TABLES
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(#[^)\s]*)?(?=\))")
@@ -63,8 +62,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         source = ROOT / uri.removeprefix("repository/")
         if source.suffix != ".md" or not source.is_file():  # what we wrote ourselves
             return markdown
-    for name, write in PARTS.items():
-        markdown = markdown.replace(f"<!-- generated: {name} -->", write())
+    for mark, write in PARTS.items():
+        if mark in markdown:
+            markdown = markdown.replace(mark, write())
     return _outside_code(markdown, lambda text: _relink(text, source, uri))
 
 
@@ -146,23 +146,26 @@ def config_keys() -> str:
 
 
 def _sections(model: type[BaseModel], prefix: str, title: str, seen: set[type[BaseModel]]) -> Iterator[str]:
-    seen.add(model)
+    """Yield the headings and tables of a section and of those inside it that are not in `seen`."""
     rows, inner = [], []
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"
         models = section_types(field.annotation)
         inside = f"{key}.*." if get_origin(plain_annotation(field.annotation)) is tuple else f"{key}."
         inner += [(each, inside, _title(each, inside)) for each in models if each not in seen]
-        if not models or field.description:
-            kind = "see the sections" if models else _type(field)
-            rows.append(_row(f"`{key}`", kind, _default(field, bool(models)), field.description or ""))
-    about = (model.__doc__ or "").strip().partition("\n\n")[0] if model is not RunConfig else ""
-    yield f"## {title}\n\n{about}\n\n"
-    if rows:
-        yield _table(("key", "type", "default", "meaning"), rows)
+        meaning = field.description or (_summary(models[0]) if len(models) == 1 else "")
+        kind = f"{'list of sections' if inside.endswith('*.') else 'section'}" if models else _type(field)
+        rows.append(_row(f"`{key}`", kind, _default(field, bool(models)), meaning))
+    about = "" if model is RunConfig else _summary(model)
+    yield f"## {title}\n\n{about}\n\n" + _table(("key", "type", "default", "meaning"), rows)
+    # Before any of them is listed: what stands here is not listed again further inside.
+    seen.update(each for each, _, _ in inner)
     for each, inside, heading in inner:
-        if each not in seen:
-            yield from _sections(each, inside, heading, seen)
+        yield from _sections(each, inside, heading, seen)
+
+
+def _summary(model: type[BaseModel]) -> str:
+    return (model.__doc__ or "").strip().partition("\n\n")[0]
 
 
 def _title(model: type[BaseModel], prefix: str) -> str:
@@ -171,7 +174,9 @@ def _title(model: type[BaseModel], prefix: str) -> str:
 
 
 def _type(field: FieldInfo) -> str:
-    limits = [f"{sign} {getattr(each, name)}" for each in field.metadata for name, sign in LIMITS if hasattr(each, name)]
+    limits = [
+        f"{sign} {getattr(each, name)}" for each in field.metadata for name, sign in LIMITS if hasattr(each, name)
+    ]
     return ", ".join([_annotation(field.annotation), *limits])
 
 
@@ -222,7 +227,7 @@ GROUPS = ("Run", "Look", "Compare", "Correct", "Keep", "Move")
 
 def _help(program: App, name: str) -> str:
     written = io.StringIO()
-    program.help_print([name], console=Console(file=written, width=100, color_system=None))
+    program.help_print([name], console=Console(file=written, width=78, color_system=None))
     return "\n".join(line.rstrip() for line in written.getvalue().strip().splitlines())
 
 
@@ -240,5 +245,9 @@ def _columns(columns: tuple[Column, ...]) -> str:
     return _table(("column", "type", "may be null", "meaning"), rows)
 
 
-PARTS = {"config keys": config_keys, "commands": commands, "tables": tables}
-"""What fills the marks `<!-- generated: NAME -->` of pages."""
+PARTS = {
+    "<!-- generated: config keys -->": config_keys,
+    "<!-- generated: commands -->": commands,
+    "<!-- generated: tables -->": tables,
+}
+"""What takes the place of a mark in a page."""
