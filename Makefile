@@ -4,8 +4,8 @@ SHELL := /bin/bash
 
 # The lock to install: gpu where a CUDA device answers, else cpu. STAGECOACH_LOCK=gpu|cpu decides otherwise.
 STAGECOACH_LOCK ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
-ENVIRONMENTS := $(patsubst %/pyproject.toml,%,$(wildcard environments/*/pyproject.toml))
-SOURCES := requirements/$(STAGECOACH_LOCK).txt pyproject.toml $(wildcard environments/*/pyproject.toml)
+ENVIRONMENTS := $(patsubst %/pyproject.toml,%,$(wildcard examples/*/pyproject.toml))
+SOURCES := requirements/$(STAGECOACH_LOCK).txt pyproject.toml $(wildcard examples/*/pyproject.toml)
 STAMP := .venv/installed-$(STAGECOACH_LOCK)-$(shell cat $(SOURCES) | cksum | cut -d ' ' -f 1)
 
 # Idle OpenMP threads that spin starve everything else on a small machine.
@@ -81,5 +81,5 @@ lock: $(STAMP) ## make both locks from pyproject.toml; ARGS=--upgrade takes the 
 	@wc -l requirements/*.txt
 
 clean: ## remove the environment and caches; stores of runs stay
-	rm -rf .venv build site *.egg-info environments/*/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
+	rm -rf .venv build site *.egg-info examples/*/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
 		.hypothesis
