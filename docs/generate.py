@@ -43,11 +43,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     while open_pages:
         page = open_pages.pop()
         for target in _targets(page):
-            if target in known or target.is_relative_to(ROOT / "docs"):
+            if target in known or _in_docs(target):
                 continue
             known.add(target)
-            content = _content(page, target)
-            name = f"{_repository_page(target)}"
+            name, content = _repository_page(target), _content(page, target)
             files.append(File.generated(config, name, content=content, inclusion=InclusionLevel.NOT_IN_NAV))
             if target.suffix == ".md":
                 open_pages.append(target)
@@ -90,6 +89,11 @@ def _targets(page: Path) -> Iterator[Path]:
         yield (page.parent / target).resolve()
 
 
+def _in_docs(target: Path) -> bool:
+    """Tell whether a file or directory is itself a part of the site."""
+    return target.is_relative_to(ROOT / "docs") and target.suffix != ".py"
+
+
 def _repository_page(target: Path) -> str:
     """Return the name of the page that shows a file or directory of the repository."""
     name = target.relative_to(ROOT).as_posix()
@@ -120,7 +124,7 @@ def _relink(text: str, source: Path, uri: str) -> str:
 
     def change(link: re.Match[str]) -> str:
         target = (source.parent / link[1]).resolve()
-        inside = target.is_relative_to(ROOT / "docs")
+        inside = _in_docs(target)
         if inside and not target.is_dir():
             name = target.relative_to(ROOT / "docs").as_posix()
         elif inside:
