@@ -14,7 +14,7 @@ RUN := OMP_WAIT_POLICY=PASSIVE .venv/bin/
 # are one to tests/conftest.py, which hands them out.
 SIDE_BY_SIDE := -n 2 --dist loadfile
 
-.PHONY: help install demo test test-all test-browser mutate faults sabotage soak check format bench lock clean
+.PHONY: help install demo test test-all test-browser mutate faults sabotage soak check docs format bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -63,6 +63,11 @@ check: $(STAMP) ## format, lint, types, import rules, and the commands in the do
 	@$(RUN)lint-imports
 	@$(RUN)python -m pytest -q tests/docs
 
+docs: $(STAMP) ## the pages of docs/ as a site in site/, with a reference made from the code; links are checked
+	@.venv/bin/python -c 'import material' 2>/dev/null || \
+		.venv/bin/python -m pip install --disable-pip-version-check --retries 10 -q mkdocs-material==9.8.1 mkdocs==1.6.1
+	@NO_MKDOCS_2_WARNING=1 $(RUN)python -m mkdocs build --clean $(ARGS)
+
 format: $(STAMP) ## format the code and mend what the linter can
 	@$(RUN)ruff format .
 	@$(RUN)ruff check --fix .
@@ -76,5 +81,5 @@ lock: $(STAMP) ## make both locks from pyproject.toml; ARGS=--upgrade takes the 
 	@wc -l requirements/*.txt
 
 clean: ## remove the environment and caches; stores of runs stay
-	rm -rf .venv build *.egg-info examples/*/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
+	rm -rf .venv build site *.egg-info examples/*/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
 		.hypothesis

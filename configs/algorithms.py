@@ -15,7 +15,8 @@ class AlgorithmSection(Section):
     """What every algorithm's section says of it."""
 
     compares_group: ClassVar[bool] = True
-    """Whether it compares the rollouts of a group, so that one rollout, or equal rewards, teach nothing."""
+    """Whether it compares the rollouts of a group, so that a single rollout or equal rewards give no learning
+    signal."""
     per_agent: ClassVar[bool] = False
     """Whether it keeps agents apart, so that environments of several trainable agents may use it."""
     single_agent: ClassVar[bool] = True
@@ -92,9 +93,9 @@ class MaxRlConfig(GroupSection):
 class ReinforcePpConfig(GroupSection):
     type: Literal["reinforce_pp"] = "reinforce_pp"
     statistics: Literal["rollouts", "tokens"] = later("rollouts")
-    """What mean and standard deviation are over: rollouts counts each once; tokens counts each as many times as it has
-    sampled tokens, as the paper's code and verl do, so that long ones say more. With tokens, advantages of a group do
-    not add up to zero."""
+    """What mean and standard deviation are computed over: rollouts counts each rollout once; tokens counts it as many
+    times as it has sampled tokens, as the paper's code and verl do, so that long rollouts weigh more. With tokens,
+    advantages of a group do not add up to zero."""
     epsilon: float = Field(1e-6, gt=0)
     """Added to the standard deviation."""
 
@@ -118,8 +119,8 @@ class RaeConfig(AlgorithmSection):
     order: Literal["post", "pre"] = "post"
     """post subtracts the baseline that already has the reward in it, pre the one before."""
     key: Literal["example", "agent"] = later("example")
-    """What has a baseline of its own: example keeps one for each example and agent, and fits few examples that come
-    back many times; agent keeps one for each agent over all examples, and fits data where most examples are new."""
+    """What has its own baseline: example keeps one for each example and agent, and fits few examples that come back
+    many times; agent keeps one for each agent over all examples, and fits data with mostly new examples."""
 
 
 class EchoRole(Section):
@@ -172,7 +173,7 @@ class OpdConfig(ImitationSection):
     scored_by: ClassVar[Literal["", "teacher", "policy"]] = "teacher"
     type: Literal["opd"] = "opd"
     teacher: TeacherConfig = TeacherConfig()
-    """Whose log-probs the policy is drawn to, on its own tokens."""
+    """The model whose log-probs the policy learns, on its own tokens."""
 
 
 class OpsdConfig(ImitationSection):
@@ -181,7 +182,7 @@ class OpsdConfig(ImitationSection):
     demonstration: str = "answer"
     """Field of the trace's info, or else of the example's task, that holds the demonstration."""
     template: str = "A correct answer, for guidance:\n{demonstration}"
-    """What the policy is shown before the conversation, as a system message."""
+    """The system message that the policy sees before the conversation."""
     max_in_flight: int = operational(64, ge=1)
     """Most sequences that are scored at once."""
 
@@ -190,7 +191,7 @@ class SftConfig(ImitationSection):
     sampled_by: ClassVar[Literal["policy", "teacher"]] = "teacher"
     type: Literal["sft"] = "sft"
     teacher: TeacherConfig = TeacherConfig()
-    """Whose tokens are trained on; it shares the policy's tokenizer."""
+    """The model whose tokens are trained on; it has the policy's tokenizer."""
 
 
 class SupervisedConfig(ImitationSection):
@@ -203,12 +204,13 @@ class CustomConfig(AlgorithmSection):
     """Import path, `package.module:function`, looked for where Python looks and in the current working directory. It is
     called with an environment's kept traces (`GroupedTraces`) and this section; returns a Credit."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Whatever else it wants to know, plain values; it finds them in the section."""
+    """More settings for the function, plain values; it reads them from this section."""
     from_groups: bool = True
-    """Whether it compares the rollouts of a group, so that one rollout, or equal rewards, teach nothing."""
+    """Whether it compares the rollouts of a group, so that a single rollout or equal rewards give no learning
+    signal."""
     keeps_state: bool = False
-    """Whether it carries state from step to step: its Credit has `states`, rows of table `estimator_states` for the
-    environment, and at the next step it finds them in `states` of what it is given."""
+    """Whether it keeps state from step to step: its Credit has `states`, rows of table `estimator_states` for the
+    environment. At the next step it gets them in `states` of its input."""
     version: str = version_of("function")
     """Name and version of its package, or the digest of its file; filled in when resolved."""
 

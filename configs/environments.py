@@ -58,15 +58,15 @@ class EnvironmentConfig(Section):
     taskset: dict[str, Any]
     """The verifiers taskset: its `id` (an installed package) and its own settings."""
     env: dict[str, Any] = Field({})
-    """How one task becomes one episode, where that is not the taskset's own way: the `id` of a verifiers environment
-    (`best-of-n`, `user-sim`) and its own settings, or settings alone for the one that the taskset brings."""
+    """How one task becomes one episode, if not in the taskset's own way: the `id` of a verifiers environment
+    (`best-of-n`, `user-sim`) and its own settings, or only settings for the environment that the taskset brings."""
     seats: dict[str, SeatConfig] = Field({})
     """Settings of single seats, by the agent's name."""
     drop_judge: bool = elsewhere(True)
     """Whether the agent called `judge` is left out of training: its reward is zero by construction."""
     learner_seat: bool = elsewhere(False)
-    """Whether only the agent is trained that a trace's info names under `learner_seat`; a trace without that field
-    stops the stage."""
+    """Whether only one agent is trained: the one that a trace's info names under `learner_seat`. A trace without that
+    field stops the stage."""
     harness: dict[str, Any] = Field(default_factory=lambda: {"id": "chat_loop"})
     """The verifiers harness: its `id` and its own settings."""
     runtime: dict[str, Any] = Field(default_factory=lambda: {"type": "subprocess"})
@@ -74,7 +74,7 @@ class EnvironmentConfig(Section):
     max_turns: int | None = Field(None, ge=1)
     """Most model turns in one rollout; null is no limit."""
     temperature: float | None = Field(None, ge=0)
-    """Sampling temperature here; null takes the rollout section's."""
+    """Sampling temperature; null takes that of the rollout section."""
     algorithm: AlgorithmConfig | None = elsewhere(None)
     """How this environment's rollouts are credited; null takes the run's algorithm."""
     weight: float = Field(1.0, gt=0)
@@ -84,7 +84,8 @@ class EnvironmentConfig(Section):
     holdout_seed: int = 0
     """Another seed gives another split."""
     evaluation_seat: str = operational("")
-    """The one agent whose rollouts an evaluation counts, so that checkpoints compare; empty counts every trained one.
+    """The only agent whose rollouts an evaluation counts, so that policies can be compared; empty counts every trained
+    agent.
     """
     max_examples: int = Field(100_000, ge=1)
     """Most examples read from the taskset; an endless one is cut here."""
@@ -95,19 +96,21 @@ class EnvironmentConfig(Section):
     pool: PoolConfig = operational(StaticPool())
     """Worker processes of the environment server."""
     variables: tuple[str, ...] = operational(())
-    """Environment variables with secrets that the code of the environment reads, by name: its server and its grader get
-    these, and those that other settings here name, and no other secret of this process."""
+    """Names of environment variables with secrets for the code of the environment. Its server and its grader get these,
+    and those that other settings of this section name, and no other secrets."""
     sandbox_labels: tuple[str, ...] = operational(())
     """Labels of every sandbox that the server makes, beside those of the runtime's own settings, where the runtime has
     labels (`prime`): to find all that a run left running."""
     startup_seconds: float = operational(180.0, gt=0)
-    """Longest wait until the server takes requests: it loads the environment first. Comes on top of hang_seconds."""
+    """Longest wait until the server takes requests, because it loads the environment first. It is added to
+    hang_seconds."""
     hang_seconds: float = operational(120.0, gt=0)
-    """A server that leaves a health request unanswered for so long hangs, and is started again. Longer than the longest
-    step of the environment that does not let others run: a reward computed without `await`, say."""
+    """A server that does not answer a health request for this time hangs, and is restarted. It must be longer than the
+    longest step of the environment that blocks the event loop, for example a reward that is computed without
+    `await`."""
     max_restarts: int = operational(20, ge=0)
-    """Restarts of the server in one run, after it died or hung, before the run fails. A single example that takes it
-    down every time costs four of them before it is given up."""
+    """Restarts of the server in one run, after it died or hung, before the run fails. A single example that always
+    kills the server costs four restarts before it is given up."""
 
     @property
     def seat_rule(self) -> SeatRule:

@@ -26,7 +26,7 @@ def passes(reward: Any, threshold: Any) -> Any:
 
 
 class EvaluationSet(Section):
-    """Some held-out examples with an interval of their own; what is null is as `evaluation` itself says."""
+    """A set of held-out examples with its own interval; null takes the value of `evaluation`."""
 
     name: str = operational(..., min_length=1)
     """The set's name in tables and notes. Not in keys: sets of the same settings are the same work, in any run."""
@@ -34,8 +34,7 @@ class EvaluationSet(Section):
     """Names of the environments that are tried; empty tries all of the run."""
     where: dict[str, Wanted] | None = None
     """Which examples are tried: by field of the example's task (nested ones with dots), the values that it may have,
-    as in `where = { tier = [3, 4] }`. A field that an example lacks is an error: all of them would be tried unseen, or
-    none."""
+    as in `where = { tier = [3, 4] }`. A field that an example lacks is an error."""
     num_examples: int | None = Field(None, ge=1)
     """Examples tried of each environment."""
     attempts: int | None = Field(None, ge=1)
@@ -56,7 +55,7 @@ class ExternalModelConfig(Section):
     """A model that someone else serves with the OpenAI chat API: evaluated as it is, never trained on."""
 
     url: str
-    """The address that `/chat/completions` is asked below, such as https://api.example.com/v1."""
+    """The address before `/chat/completions`, such as https://api.example.com/v1."""
     model: str
     """The model's name there."""
     api_key_variable: str = operational("OPENAI_API_KEY")
@@ -73,26 +72,27 @@ class EvaluationConfig(Section):
     pass_at: tuple[int, ...] = operational((1,))
     """The k of pass@k by the unbiased estimator; none above attempts."""
     pass_reward: float = operational(1.0)
-    """The reward from which on an attempt passes, in pass@k and in the viewer; what rounding takes off counts as
-    reached. The length penalty of an algorithm has a threshold of its own, `passing`."""
+    """The lowest reward with which an attempt passes, in pass@k and in the viewer; rounding errors do not count. The
+    length penalty of an algorithm has its own threshold, `passing`."""
     temperature: float = Field(1.0, ge=0)
     """Sampling temperature in evaluation."""
     policy: str = operational("")
     """The policy to evaluate: RUN for a run's last one, RUN:VERSION for an earlier one; empty takes model.path."""
     every: int = operational(0, ge=0)
-    """Evaluate every n steps during training; 0 only when asked. Supervised runs refuse it."""
+    """Evaluate every n steps during training; 0 evaluates only when asked. Supervised runs refuse it."""
     at_start: bool = operational(True)
-    """Whether a training run that evaluates now and then also evaluates the policy that it starts from."""
+    """Whether a training run with evaluations also evaluates the policy that it starts from."""
     overlap: bool = operational(True)
     """Whether a training run goes on with the next step while a policy is evaluated."""
     retry_errors: int = operational(0, ge=0)
-    """How many times rollouts that ended with an error are made again, with another seed; the first ones are kept."""
+    """How many times rollouts that ended with an error are sampled again, with another seed; the first ones are
+    kept."""
     environments: tuple[str, ...] = ()
     """Names of the environments that are tried; empty tries all of the run."""
     where: dict[str, Wanted] = Field({})
     """Which examples are tried: by field of the example's task (nested ones with dots), the values that it may have."""
     sets: tuple[EvaluationSet, ...] = ()
-    """Sets of examples, in place of the one that the other fields are."""
+    """Sets of examples, in place of the one set that the other fields describe."""
     external: ExternalModelConfig | None = elsewhere(None)
     """A model that someone else serves, evaluated in place of a policy; for runs of kind `evaluate`."""
 

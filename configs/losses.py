@@ -55,7 +55,7 @@ class DppoLoss(LossSection):
 
 
 class IpoLoss(LossSection):
-    """Masks tokens whose probability moved too far, whatever the direction and the advantage."""
+    """Masks tokens whose probability moved too far, in any direction and for any advantage."""
 
     type: Literal["ipo"] = "ipo"
     threshold: float = Field(0.1, gt=0)
@@ -97,7 +97,7 @@ class GspoLoss(LossSection):
 
 
 class CustomLoss(LossSection):
-    """A function of one's own."""
+    """Your own function."""
 
     type: Literal["custom"] = "custom"
     function: str = Field(min_length=1)

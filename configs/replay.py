@@ -23,8 +23,8 @@ class ReplayConfig(Section):
     last_step: int | None = operational(None, ge=0)
     """The step before which the replay ends; null takes all that are recorded."""
     policies: Literal["own", "recorded"] = operational("own")
-    """`own` trains along: each step starts from the policy that the replay made before. `recorded` starts every step
-    from the recorded policy: what would this step alone have been."""
+    """`own`: each step starts from the policy that the replay made before. `recorded`: every step starts from the
+    recorded policy, so that each step shows its own effect alone."""
     regrade: bool = operational(False)
     """Whether recorded traces are scored again with the reward functions of today before they are filtered."""
     graders: str = operational("")
@@ -32,7 +32,7 @@ class ReplayConfig(Section):
     weights: str = operational("")
     """Digest of the weights in model.path where the first step starts from those; empty: the recorded ones."""
     quarantines: tuple[str, ...] = operational(())
-    """Ids of the quarantines whose rollouts are left out; those in force when the replay was first asked for."""
+    """Ids of the quarantines whose rollouts are left out; those that existed when the replay was first started."""
 
 
 def replayed_stages(replay: ReplayConfig) -> tuple[StageName, ...]:
@@ -53,7 +53,7 @@ class PauseGate(Section):
     type: Literal["pause"] = "pause"
     """A person approves each batch in the Prefect UI before it is trained on."""
     every: int = operational(1, ge=1)
-    """Ask at every n-th step; the first is asked at."""
+    """Check every n-th step, the first included."""
     timeout_seconds: float = operational(86_400.0, gt=0)
     """Longest wait for the person; then the run ends and can be resumed."""
 
@@ -61,10 +61,10 @@ class PauseGate(Section):
 class RuleGate(Section):
     type: Literal["rule"] = "rule"
     rule: str = "trainable_ratio > 0.1"
-    """A condition in SQL over the figures of the batch, for example `trainable_ratio > 0.1`; the run stops where it
-    does not hold."""
+    """A condition in SQL over the figures of the batch, for example `trainable_ratio > 0.1`; the run stops if it does
+    not hold."""
     every: int = operational(1, ge=1)
-    """Ask at every n-th step; the first is asked at."""
+    """Check every n-th step, the first included."""
 
 
 GateConfig = Annotated[NoGate | PauseGate | RuleGate, Field(discriminator="type")]

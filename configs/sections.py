@@ -23,11 +23,11 @@ class DifficultyPool(Section):
     """The examples whose last group earned a mean reward above the pool before and up to a threshold."""
 
     name: str = Field(min_length=1)
-    """What the pool is called."""
+    """Name of the pool."""
     threshold: float
     """Highest mean reward of an example in it; the last pool has the examples above its own, too."""
     weight: float = Field(gt=0)
-    """How much likelier an example of it is drawn, relative to the other pools' weights."""
+    """Weight of an example in it when examples are drawn, relative to the other pools' weights."""
 
 
 class DifficultyPoolsSampler(Section):
@@ -84,16 +84,16 @@ class AssignmentConfig(Section):
     group_size: int = Field(16, ge=1)
     """Rollouts of each example."""
     shuffle: bool = True
-    """Whether examples come in a seeded random order, anew each epoch; else in dataset order."""
+    """Whether examples come in a seeded random order, another one in each epoch; otherwise in dataset order."""
     sampler: SamplerConfig = StandardSampler()
     """Which examples are tried."""
     oversampling: float = Field(1.0, ge=1, le=4)
-    """How many times the groups that a step needs are begun: when enough of an environment's have ended, its others are
-    stopped, and their rollouts are rows of class `straggler`. Needs the filter `incomplete_group`: what is left of a
-    stopped group are its short rollouts."""
+    """How many times as many groups are started as a step needs. When enough groups of an environment have ended, its
+    other groups are stopped, and their rollouts are rows of class `straggler`. Needs the filter `incomplete_group`,
+    because the finished rollouts of a stopped group are its short ones."""
     refill: bool = False
-    """Whether groups of a step that teach nothing are replaced by groups of other examples, with the same policy, in up
-    to `filtering.max_batch_attempts` batches: dynamic sampling (DAPO, arXiv 2503.14476)."""
+    """Whether groups without a learning signal are replaced by groups of other examples, with the same policy, in up to
+    `filtering.max_batch_attempts` batches: dynamic sampling (DAPO, arXiv 2503.14476)."""
 
 
 class AdmissionConfig(Section):
@@ -118,27 +118,27 @@ class RolloutConfig(Section):
     max_off_policy_steps: Literal[0, 1] = operational(0)
     """0 runs the stages in turn; 1 samples the next step with the last policy while this step trains."""
     max_in_flight: int = operational(128, ge=1)
-    """Most rollouts under way at once."""
+    """Most rollouts that run at the same time."""
     adaptive_in_flight: bool = operational(False)
-    """Whether fewer are under way where the engine does not keep up with as many, by its own metrics; between 1 and
-    `max_in_flight`. An engine without such metrics is left alone."""
+    """Whether fewer rollouts run at the same time if the engine cannot keep up, by its own metrics; between 1 and
+    `max_in_flight`. The limit is not changed for an engine without such metrics."""
     max_attempts: int = operational(3, ge=1)
     """Attempts at a rollout that failed for a retryable reason; the last failure is a row."""
     timeout_seconds: float = operational(300.0, gt=0)
-    """Longest a rollout may take before it is cancelled and recorded as a timeout."""
+    """Longest time for a rollout; then it is cancelled and recorded as a timeout."""
 
 
 class PackingConfig(Section):
     tokens_per_row: int = Field(2048, ge=2)
     """Token budget of a packed row; no sample may be longer."""
     updates_per_step: int = Field(1, ge=1)
-    """Optimizer steps made of one batch, in turn: its samples are split into that many mini-batches."""
+    """Optimizer steps from one batch, one after the other: its samples are split into that many mini-batches."""
     data_parallel: int = Field(1, ge=1)
-    """Ranks that share the batch; rows are dealt to them by estimated cost."""
+    """Ranks that share the batch; rows are distributed by estimated cost."""
     zero_advantages: bool = False
-    """Whether tokens of the rl component whose advantage is zero are trained. All that they would do is to count in the
-    denominator and to be held to the engine's log-probs by `kl_tau`. False leaves them out, as prime-rl does by its
-    `filter_zero_advantages`."""
+    """Whether tokens of the rl component with an advantage of zero are trained. They would only count in the
+    denominator, and `kl_tau` would hold them to the engine's log-probs. False leaves them out, as
+    `filter_zero_advantages` of prime-rl does."""
 
 
 class SupervisedDataConfig(Section):

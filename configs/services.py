@@ -26,7 +26,7 @@ class EngineProcess(Section):
     api_key_variable: str = operational("STAGECOACH_ENGINE_KEY")
     """Environment variable that holds the key of an external engine."""
     threads: int = operational(0, ge=0)
-    """OpenMP threads of the engine; 0 leaves one core to everything else."""
+    """OpenMP threads of the engine; 0 leaves one core for all other processes."""
     memory_gib: float = operational(1.0, gt=0)
     """Memory for the key-value cache, in GiB, on the CPU."""
     gpu_memory_utilization: float = operational(0.45, gt=0, le=1)
@@ -64,9 +64,9 @@ class LearnerConfig(Section):
     startup_seconds: float = operational(180.0, gt=0)
     """Longest wait until the learner answers."""
     hang_seconds: float = operational(1800.0, gt=0)
-    """A learner that says nothing for so long, or makes no progress with a request for so long, hangs, and is started
-    again: the step is then trained again, with the same result. However long a step is, each of its rows is progress;
-    so this is longer than the longest part that is none: loading or writing all weights, one row forward and back."""
+    """A learner without an answer or without progress for this time hangs, and is restarted. The step is then trained
+    again, with the same result. Each row of a step is progress. So this must be longer than the longest part without
+    progress: loading or writing all weights, or one row forward and backward."""
     max_restarts: int = operational(3, ge=0)
     """Restarts of a learner that died or hung, in one run, before the run stops."""
 
@@ -80,6 +80,6 @@ class PrefectConfig(Section):
 
 class WandbConfig(Section):
     mode: Literal["disabled", "offline", "online"] = operational("disabled")
-    """Metrics go to Weights & Biases only when asked."""
+    """Whether and how metrics go to Weights & Biases; disabled sends none."""
     project: str = operational("stagecoach")
     """The project there."""

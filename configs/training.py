@@ -135,7 +135,7 @@ class TrainingConfig(Section):
     epsilon: float = Field(1e-8, gt=0)
     """AdamW's epsilon."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decoupled weight decay, on matrices only, whatever the optimizer."""
+    """Decoupled weight decay, on matrices only, with every optimizer."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are clipped to this global norm."""
     loss: LossConfig = DppoLoss()
@@ -149,21 +149,21 @@ class TrainingConfig(Section):
     device: Literal["cpu", "cuda", "auto"] = "auto"
     """Where to train; auto takes CUDA when there is one. Filled in when resolved."""
     logprob_chunk: int | None = Field(None, ge=1)
-    """Tokens whose logits exist at the same time; null takes as many as make a chunk of logits 128 MiB, from 64 to 1024
-    and a power of two: 128 beside a vocabulary of 151,936."""
+    """Tokens whose logits exist at the same time. Null takes a power of two from 64 to 1024 for which a chunk of logits
+    has 128 MiB: 128 with a vocabulary of 151,936."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     checkpoint_every: int = Field(1, ge=1)
-    """Of the layers only every n-th is recomputed, the first included: the others keep their activations."""
+    """Only every n-th layer is recomputed, the first included; the other layers keep their activations."""
     offload_activations: bool = False
-    """What recomputed layers begin from waits in the host's memory, in training on the CPU as it does anyway; what
-    other layers keep stays where it is."""
+    """The inputs of recomputed layers are moved to the host's memory, where they already are in training on the CPU.
+    The activations of other layers stay."""
     save_optimizer_every: int = operational(1, ge=1)
-    """Optimizer state is saved with every n-th policy; weights with each. Others are reached by training the recorded
-    batches again."""
+    """Optimizer state is saved with every n-th policy, weights with every policy. A policy without it is resumed by
+    training the recorded batches again."""
     keep_weights: str = operational("all", pattern=f"^(all|{KEPT}(,{KEPT})?)$")
-    """Which policies keep their weights while the run goes on: `all`, or `last:N`, `every:N`, or both with a comma
-    between. The first policy, what the next step and evaluations need, and the newest with optimizer state stay in any
-    case; rows of tables stay always."""
+    """Which policies keep their weights during the run: `all`, `last:N`, `every:N`, or `last:N,every:N`. The first
+    policy, the policies that the next step and evaluations need, and the newest one with optimizer state always stay.
+    The rows of tables always stay."""
     version: str = ""
     """Version of torch and transformers; filled in when resolved."""
