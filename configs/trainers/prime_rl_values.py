@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from configs.filters import FilteringConfig
-from configs.trainers.translation import Given, NoCounterpart, NotNeeded, names
+from configs.trainers.translation import SAMPLE, Given, NoCounterpart, NotNeeded, names
 
 MODEL = names("model.name trainer.model.name orchestrator.model.name inference.vllm.model inference.model.name")
 GROUP_SIZE = names("orchestrator.group_size orchestrator.rollouts_per_example")
@@ -23,6 +23,8 @@ LISTS = ("orchestrator.train.source", "orchestrator.train.env", "orchestrator.en
 """Where the environments of training are, today and earlier."""
 AGENT = ("harness", "runtime", "max_turns", "sampling", "timeout", "model", "client", "retries")
 """Settings of an agent, by which its table is known among those of an environment."""
+SOURCE = frozenset(names("env name ratio algo sampling serve address curriculum id args taskset harness"))
+"""Keys of an environment that are read; the others are settings of the run here, or of a pool."""
 FILTERS = {each.type: each for each in FilteringConfig().filters}
 
 
@@ -281,8 +283,7 @@ def environments(given: Given) -> list[dict[str, Any]]:
     for place in LISTS:
         for index, source in enumerate(items(section(given, place))):
             found.append(_environment(given, f"{place}.{index}", source))
-    taskset = {"id": "own_data", "path": "examples.jsonl", "task": {"scoring": "my_reward:reward"}}
-    return found or [{"name": "my_data", "taskset": taskset, "max_turns": 1}]
+    return found or SAMPLE
 
 
 def _environment(given: Given, where: str, source: Mapping[str, Any]) -> dict[str, Any]:
@@ -302,11 +303,10 @@ def _environment(given: Given, where: str, source: Mapping[str, Any]) -> dict[st
     if "algo" in source:
         found["algorithm"] = algorithm_of(given, f"{where}.algo", source["algo"])
     found |= _sampling(given, where, source.get("sampling") or {})
-    if address := (source.get("serve") or {}).get("address"):
+    if address := (source.get("serve") or {}).get("address", source.get("address")):
         found["address"] = address
-    for key in ("group_size", "timeout", "num_workers", "serve"):
-        if key in source and not (key == "serve" and "address" in source["serve"]):
-            given.drop(f"{where}.{key}", "a setting of the run here, or of environments.N.pool")
+    for key in sorted(source.keys() - SOURCE):
+        given.drop(f"{where}.{key}", "a setting of the whole run here, or of environments.N.pool")
     return found
 
 
@@ -338,4 +338,6 @@ def _seat(given: Given, where: str, agent: Mapping[str, Any]) -> dict[str, Any]:
     for key in agent:
         if key not in ("harness", "runtime", "max_turns", "timeout"):
             given.drop(f"{where}.{key}", "who plays a seat is set in environments.N.seats.NAME")
+    for key in sorted((agent.get("timeout") or {}).keys() - {"rollout"}):
+        given.drop(f"{where}.timeout.{key}", "a rollout has one limit here: rollout.timeout_seconds")
     return seat

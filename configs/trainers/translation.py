@@ -16,6 +16,14 @@ from configs.toml_text import NoTomlForm, toml
 
 OFF: tuple[Any, ...] = (None, False, 0, "", "no", "none", [], {}, ())
 """Values that ask for nothing, so that nothing is lost where their key has no counterpart."""
+SAMPLE = [
+    {
+        "name": "my_data",
+        "taskset": {"id": "own_data", "path": "examples.jsonl", "task": {"scoring": "my_reward:reward"}},
+        "max_turns": 1,
+    }
+]
+"""The environment of a config that names none that can be: rows of a file, and a reward function beside it."""
 MOST_KEYS = 5
 """Keys of one setting that are listed with their values."""
 
@@ -168,8 +176,17 @@ def translate(keys: Mapping[str, Any], trainer: Trainer) -> Translation:
             continue
         except NoCounterpart as problem:
             found.missing.append(Lost(origin, str(problem)))
-        except (TypeError, ValueError, KeyError, AttributeError) as error:  # a value of a type that the key cannot have
+        except (
+            TypeError,
+            ValueError,
+            KeyError,
+            AttributeError,
+            ArithmeticError,
+        ) as error:  # a value of a type that the key cannot have
             found.missing.append(Lost(origin, f"not understood: {error}"))
+    if "environments" not in found.settings:  # a config without any is none
+        found.settings["environments"] = SAMPLE
+        sources["environments"] = (Row("environments", ()), "what was given could not be read")
     for key, why in _reject(found.settings).items():
         found.missing.append(Lost(sources[key][1], why))
     for key, value in found.settings.items():
@@ -202,25 +219,36 @@ def matches(key: str, pattern: str) -> bool:
 def _reject(settings: dict[str, Any]) -> dict[str, str]:
     """Take those settings out that do not load, and return the reason of each."""
     rejected: dict[str, str] = {}
-    while True:
-        try:
-            load(base=config_of(settings))
-        except ConfigError as error:
-            blamed = {
-                key: problem.replace(" (recorded config)", "")
-                for problem in error.problems
-                for key in settings
-                if matches(problem.partition(":")[0], key) or matches(key, problem.partition(":")[0])
-            }
-            # An environment that cannot be would take all others with it, and a config without one is none.
+    while problems := _problems(settings):
+        blamed = {
+            key: problem.replace(" (recorded config)", "")
+            for problem in problems
+            for key in settings
+            if matches(problem.partition(":")[0], key) or matches(key, problem.partition(":")[0])
+        }
+        blamed = blamed or {_culprit(settings): problems[0]}
+        if settings.get("environments") == SAMPLE:
             blamed.pop("environments", None)
-            if not blamed:
-                raise
-            rejected |= blamed
-            for key in blamed:
-                del settings[key]
-        else:
-            return rejected
+        rejected |= blamed
+        for key in blamed:
+            del settings[key]
+        if "environments" in blamed:
+            settings["environments"] = SAMPLE
+    return rejected
+
+
+def _culprit(settings: Mapping[str, Any]) -> str:
+    """Return the setting without which there are the fewest problems, where they are said of keys that are not set."""
+    without = {key: {name: each for name, each in settings.items() if name != key} for key in settings}
+    return min(without, key=lambda key: (key == "environments", len(_problems(without[key]))))
+
+
+def _problems(settings: Mapping[str, Any]) -> Sequence[str]:
+    try:
+        load(base=config_of(settings))
+    except ConfigError as error:
+        return error.problems
+    return ()
 
 
 def _given(given: Given, keys: Sequence[str]) -> str:

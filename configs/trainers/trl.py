@@ -210,7 +210,7 @@ MISSING = (
         names(
             "accelerator_config parallelism_config deepspeed fsdp fsdp_config ddp_find_unused_parameters "
             "ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout local_rank "
-            "average_tokens_across_devices full_determinism"
+            "average_tokens_across_devices full_determinism ignore_bias_buffers"
         ),
     ),
     Missing(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from configs.filters import FilteringConfig
-from configs.trainers.translation import Given, NoCounterpart, NotNeeded
+from configs.trainers.translation import SAMPLE, Given, NoCounterpart, NotNeeded
 
 SCHEDULES = {
     "linear": "linear",
@@ -49,12 +49,14 @@ def _updates(given: Given) -> int:
 
 
 def updates_per_step(given: Given) -> int:
+    """Return the optimizer steps of a sampled batch, where they are more than one."""
     if (updates := _updates(given)) == 1:
         raise NotNeeded
     return updates
 
 
 def groups_per_step(given: Given) -> int:
+    """Return the examples of a sampled batch."""
     rollouts, group = _per_update(given) * _passes(given), int(given["num_generations"])
     if rollouts % group:
         raise NoCounterpart(f"{rollouts} rollouts of a step are no whole number of groups of {group}")
@@ -75,13 +77,15 @@ def whole(key: str) -> Callable[[Given], int]:
 
 
 def schedule(given: Given) -> str:
+    """Return how the learning rate falls."""
     name = str(given["lr_scheduler_type"])
     if name not in SCHEDULES:
         raise NoCounterpart(f"schedules here are {', '.join(sorted({*SCHEDULES.values()}))}")
-    if name != "constant" and SCHEDULES[name] != "constant" and int(given["max_steps"]) <= 0:
+    if SCHEDULES[name] != "constant" and int(given["max_steps"]) <= 0:
         raise NoCounterpart(
-            f"the rate falls until the last step, and {UNKNOWN_STEPS}: training.schedule and training.decay_steps. "
-            "Until then it stays at the peak"
+            f"the rate falls until the last step, and {UNKNOWN_STEPS}, in training.decay_steps. Without it the rate "
+            f"stays "
+            "at its peak"
         )
     if SCHEDULES[name] == "linear":  # the default here, too
         raise NotNeeded
@@ -89,6 +93,7 @@ def schedule(given: Given) -> str:
 
 
 def decay_steps(given: Given) -> int:
+    """Return the optimizer step at which the rate has fallen: the last one."""
     falls = SCHEDULES.get(str(given["lr_scheduler_type"]), "constant") != "constant"
     if not falls or int(given["max_steps"]) <= 0:
         raise NotNeeded
@@ -96,6 +101,7 @@ def decay_steps(given: Given) -> int:
 
 
 def warmup(given: Given) -> int:
+    """Return the optimizer steps of warm-up, of a share as well."""
     ratio = given.first("warmup_ratio", default=0.0)
     steps = float(ratio if ratio else given["warmup_steps"] or 0)
     if 0 < steps < 1:
@@ -106,6 +112,8 @@ def warmup(given: Given) -> int:
 
 
 def scheduler_setting(name: str, *keys: str) -> Callable[[Given], Any]:
+    """Return a converter of the first of `keys` in `lr_scheduler_kwargs`, for schedules here that have it."""
+
     def value(given: Given) -> Any:
         settings = given["lr_scheduler_kwargs"] or {}
         settings = settings if isinstance(settings, dict) else {}
@@ -124,6 +132,7 @@ def _schedule_of(given: Given) -> str:
 
 
 def optimizer(given: Given) -> str:
+    """Return the optimizer, where it is another than the default here."""
     name = str(given["optim"])
     if name not in OPTIMIZERS:
         raise NoCounterpart("the optimizer here is adamw, muon or sign_sgd, in training.optimizer.type")
@@ -133,30 +142,35 @@ def optimizer(given: Given) -> str:
 
 
 def dtype(given: Given) -> str:
+    """Return the precision of the learner."""
     if given["fp16"]:
         raise NoCounterpart("the learner computes in bfloat16 or float32; training.dtype chooses")
     return "bfloat16" if given["bf16"] or given["bf16"] is None else "float32"
 
 
 def model_len(given: Given) -> int:
+    """Return the most tokens of prompt and reply."""
     if given["vllm_max_model_length"]:
         return int(given["vllm_max_model_length"])
     return int(given.first("max_prompt_length", default=PROMPT_TOKENS)) + completion(given)
 
 
 def completion(given: Given) -> int:
+    """Return the most tokens of a reply."""
     if given["max_completion_length"] is None:
         raise NoCounterpart("a reply has a limit here: rollout.max_tokens")
     return int(given["max_completion_length"])
 
 
 def tokens_per_row(given: Given) -> int:
+    """Return the length of a packed row, where the longest sample wants more than the default."""
     if model_len(given) <= 2048:
         raise NotNeeded
     return model_len(given)
 
 
 def loss(given: Given) -> str:
+    """Return the loss of the rl component."""
     name = str(given["loss_type"])
     if name not in LOSSES:
         raise NoCounterpart("losses here are dppo, ipo, ppo, cispo, gspo, or a function of your own")
@@ -164,17 +178,20 @@ def loss(given: Given) -> str:
 
 
 def clip_low(given: Given) -> float:
+    """Return how far below 1 a ratio is clipped."""
     if given["loss_type"] == "cispo":  # no lower bound, there and here
         raise NotNeeded
     return float(given["epsilon"])
 
 
 def clip_high(given: Given) -> float:
+    """Return how far above 1 a ratio, or the weight of cispo, is clipped."""
     high = float(given["epsilon"] if given["epsilon_high"] is None else given["epsilon_high"])
     return round(high - 1, 9) if given["loss_type"] == "cispo" else high
 
 
 def algorithm(given: Given) -> str:
+    """Return the algorithm, where it is another than the default here."""
     if given["loss_type"] != "dr_grpo":
         raise NotNeeded
     if _scales(given):
@@ -187,6 +204,7 @@ def _scales(given: Given) -> bool:
 
 
 def normalise(given: Given) -> bool:
+    """Return whether advantages are divided by the deviation of their group."""
     if given["scale_rewards"] == "batch":
         raise NoCounterpart("advantages are divided by the deviation of their group or not at all; see reinforce_pp")
     if given["loss_type"] == "dr_grpo" and not _scales(given):
@@ -195,18 +213,21 @@ def normalise(given: Given) -> bool:
 
 
 def epsilon(given: Given) -> float:
+    """Return what is added to that deviation."""
     if not _scales(given):
         raise NotNeeded
     return 1e-4
 
 
 def length_normaliser(given: Given) -> int:
+    """Return the tokens that a rollout counts for in dr_grpo."""
     if given["loss_type"] != "dr_grpo" or _scales(given):
         raise NotNeeded
     return completion(given)
 
 
 def filters(given: Given) -> list[dict[str, Any]]:
+    """Return the default filters, with that of truncated replies enforced."""
     if not given["mask_truncated_completions"]:
         raise NotNeeded
     kinds = [each.type for each in FilteringConfig().filters]
@@ -214,6 +235,7 @@ def filters(given: Given) -> list[dict[str, Any]]:
 
 
 def engine_arguments(given: Given) -> list[str]:
+    """Return arguments for vLLM's command line."""
     arguments = []
     if int(given["vllm_tensor_parallel_size"]) > 1:
         arguments += ["--tensor-parallel-size", str(given["vllm_tensor_parallel_size"])]
@@ -225,6 +247,7 @@ def engine_arguments(given: Given) -> list[str]:
 
 
 def renderer_settings(given: Given) -> dict[str, Any]:
+    """Return the variables of the chat template that a renderer knows."""
     settings = given["chat_template_kwargs"] or {}
     if set(settings) - {"enable_thinking"}:
         raise NoCounterpart("of a chat template's variables only enable_thinking is known: model.renderer_settings")
@@ -232,6 +255,7 @@ def renderer_settings(given: Given) -> dict[str, Any]:
 
 
 def evaluation_every(given: Given) -> int:
+    """Return the steps here between evaluations."""
     if given["eval_strategy"] in ("no", None):
         raise NotNeeded
     if given["eval_strategy"] != "steps" or not given["eval_steps"]:
@@ -240,6 +264,8 @@ def evaluation_every(given: Given) -> int:
 
 
 def lora(key: str) -> Callable[[Given], Any]:
+    """Return a converter of a setting of adapters, which is written unless they are switched off."""
+
     def value(given: Given) -> Any:
         if given["use_peft"] is False:
             raise NotNeeded
@@ -251,13 +277,18 @@ def lora(key: str) -> Callable[[Given], Any]:
 
 
 def environments(given: Given) -> list[dict[str, Any]]:
-    taskset: dict[str, Any] = {"id": "own_data"}
-    if given.first("dataset_name"):
-        taskset["hub"] = given["dataset_name"]
-        taskset |= {"subset": given["dataset_config"]} if given.first("dataset_config") else {}
-        taskset |= {"split": given["dataset_train_split"]} if given.first("dataset_train_split") else {}
-    else:
-        taskset["path"] = "examples.jsonl"
+    """Return the rows of the dataset as an environment; where none is named, those of a file."""
+    (sample,) = SAMPLE
     calls = given.first("max_tool_calling_iterations")
     turns = 1 if calls is None else int(calls) + 1
-    return [{"name": "my_data", "taskset": taskset | {"task": {"scoring": "my_reward:reward"}}, "max_turns": turns}]
+    if not given.first("dataset_name"):
+        return [{**sample, "max_turns": turns}]
+    names = {"hub": "dataset_name", "subset": "dataset_config", "split": "dataset_train_split"}
+    chosen = {name: given.first(key) for name, key in names.items() if given.first(key)}
+    return [
+        {
+            "name": "my_data",
+            "taskset": {"id": "own_data", **chosen, "task": sample["taskset"]["task"]},
+            "max_turns": turns,
+        }
+    ]

@@ -40,7 +40,8 @@ tokens_per_row = 2048               # of the learner; at least max_model_len
 learning_rate = 3e-4                # for the small model; a model of a billion weights wants about 1e-6
 
 [evaluation]
-every = {every:<27} # steps between evaluations on held-out examples, a tenth of all; 0 is never
+every = {every:<27} # steps between evaluations; 0 is never
+num_examples = 32                   # of those that are held out, a tenth of all
 """
 OWN_DATA = f"""\
 # A run on data of your own: `stagecoach run config.toml`. `stagecoach config KEY` says what a setting means.
