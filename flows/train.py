@@ -5,8 +5,9 @@ from typing import Any
 
 from prefect import flow
 
+from configs.load import load
 from flows.orchestration.states import OF_A_RUN, reports_its_end
-from flows.runtime.demo_sources import weights_of
+from flows.runtime.demo_sources import demo_weights, weights_of
 from flows.runtime.entry import flow_run_name, session_for
 from flows.runtime.loops import loop_train
 from flows.sft import sft
@@ -35,6 +36,9 @@ def train(
         store: root of the store: a directory on the worker, or s3://bucket/prefix.
     """
     weights = weights_of(model, store, sft)
+    if presets and not model:  # a file may say `demo` as well
+        given = [f"store={store}"] if store else []
+        overrides = [*overrides, *demo_weights(load(presets, [*overrides, *given]), sft)]
     given = {"name": name, "store": store, "seed": seed, "steps": steps, "model.path": weights}
     with session_for("train", presets, overrides, **given) as session:
         return loop_train(session)

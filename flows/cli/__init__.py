@@ -17,13 +17,13 @@ with ended_by_interrupts():
     from cyclopts import CycloptsError
 
     from flows import PACKAGES
-    from flows.cli import diff, export, run, show, store
+    from flows.cli import diff, export, init, run, show, store
     from flows.cli.arguments import UsageError, app
     from flows.reporting.formats import visible
 
 UNREAD = 141
 """The exit status where who read the output closed it, as a shell tells of a program that SIGPIPE ended."""
-COMMANDS = (run, show, diff, store, export)
+COMMANDS = (run, init, show, diff, store, export)
 """The modules of commands: importing one adds its commands to the application."""
 
 

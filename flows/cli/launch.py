@@ -18,7 +18,18 @@ from flows.replays.loop import loop_replay, plan_run, summary, trains_again
 from flows.replays.request import ReplayRequest, finished_message, finished_without_source
 from flows.reporting.formats import before_after, console, describe_difference, describe_scores
 from flows.reporting.panel import Panel, PanelWatcher
-from flows.runtime.demo_sources import FIRST, RECIPES, SEED, Recipe, Sources, build, sources_directory, warm_weights
+from flows.runtime.demo_sources import (
+    DEMO,
+    FIRST,
+    RECIPES,
+    SEED,
+    Recipe,
+    Sources,
+    build,
+    demo_weights,
+    sources_directory,
+    warm_weights,
+)
 from flows.runtime.entry import watching
 from flows.runtime.loops import loop_evaluate, loop_sft, loop_train
 from flows.runtime.preflight import preflight
@@ -45,12 +56,31 @@ def start(
     kind: str, files: Sequence[str], overrides: Sequence[str], name: str = "", store: str = "", plain: bool = False
 ) -> int:
     """Resolve a config, run the flow of `kind` and show it, in plain lines if asked; return the exit status."""
+    overrides = [*overrides, *_demo_weights(kind, files, overrides, store, plain)]
     config = prepare(kind, files, overrides, name=name, store=store)
     _print_comparisons(watch(config, plain=plain))
     where = f"{config.name} --store {config.store}"
     print(f"run {config.name} is in {config.store}; look at it with: stagecoach view --run {where}")
     print(f"or on this terminal: stagecoach show {where}")
     return 0
+
+
+def _demo_weights(kind: str, files: Sequence[str], overrides: Sequence[str], store: str, plain: bool) -> list[str]:
+    """Return the override that names the demo's weights where a config has the model `demo`, which is made if need "
+    "be."""
+
+    def warm_up(
+        name: str, presets: Sequence[str], model: str, data: str, seed: int, overrides: Sequence[str], store: str
+    ) -> None:
+        print(f"The model `{DEMO}` is made and warmed up first, by the run {name}; later runs find it in the store.")
+        settings = [f"model.path={model}", f"data.path={data}", *overrides]
+        watch(prepare("sft", presets, settings, name=name, store=store, seed=seed), plain=plain)
+
+    if kind == "sft" or not files:
+        return []
+    with nothing_started():
+        given = [f"kind={kind}", *([f"store={store}"] if store else [])]
+        return demo_weights(load(files, [*overrides, *given]), warm_up)
 
 
 def replays(several: Sequence[ReplayRequest], plain: bool = False) -> int:

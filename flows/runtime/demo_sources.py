@@ -15,6 +15,7 @@ from typing import Any
 
 from configs.load import load
 from configs.run import RunConfig
+from flows.runtime.versions import config_versions
 from storage.roots import check_links
 from storage.store import Store, open_store
 from tasks.runtime.process_variables import inherited_variables
@@ -222,6 +223,18 @@ def weights_of(model: str, store: str, sft: Callable[..., Any]) -> str:
         sft(name=WARM_UP, presets=["sft_demo"], **paths, seed=SEED, overrides=overrides, store=root)
         key = _last_policy(opened)
     return str(warm_weights(root, key))
+
+
+def demo_weights(config: RunConfig, sft: Callable[..., Any]) -> list[str]:
+    """Return the override that names the weights of the demo's model where `model.path` is `demo`; else none.
+
+    The model is made where need be, see `weights_of`. Raises what a config is refused for that names an environment or
+    a function that is not here: the warm-up takes minutes.
+    """
+    if config.model.path != DEMO or config.evaluation.policy or config.external:
+        return []
+    config_versions(config.model_copy(update={"model": config.model.model_copy(update={"path": ""})}))
+    return [f"model.path={weights_of(DEMO, config.store, sft)}"]
 
 
 def _last_policy(store: Store) -> str:

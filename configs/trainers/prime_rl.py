@@ -1,0 +1,252 @@
+"""The table of prime-rl: the keys of `rl.toml`, and of its files for orchestrator, trainer and inference alone.
+
+Keys of a file for one component are read as those of its section in `rl.toml`. Names of earlier versions stand after
+those of today.
+"""
+
+from typing import Any
+
+from configs.trainers import prime_rl_values as values
+from configs.trainers.translation import Missing, Row, Trainer, names
+
+ROWS = (
+    Row("name", ("run.name", "monitors.wandb.name", "wandb.name")),
+    Row("seed", ("orchestrator.seed",)),
+    Row("steps", ("max_steps", "orchestrator.max_steps", "trainer.max_steps")),
+    Row("model.path", values.MODEL),
+    Row("model.tokenizer", ("tokenizer.name", "orchestrator.tokenizer.name", "trainer.tokenizer.name")),
+    Row("model.renderer", ("orchestrator.renderer.name",), values.renderer, "both take names of the package renderers"),
+    Row("model.renderer_settings", ("orchestrator.renderer",), values.renderer_settings, "of the same renderer"),
+    Row(
+        "environments",
+        ("orchestrator.train.source", "orchestrator.train.env", "orchestrator.env"),
+        values.environments,
+        'the harness "null" is the default here, chat_loop',
+        always=True,
+    ),
+    Row(
+        "assignment.groups_per_step",
+        ("orchestrator.batch_size", *values.GROUP_SIZE),
+        values.groups_per_step,
+        "batch_size counts rollouts, groups_per_step examples",
+        always=True,
+    ),
+    Row("assignment.group_size", values.GROUP_SIZE, always=True),
+    Row(
+        "assignment.sampler", ("orchestrator.train.source.*.curriculum.sampler",), values.sampler, "of all environments"
+    ),
+    Row("admission", ("orchestrator.train.source.*.curriculum.gates",), values.admission, "of all environments"),
+    Row(
+        "assignment.refill",
+        ("orchestrator.buffer.online_difficulty_filtering",),
+        note="groups of equal rewards are replaced by others",
+    ),
+    Row("rollout.temperature", ("orchestrator.train.sampling.temperature", "orchestrator.sampling.temperature")),
+    Row(
+        "rollout.max_tokens",
+        names(
+            "orchestrator.train.sampling.max_completion_tokens orchestrator.train.sampling.max_tokens "
+            "orchestrator.sampling.max_completion_tokens orchestrator.sampling.max_tokens"
+        ),
+        values.max_tokens,
+        "of one turn; without it a reply ends with the context there, here after half of it",
+        always=True,
+    ),
+    Row(
+        "rollout.max_off_policy_steps",
+        names("orchestrator.max_off_policy_steps max_async_level orchestrator.max_async_level trainer.max_async_level"),
+        values.max_off_policy_steps,
+        "0 or 1 here: all rollouts of a step are sampled by one policy, at most one step old",
+        always=True,
+    ),
+    Row(
+        "rollout.max_in_flight",
+        names(
+            "orchestrator.concurrency.max_inflight orchestrator.max_inflight_episodes "
+            "orchestrator.max_inflight_rollouts orchestrator.max_concurrent"
+        ),
+    ),
+    Row("rollout.timeout_seconds", values.TIMEOUT, values.timeout, "of a rollout of any environment"),
+    Row("engine.max_model_len", values.MODEL_LEN, values.model_len, "prompt and reply together", always=True),
+    Row("engine.dtype", ("inference.vllm.dtype", "inference.model.dtype")),
+    Row(
+        "engine.gpu_memory_utilization",
+        ("inference.vllm.gpu_memory_utilization", "inference.gpu_memory_utilization"),
+        note="the learner may share the GPU here: leave room for it",
+    ),
+    Row(
+        "engine.extra_arguments",
+        ("inference.vllm.tensor_parallel_size", "inference.parallel.tp"),
+        values.engine_arguments,
+    ),
+    Row("algorithm", ("orchestrator.algo", "orchestrator.advantage"), values.algorithm),
+    Row(
+        "filtering.filters",
+        ("orchestrator.filters", "orchestrator.pre_batch_filters", "orchestrator.post_batch_filters"),
+        values.filters,
+    ),
+    Row("packing.tokens_per_row", values.ROW_LEN, values.tokens_per_row, "tokens of a packed row", always=True),
+    Row(
+        "packing.zero_advantages",
+        ("orchestrator.train.filter_zero_advantages",),
+        lambda given: not given["orchestrator.train.filter_zero_advantages"],
+        "the opposite of it",
+    ),
+    Row("packing.data_parallel", ("deployment.num_train_gpus",), note="as many as learner.processes"),
+    Row("learner.processes", ("deployment.num_train_gpus",), note="a process for each GPU"),
+    Row("training.learning_rate", ("trainer.optim.lr",)),
+    Row("training.weight_decay", ("trainer.optim.weight_decay",), always=True),
+    Row("training.betas", ("trainer.optim.betas1", "trainer.optim.betas2"), values.betas),
+    Row("training.max_grad_norm", ("trainer.optim.max_norm",)),
+    Row("training.optimizer.type", ("trainer.optim.type",)),
+    Row("training.optimizer.momentum", ("trainer.optim.mu", "trainer.optim.type"), values.momentum),
+    Row(
+        "training.schedule", ("trainer.scheduler",), values.schedule, "a linear decay there is of the last steps alone"
+    ),
+    Row("training.decay_steps", ("trainer.scheduler.type",), values.decay_steps, "max_steps"),
+    Row("training.warmup_steps", ("trainer.scheduler.warmup_steps", "trainer.scheduler.type"), values.warmup),
+    Row("training.loss", ("trainer.loss",), values.loss, "`default` there is dppo"),
+    Row("training.gradient_checkpointing", ("trainer.model.ac", "trainer.model.ac_offloading"), lambda given: True),
+    Row("training.checkpoint_every", ("trainer.model.ac.freq",)),
+    Row("training.offload_activations", ("trainer.model.ac_offloading",), lambda given: True),
+    Row("training.lora.rank", ("trainer.model.lora.rank", "trainer.model.lora"), values.lora_rank),
+    Row("training.lora.alpha", ("trainer.model.lora.alpha",)),
+    Row("training.lora.dropout", ("trainer.model.lora.dropout",)),
+    Row("training.lora.target_modules", ("trainer.model.lora.target_modules",)),
+    Row(
+        "training.save_optimizer_every",
+        ("ckpt.interval", "trainer.ckpt.interval"),
+        note="weights are kept at each step",
+    ),
+    Row("evaluation.every", ("orchestrator.eval.interval",), note="on held-out examples of the environments"),
+    Row("evaluation.num_examples", ("orchestrator.eval.num_examples",), values.num_evaluated),
+    Row("evaluation.attempts", ("orchestrator.eval.group_size", "orchestrator.eval.rollouts_per_example")),
+    Row("evaluation.temperature", ("orchestrator.eval.sampling.temperature",)),
+    Row(
+        "evaluation.at_start",
+        ("orchestrator.eval.skip_first_step", "orchestrator.eval.eval_base_model"),
+        values.evaluates_at_start,
+    ),
+    Row(
+        "wandb.project",
+        ("monitors.wandb.project", "wandb.project"),
+        note='nothing is sent before wandb.mode = "online"',
+    ),
+)
+
+MISSING = (
+    Missing(
+        "only what is trained on is evaluated while a run trains, on held-out examples; `stagecoach eval` takes a "
+        "config "
+        "with other environments",
+        names("orchestrator.eval.source orchestrator.eval.env orchestrator.val orchestrator.eval.retrigger_on_resume"),
+    ),
+    Missing(
+        "an evaluation samples as training does, but for its temperature",
+        names("orchestrator.eval.sampling"),
+    ),
+    Missing(
+        "a reply is sampled with temperature and top_p alone; variables of a chat template are settings of the "
+        "renderer",
+        names("orchestrator.train.sampling orchestrator.sampling"),
+    ),
+    Missing(
+        "a step has a number of examples: assignment.groups_per_step",
+        names("orchestrator.token_batch_size"),
+    ),
+    Missing(
+        "rollout.max_in_flight bounds what is under way; adaptive_in_flight lowers it where the engine does not keep "
+        "up",
+        names(
+            "orchestrator.concurrency orchestrator.oversampling_factor orchestrator.tasks_per_minute "
+            "orchestrator.pool_size orchestrator.max_concurrent"
+        ),
+    ),
+    Missing(
+        "examples are drawn by how hard they were with assignment.sampler.type = 'difficulty_pools'",
+        names("orchestrator.buffer"),
+    ),
+    Missing(
+        "how conversations become samples is fixed: a sample for each branch, with the tokens that were sampled",
+        names("orchestrator.trajectory_strategy orchestrator.use_token_client orchestrator.training_mode"),
+    ),
+    Missing(
+        "a frozen model is named by the algorithm: algorithm.teacher.path or algorithm.teacher.url",
+        names("orchestrator.teacher orchestrator.teacher_rollout_model orchestrator.student teacher_inference"),
+    ),
+    Missing(
+        "the whole of a run is in its store and is found again; `stagecoach resume` goes on, `export` writes weights",
+        names(
+            "ckpt resume trainer.ckpt orchestrator.ckpt trainer.resume orchestrator.resume output_dir "
+            "orchestrator.output_dir trainer.output_dir clean clean_output_dir run trainer.weights"
+        ),
+    ),
+    Missing(
+        "processes are started by the run on this machine; docs/prefect.md has SLURM, Kubernetes and several machines",
+        names("deployment slurm inference_gpu_ids trainer_gpu_ids inference.deployment inference.slurm dry_run"),
+    ),
+    Missing(
+        "weights reach the engine as files of the store, and rollouts the learner as tables",
+        names(
+            "weight_broadcast rollout_transport trainer.weight_broadcast orchestrator.weight_broadcast "
+            "trainer.rollout_transport orchestrator.rollout_transport inference.weight_broadcast "
+            "orchestrator.num_train_workers orchestrator.pad_to_multiple_of orchestrator.env_server_base_port"
+        ),
+    ),
+    Missing(
+        "the engine of the run is its own; one of somebody else is named by engine.url",
+        names("orchestrator.client orchestrator.model inference.server inference.router inference.api_server_count"),
+    ),
+    Missing(
+        "the learner has its own kernels and parallelism: float32 master weights, learner.processes with all weights "
+        "each",
+        names(
+            "trainer.model trainer.matmul_precision trainer.enable_router_replay trainer.dist_timeout_seconds "
+            "trainer.tokenizer trainer.gc trainer.optim trainer.scheduler enable_fp32_lm_head dist_timeout_seconds"
+        ),
+    ),
+    Missing(
+        "vLLM is started with the settings of the section engine; engine.extra_arguments takes others of its command "
+        "line",
+        names("inference"),
+    ),
+    Missing(
+        "images come with the environment and are kept; no setting names parts of a model that sees",
+        names("model.vlm trainer.model.vlm orchestrator.model.vlm"),
+    ),
+    Missing(
+        "the tokenizer's own template is used, and no code beside the weights is run",
+        names("tokenizer orchestrator.tokenizer model"),
+    ),
+    Missing(
+        "the variables of the process that starts the run hold; environments get those that environments.N.variables "
+        "names",
+        names("env_vars trainer.env_vars orchestrator.env_vars"),
+    ),
+    Missing(
+        "every step and rollout is recorded: stagecoach show, view and logs; wandb.mode = 'online' sends figures to "
+        "Weights & Biases",
+        names(
+            "log trainer.log orchestrator.log monitors wandb trainer.monitors orchestrator.monitors trainer.wandb "
+            "orchestrator.wandb orchestrator.prime_monitor orchestrator.collect_inference_metrics "
+            "orchestrator.inference_metrics_roles orchestrator.heartbeat trainer.heartbeat trainer.metrics_server "
+            "trainer.enable_token_export trainer.memory_profiler_path trainer.trace_path"
+        ),
+    ),
+    Missing("there is no fake data: a run samples its environments", names("trainer.data data")),
+)
+
+DEFAULTS: dict[str, Any] = {
+    "orchestrator.batch_size": 128,
+    "orchestrator.group_size": 1,
+    "orchestrator.max_off_policy_steps": 8,
+    "orchestrator.seq_len": 2048,
+    "trainer.model.seq_len": 2048,
+    "trainer.model.lora.rank": 16,
+    "trainer.optim.weight_decay": 0.01,
+    "trainer.optim.betas1": 0.9,
+    "trainer.optim.betas2": 0.999,
+    "trainer.optim.lr": 1e-6,
+}
+
+TRAINER = Trainer("prime-rl", ROWS, MISSING, DEFAULTS)

@@ -1,0 +1,189 @@
+"""A project to start from: `stagecoach init`."""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from flows.cli.arguments import RUN, UsageError, app, option
+
+if TYPE_CHECKING:
+    from configs.trainers.translation import Translation
+
+EPILOGUE = """\
+Without an option the project has data of its own: a config, a reward function and examples that train at the first try.
+Examples:
+  stagecoach init my-project
+  stagecoach init chess --environment my-chess
+  stagecoach init moved --from rl.toml
+  stagecoach init moved --from train_grpo.py
+"""
+
+
+@app.command(group=RUN, help_epilogue=EPILOGUE)
+def init(
+    directory: Annotated[str, option("the project's directory; it is made where there is none", "DIR")],
+    /,
+    *,
+    environment: Annotated[str, option("id of an installed verifiers environment that the project is for")] = "",
+    from_files: Annotated[
+        tuple[str, ...],
+        option(
+            "a config of prime-rl (rl.toml, or its files for single components), or arguments of TRL's GRPOConfig: a "
+            "YAML, TOML or JSON file, or the script that calls it, which is read and not run",
+            "FILE",
+            name="--from",
+            consume_multiple=(1, None),
+        ),
+    ] = (),
+) -> int:
+    """Make a project that trains: config, reward function, examples. Nothing that is there is overwritten."""
+    if environment and from_files:
+        raise UsageError("--environment and --from are two ways to begin: give one of them")
+    if environment:
+        return _for_environment(Path(directory), environment)
+    return _from_files(Path(directory), from_files) if from_files else _own_data(Path(directory))
+
+
+def _own_data(directory: Path) -> int:
+    from flows.cli import project
+
+    project.write(directory, files := project.own_data())
+    print("\n".join(_next_steps(directory, files, "20 steps, some minutes on two cores")))
+    return 0
+
+
+def _for_environment(directory: Path, name: str) -> int:
+    from flows.cli import project
+
+    files = project.for_environment(name, _facts(name))
+    project.write(directory, files)
+    print("\n".join(_next_steps(directory, files, "name your model first: `demo` knows another task")))
+    return 0
+
+
+def _facts(name: str) -> Mapping[str, Any]:
+    """Return what can be set of an installed environment. Raises EnvironmentUnavailable where there is none."""
+    from configs.environments import EnvironmentConfig
+    from tasks.inference.environments.packages import EnvironmentUnavailable, package_version
+    from tasks.runtime.process_variables import inherited_variables
+
+    package_version(EnvironmentConfig(name=name, taskset={"id": name}))
+    with tempfile.TemporaryDirectory() as place:
+        report = Path(place, "facts.json")
+        argv = [sys.executable, "-m", "tasks.inference.environments.describe", name, str(report)]
+        done = subprocess.run(argv, env=inherited_variables(), capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+            raise EnvironmentUnavailable(f"environment {name!r} cannot be loaded: {last[0]}. Nothing was written")
+        facts: Mapping[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+        return facts
+
+
+def _from_files(directory: Path, files: Sequence[str]) -> int:
+    from configs.trainers.reading import read_foreign
+    from configs.trainers.translation import Lost, translate
+    from flows.cli import project
+
+    read = read_foreign(files)
+    found = translate(read.keys, read.trainer)
+    found.missing += [Lost(*line.split(": ", 1)) for line in read.unread]
+    origin = ", ".join(Path(file).name for file in files)
+    head = f"Made of {origin} of {read.trainer.name}. Beside a setting stands what it came from."
+    sources = {each.key: each.origin for each in (*found.carried, *found.renamed)}
+    written = {project.CONFIG: project.of_settings(found.settings, sources, head), **_data(found)}
+    project.write(directory, written)
+    lines = [*_lists(found), "", *_to_do(found)]
+    print("\n".join(wrapped for line in lines for wrapped in _wrapped(line)))
+    print("\n".join(_next_steps(directory, written, "")))
+    return 0
+
+
+def _data(found: "Translation") -> dict[str, str]:
+    """Return the files that the environments of a translated config need beside it."""
+    from flows.cli import project
+
+    taskset = found.settings["environments"][0]["taskset"]
+    if taskset.get("id") != "own_data":
+        return {}
+    return {project.REWARD: project.PLAIN_REWARD} if "hub" in taskset else project.data_files()
+
+
+def _lists(found: "Translation") -> Iterator[str]:
+    """Yield what was carried over, what has another name here, and what has no counterpart."""
+    from configs.trainers.translation import shown
+
+    yield f"carried over, same name and value: {len(found.carried)}"
+    yield from (f"  {each.key} = {shown(each.value)}" for each in found.carried)
+    if found.idle:
+        yield f"  nothing to carry, off here as well: {', '.join(found.idle)}"
+    yield f"another name or value here: {len(found.renamed)}"
+    for each in found.renamed:
+        yield f"  {each.origin} -> {each.key} = {shown(each.value)}"
+        yield from [f"      {each.note}"] if each.note else []
+    yield f"no counterpart: {len(found.missing)}"
+    for lost in found.missing:
+        yield f"  {lost.keys}"
+        yield f"      {lost.why}"
+    if found.unknown:
+        yield f"unknown, misspelt or of a version that is not known here: {len(found.unknown)}"
+        yield f"  {', '.join(found.unknown)}"
+
+
+def _wrapped(line: str) -> list[str]:
+    """Return a line in pieces that fit the terminal; a word that is longer stays whole."""
+    import textwrap
+
+    from flows.reporting.formats import visible
+
+    indent = " " * (len(line) - len(line.lstrip()))
+    width = max(shutil.get_terminal_size((100, 24)).columns, 40)
+    return textwrap.wrap(
+        visible(line), width, subsequent_indent=f"{indent}    ", break_long_words=False, break_on_hyphens=False
+    ) or [""]
+
+
+def _to_do(found: "Translation") -> Iterator[str]:
+    """Yield what has to be set by hand, or installed, before the config can run."""
+    from configs.environments import EnvironmentConfig
+    from tasks.inference.engine.model_info import ModelUnusable, renderer_name
+    from tasks.inference.environments.packages import EnvironmentUnavailable, package_version
+
+    settings = found.settings
+    path = settings.get("model.path", "")
+    if not path:
+        yield 'To do: no model is named. Set model.path: a directory, or a model of the hub, "Qwen/Qwen3-0.6B" say.'
+    elif not Path(path).is_dir():
+        try:
+            renderer_name(settings.get("model.renderer", ""), path)
+        except ModelUnusable as problem:
+            yield f"To do: {problem}"
+    if "steps" not in settings:
+        yield "To do: how many steps there are is not said. Set steps; without it a run makes 20."
+    for each in settings["environments"]:
+        if each["taskset"].get("id") == "own_data":
+            yield "To do: put your reward into my_reward.py; what is there is a sample."
+            if "hub" in each["taskset"]:
+                yield (
+                    "To do: name the columns of the dataset in the taskset, prompt_column and answer_column; without "
+                    "them they are `prompt` and `answer`. Datasets of the hub need the package `datasets`."
+                )
+            continue
+        try:
+            package_version(EnvironmentConfig(name=each["name"], taskset=each["taskset"]))
+        except EnvironmentUnavailable as problem:
+            yield f"To do: {problem}"
+
+
+def _next_steps(directory: Path, files: Mapping[str, str], about: str) -> Iterator[str]:
+    yield f"{directory}: {', '.join(files)}"
+    yield "Next:"
+    if directory.resolve() != Path.cwd():
+        yield f"  cd {directory}"
+    yield "  stagecoach check config.toml".ljust(36) + "# what it comes to; starts nothing"
+    yield "  stagecoach run config.toml" + (f"        # {about}" if about else "")
+    yield "  stagecoach view".ljust(36) + "# runs, rollouts and rewards in a browser"

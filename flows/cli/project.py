@@ -1,0 +1,192 @@
+"""The files of a project: of somebody's own data, for an installed environment, or out of another trainer's config."""
+
+import json
+import random
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from configs.run import RunConfig
+from configs.toml_text import quoted, toml
+
+CONFIG, REWARD, EXAMPLES = "config.toml", "my_reward.py", "examples.jsonl"
+NUM_EXAMPLES = 500
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+SEED = 17
+
+MODEL = """\
+[model]
+# The starting weights. `demo` is a small model that the first run makes and warms up on this machine: it can reverse
+# short words and nothing else. For your own task name a directory or a model of the hub, such as "Qwen/Qwen3-0.6B".
+path = "demo"
+renderer = "qwen3"                  # the chat format; leave this line out where the hub's model is a known one
+"""
+SIZES = """\
+[assignment]
+groups_per_step = 8                 # examples of a step
+group_size = 16                     # rollouts of each example, which are compared with each other
+
+[rollout]
+max_tokens = {max_tokens:<22} # of one reply, the longest
+
+[engine]
+max_model_len = {max_model_len:<19} # prompt and reply together, in tokens
+
+[packing]
+tokens_per_row = 2048               # of the learner; at least max_model_len
+{algorithm}
+[training]
+learning_rate = 3e-4                # for the small model; a model of a billion weights wants about 1e-6
+
+[evaluation]
+every = {every:<27} # steps between evaluations; 0 is never
+num_examples = 32                   # of those that are held out, a tenth of all
+"""
+OWN_DATA = f"""\
+# A run on data of your own: `stagecoach run config.toml`. `stagecoach config KEY` says what a setting means.
+steps = 20
+
+{MODEL}
+[[environments]]
+name = "my_data"
+max_turns = 1                       # the model answers once
+
+[environments.taskset]
+id = "own_data"                     # each line of the file is a task: a prompt, and an answer to compare the reply with
+path = "{EXAMPLES}"             # or hub = "owner/dataset" in place of path
+task = {{ scoring = "my_reward:reward" }}   # or "exact", "contains", "number"
+
+{SIZES.format(max_tokens=40, max_model_len=256, every=10, algorithm="")}"""
+REWARD_FUNCTION = '''\
+"""What a reply is worth. The run calls `reward` for every reply; it learns to get more of what this returns."""
+
+import re
+from difflib import SequenceMatcher
+
+
+def reward(reply: str, answer: str, row: dict) -> float:
+    """Return how much of the answer stands between <rev> and </rev>, from 0 to 1. `row` is the line of the example."""
+    found = re.search("<rev>(.*?)</rev>", reply, re.DOTALL)
+    return SequenceMatcher(None, found[1].strip(), answer).ratio() if found else 0.0
+'''
+
+
+class ProjectRefused(ValueError):
+    """A project cannot be written where it was asked for, or out of what it was asked for."""
+
+
+PLAIN_REWARD = '''\
+"""What a reply is worth. The run calls `reward` for every reply; it learns to get more of what this returns."""
+
+
+def reward(reply: str, answer: str, row: dict) -> float:
+    """Return 1 where the answer stands in the reply, else 0. `row` has all columns of the example."""
+    return float(answer.strip().casefold() in reply.casefold())
+'''
+
+
+def example_rows() -> Iterator[dict[str, str]]:
+    """Yield the sample's examples: short texts to reverse, in the words that the demo's model knows."""
+    draw = random.Random(SEED)
+    texts: dict[str, None] = {}
+    while len(texts) < NUM_EXAMPLES:
+        texts["".join(draw.choices(LETTERS, k=draw.randint(3, 5)))] = None
+    for text in texts:
+        yield {"prompt": f"Reverse inside <rev>: {text}", "answer": text[::-1]}
+
+
+def data_files() -> dict[str, str]:
+    """Return reward function and examples of a project of own data, by name."""
+    return {REWARD: REWARD_FUNCTION, EXAMPLES: "".join(f"{json.dumps(row)}\n" for row in example_rows())}
+
+
+def own_data() -> dict[str, str]:
+    """Return the files of a project of own data, by name."""
+    return {CONFIG: OWN_DATA, **data_files()}
+
+
+def for_environment(name: str, facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return the config of a project for an installed environment, of which `facts` tells settings and seats."""
+    players = [seat for seat in facts["seats"] if seat != "judge"]
+    algorithm = '\n[algorithm]\ntype = "rae"                        # a baseline for each seat\n'
+    lines = [
+        f"# A run in the environment {name}: `stagecoach run config.toml`. `stagecoach config KEY` says what a "
+        f"setting means.",
+        "steps = 20",
+        "",
+        MODEL,
+        "[[environments]]",
+        f"name = {quoted(name.rsplit('/', 1)[-1].partition('@')[0].replace('-', '_'))}",
+        "# max_turns = 8                     # of each agent; without it there is no limit",
+        *_seats(facts["seats"]),
+        "",
+        "[environments.taskset]",
+        f"id = {quoted(name)}",
+        *map(_commented, facts["settings"]),
+        "",
+        *(["[environments.env]", *map(_commented, facts["env"]), ""] if facts["env"] else []),
+        SIZES.format(max_tokens=256, max_model_len=2048, every=0, algorithm=algorithm if len(players) > 1 else ""),
+    ]
+    return {CONFIG: "\n".join(lines)}
+
+
+def _seats(seats: Sequence[str]) -> Iterator[str]:
+    if len(seats) > 1:
+        yield f"# Its seats are {', '.join(seats)}. All are played by the policy; a frozen model plays one with:"
+        yield f'# seats.{seats[-1]}.model.path = "weights/of/another"'
+
+
+def _commented(setting: Mapping[str, Any]) -> str:
+    value = setting["default"]
+    written = f"# {setting['name']} = {toml(value) if value is not None else '...'}"
+    text = textwrap.shorten(str(setting["about"] or ""), 100 - max(len(written), 36) + 20, placeholder=" ...")
+    return f"{written:<36}# {text}" if text else written
+
+
+def of_settings(settings: Mapping[str, Any], sources: Mapping[str, str], head: str) -> str:
+    """Return a config of settings by dotted key, each with a comment that says which keys it came from."""
+    lines = [f"# {head}"]
+    lines += [_line(key, value, sources) for key, value in settings.items() if "." not in key and _is_plain(value)]
+    for environment in settings.get("environments", ()):
+        lines += ["", "[[environments]]", *(f"{name} = {toml(value)}" for name, value in environment.items())]
+    sections: dict[str, list[str]] = {}
+    for key, value in settings.items():
+        section = key.rpartition(".")[0] or key
+        if section != key:
+            sections.setdefault(section, []).append(_line(key, value, sources))
+        elif isinstance(value, Mapping):
+            sections.setdefault(key, []).extend(f"{name} = {toml(each)}" for name, each in value.items())
+    # As the fields of the config stand; what is inside of a section after the section's own settings.
+    order = list(RunConfig.model_fields)
+    for section in sorted(sections, key=lambda name: (order.index(name.partition(".")[0]), name)):
+        lines += ["", f"[{section}]", *sections[section]]
+    return "\n".join(lines) + "\n"
+
+
+def _is_plain(value: Any) -> bool:
+    return not isinstance(value, Mapping) and not (isinstance(value, list) and value and isinstance(value[0], Mapping))
+
+
+def _line(key: str, value: Any, sources: Mapping[str, str]) -> str:
+    written = f"{key.rpartition('.')[2]} = {toml(value)}"
+    origin = sources.get(key, "")
+    return f"{written:<35} # {origin}" if origin.isprintable() and 0 < len(origin) < 100 else written
+
+
+def write(directory: Path, files: Mapping[str, str]) -> None:
+    """Write the files of a project, none of which may be there. Raises ProjectRefused, and nothing is written."""
+    if directory.exists() and not directory.is_dir():
+        raise ProjectRefused(f"{directory} is a file; nothing was written. Name a directory for the project")
+    if found := [name for name in files if (directory / name).exists() or (directory / name).is_symlink()]:
+        raise ProjectRefused(
+            f"{directory} has {', '.join(found)} already, and files are never overwritten; nothing was written. Name "
+            "another directory, or move what is there"
+        )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            with (directory / name).open("x", encoding="utf-8") as file:
+                file.write(text)
+    except OSError as error:
+        raise ProjectRefused(f"{directory}: cannot be written: {error.strerror}") from error

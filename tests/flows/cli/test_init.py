@@ -1,0 +1,173 @@
+"""Projects that `stagecoach init` makes: of own data, for an environment, out of another trainer's config."""
+
+import importlib
+import importlib.util
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.load import load
+from flows import cli
+from flows.cli.project import CONFIG, EXAMPLES, NUM_EXAMPLES, REWARD, example_rows
+from flows.runtime import demo_sources
+from flows.runtime.demo_sources import DEMO, RECIPES, demo_weights
+
+PRIME_RL = """
+max_steps = 12
+[orchestrator]
+batch_size = 32
+group_size = 8
+token_batch_siz = 3
+[[orchestrator.train.source]]
+env = { taskset = { id = "no-such-game" } }
+[trainer.optim]
+lr = 1e-5
+[slurm]
+partition = "all"
+"""
+
+
+def files(directory: Path) -> dict[str, str]:
+    """Return the files of a directory, by name."""
+    return {path.name: path.read_text(encoding="utf-8") for path in directory.iterdir()}
+
+
+def made(directory: Path, *options: str) -> dict[str, str]:
+    """Make a project and return its files."""
+    assert cli.main(["init", str(directory), *options]) == 0
+    return files(directory)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return what is said where a project cannot be made."""
+    assert cli.main(["init", *arguments]) == 2
+    return capsys.readouterr().err
+
+
+def reward_of(text: str) -> Any:
+    """Return the reward function of a project."""
+    module: dict[str, Any] = {}
+    exec(compile(text, REWARD, "exec"), module)
+    return module["reward"]
+
+
+def test_a_project_of_own_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tmp_path / "new" / "project"
+    project = made(directory)
+    assert list(project) and set(project) == {CONFIG, REWARD, EXAMPLES}
+    config = load([directory / CONFIG])
+    assert config.model.path == DEMO and config.environments[0].taskset["path"] == EXAMPLES
+    assert len(project[REWARD].splitlines()) <= 12 and len(project[EXAMPLES].splitlines()) == NUM_EXAMPLES
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in said[2:]] == [["cd", str(directory)]] + [
+        ["stagecoach", name] for name in ("check", "run", "view")
+    ]
+
+
+def test_the_reward_of_the_sample_goes_by_its_answers(tmp_path: Path) -> None:
+    project = made(tmp_path)
+    reward, row = reward_of(project[REWARD]), json.loads(project[EXAMPLES].splitlines()[0])
+    assert reward(f"so: <rev>{row['answer']}</rev>", row["answer"], row) == 1.0
+    assert reward(row["answer"], row["answer"], row) == 0.0
+    assert 0 < reward(f"<rev>{row['answer'][0]}</rev>", row["answer"], row) < 1
+
+
+def test_the_sample_asks_what_the_demo_s_model_was_warmed_up_on() -> None:
+    package = RECIPES["demo"].demonstrations[0].split()[0]
+    prompt = importlib.import_module(f"{package}.texts").prompt
+    assert all(row["prompt"] == prompt(row["answer"][::-1]) for row in example_rows())
+
+
+def test_nothing_that_is_there_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / REWARD).write_text("mine")
+    said = refused(capsys, str(tmp_path))
+    assert REWARD in said and "never overwritten" in said and files(tmp_path) == {REWARD: "mine"}
+    (tmp_path / "dangling").mkdir()
+    (tmp_path / "dangling" / CONFIG).symlink_to("nowhere")
+    assert CONFIG in refused(capsys, str(tmp_path / "dangling"))
+    assert "is a file" in refused(capsys, str(tmp_path / REWARD))
+
+
+def test_two_ways_to_begin_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, str(tmp_path / "x"), "--environment", "own_data", "--from", "rl.toml")
+    assert "one of them" in said and not (tmp_path / "x").exists()
+
+
+def test_a_config_of_prime_rl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rl.toml").write_text(PRIME_RL)
+    project = made(tmp_path / "new", "--from", str(tmp_path / "rl.toml"))
+    config = load([tmp_path / "new" / CONFIG])
+    assert set(project) == {CONFIG} and (config.steps, config.assignment.groups_per_step) == (12, 4)
+    said = capsys.readouterr().out
+    carried, rest = said.split("another name or value here:")
+    renamed, missing = rest.split("no counterpart:")
+    assert "assignment.group_size = 8" in carried and "trainer.optim.lr = 1e-05 -> training.learning_rate" in renamed
+    assert "slurm.partition" in missing and "docs/prefect.md" in missing.split("unknown")[0]
+    assert "orchestrator.token_batch_siz" in missing.split("unknown")[1]
+    # What has to be done before it can run.
+    to_do = [line for line in said.splitlines() if line.startswith("To do:")]
+    assert "model.path" in to_do[0] and "no-such-game" in to_do[1]
+
+
+def test_a_script_of_trl_gets_a_reward_function_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = (
+        'GRPOTrainer(model="Qwen/Qwen3-0.6B", args=GRPOConfig(max_steps=3), reward_funcs=mine)\nload_dataset("a/b")\n'
+    )
+    (tmp_path / "train.py").write_text(script)
+    project = made(tmp_path / "new", "--from", str(tmp_path / "train.py"))
+    assert set(project) == {CONFIG, REWARD}
+    assert tomllib.loads(project[CONFIG])["environments"][0]["taskset"]["hub"] == "a/b"
+    assert load([tmp_path / "new" / CONFIG]).model.path == "Qwen/Qwen3-0.6B"
+    said = capsys.readouterr().out
+    assert "reward_funcs" in said.split("no counterpart")[1] and "prompt_column" in said
+    reward = reward_of(project[REWARD])
+    assert (reward("it is 4", "4", {}), reward("it is 5", "4", {})) == (1.0, 0.0)
+
+
+def test_what_a_config_says_cannot_leave_its_comment(tmp_path: Path) -> None:
+    text = '[orchestrator]\nbatch_size = 8\n[orchestrator.renderer]\nname = "qwen3"\n"a\\nsteps = 9\\n#" = true\n'
+    (tmp_path / "rl.toml").write_text(text)
+    made(tmp_path / "new", "--from", str(tmp_path / "rl.toml"))
+    assert "steps" not in tomllib.loads((tmp_path / "new" / CONFIG).read_text())
+
+
+@pytest.mark.engine
+@pytest.mark.essential
+def test_a_project_for_an_installed_environment(tmp_path: Path) -> None:
+    package = RECIPES["kuhn_poker"].demonstrations[0].split()[0]
+    text = made(tmp_path, "--environment", package)[CONFIG]
+    config = load([tmp_path / CONFIG])
+    assert config.environments[0].taskset == {"id": package} and config.algorithm.type == "rae"
+    assert "# Its seats are player_0, player_1" in text
+    # A setting that is uncommented is one that the taskset has, with its default.
+    line = next(line for line in text.splitlines() if line.startswith("# explain_rules"))
+    assert tomllib.loads(line.removeprefix("# ")) == {"explain_rules": False} and line.count("#") == 2
+
+
+def test_an_environment_that_is_not_installed_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, str(tmp_path / "x"), "--environment", "own_dato")
+    assert "own_dato" in said and "not installed" in said and not (tmp_path / "x").exists()
+
+
+def demo_config(*overrides: str) -> Any:
+    """Return the config of a run whose model is the demo's."""
+    return load(["demo"], [f"model.path={DEMO}", *overrides])
+
+
+def test_the_model_demo_is_made_before_a_run_and_other_models_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        demo_sources, "weights_of", lambda model, store, sft: asked.append((model, store)) or "/weights"
+    )
+    assert demo_weights(load(["demo"], ["model.path=elsewhere"]), print) == []
+    assert demo_weights(demo_config("kind=evaluate", "evaluation.policy=first"), print) == [] and asked == []
+    assert demo_weights(demo_config("store=there"), print) == ["model.path=/weights"] and asked == [(DEMO, "there")]
+
+
+def test_an_environment_that_is_not_there_is_refused_before_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_sources, "weights_of", pytest.fail)
+    with pytest.raises(ValueError, match="no_such_taskset"):
+        demo_weights(demo_config("environments.0.taskset.id=no_such_taskset"), print)
