@@ -61,6 +61,10 @@ class LearnerConfig(Section):
     """Processes under torchrun; 1 needs none."""
     gpus: Gpus = operational("")
     """Which GPUs the learner sees, as CUDA_VISIBLE_DEVICES has it, for example `2,3`; empty is all that we see."""
+    attention: Literal["auto", "fa2", "fa3", "fa4"] = operational("auto")
+    """Version of FlashAttention on CUDA. 2 is torch's own; 3 (flash_attn_interface) and 4 (flash-attn-4) are packages
+    that torch calls in its place. auto takes what is fastest on this GPU of those that are installed and compute what
+    they should. What it took is recorded with every optimizer step: sums are rounded in another order."""
     startup_seconds: float = operational(180.0, gt=0)
     """Longest wait until the learner answers."""
     hang_seconds: float = operational(1800.0, gt=0)

@@ -124,6 +124,9 @@ def function_facts(config: RunConfig) -> dict[str, str]:
 def training_facts(precision: str, training: TrainingConfig) -> dict[str, str]:
     """Return the versions of what trains here, and where it would."""
     version = f"torch {installed_version('torch')}, transformers {installed_version('transformers')}"
+    # Torch calls it in place of its own attention on CUDA, where it is installed: `learner.attention`.
+    if has_cuda() and (flash := installed_version("flash-attn-4")):
+        version += f", flash-attn-4 {flash}"
     if training.optimizer.type == "sign_sgd":
         version += f", pytorch-optimizer {installed_version('pytorch-optimizer')}"
     if training.lora:

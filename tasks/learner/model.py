@@ -1,65 +1,22 @@
 """The policy: a causal language model that returns log-probs and entropies of selected tokens of a packed row."""
 
-import inspect
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
 from configs.training import TrainingConfig
 from tasks.learner import adapters
 from tasks.learner.adapters import Adapter
+from tasks.learner.attention import ATTENTION, Segments, register_attention
 from tasks.learner.distributed import shard
 from tasks.learner.head import default_chunk, token_logprobs
 from tasks.learner.protocol import LearnerError
 from tasks.learner.rows import Row
 
-ATTENTION = "packed_segments"
-"""The name under which transformers knows `packed_attention`."""
 HEAD_TOLERANCE = 1e-3
 """Largest difference of log-probs between the head applied here and the model's own."""
-
-
-@dataclass(frozen=True)
-class Segments:
-    """Borders of a packed row's segments: as numbers, and as an int32 tensor (segments + 1,) on the device."""
-
-    borders: tuple[int, ...]
-    on_device: Tensor
-
-    @property
-    def longest(self) -> int:
-        """Length of the longest segment."""
-        return max(end - start for start, end in zip(self.borders, self.borders[1:], strict=False))
-
-    @cached_property
-    def batches(self) -> list[Tensor]:
-        """Places in the row of the tokens of segments of about one length, int64 (segments, longest of these).
-
-        After the end of a shorter one stands T, which is no place in a row of T tokens.
-        """
-        starts, lengths = np.asarray(self.borders[:-1]), np.diff(self.borders)
-        # By half a power of two: wider would compute more padding, narrower would make many small calls.
-        size = np.floor(np.log2(lengths) * 2)
-        found = []
-        for each in np.unique(size):
-            start, length = starts[size == each, None], lengths[size == each, None]
-            offset = np.arange(length.max())
-            found.append(torch.from_numpy(np.where(offset < length, start + offset, self.borders[-1])))
-        return [places.to(self.on_device.device) for places in found]
-
-    @cached_property
-    def order(self) -> Tensor:
-        """Where each token of the row is among `batches`, one after the other and flat; int64 (T,)."""
-        places = torch.cat([places.flatten() for places in self.batches])
-        order = torch.empty(self.borders[-1] + 1, dtype=torch.int64, device=places.device)
-        order[places] = torch.arange(len(places), device=places.device)
-        return order[:-1]
 
 
 class PolicyModel(nn.Module):
@@ -120,7 +77,7 @@ def computes_in_half(settings: TrainingConfig, device: torch.device) -> bool:
 
 def run_row(policy: PolicyModel, row: Row, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return log-probs and entropies (N,) of the row's weighted tokens at the row's temperatures."""
-    segments = Segments(row.borders, torch.tensor(row.borders, dtype=torch.int32, device=device))
+    segments = Segments(row.borders, device)
     token_ids, positions, selected, temperatures = (
         torch.from_numpy(array).to(device)
         for array in (row.token_ids, row.positions(), row.weighted, row.streams["temperatures"][row.weighted])
@@ -166,7 +123,7 @@ def _check_head(policy: PolicyModel, device: torch.device) -> None:
     # A short text is enough: what a family does to its logits, it does to all of them.
     size = min(8, policy.causal.config.get_text_config().vocab_size)
     token_ids = torch.arange(size, device=device)
-    segments = Segments((0, size), torch.tensor((0, size), dtype=torch.int32, device=device))
+    segments = Segments((0, size), device)
     selected = torch.arange(1, size, device=device)
     ours, _ = policy(token_ids, token_ids, segments, selected, torch.ones(size - 1, device=device))
     logits = policy.causal(
@@ -205,71 +162,3 @@ def _switch_off_dropout(policy: nn.Module) -> None:
             module.p = 0.0
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0  # type: ignore[assignment]
-
-
-def register_attention() -> None:
-    """Make the function known to transformers; calling it again does nothing."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(ATTENTION, packed_attention)
-
-
-def packed_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    segments: Segments | None = None,
-    sliding_window: int | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    """Return causal attention within segments, (1, T, heads, D), of a query (1, heads, T, D).
-
-    Keys and values may have fewer heads (grouped queries). Raises ValueError when the borders are missing, a mask
-    arrives, or the model wants a window, soft cap, sinks or dropout, none of which is computed here: the row would be
-    computed as one long sample, and its samples would attend to each other without any error.
-    """
-    if segments is None:
-        raise ValueError("packed attention got no segment borders: samples would attend to each other")
-    if attention_mask is not None:
-        raise ValueError("packed attention got a mask: borders alone say who sees whom")
-    if query.shape[0] != 1 or query.shape[2] != segments.borders[-1]:
-        raise ValueError(f"packed attention got {tuple(query.shape)} for one row of {segments.borders[-1]} tokens")
-    if sliding_window is not None and sliding_window < segments.longest:
-        raise ValueError(f"packed attention has no sliding window, but the model has one of {sliding_window} tokens")
-    if dropout or others.get("softcap") is not None or others.get("s_aux") is not None:
-        raise ValueError("packed attention has no dropout, soft cap or attention sinks, but the model asks for one")
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        return _flash(query, key, value, segments, scaling), None
-    return _by_segment(query, key, value, segments, scaling), None
-
-
-def _by_segment(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:
-    grouped = query.shape[1] != key.shape[1]
-    # (T + 1, heads, D), the last one zero. What pads a segment comes after it, where causal attention never looks.
-    padded = [nn.functional.pad(states[0].transpose(0, 1), (0, 0, 0, 0, 0, 1)) for states in (query, key, value)]
-    outputs = []
-    for places in segments.batches:
-        # `index_select`, whose gradient is cheaper than that of an index in brackets.
-        flat = [states.index_select(0, places.flatten()) for states in padded]
-        q, k, v = (states.unflatten(0, places.shape).transpose(1, 2) for states in flat)
-        attended = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped)
-        outputs.append(attended.transpose(1, 2).flatten(0, 1))
-    return torch.cat(outputs).index_select(0, segments.order)[None]
-
-
-def _flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    # Torch 2.13 needs the argument for grouped heads; 2.11 does not have it and detects them.
-    grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-    q, k, v = (states[0].transpose(0, 1).contiguous() for states in (query, key, value))
-    borders, longest = segments.on_device, segments.longest
-    # The window (-1, 0) is what makes the kernel causal.
-    out = varlen_attn(q, k, v, borders, borders, longest, longest, scale=scaling, window_size=(-1, 0), **grouped)
-    assert isinstance(out, Tensor)
-    return out[None]

@@ -17,6 +17,7 @@ from configs.training import TrainingConfig
 from storage.schemas.stage_tables import TOKEN_MASKS, TOKEN_STATISTICS
 from tasks.arrays.samples import COMPONENTS
 from tasks.learner.adapters import open_adapter
+from tasks.learner.attention import activate_attention
 from tasks.learner.checkpoint import companions, load_optimizer, memory_sha256, save_policy
 from tasks.learner.digest import weights_sha256
 from tasks.learner.distributed import World
@@ -54,6 +55,7 @@ class Trainer:
         self._beat = beat
         self._settings: TrainingConfig | None = None
         self._device = torch.device("cpu")
+        self._attention = ""
         self._loaded: _LoadedPolicy | None = None
 
     def configure(self, training: dict[str, Any], learner: dict[str, Any]) -> None:
@@ -65,6 +67,7 @@ class Trainer:
             )
         device = _device(settings, self._world)
         torch.set_num_threads(own.threads)
+        self._attention = activate_attention(own.attention, device)
         if settings != self._settings:
             self._settings, self._device, self._loaded = settings, device, None
 
@@ -145,10 +148,11 @@ class Trainer:
         measured = measurements(batch, totals, statistics) | {"learning_rate": rate, "grad_norm": grad_norm}
         measured["metrics"] |= {
             "clipped": grad_norm > settings.max_grad_norm,
-            # Recorded because sums are rounded in another order with another number of either: weights then agree, but
-            # not to the last bit.
+            # Recorded because with other ones sums are rounded in another order: weights then agree, but not to the
+            # last bit.
             "threads": torch.get_num_threads(),
             "processes": self._world.size,
+            "attention": self._attention,
         }
         return measured, statistics
 
@@ -178,6 +182,7 @@ class Trainer:
             "pid": os.getpid(),
             "processes": self._world.size,
             "device": self._device.type,
+            "attention": self._attention,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,

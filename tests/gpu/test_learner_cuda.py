@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from configs.training import TrainingConfig
-from tasks.learner.model import Segments, load_policy, packed_attention, run_row
+from tasks.learner.attention import Segments, packed_attention
+from tasks.learner.model import load_policy, run_row
 from tasks.learner.rows import batches_from_table
 from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.learner_steps import new_trainer, train_step
@@ -41,7 +42,7 @@ def model_directory(tmp_path_factory):
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_flash_equals_segments_forward_and_backward(kv_heads):
-    segments = Segments(BORDERS, torch.tensor(BORDERS, dtype=torch.int32, device="cuda"))
+    segments = Segments(BORDERS, torch.device("cuda"))
     states = [torch.randn(1, heads, BORDERS[-1], 64, device="cuda") for heads in (4, kv_heads, kv_heads)]
     weights = torch.randn(1, BORDERS[-1], 4, 64, device="cuda")
     results = []

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from configs.losses import DppoLoss
 from configs.training import MuonOptimizer, SignSgdOptimizer, TrainingConfig
+from tasks.learner.attention import ATTENTION, register_attention
 from tasks.learner.checkpoint import moment_tensors
 from tasks.learner.distributed import World, like, shard, start_world, whole
 from tasks.learner.loop import accumulate_gradients
 from tasks.learner.loss import Objective
-from tasks.learner.model import ATTENTION, PolicyModel, register_attention
+from tasks.learner.model import PolicyModel
 from tasks.learner.optimizer import apply_gradients, new_optimizer
 from tasks.learner.rows import batches_from_table
 from tests.fixtures.packed import batches, sample

@@ -1,13 +1,17 @@
-"""Attention by segments equals attention under the dense block mask, and refuses what it would compute wrongly."""
+"""Attention by segments and by torch's kernel is that under the dense block mask; what would be wrong is refused."""
 
 import pytest
 import torch
+from torch.nn.attention import _registry, current_flash_attention_impl
 from torch.nn.functional import scaled_dot_product_attention
 
-from tasks.learner.model import Segments, packed_attention
+from tasks.learner.attention import Segments, activate_attention, largest_difference, packed_attention
+from tasks.learner.protocol import LearnerError
+from tests.fixtures.varlen import varlen_on_cpu
 
 pytestmark = pytest.mark.engine
 
+CPU = torch.device("cpu")
 # The last two are computed together, and the shorter one is padded.
 BORDERS = (0, 3, 4, 10, 17)
 
@@ -21,7 +25,7 @@ def states(kv_heads=2):
 
 
 def segments():
-    return Segments(BORDERS, torch.tensor(BORDERS, dtype=torch.int32))
+    return Segments(BORDERS, CPU)
 
 
 def call(**changes):
@@ -30,8 +34,19 @@ def call(**changes):
     return packed_attention(torch.nn.Identity(), query, key, value, **arguments)
 
 
+@pytest.fixture(params=[False, True], ids=["segments", "kernel"])
+def kernel(request):
+    """Whether torch's variable-length operation attends, with kernels for the CPU, or products segment by segment."""
+    if not request.param:
+        yield
+        return
+    with varlen_on_cpu() as calls:
+        yield
+        assert calls == [7], "one call for the whole row, which names the longest segment"
+
+
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_equals_the_dense_mask(kv_heads):
+def test_equals_the_dense_mask(kv_heads, kernel):
     query, key, value = states(kv_heads)
     segment = torch.tensor([0] * 3 + [1] + [2] * 6 + [3] * 7)
     position = torch.arange(17)
@@ -51,7 +66,7 @@ def test_equals_the_dense_mask(kv_heads):
     [
         ({"segments": None}, "no segment borders"),
         ({"attention_mask": torch.ones(1, 17)}, "got a mask"),
-        ({"segments": Segments((0, 4), torch.tensor((0, 4)))}, "one row of 4 tokens"),
+        ({"segments": Segments((0, 4), CPU)}, "one row of 4 tokens"),
         ({"sliding_window": 6}, "sliding window"),
         ({"dropout": 0.1}, "no dropout"),
         ({"softcap": 50.0}, "soft cap"),
@@ -63,3 +78,78 @@ def test_fails_closed(changes, message):
     call(sliding_window=7)
     with pytest.raises(ValueError, match=message):
         call(**changes)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_the_kernel_equals_segments_at_the_borders_of_tiles(kv_heads):
+    segments, generator = Segments((0, 65, 66, 300), CPU), torch.Generator().manual_seed(0)
+    leaves = [
+        torch.randn(1, heads, 300, 16, generator=generator, dtype=torch.float64, requires_grad=True)
+        for heads in (4, kv_heads, kv_heads)
+    ]
+    weights = torch.randn(1, 300, 4, 16, generator=generator, dtype=torch.float64)
+
+    def run():
+        out, _ = packed_attention(torch.nn.Identity(), *leaves, None, scaling=0.25, segments=segments)
+        return [out, *torch.autograd.grad((out * weights).sum(), leaves)]
+
+    exact = run()
+    with varlen_on_cpu() as calls:
+        found = run()
+    assert calls == [234]
+    for a, b in zip(found, exact, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_no_value_and_no_gradient_passes_a_border():
+    """A number that is not finite would spread to whatever sees it, even by a weight of zero."""
+    borders, poisoned = (0, 3, 7, 9), slice(3, 7)
+    leaves = [torch.randn(1, heads, 9, 8, dtype=torch.float64) for heads in (4, 2, 2)]
+    for leaf in leaves:
+        leaf[:, :, poisoned] = float("nan")
+        leaf.requires_grad_()
+    with varlen_on_cpu():
+        out, _ = packed_attention(torch.nn.Identity(), *leaves, None, segments=Segments(borders, CPU))
+        gradients = torch.autograd.grad(out.sum(), leaves)
+    for tensor, tokens in [(out, 1), *((gradient, 2) for gradient in gradients)]:
+        finite = tensor.isfinite().movedim(tokens, 0).flatten(1)
+        assert finite.all(1).tolist() == [True] * 3 + [False] * 4 + [True] * 2
+
+
+def test_a_kernel_is_compared_with_segments_before_it_is_trusted(monkeypatch):
+    with varlen_on_cpu():
+        assert largest_difference(CPU, torch.float32) < 1e-5
+        assert largest_difference(CPU, torch.bfloat16) < 0.05
+        plain = torch.nn.attention.varlen.varlen_attn
+
+        def leaky(*args, window_size, **kwargs):
+            return plain(*args, window_size=(-1, -1), **kwargs)
+
+        monkeypatch.setattr("tasks.learner.attention.varlen_attn", leaky)
+        assert largest_difference(CPU, torch.float32) > 0.05
+
+
+def test_on_the_cpu_there_is_one_attention():
+    assert activate_attention("auto", CPU) == "segments"
+    with pytest.raises(LearnerError, match="which needs CUDA"):
+        activate_attention("fa3", CPU)
+
+
+def test_what_is_asked_for_must_be_installed():
+    device = torch.device("cuda")
+    assert activate_attention("fa2", device) == "fa2"
+    for name, package in (("fa3", "flash_attn_interface"), ("fa4", "flash_attn.cute")):
+        with pytest.raises(LearnerError, match=f"learner.attention is {name}, but {package} is not installed"):
+            activate_attention(name, device)
+
+
+def test_a_version_that_does_not_work_is_not_used_and_the_log_says_why(monkeypatch, caplog):
+    def broken():
+        raise RuntimeError("no kernel image")
+
+    monkeypatch.setattr("tasks.learner.attention.PACKAGES", {"fa4": "json.tool"})
+    monkeypatch.setitem(_registry._FLASH_ATTENTION_IMPLS, "FA4", broken)
+    with pytest.raises(LearnerError, match="fa4"):
+        activate_attention("fa4", torch.device("cuda"))
+    assert "RuntimeError: no kernel image" in caplog.text
+    assert current_flash_attention_impl() is None

@@ -1,0 +1,199 @@
+"""Causal attention within the segments of a packed row: torch's variable-length kernel, or one product for each length.
+
+The kernel is FlashAttention: version 2 of torch itself, or version 3 or 4 of a package that torch calls in its place.
+"""
+
+import logging
+from functools import cached_property
+from importlib.util import find_spec
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+
+from tasks.learner.protocol import LearnerError
+
+ATTENTION = "packed_segments"
+"""The name under which transformers knows `packed_attention`."""
+VARLEN_KERNELS = {("cuda", torch.bfloat16), ("cuda", torch.float16)}
+"""Devices and precisions for which torch's variable-length attention has a kernel; others attend segment by segment."""
+PACKAGES = {"fa4": "flash_attn.cute", "fa3": "flash_attn_interface"}
+"""Versions of FlashAttention that torch does not bring, and the package of each."""
+HOPPER, BLACKWELL = 9, 10
+BEST_OF = {HOPPER: ("fa3", "fa4"), BLACKWELL: ("fa4",)}
+"""What is taken for GPUs of a compute capability where it is installed, the first that is; others take version 2."""
+
+_log = logging.getLogger(__name__)
+
+
+class Segments:
+    """Borders of a packed row's segments.
+
+    Compiled layers read `cu_seqlens` and two numbers of it. They are compiled once for all values of these; of a tuple
+    of borders they would guard every number, and be compiled again for every row.
+    """
+
+    def __init__(self, borders: tuple[int, ...], device: torch.device) -> None:
+        """`borders` are 0, then the running sum of the segments' lengths."""
+        self._borders = borders
+        self.cu_seqlens = torch.tensor(borders, dtype=torch.int32, device=device)
+        """The borders, int32 (segments + 1,)."""
+        self.tokens = borders[-1]
+        """Length of the row."""
+        self.longest = max(end - start for start, end in pairwise(borders))
+        """Length of the longest segment."""
+
+    @cached_property
+    def batches(self) -> list[Tensor]:
+        """Places in the row of the tokens of segments of about one length, int64 (segments, longest of these).
+
+        After the end of a shorter one stands T, which is no place in a row of T tokens.
+        """
+        starts, lengths = np.asarray(self._borders[:-1]), np.diff(self._borders)
+        # By half a power of two: wider would compute more padding, narrower would make many small calls.
+        size = np.floor(np.log2(lengths) * 2)
+        found = []
+        for each in np.unique(size):
+            start, length = starts[size == each, None], lengths[size == each, None]
+            offset = np.arange(length.max())
+            found.append(torch.from_numpy(np.where(offset < length, start + offset, self.tokens)))
+        return [places.to(self.cu_seqlens.device) for places in found]
+
+    @cached_property
+    def order(self) -> Tensor:
+        """Where each token of the row is among `batches`, one after the other and flat; int64 (T,)."""
+        places = torch.cat([places.flatten() for places in self.batches])
+        order = torch.empty(self.tokens + 1, dtype=torch.int64, device=places.device)
+        order[places] = torch.arange(len(places), device=places.device)
+        return order[:-1]
+
+
+def register_attention() -> None:
+    """Make `packed_attention` known to transformers; calling it again does nothing."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, packed_attention)
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    segments: Segments | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Return causal attention within segments, (1, T, heads, D), of a query (1, heads, T, D).
+
+    Keys and values may have fewer heads (grouped queries). Raises ValueError when the borders are missing, a mask
+    arrives, or the model wants a window, soft cap, sinks or dropout, none of which is computed here: the row would be
+    computed as one long sample, and its samples would attend to each other without any error.
+    """
+    if segments is None:
+        raise ValueError("packed attention got no segment borders: samples would attend to each other")
+    if attention_mask is not None:
+        raise ValueError("packed attention got a mask: borders alone say who sees whom")
+    if query.shape[0] != 1 or query.shape[2] != segments.tokens:
+        raise ValueError(f"packed attention got {tuple(query.shape)} for one row of {segments.tokens} tokens")
+    if sliding_window is not None and sliding_window < segments.longest:
+        raise ValueError(f"packed attention has no sliding window, but the model has one of {sliding_window} tokens")
+    if dropout or others.get("softcap") is not None or others.get("s_aux") is not None:
+        raise ValueError("packed attention has no dropout, soft cap or attention sinks, but the model asks for one")
+    if (query.device.type, query.dtype) in VARLEN_KERNELS:
+        return _varlen(query, key, value, segments, scaling), None
+    return _by_segment(query, key, value, segments, scaling), None
+
+
+def _by_segment(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:
+    grouped = query.shape[1] != key.shape[1]
+    # (T + 1, heads, D), the last one zero. What pads a segment comes after it, where causal attention never looks.
+    padded = [nn.functional.pad(states[0].transpose(0, 1), (0, 0, 0, 0, 0, 1)) for states in (query, key, value)]
+    outputs = []
+    for places in segments.batches:
+        # `index_select`, whose gradient is cheaper than that of an index in brackets.
+        flat = [states.index_select(0, places.flatten()) for states in padded]
+        q, k, v = (states.unflatten(0, places.shape).transpose(1, 2) for states in flat)
+        attended = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped)
+        outputs.append(attended.transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs).index_select(0, segments.order)[None]
+
+
+def _varlen(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:
+    # No copy where heads lie beside each other in a token, as they do in front of the transpose of a layer.
+    q, k, v = (states[0].transpose(0, 1).contiguous() for states in (query, key, value))
+    borders, longest = segments.cu_seqlens, segments.longest
+    # The window (-1, 0) is what makes the kernel causal.
+    out = varlen_attn(q, k, v, borders, borders, longest, longest, scale=scaling, window_size=(-1, 0), enable_gqa=True)
+    assert isinstance(out, Tensor)
+    return out[None]
+
+
+def activate_attention(asked: str, device: torch.device) -> str:
+    """Have torch call the version of FlashAttention that `learner.attention` asks for; return its name.
+
+    "auto" takes the best that is installed for this GPU and that computes what it should: the hook of torch and version
+    4 are young. Raises LearnerError when another one is asked for that is not to be had.
+    """
+    restore_flash_attention_impl(_raise_warn=False)
+    if device.type != "cuda":
+        if asked != "auto":
+            raise LearnerError(f"learner.attention is {asked}, which needs CUDA: on the CPU leave it at auto")
+        return "segments"
+    if asked == "auto":
+        fit = BEST_OF.get(torch.cuda.get_device_capability(device)[0], ())
+        return next((name for name in fit if _works(name, device)), "fa2")
+    if asked != "fa2" and not _works(asked, device):
+        raise LearnerError(
+            f"learner.attention is {asked}, but {PACKAGES[asked]} is not installed or does not work here (the log says "
+            "more); nothing was loaded. Install it, or leave learner.attention at auto"
+        )
+    return asked
+
+
+def _works(name: str, device: torch.device) -> bool:
+    """Activate a version of FlashAttention and compare it with attention segment by segment; if it fails, undo that."""
+    package = PACKAGES[name]
+    # Of a part of a package that is not there at all it cannot be asked whether it is.
+    if find_spec(package.partition(".")[0]) is None or find_spec(package) is None:
+        return False
+    try:
+        activate_flash_attention_impl(name.upper())
+        difference = largest_difference(device, torch.bfloat16)
+    # Any: a package that compiles itself for this GPU when it is first called raises all kinds.
+    except Exception as error:
+        difference, problem = float("inf"), f"fails ({type(error).__name__}: {error})"
+    else:
+        problem = f"differs by {difference:.3g} from attention segment by segment"
+    if difference < 0.05:
+        return True
+    restore_flash_attention_impl(_raise_warn=False)
+    _log.warning("%s is installed, but not used for attention: it %s", package, problem)
+    return False
+
+
+def largest_difference(device: torch.device, dtype: torch.dtype) -> float:
+    """Return by how much the kernel and attention segment by segment differ at most, in values and gradients.
+
+    On random states of the heads of Qwen3 and segments around the sizes of a kernel's tiles; NaN counts as infinite.
+    """
+    generator = torch.Generator().manual_seed(0)
+    segments = Segments((0, 65, 66, 300), device)
+    states = [torch.randn(1, heads, 300, 128, generator=generator).to(device, dtype) for heads in (16, 8, 8)]
+    weights = torch.randn(1, 300, 16, 128, generator=generator).to(device, dtype)
+    found = []
+    for attention in (_varlen, _by_segment):
+        leaves = [each.detach().requires_grad_() for each in states]
+        out = attention(*leaves, segments, None)
+        found.append([out.detach(), *torch.autograd.grad((out * weights).sum(), leaves)])
+    differences = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(*found, strict=True)]
+    return float("inf") if any(np.isnan(differences)) else max(differences)
