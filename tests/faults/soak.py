@@ -144,20 +144,21 @@ class Story:
         """Kill the flow or one of its services after a while, with all that belongs to it but its guardian."""
         assert self.flow is not None
         deadline = time.monotonic() + self.chance.uniform(0.0, self.tally.reach[victim])
-        while time.monotonic() < deadline and self.flow.poll() is None:
-            time.sleep(0.01)
-        if self.flow.poll() is not None:
-            return self.tally.note(victim, killed=False)
-        if victim == "flow":
-            return self.kill_flow()
         killed = 0
-        for each in self.processes(victim):
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
-                killed += 1
-        if killed:  # or it has not been started yet
-            self.crashes.append(time.time())
-            self.tally.note(victim, killed=True)
+        while not killed:
+            if self.flow.poll() is not None:
+                return self.tally.note(victim, killed=False)
+            time.sleep(0.01)
+            if time.monotonic() < deadline:
+                continue
+            if victim == "flow":
+                return self.kill_flow()
+            for each in self.processes(victim):  # none, where the service has not been started yet
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+                    killed += 1
+        self.crashes.append(time.time())
+        self.tally.note(victim, killed=True)
 
     def processes(self, victim: str) -> Iterator[psutil.Process]:
         """Yield the processes to kill: a service's with its children, or a worker's of an environment."""
