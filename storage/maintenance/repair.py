@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from storage.delta.log import CHECKPOINT, HEADS, Log, LogDamage, VersionTaken, creation_actions, head_path
+from storage.delta.seal import commit_problem
 from storage.delta.table import StoredTable
 from storage.errors import DamagedSlice, PolicyAbsent, StoreError, border
 from storage.maintenance.sweep import drop_slices, remove_weights
@@ -354,5 +355,7 @@ def _is_readable(store: Store, pieces: Sequence[Slice]) -> bool:
 def _removed_files(root: Root, table: StoredTable) -> set[str]:
     """The files that readable commits took out of a table: merged into others, or removed."""
     log = f"{table.place}/_delta_log"
-    lines = (line for n in root.names(log) if n.endswith(".json") for line in root.read(f"{log}/{n}").splitlines())
+    commits = [root.read(f"{log}/{name}") for name in root.names(log) if name.endswith(".json")]
+    # A damaged one may still be there: nobody reads a commit that a checkpoint holds.
+    lines = (line for commit in commits if not commit_problem(commit) for line in commit.splitlines())
     return {action["remove"]["path"] for line in lines if "remove" in (action := json.loads(line))}

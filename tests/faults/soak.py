@@ -4,6 +4,9 @@ Each story is one run in an empty store, from its first process to the one that 
 fixed rows, so that tables, keys and weights must equal those of a run that nobody killed, bit for bit. With `--real` an
 engine and an environment server sample, and are killed as well: then each rollout must be there once and none lost.
 A kill counts where the process was there to be killed. Whatever must hold and does not is a loss; its store is kept.
+
+Processes are forked from one that has imported everything, but with `--real`: to import is 15 times as long as the
+work of a run, and there is nothing in it to lose. The moment of a kill is uniform over about what its victim takes.
 """
 
 import argparse
@@ -18,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -28,10 +32,12 @@ from typing import Any
 
 import psutil
 
+from storage.maintenance.repair import inspect_logs, inspect_policies, inspect_slices, inspect_tables
 from storage.store import open_store
 from tasks.learner.tiny import tiny_qwen3
 from tests.acceptance import program
 from tests.crash.checks import check_same
+from tests.faults.forking import FLOW, Forked, ForkServer
 from tests.fixtures.driving import NAME, ROOT, SETTINGS, Driven, check_once, rows
 from tests.fixtures.histories import contents
 
@@ -42,12 +48,15 @@ COMMANDS = {
     "gc": ["gc", "--keep", NAME, "--force", "beside", "--yes"],
     "repair": ["repair", "--deep"],
 }
+REAL = ("flow", "learner", "engine", "environment", "worker")
 ALONE = ("gc", "repair")
 """Commands that are called while no run is at work."""
-REAL_SECONDS = 45.0
-"""About how long a run with real services takes, over which its kills are spread."""
-COMMAND_SHARE = 0.25
-"""How long a command takes, of the time of a run with fixed rollouts."""
+REACH = {"flow": 4.0, "learner": 4.0}
+REAL_REACH = 45.0
+COMMAND_REACH = 0.5
+"""Seconds after which a victim is killed at the latest; from there on it follows the load of the machine."""
+SHRINKS, GROWS = 0.8, 1.025
+"""By these, where a kill came too late and where it did not: so one of ten comes too late."""
 PATIENCE = 600.0
 GIVEN_UP = 5
 """Stories with a loss after which there is no more to learn."""
@@ -63,7 +72,13 @@ class Tally:
     losses: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     """From a kill to the next row of the ledger."""
+    reach: dict[str, float] = field(default_factory=dict)
     stories: int = 0
+
+    def note(self, victim: str, killed: bool) -> None:
+        """Count a kill, or one that came too late, and let the moments of those to come follow from it."""
+        (self.kills if killed else self.late)[victim] += 1
+        self.reach[victim] *= GROWS if killed else SHRINKS
 
     def __str__(self) -> str:
         each = ", ".join(f"{name} {number}" for name, number in sorted(self.kills.items()))
@@ -81,21 +96,22 @@ class Story:
     """One run in an empty store and what is done to it."""
 
     def __init__(
-        self, place: Path, model: Path, chance: random.Random, tally: Tally, seconds: float, real: bool
+        self, place: Path, model: Path, chance: random.Random, tally: Tally, server: ForkServer | None
     ) -> None:
         self.run = Driven(place, (*SETTINGS, f"model.path={model}", "learner.max_restarts=1000"))
-        self.chance, self.tally, self.seconds, self.real = chance, tally, seconds, real
-        self.flow: subprocess.Popen[bytes] | None = None
+        self.chance, self.tally, self.server = chance, tally, server
+        """Without a server, services are real and each process is started as people do."""
+        self.flow: subprocess.Popen[bytes] | Forked | None = None
         self.crashes: list[float] = []
         self.imported = False
 
     def live(self, until: float) -> bool:
         """Kill and call again until the run has come to its end; False where the time was up before."""
-        victims = ["flow", "flow", "learner", *(["engine", "environment", "worker"] if self.real else COMMANDS)]
+        victims = ["flow", "flow", "learner", *(COMMANDS if self.server else ["engine", "environment", "worker"])]
         while time.monotonic() < until:
             victim = self.chance.choice(victims)
             if victim in ALONE:
-                self.end_flow()
+                self.kill_flow()
             elif self.flow is None:
                 self.flow = self.begin()
             if victim in COMMANDS:
@@ -107,47 +123,45 @@ class Story:
         self.end_flow()
         return False
 
-    def begin(self) -> "subprocess.Popen[bytes]":
+    def begin(self) -> "subprocess.Popen[bytes] | Forked":
         """Call the run in a new process."""
-        overrides = [*self.run.overrides[-2:]] if self.real else list(self.run.overrides)
+        overrides = list(self.run.overrides) if self.server else [*self.run.overrides[-2:]]
         request: dict[str, Any] = {"overrides": overrides, "kills": {}}
         request |= {"kill": "", "stop": "", "name": NAME, "prefect": False, "backwards": False, "replays": []}
-        module = program.__name__ if self.real else "tests.fixtures.dying_run"
-        return self.process(["-m", module, str(self.run.directory), json.dumps(request)])
+        module = FLOW if self.server else program.__name__
+        return self.process([module, str(self.run.directory), json.dumps(request)])
 
-    def process(self, arguments: list[str]) -> "subprocess.Popen[bytes]":
-        """Start Python in this checkout, its output in the story's log."""
-        variables = {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
+    def process(self, arguments: list[str]) -> "subprocess.Popen[bytes] | Forked":
+        """Start a module of this checkout, its output in the story's log."""
+        variables = os.environ | {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
         with (self.run.directory / "log.txt").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-P", *arguments], cwd=ROOT, env=os.environ | variables, stdout=log, stderr=log
-            )
+            if self.server:
+                return self.server.start(arguments, variables, log.fileno())
+            command = [sys.executable, "-P", "-m", *arguments]
+            return subprocess.Popen(command, cwd=ROOT, env=variables, stdout=log, stderr=log)
 
     def kill_service(self, victim: str) -> None:
         """Kill the flow or one of its services after a while, with all that belongs to it but its guardian."""
         assert self.flow is not None
-        deadline = time.monotonic() + self.chance.uniform(0.0, self.seconds)
-        while time.monotonic() < deadline and self.flow.poll() is None:
-            time.sleep(0.05)
-        processes = list(self.processes(victim)) if self.flow.poll() is None else []
-        if not processes:
-            self.tally.late[victim] += 1
-            return
-        for each in processes:
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
+        deadline = time.monotonic() + self.chance.uniform(0.0, self.tally.reach[victim])
+        killed = 0
+        while not killed:
+            if self.flow.poll() is not None:
+                return self.tally.note(victim, killed=False)
+            time.sleep(0.01)
+            if time.monotonic() < deadline:
+                continue
+            if victim == "flow":
+                return self.kill_flow()
+            for each in self.processes(victim):  # none, where the service has not been started yet
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+                    killed += 1
         self.crashes.append(time.time())
-        self.tally.kills[victim] += 1
-        if victim == "flow":
-            assert self.flow.wait() == -signal.SIGKILL
-            self.flow = None
+        self.tally.note(victim, killed=True)
 
     def processes(self, victim: str) -> Iterator[psutil.Process]:
-        """Yield the processes to kill: the flow's, a service's with its children, or a worker's of an environment."""
-        assert self.flow is not None
-        if victim == "flow":
-            yield psutil.Process(self.flow.pid)
-            return
+        """Yield the processes to kill: a service's with its children, or a worker's of an environment."""
         service = "environment" if victim == "worker" else victim
         for report in (self.run.store / "logs" / NAME).glob(f"{service}*.json"):
             with suppress(psutil.NoSuchProcess, ValueError, KeyError, OSError):
@@ -163,15 +177,12 @@ class Story:
             return
         before = self.damage_ledger() if name == "repair" else None
         target = self.run.directory / "exported.jsonl"
-        arguments = ["-m", "flows.cli", *(str(target) if word == "TARGET" else word for word in COMMANDS[name])]
+        arguments = ["flows.cli", *(str(target) if word == "TARGET" else word for word in COMMANDS[name])]
         arguments += ["--store", str(self.run.store)]
         process = self.process(arguments)
-        time.sleep(self.chance.uniform(0.0, COMMAND_SHARE * self.seconds))
+        time.sleep(self.chance.uniform(0.0, self.tally.reach[name]))
         process.kill()
-        if process.wait() == -signal.SIGKILL:
-            self.tally.kills[name] += 1
-        else:
-            self.tally.late[name] += 1
+        self.tally.note(name, killed=process.wait() == -signal.SIGKILL)
         if name == "export" and target.exists():
             assert [json.loads(line) for line in target.read_text().splitlines()], "a part of an export is there"
         removed = name == "gc" and not open_store(self.run.store).ledger.entries(run="beside")
@@ -192,15 +203,23 @@ class Story:
         newest.write_bytes(newest.read_bytes()[:40])
         return before
 
-    def end_flow(self) -> None:
-        """Kill the flow, where there is one."""
-        if self.flow is not None and self.flow.poll() is None:
-            self.flow.kill()
+    def kill_flow(self) -> None:
+        """Kill the flow, where there is one that has not ended."""
+        if self.flow is None:
+            return
+        self.flow.kill()
+        killed = self.flow.wait() == -signal.SIGKILL
+        self.tally.note("flow", killed)
+        if killed:
             self.crashes.append(time.time())
-            self.tally.kills["flow"] += 1
-        if self.flow is not None:
-            self.flow.wait()
             self.flow = None
+            check_undamaged(self.run.store)
+
+    def end_flow(self) -> None:
+        """Kill what is still there of a story that is at its end."""
+        if self.flow is not None:
+            self.flow.kill()
+            self.flow.wait()
 
     def ended(self) -> bool:
         """Assert that the run ended well; note how long it took after each crash to go on."""
@@ -214,12 +233,33 @@ class Story:
         return True
 
 
+def check_undamaged(store: Path) -> None:
+    """Assert that a kill left nothing to repair: all that the ledger names is there, and is what it was."""
+    if not (store / "tables/ledger/_delta_log").is_dir():
+        return
+    opened = open_store(store)
+    left = [
+        *inspect_logs(opened.root),
+        *inspect_tables(opened),
+        *inspect_slices(opened, deep=True),
+        *inspect_policies(opened, deep=True),
+    ]
+    assert left == [], f"a kill left damage: {left}"
+
+
 def check_real(run: Driven) -> None:
     """Assert that each rollout of a run with real services is there once, and none failed by a kill."""
     check_once(run.store)
     traces = rows(open_store(run.store))["traces"]
     assert len(traces) == len({row["assignment_id"] for row in traces}), "a rollout is there twice"
     assert [row["error_message"] for row in traces if row["error_class"]] == [], "a kill was put down to a rollout"
+
+
+def reap() -> None:
+    """Collect what killed flows have left to this process; nothing else is at work between two stories."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            continue
 
 
 def main() -> int:
@@ -230,30 +270,34 @@ def main() -> int:
     parser.add_argument("--real", action="store_true", help="a real engine and environment server, killed as well")
     arguments = parser.parse_args()
     seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
-    chance, tally = random.Random(seed), Tally()
+    chance = random.Random(seed)
     print(f"seed {seed}", flush=True)
     place = Path(tempfile.mkdtemp(prefix="sc-soak-"))
     # An engine on the CPU wants larger heads than a learner alone needs.
     model = tiny_qwen3(place / "model", seed=3, **({} if arguments.real else {"hidden": 64, "layers": 2}))
     reference = Driven(place / "reference", (*SETTINGS, f"model.path={model}", "learner.max_restarts=1000"))
     reference.directory.mkdir()
-    seconds, began = REAL_SECONDS, time.monotonic()
+    # The reference is of a process of its own start, with other hashes of strings than the forked ones have.
     if not arguments.real:
         assert reference.live().status == 0
-        seconds = time.monotonic() - began
+    server = None if arguments.real else ForkServer.imported()
+    tally = Tally(
+        reach=dict.fromkeys(REAL, REAL_REACH) if arguments.real else {**REACH, **dict.fromkeys(COMMANDS, COMMAND_REACH)}
+    )
     until = time.monotonic() + 60 * arguments.minutes
     while time.monotonic() < until and len(tally.losses) < GIVEN_UP:
         directory = Path(tempfile.mkdtemp(prefix="story-", dir=place))
-        story = Story(directory, model, chance, tally, seconds, arguments.real)
+        story = Story(directory, model, chance, tally, server)
         try:
             if story.live(until):
                 check_real(story.run) if arguments.real else check_same(story.run, reference)
                 tally.stories += 1
             shutil.rmtree(directory)
-        except AssertionError as loss:
-            story.end_flow()
-            tally.losses.append(f"{directory}: {loss}")
+        except Exception:
+            tally.losses.append(f"{directory}: {traceback.format_exc(limit=-2)}")
             print(tally.losses[-1], flush=True)
+            story.end_flow()
+        reap()
         print(tally, flush=True)
     if not tally.losses:
         shutil.rmtree(place)

@@ -211,6 +211,16 @@ def test_missing_newest_commits_of_a_stage_table(root: Path, long: dict) -> None
     whole_again(root, long)
 
 
+@pytest.mark.fault("log", "a commit that a checkpoint holds is cut, and then the newest", "repair loses nothing")
+def test_a_damaged_commit_that_a_checkpoint_holds_does_not_stop_a_repair(root: Path, long: dict) -> None:
+    held = max(log(root, "ledger").glob("*.checkpoint.parquet")).name.replace(".checkpoint.parquet", ".json")
+    for commit in (log(root, "ledger") / held, last(root, "ledger", ".json")):
+        spoil(commit, commit.read_bytes()[:40])
+    (found,) = mended(root)
+    assert len(found.restored) == len(found.damage.lost_versions) == 1
+    whole_again(root, long)
+
+
 @pytest.mark.fault("log", "the log of a stage table is gone", "no scan is silent, repair makes it anew")
 def test_a_log_that_is_gone_is_not_taken_for_a_table_without_rows(root: Path, long: dict) -> None:
     shutil.rmtree(log(root, "messages"))
