@@ -214,7 +214,7 @@ def torch() -> Iterator[Diagnosis]:
     try:
         # In a process of its own: a torch that does not fit the driver may end it without an exception.
         done = subprocess.run(
-            [sys.executable, "-c", TORCH_PROBE], capture_output=True, text=True, timeout=TORCH_SECONDS, check=True
+            [sys.executable, "-P", "-c", TORCH_PROBE], capture_output=True, text=True, timeout=TORCH_SECONDS, check=True
         )
     except (subprocess.SubprocessError, OSError) as error:
         last = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]

@@ -7,7 +7,6 @@ preflight: the CPU build of the engine, for one, mixes base and adapter up in on
 import json
 import secrets
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -34,6 +33,7 @@ from tasks.inference.engine.client import Engine
 from tasks.inference.engine.command import command
 from tasks.inference.engine.model_info import model_directory
 from tasks.runtime.process_variables import inherited_variables
+from tasks.runtime.start_module import module_command
 from tasks.training.policy import probe_token_ids
 
 SAMPLER = "tasks.learner.adapter_tools"
@@ -91,7 +91,7 @@ def _sample_adapters(config: RunConfig, model: Path, target: Path) -> list[dict[
         "learner": config.learner.model_dump(mode="json"),
         "probe": probe_token_ids(model_info.read(model).vocab_size)[:length],
     }
-    argv, given = [sys.executable, "-m", SAMPLER, "sample"], json.dumps(request)
+    argv, given = module_command(SAMPLER, "sample"), json.dumps(request)
     done = subprocess.run(argv, input=given, env=inherited_variables(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SmokeFailed(f"no adapters could be made over {model}: {done.stderr.strip()[-2000:]}\nNothing was kept")

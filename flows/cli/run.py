@@ -196,7 +196,9 @@ def deploy(
     *,
     pool: Annotated[str, option("work pool; a machine or kind of machine has one")] = "stagecoach",
     slots: Annotated[Count, option("runs with an engine or a learner at a time")] = 1,
-    file: Annotated[str, option("another file of deployments than deploy/prefect.yaml")] = "",
+    file: Annotated[
+        str, option("another file of deployments than the one of the program, flows/orchestration/prefect.yaml")
+    ] = "",
     store: Store = "",
 ) -> int | None:
     """Put the deployments, their pool, limit and automation on the Prefect server."""

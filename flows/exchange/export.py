@@ -6,7 +6,6 @@ A file or directory is written beside its place and put there whole, or not at a
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,6 +28,7 @@ from tasks.exchange.episodes import Row, compact
 from tasks.exchange.traces import MARK, source_of
 from tasks.exchange.verifiers_lines import line_of
 from tasks.runtime.process_variables import inherited_variables
+from tasks.runtime.start_module import module_command
 
 Format = Literal["verifiers", "sft", "preferences", "weights"]
 LEFT_BEHIND = ("optimizer*", "manifest.json")
@@ -177,7 +177,7 @@ def copy_weights(store: Store, policy_key: str, target: Path, force: bool) -> No
 
 def _merge(base: Path, adapter: Path, draft: Path) -> None:
     """Write merged weights in a process of its own: this one does not load torch."""
-    argv = [sys.executable, "-m", "tasks.learner.adapter_tools", "merge", str(base), str(adapter), str(draft)]
+    argv = module_command("tasks.learner.adapter_tools", "merge", str(base), str(adapter), str(draft))
     done = subprocess.run(argv, env=inherited_variables(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise ExportRefused(

@@ -1,4 +1,4 @@
-"""Registers the deployments of `deploy/prefect.yaml` on a Prefect server, with work pool, limit, automation."""
+"""Registers the deployments of `prefect.yaml` on a Prefect server, with work pool, limit, automation."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -14,7 +14,7 @@ from flows.orchestration.settings import configured_url
 from flows.orchestration.states import mark_crashed
 from storage.store import FORMAT, open_store
 
-FILE = Path(__file__).parents[2] / "deploy" / "prefect.yaml"
+FILE = Path(__file__).with_name("prefect.yaml")
 POOL = "stagecoach"
 
 
@@ -60,7 +60,7 @@ def read(file: Path) -> list[dict[str, Any]]:
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise DeployRefused(
             f"{file} cannot be read as a file of deployments: {type(error).__name__}: {error}. Nothing was deployed. "
-            f"It lies in a checkout of the project; name another with --file"
+            f"Correct it, or leave --file out for the one that comes with the program"
         ) from error
 
 

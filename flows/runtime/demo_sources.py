@@ -7,7 +7,6 @@ and the texts that the model's tokenizer shall keep whole.
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from flows.runtime.versions import config_versions
 from storage.roots import check_links
 from storage.store import Store, open_store
 from tasks.runtime.process_variables import inherited_variables
+from tasks.runtime.start_module import module_command
 
 DEMO = "demo"
 """What a flow calls the demo's weights."""
@@ -182,7 +182,7 @@ def _draft(path: Path) -> Path:
 
 def _run(module: str, *arguments: str) -> None:
     """Run a module in a process of its own: the flow's process loads neither torch nor environments."""
-    argv = [sys.executable, "-m", module, *arguments]
+    argv = module_command(module, *arguments)
     done = subprocess.run(argv, env=inherited_variables(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SourceFailed(

@@ -1,7 +1,6 @@
 """The client side of the learner: the command that starts its process, and a blocking connection. Imports no torch."""
 
 import socket
-import sys
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -10,6 +9,7 @@ import pyarrow as pa
 from configs.services import LearnerConfig
 from tasks.learner import protocol
 from tasks.learner.protocol import BY_NAME, LearnerError, LearnerLost
+from tasks.runtime.start_module import module_command
 
 __all__ = ["Learner", "LearnerError", "LearnerLost", "command"]
 
@@ -31,12 +31,13 @@ def command(learner: LearnerConfig, report: str) -> tuple[list[str], dict[str, s
     answers. `pulse` is the address of its progress monitor (tasks.learner.pulse). Where its standard input is a pipe,
     it ends when that closes.
     """
-    entry = ["-m", "tasks.learner.worker", "--report", report]
+    python, *entry = module_command("tasks.learner.worker", "--report", report)
     variables = ENVIRONMENT | ({"CUDA_VISIBLE_DEVICES": learner.gpus} if learner.gpus else {})
     if learner.processes > 1:
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={learner.processes}"]
-        return [sys.executable, *torchrun, *entry], variables
-    return [sys.executable, *entry], variables
+        processes = ("--standalone", f"--nproc-per-node={learner.processes}")
+        # It starts a file with this same Python; the file sees to the path of modules by itself, without -P.
+        return module_command("torch.distributed.run", *processes, *entry[1:]), variables
+    return [python, *entry], variables
 
 
 class Learner:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 HUGGING_FACE = ("HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN")
 """What loads models and data sets that are not public."""
+OF_STARTERS = ("PYTHONSAFEPATH",)
+"""Set for a flow run by its deployment. Our own processes need it not, and a script that an environment starts may
+import what lies beside it."""
 OF_RUNTIMES = {"prime": "PRIME_*", "modal": "MODAL_*", "daytona": "DAYTONA_*"}
 """What runtimes elsewhere take, by the type that a config names."""
 
@@ -24,7 +27,7 @@ def inherited_variables(needed: Collection[str] = ()) -> dict[str, str]:
 
     These go by name; `AWS_*` are all that begin so.
     """
-    left_out = {*withheld(needed)}
+    left_out = {*withheld(needed), *OF_STARTERS}
     return {name: value for name, value in os.environ.items() if name not in left_out}
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from flows.orchestration.deployments import FILE
 from flows.runtime.prepare import DEFAULT_FILES
 
-FILE = Path(__file__).parents[2] / "deploy" / "prefect.yaml"
 DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load(FILE.read_text())["deployments"]
 
 

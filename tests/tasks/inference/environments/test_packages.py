@@ -186,14 +186,17 @@ def test_judges_and_harnesses_are_code_of_the_environment(write: Write) -> None:
     assert len({*seen}) == 3
 
 
-def test_a_module_in_the_current_directory_goes_first_as_in_the_server(
+def test_a_module_in_the_current_directory_goes_last_as_in_the_server(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write("own_game.py", "1")
     elsewhere = package_version(own())
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_game.py").write_text("2")
-    assert package_version(own()) != elsewhere
+    (tmp_path / "tasks.py").write_text("raise SystemExit('a file of a person stands in for ours')")
+    assert package_version(own()) == elsewhere
+    (tmp_path / "lonely_game.py").write_text("3")
+    assert "lonely_game (not a package)" in package_version(own("lonely_game"))
 
 
 def test_a_large_file_is_read_once_while_it_stays_as_it_is(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
