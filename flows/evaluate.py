@@ -6,7 +6,7 @@ from typing import Any
 from prefect import flow
 
 from configs.run import RunConfig
-from flows.orchestration.states import OF_A_RUN, reports_its_end
+from flows.orchestration.states import OF_A_RUN, needs_api, reports_its_end
 from flows.runtime.entry import flow_run_name, session_for
 from flows.runtime.loops import loop_evaluate
 from flows.runtime.prepare import newest_policy
@@ -15,6 +15,7 @@ from storage.store import open_store
 LATEST = "latest"
 
 
+@needs_api
 @flow(name="evaluate", flow_run_name=flow_run_name("evaluate"), **OF_A_RUN)
 @reports_its_end
 def evaluate(

@@ -6,7 +6,7 @@ from typing import Any
 
 from prefect import flow
 
-from flows.orchestration.states import OF_A_RUN, reports_its_end
+from flows.orchestration.states import OF_A_RUN, needs_api, reports_its_end
 from flows.replays.config import prepare_replay
 from flows.replays.loop import loop_replay, plan_run, publish_diff
 from flows.replays.request import ReplayRequest, finished_message, finished_without_source
@@ -15,6 +15,7 @@ from flows.runtime.session import current_session
 from flows.runtime.step_report import Outcome
 
 
+@needs_api
 @flow(name="replay", flow_run_name="replay-{run}", **OF_A_RUN)
 @reports_its_end
 def replay(

@@ -5,11 +5,12 @@ from typing import Any
 
 from prefect import flow
 
-from flows.orchestration.states import OF_A_RUN, reports_its_end
+from flows.orchestration.states import OF_A_RUN, needs_api, reports_its_end
 from flows.runtime.entry import flow_run_name, session_for
 from flows.runtime.loops import loop_sft
 
 
+@needs_api
 @flow(name="sft", flow_run_name=flow_run_name("sft"), **OF_A_RUN)
 @reports_its_end
 def sft(

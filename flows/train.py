@@ -6,13 +6,14 @@ from typing import Any
 from prefect import flow
 
 from configs.load import load
-from flows.orchestration.states import OF_A_RUN, reports_its_end
+from flows.orchestration.states import OF_A_RUN, needs_api, reports_its_end
 from flows.runtime.demo_sources import demo_weights, weights_of
 from flows.runtime.entry import flow_run_name, session_for
 from flows.runtime.loops import loop_train
 from flows.sft import sft
 
 
+@needs_api
 @flow(name="train", flow_run_name=flow_run_name("train"), **OF_A_RUN)
 @reports_its_end
 def train(

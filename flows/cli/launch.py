@@ -98,6 +98,18 @@ def replays(several: Sequence[ReplayRequest], plain: bool = False) -> int:
 
 def resume(name: str, overrides: Sequence[str] = (), store: str = "", plain: bool = False) -> int:
     """Go on with a run of the store, `latest` for the newest; return the exit status."""
+    asked = run_to_resume(name, overrides, store)
+    if isinstance(asked, ReplayRequest):
+        return replays([asked], plain=plain)
+    _print_comparisons(watch(asked, plain=plain))
+    return 0
+
+
+def run_to_resume(name: str, overrides: Sequence[str] = (), store: str = "") -> RunConfig | ReplayRequest:
+    """Return what a run of the store goes on with, `latest` for the newest; what is asked for where it is a replay.
+
+    Raises ConfigError where the store has no run, or none of that name.
+    """
     root = store or RunConfig().store
     runs = open_store(root).runs
     chosen = runs.latest() if name == "latest" else name
@@ -106,9 +118,8 @@ def resume(name: str, overrides: Sequence[str] = (), store: str = "", plain: boo
     with nothing_started():
         kind = runs.events(chosen)[-1].kind
     if kind == "replay":
-        return replays([ReplayRequest(run="", overrides=overrides, name=chosen, store=root)], plain=plain)
-    _print_comparisons(watch(prepare(kind, (), overrides, name=chosen, store=root), plain=plain))
-    return 0
+        return ReplayRequest(run="", overrides=overrides, name=chosen, store=root)
+    return prepare(kind, (), overrides, name=chosen, store=root)
 
 
 def _print_comparisons(outcome: dict[str, Any]) -> None:
@@ -235,15 +246,20 @@ def demo(
     Takes up the demo of that name where it stopped. `overrides` are for the reinforcement learning; `plain` asks for
     plain lines on a terminal too.
     """
+    began = time.monotonic()
     try:
-        return _demo(preset, overrides, name, store, plain)
+        config, outcome = train_demo(preset, overrides, name, store, plain)
     except KeyboardInterrupt as error:  # its runs name themselves alone, and a demo is two of them
         error.__notes__ = ["What is committed is safe; the same demo again goes on from there."]
         raise
+    print("\n".join(demo_summary(outcome, config, RECIPES[preset], time.monotonic() - began)))
+    return 0
 
 
-def _demo(preset: str, overrides: Sequence[str], name: str, store: str, plain: bool) -> int:
-    began = time.monotonic()
+def train_demo(
+    preset: str, overrides: Sequence[str], name: str, store: str, plain: bool
+) -> tuple[RunConfig, dict[str, Any]]:
+    """Make the demo's model, warm it up and train it; return the config of the training and what it came to."""
     name, root, recipe = name or preset, store or RunConfig().store, RECIPES[preset]
     # Before anything else lies there: a store is made in an empty directory.
     fresh = not open_store(root).ledger.entries(run=f"{name}-warm-up", stage="training")
@@ -266,8 +282,7 @@ def _demo(preset: str, overrides: Sequence[str], name: str, store: str, plain: b
         weights = warm_weights(root, policy["key"])
         config = prepare("train", [preset], [f"model.path={weights}", *overrides], name=name, store=root, seed=SEED)
         outcome = watch(config, early, plain=plain)
-    print("\n".join(demo_summary(outcome, config, recipe, time.monotonic() - began)))
-    return 0
+    return config, outcome
 
 
 class EarlyServices(NamedTuple):

@@ -110,6 +110,11 @@ def begin(directory: Path, startup_seconds: float = 180.0) -> PrefectApi:
     return _embedded
 
 
+def can_begin() -> bool:
+    """Tell whether `begin` can give this process an API: one is there, or Prefect has not read its settings yet."""
+    return _embedded is not None or bool(configured_url()) or "prefect" not in sys.modules
+
+
 _embedded: PrefectApi | None = None
 """The server that this process has started: it lives as long as the process, so there is one."""
 

@@ -231,6 +231,33 @@ OF_A_RUN: dict[str, Any] = {
 """What every flow that makes a run tells Prefect."""
 
 
+class NoPrefectServer(ValueError):
+    """A flow was called in a process that has no Prefect server to report to."""
+
+
+def needs_api(made: Any) -> Any:
+    """Return a flow whose call fails at once where there is no Prefect server; raises NoPrefectServer then.
+
+    Prefect would start one by itself, wait for it most of a minute, and give up.
+    """
+
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        from prefect.settings import get_current_settings
+
+        if not get_current_settings().api.url:
+            raise NoPrefectServer(
+                f"the flow {self.name!r} was called, and no Prefect server is configured; nothing was started. Call "
+                "it by `import stagecoach` (stagecoach.run and others), which brings a server for the run, or start "
+                "one (prefect server start) and say where it is: PREFECT_API_URL=http://127.0.0.1:4200/api"
+            )
+        return super(checked, self).__call__(*arguments, **named)
+
+    # A class of its own, because Python looks for `__call__` there and not in the object.
+    checked = type("RunFlow", (type(made),), {"__call__": call})
+    made.__class__ = checked
+    return made
+
+
 LIMIT = "stagecoach-gpu"
 VARIABLE = "STAGECOACH_GPU_LIMIT"
 """Environment variable that names another limit: machines with a pool of their own have one each."""

@@ -1,15 +1,16 @@
 """The viewer's door for notebooks: the frames behind every page, from a store that is only read.
 
-    from flows.viewer.notebook import open_viewer
+    import stagecoach
 
-    viewer = open_viewer("stagecoach-store")
-    viewer.runs()
-    viewer.traces("demo", 3).group_by("outcome").len()
+    store = stagecoach.open("stagecoach-store")
+    store                                  # the runs; `store.run("demo")` its last steps and what was written
+    store.traces("demo", 3).group_by("outcome").len()
 
 What is committed meanwhile is seen by the next call. Texts in the frames are as they were written: what a model or an
 environment wrote may act where it is printed raw; `flows.reporting.formats.visible` makes it harmless.
 """
 
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,22 @@ from flows.queries import (
     tokens,
     trace,
 )
-from flows.queries.request import plain
+from flows.queries.request import NotThere, plain
 from flows.queries.step import groups
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import with_texts
 from flows.queries.trace import trace_use
+from flows.viewer.first_look import (
+    HEADINGS,
+    Grid,
+    Shown,
+    rollout_text,
+    run_row,
+    shortened,
+    step_grid,
+    visible,
+    with_messages,
+)
 from storage.read.frames import Frames
 
 
@@ -42,11 +54,29 @@ def open_viewer(store: str | Path) -> "Viewer":
     return Viewer(StoreReader.at(store))
 
 
-class Viewer:
+class Viewer(Shown):
     """Everything that pages show, as polars frames. A run is named, or `latest`; NotThere says what is not there."""
 
     def __init__(self, library: StoreReader) -> None:
         self.library = library
+
+    def parts(self) -> Iterable[str | Grid]:
+        """Return the runs of the store, the newest last."""
+        rows = self.runs().to_dicts()
+        yield f"store {self.library.store.root.address}: {len(rows)} runs" + ("" if rows else "; none has begun")
+        if rows:
+            yield Grid(HEADINGS, map(run_row, rows))
+
+    def run(self, name: str = "latest") -> "RunView":
+        """One run: what it came to, its steps, and its rollouts with their texts."""
+        return RunView(self, self._run_name(name))
+
+    def rollouts(self, run: str = "latest", step: int | None = None) -> pl.DataFrame:
+        """The traces of a step, of the last one if none is named, with the columns `prompt` and `reply`."""
+        name = self._run_name(run)
+        if step is None:
+            step = max(rollouts.steps_of(self.library, name), default=0)
+        return with_messages(self.traces(name, step), self.tables(name).messages)
 
     def runs(self) -> pl.DataFrame:
         """All runs, the newest last: state, steps, reward, model, tokens, parent."""
@@ -120,13 +150,60 @@ class Viewer:
         return self.library.latest() if run == "latest" else run
 
 
-class TraceView:
+class RunView(Shown):
+    """One run of a store."""
+
+    def __init__(self, viewer: Viewer, name: str) -> None:
+        self._viewer, self.name = viewer, name
+        known = viewer.runs()
+        self._row = known.row(by_predicate=pl.col("run") == name, named=True) if name in known["run"] else None
+        if self._row is None:
+            raise NotThere(f"there is no run {name!r} in the store; it has: {', '.join(known['run']) or 'none'}")
+
+    @property
+    def steps(self) -> pl.DataFrame:
+        """One row for each step, every number of it a column."""
+        return self._viewer.steps(self.name)
+
+    @property
+    def scores(self) -> pl.DataFrame:
+        """What its policies scored on held-out examples, with intervals."""
+        return self._viewer.scores(self.name)
+
+    def rollouts(self, step: int | None = None) -> pl.DataFrame:
+        """The traces of a step, of the last one if none is named, with the columns `prompt` and `reply`."""
+        return self._viewer.rollouts(self.name, step)
+
+    def parts(self) -> Iterator[str | Grid]:
+        """Return its state, its last steps, and the best and the worst rollout of the last step."""
+        assert self._row is not None
+        yield Grid(HEADINGS, [run_row(self._row)])
+        steps = self.steps
+        if len(steps):
+            yield ""
+            yield step_grid(steps)
+            rows = self.rollouts(steps["step"].max())  # type: ignore[arg-type]
+            ordered = rows.sort("reward", "place", descending=[True, False], nulls_last=True).to_dicts()
+            for row in ordered[:1] + ordered[1:][-1:]:
+                yield ""
+                yield rollout_text(row)
+
+
+class TraceView(Shown):
     """One trace as a run uses it."""
 
     def __init__(self, library: StoreReader, found: trace.FoundTrace) -> None:
         self._library = library
         self.found = found
         """Its row and the work that it went through."""
+
+    def parts(self) -> Iterator[str]:
+        """Return what became of it and its messages."""
+        row = self.found.row
+        reward = "not scored" if row["reward"] is None else f"reward {row['reward']:.3g}"
+        yield f"rollout {row['trace_id']} of run {self.found.run}: {reward}, {self.outcome['outcome']}"
+        for message in self.messages.to_dicts():
+            yield f"[{visible(message['role'])}] {shortened(message['content'])}"
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -1,0 +1,279 @@
+"""Stagecoach in Python, with the words of the command line: `import stagecoach`.
+
+    result = stagecoach.run("demo", "training.learning_rate=1e-4", model={"path": "weights"}, name="first")
+    stagecoach.replay("first", algorithm={"type": "rloo"}, name="leave-one-out")
+    stagecoach.open().run("first")          # its steps, its best and its worst rollout
+
+Items are presets, TOML files and overrides as on the command line; keywords are settings too, sections as mappings.
+Nothing has to run before: a Prefect server comes with the first run and ends with this process, unless one is
+configured.
+"""
+
+import asyncio
+import contextvars
+import ctypes
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from configs.errors import ConfigError
+from flows.viewer.first_look import Shown
+
+if TYPE_CHECKING:
+    from configs.run import RunConfig
+    from flows.replays.request import ReplayRequest
+    from flows.viewer.notebook import Viewer
+
+__all__ = ["Result", "demo", "evaluate", "open", "replay", "resume", "run", "sft"]
+Item = str | PathLike[str]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, repr=False)
+class Result(Shown):
+    """What a run came to. Its numbers are in `outcome`, as plain values; its rollouts in `view()`."""
+
+    run: str
+    kind: str
+    store: str
+    outcome: dict[str, Any] = field(default_factory=dict)
+
+    def view(self) -> "Any":
+        """Return the run as `open(store).run(name)` has it: steps, scores and rollouts as frames."""
+        return open(self.store).run(self.run)
+
+    def parts(self) -> Iterator[str]:
+        """Return what was done, what was learnt, and where to look."""
+        from flows.reporting.formats import compact_number, describe_difference, describe_scores
+
+        computed, found = self.outcome["num_computed"], self.outcome["num_found"]
+        steps = self.outcome["steps"]
+        yield f"{self.kind} {self.run}: {len(steps)} steps; {computed} results computed, {found} found in the store"
+        rewards = [step["reward"] for step in steps if step.get("reward") is not None]
+        losses = [step["update"]["loss"] for step in steps if step.get("update")]
+        for name, values in (("mean reward", rewards), ("loss", losses)):
+            if values:
+                yield f"{name}: {compact_number(values[0])} in the first step, {compact_number(values[-1])} in the last"
+        for each in self.outcome.get("evaluations") or ():
+            scores = "; ".join(describe_scores(score) for score in each["scores"])
+            yield f"held out, policy {each['version']}: {scores}"
+        for row in self.outcome.get("comparisons") or ():
+            if row["figure"] == "avg":
+                yield describe_difference(row)
+        yield f"rollouts and steps: stagecoach.open({self.store!r}).run({self.run!r})"
+
+
+def run(*items: Item, name: str = "", store: Item = "", plain: bool = False, **settings: Any) -> Result:
+    """Train with reinforcement learning; the same name again goes on where it stopped.
+
+    Raises ConfigError, and what else says that nothing was started; ServiceFailed and others where the run failed,
+    which then can be resumed.
+    """
+    return _start("train", items, settings, name, store, plain)
+
+
+def sft(*items: Item, name: str = "", store: Item = "", plain: bool = False, **settings: Any) -> Result:
+    """Train on demonstrations. Raises what `run` raises."""
+    return _start("sft", items, settings, name, store, plain)
+
+
+def evaluate(
+    *items: Item,
+    policy: str = "",
+    url: str = "",
+    model: str | Mapping[str, Any] = "",
+    retry_errors: int = 0,
+    name: str = "",
+    store: Item = "",
+    plain: bool = False,
+    **settings: Any,
+) -> Result:
+    """Score a policy on held-out examples: RUN or RUN:VERSION; the weights of `model.path` without one.
+
+    `url` is a chat API of someone else, and `model` the model's name there. As a mapping it is the section of that
+    name: `model={"path": "weights"}`. Raises what `run` raises.
+    """
+    given = {"policy": policy, "external.url": url, "retry_errors": retry_errors}
+    if isinstance(model, Mapping):
+        settings["model"] = model
+    else:
+        given["external.model"] = model
+    own = {f"evaluation.{key}": value for key, value in given.items() if value}
+    return _start("evaluate", items, {**settings, **own}, name, store, plain)
+
+
+def demo(*items: Item, name: str = "", store: Item = "", plain: bool = False, **settings: Any) -> Result:
+    """Train a small model from nothing to good, on this machine.
+
+    Items are a preset that has a demo, or none, and overrides. Raises what `run` raises.
+    """
+
+    def work() -> Result:
+        from flows.cli.launch import train_demo
+        from flows.runtime.demo_sources import FIRST, RECIPES
+
+        presets, overrides = _split(items, settings)
+        if len(presets) > 1 or not set(presets) <= set(RECIPES):
+            raise ConfigError([f"demo takes one of {', '.join(RECIPES)}, not {' '.join(presets)}; `run` takes files"])
+        return _result(*train_demo((*presets, FIRST)[0], overrides, name, fspath(store), plain))
+
+    return _called(work)
+
+
+def resume(run: str = "latest", *items: str, store: Item = "", plain: bool = False, **settings: Any) -> Result:
+    """Go on with a run of the store. Items are overrides. Raises what `run` raises."""
+
+    def work() -> Result:
+        from flows.cli.launch import run_to_resume
+
+        return _watched(run_to_resume(run, _overrides(items, settings), fspath(store)), plain)
+
+    return _called(work)
+
+
+def replay(
+    run: str,
+    *items: str,
+    from_stage: str = "",
+    until: str = "",
+    steps: str = "",
+    name: str = "",
+    policies: str = "",
+    regrade: bool = False,
+    no_quarantine: bool = False,
+    store: Item = "",
+    plain: bool = False,
+    **settings: Any,
+) -> Result:
+    """Do recorded steps again in a new run: shared up to a stage, done from there on. Items are overrides.
+
+    `steps` names them: 3:10 is 3 to 9. Raises what `run` raises.
+    """
+
+    def work() -> Result:
+        from flows.replays.request import ReplayRequest
+
+        asked = ReplayRequest(
+            run=run,
+            from_stage=from_stage,
+            until=until,
+            steps=steps,
+            overrides=_overrides(items, settings),
+            name=name,
+            store=fspath(store),
+            policies=policies,
+            regrade=regrade,
+            quarantine=not no_quarantine,
+        )
+        return _watched(asked, plain)
+
+    return _called(work)
+
+
+def open(store: Item = "") -> "Viewer":
+    """Open a store to look at it: its runs, and every table as polars frames. Raises LayoutError where there is none.
+
+    Without a store it is the one that commands mean: STAGECOACH_STORE, else `stagecoach-store`.
+    """
+    from configs.run import RunConfig
+    from flows.viewer.notebook import open_viewer
+
+    return open_viewer(fspath(store) or RunConfig().store)
+
+
+def _start(
+    kind: str, items: Iterable[Item], settings: Mapping[str, Any], name: str, store: Item, plain: bool
+) -> Result:
+    def work() -> Result:
+        from flows.runtime.prepare import prepare
+
+        files, overrides = _split(items, settings)
+        return _watched(prepare(kind, files, overrides, name=name, store=fspath(store)), plain)
+
+    return _called(work)
+
+
+def _watched(asked: "RunConfig | ReplayRequest", plain: bool) -> Result:
+    from flows.cli.launch import watch
+    from flows.replays.config import prepare_replay
+    from flows.replays.request import ReplayRequest
+
+    config = prepare_replay(asked) if isinstance(asked, ReplayRequest) else asked
+    return _result(config, watch(config, plain=plain))
+
+
+def _result(config: "RunConfig", outcome: dict[str, Any]) -> Result:
+    return Result(config.name, config.kind, config.store, outcome)
+
+
+def _split(items: Iterable[Item], settings: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return files and overrides of items and keywords."""
+    from flows.cli.arguments import split_items
+
+    files, overrides = split_items(fspath(item) for item in items)
+    return files, [*overrides, *_assigned("", settings)]
+
+
+def _overrides(items: Iterable[str], settings: Mapping[str, Any]) -> list[str]:
+    files, overrides = _split(items, settings)
+    if files:
+        raise ConfigError([f"{each}: this takes overrides alone, written section.key=value" for each in files])
+    return overrides
+
+
+def _assigned(section: str, settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield keywords as overrides; a mapping is a section, and None leaves a setting as it is."""
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _assigned(f"{section}{key}.", value)
+        elif value is not None:
+            yield f"{section}{key}={_written(value)}"
+
+
+def _written(value: Any) -> str:
+    """Return a value as TOML writes it."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_written(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_written, value)) + "]"
+    return json.dumps(fspath(value) if isinstance(value, PathLike) else value, ensure_ascii=False)
+
+
+def _called(work: Callable[[], T]) -> T:
+    """Call something that may start a run; in a thread of its own where this one runs an event loop, as notebooks do.
+
+    Ctrl-C, or a notebook's button, reaches it there as well. Raises ConfigError where Prefect was imported too early.
+    """
+    _require_prefect_settings()
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    with ThreadPoolExecutor(1, thread_name_prefix="stagecoach") as pool:
+        future = pool.submit(contextvars.copy_context().run, work)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            (thread,) = (each for each in threading.enumerate() if each.name.startswith("stagecoach_"))
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
+            )
+            raise
+
+
+def _require_prefect_settings() -> None:
+    """Refuse where a Prefect server of ours could not be used any more: Prefect reads its settings when imported."""
+    from flows.orchestration.server import can_begin
+
+    if not can_begin():
+        raise ConfigError(
+            [
+                "Prefect was imported before and no server is configured, so that none can be brought for this run. "
+                "Nothing was started. Import stagecoach and call it before Prefect, in a new process or kernel, or "
+                "name a server in PREFECT_API_URL"
+            ]
+        )

@@ -1,0 +1,159 @@
+"""`import stagecoach`: the words of the command line, what is refused before anything starts, what is printed first."""
+
+import asyncio
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import stagecoach
+from configs.load import load
+from flows.cli import run as commands
+from flows.queries.request import NotThere
+from tests.fixtures.programs import environment
+from tests.fixtures.rehearsal import rehearse
+
+RENAMED = {"overrides": None, "vary": None, "kwargs": None}
+"""Arguments of commands that are items here, or a loop."""
+
+
+@pytest.mark.parametrize("name", ["run", "sft", "evaluate", "demo", "resume", "replay"])
+def test_parameters_are_those_of_the_command(name: str) -> None:
+    ours = set(inspect.signature(getattr(stagecoach, name)).parameters) - {"settings", "items", "run"}
+    command = set(inspect.signature(getattr(commands, name)).parameters) - {"items", "run", *RENAMED}
+    # The run that `resume` goes on with is its first argument; the command takes `--name` for it as well.
+    assert ours == command - ({"name"} if name == "resume" else set())
+
+
+def test_keywords_are_overrides() -> None:
+    given: dict[str, Any] = {
+        "steps": 3,
+        "model": {"path": Path("a dir/weights"), "renderer": None},
+        "training": {"learning_rate": 1e-5, "betas": (0.9, 0.98)},
+        "environments": [{"name": "own", "taskset": {"id": "own_data", "path": 'rows "1".jsonl'}}],
+    }
+    files, overrides = stagecoach._split(["demo", "algorithm.type=rloo"], given)
+    config = load(files, overrides)
+    assert (config.steps, config.model.path, config.algorithm.type) == (3, "a dir/weights", "rloo")
+    assert (config.training.learning_rate, config.training.betas) == (1e-5, (0.9, 0.98))
+    assert config.environments[0].taskset["path"] == 'rows "1".jsonl'
+    assert config.model.renderer == "qwen3", "None leaves a setting as it is"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda store: stagecoach.run("demo", trainning={"learning_rate": 1}, store=store), "training"),
+        (lambda store: stagecoach.run("demo", model={"path": "./none"}, store=store), "none"),
+        (lambda store: stagecoach.demo("qwen3_gpu", store=store), "takes one of"),
+        (lambda store: stagecoach.resume("latest", store=store), "no run yet"),
+        (lambda store: stagecoach.resume("latest", "demo.toml", store=store), "overrides alone"),
+        (lambda store: stagecoach.open(store), "no store"),
+    ],
+    ids=["key", "model", "demo", "resume", "items", "open"],
+)
+def test_mistakes_are_refused_before_anything_starts(call: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=said):
+        call(tmp_path / "store")
+
+    async def in_a_notebook() -> None:
+        call(tmp_path / "store")
+
+    with pytest.raises(ValueError, match=said):
+        asyncio.run(in_a_notebook())
+
+
+def test_work_is_done_beside_a_running_loop() -> None:
+    async def in_a_notebook() -> int:
+        return stagecoach._called(lambda: asyncio.run(asyncio.sleep(0, 7)))
+
+    assert asyncio.run(in_a_notebook()) == 7 == stagecoach._called(lambda: asyncio.run(asyncio.sleep(0, 7)))
+
+
+def said_by(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """Run code in a process without any Prefect server."""
+    variables = environment() | {"PREFECT_HOME": str(directory / "home")}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=directory, env=variables, capture_output=True, text=True, timeout=100)
+
+
+def test_importing_it_is_light(tmp_path: Path) -> None:
+    heavy = "{'prefect', 'torch', 'vllm', 'verifiers', 'transformers', 'polars', 'deltalake', 'cyclopts'}"
+    done = said_by(f"import sys, stagecoach; print(sorted({heavy} & set(sys.modules)))", tmp_path)
+    assert done.stdout.strip() in ("[]", "['polars']"), done.stderr
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("from flows.train import train; train(presets=['demo'])", "NoPrefectServer.*stagecoach.run"),
+        ("import prefect, stagecoach; stagecoach.run('demo', store='s')", "ConfigError.*Prefect was imported before"),
+    ],
+    ids=["a flow", "Prefect first"],
+)
+def test_without_a_prefect_server_the_way_is_named_at_once(code: str, said: str, tmp_path: Path) -> None:
+    done = said_by(code, tmp_path)
+    assert done.returncode == 1
+    last = " ".join(done.stderr.split())
+    assert __import__("re").search(said, last), last[-2000:]
+    assert not (tmp_path / "s").exists() and "Starting temporary server" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps."""
+    root = tmp_path_factory.mktemp("python") / "store"
+    rehearse(root, "demo")
+    return root
+
+
+@pytest.mark.engine
+def test_a_store_a_run_and_a_rollout_say_what_a_person_wants_first(store: Path) -> None:
+    opened = stagecoach.open(store)
+    assert "1 runs" in repr(opened) and "demo" in repr(opened) and "2/2" in repr(opened)
+    assert "<table>" in opened._repr_html_()
+    view = opened.run()
+    rollouts = view.rollouts()
+    best, worst = rollouts["reward"].max(), rollouts["reward"].min()
+    assert set(rollouts["step"]) == {1} and rollouts["reply"].null_count() == 0
+    assert f"reward {best:.3g}" in repr(view) and f"reward {worst:.3g}" in repr(view) and "answer: text" in repr(view)
+    assert "[assistant] text" in repr(opened.trace(rollouts["trace_id"][0]))
+    with pytest.raises(NotThere, match=r"no run .other.*demo"):
+        opened.run("other")
+
+
+@pytest.mark.engine
+def test_texts_are_harmless_where_they_are_shown() -> None:
+    from flows.viewer.first_look import Shown, rollout_text, with_messages
+
+    class One(Shown):
+        def parts(self) -> list[str]:
+            row = {"trace_id": "t" * 12, "reward": 1.0, "advantage": None, "outcome": "trained"}
+            return [rollout_text(row | {"prompt": "<script>alert(1)</script>", "reply": "\x1b[2J" + "long" * 999})]
+
+    assert "\x1b" not in repr(One()) and "characters more" in repr(One())
+    assert "<script>" not in One()._repr_html_() and "&lt;script&gt;" in One()._repr_html_()
+    messages = pl.LazyFrame(
+        {
+            "trace_id": ["a", "a", "a", "a", "b"],
+            "message": [2, 0, 1, 3, 0],
+            "role": ["user", "system", "assistant", "assistant", "user"],
+            "content": ["more", "be brief", "one", "two", "asked"],
+        }
+    )
+    texts = with_messages(pl.DataFrame({"trace_id": ["b", "a", "c"]}), messages)
+    assert texts["prompt"].to_list() == ["asked", "be brief", None]
+    assert texts["reply"].to_list() == ["", "one\ntwo", None]
+
+
+def test_a_result_prints_what_was_learnt() -> None:
+    steps = [{"reward": 0.25, "update": {"loss": 0.5}}, {"reward": 0.75, "update": {"loss": 0.25}}]
+    outcome = {"num_computed": 9, "num_found": 3, "steps": steps, "evaluations": [], "comparisons": []}
+    printed = repr(stagecoach.Result("first", "train", "s", outcome))
+    assert "train first: 2 steps" in printed and "0.25 in the first step, 0.75 in the last" in printed
+    assert "stagecoach.open('s').run('first')" in printed
