@@ -21,7 +21,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from configs.errors import ConfigError
-from flows.viewer.first_look import Shown
+from flows.viewer.first_look import Printable
 
 if TYPE_CHECKING:
     from configs.run import RunConfig
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, repr=False)
-class Result(Shown):
+class Result(Printable):
     """What a run came to. Its numbers are in `outcome`, as plain values; its rollouts in `view()`."""
 
     run: str
@@ -116,12 +116,12 @@ def demo(*items: Item, name: str = "", store: Item = "", plain: bool = False, **
         from flows.cli.launch import train_demo
         from flows.runtime.demo_sources import FIRST, RECIPES
 
-        presets, overrides = _split(items, settings)
+        presets, overrides = _files_and_overrides(items, settings)
         if len(presets) > 1 or not set(presets) <= set(RECIPES):
             raise ConfigError([f"demo takes one of {', '.join(RECIPES)}, not {' '.join(presets)}; `run` takes files"])
         return _result(*train_demo((*presets, FIRST)[0], overrides, name, fspath(store), plain))
 
-    return _called(work)
+    return _call_beside_loop(work)
 
 
 def resume(run: str = "latest", *items: str, store: Item = "", plain: bool = False, **settings: Any) -> Result:
@@ -130,9 +130,9 @@ def resume(run: str = "latest", *items: str, store: Item = "", plain: bool = Fal
     def work() -> Result:
         from flows.cli.launch import run_to_resume
 
-        return _watched(run_to_resume(run, _overrides(items, settings), fspath(store)), plain)
+        return _run_flow(run_to_resume(run, _overrides(items, settings), fspath(store)), plain)
 
-    return _called(work)
+    return _call_beside_loop(work)
 
 
 def replay(
@@ -169,9 +169,9 @@ def replay(
             regrade=regrade,
             quarantine=not no_quarantine,
         )
-        return _watched(asked, plain)
+        return _run_flow(asked, plain)
 
-    return _called(work)
+    return _call_beside_loop(work)
 
 
 def open(store: Item = "") -> "Viewer":
@@ -191,13 +191,13 @@ def _start(
     def work() -> Result:
         from flows.runtime.prepare import prepare
 
-        files, overrides = _split(items, settings)
-        return _watched(prepare(kind, files, overrides, name=name, store=fspath(store)), plain)
+        files, overrides = _files_and_overrides(items, settings)
+        return _run_flow(prepare(kind, files, overrides, name=name, store=fspath(store)), plain)
 
-    return _called(work)
+    return _call_beside_loop(work)
 
 
-def _watched(asked: "RunConfig | ReplayRequest", plain: bool) -> Result:
+def _run_flow(asked: "RunConfig | ReplayRequest", plain: bool) -> Result:
     from flows.cli.launch import watch
     from flows.replays.config import prepare_replay
     from flows.replays.request import ReplayRequest
@@ -210,40 +210,40 @@ def _result(config: "RunConfig", outcome: dict[str, Any]) -> Result:
     return Result(config.name, config.kind, config.store, outcome)
 
 
-def _split(items: Iterable[Item], settings: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+def _files_and_overrides(items: Iterable[Item], settings: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Return files and overrides of items and keywords."""
     from flows.cli.arguments import split_items
 
     files, overrides = split_items(fspath(item) for item in items)
-    return files, [*overrides, *_assigned("", settings)]
+    return files, [*overrides, *_assignments("", settings)]
 
 
 def _overrides(items: Iterable[str], settings: Mapping[str, Any]) -> list[str]:
-    files, overrides = _split(items, settings)
+    files, overrides = _files_and_overrides(items, settings)
     if files:
         raise ConfigError([f"{each}: this takes overrides alone, written section.key=value" for each in files])
     return overrides
 
 
-def _assigned(section: str, settings: Mapping[str, Any]) -> Iterator[str]:
+def _assignments(section: str, settings: Mapping[str, Any]) -> Iterator[str]:
     """Yield keywords as overrides; a mapping is a section, and None leaves a setting as it is."""
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _assigned(f"{section}{key}.", value)
+            yield from _assignments(f"{section}{key}.", value)
         elif value is not None:
-            yield f"{section}{key}={_written(value)}"
+            yield f"{section}{key}={_toml_text(value)}"
 
 
-def _written(value: Any) -> str:
+def _toml_text(value: Any) -> str:
     """Return a value as TOML writes it."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_written(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(key)} = {_toml_text(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_written, value)) + "]"
+        return "[" + ", ".join(map(_toml_text, value)) + "]"
     return json.dumps(fspath(value) if isinstance(value, PathLike) else value, ensure_ascii=False)
 
 
-def _called(work: Callable[[], T]) -> T:
+def _call_beside_loop(work: Callable[[], T]) -> T:
     """Call something that may start a run; in a thread of its own where this one runs an event loop, as notebooks do.
 
     Ctrl-C, or a notebook's button, reaches it there as well. Raises ConfigError where Prefect was imported too early.

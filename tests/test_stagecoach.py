@@ -36,7 +36,7 @@ def test_keywords_are_overrides() -> None:
         "training": {"learning_rate": 1e-5, "betas": (0.9, 0.98)},
         "environments": [{"name": "own", "taskset": {"id": "own_data", "path": 'rows "1".jsonl'}}],
     }
-    files, overrides = stagecoach._split(["demo", "algorithm.type=rloo"], given)
+    files, overrides = stagecoach._files_and_overrides(["demo", "algorithm.type=rloo"], given)
     config = load(files, overrides)
     assert (config.steps, config.model.path, config.algorithm.type) == (3, "a dir/weights", "rloo")
     assert (config.training.learning_rate, config.training.betas) == (1e-5, (0.9, 0.98))
@@ -69,9 +69,9 @@ def test_mistakes_are_refused_before_anything_starts(call: Any, said: str, tmp_p
 
 def test_work_is_done_beside_a_running_loop() -> None:
     async def in_a_notebook() -> int:
-        return stagecoach._called(lambda: asyncio.run(asyncio.sleep(0, 7)))
+        return stagecoach._call_beside_loop(lambda: asyncio.run(asyncio.sleep(0, 7)))
 
-    assert asyncio.run(in_a_notebook()) == 7 == stagecoach._called(lambda: asyncio.run(asyncio.sleep(0, 7)))
+    assert asyncio.run(in_a_notebook()) == 7 == stagecoach._call_beside_loop(lambda: asyncio.run(asyncio.sleep(0, 7)))
 
 
 def said_by(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
@@ -129,9 +129,9 @@ def test_a_store_a_run_and_a_rollout_say_what_a_person_wants_first(store: Path) 
 
 @pytest.mark.engine
 def test_texts_are_harmless_where_they_are_shown() -> None:
-    from flows.viewer.first_look import Shown, rollout_text, with_messages
+    from flows.viewer.first_look import Printable, rollout_text, with_prompts
 
-    class One(Shown):
+    class One(Printable):
         def parts(self) -> list[str]:
             row = {"trace_id": "t" * 12, "reward": 1.0, "advantage": None, "outcome": "trained"}
             return [rollout_text(row | {"prompt": "<script>alert(1)</script>", "reply": "\x1b[2J" + "long" * 999})]
@@ -146,7 +146,7 @@ def test_texts_are_harmless_where_they_are_shown() -> None:
             "content": ["more", "be brief", "one", "two", "asked"],
         }
     )
-    texts = with_messages(pl.DataFrame({"trace_id": ["b", "a", "c"]}), messages)
+    texts = with_prompts(pl.DataFrame({"trace_id": ["b", "a", "c"]}), messages)
     assert texts["prompt"].to_list() == ["asked", "be brief", None]
     assert texts["reply"].to_list() == ["", "one\ntwo", None]
 

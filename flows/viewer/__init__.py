@@ -7,6 +7,7 @@ What is where, from the store to the eye:
 - svg: drawings from plain values; templates and static: how a page is laid out
 - addresses: where everything is, and what a page is; rendering: a page as HTML, JSON or one file to keep
 - app: the application and its guard; serving: the process that listens
-- terminal: `stagecoach traces` and `stagecoach trace`; notebook: the frames for a person who writes Python
+- terminal: `stagecoach traces` and `stagecoach trace`; notebook: the frames for a person who writes Python,
+  and first_look: what a prompt or a notebook prints of them
 - flows.reporting.formats: numbers and times as a person reads them, hostile text made visible
 """

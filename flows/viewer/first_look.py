@@ -27,7 +27,7 @@ LONGEST = 600
 """Characters of a text that are shown; the frames have all of it."""
 
 
-class Shown:
+class Printable:
     """Something that a prompt and a notebook print in a readable form: `parts` are texts and tables in order."""
 
     def parts(self) -> "Iterable[str | Grid]":
@@ -92,16 +92,16 @@ def rollout_text(row: Mapping[str, Any]) -> str:
     """Return one rollout of a frame with texts: what it earned, what was asked, what the model wrote."""
     reward, advantage = compact_number(row["reward"]), compact_number(row["advantage"])
     head = f"rollout {row['trace_id'][:8]}: reward {reward}, advantage {advantage}, {row['outcome']}"
-    return f"{head}\n  asked:  {shortened(row['prompt'])}\n  answer: {shortened(row['reply'])}"
+    return f"{head}\n  asked:  {shorten(row['prompt'])}\n  answer: {shorten(row['reply'])}"
 
 
-def shortened(text: str | None) -> str:
+def shorten(text: str | None) -> str:
     """Return a text as it may be printed, cut where it is long."""
     whole = visible(text or "").replace("\n", "\n          ")
     return whole if len(whole) <= LONGEST else f"{whole[:LONGEST]} ... ({len(whole) - LONGEST} characters more)"
 
 
-def with_messages(traces: pl.DataFrame, messages: pl.LazyFrame) -> pl.DataFrame:
+def with_prompts(traces: pl.DataFrame, messages: pl.LazyFrame) -> pl.DataFrame:
     """Return traces with two columns more: `prompt`, all before the first reply, and `reply`, all that was replied."""
     wanted = traces["trace_id"].unique()
     rows = messages.filter(pl.col("trace_id").is_in(wanted.implode())).select("trace_id", "message", "role", "content")

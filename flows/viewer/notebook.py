@@ -38,13 +38,13 @@ from flows.queries.trace import trace_use
 from flows.viewer.first_look import (
     HEADINGS,
     Grid,
-    Shown,
+    Printable,
     rollout_text,
     run_row,
-    shortened,
+    shorten,
     step_grid,
     visible,
-    with_messages,
+    with_prompts,
 )
 from storage.read.frames import Frames
 
@@ -54,7 +54,7 @@ def open_viewer(store: str | Path) -> "Viewer":
     return Viewer(StoreReader.at(store))
 
 
-class Viewer(Shown):
+class Viewer(Printable):
     """Everything that pages show, as polars frames. A run is named, or `latest`; NotThere says what is not there."""
 
     def __init__(self, library: StoreReader) -> None:
@@ -76,7 +76,7 @@ class Viewer(Shown):
         name = self._run_name(run)
         if step is None:
             step = max(rollouts.steps_of(self.library, name), default=0)
-        return with_messages(self.traces(name, step), self.tables(name).messages)
+        return with_prompts(self.traces(name, step), self.tables(name).messages)
 
     def runs(self) -> pl.DataFrame:
         """All runs, the newest last: state, steps, reward, model, tokens, parent."""
@@ -150,7 +150,7 @@ class Viewer(Shown):
         return self.library.latest() if run == "latest" else run
 
 
-class RunView(Shown):
+class RunView(Printable):
     """One run of a store."""
 
     def __init__(self, viewer: Viewer, name: str) -> None:
@@ -189,7 +189,7 @@ class RunView(Shown):
                 yield rollout_text(row)
 
 
-class TraceView(Shown):
+class TraceView(Printable):
     """One trace as a run uses it."""
 
     def __init__(self, library: StoreReader, found: trace.FoundTrace) -> None:
@@ -203,7 +203,7 @@ class TraceView(Shown):
         reward = "not scored" if row["reward"] is None else f"reward {row['reward']:.3g}"
         yield f"rollout {row['trace_id']} of run {self.found.run}: {reward}, {self.outcome['outcome']}"
         for message in self.messages.to_dicts():
-            yield f"[{visible(message['role'])}] {shortened(message['content'])}"
+            yield f"[{visible(message['role'])}] {shorten(message['content'])}"
 
     @property
     def fields(self) -> dict[str, Any]:

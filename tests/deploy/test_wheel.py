@@ -1,5 +1,6 @@
 """The wheel in an environment without a checkout, used from a directory whose files are named as our packages."""
 
+import json
 import subprocess
 import zipfile
 from dataclasses import dataclass
@@ -130,13 +131,66 @@ def test_deploy_finds_its_file_and_says_that_a_server_is_missing(installed: Inst
     assert done.returncode == 2 and "no Prefect server is configured" in done.stderr
 
 
-@pytest.mark.timeout(500)
-def test_the_first_two_steps_of_the_demo(installed: Installed) -> None:
+@pytest.fixture(scope="module")
+def demo(installed: Installed) -> subprocess.CompletedProcess[str]:
+    """The first two steps of the demo, from the directory of files that are named as our packages."""
     (installed.directory / "short_demo.py").write_text(SHORT_DEMO)
     program = [str(installed.python), "-P", str(installed.directory / "short_demo.py")]
-    done = installed.run(*program, "demo", "steps=2", "evaluation.every=0", "--store", "s", timeout=450.0)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert "demo" in installed.stagecoach("runs", "--store", "s")
+    arguments = ["demo", "steps=2", "evaluation.every=0", "--store", "stagecoach-store"]
+    return installed.run(*program, *arguments, timeout=500.0)
+
+
+@pytest.mark.timeout(600)
+def test_the_first_two_steps_of_the_demo(installed: Installed, demo: subprocess.CompletedProcess[str]) -> None:
+    assert demo.returncode == 0, demo.stdout[-2000:] + demo.stderr[-4000:]
+    assert "demo" in installed.stagecoach("runs")
     page = installed.directory / "page.html"
-    installed.stagecoach("view", "--store", "s", "--save", "/runs/demo", str(page))
+    installed.stagecoach("view", "--save", "/runs/demo", str(page))
     assert "demo" in page.read_text()
+
+
+RUN_CELLS = """
+import ast, asyncio, json, sys
+
+def shown(value):
+    as_html = getattr(value, "_repr_html_", None)
+    print("SHOWN", json.dumps([type(value).__name__, repr(value), as_html() if as_html else ""]))
+
+async def notebook(path):  # with a loop that runs, as in a kernel
+    names = {}
+    for cell in json.load(open(path))["cells"]:
+        if cell["cell_type"] == "code":
+            tree = ast.parse("".join(cell["source"]))
+            last = ast.Expression(tree.body.pop().value) if isinstance(tree.body[-1], ast.Expr) else None
+            exec(compile(tree, path, "exec"), names)
+            if last is not None:
+                shown(eval(compile(last, path, "eval"), names))
+
+asyncio.run(notebook(sys.argv.pop(1)))
+"""
+"""Runs the cells of a notebook and shows the last value of each, as a kernel does: no kernel is in the locks."""
+NOTEBOOK = Path(__file__).parents[2] / "examples/first_run.ipynb"
+
+
+@pytest.mark.timeout(600)
+def test_the_notebook_runs_in_such_a_directory(installed: Installed, demo: subprocess.CompletedProcess[str]) -> None:
+    assert demo.returncode == 0
+    program = SHORT_DEMO.partition("from flows.cli import main")[0] + RUN_CELLS
+    (installed.directory / "cells.py").write_text(program)
+    done = installed.run(
+        str(installed.python), "-P", str(installed.directory / "cells.py"), str(NOTEBOOK), timeout=500.0
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    values = [json.loads(line.removeprefix("SHOWN ")) for line in done.stdout.splitlines() if line.startswith("SHOWN")]
+    names = ["Result", "Viewer", "RunView", "DataFrame", "DataFrame", "TraceView", "DataFrame", "Result", "DataFrame"]
+    assert [name for name, _, _ in values] == names
+    said = {name: text for name, text, _ in reversed(values)}
+    assert "train demo: 2 steps; 0 results computed" in said["Result"], "it was all in the store"
+    assert "answer:" in said["RunView"] and "[assistant]" in said["TraceView"]
+    assert "replay leave-one-out: 2 steps" in values[-2][1] and "0 results computed" not in values[-2][1]
+    assert all(html for _, _, html in values)
+
+
+def test_the_notebook_is_stored_without_outputs() -> None:
+    cells = [each for each in json.loads(NOTEBOOK.read_text())["cells"] if each["cell_type"] == "code"]
+    assert len(cells) > 6 and not [each for each in cells if each["outputs"] or each["execution_count"]]

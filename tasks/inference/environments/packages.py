@@ -33,7 +33,8 @@ LARGE = 1 << 20
 _FUNCTION = re.compile(r"(?P<place>[^:\n]+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)")
 _NEEDS_VERIFIERS = re.compile(r"verifiers\b(?!.*\bextra\b)")
 _NOT_OWN = sys.stdlib_module_names | {"verifiers"}
-OURS = "stagecoach"
+PROGRAM = "stagecoach"
+"""Our own distribution."""
 _NO_CODE = frozenset({"__pycache__"})
 _COMPILED = frozenset({".pyc", ".pyo"})
 
@@ -175,7 +176,7 @@ def _label(environment: Section, kind: str, name: str, module: str, group: str) 
 def _name_of(module: str) -> str:
     """Return name and version of the distribution that has a module, or what says that there is none."""
     name = _distribution_of(module)
-    if name == OURS:
+    if name == PROGRAM:
         # Our wheel brings the samples, which are packages of their own in a checkout: in keys both have one name.
         return f"{module.replace('_', '-')} {version(name)}"
     return f"{name} {version(name)}" if name else f"{module} (not a package)"
