@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -71,11 +70,12 @@ def _facts(name: str) -> Mapping[str, Any]:
     from configs.environments import EnvironmentConfig
     from tasks.inference.environments.packages import EnvironmentUnavailable, package_version
     from tasks.runtime.process_variables import inherited_variables
+    from tasks.runtime.start_module import module_command
 
     package_version(EnvironmentConfig(name=name, taskset={"id": name}))
     with tempfile.TemporaryDirectory() as place:
         report = Path(place, "facts.json")
-        argv = [sys.executable, "-m", "tasks.inference.environments.describe", name, str(report)]
+        argv = module_command("tasks.inference.environments.describe", name, str(report))
         done = subprocess.run(argv, env=inherited_variables(), capture_output=True, text=True, check=False)
         if done.returncode:
             last = done.stderr.strip().splitlines()[-1:] or ["no message"]

@@ -149,7 +149,7 @@ def _plugin_modules(group: str) -> list[str]:
         if any(map(_NEEDS_VERIFIERS.match, each.requires or ()))
     ]
     # Of our wheel, which brings several packages.
-    ours = [module for module, owners in packages_distributions().items() if OURS in owners]
+    ours = [module for module, owners in packages_distributions().items() if PROGRAM in owners]
     return sorted({*inside, *own, *(each for each in ours if each.startswith("sample_"))})
 
 
