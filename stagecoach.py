@@ -12,16 +12,40 @@ configured.
 import asyncio
 import contextvars
 import ctypes
+import importlib
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from os import PathLike, fspath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from configs.errors import ConfigError
-from flows.viewer.first_look import Printable
+
+def _import_packages() -> None:
+    """Import our packages from where this file lies. Raises ImportError where others of their names were imported.
+
+    A notebook and `python -c` look in the current directory first, where a person's `tasks.py` may lie.
+    """
+    root = Path(__file__).resolve().parent
+    sys.path.insert(0, str(root))
+    try:
+        modules = [importlib.import_module(name) for name in ("configs", "storage", "tasks", "flows")]
+    finally:
+        sys.path.remove(str(root))
+    for each in modules:
+        if Path(each.__file__ or "").resolve().parent != root / each.__name__:
+            raise ImportError(
+                f"the module {each.__name__!r} of this process is {each.__file__}, and Stagecoach has a package of "
+                "that name. Import stagecoach first, or rename yours"
+            )
+
+
+_import_packages()
+from configs.errors import ConfigError  # noqa: E402
+from flows.viewer.first_look import Printable  # noqa: E402
 
 if TYPE_CHECKING:
     from configs.run import RunConfig
