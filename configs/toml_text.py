@@ -14,7 +14,7 @@ def toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return quoted(value)
+        return toml_string(value)
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, list | tuple):
@@ -25,10 +25,10 @@ def toml(value: Any) -> str:
     raise NoTomlForm(f"{value!r} has no form in TOML")
 
 
-def quoted(text: str) -> str:
+def toml_string(text: str) -> str:
     """Return a text as a TOML string."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _key(name: str) -> str:
-    return name if name.replace("-", "").replace("_", "").isalnum() and name.isascii() else quoted(name)
+    return name if name.replace("-", "").replace("_", "").isalnum() and name.isascii() else toml_string(name)

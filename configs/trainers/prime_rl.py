@@ -7,42 +7,44 @@ those of today.
 from typing import Any
 
 from configs.trainers import prime_rl_values as values
-from configs.trainers.translation import Missing, Row, Trainer, names
+from configs.trainers.translation import ForeignTrainer, KeyRow, Missing, names
 
 ROWS = (
-    Row("name", ("run.name", "monitors.wandb.name", "wandb.name")),
-    Row("seed", ("orchestrator.seed",)),
-    Row("steps", ("max_steps", "orchestrator.max_steps", "trainer.max_steps")),
-    Row("model.path", values.MODEL),
-    Row("model.tokenizer", ("tokenizer.name", "orchestrator.tokenizer.name", "trainer.tokenizer.name")),
-    Row("model.renderer", ("orchestrator.renderer.name",), values.renderer, "both take names of the package renderers"),
-    Row("model.renderer_settings", ("orchestrator.renderer",), values.renderer_settings, "of the same renderer"),
-    Row(
+    KeyRow("name", ("run.name", "monitors.wandb.name", "wandb.name")),
+    KeyRow("seed", ("orchestrator.seed",)),
+    KeyRow("steps", ("max_steps", "orchestrator.max_steps", "trainer.max_steps")),
+    KeyRow("model.path", values.MODEL),
+    KeyRow("model.tokenizer", ("tokenizer.name", "orchestrator.tokenizer.name", "trainer.tokenizer.name")),
+    KeyRow(
+        "model.renderer", ("orchestrator.renderer.name",), values.renderer, "both take names of the package renderers"
+    ),
+    KeyRow("model.renderer_settings", ("orchestrator.renderer",), values.renderer_settings, "of the same renderer"),
+    KeyRow(
         "environments",
         ("orchestrator.train.source", "orchestrator.train.env", "orchestrator.env"),
         values.environments,
         'the harness "null" is the default here, chat_loop',
         always=True,
     ),
-    Row(
+    KeyRow(
         "assignment.groups_per_step",
         ("orchestrator.batch_size", *values.GROUP_SIZE),
         values.groups_per_step,
         "batch_size counts rollouts, groups_per_step examples",
         always=True,
     ),
-    Row("assignment.group_size", values.GROUP_SIZE, always=True),
-    Row(
+    KeyRow("assignment.group_size", values.GROUP_SIZE, always=True),
+    KeyRow(
         "assignment.sampler", ("orchestrator.train.source.*.curriculum.sampler",), values.sampler, "of all environments"
     ),
-    Row("admission", ("orchestrator.train.source.*.curriculum.gates",), values.admission, "of all environments"),
-    Row(
+    KeyRow("admission", ("orchestrator.train.source.*.curriculum.gates",), values.admission, "of all environments"),
+    KeyRow(
         "assignment.refill",
         ("orchestrator.buffer.online_difficulty_filtering",),
         note="groups of equal rewards are replaced by others",
     ),
-    Row("rollout.temperature", ("orchestrator.train.sampling.temperature", "orchestrator.sampling.temperature")),
-    Row(
+    KeyRow("rollout.temperature", ("orchestrator.train.sampling.temperature", "orchestrator.sampling.temperature")),
+    KeyRow(
         "rollout.max_tokens",
         names(
             "orchestrator.train.sampling.max_completion_tokens orchestrator.train.sampling.max_tokens "
@@ -52,82 +54,82 @@ ROWS = (
         "of one turn; without it a reply ends with the context there, here after half of it",
         always=True,
     ),
-    Row(
+    KeyRow(
         "rollout.max_off_policy_steps",
         names("orchestrator.max_off_policy_steps max_async_level orchestrator.max_async_level trainer.max_async_level"),
         values.max_off_policy_steps,
         "0 or 1 here: all rollouts of a step are sampled by one policy, at most one step old",
         always=True,
     ),
-    Row(
+    KeyRow(
         "rollout.max_in_flight",
         names(
             "orchestrator.concurrency.max_inflight orchestrator.max_inflight_episodes "
             "orchestrator.max_inflight_rollouts orchestrator.max_concurrent"
         ),
     ),
-    Row("rollout.timeout_seconds", values.TIMEOUT, values.timeout, "of a rollout of any environment"),
-    Row("engine.max_model_len", values.MODEL_LEN, values.model_len, "prompt and reply together", always=True),
-    Row("engine.dtype", ("inference.vllm.dtype", "inference.model.dtype")),
-    Row(
+    KeyRow("rollout.timeout_seconds", values.TIMEOUT, values.timeout, "of a rollout of any environment"),
+    KeyRow("engine.max_model_len", values.MODEL_LEN, values.model_len, "prompt and reply together", always=True),
+    KeyRow("engine.dtype", ("inference.vllm.dtype", "inference.model.dtype")),
+    KeyRow(
         "engine.gpu_memory_utilization",
         ("inference.vllm.gpu_memory_utilization", "inference.gpu_memory_utilization"),
         note="the learner may share the GPU here: leave room for it",
     ),
-    Row(
+    KeyRow(
         "engine.extra_arguments",
         ("inference.vllm.tensor_parallel_size", "inference.parallel.tp"),
         values.engine_arguments,
     ),
-    Row("algorithm", ("orchestrator.algo", "orchestrator.advantage"), values.algorithm),
-    Row(
+    KeyRow("algorithm", ("orchestrator.algo", "orchestrator.advantage"), values.algorithm),
+    KeyRow(
         "filtering.filters",
         ("orchestrator.filters", "orchestrator.pre_batch_filters", "orchestrator.post_batch_filters"),
         values.filters,
     ),
-    Row("packing.tokens_per_row", values.ROW_LEN, values.tokens_per_row, "tokens of a packed row", always=True),
-    Row(
+    KeyRow("packing.tokens_per_row", values.ROW_LEN, values.tokens_per_row, "tokens of a packed row", always=True),
+    KeyRow(
         "packing.zero_advantages",
         ("orchestrator.train.filter_zero_advantages",),
         lambda given: not given["orchestrator.train.filter_zero_advantages"],
         "the opposite of it",
     ),
-    Row("packing.data_parallel", ("deployment.num_train_gpus",), note="as many as learner.processes"),
-    Row("learner.processes", ("deployment.num_train_gpus",), note="a process for each GPU"),
-    Row("training.learning_rate", ("trainer.optim.lr",)),
-    Row("training.weight_decay", ("trainer.optim.weight_decay",), always=True),
-    Row("training.betas", ("trainer.optim.betas1", "trainer.optim.betas2"), values.betas),
-    Row("training.max_grad_norm", ("trainer.optim.max_norm",)),
-    Row("training.optimizer.type", ("trainer.optim.type",)),
-    Row("training.optimizer.momentum", ("trainer.optim.mu", "trainer.optim.type"), values.momentum),
-    Row(
+    KeyRow("packing.data_parallel", ("deployment.num_train_gpus",), note="as many as learner.processes"),
+    KeyRow("learner.processes", ("deployment.num_train_gpus",), note="a process for each GPU"),
+    KeyRow("training.learning_rate", ("trainer.optim.lr",)),
+    KeyRow("training.weight_decay", ("trainer.optim.weight_decay",), always=True),
+    KeyRow("training.betas", ("trainer.optim.betas1", "trainer.optim.betas2"), values.betas),
+    KeyRow("training.max_grad_norm", ("trainer.optim.max_norm",)),
+    KeyRow("training.optimizer.type", ("trainer.optim.type",)),
+    KeyRow("training.optimizer.momentum", ("trainer.optim.mu", "trainer.optim.type"), values.momentum),
+    KeyRow(
         "training.schedule", ("trainer.scheduler",), values.schedule, "a linear decay there is of the last steps alone"
     ),
-    Row("training.decay_steps", ("trainer.scheduler.type",), values.decay_steps, "max_steps"),
-    Row("training.warmup_steps", ("trainer.scheduler.warmup_steps", "trainer.scheduler.type"), values.warmup),
-    Row("training.loss", ("trainer.loss",), values.loss, "`default` there is dppo"),
-    Row("training.gradient_checkpointing", ("trainer.model.ac", "trainer.model.ac_offloading"), lambda given: True),
-    Row("training.checkpoint_every", ("trainer.model.ac.freq",)),
-    Row("training.offload_activations", ("trainer.model.ac_offloading",), lambda given: True),
-    Row("training.lora.rank", ("trainer.model.lora.rank", "trainer.model.lora"), values.lora_rank),
-    Row("training.lora.alpha", ("trainer.model.lora.alpha",)),
-    Row("training.lora.dropout", ("trainer.model.lora.dropout",)),
-    Row("training.lora.target_modules", ("trainer.model.lora.target_modules",)),
-    Row(
+    KeyRow("training.decay_steps", ("trainer.scheduler.type",), values.decay_steps, "max_steps"),
+    KeyRow("training.warmup_steps", ("trainer.scheduler.warmup_steps", "trainer.scheduler.type"), values.warmup),
+    KeyRow("training.loss", ("trainer.loss",), values.loss, "`default` there is dppo"),
+    KeyRow("training.gradient_checkpointing", ("trainer.model.ac", "trainer.model.ac_offloading"), lambda given: True),
+    KeyRow("training.checkpoint_every", ("trainer.model.ac.freq",)),
+    KeyRow("training.offload_activations", ("trainer.model.ac_offloading",), lambda given: True),
+    KeyRow("training.lora.rank", ("trainer.model.lora.rank", "trainer.model.lora"), values.lora_rank),
+    KeyRow("training.lora.alpha", ("trainer.model.lora.alpha",)),
+    KeyRow("training.lora.dropout", ("trainer.model.lora.dropout",)),
+    KeyRow("training.lora.target_modules", ("trainer.model.lora.target_modules",)),
+    KeyRow(
         "training.save_optimizer_every",
         ("ckpt.interval", "trainer.ckpt.interval"),
         note="weights are kept at each step",
     ),
-    Row("evaluation.every", ("orchestrator.eval.interval",), note="on held-out examples of the environments"),
-    Row("evaluation.num_examples", ("orchestrator.eval.num_examples",), values.num_evaluated),
-    Row("evaluation.attempts", ("orchestrator.eval.group_size", "orchestrator.eval.rollouts_per_example")),
-    Row("evaluation.temperature", ("orchestrator.eval.sampling.temperature",)),
-    Row(
+    KeyRow("evaluation.every", ("orchestrator.eval.interval",), note="on held-out examples of the environments"),
+    KeyRow("evaluation.num_examples", ("orchestrator.eval.num_examples",), values.num_evaluated),
+    KeyRow("evaluation.attempts", ("orchestrator.eval.group_size", "orchestrator.eval.rollouts_per_example")),
+    KeyRow("evaluation.temperature", ("orchestrator.eval.sampling.temperature",)),
+    KeyRow(
         "evaluation.at_start",
         ("orchestrator.eval.skip_first_step", "orchestrator.eval.eval_base_model"),
         values.evaluates_at_start,
     ),
-    Row(
+    KeyRow(
         "wandb.project",
         ("monitors.wandb.project", "wandb.project"),
         note='nothing is sent before wandb.mode = "online"',
@@ -249,4 +251,4 @@ DEFAULTS: dict[str, Any] = {
     "trainer.optim.lr": 1e-6,
 }
 
-TRAINER = Trainer("prime-rl", ROWS, MISSING, DEFAULTS)
+TRAINER = ForeignTrainer("prime-rl", ROWS, MISSING, DEFAULTS)

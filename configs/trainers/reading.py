@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from configs.errors import ConfigError
 from configs.trainers import prime_rl, trl
-from configs.trainers.translation import Trainer, flat, matches, names
+from configs.trainers.translation import ForeignTrainer, flat, matches, names
 
 COMPONENTS = ("orchestrator", "trainer", "inference")
 TABLES: Mapping[str, frozenset[str]] = {
@@ -48,7 +48,7 @@ _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 class ForeignConfig(NamedTuple):
     """A config of another trainer."""
 
-    trainer: Trainer
+    trainer: ForeignTrainer
     keys: dict[str, Any]
     """Values by dotted key."""
     unread: list[str]

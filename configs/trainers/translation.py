@@ -1,6 +1,6 @@
 """Applies the table of another trainer to one of its configs: our settings, and what became of every key.
 
-A table has a `Row` for each setting of ours that comes from keys there, and a `Missing` for keys that have no
+A table has a `KeyRow` for each setting of ours that comes from keys there, and a `Missing` for keys that have no
 counterpart here. A key that is in neither is unknown, and is reported as such.
 """
 
@@ -70,7 +70,7 @@ class Given(Mapping[str, Any]):
 
 
 @dataclass(frozen=True)
-class Row:
+class KeyRow:
     """A setting of ours, and the keys of another trainer that it comes from."""
 
     new: str
@@ -101,11 +101,11 @@ def names(text: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Trainer:
+class ForeignTrainer:
     """What is known of another trainer's configs."""
 
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[KeyRow, ...]
     missing: tuple[Missing, ...]
     defaults: Mapping[str, Any]
     """Its defaults, where they are needed to compute a setting of ours."""
@@ -118,7 +118,7 @@ class Trainer:
         )
 
 
-class Setting(NamedTuple):
+class OwnSetting(NamedTuple):
     """A setting of ours that came out, and what it came from."""
 
     key: str
@@ -142,9 +142,9 @@ class Translation:
 
     settings: dict[str, Any] = field(default_factory=dict)
     """Values by dotted key."""
-    carried: list[Setting] = field(default_factory=list)
+    carried: list[OwnSetting] = field(default_factory=list)
     """Settings that have the same name and value there."""
-    renamed: list[Setting] = field(default_factory=list)
+    renamed: list[OwnSetting] = field(default_factory=list)
     """Settings that have another name or value there."""
     missing: list[Lost] = field(default_factory=list)
     """Keys without a counterpart."""
@@ -154,19 +154,19 @@ class Translation:
     """Keys that the table does not have: misspelt, or of another version of the trainer."""
 
 
-def translate(keys: Mapping[str, Any], trainer: Trainer) -> Translation:
+def translate(keys: Mapping[str, Any], trainer: ForeignTrainer) -> Translation:
     """Return our settings out of `keys`, values by dotted name; what is no valid setting here is left out and listed.
 
     The settings that are returned load: `config_of` makes a config of them.
     """
     given = Given(keys, trainer.defaults)
     found = Translation()
-    sources: dict[str, tuple[Row, str]] = {}
+    sources: dict[str, tuple[KeyRow, str]] = {}
     for row in trainer.rows:
         used = [key for key in given if any(matches(key, old) for old in row.old)]
         if not used and not row.always:
             continue
-        origin = _given(given, used) or f"{row.old[0]} (the default of {trainer.name})"
+        origin = _origin_of(given, used) or f"{row.old[0]} (the default of {trainer.name})"
         try:
             value = row.value(given) if row.value else given.first(*(used or row.old))
             if used or value != own_default(row.new):
@@ -186,14 +186,14 @@ def translate(keys: Mapping[str, Any], trainer: Trainer) -> Translation:
             found.missing.append(Lost(origin, f"not understood: {error}"))
     if "environments" not in found.settings:  # a config without any is none
         found.settings["environments"] = SAMPLE
-        sources["environments"] = (Row("environments", ()), "what was given could not be read")
+        sources["environments"] = (KeyRow("environments", ()), "what was given could not be read")
     for key, why in _reject(found.settings).items():
         found.missing.append(Lost(sources[key][1], why))
     for key, value in found.settings.items():
         row, origin = sources[key]
         name = key.rpartition(".")[2]
-        same = origin == f"{name} = {shown(value)}" or origin.endswith(f".{name} = {shown(value)}")
-        (found.carried if same and not row.note else found.renamed).append(Setting(key, value, origin, row.note))
+        same = origin == f"{name} = {one_line(value)}" or origin.endswith(f".{name} = {one_line(value)}")
+        (found.carried if same and not row.note else found.renamed).append(OwnSetting(key, value, origin, row.note))
     _report_rest(found, given, trainer)
     return found
 
@@ -251,18 +251,18 @@ def _problems(settings: Mapping[str, Any]) -> Sequence[str]:
     return ()
 
 
-def _given(given: Given, keys: Sequence[str]) -> str:
+def _origin_of(given: Given, keys: Sequence[str]) -> str:
     # A converter of whole sections, as of environments, has too many keys to list with their values.
     if len(keys) > MOST_KEYS:
         return f"{keys[0]} and {len(keys) - 1} more"
-    return ", ".join(f"{key} = {shown(given[key])}" for key in keys)
+    return ", ".join(f"{key} = {one_line(given[key])}" for key in keys)
 
 
-def _report_rest(found: Translation, given: Given, trainer: Trainer) -> None:
+def _report_rest(found: Translation, given: Given, trainer: ForeignTrainer) -> None:
     """List what no row used: keys without a counterpart, those of one reason together, and unknown ones."""
     by_reason: dict[str, list[str]] = {}
     for key, why in given.dropped.items():
-        by_reason.setdefault(why, []).append(f"{key} = {shown(given[key])}" if key in given.keys_given else key)
+        by_reason.setdefault(why, []).append(f"{key} = {one_line(given[key])}" if key in given.keys_given else key)
     for key, value in given.items():
         if any(matches(key, old) for row in trainer.rows for old in row.old):
             continue
@@ -270,9 +270,9 @@ def _report_rest(found: Translation, given: Given, trainer: Trainer) -> None:
         if entry is None:
             found.unknown.append(key)
         elif any(value == off and isinstance(value, bool) == isinstance(off, bool) for off in (*OFF, *entry.off)):
-            found.idle.append(f"{key} = {shown(value)}")
+            found.idle.append(f"{key} = {one_line(value)}")
         else:
-            by_reason.setdefault(entry.why, []).append(f"{key} = {shown(value)}")
+            by_reason.setdefault(entry.why, []).append(f"{key} = {one_line(value)}")
     found.missing += [Lost(_together(keys), why) for why, keys in by_reason.items()]
 
 
@@ -285,7 +285,7 @@ def _together(keys: Sequence[str]) -> str:
     return f"{'.'.join(begin)} ({len(keys)} keys)" if len(begin) > 1 else ", ".join(names)
 
 
-def shown(value: Any) -> str:
+def one_line(value: Any) -> str:
     """Return a value as TOML writes it, in at most 80 characters; of environments the names."""
     if isinstance(value, list) and value and all(isinstance(each, Mapping) and "name" in each for each in value):
         value = [each["name"] for each in value]

@@ -7,7 +7,7 @@ it. What is counted in steps is converted with that.
 from typing import Any
 
 from configs.trainers import trl_values as values
-from configs.trainers.translation import Missing, Row, Trainer, names
+from configs.trainers.translation import ForeignTrainer, KeyRow, Missing, names
 
 BATCH = (
     "per_device_train_batch_size",
@@ -20,97 +20,99 @@ BATCH = (
 DATASET = ("dataset_name", "dataset_config", "dataset_train_split", "max_tool_calling_iterations")
 
 ROWS = (
-    Row("name", ("run_name",)),
-    Row("seed", ("seed",)),
-    Row(
+    KeyRow("name", ("run_name",)),
+    KeyRow("seed", ("seed",)),
+    KeyRow(
         "steps",
         ("max_steps", "num_train_epochs"),
         values.whole("max_steps"),
         "a step here samples one batch and makes packing.updates_per_step optimizer steps of it",
     ),
-    Row("model.path", ("model_name_or_path",)),
-    Row("model.renderer_settings", ("chat_template_kwargs",), values.renderer_settings),
-    Row(
+    KeyRow("model.path", ("model_name_or_path",)),
+    KeyRow("model.renderer_settings", ("chat_template_kwargs",), values.renderer_settings),
+    KeyRow(
         "environments", DATASET, values.environments, "one row of data is one task of the taskset own_data", always=True
     ),
-    Row(
+    KeyRow(
         "assignment.groups_per_step",
         (*BATCH, "num_generations"),
         values.groups_per_step,
         "rollouts of all processes in one sampled batch, divided by num_generations; without num_processes, of one",
         always=True,
     ),
-    Row("assignment.group_size", ("num_generations",), always=True),
-    Row("assignment.shuffle", ("shuffle_dataset",)),
-    Row("packing.updates_per_step", ("generation_batch_size", "steps_per_generation"), values.updates_per_step),
-    Row("rollout.temperature", ("temperature",)),
-    Row("rollout.top_p", ("top_p",)),
-    Row("rollout.max_tokens", ("max_completion_length",), values.completion, always=True),
-    Row(
+    KeyRow("assignment.group_size", ("num_generations",), always=True),
+    KeyRow("assignment.shuffle", ("shuffle_dataset",)),
+    KeyRow("packing.updates_per_step", ("generation_batch_size", "steps_per_generation"), values.updates_per_step),
+    KeyRow("rollout.temperature", ("temperature",)),
+    KeyRow("rollout.top_p", ("top_p",)),
+    KeyRow("rollout.max_tokens", ("max_completion_length",), values.completion, always=True),
+    KeyRow(
         "engine.max_model_len",
         ("vllm_max_model_length", "max_prompt_length", "max_completion_length"),
         values.model_len,
         f"prompt and reply together; {values.PROMPT_TOKENS} tokens of prompt where nothing is said",
         always=True,
     ),
-    Row(
+    KeyRow(
         "packing.tokens_per_row", ("vllm_max_model_length",), values.tokens_per_row, "no sample is longer", always=True
     ),
-    Row("engine.gpu_memory_utilization", ("vllm_gpu_memory_utilization",)),
-    Row("engine.extra_arguments", ("vllm_tensor_parallel_size", "vllm_model_impl"), values.engine_arguments),
-    Row("algorithm.type", ("loss_type",), values.algorithm),
-    Row("algorithm.length_normaliser", ("loss_type",), values.length_normaliser, "max_completion_length"),
-    Row("algorithm.normalise_std", ("scale_rewards",), values.normalise, always=True),
-    Row("algorithm.epsilon", ("scale_rewards",), values.epsilon, "what is added to the deviation", always=True),
-    Row("filtering.filters", ("mask_truncated_completions",), values.filters, "the filter `truncated` is enforced"),
-    Row(
+    KeyRow("engine.gpu_memory_utilization", ("vllm_gpu_memory_utilization",)),
+    KeyRow("engine.extra_arguments", ("vllm_tensor_parallel_size", "vllm_model_impl"), values.engine_arguments),
+    KeyRow("algorithm.type", ("loss_type",), values.algorithm),
+    KeyRow("algorithm.length_normaliser", ("loss_type",), values.length_normaliser, "max_completion_length"),
+    KeyRow("algorithm.normalise_std", ("scale_rewards",), values.normalise, always=True),
+    KeyRow("algorithm.epsilon", ("scale_rewards",), values.epsilon, "what is added to the deviation", always=True),
+    KeyRow("filtering.filters", ("mask_truncated_completions",), values.filters, "the filter `truncated` is enforced"),
+    KeyRow(
         "training.loss.type",
         ("loss_type", "importance_sampling_level"),
         values.loss,
         "the mean over all tokens of a batch, as in dapo; the ratio is to the engine's own log-probs",
         always=True,
     ),
-    Row("training.loss.clip_low", ("epsilon",), values.clip_low, always=True),
-    Row(
+    KeyRow("training.loss.clip_low", ("epsilon",), values.clip_low, always=True),
+    KeyRow(
         "training.loss.clip_high",
         ("epsilon_high", "epsilon"),
         values.clip_high,
         "added to 1, for cispo as well, whose bound there is the weight itself",
         always=True,
     ),
-    Row("training.loss.dual_clip", ("delta",)),
-    Row("training.learning_rate", ("learning_rate",)),
-    Row("training.schedule.type", ("lr_scheduler_type",), values.schedule, always=True),
-    Row("training.schedule.min_ratio", ("lr_scheduler_kwargs",), values.scheduler_setting("min_ratio", "min_lr_rate")),
-    Row(
+    KeyRow("training.loss.dual_clip", ("delta",)),
+    KeyRow("training.learning_rate", ("learning_rate",)),
+    KeyRow("training.schedule.type", ("lr_scheduler_type",), values.schedule, always=True),
+    KeyRow(
+        "training.schedule.min_ratio", ("lr_scheduler_kwargs",), values.scheduler_setting("min_ratio", "min_lr_rate")
+    ),
+    KeyRow(
         "training.schedule.final_steps",
         ("lr_scheduler_kwargs",),
         values.scheduler_setting("final_steps", "num_decay_steps"),
     ),
-    Row(
+    KeyRow(
         "training.decay_steps",
         ("lr_scheduler_type",),
         values.decay_steps,
         "the last of the optimizer steps",
         always=True,
     ),
-    Row("training.warmup_steps", ("warmup_steps", "warmup_ratio"), values.warmup, "in optimizer steps"),
-    Row("training.optimizer.type", ("optim",), values.optimizer),
-    Row("training.betas", ("adam_beta1", "adam_beta2"), lambda given: [given["adam_beta1"], given["adam_beta2"]]),
-    Row("training.epsilon", ("adam_epsilon",)),
-    Row("training.weight_decay", ("weight_decay",)),
-    Row("training.max_grad_norm", ("max_grad_norm",)),
-    Row("training.dtype", ("bf16", "fp16"), values.dtype),
-    Row("training.device", ("use_cpu",), lambda given: "cpu" if given["use_cpu"] else "auto"),
-    Row("training.gradient_checkpointing", ("gradient_checkpointing",), always=True),
-    Row("training.lora.rank", ("lora_r", "use_peft"), values.lora("lora_r")),
-    Row("training.lora.alpha", ("lora_alpha", "use_peft"), values.lora("lora_alpha")),
-    Row("training.lora.dropout", ("lora_dropout",), values.lora("lora_dropout")),
-    Row("training.lora.target_modules", ("lora_target_modules",), values.lora("lora_target_modules")),
-    Row("evaluation.every", ("eval_strategy", "eval_steps"), values.evaluation_every, "on held-out examples"),
-    Row("evaluation.at_start", ("eval_on_start",)),
-    Row("evaluation.attempts", ("num_generations_eval",)),
-    Row("wandb.project", ("project",), note='nothing is sent before wandb.mode = "online"'),
+    KeyRow("training.warmup_steps", ("warmup_steps", "warmup_ratio"), values.warmup, "in optimizer steps"),
+    KeyRow("training.optimizer.type", ("optim",), values.optimizer),
+    KeyRow("training.betas", ("adam_beta1", "adam_beta2"), lambda given: [given["adam_beta1"], given["adam_beta2"]]),
+    KeyRow("training.epsilon", ("adam_epsilon",)),
+    KeyRow("training.weight_decay", ("weight_decay",)),
+    KeyRow("training.max_grad_norm", ("max_grad_norm",)),
+    KeyRow("training.dtype", ("bf16", "fp16"), values.dtype),
+    KeyRow("training.device", ("use_cpu",), lambda given: "cpu" if given["use_cpu"] else "auto"),
+    KeyRow("training.gradient_checkpointing", ("gradient_checkpointing",), always=True),
+    KeyRow("training.lora.rank", ("lora_r", "use_peft"), values.lora("lora_r")),
+    KeyRow("training.lora.alpha", ("lora_alpha", "use_peft"), values.lora("lora_alpha")),
+    KeyRow("training.lora.dropout", ("lora_dropout",), values.lora("lora_dropout")),
+    KeyRow("training.lora.target_modules", ("lora_target_modules",), values.lora("lora_target_modules")),
+    KeyRow("evaluation.every", ("eval_strategy", "eval_steps"), values.evaluation_every, "on held-out examples"),
+    KeyRow("evaluation.at_start", ("eval_on_start",)),
+    KeyRow("evaluation.attempts", ("num_generations_eval",)),
+    KeyRow("wandb.project", ("project",), note='nothing is sent before wandb.mode = "online"'),
 )
 
 MISSING = (
@@ -284,4 +286,4 @@ DEFAULTS: dict[str, Any] = {
     "lora_alpha": 32,
 }
 
-TRAINER = Trainer("TRL", ROWS, MISSING, DEFAULTS)
+TRAINER = ForeignTrainer("TRL", ROWS, MISSING, DEFAULTS)

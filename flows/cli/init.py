@@ -98,7 +98,7 @@ def _from_files(directory: Path, files: Sequence[str]) -> int:
     written = {project.CONFIG: project.of_settings(found.settings, sources, head), **_data(found)}
     project.write(directory, written)
     lines = [*_lists(found), "", *_to_do(found)]
-    print("\n".join(wrapped for line in lines for wrapped in _wrapped(line)))
+    print("\n".join(wrapped for line in lines for wrapped in _wrap(line)))
     print("\n".join(_next_steps(directory, written, "")))
     return 0
 
@@ -115,15 +115,15 @@ def _data(found: "Translation") -> dict[str, str]:
 
 def _lists(found: "Translation") -> Iterator[str]:
     """Yield what was carried over, what has another name here, and what has no counterpart."""
-    from configs.trainers.translation import shown
+    from configs.trainers.translation import one_line
 
     yield f"carried over, same name and value: {len(found.carried)}"
-    yield from (f"  {each.key} = {shown(each.value)}" for each in found.carried)
+    yield from (f"  {each.key} = {one_line(each.value)}" for each in found.carried)
     if found.idle:
         yield f"  nothing to carry, off here as well: {', '.join(found.idle)}"
     yield f"another name or value here: {len(found.renamed)}"
     for each in found.renamed:
-        yield f"  {each.origin} -> {each.key} = {shown(each.value)}"
+        yield f"  {each.origin} -> {each.key} = {one_line(each.value)}"
         yield from [f"      {each.note}"] if each.note else []
     yield f"no counterpart: {len(found.missing)}"
     for lost in found.missing:
@@ -134,7 +134,7 @@ def _lists(found: "Translation") -> Iterator[str]:
         yield f"  {', '.join(found.unknown)}"
 
 
-def _wrapped(line: str) -> list[str]:
+def _wrap(line: str) -> list[str]:
     """Return a line in pieces that fit the terminal; a word that is longer stays whole."""
     import textwrap
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.run import RunConfig
-from configs.toml_text import quoted, toml
+from configs.toml_text import toml, toml_string
 
 CONFIG, REWARD, EXAMPLES = "config.toml", "my_reward.py", "examples.jsonl"
 NUM_EXAMPLES = 500
@@ -117,15 +117,15 @@ def for_environment(name: str, facts: Mapping[str, Any]) -> dict[str, str]:
         "",
         MODEL,
         "[[environments]]",
-        f"name = {quoted(name.rsplit('/', 1)[-1].partition('@')[0].replace('-', '_'))}",
+        f"name = {toml_string(name.rsplit('/', 1)[-1].partition('@')[0].replace('-', '_'))}",
         "# max_turns = 8                     # of each agent; without it there is no limit",
         *_seats(facts["seats"]),
         "",
         "[environments.taskset]",
-        f"id = {quoted(name)}",
-        *map(_commented, facts["settings"]),
+        f"id = {toml_string(name)}",
+        *map(_comment, facts["settings"]),
         "",
-        *(["[environments.env]", *map(_commented, facts["env"]), ""] if facts["env"] else []),
+        *(["[environments.env]", *map(_comment, facts["env"]), ""] if facts["env"] else []),
         SIZES.format(max_tokens=256, max_model_len=2048, every=0, algorithm=algorithm if len(players) > 1 else ""),
     ]
     return {CONFIG: "\n".join(lines)}
@@ -137,7 +137,7 @@ def _seats(seats: Sequence[str]) -> Iterator[str]:
         yield f'# seats.{seats[-1]}.model.path = "weights/of/another"'
 
 
-def _commented(setting: Mapping[str, Any]) -> str:
+def _comment(setting: Mapping[str, Any]) -> str:
     value = setting["default"]
     written = f"# {setting['name']} = {toml(value) if value is not None else '...'}"
     text = textwrap.shorten(str(setting["about"] or ""), 100 - max(len(written), 36) + 20, placeholder=" ...")

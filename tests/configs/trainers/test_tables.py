@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from configs.load import load
 from configs.trainers.prime_rl import TRAINER as PRIME_RL
-from configs.trainers.translation import Trainer, config_of, flat, is_setting, matches, translate
+from configs.trainers.translation import ForeignTrainer, config_of, flat, is_setting, matches, translate
 from configs.trainers.trl import TRAINER as TRL
 
 HERE = Path(__file__).parent
@@ -41,7 +41,7 @@ def test_every_published_key_is_mapped_or_has_no_counterpart(name: str) -> None:
 
 
 @trainers
-def test_every_setting_of_a_table_is_one_of_ours(trainer: Trainer) -> None:
+def test_every_setting_of_a_table_is_one_of_ours(trainer: ForeignTrainer) -> None:
     assert [row.new for row in trainer.rows if not is_setting(row.new)] == []
     assert max(Counter(row.new for row in trainer.rows).values()) == 1
     assert not is_setting("training.learning_rat") and not is_setting("training.loss.clip")
@@ -56,7 +56,7 @@ def test_no_argument_of_trl_is_both_mapped_and_missing() -> None:
 @trainers
 @settings(max_examples=20)
 @given(data=st.data())
-def test_whatever_is_given_what_comes_out_loads(trainer: Trainer, data: st.DataObject) -> None:
+def test_whatever_is_given_what_comes_out_loads(trainer: ForeignTrainer, data: st.DataObject) -> None:
     _, published = next(each for each in PUBLISHED.values() if each[0] is trainer)
     keys = st.sampled_from([key.replace("*", "0") for key in published])
     found = translate(data.draw(st.dictionaries(keys, VALUES, max_size=8)), trainer)
@@ -65,7 +65,7 @@ def test_whatever_is_given_what_comes_out_loads(trainer: Trainer, data: st.DataO
 
 
 @trainers
-def test_no_key_is_lost_in_silence(trainer: Trainer) -> None:
+def test_no_key_is_lost_in_silence(trainer: ForeignTrainer) -> None:
     _, published = next(each for each in PUBLISHED.values() if each[0] is trainer)
     for key in (each.replace("*", "0") for each in published):
         found = translate({key: 3}, trainer)
@@ -75,13 +75,13 @@ def test_no_key_is_lost_in_silence(trainer: Trainer) -> None:
         assert any(key in place for place in [*places, *found.idle]) or _says_nothing(trainer, key), key
 
 
-def _says_nothing(trainer: Trainer, key: str) -> bool:
+def _says_nothing(trainer: ForeignTrainer, key: str) -> bool:
     """Whether a row takes the key and has nothing to write for 3: another key decides, or the default is the same."""
     return any(matches(key, old) and row.value is not None for row in trainer.rows for old in row.old)
 
 
 @trainers
-def test_a_key_that_is_not_known_is_listed(trainer: Trainer) -> None:
+def test_a_key_that_is_not_known_is_listed(trainer: ForeignTrainer) -> None:
     assert translate({"learning_rte": 1}, trainer).unknown == ["learning_rte"]
 
 
