@@ -57,6 +57,8 @@ FORKED_SHARE, COMMAND_SHARE = 0.2, 0.03
 """How long a forked run takes, and a command, of the time of one that is started as people do."""
 SHRINKS, GROWS = 0.8, 1.025
 """By these, where a kill came too late and where it did not: so one of ten comes too late."""
+SAID_EVERY = 20
+"""Kills after which the tally is printed, beside the end of each story."""
 PATIENCE = 600.0
 GIVEN_UP = 5
 """Stories with a loss after which there is no more to learn."""
@@ -80,6 +82,8 @@ class Tally:
         """Count a kill, or one that came too late, and let the moments of those to come follow from it."""
         (self.kills if killed else self.late)[victim] += 1
         self.reach[victim] *= GROWS if killed else SHRINKS
+        if killed and self.kills.total() % SAID_EVERY == 0:
+            print(self, flush=True)
 
     def __str__(self) -> str:
         each = ", ".join(f"{name} {number}" for name, number in sorted(self.kills.items()))
