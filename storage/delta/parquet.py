@@ -108,7 +108,7 @@ def attempts_in(source: pa.NativeFile, where: str = "") -> frozenset[str]:
             rows = file.read_row_groups(mixed, ["attempt"])
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _damage(error, where) from error
-    return frozenset({*(first for first, last in bounds if first == last), *rows["attempt"].to_pylist()})
+    return frozenset({*(first for first, last in bounds if first == last), *map(str, rows["attempt"].to_pylist())})
 
 
 def _damage(error: Exception, where: str) -> StoreUnavailable:
