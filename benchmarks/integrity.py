@@ -1,6 +1,7 @@
 """What the checks of integrity cost: `python -m benchmarks.integrity`; figures in integrity.md.
 
-Three things are done with the checks and without, in turn, so that both have the same share of a busy machine: a
+Three things are done with the checks and without, in turn, and what is compared is processor time, of all threads and
+in user and system mode, so that a busy machine changes little: a
 finished run of 20 small steps is called again, its steps are replayed up to packing, and a policy of 1 GiB, weights and
 optimizer state, is read into memory. The checks are digests of commits and heads of the logs, the newest commit
 by its head, and digests of weights. Digests of rows are older than these and stay in both.
@@ -11,7 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,9 @@ from storage.store import open_store
 from tests.fixtures.rehearsal import play_stages, rehearse
 from tests.fixtures.replays import RLOO, ask, walk
 
-STEPS, ROUNDS = 20, 7
+STEPS = 20
+ROUNDS = {"resume": 21, "replay": 21, "load": 7}
+"""How many times each is done with the checks and without."""
 FILES = {"model.safetensors": 2**28, "optimizer.safetensors": 3 * 2**28}
 """Bytes of a policy."""
 
@@ -79,12 +82,12 @@ def load(place: Path) -> None:
 
 
 def seconds(work: Callable[[Path], None], original: Path) -> float:
-    """Do work in a copy of a store and return how long it took; large files are linked, not copied."""
+    """Do work in a copy of a store and return its processor time; large files are linked, not copied."""
     with tempfile.TemporaryDirectory(dir=original.parent) as scratch:
         place = Path(shutil.copytree(original, Path(scratch) / "store", copy_function=link_large))
-        begun = time.perf_counter()
+        begun = time.process_time()
         work(place)
-        return time.perf_counter() - begun
+        return time.process_time() - begun
 
 
 def link_large(source: str, target: str) -> None:
@@ -97,21 +100,19 @@ def main() -> None:
     """Do all in turn and print a table of ratios."""
     with tempfile.TemporaryDirectory() as directory:
         run, weights = finished_run(Path(directory, "run")), policy(Path(directory, "weights"))
-        print(f"| | with, s | without, s | ratio of medians, {ROUNDS} rounds | spread |\n|---|---|---|---|---|")
+        print("| | with, s | without, s | median of ratios | middle half of them | rounds |\n|---|---|---|---|---|---|")
         for work, place in ((resume, run), (replay, run), (load, weights)):
-            work_seconds: dict[bool, list[float]] = {True: [], False: []}
-            for _ in range(ROUNDS + 1):
-                work_seconds[True].append(seconds(work, place))
-                with unchecked():
-                    work_seconds[False].append(seconds(work, place))
-            checked, plain = (work_seconds[which][1:] for which in (True, False))  # the first is of cold imports
-            ratios = sorted(one / other for one, other in zip(checked, plain, strict=True))
-            row = [f"{statistics.median(each):.3f}" for each in (checked, plain)]
-            row += [
-                f"{statistics.median(checked) / statistics.median(plain):.2f}",
-                f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
-            ]
-            print(f"| {work.__name__} | {' | '.join(row)} |")
+            spent: dict[bool, list[float]] = {True: [], False: []}
+            for number in range(ROUNDS[work.__name__] + 1):
+                for checked in (True, False) if number % 2 else (False, True):
+                    with nullcontext() if checked else unchecked():
+                        spent[checked].append(seconds(work, place))
+            pairs = list(zip(spent[True], spent[False], strict=True))[1:]  # the first is of cold imports
+            low, middle, high = statistics.quantiles((one / other for one, other in pairs), n=4)
+            one, other = (statistics.median(each) for each in zip(*pairs, strict=True))
+            print(
+                f"| {work.__name__} | {one:.3f} | {other:.3f} | {middle:.2f} | {low:.2f} to {high:.2f} | {len(pairs)} |"
+            )
 
 
 if __name__ == "__main__":

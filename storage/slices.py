@@ -193,15 +193,15 @@ class Slices:
         return rows
 
     def not_held(self, name: str, pieces: Sequence[Slice]) -> list[Slice]:
-        """Those of some slices of a table, those without rows aside, that no file of it can hold.
+        """Those of some slices of a table, those without rows aside, that no file of it holds.
 
-        Known by the bounds of each file's attempts, so that a file of many attempts may hide that one is not there.
+        A damaged file counts as holding what its bounds allow: whoever reads it is told of the damage.
         """
         table = self.table(name)
-        absent = _not_held(table.active_files(), pieces)
+        absent = _not_held(table, pieces)
         if absent:  # or they were added since the table was last looked at
             table.refresh()
-            absent = _not_held(table.active_files(), absent)
+            absent = _not_held(table, absent)
         return absent
 
     def has_compacted_copy(self, piece: Slice) -> bool:
@@ -273,16 +273,28 @@ class Slices:
             raise damage_error(next(iter(pieces.values())), f"compacted files of run {run!r}: {error.what}") from error
 
 
-def _not_held(files: Sequence[ActiveFile], pieces: Sequence[Slice]) -> list[Slice]:
+def _not_held(table: StoredTable, pieces: Sequence[Slice]) -> list[Slice]:
+    files = table.active_files()
     single = {(each.run, each.first_attempt) for each in files if each.first_attempt == each.last_attempt}
     merged = [each for each in files if each.first_attempt != each.last_attempt]
 
     def is_held(piece: Slice) -> bool:
-        return (piece.run, piece.attempt) in single or any(
-            each.run == piece.run and each.first_attempt <= piece.attempt <= each.last_attempt for each in merged
+        return any(
+            each.run == piece.run
+            and each.first_attempt <= piece.attempt <= each.last_attempt
+            and _holds(table, each, piece.attempt)
+            for each in merged
         )
 
-    return [piece for piece in pieces if piece.files and not is_held(piece)]
+    # The files of one attempt first: their bounds say all there is to know.
+    return [each for each in pieces if each.files and (each.run, each.attempt) not in single and not is_held(each)]
+
+
+def _holds(table: StoredTable, file: ActiveFile, attempt: str) -> bool:
+    try:
+        return attempt in table.attempts_in(file)
+    except StoreUnavailable:
+        return True
 
 
 def common_table(slices: Sequence[Slice]) -> str:

@@ -3,9 +3,9 @@
 The one border where errors meant for people become one message: exit status 2 for those, 130 for an interrupt.
 """
 
-from flows.cli.interrupts import INTERRUPTED, Interrupts, ended_by_interrupts
+from flows.cli.interrupts import INTERRUPTED, EndedByInterrupts, Interrupts
 
-with ended_by_interrupts():
+with EndedByInterrupts():
     import os
     import select
     import sys

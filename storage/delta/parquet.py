@@ -88,13 +88,33 @@ def decode(
         # Damaged offsets would be followed out of their buffer by whoever uses the rows.
         rows.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:  # damaged names in a footer are a UnicodeDecodeError
-        safe = "every other file of the store"
-        do = "put the file back from a copy, or run `stagecoach repair --deep`: it says what can be done again"
-        raise StoreUnavailable(f"a Parquet file is damaged: {error}", where, safe, do) from error
+        raise _damage(error, where) from error
     check_schema(rows.schema, schema, RowPlace("a Parquet file"))
     if attempts is None:
         return rows
     return rows.filter(pc.is_in(rows["attempt"], pa.array(sorted(attempts), pa.string())))
+
+
+def attempts_in(source: pa.NativeFile, where: str = "") -> frozenset[str]:
+    """The attempts that a file holds rows of: as its footer says, or the column where a row group is of several.
+
+    Raises StoreUnavailable, which names the file by `where`, where the bytes are no such file.
+    """
+    try:
+        with pq.ParquetFile(source, page_checksum_verification=True) as file:
+            said = (file.metadata.metadata or {}).get(ATTEMPTS.encode())
+            bounds = json.loads(said) if said else [("", None)] * file.num_row_groups
+            mixed = [group for group, (first, last) in enumerate(bounds) if first != last]
+            rows = file.read_row_groups(mixed, ["attempt"])
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _damage(error, where) from error
+    return frozenset({*(first for first, last in bounds if first == last), *map(str, rows["attempt"].to_pylist())})
+
+
+def _damage(error: Exception, where: str) -> StoreUnavailable:
+    safe = "every other file of the store"
+    do = "put the file back from a copy, or run `stagecoach repair --deep`: it says what can be done again"
+    return StoreUnavailable(f"a Parquet file is damaged: {error}", where, safe, do)
 
 
 def _groups_of(file: pq.ParquetFile, attempts: Collection[str]) -> Sequence[int]:

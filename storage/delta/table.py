@@ -37,7 +37,7 @@ from storage.delta.log import (
     prune_log,
     removal,
 )
-from storage.delta.parquet import buffer_reader, decode, encode
+from storage.delta.parquet import attempts_in, buffer_reader, decode, encode
 from storage.delta.snapshot import Snapshot
 from storage.errors import StoreError, StoreUnavailable, border
 from storage.refs import File
@@ -69,6 +69,8 @@ class StoredTable:
         self.lock = RLock()
         self._stats = [name for name in ("step", "attempt") if name in schema.names]
         self._appended: dict[str, pa.Table] = {}
+        self._attempts: dict[str, frozenset[str]] = {}
+        """What files of several attempts hold, by their paths, as far as somebody has asked."""
         self._log = Log(root, self.place, has_head)
         with border(f"opening table {name!r}", root.child(self.place)):
             self._snapshot = self._open()
@@ -238,6 +240,17 @@ class StoredTable:
         reading = border("reading a file", self._root.child(inside))
         with reading, self._root.files.open_input_file(inside) as source:
             return decode(source, self.data_schema, attempts, self.file_address(path))
+
+    def attempts_in(self, file: ActiveFile) -> frozenset[str]:
+        """The attempts that a file of the table holds; asked for once, for no file ever changes."""
+        if file.first_attempt == file.last_attempt:
+            return frozenset((file.first_attempt,))
+        if file.path not in self._attempts:
+            inside = f"{self.place}/{file.path}"
+            reading = border("reading a file", self._root.child(inside))
+            with reading, self._root.files.open_input_file(inside) as source:
+                self._attempts[file.path] = attempts_in(source, self.file_address(file.path))
+        return self._attempts[file.path]
 
     def _catch_up(self) -> None:
         if self._snapshot is None or not self._snapshot.catch_up():

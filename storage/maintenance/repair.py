@@ -286,7 +286,7 @@ def _remove_again(store: Store) -> int:
 def _restore_stage_table(store: Store, name: str) -> list[str]:
     """Put back the files of slices that the ledger names and the table does not hold."""
     table = store.slices.table(name)
-    held = {(each.run, attempt) for each in table.active_files() for attempt in _attempts(table, each.path)}
+    held = {(each.run, attempt) for each in table.active_files() for attempt in table.attempts_in(each)}
     restored = []
     for piece in dict.fromkeys(piece for entry in store.ledger.entries() for piece in entry.slices(name)):
         if len(piece.files) == 1 and (piece.run, piece.attempt) not in held:
@@ -297,10 +297,6 @@ def _restore_stage_table(store: Store, name: str) -> list[str]:
             table.commit_files([(piece.files[0], rows)], piece.run)
             restored.append(piece.files[0].path)
     return restored
-
-
-def _attempts(table: StoredTable, path: str) -> set[str]:
-    return {str(attempt) for attempt in table.read(path)["attempt"].to_pylist()}
 
 
 def _restore_system_table(store: Store, name: str) -> list[str]:

@@ -51,12 +51,14 @@ COMMANDS = {
 REAL = ("flow", "learner", "engine", "environment", "worker")
 ALONE = ("gc", "repair")
 """Commands that are called while no run is at work."""
-REACH = {"flow": 4.0, "learner": 4.0}
-REAL_REACH = 45.0
-COMMAND_REACH = 0.5
-"""Seconds after which a victim is killed at the latest; from there on it follows the load of the machine."""
+REAL_SECONDS = 45.0
+"""About how long a run with real services takes."""
+FORKED_SHARE, COMMAND_SHARE = 0.2, 0.03
+"""How long a forked run takes, and a command, of the time of one that is started as people do."""
 SHRINKS, GROWS = 0.8, 1.025
 """By these, where a kill came too late and where it did not: so one of ten comes too late."""
+SAID_EVERY = 20
+"""Kills after which the tally is printed, beside the end of each story."""
 PATIENCE = 600.0
 GIVEN_UP = 5
 """Stories with a loss after which there is no more to learn."""
@@ -73,12 +75,15 @@ class Tally:
     seconds: list[float] = field(default_factory=list)
     """From a kill to the next row of the ledger."""
     reach: dict[str, float] = field(default_factory=dict)
+    """Seconds after which a victim is killed at the latest; they follow the load of the machine."""
     stories: int = 0
 
     def note(self, victim: str, killed: bool) -> None:
         """Count a kill, or one that came too late, and let the moments of those to come follow from it."""
         (self.kills if killed else self.late)[victim] += 1
         self.reach[victim] *= GROWS if killed else SHRINKS
+        if killed and self.kills.total() % SAID_EVERY == 0:
+            print(self, flush=True)
 
     def __str__(self) -> str:
         each = ", ".join(f"{name} {number}" for name, number in sorted(self.kills.items()))
@@ -277,13 +282,14 @@ def main() -> int:
     model = tiny_qwen3(place / "model", seed=3, **({} if arguments.real else {"hidden": 64, "layers": 2}))
     reference = Driven(place / "reference", (*SETTINGS, f"model.path={model}", "learner.max_restarts=1000"))
     reference.directory.mkdir()
-    # The reference is of a process of its own start, with other hashes of strings than the forked ones have.
+    reach, began = dict.fromkeys(REAL, REAL_SECONDS), time.monotonic()
     if not arguments.real:
+        # A process of its own start, with other hashes of strings than the forked ones have.
         assert reference.live().status == 0
+        seconds = time.monotonic() - began
+        reach = dict.fromkeys(REAL, FORKED_SHARE * seconds) | dict.fromkeys(COMMANDS, COMMAND_SHARE * seconds)
     server = None if arguments.real else ForkServer.imported()
-    tally = Tally(
-        reach=dict.fromkeys(REAL, REAL_REACH) if arguments.real else {**REACH, **dict.fromkeys(COMMANDS, COMMAND_REACH)}
-    )
+    tally = Tally(reach=reach)
     until = time.monotonic() + 60 * arguments.minutes
     while time.monotonic() < until and len(tally.losses) < GIVEN_UP:
         directory = Path(tempfile.mkdtemp(prefix="story-", dir=place))

@@ -316,6 +316,13 @@ sys.exit(cli.main())
 """
 
 
+def test_ctrl_c_is_seen_to_before_anything_is_imported_that_python_has_not() -> None:
+    file = str(interrupts.__file__)
+    program = "import os, sys\nbefore = {*sys.modules}\nexec(open(sys.argv[1]).read())\nprint({*sys.modules} - before)"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program, file], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("set()\n", "")
+
+
 @pytest.mark.fault("signal", "Ctrl-C at the start, pressed three times", "no traceback")
 @pytest.mark.engine
 @pytest.mark.parametrize("moment", ["early", "later"])

@@ -171,8 +171,8 @@ def test_a_server_that_hangs_stops_no_run_and_hears_of_all_of_it_later(tmp_path:
     assert not said["freed"], "the run waited for the server"
     happened(said["notes"][0])
     assert said["steps_while_stopped"] == [0, 1, 2, 3, 4] and said["num_steps"] == 6
-    assert len(said["notes"]) == 2 and said["notes"][0] == SILENT
-    assert said["notes"][1].startswith("Prefect answers again, after ")
+    silent, again = said["notes"]
+    assert silent == SILENT and again.startswith("Prefect answers again, after ")
     num_tasks = len(open_store(tmp_path / "store").ledger.entries(run="run"))
     assert recorded(said["home"]) == (["COMPLETED"], ["COMPLETED"] * num_tasks)
 
@@ -182,8 +182,9 @@ def test_a_server_that_hangs_stops_no_run_and_hears_of_all_of_it_later(tmp_path:
 def test_a_server_that_hangs_for_good_is_started_again_and_the_run_ends_in_order(tmp_path: Path) -> None:
     said = said_by("-m", "tests.fixtures.programs.hanging", str(tmp_path), "last")
     assert not said["freed"] and said["num_steps"] == 6
-    assert said["notes"][0] == SILENT
-    happened(said["notes"][0])
+    # On a busy machine its start alone is worth a note before.
+    assert SILENT in said["notes"]
+    happened(SILENT)
     assert any(
         note.startswith("prefect: did not answer any more and was ended; restart 1 of 5") for note in said["notes"]
     )

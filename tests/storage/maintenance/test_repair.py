@@ -31,7 +31,7 @@ from storage.roots import Root, open_root
 from storage.schemas.system_tables import LEDGER
 from storage.store import Store, open_store
 from tests.fixtures.faults import happened, spoil
-from tests.fixtures.histories import age, contents, fill, finish, lasting, train, work
+from tests.fixtures.histories import add, age, contents, fill, finish, lasting, train, work
 from tests.fixtures.rows import entry, messages
 
 pytestmark = pytest.mark.engine
@@ -209,6 +209,30 @@ def test_missing_newest_commits_of_a_stage_table(root: Path, long: dict) -> None
     assert [len(each.restored) for each in repair_tables(store, lacking)] == [2]
     assert inspect_tables(store) == []
     whole_again(root, long)
+
+
+@pytest.mark.fault("log", "the newest commit of a compacted table is gone", "no scan is silent, repair puts it back")
+@pytest.mark.parametrize(("key", "part"), [("135", ""), ("13", ".3")], ids=["work", "a part among others of its work"])
+def test_merged_files_do_not_hide_that_a_slice_is_not_held(root: Path, store: Store, key: str, part: str) -> None:
+    for each in range(10, 18):
+        add(store, f"{each}")
+    for each in (1, 5):
+        add(store, "13", part=f".{each}")
+    table = store.slices.table("messages")
+    assert compact(store, table) == 10
+    add(store, key, part=part)
+    whole = contents(store, RUNS)
+    (merged,) = [each for each in table.active_files() if each.first_attempt != each.last_attempt]
+    spoil(last(root, "messages", ".json"), None)
+    store = open_store(root)
+    lost = store.slices.table("messages").active_files()
+    assert [each.path for each in lost] == [merged.path]
+    with pytest.raises(DamagedSlice, match="does not hold 1 slices that the ledger names"):
+        store.scan("messages")
+    (mended_table,) = repair_tables(store, inspect_tables(store))
+    assert len(mended_table.restored) == 1
+    assert inspect_tables(open_store(root)) == []
+    assert contents(open_store(root), RUNS) == whole
 
 
 @pytest.mark.fault("log", "a commit that a checkpoint holds is cut, and then the newest", "repair loses nothing")
