@@ -12,17 +12,17 @@ def import_rollouts(
     *items: Annotated[str, option("see below", "FILE... [OVERRIDES]")],
     form: Annotated[
         Literal["auto", "verifiers", "messages", "prompt"],
-        option("what the lines are; told apart without it", name="--format"),
+        option("form of the lines; without it, recognised line by line", name="--format"),
     ] = "auto",
-    model: Annotated[str, option("model whose tokenizer makes tokens of text", "DIR")] = "",
-    environment: Annotated[str, option("the environment that all rollouts are of", "NAME")] = "",
-    groups_per_step: Annotated[Count, option("deal the groups to steps of N; as the files say", "N")] = 0,
+    model: Annotated[str, option("model whose tokenizer is used for texts", "DIR")] = "",
+    environment: Annotated[str, option("the environment of all rollouts", "NAME")] = "",
+    groups_per_step: Annotated[Count, option("distribute the groups over steps of N; as the files say", "N")] = 0,
     skip_bad: Annotated[bool, option("leave out lines that cannot be imported")] = False,
-    held_out: Annotated[bool, option("attempts at held-out examples too, to be trained on")] = False,
+    held_out: Annotated[bool, option("import attempts at held-out examples too, to train on them")] = False,
     name: Name = "",
     store: Store = "",
 ) -> int | None:
-    """Rollouts of other programs as a run."""
+    """Import rollouts of other programs as a run."""
     from flows.exchange.imports import ImportRequest, main
 
     files, overrides = split_items(items)
@@ -53,17 +53,17 @@ def export_rollouts(
         Literal["verifiers", "sft", "preferences", "weights", "store"], option("what to write", name="--format")
     ],
     target: Annotated[
-        str, option("file; of weights a directory; of a store its directory or URL", "PATH", name="--to")
+        str, option("a file; for weights a directory; for a store its directory or URL", "PATH", name="--to")
     ],
-    sql: Annotated[str, option("question whose answer has the column trace_id", "QUERY")] = "",
+    sql: Annotated[str, option("query whose answer has the column trace_id", "QUERY")] = "",
     steps: Annotated[str, option("3:10 is 3 to 9, also 3: or :10, or one step", "A:B")] = "",
-    kept: Annotated[bool, option("only what the run's filters kept")] = False,
+    kept: Annotated[bool, option("only rollouts that the run's filters kept")] = False,
     min_reward: Annotated[Number | None, option("only rewards of at least R", "R")] = None,
-    held_out: Annotated[bool, option("attempts at held-out examples too")] = False,
-    quarantined: Annotated[bool, option("rollouts in quarantine too, also in datasets")] = False,
+    held_out: Annotated[bool, option("also attempts at held-out examples")] = False,
+    quarantined: Annotated[bool, option("also rollouts in quarantine, in datasets too")] = False,
     pairs: Annotated[Literal["extremes", "all"], option("the best and the worst of a group, or all")] = "extremes",
-    policy: Annotated[str, option("whose weights; the run's last without it", "RUN:V")] = "",
-    with_policies: Annotated[bool, option("copy the run's weights to the other store too")] = False,
+    policy: Annotated[str, option("the policy; without it, the run's last", "RUN:V")] = "",
+    with_policies: Annotated[bool, option("also copy the run's weights to the other store")] = False,
     force: Annotated[bool, option("replace the file, or the directory of weights, at PATH")] = False,
     store: Store = "",
 ) -> int | None:

@@ -80,7 +80,7 @@ def _resume(run: str, flow_run_id: str, given: Mapping[str, Any]) -> str:
                 raise NothingWaits(run, f"its flow run is {flow_run.state_name}")
             reply = client.resume_flow_run(flow_run_id, run_input=dict(given))
     except httpx.HTTPError as error:
-        raise NothingWaits(run, f"the Prefect API could not be asked: {error}") from error
+        raise NothingWaits(run, f"the Prefect API does not answer: {error}") from error
     # Somebody else may have answered since the state was read.
     if reply.status.value != "ACCEPT":
         reason = getattr(reply.details, "reason", reply.status.value)

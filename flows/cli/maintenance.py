@@ -104,7 +104,7 @@ def collect_garbage(
         return 0
     if not yes:
         if as_json or not sys.stdin.isatty():
-            raise StoreError("nobody was there to be asked", "", "nothing was removed", "say --yes, or --dry-run")
+            raise StoreError("there is no terminal to ask on", "", "nothing was removed", "say --yes, or --dry-run")
         if input("Remove this for good? [y/N] ").strip().lower() not in ("y", "yes"):
             _print_end(going, RemovalReport(), as_json, "nothing was changed")
             return 1

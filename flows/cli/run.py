@@ -55,7 +55,7 @@ def run(*items: Items, name: Name = "", store: Store = "", plain: Plain = False)
 
 @app.command(group=RUN, help_epilogue=ITEMS_HELP)
 def sft(*items: Items, name: Name = "", store: Store = "", plain: Plain = False) -> int | None:
-    """Supervised training on demonstrations."""
+    """Train on demonstrations (supervised)."""
     from flows.cli.launch import start
 
     return start("sft", *split_items(items), name=name, store=store, plain=plain)
@@ -65,9 +65,9 @@ def sft(*items: Items, name: Name = "", store: Store = "", plain: Plain = False)
 def evaluate(
     *items: Items,
     policy: Annotated[str, option("RUN or RUN:VERSION; without it, the weights of model.path")] = "",
-    url: Annotated[str, option("a chat API of someone else (https://host/v1) in place of a policy")] = "",
-    model: Annotated[str, option("the model's name there")] = "",
-    retry_errors: Annotated[Index, option("make rollouts that ended with an error again, up to N times", "N")] = 0,
+    url: Annotated[str, option("a chat API (https://host/v1) to evaluate instead of a policy")] = "",
+    model: Annotated[str, option("name of the model at --url")] = "",
+    retry_errors: Annotated[Index, option("sample rollouts that ended with an error again, up to N times", "N")] = 0,
     name: Name = "",
     store: Store = "",
     plain: Plain = False,
@@ -85,7 +85,7 @@ def evaluate(
 
 @app.command(group=RUN, help_epilogue=ITEMS_HELP)
 def resume(*items: RunItems, name: Name = "", store: Store = "", plain: Plain = False) -> int | None:
-    """Go on with a run of the store."""
+    """Resume a run: finished work is cached, and the run goes on after it."""
     from flows.cli.launch import resume
 
     runs, overrides = split_items(items)
@@ -117,9 +117,9 @@ def replay(
     /,
     *,
     from_stage: Annotated[
-        str, option("first stage to do again; without it, the first that the settings reach", "STAGE", name="--from")
+        str, option("first stage to repeat; without it, the first that reads a changed setting", "STAGE", name="--from")
     ] = "",
-    until: Annotated[str, option("last stage to do again; training without it", "STAGE")] = "",
+    until: Annotated[str, option("last stage to repeat; without it, training", "STAGE")] = "",
     steps: Annotated[str, option("which steps: 3:10 is 3 to 9, also 3: or :10, or one step", "A:B")] = "",
     overrides: Annotated[
         tuple[str, ...],
@@ -130,17 +130,17 @@ def replay(
     vary: Annotated[
         Sequence[Sequence[str]],
         option(
-            "one replay for each --vary, with these settings beside those of --set",
+            "one replay for each --vary, with these settings and those of --set",
             "KEY=VALUE",
             converter=_values_of_each,
             n_tokens=1,
             consume_multiple=(1, None),
         ),
     ] = (),
-    name: Annotated[str, option("name of the new run; the same replay has the same name again")] = "",
+    name: Annotated[str, option("name of the new run; without it, the same replay always gets the same name")] = "",
     policies: Annotated[
         Literal["own", "recorded"] | None,
-        option("own: train along, each step from the policy made before; recorded: each step from the recorded policy"),
+        option("own: each step starts from the policy made before; recorded: each step from the recorded policy"),
     ] = None,
     regrade: Annotated[bool, option("score the traces again with today's reward functions")] = False,
     no_quarantine: Annotated[bool, option("keep quarantined rollouts")] = False,
@@ -176,13 +176,13 @@ def gate(
     run: Annotated[str, option("", "RUN")] = "latest",
     /,
     *,
-    approve: Annotated[bool, option("let the batch that waits be trained on", group=ANSWER)] = False,
-    refuse: Annotated[bool, option("stop the run before it; it can be resumed", group=ANSWER)] = False,
-    by: Annotated[str, option("who decides; by default the name of the user")] = "",
-    reason: Annotated[str, option("why; stands in the decision")] = "",
+    approve: Annotated[bool, option("train on the batch that waits", group=ANSWER)] = False,
+    refuse: Annotated[bool, option("stop the run before this batch; it can be resumed", group=ANSWER)] = False,
+    by: Annotated[str, option("name of the person who decides; by default the name of the user")] = "",
+    reason: Annotated[str, option("the reason; it is part of the decision")] = "",
     store: Store = "",
 ) -> int | None:
-    """Decisions at a run's gates; with --approve or --refuse, answer it."""
+    """List the decisions at a run's gates; --approve or --refuse answers a waiting gate."""
     from flows.cli.gate import main
 
     answered = approve or refuse
@@ -194,7 +194,7 @@ def gate(
 @app.command(group=RUN)
 def deploy(
     *,
-    pool: Annotated[str, option("work pool; a machine or kind of machine has one")] = "stagecoach",
+    pool: Annotated[str, option("work pool; one for each machine or kind of machine")] = "stagecoach",
     slots: Annotated[Count, option("runs with an engine or a learner at a time")] = 1,
     file: Annotated[
         str, option("another file of deployments than the one of the program, flows/orchestration/prefect.yaml")

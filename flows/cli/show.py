@@ -40,12 +40,12 @@ Without a query, the tables and their columns are listed.
 def show(
     *items: RunItems,
     name: Name = "",
-    last: Annotated[Count, option("how many of the last steps are printed one by one")] = 10,
-    timing: Annotated[bool, option("with the seconds of each stage")] = False,
+    last: Annotated[Count, option("number of last steps to print")] = 10,
+    timing: Annotated[bool, option("also the seconds of each stage")] = False,
     store: Store = "",
     as_json: Json = False,
 ) -> int | None:
-    """A run at a glance, and what OVERRIDES would run again."""
+    """Show a run: curves, last steps, held-out scores; with OVERRIDES, the stages that they would run again."""
     from flows.cli.run_summary import main
 
     runs, overrides = split_items(items)
@@ -70,11 +70,11 @@ def runs(
 @app.command(group=LOOK)
 def logs(
     run: Annotated[str, option("a run, `latest` for the newest", "RUN")] = "latest",
-    service: Annotated[str, option("only this one: engine, learner, environment-NAME, ...", "SERVICE")] = "",
+    service: Annotated[str, option("only this service: engine, learner, environment-NAME, ...", "SERVICE")] = "",
     /,
     *,
-    lines: Annotated[Count, option("how many of the last lines of each")] = 40,
-    follow: Annotated[bool, option("go on as lines come, until Ctrl-C")] = False,
+    lines: Annotated[Count, option("number of last lines of each service")] = 40,
+    follow: Annotated[bool, option("print new lines as they come, until Ctrl-C")] = False,
     store: Store = "",
 ) -> int | None:
     """What the services of a run wrote: engine, learner, environment servers."""
@@ -91,7 +91,7 @@ def check(
     load: Annotated[bool, option("load each environment too, and check what it says of itself")] = False,
     as_json: Annotated[bool, option("print the resolved config as JSON instead", name="--json")] = False,
 ) -> int | None:
-    """Resolve and validate a config and print the plan; starts nothing."""
+    """Check a config and print the plan of its run; starts nothing."""
     from flows.cli.plan import main
     from flows.runtime.prepare import assignments
 
@@ -114,7 +114,7 @@ def config(
 
 @app.command(group=LOOK)
 def doctor(*, store: Annotated[str, option("store whose disk is looked at")] = "") -> int | None:
-    """Is this machine ready, and what to do if not."""
+    """Check whether this machine is ready, and print what to do if not."""
     from flows.cli.doctor import main
 
     return main(store=store)
@@ -122,9 +122,9 @@ def doctor(*, store: Annotated[str, option("store whose disk is looked at")] = "
 
 @app.command(group=LOOK, help_epilogue=ITEMS_HELP)
 def lora_smoke(*items: Annotated[str, option("model.path=DIR; see below", "[FILES] [OVERRIDES]")]) -> int | None:
-    """Does the engine here serve adapters right, and at what cost.
+    """Test whether the engine of this machine serves adapters correctly, and at what cost.
 
-    Three probes over random adapters: base and adapter in one batch, swaps, slowdown. Keeps nothing.
+    It runs three probes over random adapters: base and adapter in one batch, swaps, slowdown. It stores nothing.
     """
     from flows.cli.lora_smoke import main
 
@@ -136,14 +136,14 @@ def lineage(
     id: Annotated[str, option("see below", "ID")],
     /,
     *,
-    up: Annotated[bool, option("only what it came from")] = False,
-    down: Annotated[bool, option("only what came of it")] = False,
-    kind: Annotated[str, option("what ID is, where it can be read in several ways")] = "",
+    up: Annotated[bool, option("only where it comes from")] = False,
+    down: Annotated[bool, option("only what was made from it")] = False,
+    kind: Annotated[str, option("the kind of ID, if it can mean several things")] = "",
     run: OfRun = "",
     store: Store = "",
     as_json: Json = False,
 ) -> int | None:
-    """What a row came from and what came of it."""
+    """Show where a row comes from, and what was made from it."""
     from flows.cli.questions import lineage
 
     return lineage(id, up=up, down=down, as_json=as_json, store=store, run=run, kind=kind)
@@ -158,7 +158,7 @@ def why(
     store: Store = "",
     as_json: Json = False,
 ) -> int | None:
-    """Was a rollout trained on, and if not, why not."""
+    """Explain whether a rollout was trained on, and if not, why not."""
     from flows.cli.questions import why
 
     return why(trace, as_json=as_json, store=store, run=run)
@@ -169,13 +169,13 @@ def sql(
     query: Annotated[str, option("one SELECT")] = "",
     /,
     *,
-    form: Annotated[Literal["table", "json", "csv", "parquet"] | None, option("of the answer", name="--format")] = None,
-    output: Annotated[str, option("write the answer there instead of printing it", "FILE")] = "",
-    tokens: Annotated[bool, option("with the columns that hold a value per token")] = False,
+    form: Annotated[Literal["table", "json", "csv", "parquet"] | None, option("output format", name="--format")] = None,
+    output: Annotated[str, option("write the answer to a file instead of printing it", "FILE")] = "",
+    tokens: Annotated[bool, option("include the columns with a value per token")] = False,
     force: Force = False,
-    rows: Annotated[Count, option("most rows of the answer")] = 10_000_000,
-    memory: Annotated[Positive, option("most memory, in GiB")] = 4.0,
-    seconds: Annotated[Positive, option("longest time")] = 600.0,
+    rows: Annotated[Count, option("maximum number of rows in the answer")] = 10_000_000,
+    memory: Annotated[Positive, option("maximum memory, in GiB")] = 4.0,
+    seconds: Annotated[Positive, option("maximum time")] = 600.0,
     run: OfRun = "",
     store: Store = "",
 ) -> int | None:
@@ -202,7 +202,7 @@ Sampled messages are drawn as tokens, coloured by --color; into a pipe, or with 
 """
 OUTCOMES = "trained, filtered, errored, stopped, quarantined, 'no weight', refused, pending, evaluated or expired"
 COLOURS = """\
-by what tokens are coloured: advantage, weight (the component of the loss), rl_weight, ce_weight, ref_kl_weight, \
+the measure that colours tokens: advantage, weight (the component of the loss), rl_weight, ce_weight, ref_kl_weight, \
 trained_rl_weight, engine, learner, ratio, mismatch, entropy, reference, signal, outside, mask, trained"""
 SOURCE, ORDER, CONTENT, FORM = one_of(), one_of(), one_of(), one_of()
 
@@ -210,7 +210,7 @@ SOURCE, ORDER, CONTENT, FORM = one_of(), one_of(), one_of(), one_of()
 @app.command(group=LOOK, help_epilogue=VIEW)
 def view(
     *,
-    run: Annotated[str, option("open this run, `latest` for the newest; else the list of runs")] = "",
+    run: Annotated[str, option("open this run, `latest` for the newest; without it, the list of runs")] = "",
     host: Annotated[str, option("address to listen on; only this machine by default")] = "127.0.0.1",
     port: Annotated[Port | None, option("port to listen on; by default a free one from 8265 on")] = None,
     browse: Annotated[bool, option("open a browser", name="--open")] = False,
@@ -218,7 +218,7 @@ def view(
     force: Force = False,
     store: Store = "",
 ) -> int | None:
-    """Runs, rollouts and gradients in a browser; live, and only reading."""
+    """Show runs, rollouts and gradients in a browser; live, and it only reads."""
     if save is None:
         from flows.viewer.serving import main
 
@@ -236,28 +236,28 @@ def traces(
     run: Annotated[str, option("a run, `latest` for the newest", "RUN")] = "latest",
     /,
     *,
-    step: Annotated[Index | None, option("a step; by default the last one", group=SOURCE)] = None,
-    evaluation: Annotated[Index | None, option("an evaluation instead", "VERSION", group=SOURCE)] = None,
+    step: Annotated[Index | None, option("the step; by default the last one", group=SOURCE)] = None,
+    evaluation: Annotated[Index | None, option("an evaluation instead of a step", "VERSION", group=SOURCE)] = None,
     of_set: Annotated[str | None, option("only this set of the evaluation", "NAME", name="--set")] = None,
-    env: Annotated[str, option("of this environment", "X")] = "",
-    agent: Annotated[str, option("of this agent", "X")] = "",
+    env: Annotated[str, option("only of this environment", "X")] = "",
+    agent: Annotated[str, option("only of this agent", "X")] = "",
     outcome: Annotated[str, option(OUTCOMES, "X")] = "",
-    error: Annotated[str, option("with an error of this class", "X")] = "",
+    error: Annotated[str, option("only with an error of this class", "X")] = "",
     filter: Annotated[
-        str, option("on which this filter found something, whether it decided or only reported", "X")
+        str, option("only those on which this filter found something, whether it decided or only reported", "X")
     ] = "",
-    reason: Annotated[str, option("that this filter decided against", "X")] = "",
+    reason: Annotated[str, option("only those that this filter left out", "X")] = "",
     trained: Annotated[str, option("yes or no", "X")] = "",
-    group: Annotated[str, option("of this group", "X")] = "",
-    example: Annotated[str, option("of this example", "X")] = "",
+    group: Annotated[str, option("only of this group", "X")] = "",
+    example: Annotated[str, option("only of this example", "X")] = "",
     grep: Annotated[
-        str, option("those that hold a text, in upper or lower case", "TEXT", allow_leading_hyphen=True)
+        str, option("only those with this text, in upper or lower case", "TEXT", allow_leading_hyphen=True)
     ] = "",
-    sort: Annotated[str, option("by a column; by default as they came", "COLUMN")] = "",
-    asc: Annotated[bool, option("the least first, which is the default", group=ORDER)] = False,
-    desc: Annotated[bool, option("the greatest first", group=ORDER)] = False,
-    limit: Annotated[Count, option("traces on a page")] = 40,
-    page: Annotated[Count, option("which page")] = 1,
+    sort: Annotated[str, option("sort by a column; by default in recorded order", "COLUMN")] = "",
+    asc: Annotated[bool, option("lowest first, which is the default", group=ORDER)] = False,
+    desc: Annotated[bool, option("highest first", group=ORDER)] = False,
+    limit: Annotated[Count, option("number of traces on a page")] = 40,
+    page: Annotated[Count, option("number of the page")] = 1,
     columns: Annotated[str, option("these columns; reward:NAME and metric:NAME too", "A,B")] = "",
     store: Store = "",
     as_json: Json = False,
@@ -294,16 +294,16 @@ def trace(
     id: Annotated[str, option("a rollout; see below", "ID")],
     /,
     *,
-    run: Annotated[str, option("as this run uses it, `latest` for the newest")] = "",
+    run: Annotated[str, option("the run that uses it, `latest` for the newest")] = "",
     color: Annotated[str, option(COLOURS, "MEASURE")] = "",
     branch: Annotated[Index | None, option("only the messages of one branch", "K")] = None,
     messages: Annotated[str, option("only these messages, both included", "A:B")] = "",
-    tokens: Annotated[bool, option("a line for each token, with all that was measured of it", group=CONTENT)] = False,
-    text: Annotated[bool, option("messages as they were said, without tokens", group=CONTENT)] = False,
-    whole: Annotated[bool, option("cut nothing, however long it is")] = False,
+    tokens: Annotated[bool, option("one line for each token, with all measurements", group=CONTENT)] = False,
+    text: Annotated[bool, option("messages as texts, without tokens", group=CONTENT)] = False,
+    whole: Annotated[bool, option("do not cut long texts")] = False,
     width: Annotated[Index | None, option("columns of the output")] = None,
-    as_json: Annotated[bool, option("for programs: all of it", name="--json", group=FORM)] = False,
-    save: Annotated[str, option("write its page as one static HTML file instead", "FILE", group=FORM)] = "",
+    as_json: Annotated[bool, option("print everything as JSON for programs", name="--json", group=FORM)] = False,
+    save: Annotated[str, option("write its page as one static HTML file", "FILE", group=FORM)] = "",
     force: Force = False,
     store: Store = "",
 ) -> int | None:

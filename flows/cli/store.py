@@ -13,10 +13,10 @@ def quarantine(
     where: Annotated[
         str, option('condition in SQL over the columns of traces: "reward > 0.9"', allow_leading_hyphen=True)
     ] = "",
-    reason: Annotated[str, option("why they are unfit; verdicts of a replay carry it")] = "",
-    run: Annotated[str, option("look at the rollouts of this run only")] = "",
-    dry_run: Annotated[bool, option("show what would be marked; record nothing")] = False,
-    listing: Annotated[bool, option("list what was recorded", name="--list")] = False,
+    reason: Annotated[str, option("why they are unfit; the verdicts of a replay contain it")] = "",
+    run: Annotated[str, option("only the rollouts of this run")] = "",
+    dry_run: Annotated[bool, option("print what would be marked; record nothing")] = False,
+    listing: Annotated[bool, option("list the recorded quarantines", name="--list")] = False,
     store: Store = "",
     as_json: Json = False,
 ) -> int | None:
@@ -32,12 +32,12 @@ def quarantine(
 def repair(
     *,
     deep: Annotated[bool, option("read every file and compare its digest")] = False,
-    forget: Annotated[bool, option("forget damaged work that can be done again")] = False,
+    forget: Annotated[bool, option("forget damaged work that can be computed again")] = False,
     dry_run: DryRun = False,
     store: Store = "",
     as_json: Json = False,
 ) -> int | None:
-    """Find damage, set broken logs aside, say what can be done again."""
+    """Find damage, repair logs, and list work that can be computed again."""
     from flows.cli.maintenance import repair_store
 
     return repair_store(store=store, deep=deep, forget_damaged=forget, dry_run=dry_run, as_json=as_json)
@@ -46,14 +46,14 @@ def repair(
 @app.command(group=KEEP)
 def maintain(
     *,
-    retention_hours: Annotated[Number, option("age from which on unneeded files are deleted")] = 168.0,
-    retain: Annotated[Runs, option("drop rows of a table older than that", "TABLE=30d")] = (),
-    force: Annotated[bool, option("also of tables that later stages read")] = False,
+    retention_hours: Annotated[Number, option("delete unused files that are older than this")] = 168.0,
+    retain: Annotated[Runs, option("drop rows of a table that are older than this", "TABLE=30d")] = (),
+    force: Annotated[bool, option("also for tables that later stages read")] = False,
     dry_run: DryRun = False,
     store: Store = "",
     as_json: Json = False,
 ) -> int | None:
-    """Compact tables and delete files that nobody needs."""
+    """Compact tables and delete unused files."""
     from flows.cli.maintenance import maintain_store
 
     return maintain_store(
@@ -64,9 +64,9 @@ def maintain(
 @app.command(group=KEEP)
 def gc(
     *,
-    keep: Annotated[Runs, option("keep this run; all others go", "RUN")] = (),
+    keep: Annotated[Runs, option("keep this run, remove all others", "RUN")] = (),
     keep_last: Annotated[Count, option("keep the N newest runs as well", "N")] = 0,
-    remove: Annotated[Runs, option("remove this run; all others stay", "RUN")] = (),
+    remove: Annotated[Runs, option("remove this run, keep all others", "RUN")] = (),
     force: Annotated[Runs, option("remove this run although it is not finished", "RUN")] = (),
     policies: Annotated[str, option("weights that kept runs keep: all, last:N, or every:N and the last")] = "all",
     yes: Annotated[bool, option("do not ask")] = False,
