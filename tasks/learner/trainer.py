@@ -214,7 +214,9 @@ def _device(settings: TrainingConfig, world: World) -> torch.device:
     device = torch.device("cuda", world.local_rank)
     torch.cuda.set_device(device)
     # Kernels without a deterministic form warn in the log instead of ending the run.
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
+    # Else each new tensor is filled first, which only shows who reads what nobody wrote.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     return device
 
 
