@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from configs.fields import Section, operational
+from configs.fields import Section, later, operational
 from configs.losses import DppoLoss, LossConfig, RefKlConfig
 
 KEPT = "(last|(last|every):0*[1-9][0-9]{0,8})"
@@ -148,6 +148,12 @@ class TrainingConfig(Section):
     """Compute precision; auto is float32 on the CPU and bfloat16 on CUDA. Master weights are float32."""
     device: Literal["cpu", "cuda", "auto"] = "auto"
     """Where to train; auto takes CUDA when there is one. Filled in when resolved."""
+    compile: bool | Literal["auto"] = later("auto")
+    """Whether the layers are compiled, which fuses their element-wise work: auto is on CUDA in bfloat16, where alone it
+    can be. With true a layer that is not one graph is an error; auto takes it in parts."""
+    deterministic: bool = later(True)
+    """Whether kernels that add up in a fixed order are taken on CUDA, so that the same batches give the same weights to
+    the last bit. On the CPU they always do."""
     logprob_chunk: int | None = Field(None, ge=1)
     """Tokens whose logits exist at the same time. Null takes a power of two from 64 to 1024 for which a chunk of logits
     has 128 MiB: 128 with a vocabulary of 151,936."""

@@ -29,6 +29,16 @@ def training_problems(config: RunConfig) -> Iterator[str]:
             f"packing.data_parallel: rows are dealt to {config.packing.data_parallel} ranks, but learner.processes is "
             f"{config.learner.processes}"
         )
+    if not training.deterministic and training.save_optimizer_every != 1:
+        yield (
+            f"training.deterministic: with training.save_optimizer_every {training.save_optimizer_every} a learner "
+            "that was lost trains recorded batches again, which must give the same weights; make that 1"
+        )
+    if training.compile is True and (training.device == "cpu" or training.dtype == "float32"):
+        yield (
+            f"training.compile: layers are compiled on CUDA in bfloat16 alone, not on {training.device} in "
+            f"{training.dtype}; leave it at auto"
+        )
     yield from loss_problems(training.loss)
 
 

@@ -221,6 +221,14 @@ OF_UPDATES = {
     "update": About("", "its number on the batch, from 0"),
     "threads": About("threads", "of each learner process"),
     "processes": About("processes", "of the learner"),
+    "seconds_gradients": About("s", "of forward and backward passes"),
+    "seconds_optimizer": About("s", "of clipping and the optimizer"),
+    "tokens_per_second": About("tokens/s", "through both, of all processes"),
+    "tflops": About("TFLOP", "that the model needs for the packed segments"),
+    "tflops_per_second": About("TFLOP/s", "of each process"),
+    "mfu": About("share", "of the device's peak in bfloat16"),
+    "peak_allocated_gib": About("GiB", "of the device's memory in tensors"),
+    "peak_reserved_gib": About("GiB", "of the device's memory taken"),
 }
 """By the beginning of what stands after `update/` and `updates/`."""
 

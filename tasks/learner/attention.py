@@ -16,12 +16,13 @@ from torch.nn.attention import activate_flash_attention_impl, restore_flash_atte
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
+from tasks.learner.distributed import to_device
 from tasks.learner.protocol import LearnerError
 
 ATTENTION = "packed_segments"
 """The name under which transformers knows `packed_attention`."""
 VARLEN_KERNELS = {("cuda", torch.bfloat16), ("cuda", torch.float16)}
-"""Devices and precisions for which torch's variable-length attention has a kernel; others attend segment by segment."""
+"""Devices and precisions for which torch's variable-length attention has a kernel."""
 PACKAGES = {"fa4": "flash_attn.cute", "fa3": "flash_attn_interface"}
 """Versions of FlashAttention that torch does not bring, and the package of each."""
 HOPPER, BLACKWELL = 9, 10
@@ -41,7 +42,7 @@ class Segments:
     def __init__(self, borders: tuple[int, ...], device: torch.device) -> None:
         """`borders` are 0, then the running sum of the segments' lengths."""
         self._borders = borders
-        self.cu_seqlens = torch.tensor(borders, dtype=torch.int32, device=device)
+        self.cu_seqlens = to_device(np.asarray(borders, np.int32), device)
         """The borders, int32 (segments + 1,)."""
         self.tokens = borders[-1]
         """Length of the row."""
@@ -109,9 +110,14 @@ def packed_attention(
         raise ValueError(f"packed attention has no sliding window, but the model has one of {sliding_window} tokens")
     if dropout or others.get("softcap") is not None or others.get("s_aux") is not None:
         raise ValueError("packed attention has no dropout, soft cap or attention sinks, but the model asks for one")
-    if (query.device.type, query.dtype) in VARLEN_KERNELS:
+    if has_kernel(query.device, query.dtype):
         return _varlen(query, key, value, segments, scaling), None
     return _by_segment(query, key, value, segments, scaling), None
+
+
+def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether torch's variable-length attention can be called; others attend segment by segment."""
+    return (device.type, dtype) in VARLEN_KERNELS
 
 
 def _by_segment(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:

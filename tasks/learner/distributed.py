@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -75,6 +76,13 @@ def shard(policy: nn.Module, layers: nn.ModuleList, device: torch.device, half: 
         fully_shard(layer, mesh=mesh, mp_policy=precision)
     # Last, because it takes the parameters that no layer has: embedding, final norm and output head.
     fully_shard(policy, mesh=mesh, mp_policy=precision)
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """Return an array as a tensor on `device`, without waiting for what that is busy with."""
+    tensor = torch.from_numpy(array)
+    # A copy from memory that is not pinned waits for every kernel before it.
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tasks.learner.distributed import World
+from tasks.learner.distributed import World, to_device
 from tasks.learner.loss import LossMetrics, Objective, WeightedTokens, token_loss
 from tasks.learner.model import PolicyModel, run_row
 from tasks.learner.rows import Array, PackedBatch, Row
@@ -45,17 +45,30 @@ def accumulate_gradients(
     The denominators are those of the whole batch, so the gradient does not depend on how samples fall on rows, rows on
     micro-steps, or micro-steps on ranks. `beat` is called after each row.
     """
-    metrics, statistics = [], []
-    for row in batch.on_rank(world.rank):
-        row_metrics, row_statistics = _train_row(policy, row, batch.denominators, objective, world, device)
-        metrics.append(row_metrics)
-        statistics.append(row_statistics)
+    rows = batch.on_rank(world.rank)
+    measured: list[_Measured] = []
+    for row in rows:
+        measured.append(_train_row(policy, row, batch.denominators, objective, world, device))
+        # The device is given the next row while it is busy with this one, and no more: a beat says that it goes on.
+        if len(measured) > 1 and (done := measured[-2].done):
+            done.synchronize()
         beat()
     # Idle rows of a rank (row -1) have no statistics.
-    gathered = world.gather((_add_up(metrics), [entry for entry in statistics if entry.row.row >= 0]))
+    statistics = [entry for entry in _statistics(rows, measured) if entry.row.row >= 0]
+    gathered = world.gather((_add_up([each.metrics for each in measured]), statistics))
     totals = [part for part, _ in gathered]
-    rows = sorted((entry for _, part in gathered for entry in part), key=lambda entry: entry.row.row)
-    return _combine(totals), rows
+    return _combine(totals), sorted((entry for _, part in gathered for entry in part), key=lambda entry: entry.row.row)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What a row's forward pass measured, on the device."""
+
+    metrics: LossMetrics
+    tokens: torch.Tensor
+    """Log-probs, entropies and masks of the weighted tokens, float32 (3, N)."""
+    done: torch.cuda.Event | None
+    """When the row's backward pass is over; None on the CPU."""
 
 
 def _train_row(
@@ -65,33 +78,47 @@ def _train_row(
     objective: Objective,
     world: World,
     device: torch.device,
-) -> tuple[LossMetrics, RowStatistics]:
+) -> _Measured:
     logprobs, entropies = run_row(policy, row, device)
     loss, metrics = token_loss(logprobs, entropies, _tokens(row, device), denominators, objective)
     # Sharded gradients are averaged over ranks; the denominators already make them a sum.
     (loss * world.size).backward()
-    masked = _scatter(row, metrics.masked).astype(bool)
-    return metrics, RowStatistics(row, _scatter(row, logprobs), _scatter(row, entropies), masked)
+    tokens = torch.stack([each.detach().float() for each in (logprobs, entropies, metrics.masked)])
+    done = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+    return _Measured(metrics, tokens, done)
 
 
 def _tokens(row: Row, device: torch.device) -> WeightedTokens:
     names = ("logprobs", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
-    streams = (torch.from_numpy(row.streams[name][row.weighted]).to(device) for name in names)
-    segments = torch.from_numpy(np.searchsorted(row.borders, row.weighted, side="right") - 1).to(device)
+    streams = (to_device(row.streams[name][row.weighted], device) for name in names)
+    segments = to_device(np.searchsorted(row.borders, row.weighted, side="right") - 1, device)
     return WeightedTokens(*streams, segments=segments, num_segments=len(row.borders) - 1)
 
 
-def _scatter(row: Row, values: torch.Tensor) -> Array:
-    """Return values of the weighted tokens (N,) at their positions in the row (T,)."""
-    scattered = np.zeros(len(row.token_ids), np.float32)
-    scattered[row.weighted] = values.detach().float().cpu().numpy()
-    return scattered
+def _statistics(rows: list[Row], measured: list[_Measured]) -> list[RowStatistics]:
+    """Return the statistics of each row, which are copied from the device all at once."""
+    found = torch.cat([each.tokens for each in measured], 1).cpu().numpy()
+    ends = np.cumsum([len(row.weighted) for row in rows])
+    statistics = []
+    for row, of_row in zip(rows, np.split(found, ends[:-1], axis=1), strict=True):
+        scattered = np.zeros((3, len(row.token_ids)), np.float32)
+        scattered[:, row.weighted] = of_row
+        statistics.append(RowStatistics(row, scattered[0], scattered[1], scattered[2].astype(bool)))
+    return statistics
 
 
 def _add_up(metrics: list[LossMetrics]) -> Totals:
-    sums = {name: float(sum(row.sums[name].item() for row in metrics)) for name in metrics[0].sums}
-    maxima = {name: _largest(row.maxima[name].item() for row in metrics) for name in metrics[0].maxima}
-    return Totals(sums, maxima)
+    sums, maxima = (_columns([getattr(row, kind) for row in metrics]) for kind in ("sums", "maxima"))
+    return Totals(
+        {name: float(sum(values)) for name, values in sums.items()},
+        {name: _largest(values) for name, values in maxima.items()},
+    )
+
+
+def _columns(rows: list[dict[str, torch.Tensor]]) -> dict[str, list[float]]:
+    """Return the values of all rows by name, copied from the device all at once."""
+    found = torch.stack([torch.stack(list(row.values())) for row in rows], 1).tolist()
+    return dict(zip(rows[0], found, strict=True))
 
 
 def _combine(parts: list[Totals]) -> Totals:

@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental import _config as fx_config
 
 from configs.training import TrainingConfig
 from tasks.learner import adapters
 from tasks.learner.adapters import Adapter
-from tasks.learner.attention import ATTENTION, Segments, register_attention
-from tasks.learner.distributed import shard
+from tasks.learner.attention import ATTENTION, Segments, has_kernel, register_attention
+from tasks.learner.distributed import shard, to_device
 from tasks.learner.head import default_chunk, token_logprobs
 from tasks.learner.protocol import LearnerError
 from tasks.learner.rows import Row
@@ -46,6 +47,12 @@ class PolicyModel(nn.Module):
         weight = self.causal.get_output_embeddings().weight
         return token_logprobs(hidden[selected - 1], weight, token_ids[selected], temperatures, self.chunk)
 
+    def layers(self) -> nn.ModuleList:
+        """Return the decoder's stack of layers: the longest list of modules in it."""
+        stacks = [child for child in self.causal.get_decoder().children() if isinstance(child, nn.ModuleList)]
+        assert stacks, f"{type(self.causal).__name__} has no stack of layers"
+        return max(stacks, key=len)
+
 
 def load_policy(
     directory: Path, settings: TrainingConfig, device: torch.device, adapter: Adapter | None = None
@@ -61,12 +68,15 @@ def load_policy(
     policy = PolicyModel(causal.to(device), chunk, adapter)
     # Before the model is sharded: it is called from within here, past the hooks that gather sharded weights.
     _check_head(policy, device)
+    _switch_off_dropout(policy)
+    # Recompute around compiled layers, shards around both: what gathers weights must not be part of a graph.
     if settings.gradient_checkpointing:
         _enable_checkpointing(causal, settings, device)
-    _switch_off_dropout(policy)
+    if compiles(settings, device):
+        compile_layers(policy.layers(), device, one_graph=settings.compile is True)
     # Layers recompute their activations in training mode alone; dropout is off by now.
     policy.train()
-    shard(policy, _layers(causal), device, half=computes_in_half(settings, device))
+    shard(policy, policy.layers(), device, half=computes_in_half(settings, device))
     return policy
 
 
@@ -75,11 +85,27 @@ def computes_in_half(settings: TrainingConfig, device: torch.device) -> bool:
     return settings.dtype == "bfloat16" or (settings.dtype == "auto" and device.type == "cuda")
 
 
+def compiles(settings: TrainingConfig, device: torch.device) -> bool:
+    """Whether layers are compiled; "auto" does on CUDA in bfloat16. Raises LearnerError where that is impossible.
+
+    Only torch's attention kernel takes rows of all lengths and segments in one form.
+    """
+    if settings.compile == "auto":
+        return device.type == "cuda" and computes_in_half(settings, device)
+    precision = torch.bfloat16 if computes_in_half(settings, device) else torch.float32
+    if settings.compile and not has_kernel(device, precision):
+        raise LearnerError(
+            f"training.compile is true, but on {device.type} in {precision} layers cannot be compiled once for all "
+            "rows; nothing was loaded. Leave it at auto, which compiles on CUDA in bfloat16"
+        )
+    return settings.compile
+
+
 def run_row(policy: PolicyModel, row: Row, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return log-probs and entropies (N,) of the row's weighted tokens at the row's temperatures."""
     segments = Segments(row.borders, device)
     token_ids, positions, selected, temperatures = (
-        torch.from_numpy(array).to(device)
+        to_device(array, device)
         for array in (row.token_ids, row.positions(), row.weighted, row.streams["temperatures"][row.weighted])
     )
     logprobs, entropies = policy(token_ids, positions, segments, selected, temperatures)
@@ -148,11 +174,15 @@ def _enable_checkpointing(causal: Any, settings: TrainingConfig, device: torch.d
     )
 
 
-def _layers(causal: Any) -> nn.ModuleList:
-    """Return the decoder's stack of layers: the longest list of modules in it."""
-    stacks = [child for child in causal.get_decoder().children() if isinstance(child, nn.ModuleList)]
-    assert stacks, f"{type(causal).__name__} has no stack of layers"
-    return max(stacks, key=len)
+def compile_layers(layers: nn.ModuleList, device: torch.device, one_graph: bool) -> None:
+    """Compile each layer in place when it is first called; layers that are alike share what was compiled."""
+    # On the CPU nothing is fused, and no C++ compiler is needed: there it only shows that layers can be compiled.
+    # Else numbers that are the same in the first row, say of borders and of a head's width, are taken for one number.
+    fx_config.use_duck_shape = False
+    backend = "inductor" if device.type == "cuda" else "aot_eager"
+    for layer in layers:
+        # Dynamic: the lengths of row and segments are symbols from the first row on, or each would be compiled again.
+        layer.compile(backend=backend, fullgraph=one_graph, dynamic=True)
 
 
 def _switch_off_dropout(policy: nn.Module) -> None:

@@ -27,6 +27,7 @@ from tasks.learner.model import PolicyModel, load_policy, run_row
 from tasks.learner.optimizer import Optimizer, apply_gradients, clip_gradients, learning_rate, new_optimizer
 from tasks.learner.protocol import LearnerError
 from tasks.learner.rows import STREAMS, PackedBatch, Row, batches_from_table
+from tasks.learner.speed import StepTimer, training_cost
 
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 """The quantiles of the importance ratio that are reported."""
@@ -130,9 +131,11 @@ class Trainer:
         """
         settings = self._require_settings()
         objective = Objective(settings.loss, settings.ref_kl)
+        timer = StepTimer(self._device)
         totals, statistics = accumulate_gradients(
             loaded.policy, batch, objective, self._world, self._device, self._beat
         )
+        timer.end("gradients")
         grad_norm = clip_gradients(loaded.policy, settings.max_grad_norm, self._world)
         if not np.isfinite(grad_norm):
             loaded.optimizer.zero_grad()
@@ -144,6 +147,7 @@ class Trainer:
         self._loaded = None
         rate = learning_rate(optimizer_step, settings)
         apply_gradients(loaded.optimizer, rate)
+        timer.end("optimizer")
         self._beat()
         measured = measurements(batch, totals, statistics) | {"learning_rate": rate, "grad_norm": grad_norm}
         measured["metrics"] |= {
@@ -153,6 +157,7 @@ class Trainer:
             "threads": torch.get_num_threads(),
             "processes": self._world.size,
             "attention": self._attention,
+            **timer.figures(batch.rows, training_cost(loaded.policy), self._world.size),
         }
         return measured, statistics
 
@@ -214,7 +219,9 @@ def _device(settings: TrainingConfig, world: World) -> torch.device:
     device = torch.device("cuda", world.local_rank)
     torch.cuda.set_device(device)
     # Kernels without a deterministic form warn in the log instead of ending the run.
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
+    # Else each new tensor is filled first, which only shows who reads what nobody wrote.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     return device
 
 

@@ -3,7 +3,7 @@
 Reads traces and, as far as the step came, assignments, messages, verdicts, samples, batches, decisions, updates,
 token_statistics and token_masks; writes metrics.
 
-Rows of equal keys are equal, so only what the tables say is here, the measured seconds of rollouts among it. How long
+Only what the tables say is here, the measured seconds of rollouts and of optimizer steps among it. How long
 stages took is of one attempt at them and stands in the ledger: `timing/stage/...`, `tokens/stage/...` and
 `tokens_per_second/...` are taken from there wherever metrics are shown.
 """

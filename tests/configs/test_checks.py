@@ -47,6 +47,8 @@ DEMO_FAULTS = [
         "training={warmup_steps=5, decay_steps=9, schedule={type='wsd', final_steps=5}}",
         "training.schedule.final_steps: a decay of 5 steps that ends at training.decay_steps 9",
     ),
+    ("training={deterministic=false, save_optimizer_every=2}", "training.deterministic: with training.save_opt"),
+    ("training.compile=true", "training.compile: layers are compiled on CUDA"),
     ("training.checkpoint_every=2", "training.checkpoint_every: without training.gradient_checkpointing"),
     ("training.offload_activations=true", "training.offload_activations: without training.gradient_ch"),
     ("packing.data_parallel=2", "packing.data_parallel: rows are dealt to 2 ranks"),

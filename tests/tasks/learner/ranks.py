@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 from configs.losses import DppoLoss
 from configs.training import MuonOptimizer, SignSgdOptimizer, TrainingConfig
@@ -16,10 +17,11 @@ from tasks.learner.checkpoint import moment_tensors
 from tasks.learner.distributed import World, like, shard, start_world, whole
 from tasks.learner.loop import accumulate_gradients
 from tasks.learner.loss import Objective
-from tasks.learner.model import PolicyModel
+from tasks.learner.model import PolicyModel, compile_layers
 from tasks.learner.optimizer import apply_gradients, new_optimizer
 from tasks.learner.rows import batches_from_table
 from tests.fixtures.packed import batches, sample
+from tests.fixtures.varlen import varlen_on_cpu
 
 CPU = torch.device("cpu")
 SAMPLES = [
@@ -64,9 +66,11 @@ def plain_policy(directory: Path, dtype: torch.dtype) -> PolicyModel:
     return PolicyModel(causal, chunk=8).train()
 
 
-def policy_in(directory: Path, dtype: torch.dtype) -> PolicyModel:
+def policy_in(directory: Path, dtype: torch.dtype, compiled: bool = False) -> PolicyModel:
     """Return the model, sharded over the ranks of this process's world."""
     policy = plain_policy(directory, dtype)
+    if compiled:
+        compile_layers(policy.causal.get_decoder().layers, CPU, one_graph=True)
     shard(policy, policy.causal.get_decoder().layers, CPU, half=False)
     return policy
 
@@ -106,6 +110,10 @@ def main(directory: Path, out: Path) -> None:
         policy = policy_in(directory, dtype)
         found |= {f"{name} {dtype}": gradient(policy, rows, world) for name, rows in SPLITS.items()}
     found |= {name: three_steps(directory, name) for name in OPTIMIZERS}
+    with varlen_on_cpu():
+        policy = policy_in(directory, torch.float32, compiled=True)
+        found |= {f"{name} compiled": gradient(policy, rows, world) for name, rows in SPLITS.items()}
+    found["graphs"] = counters["stats"]["unique_graphs"]
     if world.rank == 0:
         torch.save(found, out)
     torch.distributed.destroy_process_group()

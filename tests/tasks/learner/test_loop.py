@@ -7,12 +7,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from configs.losses import CispoLoss, DppoLoss, GspoLoss, IpoLoss, PpoLoss, SequenceMask, TruncatedImportance
 from tasks.learner import loop
 from tasks.learner.distributed import World
 from tasks.learner.loop import _largest, accumulate_gradients
 from tasks.learner.loss import Objective
+from tasks.learner.optimizer import clip_gradients
 from tasks.learner.rows import batches_from_table
 from tests.fixtures.packed import batches, padding, sample
 
@@ -176,6 +178,24 @@ def test_a_row_is_computed_on_the_device_that_is_asked_for(exact_policy, monkeyp
     with pytest.raises(KeyError):
         accumulate_gradients(exact_policy, batch, Objective(DppoLoss()), ALONE, meta)
     assert asked == [meta, meta]
+
+
+def test_nothing_waits_for_the_device_row_by_row(exact_policy):
+    """A number that is read by itself waits for every kernel before it, so none is."""
+
+    class Read(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            self.count += op is torch.ops.aten._local_scalar_dense.default
+            return op(*args, **(kwargs or {}))
+
+    (batch,) = batches_from_table(batches([[each] for each in SAMPLES]), 1)
+    exact_policy.zero_grad()
+    with Read() as read:
+        accumulate_gradients(exact_policy, batch, Objective(DppoLoss()), ALONE, CPU)
+        clip_gradients(exact_policy, 1e-3, ALONE)
+    assert len(batch.rows) > 2 and read.count == 0
 
 
 @pytest.mark.parametrize("values", [[1.0, np.nan], [np.nan, 1.0], [np.nan]])

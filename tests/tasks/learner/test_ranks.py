@@ -18,20 +18,29 @@ pytestmark = pytest.mark.engine
 EXACTNESS = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
-@pytest.fixture(scope="module")
-def two(model_directory, tmp_path_factory):
-    """The figures of two ranks."""
+def figures(number, model_directory, tmp_path_factory):
+    """Return the figures that so many ranks find together."""
     out = tmp_path_factory.mktemp("ranks") / "found.pt"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
     done = subprocess.run(
         [*command, "-m", "tests.tasks.learner.ranks", str(model_directory), str(out)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     return torch.load(out)
+
+
+@pytest.fixture(scope="module")
+def two(model_directory, tmp_path_factory):
+    return figures(2, model_directory, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def four(model_directory, tmp_path_factory):
+    return figures(4, model_directory, tmp_path_factory)
 
 
 @pytest.fixture(scope="module", params=EXACTNESS, ids=str)
@@ -53,6 +62,22 @@ def assert_same(found, expected, dtype):
 def test_two_ranks_make_the_gradient_of_one(one, two, split):
     _, dtype, alone = one
     assert_same(two[f"{split} {dtype}"], alone, dtype)
+
+
+def assert_compiled(found, model_directory, world):
+    expected = ranks.gradient(ranks.policy_in(model_directory, torch.float32), ranks.ALONE, world)
+    for split in ranks.SPLITS:
+        assert_same(found[f"{split} compiled"], expected, torch.float32)
+    assert found["graphs"] == 1, "of all layers, rows and splits"
+
+
+def test_compiled_layers_on_two_ranks_make_it(two, model_directory, world):
+    assert_compiled(two, model_directory, world)
+
+
+@pytest.mark.nightly
+def test_compiled_layers_on_four_ranks_make_it(four, model_directory, world):
+    assert_compiled(four, model_directory, world)
 
 
 def test_one_rank_makes_it_in_any_rows_and_micro_steps(one, world):

@@ -1,0 +1,112 @@
+"""How fast an optimizer step was: seconds by part, floating-point operations, their share of the peak, memory."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from tasks.learner.model import PolicyModel
+from tasks.learner.rows import Row
+
+PEAKS = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12}
+"""Dense bfloat16 products a second by NVIDIA's data sheets, by what is in the device's name; the first that fits."""
+NAMES = (
+    *("seconds_gradients", "seconds_optimizer", "tokens_per_second", "tflops", "tflops_per_second", "mfu"),
+    *("peak_allocated_gib", "peak_reserved_gib"),
+)
+"""What is measured of an optimizer step. It is another number each time, where all else follows from the batch."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Floating-point operations of training, without those that are done again to save memory.
+
+    A product of a matrix costs two for each number in it going forward, as much for the gradient of its input and,
+    where it is trained, as much again for its own. Causal attention computes half of two products of n x n scores a
+    segment. Element-wise work is left out, as in every share of a peak.
+    """
+
+    token: float
+    """For each token: the matrices of the layers."""
+    pair: float
+    """For each segment of n tokens, times n squared: attention of all layers."""
+    weighted: float
+    """For each token with weight: the output head, which no other has."""
+
+    def of(self, rows: Iterable[Row]) -> float:
+        """Return the operations of packed rows."""
+        found = 0.0
+        for row in rows:
+            found += self.token * len(row.token_ids) + self.weighted * len(row.weighted)
+            found += self.pair * float((np.diff(row.borders).astype(np.float64) ** 2).sum())
+        return found
+
+
+def training_cost(policy: PolicyModel) -> Cost | None:
+    """Return what a policy costs; None of one whose layers have more than matrices, of which a token may use a part."""
+    layers, config = policy.layers(), policy.causal.config.get_text_config()
+    parameters = list(layers.parameters())
+    if any(parameter.ndim > 2 for parameter in parameters):
+        return None
+    matrices = [parameter for parameter in parameters if parameter.ndim == 2]
+    head = policy.causal.get_output_embeddings().weight
+    heads = config.num_attention_heads
+    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+    return Cost(sum(_each(matrix) for matrix in matrices), 6.0 * len(layers) * width, _each(head))
+
+
+def _each(matrix: torch.Tensor) -> float:
+    return (6.0 if matrix.requires_grad else 4.0) * matrix.numel()
+
+
+@dataclass
+class StepTimer:
+    """Takes the time of the parts of an optimizer step on one device."""
+
+    device: torch.device
+    _seconds: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        self._last = time.perf_counter()
+
+    def end(self, part: str) -> None:
+        """End a part: what passed since the one before is its time. Waits for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        now = time.perf_counter()
+        self._seconds[f"seconds_{part}"], self._last = now - self._last, now
+
+    def figures(self, rows: Iterable[Row], cost: Cost | None, processes: int) -> dict[str, float | None]:
+        """Return the figures by NAMES, of all rows of the step; null is what cannot be known here."""
+        rows = list(rows)
+        seconds = sum(self._seconds.values())
+        flops = cost.of(rows) if cost else None
+        rate = flops / seconds / processes if flops is not None else None
+        peak = device_peak(self.device)
+        return {
+            **self._seconds,
+            "tokens_per_second": sum(len(row.token_ids) for row in rows) / seconds,
+            "tflops": flops / 1e12 if flops is not None else None,
+            "tflops_per_second": rate / 1e12 if rate is not None else None,
+            "mfu": rate / peak if rate is not None and peak else None,
+            **_peak_memory(self.device),
+        }
+
+
+def device_peak(device: torch.device) -> float | None:
+    """Return the bfloat16 operations that a device can do in a second; None where they are not known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAKS.items() if part in name), None)
+
+
+def _peak_memory(device: torch.device) -> dict[str, float | None]:
+    measured: dict[str, Any] = torch.cuda.memory_stats(device) if device.type == "cuda" else {}
+    peaks = {kind: measured.get(f"{kind}_bytes.all.peak") for kind in ("allocated", "reserved")}
+    return {f"peak_{kind}_gib": peak / 2**30 if peak is not None else None for kind, peak in peaks.items()}

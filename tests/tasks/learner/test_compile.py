@@ -1,0 +1,101 @@
+"""Compiled layers compute what layers do that are not, and are compiled once for all rows.
+
+On the CPU by a backend that traces layers and their gradient but fuses nothing, with torch's operation for attention as
+on CUDA. Two ranks are in test_ranks.py.
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from configs.training import LoraConfig, TrainingConfig
+from tasks.learner import adapters
+from tasks.learner.model import load_policy, run_row
+from tasks.learner.protocol import LearnerError
+from tasks.learner.rows import batches_from_table, idle_row
+from tasks.learner.tiny import tiny_qwen3
+from tests.fixtures.packed import batches, sample
+from tests.fixtures.varlen import varlen_on_cpu
+
+pytestmark = pytest.mark.engine
+
+CPU = torch.device("cpu")
+
+
+FIRST = idle_row(0, 0)
+"""As many borders as tokens, which are not to be taken for one number."""
+
+
+def rows(count, seed=0):
+    """Return rows of one to six segments of two to ninety tokens."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for number in range(count):
+        lengths = rng.integers(2, 90, rng.integers(1, 7))
+        samples = [sample(str(index), int(length), number) for index, length in enumerate(lengths)]
+        (batch,) = batches_from_table(batches([samples]), 1)
+        found.append(batch.rows[0])
+    return found
+
+
+def gradient(policy, row):
+    policy.zero_grad()
+    logprobs, entropies = run_row(policy, row, CPU)
+    (logprobs.sum() + 0.3 * entropies.sum()).backward()
+    flat = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in policy.parameters()]
+    return torch.cat([logprobs.detach(), *(each.flatten() for each in flat if each is not None)])
+
+
+def compared(directory, settings, number, tolerance):
+    """Compare compiled with plain layers on some rows; return how many graphs were made."""
+    with varlen_on_cpu() as calls:
+        plain = load_policy(directory, TrainingConfig(**settings), CPU)
+        compiled = load_policy(directory, TrainingConfig(compile=True, **settings), CPU)
+        torch._dynamo.reset()
+        counters.clear()
+        for row in [FIRST, *rows(number)]:
+            expected, found = gradient(plain, row), gradient(compiled, row)
+            scale = float(expected.abs().max())
+            assert row is FIRST or scale > 0
+            torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * scale)
+    assert len(set(calls)) >= min(number, 16), "rows of different longest segments"
+    return counters["stats"]["unique_graphs"]
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    return tiny_qwen3(tmp_path_factory.mktemp("deep") / "policy", hidden=32, layers=3, intermediate=64, seed=3)
+
+
+def test_twenty_rows_of_all_lengths_and_all_layers_are_one_graph(world, deep):
+    assert compared(deep, {"dtype": "float32"}, 20, 1e-5) == 1
+
+
+def test_recomputed_and_sharded_layers_are_compiled_too(world, deep):
+    """In bfloat16 one rank is sharded; the graph of a layer that keeps its activations is another one."""
+    settings = {"dtype": "bfloat16", "gradient_checkpointing": True, "checkpoint_every": 2}
+    assert compared(deep, settings, 4, 2e-2) <= 2
+
+
+@pytest.mark.nightly
+def test_layers_with_adapters_are_compiled_too(world, deep):
+    with varlen_on_cpu():
+        found = []
+        for chosen in (False, True):
+            settings = TrainingConfig(lora=LoraConfig(rank=4), compile=chosen, dtype="float32")
+            adapter = adapters.open_adapter("p0", deep, None, settings.lora)
+            policy = load_policy(deep, settings, CPU, adapter)
+            found.append(torch.cat([gradient(policy, row) for row in rows(3)]))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-4)
+
+
+def test_what_is_not_asked_for_is_not_compiled(world, deep):
+    for compile in ("auto", False):
+        policy = load_policy(deep, TrainingConfig(compile=compile), CPU)
+        assert all(layer._compiled_call_impl is None for layer in policy.causal.model.layers)
+
+
+def test_without_the_kernel_nothing_is_compiled(world, deep):
+    with pytest.raises(LearnerError, match="cannot be compiled once for all rows"):
+        load_policy(deep, TrainingConfig(compile=True), CPU)
