@@ -32,7 +32,7 @@ from flows.runtime.demo_sources import (
 )
 from flows.runtime.entry import watching
 from flows.runtime.loops import loop_evaluate, loop_sft, loop_train
-from flows.runtime.preflight import preflight
+from flows.runtime.preflight import preflight, require_fit
 from flows.runtime.prepare import nothing_started, prepare
 from flows.runtime.session import Session, Watcher, log_directory, open_session, record_run
 from flows.runtime.versions import config_versions, versions
@@ -270,6 +270,9 @@ def train_demo(
         early = early_services(supervisor, resolved, sources.model)
         for service in early:
             service.reach()  # what others run and does not answer is told now and not after the warm-up
+        if overrides:  # the presets fit, and their environments are loaded beside the services
+            with nothing_started():
+                require_fit(resolved, early.environments.loaded())
         if fresh:
             begin_beside_sources(resolved, early)
         # The weights and demonstrations are made once for a store and found again by the next demo of this preset.

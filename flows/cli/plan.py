@@ -15,7 +15,7 @@ from flows.runtime import pipeline
 from flows.runtime.executor import Executor
 from flows.runtime.loops import evaluation_configs
 from flows.runtime.pipeline import Source
-from flows.runtime.preflight import findings_of, require_gate
+from flows.runtime.preflight import require_fit, require_gate
 from flows.runtime.versions import config_versions
 from flows.runtime.weights import most_bytes, num_parameters
 from flows.services.teachers import asked_teachers, is_here, local_teacher_facts
@@ -77,9 +77,7 @@ def environment_lines(config: RunConfig) -> Iterator[str]:
         loaded = dict(zip([each.name for each in environments], load_all(environments), strict=True))
     except EnvironmentUnavailable as error:
         raise ConfigError([str(error)]) from error
-    findings = findings_of(config, loaded)
-    if findings.problems:
-        raise ConfigError(findings.problems)
+    notes = require_fit(config, loaded)
     for name, own in loaded.items():
         splits = texts(own.examples["split"])
         yield (
@@ -87,7 +85,7 @@ def environment_lines(config: RunConfig) -> Iterator[str]:
             f"seats {', '.join(own.facts.seats)}; {'scores' if own.facts.scores else 'no reward'}"
         )
         yield f"  settings of its taskset: {', '.join(own.facts.settings)}"
-    yield from (f"note: {line}" for line in findings.notes)
+    yield from (f"note: {line}" for line in notes)
 
 
 def lines(config: RunConfig, resolved: RunConfig) -> Iterator[str]:

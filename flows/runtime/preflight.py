@@ -7,7 +7,7 @@ from typing import Any
 from configs.environments import EnvironmentConfig
 from configs.errors import ConfigError, differing_parts
 from configs.run import RunConfig
-from flows.runtime.environment_checks import Findings, environment_findings
+from flows.runtime.environment_checks import environment_findings
 from flows.runtime.prepare import nothing_started
 from flows.runtime.session import Session
 from flows.runtime.weights import require_space
@@ -39,21 +39,21 @@ def preflight(session: Session, missing: Sequence[Ref]) -> None:
             service.reach()
         # Loaded in processes of their own, and kept for the stage: what does not load or fit is known now.
         if _asks_environments(session.context, stages):
-            findings = findings_of(session.config, session.environments.loaded())
-            if findings.problems:
-                raise ConfigError(findings.problems)
-            for line in findings.notes:
+            for line in require_fit(session.config, session.environments.loaded()):
                 session.notify("note", text=line)
 
 
-def findings_of(config: RunConfig, loaded: Mapping[str, LoadedEnvironment]) -> Findings:
-    """Return what speaks against a run in its loaded environments, by a tokenizer that is here."""
+def require_fit(config: RunConfig, loaded: Mapping[str, LoadedEnvironment]) -> list[str]:
+    """Return what is to be said of a run in its loaded environments; raises ConfigError where it cannot work there."""
     place = config.model.tokenizer or config.model.path
 
     def count(texts: Sequence[str]) -> list[int] | None:
         return count_tokens(model_directory(place), texts) if place and not config.external else None
 
-    return environment_findings(config, loaded, count)
+    findings = environment_findings(config, loaded, count)
+    if findings.problems:
+        raise ConfigError(findings.problems)
+    return findings.notes
 
 
 def _asks_environments(context: RunContext, stages: Collection[str]) -> bool:

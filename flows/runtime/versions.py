@@ -142,7 +142,8 @@ def model_facts(config: RunConfig) -> dict[str, Any]:
     require_weights(directory)
     renderer = model_info.renderer_name(config.model.renderer, config.model.path)
     model_info.renderer_config(renderer, config.model.path, config.model.renderer_settings)  # or it is refused here
-    tokenizer = Path(config.model.tokenizer).expanduser() if config.model.tokenizer else directory
+    own = config.model.tokenizer
+    tokenizer = model_directory(own, "model.tokenizer") if own else directory
     model_info.require_tokenizer(tokenizer, renderer)
     digest = tokenizer_digest(tokenizer)
     return {"vocab_size": info.vocab_size, "renderer": renderer, "tokenizer_digest": digest}

@@ -120,3 +120,17 @@ def test_a_setting_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     (found,) = json.loads(run_command(capsys, "config", "training.learning_rate", "--json")[1])
     assert (found["key"], found["value"], found["source"]) == ("training.learning_rate", found["default"], "")
     assert "there is no setting 'lr'; did you mean training.learning_rate?" in run_command(capsys, "config", "lr")[1]
+
+
+def test_what_was_not_checked_is_said_last(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, said = run_command(capsys, "check", "demo", f"model.path={model}")
+    last = said.splitlines()[-1]
+    assert last.startswith("not checked: ") and "check --load" in last
+
+
+@pytest.mark.engine
+def test_an_environment_that_is_asked_says_what_it_has(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, said = run_command(capsys, "check", "demo", f"model.path={model}", "--load", "evaluation.every=0")
+    assert status == 0 and "not checked" not in said
+    assert "environment reverse_text loads: " in said and "seats agent; scores" in said
+    assert "settings of its taskset: " in said and "num_examples" in said

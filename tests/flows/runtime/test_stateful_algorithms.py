@@ -219,10 +219,13 @@ def test_several_agents_are_refused_under_another_algorithm(tmp_path: Path) -> N
         next(pipeline.run_steps(Rehearsal(session), SOURCE))
 
 
-def test_one_agent_is_refused_under_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollouts_of_one_agent_are_not_credited_again_under_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rehearsal.play(monkeypatch, rollout=rehearsal.sampled)
-    with pytest.raises(ValueError, match="has one trainable agent, 'agent', and 'rae' is for several"):
-        rehearse(tmp_path / "store", "base", **RAE)
+    root = tmp_path / "store"
+    rehearse(root, "base", **RAE | {"algorithm": {"type": "grpo"}})
+    with pytest.raises(ConfigError, match=r"algorithm\.type: 'rae' .* trains one \(agent\)"):
+        ask(root, overrides=["algorithm.type=rae"])
+    assert ask(root, overrides=["algorithm.type=rloo"]).steps == STEPS
 
 
 def test_a_function_of_ones_own_keeps_its_state_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
