@@ -8,7 +8,7 @@ import inspect
 import re
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,8 @@ class EnvironmentFacts:
     """Whether anything may give a reward: a reward function, a judge, or code of its own."""
     settings: tuple[str, ...] = ()
     """The settings that its taskset takes."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """The variables that models of its own, such as judges, read their keys from, and where each is asked."""
 
 
 def facts_of(env: "Env[Any]", task: "Task[Any] | None") -> EnvironmentFacts:
@@ -52,7 +54,21 @@ def facts_of(env: "Env[Any]", task: "Task[Any] | None") -> EnvironmentFacts:
         _refuse_former_hooks(each)
     _require_pairing(env, task)
     settings = type(env.config.taskset).model_fields
-    return EnvironmentFacts(_seats(env), task is None or _scores(env, task), tuple(settings))
+    scores = task is None or _scores(env, task)
+    return EnvironmentFacts(_seats(env), scores, tuple(settings), _keys(env.config.taskset))
+
+
+def _keys(settings: Any) -> dict[str, str]:
+    """Return the variables of all clients among settings, and the addresses that they ask."""
+    from pydantic import BaseModel
+    from verifiers.v1.configs.client import BaseClientConfig
+
+    if isinstance(settings, list | tuple):
+        return {name: url for each in settings for name, url in _keys(each).items()}
+    if not isinstance(settings, BaseModel):
+        return {}
+    own = {settings.api_key_var: settings.base_url} if isinstance(settings, BaseClientConfig) else {}
+    return own | _keys([getattr(settings, name) for name in type(settings).model_fields])
 
 
 def settings_error(error: "ValidationError", taskset: str) -> str:

@@ -36,6 +36,12 @@ def test_the_settings_are_those_of_the_taskset() -> None:
     assert {"num_examples", "min_length"} <= set(facts("sample_reverse_text").settings)
 
 
+def test_the_keys_are_those_of_the_judges_in_its_settings() -> None:
+    judges = [{"id": "reference", "base_url": "http://judge/v1", "api_key_var": "JUDGE_KEY"}]
+    assert facts("unscored", {"task": {"judges": judges}}).keys == {"JUDGE_KEY": "http://judge/v1"}
+    assert facts("unscored").keys == {}
+
+
 def test_hooks_of_an_earlier_interface_are_refused() -> None:
     with pytest.raises(FormerInterface, match="FormerTask has `tools` and `user` of its own"):
         facts("former_tools")
