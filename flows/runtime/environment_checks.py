@@ -1,10 +1,11 @@
 """Checks a run's config against its loaded environments: the one place where the two meet, before anything starts.
 
-Pure: `tasks.inference.environments.servers.load` asks the environments, `flows.runtime.preflight` and
-`stagecoach check --load` say what is found.
+Pure, but for the variables that the shell has. `tasks.inference.environments.servers.load_all` asks the environments,
+`flows.runtime.preflight` and `stagecoach check --load` say what is found.
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from tasks.assignment.examples import FieldMissing
 from tasks.assignment.stage import EVALUATION_STAGE, TooFewExamples, evaluation_assignment
 from tasks.inference.environments.facts import EnvironmentFacts
 from tasks.inference.environments.servers import LoadedEnvironment
+from tasks.runtime.process_variables import needed_by, withheld
 
 FIRST = 64
 """Prompts of an environment that are counted in tokens."""
@@ -48,6 +50,7 @@ def environment_findings(config: RunConfig, loaded: Mapping[str, LoadedEnvironme
         where, own = f"environments.{index}", loaded[environment.name]
         if not own.facts.scores:
             _judge_unscored(config, where, environment, found)
+        _judge_keys(where, environment, own.facts, found)
         _judge_prompts(config, where, environment, own.examples, count, found)
     return found
 
@@ -102,6 +105,23 @@ def _judge_unscored(config: RunConfig, where: str, environment: EnvironmentConfi
         )
     else:
         found.notes.append(why)
+
+
+def _judge_keys(where: str, environment: EnvironmentConfig, facts: EnvironmentFacts, found: Findings) -> None:
+    """Refuse an environment whose own models read a key that this shell has and its process does not get."""
+    kept_back = withheld(needed_by(environment))
+    for variable, url in facts.keys.items():
+        asked = f"taskset {environment.taskset.get('id')!r} asks a model at {url} with the key in {variable}"
+        if variable in kept_back:
+            found.problems.append(
+                f"{where}.variables: {asked}, which is set here, and secrets reach an environment only where they are "
+                f'named: variables = ["{variable}"]'
+            )
+        elif variable not in os.environ:
+            found.notes.append(
+                f"{where}: {asked}, which is not set; where that model wants a key, no rollout will be scored. Set it, "
+                "or give the judge another base_url, model and api_key_var in the taskset's settings"
+            )
 
 
 def _judge_prompts(

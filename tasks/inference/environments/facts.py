@@ -8,7 +8,7 @@ import inspect
 import re
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,10 @@ class FormerInterface(ValueError):
     """A task has hooks of an earlier verifiers, which nothing calls any more: it would run without tools or user."""
 
 
+class LostTaskConfig(ValueError):
+    """A task is made with settings that its server would not have: it makes each task anew, of its data alone."""
+
+
 @dataclass(frozen=True)
 class EnvironmentFacts:
     """What a config cannot say of an environment."""
@@ -40,19 +44,37 @@ class EnvironmentFacts:
     """Whether anything may give a reward: a reward function, a judge, or code of its own."""
     settings: tuple[str, ...] = ()
     """The settings that its taskset takes."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """The variables that models of its own, such as judges, read their keys from, and where each is asked."""
 
 
 def facts_of(env: "Env[Any]", task: "Task[Any] | None") -> EnvironmentFacts:
     """Return the facts of a loaded environment, of which `task` is the first; None where it has none.
 
-    Raises FormerInterface, and ValueError where a harness and a runtime do not fit.
+    Raises FormerInterface, LostTaskConfig, and ValueError where a harness and a runtime do not fit.
     """
     classes = [type(env.taskset), type(env.taskset).task_type(), *([type(task)] if task else [])]
     for each in dict.fromkeys(classes):
         _refuse_former_hooks(each)
     _require_pairing(env, task)
+    if task is not None:
+        _refuse_own_config(task, env.config.taskset.task)
     settings = type(env.config.taskset).model_fields
-    return EnvironmentFacts(_seats(env), task is None or _scores(env, task), tuple(settings))
+    scores = task is None or _scores(env, task)
+    return EnvironmentFacts(_seats(env), scores, tuple(settings), _keys(env.config.taskset))
+
+
+def _keys(settings: Any) -> dict[str, str]:
+    """Return the variables of all clients among settings, and the addresses that they ask."""
+    from pydantic import BaseModel
+    from verifiers.v1.configs.client import BaseClientConfig
+
+    if isinstance(settings, list | tuple):
+        return {name: url for each in settings for name, url in _keys(each).items()}
+    if not isinstance(settings, BaseModel):
+        return {}
+    own = {settings.api_key_var: settings.base_url} if isinstance(settings, BaseClientConfig) else {}
+    return own | _keys([getattr(settings, name) for name in type(settings).model_fields])
 
 
 def settings_error(error: "ValidationError", taskset: str) -> str:
@@ -86,6 +108,17 @@ def _refuse_former_hooks(kind: type) -> None:
         "verifiers: nothing calls it, so that rollouts would silently have no tools and no user. Install a version of "
         "the package for verifiers 0.4, or define `toolsets` (tools) and the environment `user-sim` (user)"
     )
+
+
+def _refuse_own_config(task: "Task[Any]", settings: Any) -> None:
+    own = type(task.config)
+    if not isinstance(settings, own):
+        raise LostTaskConfig(
+            f"{type(task).__name__} is made with a config of its own ({own.__name__}), and a server makes each task "
+            f"anew with the settings taskset.task ({type(settings).__name__}), which lack what it reads. The package "
+            f"has to name {own.__name__} as the third parameter of vf.Task, and to keep in a task's data what differs "
+            "between tasks"
+        )
 
 
 def _require_pairing(env: "Env[Any]", task: "Task[Any] | None") -> None:

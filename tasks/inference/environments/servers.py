@@ -227,7 +227,7 @@ class _Loading:
         if not rows.num_rows:
             raise EnvironmentUnavailable(f"environment {self._environment.name!r}: its taskset yields no examples")
         said = json.loads(self._report.read_text(encoding="utf-8"))["facts"]
-        facts = EnvironmentFacts(said["seats"], said["scores"], tuple(said["settings"]))
+        facts = EnvironmentFacts(said["seats"], said["scores"], tuple(said["settings"]), said["keys"])
         return LoadedEnvironment(rows.cast(EXAMPLES.arrow), facts)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -163,3 +164,16 @@ def test_without_a_tokenizer_nothing_is_said_of_lengths() -> None:
 
     config = RunConfig.model_validate({"seed": 1, "kind": "train", "environments": [GAME]})
     assert environment_findings(config, {"game": loaded(prompt="x" * 9999)}, unknown) == Findings([], [])
+
+
+def test_the_key_of_a_judge_reaches_the_environment_or_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = loaded()
+    asks = replace(own, facts=replace(own.facts, keys={"PRIME_API_KEY": "https://judge/v1"}))
+    monkeypatch.delenv("PRIME_API_KEY", raising=False)
+    (note,) = found(asks).notes
+    assert note.startswith("environments.0: taskset 'game' asks a model at https://judge/v1") and "not set" in note
+    monkeypatch.setenv("PRIME_API_KEY", "sesame")
+    (line,) = problems(asks)
+    assert line.startswith("environments.0.variables: ") and line.endswith('variables = ["PRIME_API_KEY"]')
+    assert "sesame" not in line
+    assert found(asks, own={"variables": ["PRIME_API_KEY"]}) == Findings([], [])

@@ -6,7 +6,7 @@ import pytest
 
 from configs.environments import EnvironmentConfig
 from tasks.inference.environments.examples import verifiers_config
-from tasks.inference.environments.facts import EnvironmentFacts, FormerInterface, facts_of
+from tasks.inference.environments.facts import EnvironmentFacts, FormerInterface, LostTaskConfig, facts_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("plugins")]
 
@@ -36,9 +36,20 @@ def test_the_settings_are_those_of_the_taskset() -> None:
     assert {"num_examples", "min_length"} <= set(facts("sample_reverse_text").settings)
 
 
+def test_the_keys_are_those_of_the_judges_in_its_settings() -> None:
+    judges = [{"id": "reference", "base_url": "http://judge/v1", "api_key_var": "JUDGE_KEY"}]
+    assert facts("unscored", {"task": {"judges": judges}}).keys == {"JUDGE_KEY": "http://judge/v1"}
+    assert facts("unscored").keys == {}
+
+
 def test_hooks_of_an_earlier_interface_are_refused() -> None:
     with pytest.raises(FormerInterface, match="FormerTask has `tools` and `user` of its own"):
         facts("former_tools")
+
+
+def test_settings_of_a_single_task_are_refused_as_no_server_has_them() -> None:
+    with pytest.raises(LostTaskConfig, match=r"OwnTask .*OwnTaskConfig.*taskset\.task \(TaskConfig\)"):
+        facts("own_config")
 
 
 def test_a_harness_that_needs_a_container_is_refused_on_the_subprocess_runtime() -> None:
