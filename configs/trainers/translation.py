@@ -16,7 +16,7 @@ from configs.toml_text import NoTomlForm, toml
 
 OFF: tuple[Any, ...] = (None, False, 0, "", "no", "none", [], {}, ())
 """Values that ask for nothing, so that nothing is lost where their key has no counterpart."""
-SAMPLE = [
+SAMPLE: list[dict[str, Any]] = [
     {
         "name": "my_data",
         "taskset": {"id": "own_data", "path": "examples.jsonl", "task": {"scoring": "my_reward:reward"}},
