@@ -108,9 +108,16 @@ def _data(found: "Translation") -> dict[str, str]:
     from flows.cli import project
 
     taskset = found.settings["environments"][0]["taskset"]
-    if taskset.get("id") != "own_data":
+    if not _has_our_reward(taskset):
         return {}
     return {project.REWARD: project.PLAIN_REWARD} if "hub" in taskset else project.data_files()
+
+
+def _has_our_reward(taskset: Mapping[str, Any]) -> bool:
+    """Tell whether a taskset is the sample's, whose reward function is written beside the config."""
+    from configs.trainers.translation import SAMPLE
+
+    return bool(taskset.get("task") == SAMPLE[0]["taskset"]["task"])
 
 
 def _lists(found: "Translation") -> Iterator[str]:
@@ -165,7 +172,7 @@ def _to_do(found: "Translation") -> Iterator[str]:
     if "steps" not in settings:
         yield "To do: how many steps there are is not said. Set steps; without it a run makes 20."
     for each in settings["environments"]:
-        if each["taskset"].get("id") == "own_data":
+        if _has_our_reward(each["taskset"]):
             yield "To do: put your reward into my_reward.py; what is there is a sample."
             if "hub" in each["taskset"]:
                 yield (

@@ -16,7 +16,7 @@ from tests.fixtures.warming import warmed
 
 ROOT = Path(__file__).parents[2]
 CHECKOUT = (sys.executable, "-m", "flows.cli")
-SMALL = ("steps=2", "assignment.groups_per_step=4", "assignment.group_size=8", "evaluation.every=0")
+SMALL = ("steps=2", "seed=1", "evaluation.every=0")
 RL_TOML = """
 max_steps = 5
 [model]
@@ -58,7 +58,7 @@ class FirstHour:
 
         The model is one that was made in seconds, in place of the minutes of the model `demo`.
         """
-        model = warmed(self.directory / "model", {})
+        model = warmed(self.directory / "model", {}, num_updates=100)
         (self.directory / "rl.toml").write_text(RL_TOML)
         (self.directory / "grpo.py").write_text(SCRIPT)
         self.type("init my-project", self.directory)
