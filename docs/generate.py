@@ -7,22 +7,21 @@ import io
 import posixpath
 import re
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from cyclopts import App
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from rich.console import Console
 
 from configs.fields import plain_annotation, section_types
 from configs.run import RunConfig
-from flows.cli import app
+from flows import cli
 from flows.reporting.formats import config_value
 from storage.schemas.contract import SLICE_COLUMNS, Column
 from storage.schemas.stage_tables import TABLES
@@ -212,26 +211,27 @@ def _default(field: FieldInfo, is_section: bool) -> str:
 
 
 def commands() -> str:
-    """Return the help of each command, by group."""
-    groups: dict[str, list[str]] = {}
-    for name in app:
-        command = app[name]
-        if not name.startswith("-") and command.show:
-            group = next(iter(command.group), "")
-            groups.setdefault(getattr(group, "name", str(group)), []).append(name)
+    """Return the help of each command, by group, as the command line prints it."""
     parts = []
-    for group in sorted(groups, key=lambda each: GROUPS.index(each) if each in GROUPS else len(GROUPS)):
-        parts.append(f"## {group}\n\n")
-        parts += [f"### stagecoach {name}\n\n```text\n{_help(app, name)}\n```\n\n" for name in sorted(groups[group])]
+    for line in _printed("--help").splitlines():
+        if heading := GROUP.match(line):
+            parts.append(f"## {heading[1]}\n\n")
+        elif entry := ENTRY.match(line):
+            name = entry[1]
+            parts.append(f"### stagecoach {name}\n\n```text\n{_printed(name, '--help')}\n```\n\n")
+    if len(parts) < 20:
+        raise PluginError("the page of commands is nearly empty: `stagecoach --help` prints another form of list")
     return "".join(parts)
 
 
-GROUPS = ("Run", "Look", "Compare", "Correct", "Keep", "Move")
+GROUP = re.compile(r"(?:╭─ )?([A-Z][a-z]+)(?: ─+╮|:)$")
+ENTRY = re.compile(r"(?:│ | {2})([a-z][a-z-]*) {2,}\S")
+"""A heading and a command of what `stagecoach --help` prints, with or without a frame."""
 
 
-def _help(program: App, name: str) -> str:
-    written = io.StringIO()
-    program.help_print([name], console=Console(file=written, width=78, color_system=None))
+def _printed(*arguments: str) -> str:
+    with redirect_stdout(io.StringIO()) as written:
+        cli.main(arguments)
     return "\n".join(line.rstrip() for line in written.getvalue().strip().splitlines())
 
 
