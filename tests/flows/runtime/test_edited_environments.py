@@ -1,5 +1,6 @@
 """An environment whose code was edited: other keys, a run that is not resumed with it, and what a new run says."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,7 @@ def told(root: Path, name: str, version: str, **changes: Any) -> list[str]:
     loaded = {fixed.ENVIRONMENT: LoadedEnvironment(pa.concat_tables([fixed.examples(), held_out]), facts)}
     session.environments.loaded = lambda: loaded  # type: ignore[method-assign]
     session.needed_services = lambda missing: []  # type: ignore[method-assign]
+    session.source = replace(SOURCE, weights=str(builders.model(root.parent / "model")))
     missing = [ref for ref in plan_work(session.context, SOURCE, None) if ref.computed]
     preflight(session, missing)
     return notes

@@ -1,5 +1,6 @@
 """What is looked for before a run starts: environments are asked once, and only where nobody asked them alike."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from flows.services import engine as engine_service
 from flows.services.process import ServiceFailed
 from tasks.inference.environments.facts import EnvironmentFacts
 from tasks.inference.environments.servers import LoadedEnvironment
-from tests.fixtures import fixed
+from tests.fixtures import builders, fixed
 from tests.fixtures.builders import example, table
 from tests.fixtures.rehearsal import SOURCE, rehearse, session_for
 
@@ -30,6 +31,7 @@ def asked(session: Session, seats: dict[str, bool], needs_nothing: bool = True) 
         return {fixed.ENVIRONMENT: LoadedEnvironment(examples, EnvironmentFacts(seats, scores=True))}
 
     session.environments.loaded = load  # type: ignore[method-assign]
+    session.source = replace(SOURCE, weights=str(builders.model(Path(session.config.store).parent / "model")))
     if needs_nothing:
         session.needed_services = lambda missing: []  # type: ignore[method-assign]
     preflight(session, [ref for ref in plan_work(session.context, SOURCE, None) if ref.computed])
