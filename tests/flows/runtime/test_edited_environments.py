@@ -17,7 +17,7 @@ from flows.runtime.loops import plan_work
 from flows.runtime.preflight import edits_since, preflight
 from flows.runtime.prepare import prepare, require_same
 from storage.store import open_store
-from tasks.inference.environments.facts import EnvironmentFacts
+from tasks.inference.environments.introspection import EnvironmentFacts
 from tasks.inference.environments.servers import LoadedEnvironment
 from tasks.runtime.run_context import RunContext
 from tests.fixtures import builders, fixed, replays

@@ -13,7 +13,7 @@ from flows.runtime.preflight import preflight
 from flows.runtime.session import Session
 from flows.services import engine as engine_service
 from flows.services.process import ServiceFailed
-from tasks.inference.environments.facts import EnvironmentFacts
+from tasks.inference.environments.introspection import EnvironmentFacts
 from tasks.inference.environments.servers import LoadedEnvironment
 from tests.fixtures import builders, fixed
 from tests.fixtures.builders import example, table
