@@ -100,7 +100,7 @@ def told(root: Path, name: str, version: str, **changes: Any) -> list[str]:
     facts = EnvironmentFacts({"agent": True}, scores=True)
     held_out = table("examples", [example("held-out", fixed.ENVIRONMENT, "eval")])
     loaded = {fixed.ENVIRONMENT: LoadedEnvironment(pa.concat_tables([fixed.examples(), held_out]), facts)}
-    session.environments.loaded = lambda: loaded  # type: ignore[method-assign]
+    session.environments.load = lambda: loaded  # type: ignore[method-assign]
     session.needed_services = lambda missing: []  # type: ignore[method-assign]
     session.source = replace(SOURCE, weights=str(builders.model(root.parent / "model")))
     missing = [ref for ref in plan_work(session.context, SOURCE, None) if ref.computed]

@@ -30,7 +30,7 @@ def asked(session: Session, seats: dict[str, bool], needs_nothing: bool = True) 
         calls.append(None)
         return {fixed.ENVIRONMENT: LoadedEnvironment(examples, EnvironmentFacts(seats, scores=True))}
 
-    session.environments.loaded = load  # type: ignore[method-assign]
+    session.environments.load = load  # type: ignore[method-assign]
     session.source = replace(SOURCE, weights=str(builders.model(Path(session.config.store).parent / "model")))
     if needs_nothing:
         session.needed_services = lambda missing: []  # type: ignore[method-assign]
