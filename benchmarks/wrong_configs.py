@@ -23,15 +23,16 @@ PAGE = ROOT / "docs/wrong-configs.md"
 HEAD = """\
 # Wrong configs
 
-What {count} configs that cannot work are told, and after how many seconds: of the clock, and of the processor. In none
-of them a service was started. `stagecoach check` says the same without a run, and with `--load` also what an
-environment's own process has to be asked (marked *). The list is
-[tests/configs/wrong_configs.toml](../tests/configs/wrong_configs.toml), the tests go through it, and
+The messages for {count} configs that cannot work, and the seconds of the processor until each message. {start} s of
+each are the start of the program. None of these commands started a service.
+
+`stagecoach check` gives the same messages without a run. Those marked with * need the environment's own process: a run
+asks it before it starts a service, and so does `stagecoach check --load`. The list is
+[tests/configs/wrong_configs.toml](../tests/configs/wrong_configs.toml), and the tests go through it.
 `python -m benchmarks.wrong_configs` makes this page.
 
-Half of the commands took at most {clock} s of the clock and {busy} s of the processor, the slowest {slowest} s and
-{busiest} s, on a machine of {cores} cores with a load of {load} meanwhile: on a quiet one, the clock shows no more than
-the processor.
+Measured on {cores} cores with a load of {load}: half of the commands took at most {median} s of the processor, the
+slowest {slowest} s. On a quiet machine each second of the processor does more.
 """
 
 
@@ -92,19 +93,19 @@ def _line(said: str, wrong: WrongConfig) -> str:
     return next((line for line in lines if wrong.place in line and wrong.says in line), " ".join(lines))
 
 
-def page(answers: Sequence[Answer], load: float) -> Iterator[str]:
-    """Yield the lines of the page."""
-    clock, busy = sorted(each.seconds for each in answers), sorted(each.busy for each in answers)
-    middle, found = len(answers) // 2, {"count": len(answers), "cores": os.cpu_count(), "load": round(load)}
-    times = {"clock": clock[middle], "busy": busy[middle], "slowest": clock[-1], "busiest": busy[-1]}
-    yield HEAD.format(**found, **{name: f"{seconds:.1f}" for name, seconds in times.items()})
+def page(answers: Sequence[Answer], start: float, load: float) -> Iterator[str]:
+    """Yield the lines of the page; `start` is what of each command is the start of the program."""
+    busy = sorted(each.busy for each in answers)
+    times = {"start": start, "median": busy[len(busy) // 2], "slowest": busy[-1]}
+    seconds = {name: f"{each:.1f}" for name, each in times.items()}
+    yield HEAD.format(count=len(answers), cores=os.cpu_count(), load=round(load), **seconds)
     for title, of_section in groupby(answers, lambda answer: answer.wrong.section):
         yield f"## {title}\n"
-        yield "| Command | Message | Clock | Processor |\n|---|---|---:|---:|"
+        yield "| Command | Message | Seconds |\n|---|---|---:|"
         for each in of_section:
             mark = " *" if each.wrong.asks else ""
             command, message = (text.replace("|", "\\|") for text in (str(each.wrong), each.message))
-            yield f"| `{command}`{mark} | {_plain(message)} | {each.seconds:.1f} s | {each.busy:.1f} s |"
+            yield f"| `{command}`{mark} | {_plain(message)} | {each.busy:.1f} |"
         yield ""
 
 
@@ -129,7 +130,7 @@ def main() -> None:
             answers.append(replace(found, seconds=found.seconds + starting[0], busy=found.busy + starting[1]))
             loads.append(os.getloadavg()[0])
             print(f"{answers[-1].seconds:6.1f} s {answers[-1].busy:6.1f} s  {wrong}", flush=True)
-    PAGE.write_text("\n".join(page(answers, sum(loads) / len(loads))).rstrip() + "\n", encoding="utf-8")
+    PAGE.write_text("\n".join(page(answers, starting[1], sum(loads) / len(loads))).rstrip() + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -272,7 +272,7 @@ def train_demo(
             service.reach()  # what others run and does not answer is told now and not after the warm-up
         if overrides:  # the presets fit, and their environments are loaded beside the services
             with nothing_started():
-                require_fit(resolved, early.environments.loaded())
+                require_fit(resolved, early.environments.load())
         if fresh:
             begin_beside_sources(resolved, early)
         # The weights and demonstrations are made once for a store and found again by the next demo of this preset.

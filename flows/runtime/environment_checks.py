@@ -20,7 +20,7 @@ from tasks.arrays.columns import texts
 from tasks.arrays.seats import JUDGE
 from tasks.assignment.examples import FieldMissing
 from tasks.assignment.stage import EVALUATION_STAGE, TooFewExamples, evaluation_assignment
-from tasks.inference.environments.facts import EnvironmentFacts
+from tasks.inference.environments.introspection import EnvironmentFacts
 from tasks.inference.environments.servers import LoadedEnvironment
 from tasks.runtime.process_variables import needed_by, withheld
 

@@ -39,7 +39,7 @@ def preflight(session: Session, missing: Sequence[Ref]) -> None:
             service.reach()
         # Loaded in processes of their own, and kept for the stage: what does not load or fit is known now.
         if _asks_environments(session.context, stages):
-            for line in require_fit(session.config, session.environments.loaded()):
+            for line in require_fit(session.config, session.environments.load()):
                 session.notify("note", text=line)
 
 

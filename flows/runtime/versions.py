@@ -88,7 +88,11 @@ def _container_problem(program: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"it does not answer: {error}. Start its service"
     said = (asked.stderr.strip().splitlines() or [f"status {asked.returncode}"])[-1]
-    return f"it cannot be used: {said}. Start its service, or let this user use it" if asked.returncode else ""
+    return (
+        f"it cannot be used: {said.rstrip('.?')}. Start its service, or let this user use it"
+        if asked.returncode
+        else ""
+    )
 
 
 def _parts(config: RunConfig) -> tuple[bool, bool, bool, bool]:

@@ -68,10 +68,10 @@ class EnvironmentServers(RunService):
         return self._sharing.hold(f"alone {next(self._turns)}" if alone else "shared")
 
     def examples(self) -> pa.Table:
-        """Return the examples of all environments; raises what `loaded` raises."""
-        return pa.concat_tables([each.examples for each in self.loaded().values()])
+        """Return the examples of all environments; raises what `load` raises."""
+        return pa.concat_tables([each.examples for each in self.load().values()])
 
-    def loaded(self) -> dict[str, environment_service.LoadedEnvironment]:
+    def load(self) -> dict[str, environment_service.LoadedEnvironment]:
         """Return the examples and facts of every environment by its name, loaded once, side by side.
 
         Raises EnvironmentUnavailable with what is wrong with each that cannot be loaded.

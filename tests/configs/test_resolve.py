@@ -49,12 +49,12 @@ def test_a_seed_is_drawn_anew_for_each_run() -> None:
     assert len(seeds) > 1
 
 
-def test_facts_about_fields_that_are_not_open_are_our_mistake() -> None:
+def test_introspection_about_fields_that_are_not_open_are_our_mistake() -> None:
     with pytest.raises(AssertionError, match="max_model_len"):
         resolve(load(["demo"]), {"engine": {"max_model_len": 8}})
 
 
-def test_facts_of_a_wrong_type_are_refused() -> None:
+def test_introspection_of_a_wrong_type_are_refused() -> None:
     with pytest.raises(ValueError, match="device"):
         resolve(load(["demo"], ["training.device=auto"]), {"training": {"device": "abacus"}})
 

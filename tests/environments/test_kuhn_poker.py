@@ -89,7 +89,7 @@ def test_a_reply_is_a_tag_or_a_word_or_nothing(reply: str, move: str | None) -> 
     assert move_of(reply, ("check", "bet")) == move
 
 
-def test_facts_are_there_where_the_seat_had_the_choice() -> None:
+def test_introspection_are_there_where_the_seat_had_the_choice() -> None:
     assert facts("J", [((), "bet")]) == {"bets_with_j": 1, "dominated_moves": 0}
     assert facts("J", [((), "check"), (("check", "bet"), "call")]) == {
         "bets_with_j": 0,

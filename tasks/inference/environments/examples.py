@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from storage.schemas.stage_tables import EXAMPLES
-from tasks.inference.environments.facts import EnvironmentFacts, facts_of
+from tasks.inference.environments.introspection import EnvironmentFacts, facts_of
 from tasks.inference.environments.servers import write_rows
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from tasks.inference.engine.host import write_report
 from tasks.inference.environments.batched_calls import install_batched_calls
 from tasks.inference.environments.examples import verifiers_config, write_examples
-from tasks.inference.environments.facts import settings_error
+from tasks.inference.environments.introspection import settings_error
 from tasks.inference.environments.packages import require_same_code
 from tasks.inference.environments.tuning import load_in_background, tune_verifiers
 from tasks.inference.sampling.seats import install_seat_assignment

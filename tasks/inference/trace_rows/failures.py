@@ -37,6 +37,10 @@ TRANSPORT_STATUS = frozenset({408, 425, 429})
 """HTTP statuses below 500 that say nothing about the request itself: timeout, too early, too many requests."""
 LIMITS = frozenset({"max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed"})
 """Stop conditions by which the framework cuts a trace off."""
+NO_ROOM = (
+    "max_total_tokens: the prompt leaves no room for one. Raise engine.max_model_len, or what the seat sets as "
+    "max_total_tokens, or shorten the prompt"
+)
 MALFORMED = re.compile(r"Engine response|MalformedGenerateResponse")
 
 
@@ -95,7 +99,8 @@ def failure_of_trace(trace: Mapping[str, Any]) -> Failure | None:
     sampled = [node for node in trace["nodes"] if node["sampled"]]
     if not sampled:
         if not trace["rewards"] or trace.get("calls") or trace["stop_condition"] in LIMITS:
-            return Failure("incomplete", "NothingSampled", f"the model gave no reply: {trace['stop_condition']}")
+            why = NO_ROOM if trace["stop_condition"] == "max_total_tokens" else trace["stop_condition"]
+            return Failure("incomplete", "NothingSampled", f"the model gave no reply: {why}")
     elif is_chat_only(trace):
         if not any(node["message"].get("content") or node["message"].get("tool_calls") for node in sampled):
             return _EMPTY

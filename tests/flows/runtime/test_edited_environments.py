@@ -1,5 +1,6 @@
 """An environment whose code was edited: other keys, a run that is not resumed with it, and what a new run says."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from flows.runtime.loops import plan_work
 from flows.runtime.preflight import edits_since, preflight
 from flows.runtime.prepare import prepare, require_same
 from storage.store import open_store
-from tasks.inference.environments.facts import EnvironmentFacts
+from tasks.inference.environments.introspection import EnvironmentFacts
 from tasks.inference.environments.servers import LoadedEnvironment
 from tasks.runtime.run_context import RunContext
 from tests.fixtures import builders, fixed, replays
@@ -99,8 +100,9 @@ def told(root: Path, name: str, version: str, **changes: Any) -> list[str]:
     facts = EnvironmentFacts({"agent": True}, scores=True)
     held_out = table("examples", [example("held-out", fixed.ENVIRONMENT, "eval")])
     loaded = {fixed.ENVIRONMENT: LoadedEnvironment(pa.concat_tables([fixed.examples(), held_out]), facts)}
-    session.environments.loaded = lambda: loaded  # type: ignore[method-assign]
+    session.environments.load = lambda: loaded  # type: ignore[method-assign]
     session.needed_services = lambda missing: []  # type: ignore[method-assign]
+    session.source = replace(SOURCE, weights=str(builders.model(root.parent / "model")))
     missing = [ref for ref in plan_work(session.context, SOURCE, None) if ref.computed]
     preflight(session, missing)
     return notes

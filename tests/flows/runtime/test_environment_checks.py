@@ -9,7 +9,7 @@ import pytest
 
 from configs.run import RunConfig
 from flows.runtime.environment_checks import FIRST, Findings, environment_findings
-from tasks.inference.environments.facts import EnvironmentFacts
+from tasks.inference.environments.introspection import EnvironmentFacts
 from tasks.inference.environments.servers import LoadedEnvironment
 from tests.fixtures.builders import example, table
 

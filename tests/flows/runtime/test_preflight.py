@@ -1,5 +1,6 @@
 """What is looked for before a run starts: environments are asked once, and only where nobody asked them alike."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from flows.runtime.preflight import preflight
 from flows.runtime.session import Session
 from flows.services import engine as engine_service
 from flows.services.process import ServiceFailed
-from tasks.inference.environments.facts import EnvironmentFacts
+from tasks.inference.environments.introspection import EnvironmentFacts
 from tasks.inference.environments.servers import LoadedEnvironment
-from tests.fixtures import fixed
+from tests.fixtures import builders, fixed
 from tests.fixtures.builders import example, table
 from tests.fixtures.rehearsal import SOURCE, rehearse, session_for
 
@@ -29,7 +30,8 @@ def asked(session: Session, seats: dict[str, bool], needs_nothing: bool = True) 
         calls.append(None)
         return {fixed.ENVIRONMENT: LoadedEnvironment(examples, EnvironmentFacts(seats, scores=True))}
 
-    session.environments.loaded = load  # type: ignore[method-assign]
+    session.environments.load = load  # type: ignore[method-assign]
+    session.source = replace(SOURCE, weights=str(builders.model(Path(session.config.store).parent / "model")))
     if needs_nothing:
         session.needed_services = lambda missing: []  # type: ignore[method-assign]
     preflight(session, [ref for ref in plan_work(session.context, SOURCE, None) if ref.computed])

@@ -6,7 +6,7 @@ import pytest
 
 from configs.environments import EnvironmentConfig
 from tasks.inference.environments.examples import verifiers_config
-from tasks.inference.environments.facts import EnvironmentFacts, FormerInterface, LostTaskConfig, facts_of
+from tasks.inference.environments.introspection import EnvironmentFacts, FormerInterface, LostTaskConfig, facts_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("plugins")]
 
