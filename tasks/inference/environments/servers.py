@@ -148,14 +148,14 @@ def load_all(environments: "Sequence[EnvironmentConfig]") -> list[LoadedEnvironm
                 running[-1].start()
             time.sleep(POLL_SECONDS)
             running = [each for each in running if not each.is_done()]
-        return _loaded(readers)
+        return _results(readers)
     finally:  # Ctrl-C too: nobody would wait for what goes on reading
         for each in readers:
             each.kill()
             scratches.discard(each.directory)
 
 
-def _loaded(readers: "Sequence[_Loading]") -> list[LoadedEnvironment]:
+def _results(readers: "Sequence[_Loading]") -> list[LoadedEnvironment]:
     found, problems = [], []
     for each in readers:
         try:
