@@ -240,9 +240,15 @@ def _reason(environment: "EnvironmentConfig", report: Path, log: str) -> str:
     missing = outcome["missing"]
     if missing and not missing.startswith("verifiers."):
         return f"{about} does not import: module {missing!r} is missing. Install the package that has it"
-    is_old = missing or OLD_INTERFACE.search(f"{outcome['error']}: {outcome['message']}")
-    hint = f". {OLD_INTERFACE_HINT}" if is_old else ""
-    return f"{about} cannot be loaded: {outcome['error']}: {add_advice(outcome['message'])}{hint}"
+    why = f"{outcome['error']}: {add_advice(outcome['message'])}"
+    if missing:
+        why = f"module {missing!r} is missing, which this verifiers does not have"
+    hint = (
+        f". {OLD_INTERFACE_HINT}"
+        if missing or OLD_INTERFACE.search(f"{outcome['error']}: {outcome['message']}")
+        else ""
+    )
+    return f"{about} cannot be loaded: {why}{hint}"
 
 
 def write_rows(path: Path, rows: pa.Table) -> None:
