@@ -152,8 +152,8 @@ class TrainingConfig(Section):
     """Whether kernels that add up in a fixed order are taken on CUDA, so that the same batches give the same weights to
     the last bit. On the CPU they always do."""
     logprob_chunk: int | None = Field(None, ge=1)
-    """Tokens whose logits exist at the same time; null takes as many as make a chunk of logits 128 MiB, from 64 to 1024
-    and a power of two: 128 beside a vocabulary of 151,936."""
+    """Tokens whose logits exist at the same time; null takes as many as make a chunk of logits 128 MiB, or 1 GiB on
+    CUDA, from 64 to 1024 and a power of two: beside a vocabulary of 151,936 these are 128, or 1024 on CUDA."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     checkpoint_every: int = Field(1, ge=1)
