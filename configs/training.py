@@ -156,7 +156,7 @@ class TrainingConfig(Section):
     the last bit. On the CPU they always do."""
     logprob_chunk: int | None = Field(None, ge=1)
     """Tokens whose logits exist at the same time. Null takes a power of two from 64 to 1024 for which a chunk of logits
-    has 128 MiB: 128 with a vocabulary of 151,936."""
+    has 128 MiB, or 1 GiB on CUDA: 128 or 1024 with a vocabulary of 151,936."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     checkpoint_every: int = Field(1, ge=1)

@@ -21,8 +21,8 @@ from tasks.learner.protocol import LearnerError
 
 ATTENTION = "packed_segments"
 """The name under which transformers knows `packed_attention`."""
-VARLEN_KERNELS = {("cuda", torch.bfloat16), ("cuda", torch.float16)}
-"""Devices and precisions for which torch's variable-length attention has a kernel."""
+VARLEN_KERNELS = {(device, dtype) for device in ("cuda", "meta") for dtype in (torch.bfloat16, torch.float16)}
+"""Devices and precisions for which torch's variable-length attention has a kernel; meta tensors count what it costs."""
 PACKAGES = {"fa4": "flash_attn.cute", "fa3": "flash_attn_interface"}
 """Versions of FlashAttention that torch does not bring, and the package of each."""
 HOPPER, BLACKWELL = 9, 10

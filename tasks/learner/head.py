@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 128 * 2**20
-"""Most bytes that a chunk of logits takes, where the vocabulary leaves that choice."""
+CHUNK_BYTES = {"cpu": 128 * 2**20, "cuda": 2**30}
+"""Most bytes that a chunk of logits takes on a device, where the vocabulary leaves that choice. For each chunk the
+gradient of the head's weight is read and written, which on CUDA takes as long as the products of a small chunk."""
 
 
 def token_logprobs(
@@ -111,7 +112,7 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     """Matrix product of half-precision operands without rounding the result to half precision."""
     if left.dtype in (torch.float32, torch.float64):
         return left @ right
-    if left.is_cuda:
+    if left.device.type in ("cuda", "meta"):
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
 
@@ -123,11 +124,11 @@ def _accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:
         total += _product(left.to(right.dtype), right)
 
 
-def default_chunk(vocab_size: int) -> int:
-    """Return how many tokens' logits exist at the same time beside a vocabulary of this size.
+def default_chunk(vocab_size: int, device: torch.device) -> int:
+    """Return how many tokens' logits exist at the same time on a device beside a vocabulary of this size.
 
     Two or three tensors of that many logits in float32 are what the head needs beyond its weight and gradient.
     """
-    fits = CHUNK_BYTES // (4 * vocab_size)
+    fits = CHUNK_BYTES[device.type] // (4 * vocab_size)
     # Below 64 the products are too thin to be fast; above 1024 there is nothing left to gain.
     return max(64, min(1024, 1 << fits.bit_length() >> 1))

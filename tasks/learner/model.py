@@ -64,7 +64,7 @@ def load_policy(
     causal = _load_causal(adapter.base_directory if adapter else directory)
     if adapter:
         adapters.attach(causal, adapter)
-    chunk = settings.logprob_chunk or default_chunk(causal.config.get_text_config().vocab_size)
+    chunk = settings.logprob_chunk or default_chunk(causal.config.get_text_config().vocab_size, device)
     policy = PolicyModel(causal.to(device), chunk, adapter)
     # Before the model is sharded: it is called from within here, past the hooks that gather sharded weights.
     _check_head(policy, device)

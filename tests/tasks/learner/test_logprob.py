@@ -137,5 +137,9 @@ def test_no_tokens():
     ],
 )
 def test_a_chunk_of_logits_is_as_large_as_the_vocabulary_leaves_room_for(vocabulary, chunk):
-    assert default_chunk(vocabulary) == chunk
+    assert default_chunk(vocabulary, torch.device("cpu")) == chunk
     assert chunk * vocabulary * 4 <= 128 * 2**20 or chunk == 64
+
+
+def test_on_cuda_a_chunk_is_larger():
+    assert [default_chunk(vocabulary, torch.device("cuda")) for vocabulary in (512, 151936, 10**6)] == [1024, 1024, 256]
