@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from configs.checks.run import problems
 from configs.errors import ConfigError
-from configs.fields import plain_annotation, section_types
+from configs.fields import meanings, plain_annotation, section_types
 from configs.layers import (
     Draft,
     Location,
@@ -91,6 +91,7 @@ def settings(files: Sequence[Path | str] = (), overrides: Sequence[str] = ()) ->
 
 
 def _settings(section: BaseModel, location: Location, draft: Draft) -> Iterator[Setting]:
+    documented = meanings(type(section))
     for name, field in type(section).model_fields.items():
         value, here = getattr(section, name), (*location, name)
         inside = (
@@ -102,7 +103,7 @@ def _settings(section: BaseModel, location: Location, draft: Draft) -> Iterator[
         else:
             default = None if field.is_required() else field.get_default(call_default_factory=True)
             # What a `type` means is what its section says of itself.
-            meaning = field.description or inspect.getdoc(type(section)) or ""
+            meaning = documented.get(name) or inspect.getdoc(type(section)) or ""
             yield Setting(dotted_key(here), value, default, draft.source(here), meaning)
 
 

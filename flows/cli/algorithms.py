@@ -16,6 +16,7 @@ import polars as pl
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from configs.store import default_store
 from flows.cli.launch import watch
 from flows.queries.store_reader import recorded_run
 from flows.replays.config import prepare_replay
@@ -83,7 +84,7 @@ def algorithms(
     step_range(steps)  # a mistake in it is no answer of an algorithm
     if output:
         check_output(Path(output), force)  # before the credits, not after them
-    root = existing_store(store or RunConfig().store)
+    root = existing_store(store or default_store())
     run, recorded = recorded_run(root, run)
     given: dict[str, dict[str, Any]] = {}
     if teacher:

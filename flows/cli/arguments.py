@@ -14,10 +14,7 @@ from typing import Annotated, Any
 from cyclopts import App, Group, Parameter, Token
 from cyclopts.validators import mutually_exclusive
 
-ITEMS_HELP = """\
-FILES are presets (demo, sft_demo, qwen3_gpu) or TOML files, laid over each other from left to right.
-OVERRIDES are written dotted.key=value, for example training.learning_rate=1e-5 or environments.0.max_turns=3.
-"""
+from flows.cli.commands import ABOUT, COMMANDS, PROGRAM, epilogue
 
 
 class UsageError(ValueError):
@@ -29,19 +26,19 @@ def _default_for_help(value: Any) -> str | None:
 
 
 app = App(
-    name="stagecoach",
-    help="Post-training of language models with reinforcement learning, as a pipeline of durable stages.",
+    name=PROGRAM,
+    help=ABOUT,
     help_format="plaintext",
-    version=lambda: f"stagecoach {version('stagecoach')}",
+    version=lambda: f"{PROGRAM} {version(PROGRAM)}",
     version_flags=("--version",),
     # The last of several values counts, a flag has no opposite, and `[1, 2]` is one value of a list of them.
     default_parameter=Parameter(
         allow_repeating=True, negative=(), json_list=False, json_dict=False, show_default=_default_for_help
     ),
 )
-RUN, LOOK, COMPARE, CORRECT, KEEP, MOVE = (
-    Group.create_ordered(name) for name in ("Run", "Look", "Compare", "Correct", "Keep", "Move")
-)
+for _name, _command in COMMANDS.items():
+    # By its path: a command is imported when it is called, or its help is asked for.
+    app.command(f"flows.cli.{_command.function}", name=_name, group=_command.group, help_epilogue=epilogue(_name))
 
 
 def one_of() -> tuple[str, Group]:

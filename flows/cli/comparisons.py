@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from configs.store import default_store
 from flows.cli.run_summary import describe
 from flows.queries.compare import compare
 from flows.queries.compare_summary import sentences, sheets
@@ -42,7 +43,7 @@ def diff(a: str, b: str, step: int | None = None, as_json: bool = False, store: 
 
     Raises ConfigError for an unknown run or step, LayoutError where there is no store.
     """
-    found = compare(StoreReader.at(store or RunConfig().store), a, b, step)
+    found = compare(StoreReader.at(store or default_store()), a, b, step)
     if as_json:
         print(json.dumps(found, sort_keys=True))
         return 0
@@ -60,7 +61,7 @@ def curves(runs: Sequence[str], store: str = "", output: str = "", force: bool =
 
     Raises ConfigError for an unknown run.
     """
-    root = existing_store(store or RunConfig().store)
+    root = existing_store(store or default_store())
     found = [describe(root, *named) for named in [recorded_run(root, name) for name in runs]]
     rewards = {run["run"]: {s["step"]: s["reward"] for s in run["steps"] if s["reward"] is not None} for run in found}
     steps = sorted({step for each in rewards.values() for step in each})
@@ -151,7 +152,7 @@ def evals(
     `by` is a field of the examples' tasks whose values are told apart. Raises ConfigError for an unknown run or one
     without evaluations, FieldMissing for a field that examples lack.
     """
-    root = existing_store(store or RunConfig().store)
+    root = existing_store(store or default_store())
     named = [recorded_run(root, name) for name in runs]  # all are looked up before the first is read
     parts = [part for name, config in named for part in parts_of(root, name, config, by)]
     if not parts:

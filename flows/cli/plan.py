@@ -10,6 +10,7 @@ from configs.errors import ConfigError
 from configs.load import dump, load
 from configs.resolve import resolve
 from configs.run import RunConfig, View
+from flows.reporting.formats import say
 from flows.runtime import pipeline
 from flows.runtime.executor import Executor
 from flows.runtime.loops import evaluation_configs
@@ -46,7 +47,11 @@ def main(files: Sequence[str], overrides: Sequence[str], as_json: bool = False) 
     here = config if is_local else config.model_copy(update={"model": config.model.model_copy(update={"path": ""})})
     teachers = local_teacher_facts(here) if here.model.path else {}
     resolved = resolve(config, config_versions(here) | teachers)
-    print(dump(resolved) if as_json else "\n".join(lines(config, resolved)))
+    if as_json:
+        print(dump(resolved))
+    else:
+        for line in lines(config, resolved):
+            say(line)
     return 0
 
 

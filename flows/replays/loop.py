@@ -9,6 +9,7 @@ from typing import Any
 from configs.errors import ConfigError
 from configs.replay import replayed_stages
 from configs.run import RunConfig
+from configs.store import default_store
 from flows.orchestration.states import EmptyBatch, GateRefused
 from flows.queries.compare import compare
 from flows.queries.compare_summary import sentences, sheets
@@ -154,7 +155,7 @@ def summary(outcome: dict[str, Any], config: RunConfig) -> list[str]:
         worst = max(step["update"]["mismatch_kl"] or 0.0 for step in trained)
         outside = f"at most {max(masked):.1%} of tokens outside the trust region"
         lines.append(f"importance ratio: {outside}, KL up to {worst:.2g}")
-    store = "" if config.store == RunConfig().store else f" --store {config.store}"
+    store = "" if config.store == default_store() else f" --store {config.store}"
     return [*lines, f"compare: stagecoach diff {replay.run} {config.name}{store}"]
 
 

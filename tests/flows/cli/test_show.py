@@ -65,9 +65,9 @@ def test_a_run_is_described_for_programs_and_for_people(tmp_path: Path, capsys: 
     assert step["seconds"]["rollout"] >= 0.0 and step["shared"] == []
     show.main("a", store=str(tmp_path))
     printed = capsys.readouterr().out
-    assert "train a: started, 1/2 steps" in printed and "rollout s" not in printed and "0.5" in printed
+    assert "train a: started, 1/2 steps" in printed and "rollout" not in printed and "0.5" in printed
     show.main("a", store=str(tmp_path), timing=True)
-    assert "rollout s" in capsys.readouterr().out
+    assert "  rollout  " in capsys.readouterr().out
 
 
 def test_a_long_run_is_curves_and_its_last_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
