@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import reprlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from configs.checks.run import problems
-from configs.errors import ConfigError
+from configs.errors import ConfigError, did_you_mean
 from configs.fields import meanings, plain_annotation, section_types
 from configs.layers import (
     Draft,
@@ -157,9 +158,20 @@ def _line(details: ErrorDetails, origin: Origin) -> str:
         return _unknown(location, owner, where)
     if details["type"] == "union_tag_not_found":
         return f"{dotted_key(location)}: say of which `type` it is{where}"
+    near = _nearest_choice(details)
     message = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
     given = "" if details["type"] in ("missing", "value_error") else f"; it is {reprlib.repr(details['input'])}"
-    return f"{dotted_key(location)}: {message}{given}{where}"
+    return f"{dotted_key(location)}: {message}{given}{where}{near}"
+
+
+def _nearest_choice(details: ErrorDetails) -> str:
+    """Return which of the allowed values a refused text is nearest to, as the end of a message."""
+    context = details.get("ctx", {})
+    if details["type"] not in ("literal_error", "union_tag_invalid"):
+        return ""
+    given = context.get("tag") or details["input"]
+    allowed = re.findall(r"'([^']*)'", str(context.get("expected") or context.get("expected_tags")))
+    return did_you_mean(str(given), allowed)
 
 
 def _unknown(location: Location, owner: type[BaseModel] | None, where: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import polars as pl
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, did_you_mean
 from configs.run import RunConfig
 from configs.store import default_store
 from flows.cli.launch import watch
@@ -93,7 +93,8 @@ def algorithms(
         given["opsd"] = {"demonstration": demonstration}
     chosen = names or [name for name in VARIANTS if name not in NEED_ENGINE or name in given]
     if unknown := [name for name in chosen if name not in VARIANTS]:
-        raise ConfigError([f"algorithms: {', '.join(unknown)}: the known ones are {', '.join(VARIANTS)}"])
+        known = f"{', '.join(VARIANTS)}{did_you_mean(unknown[0], VARIANTS)}"
+        raise ConfigError([f"algorithms: {', '.join(unknown)}: the known ones are {known}"])
     requests = {name: credit_request(recorded, name, steps, given.get(name, {}), store) for name in chosen}
     credited = [_credit(name, request, plain or as_json) for name, request in requests.items()]
     found = describe_credits(Frames(root), run, credited)

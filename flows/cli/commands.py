@@ -79,6 +79,7 @@ COMMANDS = {
     "deploy": Command("Run", "run:deploy", ("", "--pool gpu --slots 2")),
     "show": Command("Look", "show:show", ("", "demo --last 30 --timing", "demo training.learning_rate=1e-5"), ITEMS),
     "runs": Command("Look", "show:runs", ("", "--kind replay --state failed")),
+    "status": Command("Look", "show:status", ("", "demo")),
     "logs": Command("Look", "show:logs", ("demo engine --follow",)),
     "check": Command("Look", "show:check", ("demo", "qwen3_gpu mine.toml training.learning_rate=1e-5"), ITEMS),
     "config": Command("Look", "show:config", ("rollout.max_tokens", "training demo mine.toml"), ITEMS),
@@ -132,7 +133,8 @@ def overview() -> str:
     for group in dict.fromkeys(each.group for each in COMMANDS.values()):
         lines += ["", f"{group}:"]
         lines += [f"  {name:<{width}}  {summary(name)}" for name, each in COMMANDS.items() if each.group == group]
-    return "\n".join([*lines, "", f"`{PROGRAM} COMMAND --help` says what a command takes, with examples."])
+    lines += ["", f"`{PROGRAM} COMMAND --help` says what a command takes, with examples."]
+    return "\n".join([*lines, f"`{PROGRAM} --install-completion` completes words in bash, zsh and fish."])
 
 
 def summary(name: str) -> str:

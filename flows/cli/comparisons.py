@@ -21,12 +21,14 @@ from flows.queries.store_reader import StoreReader, recorded_run
 from flows.reporting.artifacts import escape
 from flows.reporting.curve import Point, curves_svg
 from flows.reporting.formats import (
+    chart,
     console,
     environment_title,
     fixed_point,
     grid,
     interval_text,
     markdown_table,
+    say,
     with_interval,
 )
 from flows.reporting.output_files import check_output, write_text, write_whole
@@ -36,6 +38,10 @@ from storage.store import Store
 from tasks.arrays.columns import texts
 from tasks.assignment.examples import values_of
 from tasks.evaluation.stage import Difference, example_means, paired_differences, rewards_of
+
+MOST_CURVE_ROWS = 12
+"""Steps whose rewards are printed as numbers below the curves."""
+LONGEST_CHART = 120
 
 
 def diff(a: str, b: str, step: int | None = None, as_json: bool = False, store: str = "") -> int:
@@ -68,7 +74,11 @@ def curves(runs: Sequence[str], store: str = "", output: str = "", force: bool =
     headings = ["step", *rewards]
     rows = [[str(step), *(fixed_point(each.get(step)) for each in rewards.values())] for step in steps]
     if not output:
-        console().print(grid(headings, rows, left=()))
+        _draw(rewards, steps)
+        places = {round(place * (len(rows) - 1) / (MOST_CURVE_ROWS - 1)) for place in range(MOST_CURVE_ROWS)}
+        console().print(grid(headings, [rows[place] for place in sorted(places)] if rows else [], left=()))
+        if len(rows) > MOST_CURVE_ROWS:
+            say(f"{MOST_CURVE_ROWS} of {len(rows)} steps; --output FILE writes all")
         return 0
     picture = Path(output).with_suffix(".svg")
     series = {run: [Point(step, reward) for step, reward in each.items()] for run, each in rewards.items()}
@@ -91,6 +101,17 @@ def curves(runs: Sequence[str], store: str = "", output: str = "", force: bool =
     write_text(Path(output), "\n".join(lines) + "\n", force)
     print(f"written to {output} and {picture}")
     return 0
+
+
+def _draw(rewards: Mapping[str, Mapping[int, float]], steps: Sequence[int]) -> None:
+    """Draw the rewards of each run below each other, all between the same bounds and over the same steps."""
+    values = [value for each in rewards.values() for value in each.values()]
+    width = min(console().width, LONGEST_CHART)
+    for run, each in rewards.items():
+        if len(each) > 1:
+            say(f"{run}: mean reward of steps {min(each)} to {max(each)}")
+            for line in chart([each.get(step) for step in steps], min(values), max(values), width):
+                print(line)
 
 
 def _score_lines(found: Sequence[dict[str, Any]]) -> list[str]:

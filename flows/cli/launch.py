@@ -278,7 +278,7 @@ def demo_summary(outcome: dict[str, Any], config: RunConfig, recipe: Recipe, sec
         scores = "; ".join(describe_scores(each) for each in found["scores"])
         lines.append(f"Held-out examples, policy {found['version']}: {scores}")
     lines += [describe_difference(row) for row in outcome.get("comparisons", ()) if row["figure"] == "avg"]
-    done = f"{outcome['num_computed']} pieces of work were computed, {outcome['num_found']} were in the ledger"
+    done = f"{outcome['num_computed']} pieces of work computed, {outcome['num_found']} cached"
     store = "" if config.store == default_store() else f" --store {config.store}"
     # A person looks for a directory, wherever the command was given.
     place = config.store if "://" in config.store else Path(config.store).resolve()

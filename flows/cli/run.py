@@ -30,6 +30,7 @@ def demo(
     plain: Plain = False,
 ) -> int | None:
     """Train a small model from nothing to good, on this machine."""
+    from configs.errors import did_you_mean
     from flows.cli.launch import demo
     from flows.runtime.demo_sources import RECIPES
 
@@ -37,7 +38,8 @@ def demo(
     presets, overrides = split_items(items)
     if len(presets) > 1 or not set(presets) <= set(RECIPES):
         known = ", ".join(RECIPES)
-        raise UsageError(f"demo takes one of {known}, not {' '.join(presets)}; `stagecoach run` takes files")
+        near = did_you_mean(presets[0], RECIPES)
+        raise UsageError(f"demo takes one of {known}, not {' '.join(presets)}; `stagecoach run` takes files{near}")
     return demo(*presets, overrides=overrides, name=name, store=store, plain=plain)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from configs.errors import did_you_mean
 from configs.store import default_store
 from flows.cli.arguments import UsageError
 from flows.queries.run_state import is_going, process_gone, state_of
@@ -69,7 +70,8 @@ def show_logs(run: str, service: str = "", lines: int = 40, follow: bool = False
     wanted = [each for each in found if service in ("", each.stem)]
     if not wanted:
         known = ", ".join(each.stem for each in found) or "none on this machine"
-        raise UsageError(f"run {name!r} has no log of {service or 'a service'}; there is: {known}")
+        near = did_you_mean(service, (each.stem for each in found))
+        raise UsageError(f"run {name!r} has no log of {service or 'a service'}; there is: {known}{near}")
     files = [str(each) for each in wanted]
     os.execvp("tail", ["tail", "-n", str(lines), *(["-F"] if follow else []), "--", *files])
 

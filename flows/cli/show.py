@@ -50,6 +50,22 @@ def runs(
     return list_runs(store=store, kind=kind or "", state=state, as_json=as_json)
 
 
+def status(
+    run: Annotated[str, option("only this run, `latest` for the newest", "RUN")] = "",
+    /,
+    *,
+    store: Store = "",
+    as_json: Json = False,
+) -> int | None:
+    """What is at work now: runs, services, gates that wait, schedules.
+
+    The exit status is 0 where a run is at work, 1 where none is.
+    """
+    from flows.cli.status import main
+
+    return main(run, store=store, as_json=as_json)
+
+
 def logs(
     run: Annotated[str, option("a run, `latest` for the newest", "RUN")] = "latest",
     service: Annotated[str, option("only this one: engine, learner, environment-NAME, ...", "SERVICE")] = "",

@@ -143,8 +143,8 @@ def summary(outcome: dict[str, Any], config: RunConfig) -> list[str]:
     """Return the lines that end a replay: what was done, whether the weights are the recorded ones, what to look at."""
     replay, trained = config.replay, [step for step in outcome["steps"] if step["update"] is not None]
     lines = [
-        f"replay {config.name} of {replay.run} from {replay.from_stage}: {outcome['num_computed']} pieces of work were "
-        f"computed, {outcome['num_found']} were in the ledger"
+        f"replay {config.name} of {replay.run} from {replay.from_stage}: {outcome['num_computed']} pieces of work "
+        f"computed, {outcome['num_found']} cached"
     ]
     compared = [step for step in trained if step["same_weights"] is not None]
     if compared:

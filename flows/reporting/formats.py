@@ -268,14 +268,33 @@ def sparkline(values: Sequence[float | None], width: int = 48) -> str:
 
     Where there is no value there is a space.
     """
-    num_cells = min(width, len(values))
-    ends = [round(place * len(values) / max(num_cells, 1)) for place in range(num_cells + 1)]
-    cells = [[each for each in values[a:b] if each is not None] for a, b in pairwise(ends)]
-    means = [sum(cell) / len(cell) if cell else None for cell in cells]
+    means = _means(values, width)
     known = [each for each in means if each is not None]
     low, high = min(known, default=0.0), max(known, default=0.0)
     steps = [None if each is None else round((each - low) / (high - low or 1.0) * 7) for each in means]
     return "".join(" " if each is None else BLOCKS[each] for each in steps)
+
+
+def chart(values: Sequence[float | None], low: float, high: float, width: int, num_rows: int = 6) -> list[str]:
+    """Return values as lines of blocks between two bounds, which are written at the left; of many values, means."""
+    means = _means(values, width - 10)
+    eighths = [
+        0 if each is None else 1 + round((each - low) / (high - low or 1.0) * (8 * num_rows - 1)) for each in means
+    ]
+    lines = []
+    for row in reversed(range(num_rows)):
+        bound = compact_number(high) if row == num_rows - 1 else compact_number(low) if row == 0 else ""
+        filled = (min(8, max(0, each - 8 * row)) for each in eighths)
+        lines.append(f"{bound:>8} │" + "".join(BLOCKS[each - 1] if each else " " for each in filled))
+    return lines
+
+
+def _means(values: Sequence[float | None], width: int) -> list[float | None]:
+    """Return at most `width` values: of more, the means of neighbours; None where there is no value."""
+    num_cells = min(width, len(values))
+    ends = [round(place * len(values) / max(num_cells, 1)) for place in range(num_cells + 1)]
+    cells = [[each for each in values[a:b] if each is not None] for a, b in pairwise(ends)]
+    return [sum(cell) / len(cell) if cell else None for cell in cells]
 
 
 EVALUATION_HEADINGS = ("held-out", "policies", "figure", "before", "after", "change", "95% interval", "n")
