@@ -203,10 +203,10 @@ def open(store: Item = "") -> "Viewer":
 
     Without a store it is the one that commands mean: STAGECOACH_STORE, else `stagecoach-store`.
     """
-    from configs.run import RunConfig
+    from configs.store import default_store
     from flows.viewer.notebook import open_viewer
 
-    return open_viewer(fspath(store) or RunConfig().store)
+    return open_viewer(fspath(store) or default_store())
 
 
 def _start(

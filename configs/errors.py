@@ -1,6 +1,13 @@
 """The error of every config that cannot be used, and how two versions in messages differ."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+
+def did_you_mean(wrong: str, known: Iterable[str]) -> str:
+    """Return the end of a message that names the nearest of some known words; nothing where none is near."""
+    near = get_close_matches(wrong, list(known), 1, 0.6)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 class ConfigError(ValueError):

@@ -4,8 +4,12 @@ A section that names a function by import path has two fields: the path, and bes
 is imported here: who resolves a config says what the versions are.
 """
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -62,7 +66,23 @@ def _mark(field: FieldInfo, mark: str) -> Any:
 class Section(BaseModel):
     """A frozen part of the config that refuses keys it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def meanings(section: type[BaseModel]) -> dict[str, str]:
+    """Return what the fields of a section mean, by name: the docstrings below them, those of its bases included."""
+    # Read when somebody asks: pydantic would parse all sections whenever they are imported, a tenth of a second.
+    found: dict[str, str] = {}
+    for kind in reversed(section.__mro__):
+        if issubclass(kind, BaseModel) and kind is not BaseModel:
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+            assert isinstance(definition, ast.ClassDef)
+            for field, text in pairwise(definition.body):
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    match text:
+                        case ast.Expr(ast.Constant(str(meaning))):
+                            found[field.target.id] = inspect.cleandoc(meaning)
+    return found
 
 
 def section_types(annotation: Any) -> list[type[BaseModel]]:

@@ -12,7 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, did_you_mean
 
 PRESETS = Path(__file__).parent / "presets"
 Location = tuple[str | int, ...]
@@ -147,7 +147,8 @@ def find(file: Path | str) -> Path:
     # A path that is not there is a mistake, even where its last part is the name of a preset.
     if path.name == str(file) and preset.is_file():
         return preset
-    raise ConfigError([f"{file}: no such file, and no such preset; the presets are {', '.join(presets())}"])
+    known = f"the presets are {', '.join(presets())}{did_you_mean(str(file), presets())}"
+    raise ConfigError([f"{file}: no such file, and no such preset; {known}"])
 
 
 def presets() -> list[str]:

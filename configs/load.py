@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import reprlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,8 +17,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from configs.checks.run import problems
-from configs.errors import ConfigError
-from configs.fields import plain_annotation, section_types
+from configs.errors import ConfigError, did_you_mean
+from configs.fields import meanings, plain_annotation, section_types
 from configs.layers import (
     Draft,
     Location,
@@ -92,6 +93,7 @@ def settings(files: Sequence[Path | str] = (), overrides: Sequence[str] = ()) ->
 
 
 def _settings(section: BaseModel, location: Location, draft: Draft) -> Iterator[Setting]:
+    documented = meanings(type(section))
     for name, field in type(section).model_fields.items():
         value, here = getattr(section, name), (*location, name)
         inside = (
@@ -103,7 +105,7 @@ def _settings(section: BaseModel, location: Location, draft: Draft) -> Iterator[
         else:
             default = None if field.is_required() else field.get_default(call_default_factory=True)
             # What a `type` means is what its section says of itself.
-            meaning = field.description or inspect.getdoc(type(section)) or ""
+            meaning = documented.get(name) or inspect.getdoc(type(section)) or ""
             yield Setting(dotted_key(here), value, default, draft.source(here), meaning)
 
 
@@ -157,11 +159,22 @@ def _line(details: ErrorDetails, origin: Origin) -> str:
         return _unknown(location, owner, where)
     if details["type"] == "union_tag_not_found":
         return f"{dotted_key(location)}: say of which `type` it is{where}"
+    near = _nearest_choice(details)
     message = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
     given = "" if details["type"] in ("missing", "value_error") else f"; it is {reprlib.repr(details['input'])}"
     if isinstance(details["input"], date | time):
         given = f"; {details['input']} is read as a date or time: put it in quotes"
-    return f"{dotted_key(location)}: {message}{given}{where}"
+    return f"{dotted_key(location)}: {message}{given}{where}{near}"
+
+
+def _nearest_choice(details: ErrorDetails) -> str:
+    """Return which of the allowed values a refused text is nearest to, as the end of a message."""
+    context = details.get("ctx", {})
+    if details["type"] not in ("literal_error", "union_tag_invalid"):
+        return ""
+    given = context.get("tag") or details["input"]
+    allowed = re.findall(r"'([^']*)'", str(context.get("expected") or context.get("expected_tags")))
+    return did_you_mean(str(given), allowed)
 
 
 def _unknown(location: Location, owner: type[BaseModel] | None, where: str) -> str:

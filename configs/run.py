@@ -1,6 +1,5 @@
 """The config of a whole run, and the view of it that one stage may see."""
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
@@ -29,14 +28,10 @@ from configs.sections import (
     SupervisedDataConfig,
 )
 from configs.services import EngineConfig, LearnerConfig, PrefectConfig, WandbConfig
+from configs.store import default_store
 from configs.training import TrainingConfig
 
 Setting = TypeVar("Setting")
-
-
-def default_store() -> str:
-    """Return the store that is meant where none is named: that of STAGECOACH_STORE, else `stagecoach-store` here."""
-    return os.environ.get("STAGECOACH_STORE") or "stagecoach-store"
 
 
 class RunConfig(Section):

@@ -19,7 +19,7 @@ from mkdocs.structure.pages import Page
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from configs.fields import plain_annotation, section_types
+from configs.fields import meanings, plain_annotation, section_types
 from configs.run import RunConfig
 from flows import cli
 from flows.reporting.formats import config_value
@@ -150,13 +150,13 @@ def config_keys() -> str:
 
 def _sections(model: type[BaseModel], prefix: str, title: str, seen: set[type[BaseModel]]) -> Iterator[str]:
     """Yield the headings and tables of a section and of those inside it that are not in `seen`."""
-    rows, inner = [], []
+    rows, inner, documented = [], [], meanings(model)
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"
         models = section_types(field.annotation)
         inside = f"{key}.*." if get_origin(plain_annotation(field.annotation)) is tuple else f"{key}."
         inner += [(each, inside, _title(each, inside)) for each in models if each not in seen]
-        meaning = field.description or (_summary(models[0]) if len(models) == 1 else "")
+        meaning = documented.get(name) or (_summary(models[0]) if len(models) == 1 else "")
         kind = f"{'list of sections' if inside.endswith('*.') else 'section'}" if models else _type(field)
         rows.append(_row(f"`{key}`", kind, _default(field, bool(models)), meaning))
     about = "" if model is RunConfig else _summary(model)

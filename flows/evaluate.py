@@ -5,7 +5,7 @@ from typing import Any
 
 from prefect import flow
 
-from configs.run import RunConfig
+from configs.store import default_store
 from flows.orchestration.states import OF_A_RUN, needs_api, reports_its_end
 from flows.runtime.entry import flow_run_name, session_for
 from flows.runtime.loops import loop_evaluate
@@ -45,7 +45,7 @@ def evaluate(
         store: root of the store: a directory on the worker, or s3://bucket/prefix.
     """
     if policy == LATEST:
-        policy = newest_policy(open_store(store or RunConfig().store))
+        policy = newest_policy(open_store(store or default_store()))
         if not policy:
             from prefect.states import Completed
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from prefect import flow
 
-from configs.run import RunConfig
+from configs.store import default_store
 from flows.orchestration.states import reports_its_end
 from flows.runtime import maintenance
 from storage.maintenance.compact import MaintenanceReport
@@ -35,7 +35,7 @@ def maintain(
         policies: which weights the runs keep: all, last, or every:N for every n-th version and the last.
         dry_run: change nothing, only say what would be done.
     """
-    root = open_store(store or RunConfig().store)
+    root = open_store(store or default_store())
     going = maintenance.choose_removal(root, keep or [], keep_last, (), (), policies)
     removed = RemovalReport() if dry_run else maintenance.remove_planned(root, going)
     expired, done = maintenance.maintain_tables(root, retention_hours, retain or [], False, dry_run)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from storage.errors import StoreError
@@ -58,6 +59,13 @@ class Slice:
     def from_row(cls, row: Mapping[str, Any]) -> "Slice":
         """The slice out of a value of the `SLICE` struct."""
         return cls(**{**row, "files": tuple(File(**file) for file in row["files"])})
+
+
+@lru_cache(maxsize=512)
+def _parsed(text: str) -> Mapping[str, Any]:
+    """Return what JSON of the ledger says; of all rows of a stage it is the same text, and nobody changes a mapping."""
+    parsed: Mapping[str, Any] = json.loads(text)
+    return parsed
 
 
 def identity(key: str, slices: Iterable[Slice]) -> tuple[str, ...]:
@@ -130,11 +138,11 @@ class Entry:
         return cls(
             **{
                 **row,
-                "section": json.loads(row["section"]),
+                "section": _parsed(row["section"]),
                 "inputs": {each["name"]: each["key"] for each in row["inputs"]},
                 "outputs": tuple(Slice.from_row(output) for output in row["outputs"]),
                 "started_at": row["started_at"].astimezone(UTC),
                 "finished_at": row["finished_at"].astimezone(UTC),
-                "versions": json.loads(row["versions"]),
+                "versions": _parsed(row["versions"]),
             }
         )

@@ -1,34 +1,19 @@
 """The registry of stages: their order, the services they need, whether their rows can be made again, their colours.
 
-Stages do not know each other; here all of them are known. Every list of stages elsewhere is derived from this one, or,
-where it may not be imported (`configs.replay`), checked against it by a test.
+Every list of stages elsewhere is derived from this one, or, where it may not be imported (`configs.replay`), checked
+against it by a test. Who does the work of a stage is in `tasks.stage_tasks`: whoever only reads a store needs none of
+that, and importing it takes its time.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from tasks.advantage import reference
-from tasks.advantage import stage as advantage
-from tasks.assignment import examples
-from tasks.assignment import stage as assignment
-from tasks.exchange import trace_import
-from tasks.filtering import stage as filtering
-from tasks.gate import stage as gate
-from tasks.metrics import stage as metrics
-from tasks.packing import stage as packing
-from tasks.rollout import demonstration, regrade
-from tasks.rollout import stage as rollout
-from tasks.runtime.prefect_task import StageTask
-from tasks.runtime.stage import Stage
-from tasks.training import policy as policy_import
-from tasks.training import stage as training
-
 EVALUATION: Final = "evaluation"
 """What the rollouts that score a policy are called; the ledger has them as work of the stage `rollout`."""
-EVALUATION_ASSIGNMENT = assignment.EVALUATION_STAGE.name
+EVALUATION_ASSIGNMENT: Final = "evaluation_assignment"
 """The stage that says which held-out examples are tried: whatever has it for an input scores a policy."""
-ROLLOUT = rollout.STAGE.name
+ROLLOUT: Final = "rollout"
 OTHER_COLOUR = 7
 
 
@@ -37,8 +22,6 @@ class RegisteredStage:
     """What holds for all work of a stage, wherever it is planned, served, compared or drawn."""
 
     name: str
-    tasks: tuple[StageTask, ...]
-    """Who does it; several where its rows come from several sources. The first one is that of a training run."""
     table: str
     """The table that it is there for."""
     scope: Literal["run", "step", "evaluation"] = "step"
@@ -55,46 +38,36 @@ class RegisteredStage:
     """The number of its colour wherever stages are drawn."""
 
     @property
-    def stage(self) -> Stage:
-        """Its declaration in a training run."""
-        return self.tasks[0].stage
-
-    @property
     def known_as(self) -> str:
         """The name under which replays and comparisons know its work."""
         return self.role or self.name
 
 
 STAGES = (
-    RegisteredStage("policy_import", (policy_import.task,), "policies", "run", services=("learner",)),
-    RegisteredStage(
-        "examples", (examples.task, examples.demonstration_task, trace_import.examples_task), "examples", "run"
-    ),
-    RegisteredStage("assignment", (assignment.task, trace_import.assignment_task), "assignments", replayable=True),
+    RegisteredStage("policy_import", "policies", "run", services=("learner",)),
+    RegisteredStage("examples", "examples", "run"),
+    RegisteredStage("assignment", "assignments", replayable=True),
     RegisteredStage(
         ROLLOUT,
-        (rollout.task,),
         "traces",
         services=("engine", "teachers", "environments"),
         deterministic=False,
         replayable=True,
         colour=0,
     ),
-    RegisteredStage("demonstration", (demonstration.task,), "traces", role=ROLLOUT, colour=0),
-    RegisteredStage("import", (trace_import.task,), "traces", role=ROLLOUT, deterministic=False, colour=0),
-    RegisteredStage("regrade", (regrade.task,), "traces", services=("graders",), deterministic=False, colour=5),
-    RegisteredStage("filtering", (filtering.task,), "verdicts", replayable=True, colour=3),
-    RegisteredStage(
-        "reference", (reference.task,), "references", services=("engine", "teachers"), deterministic=False, colour=6
-    ),
-    RegisteredStage("advantage", (advantage.task,), "samples", replayable=True, colour=4),
-    RegisteredStage("packing", (packing.task,), "batches", replayable=True, colour=5),
-    RegisteredStage("gate", (gate.task,), "decisions", deterministic=False, colour=6),
+    RegisteredStage("demonstration", "traces", role=ROLLOUT, colour=0),
+    RegisteredStage("import", "traces", role=ROLLOUT, deterministic=False, colour=0),
+    RegisteredStage("regrade", "traces", services=("graders",), deterministic=False, colour=5),
+    RegisteredStage("filtering", "verdicts", replayable=True, colour=3),
+    RegisteredStage("reference", "references", services=("engine", "teachers"), deterministic=False, colour=6),
+    RegisteredStage("advantage", "samples", replayable=True, colour=4),
+    RegisteredStage("packing", "batches", replayable=True, colour=5),
+    RegisteredStage("gate", "decisions", deterministic=False, colour=6),
     # Training gives the same weights on one machine; where it does not, the store refuses the other weights.
-    RegisteredStage("training", (training.task,), "updates", services=("learner",), replayable=True, colour=1),
-    RegisteredStage("metrics", (metrics.task,), "metrics"),
-    RegisteredStage(EVALUATION_ASSIGNMENT, (assignment.evaluation_task,), "assignments", EVALUATION),
-    RegisteredStage(EVALUATION, (rollout.task,), "traces", EVALUATION, deterministic=False, colour=2),
+    RegisteredStage("training", "updates", services=("learner",), replayable=True, colour=1),
+    RegisteredStage("metrics", "metrics"),
+    RegisteredStage(EVALUATION_ASSIGNMENT, "assignments", EVALUATION),
+    RegisteredStage(EVALUATION, "traces", EVALUATION, deterministic=False, colour=2),
 )
 """All stages in the order in which a step, and with it a run, goes through them."""
 

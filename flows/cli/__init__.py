@@ -14,17 +14,12 @@ with EndedByInterrupts():
     from functools import partial
     from typing import Any
 
-    from cyclopts import CycloptsError
-
     from flows import PACKAGES
-    from flows.cli import diff, export, init, run, show, store
-    from flows.cli.arguments import UsageError, app
-    from flows.reporting.formats import visible
+    from flows.cli.commands import overview
 
 UNREAD = 141
 """The exit status where who read the output closed it, as a shell tells of a program that SIGPIPE ended."""
-COMMANDS = (run, init, show, diff, store, export)
-"""The modules of commands: importing one adds its commands to the application."""
+HELP = ("--help", "-h")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None, interrupts: Interrupts) -> int:
     if sys.stdout is None:  # closed by who started this, as by `>&-`: `print` says nothing then, all else fails
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-    warnings.formatwarning = lambda message, *_, **__: f"stagecoach: {visible(str(message))}\n"
+    warnings.formatwarning = lambda message, *_, **__: f"stagecoach: {_visible(str(message))}\n"
     command: Callable[[], Any] | None = None
     try:
         if argv is None:
@@ -73,12 +68,18 @@ def _report(error: BaseException, command: Callable[[], Any] | None) -> int:
         message = explanation(error) or _damage_behind(error, command)
     except KeyboardInterrupt:
         what = f"Interrupted while looking for damage. Before that: {type(error).__name__}: {error}"
-        print(f"\nstagecoach: {visible(what)}", file=sys.stderr)
+        print(f"\nstagecoach: {_visible(what)}", file=sys.stderr)
         return INTERRUPTED
     if message is None:
         raise
-    print(f"stagecoach: {visible(message)}", file=sys.stderr)
+    print(f"stagecoach: {_visible(message)}", file=sys.stderr)
     return 2
+
+
+def _visible(text: str) -> str:
+    from flows.reporting.formats import visible  # with it comes what lays tables out, and most commands say nothing
+
+    return visible(text)
 
 
 def _nobody_reads() -> bool:
@@ -121,7 +122,7 @@ def explanation(error: BaseException) -> str | None:
 def _damage_behind(error: BaseException, command: Callable[[], Any] | None) -> str | None:
     """Return which files of a command's store are damaged, where any are: nearly anything comes of those."""
     store = getattr(command, "keywords", {}).get("store")
-    from configs.run import RunConfig
+    from configs.store import default_store
     from storage.errors import LayoutError, StoreError, is_foreign
     from storage.read.damage import damage_behind
     from storage.read.frames import existing_store
@@ -131,7 +132,7 @@ def _damage_behind(error: BaseException, command: Callable[[], Any] | None) -> s
         return None
     found: StoreError | None
     try:
-        found = damage_behind(error, existing_store(store or RunConfig().store, read_only=True))
+        found = damage_behind(error, existing_store(store or default_store(), read_only=True))
     except LayoutError:  # there is none
         return None
     except StoreError as other:  # it cannot even be opened: that says more than what came of it
@@ -141,6 +142,13 @@ def _damage_behind(error: BaseException, command: Callable[[], Any] | None) -> s
 
 def parse(argv: Sequence[str]) -> Callable[[], Any]:
     """Return a command with its arguments, ready to be called. Raises UsageError where they are none."""
+    if argv and argv[0] in HELP:
+        return lambda: print(overview())
+    # As late as this: reading arguments takes longer to import than help may take.
+    from cyclopts import CycloptsError
+
+    from flows.cli.arguments import UsageError, app
+
     if not argv:
         raise UsageError("name a command; `stagecoach --help` lists them")
     try:
@@ -154,6 +162,8 @@ def parse(argv: Sequence[str]) -> Callable[[], Any]:
 
 def _print_help(write: Callable[[], None]) -> None:
     """Print what `write` writes to the application's console, which itself ends the program where nobody reads."""
+    from flows.cli.arguments import app
+
     # rich ends the process with a status of its own where the pipe is closed; `print` raises what `main` catches.
     with app.console.capture() as captured:
         write()

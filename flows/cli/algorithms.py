@@ -14,8 +14,9 @@ from typing import Any
 
 import polars as pl
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, did_you_mean
 from configs.run import RunConfig
+from configs.store import default_store
 from flows.cli.launch import watch
 from flows.queries.store_reader import recorded_run
 from flows.replays.config import prepare_replay
@@ -83,7 +84,7 @@ def algorithms(
     step_range(steps)  # a mistake in it is no answer of an algorithm
     if output:
         check_output(Path(output), force)  # before the credits, not after them
-    root = existing_store(store or RunConfig().store)
+    root = existing_store(store or default_store())
     run, recorded = recorded_run(root, run)
     given: dict[str, dict[str, Any]] = {}
     if teacher:
@@ -92,7 +93,8 @@ def algorithms(
         given["opsd"] = {"demonstration": demonstration}
     chosen = names or [name for name in VARIANTS if name not in NEED_ENGINE or name in given]
     if unknown := [name for name in chosen if name not in VARIANTS]:
-        raise ConfigError([f"algorithms: {', '.join(unknown)}: the known ones are {', '.join(VARIANTS)}"])
+        known = f"{', '.join(VARIANTS)}{did_you_mean(unknown[0], VARIANTS)}"
+        raise ConfigError([f"algorithms: {', '.join(unknown)}: the known ones are {known}"])
     requests = {name: credit_request(recorded, name, steps, given.get(name, {}), store) for name in chosen}
     credited = [_credit(name, request, plain or as_json) for name, request in requests.items()]
     found = describe_credits(Frames(root), run, credited)

@@ -5,7 +5,7 @@ it is called, so that help and mistakes need none of it.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -14,10 +14,8 @@ from typing import Annotated, Any
 from cyclopts import App, Group, Parameter, Token
 from cyclopts.validators import mutually_exclusive
 
-ITEMS_HELP = """\
-FILES are presets (demo, sft_demo, qwen3_gpu) or TOML files, laid over each other from left to right.
-OVERRIDES are written dotted.key=value, for example training.learning_rate=1e-5 or environments.0.max_turns=3.
-"""
+from configs.store import default_store
+from flows.cli.commands import ABOUT, COMMANDS, PROGRAM, epilogue
 
 
 class UsageError(ValueError):
@@ -29,19 +27,20 @@ def _default_for_help(value: Any) -> str | None:
 
 
 app = App(
-    name="stagecoach",
-    help="Post-training of language models with reinforcement learning, as a pipeline of durable stages.",
+    name=PROGRAM,
+    help=ABOUT,
     help_format="plaintext",
-    version=lambda: f"stagecoach {version('stagecoach')}",
+    version=lambda: f"{PROGRAM} {version(PROGRAM)}",
     version_flags=("--version",),
     # The last of several values counts, a flag has no opposite, and `[1, 2]` is one value of a list of them.
     default_parameter=Parameter(
         allow_repeating=True, negative=(), json_list=False, json_dict=False, show_default=_default_for_help
     ),
 )
-RUN, LOOK, COMPARE, CORRECT, KEEP, MOVE = (
-    Group.create_ordered(name) for name in ("Run", "Look", "Compare", "Correct", "Keep", "Move")
-)
+for _name, _command in COMMANDS.items():
+    # By its path: a command is imported when it is called, or its help is asked for.
+    app.command(f"flows.cli.{_command.function}", name=_name, group=_command.group, help_epilogue=epilogue(_name))
+app.register_install_completion_command(help="Install shell completion for bash, zsh or fish, and say where.")
 
 
 def one_of() -> tuple[str, Group]:
@@ -50,8 +49,52 @@ def one_of() -> tuple[str, Group]:
 
 
 def option(text: str = "", metavar: str | None = None, **more: Any) -> Parameter:
-    """Return what is said of an argument in help, and how it is read where its name and type do not tell."""
+    """Return what is said of an argument in help, and how it is read where its name and type do not tell.
+
+    What a shell offers for it follows from its metavar.
+    """
+    words = set(re.findall(r"[A-Z]+", metavar or ""))
+    offered = [offer for name, offer in OFFERS.items() if name in words]
+    if offered:
+        more["completer"] = lambda context: [each for offer in offered for each in offer(context)]
     return Parameter(help=text, metavar=metavar, **more)
+
+
+def _recorded_runs(context: Any) -> list[str]:
+    """Return the runs of the store that a half-typed command means; nothing of one that lies elsewhere."""
+    # By the directories of the table: opening the store would take longer than anybody waits for a word.
+    with suppress(KeyError, OSError):
+        root = Path(str(context["store"].raw or default_store())) / "tables" / "runs"
+        return sorted(path.name.removeprefix("run=") for path in root.glob("run=*"))
+    return []
+
+
+def _known_presets(_: Any) -> list[str]:
+    from configs.layers import presets
+
+    return presets()
+
+
+def _known_keys(_: Any) -> list[str]:
+    from configs.load import known_keys
+    from configs.run import RunConfig
+
+    # Sections of several types share keys.
+    return list(dict.fromkeys(key for key in known_keys(RunConfig) if "*" not in key))
+
+
+def _overrides(context: Any) -> list[str]:
+    return [f"{key}=" for key in _known_keys(context)]
+
+
+OFFERS: Mapping[str, Callable[[Any], list[str]]] = {
+    "RUN": _recorded_runs,
+    "FILES": _known_presets,
+    "PRESET": _known_presets,
+    "KEY": _known_keys,
+    "OVERRIDES": _overrides,
+}
+"""What completion offers for an argument, by the words of its metavar."""
 
 
 MOST = 10**9
@@ -102,7 +145,7 @@ Plain = Annotated[bool, option("plain lines instead of a live panel")]
 Force = Annotated[bool, option("replace an existing file")]
 DryRun = Annotated[bool, option("change nothing, only print what would be done")]
 Name = Annotated[str, option("name of the run")]
-OfRun = Annotated[str, option("only the rows that this run uses")]
+OfRun = Annotated[str, option("only the rows that this run uses", "RUN")]
 Items = Annotated[str, option("see below", "[FILES] [OVERRIDES]")]
 RunItems = Annotated[str, option("see below", "[RUN] [OVERRIDES]")]
 

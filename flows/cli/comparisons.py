@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from configs.store import default_store
 from flows.cli.run_summary import describe
 from flows.queries.compare import compare
 from flows.queries.compare_summary import sentences, sheets
@@ -20,12 +21,14 @@ from flows.queries.store_reader import StoreReader, recorded_run
 from flows.reporting.artifacts import escape
 from flows.reporting.curve import Point, curves_svg
 from flows.reporting.formats import (
+    chart,
     console,
     environment_title,
     fixed_point,
     grid,
     interval_text,
     markdown_table,
+    say,
     with_interval,
 )
 from flows.reporting.output_files import check_output, write_text, write_whole
@@ -36,13 +39,17 @@ from tasks.arrays.columns import texts
 from tasks.assignment.examples import values_of
 from tasks.evaluation.stage import Difference, example_means, paired_differences, rewards_of
 
+MOST_CURVE_ROWS = 12
+"""Steps whose rewards are printed as numbers below the curves."""
+LONGEST_CHART = 120
+
 
 def diff(a: str, b: str, step: int | None = None, as_json: bool = False, store: str = "") -> int:
     """Print how run `b` differs from run `a`, with `step` down to samples; return the exit status.
 
     Raises ConfigError for an unknown run or step, LayoutError where there is no store.
     """
-    found = compare(StoreReader.at(store or RunConfig().store), a, b, step)
+    found = compare(StoreReader.at(store or default_store()), a, b, step)
     if as_json:
         print(json.dumps(found, sort_keys=True))
         return 0
@@ -60,14 +67,18 @@ def curves(runs: Sequence[str], store: str = "", output: str = "", force: bool =
 
     Raises ConfigError for an unknown run.
     """
-    root = existing_store(store or RunConfig().store)
+    root = existing_store(store or default_store())
     found = [describe(root, *named) for named in [recorded_run(root, name) for name in runs]]
     rewards = {run["run"]: {s["step"]: s["reward"] for s in run["steps"] if s["reward"] is not None} for run in found}
     steps = sorted({step for each in rewards.values() for step in each})
     headings = ["step", *rewards]
     rows = [[str(step), *(fixed_point(each.get(step)) for each in rewards.values())] for step in steps]
     if not output:
-        console().print(grid(headings, rows, left=()))
+        _draw(rewards, steps)
+        places = {round(place * (len(rows) - 1) / (MOST_CURVE_ROWS - 1)) for place in range(MOST_CURVE_ROWS)}
+        console().print(grid(headings, [rows[place] for place in sorted(places)] if rows else [], left=()))
+        if len(rows) > MOST_CURVE_ROWS:
+            say(f"{MOST_CURVE_ROWS} of {len(rows)} steps; --output FILE writes all")
         return 0
     picture = Path(output).with_suffix(".svg")
     series = {run: [Point(step, reward) for step, reward in each.items()] for run, each in rewards.items()}
@@ -90,6 +101,17 @@ def curves(runs: Sequence[str], store: str = "", output: str = "", force: bool =
     write_text(Path(output), "\n".join(lines) + "\n", force)
     print(f"written to {output} and {picture}")
     return 0
+
+
+def _draw(rewards: Mapping[str, Mapping[int, float]], steps: Sequence[int]) -> None:
+    """Draw the rewards of each run below each other, all between the same bounds and over the same steps."""
+    values = [value for each in rewards.values() for value in each.values()]
+    width = min(console().width, LONGEST_CHART)
+    for run, each in rewards.items():
+        if len(each) > 1:
+            say(f"{run}: mean reward of steps {min(each)} to {max(each)}")
+            for line in chart([each.get(step) for step in steps], min(values), max(values), width):
+                print(line)
 
 
 def _score_lines(found: Sequence[dict[str, Any]]) -> list[str]:
@@ -151,7 +173,7 @@ def evals(
     `by` is a field of the examples' tasks whose values are told apart. Raises ConfigError for an unknown run or one
     without evaluations, FieldMissing for a field that examples lack.
     """
-    root = existing_store(store or RunConfig().store)
+    root = existing_store(store or default_store())
     named = [recorded_run(root, name) for name in runs]  # all are looked up before the first is read
     parts = [part for name, config in named for part in parts_of(root, name, config, by)]
     if not parts:

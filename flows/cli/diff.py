@@ -2,10 +2,9 @@
 
 from typing import Annotated
 
-from flows.cli.arguments import COMPARE, Force, Index, Json, Plain, Store, app, option
+from flows.cli.arguments import Force, Index, Json, Plain, Store, option
 
 
-@app.command(group=COMPARE)
 def diff(
     run_a: Annotated[str, option("", "RUN_A")],
     run_b: Annotated[str, option("", "RUN_B")],
@@ -21,7 +20,6 @@ def diff(
     return diff(run_a, run_b, step=step, as_json=as_json, store=store)
 
 
-@app.command(group=COMPARE)
 def algorithms(
     run: Annotated[str, option("the recorded run; it is not changed", "RUN")],
     /,
@@ -45,7 +43,6 @@ def algorithms(
     )
 
 
-@app.command(group=COMPARE)
 def curves(
     *runs: Annotated[str, option("", "RUN", required=True)],
     output: Annotated[str, option("write a page in Markdown, and its picture", "FILE")] = "",
@@ -58,7 +55,6 @@ def curves(
     return curves(runs, store=store, output=output, force=force)
 
 
-@app.command(group=COMPARE)
 def evals(
     *runs: Annotated[str, option("runs; without any, the newest", "RUN")],
     by: Annotated[str, option("separate figures for each value of a field of the examples' tasks", "FIELD")] = "",

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from flows.cli.arguments import ITEMS_HELP, MOVE, Count, Name, Number, Store, UsageError, app, option, split_items
+from flows.cli.arguments import Count, Name, Number, Store, UsageError, option, split_items
 
 
-@app.command(group=MOVE, name="import", help_epilogue=ITEMS_HELP)
 def import_rollouts(
     *items: Annotated[str, option("see below", "FILE... [OVERRIDES]")],
     form: Annotated[
@@ -44,7 +43,6 @@ def import_rollouts(
     )
 
 
-@app.command(group=MOVE, name="export")
 def export_rollouts(
     run: Annotated[str, option("the run; --sql may name rollouts of any run", "RUN")] = "",
     /,
@@ -67,8 +65,8 @@ def export_rollouts(
     force: Annotated[bool, option("replace the file, or the directory of weights, at PATH")] = False,
     store: Store = "",
 ) -> int | None:
-    """Rollouts or weights as files for others, or a run in another store."""
-    from configs.run import RunConfig
+    """Rollouts or weights as files, or a run in another store."""
+    from configs.store import default_store
     from flows.exchange.export import ExportRequest, copy, main
     from flows.exchange.export_rows import RolloutChoice
     from flows.replays.request import step_range
@@ -77,7 +75,7 @@ def export_rollouts(
         parts = {"sql": sql, "steps": steps, "kept": kept, "min-reward": min_reward, "held-out": held_out}
         parts |= {"quarantined": quarantined, "policy": policy, "force": force}
         _require_whole(run, [name for name, value in parts.items() if value not in ("", None, False)])
-        return copy(run, target, store or RunConfig().store, with_policies)
+        return copy(run, target, store or default_store(), with_policies)
     if with_policies:
         raise UsageError("--with-policies belongs to --format store; weights by themselves are --format weights")
     if not (run or sql or policy):
@@ -99,7 +97,7 @@ def export_rollouts(
             target=Path(target).expanduser(),
             choice=choice,
             policy=policy,
-            store=store or RunConfig().store,
+            store=store or default_store(),
             pairs=pairs,
             force=force,
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.run import RunConfig
+from configs.store import default_store
 from flows.orchestration.gate_answers import decision_lines
 from flows.orchestration.settings import configured_url, embedded_settings
 from flows.queries.store_reader import recorded_run
@@ -33,7 +34,7 @@ def main(run: str, approve: bool | None, by: str = "", reason: str = "", store: 
 
     Raises ConfigError for an unknown run, NothingWaits where it does not wait, LayoutError where there is no store.
     """
-    root = existing_store(store or RunConfig().store)
+    root = existing_store(store or default_store())
     name, config = recorded_run(root, run)
     if approve is None:
         rows = decisions(root, name)

@@ -8,22 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from flows.cli.arguments import RUN, UsageError, app, option
+from flows.cli.arguments import UsageError, option
 
 if TYPE_CHECKING:
     from configs.trainers.translation import Translation
 
-EPILOGUE = """\
-Without an option the project has data of its own: a config, a reward function and examples that train at the first try.
-Examples:
-  stagecoach init my-project
-  stagecoach init chess --environment my-chess
-  stagecoach init moved --from rl.toml
-  stagecoach init moved --from train_grpo.py
-"""
 
-
-@app.command(group=RUN, help_epilogue=EPILOGUE)
 def init(
     directory: Annotated[str, option("the project's directory; it is made where there is none", "DIR")],
     /,

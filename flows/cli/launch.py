@@ -10,6 +10,7 @@ from configs.errors import ConfigError
 from configs.load import load
 from configs.resolve import resolve
 from configs.run import RunConfig
+from configs.store import default_store
 from flows.orchestration import server as prefect_api
 from flows.orchestration.server import one_line, route_prefect_logs
 from flows.orchestration.states import ends_kept
@@ -110,7 +111,7 @@ def run_to_resume(name: str, overrides: Sequence[str] = (), store: str = "") -> 
 
     Raises ConfigError where the store has no run, or none of that name.
     """
-    root = store or RunConfig().store
+    root = store or default_store()
     runs = open_store(root).runs
     chosen = runs.latest() if name == "latest" else name
     if chosen is None:
@@ -260,7 +261,7 @@ def train_demo(
     preset: str, overrides: Sequence[str], name: str, store: str, plain: bool
 ) -> tuple[RunConfig, dict[str, Any]]:
     """Make the demo's model, warm it up and train it; return the config of the training and what it came to."""
-    name, root, recipe = name or preset, store or RunConfig().store, RECIPES[preset]
+    name, root, recipe = name or preset, store or default_store(), RECIPES[preset]
     # Before anything else lies there: a store is made in an empty directory.
     fresh = not open_store(root).ledger.entries(run=f"{name}-warm-up", stage="training")
     sources = Sources(sources_directory(root, preset))
@@ -326,8 +327,8 @@ def demo_summary(outcome: dict[str, Any], config: RunConfig, recipe: Recipe, sec
         scores = "; ".join(describe_scores(each) for each in found["scores"])
         lines.append(f"Held-out examples, policy {found['version']}: {scores}")
     lines += [describe_difference(row) for row in outcome.get("comparisons", ()) if row["figure"] == "avg"]
-    done = f"{outcome['num_computed']} pieces of work were computed, {outcome['num_found']} were in the ledger"
-    store = "" if config.store == RunConfig().store else f" --store {config.store}"
+    done = f"{outcome['num_computed']} pieces of work computed, {outcome['num_found']} cached"
+    store = "" if config.store == default_store() else f" --store {config.store}"
     # A person looks for a directory, wherever the command was given.
     place = config.store if "://" in config.store else Path(config.store).resolve()
     return [

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from configs.run import RunConfig
+from configs.store import default_store
 from flows.reporting.formats import console, grid, size
 from flows.reporting.panel import printable
 from flows.runtime.maintenance import (
@@ -50,7 +50,7 @@ def maintain_store(
     as_json: bool = False,
 ) -> int:
     """Keep the store in order and print what was done; return the exit status."""
-    root = existing_store(store or RunConfig().store)
+    root = existing_store(store or default_store())
     expired, done = maintain_tables(root, retention_hours, retain, force, dry_run)
     if as_json:
         print(json.dumps(describe_maintenance(expired, done, dry_run), sort_keys=True))
@@ -91,7 +91,7 @@ def collect_garbage(
     as_json: bool = False,
 ) -> int:
     """Print what would go, ask, and remove it; return the exit status: 1 where the answer was no."""
-    root = existing_store(store or RunConfig().store)
+    root = existing_store(store or default_store())
     going = choose_removal(root, keep, keep_last, remove, force, policies)
     if not as_json:
         _print_removal(root, going)
@@ -164,7 +164,7 @@ def repair_store(
 
     Raises StoreError where there is no store, or where work is to be forgotten while a run may be at work.
     """
-    store_root = open_root(store or RunConfig().store)
+    store_root = open_root(store or default_store())
     if not store_root.exists(FORMAT):
         raise StoreError(
             "there is no store here", store_root.address, "nothing was touched", "name the store to repair"
@@ -174,7 +174,7 @@ def repair_store(
     damages: list[Damage] = []
     forgetting = ForgetPlan((), (), ())
     if not left:  # what the ledger names cannot be known while its log is broken
-        root = open_store(store or RunConfig().store)
+        root = open_store(store or default_store())
         if unreadable := damaged_files(root, SYSTEM):
             what = "\n".join(["files of system tables are damaged; no other file says what was in them:", *unreadable])
             safe = "everything else; nothing that these files may name is removed"

@@ -10,7 +10,7 @@ from configs.errors import ConfigError
 from configs.load import dump, load
 from configs.resolve import resolve
 from configs.run import RunConfig, View
-from flows.reporting.formats import size
+from flows.reporting.formats import say, size
 from flows.runtime import pipeline
 from flows.runtime.executor import Executor
 from flows.runtime.loops import evaluation_configs
@@ -58,8 +58,14 @@ def main(files: Sequence[str], overrides: Sequence[str], as_json: bool = False, 
     here = config if is_local else _without_model(config)
     teachers = local_teacher_facts(here) if here.model.path else {}
     resolved = resolve(config, config_versions(here) | teachers)
-    asked = list(environment_lines(resolved if is_local else _without_model(resolved))) if asks else [NOT_ASKED]
-    print(dump(resolved) if as_json else "\n".join([*lines(config, resolved), "", *asked]))
+    if as_json:
+        print(dump(resolved))
+        return 0
+    for line in lines(config, resolved):
+        say(line)
+    print()
+    for line in environment_lines(resolved if is_local else _without_model(resolved)) if asks else (NOT_ASKED,):
+        say(line)
     return 0
 
 

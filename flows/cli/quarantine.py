@@ -9,7 +9,7 @@ from itertools import groupby
 import duckdb
 import polars as pl
 
-from configs.run import RunConfig
+from configs.store import default_store
 from flows.reporting.formats import console, grid
 from flows.reporting.panel import printable
 from storage.errors import SliceExpired
@@ -168,7 +168,7 @@ def quarantine(
 
     Raises NoSuchRollouts for a condition that is none or describes nothing, RunUnknown for a strange run.
     """
-    root = open_store(store or RunConfig().store)
+    root = open_store(store or default_store())
     if listing:
         _print_all(root.quarantines.all(), as_json)
         return 0

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from configs.run import RunConfig
+from configs.store import default_store
 from flows.queries.outcomes import DERIVED, explain
 from flows.queries.row_lineage import WORK, RowNode, RowTree, identify, policy_names, policy_version, traverse
 from flows.queries.sentences import KEY, flat, head, in_quarantine, row_line, sentence, title_of, work_line
@@ -68,7 +68,7 @@ def lineage(
 
     Raises UnknownId, RunUnknown, and LayoutError where there is no store.
     """
-    frames = Frames(existing_store(store or RunConfig().store))
+    frames = Frames(existing_store(store or default_store()))
     # Neither or both options ask for both directions.
     directions = [name for name, asked in (("up", up or not down), ("down", down or not up)) if asked]
     with reading(frames.store):
@@ -213,7 +213,7 @@ def why(text: str, as_json: bool = False, store: str = "", run: str = "") -> int
 
     Raises UnknownId, RunUnknown, and LayoutError where there is no store.
     """
-    frames = Frames(existing_store(store or RunConfig().store))
+    frames = Frames(existing_store(store or default_store()))
     with reading(frames.store):
         found = explain(frames.run(run) if run else frames, text)
     if as_json:
@@ -251,11 +251,12 @@ def sql(
 
     Raises QuestionError with the database's message, RunUnknown, and LayoutError where there is no store.
     """
-    frames = Frames(existing_store(store or RunConfig().store), DERIVED)
+    frames = Frames(existing_store(store or default_store()), DERIVED)
     # The tables under their plain names are then those of the run.
     frames = frames.run(run) if run else frames
     if not query:
-        print("\n".join(f"{name}: {', '.join(columns_of(frames, name, tokens))}" for name in frames.names))
+        for name in frames.names:
+            say(f"{name}: {', '.join(columns_of(frames, name, tokens))}")
         return 0
     form = _form(form, output)
     if output:

@@ -6,8 +6,6 @@ from typing import Annotated, Literal
 from cyclopts import Token
 
 from flows.cli.arguments import (
-    ITEMS_HELP,
-    RUN,
     Count,
     Index,
     Items,
@@ -16,7 +14,6 @@ from flows.cli.arguments import (
     RunItems,
     Store,
     UsageError,
-    app,
     one_of,
     one_run,
     option,
@@ -26,7 +23,6 @@ from flows.cli.arguments import (
 ANSWER = one_of()
 
 
-@app.command(group=RUN, help_epilogue=ITEMS_HELP)
 def demo(
     *items: Annotated[str, option("see below", "[PRESET] [OVERRIDES]")],
     name: Name = "",
@@ -34,6 +30,7 @@ def demo(
     plain: Plain = False,
 ) -> int | None:
     """Train a small model from nothing to good, on this machine."""
+    from configs.errors import did_you_mean
     from flows.cli.launch import demo
     from flows.runtime.demo_sources import RECIPES
 
@@ -41,19 +38,18 @@ def demo(
     presets, overrides = split_items(items)
     if len(presets) > 1 or not set(presets) <= set(RECIPES):
         known = ", ".join(RECIPES)
-        raise UsageError(f"demo takes one of {known}, not {' '.join(presets)}; `stagecoach run` takes files")
+        near = did_you_mean(presets[0], RECIPES)
+        raise UsageError(f"demo takes one of {known}, not {' '.join(presets)}; `stagecoach run` takes files{near}")
     return demo(*presets, overrides=overrides, name=name, store=store, plain=plain)
 
 
-@app.command(group=RUN, help_epilogue=ITEMS_HELP)
 def run(*items: Items, name: Name = "", store: Store = "", plain: Plain = False) -> int | None:
-    """Reinforcement learning; the same name again goes on where it stopped."""
+    """Reinforcement learning; the same name again resumes the run."""
     from flows.cli.launch import start
 
     return start("train", *split_items(items), name=name, store=store, plain=plain)
 
 
-@app.command(group=RUN, help_epilogue=ITEMS_HELP)
 def sft(*items: Items, name: Name = "", store: Store = "", plain: Plain = False) -> int | None:
     """Train on demonstrations (supervised)."""
     from flows.cli.launch import start
@@ -61,7 +57,6 @@ def sft(*items: Items, name: Name = "", store: Store = "", plain: Plain = False)
     return start("sft", *split_items(items), name=name, store=store, plain=plain)
 
 
-@app.command(group=RUN, name="eval", help_epilogue=ITEMS_HELP)
 def evaluate(
     *items: Items,
     policy: Annotated[str, option("RUN or RUN:VERSION; without it, the weights of model.path")] = "",
@@ -83,7 +78,6 @@ def evaluate(
     return start("evaluate", files, overrides, name=name, store=store, plain=plain)
 
 
-@app.command(group=RUN, help_epilogue=ITEMS_HELP)
 def resume(*items: RunItems, name: Name = "", store: Store = "", plain: Plain = False) -> int | None:
     """Resume a run: finished work is cached, and the run goes on after it."""
     from flows.cli.launch import resume
@@ -92,9 +86,8 @@ def resume(*items: RunItems, name: Name = "", store: Store = "", plain: Plain = 
     return resume(one_run([name, *runs]), overrides=overrides, store=store, plain=plain)
 
 
-@app.command(group=RUN)
 def stop(run: Annotated[str, option("the run, `latest` for the newest", "RUN")], /, *, store: Store = "") -> int | None:
-    """End a run that is at work on this machine, in order; it can be resumed."""
+    """End a run on this machine in order; it can be resumed."""
     from flows.cli.run_list import stop_run
 
     return stop_run(run, store=store)
@@ -111,7 +104,6 @@ def _values_of_each(_: object, tokens: Sequence[Token]) -> list[list[str]]:
     return several
 
 
-@app.command(group=RUN)
 def replay(
     run: Annotated[str, option("the recorded run; it is not changed", "RUN")],
     /,
@@ -147,7 +139,7 @@ def replay(
     store: Store = "",
     plain: Plain = False,
 ) -> int | None:
-    """Recorded steps again in a new run: shared up to a stage, done from there on."""
+    """Recorded steps again in a new run, computed from one stage on."""
     from flows.cli.launch import replays
     from flows.replays.request import ReplayRequest
 
@@ -171,7 +163,6 @@ def replay(
     return replays(requests, plain=plain)
 
 
-@app.command(group=RUN)
 def gate(
     run: Annotated[str, option("", "RUN")] = "latest",
     /,
@@ -191,7 +182,6 @@ def gate(
     return main(run, approve if answered else None, by=by, reason=reason, store=store)
 
 
-@app.command(group=RUN)
 def deploy(
     *,
     pool: Annotated[str, option("work pool; one for each machine or kind of machine")] = "stagecoach",
@@ -201,7 +191,7 @@ def deploy(
     ] = "",
     store: Store = "",
 ) -> int | None:
-    """Put the deployments, their pool, limit and automation on the Prefect server."""
+    """Put deployments, work pool and automation on the Prefect server."""
     from flows.orchestration.deployments import main
 
     return main(pool=pool, store=store, slots=slots, file=file)

@@ -11,7 +11,8 @@ from typing import Any
 
 import psutil
 
-from configs.run import RunConfig
+from configs.errors import did_you_mean
+from configs.store import default_store
 from flows.cli.arguments import UsageError
 from flows.queries.run_state import is_going, process_gone, state_of
 from flows.queries.runs import runs
@@ -28,13 +29,13 @@ def list_runs(store: str = "", kind: str = "", state: str = "", as_json: bool = 
 
     Raises LayoutError where there is no store; none is made.
     """
-    library = StoreReader.at(store or RunConfig().store)
+    library = StoreReader.at(store or default_store())
     found = [row for row in runs(library).to_dicts() if kind in ("", row["kind"]) and state in ("", row["state"])]
     if as_json:
         print(json.dumps(found, default=lambda moment: moment.isoformat()))
         return 0
-    headings = ("run", "kind", "state", "steps", "reward", "held out", "took", "changed", "size")
-    console().print(grid(headings, map(_cells, found), left=(0, 1, 2)) if found else "no runs")
+    headings = ("run", "kind", "state", "steps", "reward", "held out", "age", "took", "size")
+    console().print(grid(headings, map(_cells, found), left=(0, 1, 2), num_spare=2) if found else "no runs")
     return 0
 
 
@@ -48,8 +49,8 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row['steps_done']}/{row['steps_planned']}" if row["steps_planned"] is not None else str(row["steps_done"]),
         " to ".join(dict.fromkeys(rewards[:1] + rewards[-1:])) or "-",
         compact_number(row["held_out"]),
+        seconds(max(ago, 0.0)),
         seconds(row["seconds"]),
-        f"{seconds(max(ago, 0.0))} ago",
         size(row["bytes"]),
     )
 
@@ -59,7 +60,7 @@ def show_logs(run: str, service: str = "", lines: int = 40, follow: bool = False
 
     Raises ConfigError for an unknown run, UsageError where the run has no such log on this machine.
     """
-    root = existing_store(store or RunConfig().store, read_only=True)
+    root = existing_store(store or default_store(), read_only=True)
     name, _ = recorded_run(root, run)
     directory = root.root.directory
     found: list[Path] = []
@@ -69,7 +70,8 @@ def show_logs(run: str, service: str = "", lines: int = 40, follow: bool = False
     wanted = [each for each in found if service in ("", each.stem)]
     if not wanted:
         known = ", ".join(each.stem for each in found) or "none on this machine"
-        raise UsageError(f"run {name!r} has no log of {service or 'a service'}; there is: {known}")
+        near = did_you_mean(service, (each.stem for each in found))
+        raise UsageError(f"run {name!r} has no log of {service or 'a service'}; there is: {known}{near}")
     files = [str(each) for each in wanted]
     os.execvp("tail", ["tail", "-n", str(lines), *(["-F"] if follow else []), "--", *files])
 
@@ -86,7 +88,7 @@ def stop_run(run: str, store: str = "") -> int:
     What is committed stays, and the run can be resumed. Raises UsageError for a run that is not at work here,
     ConfigError for an unknown one.
     """
-    root = existing_store(store or RunConfig().store, read_only=True)
+    root = existing_store(store or default_store(), read_only=True)
     name, _ = recorded_run(root, run)
     last = root.runs.events(name)[-1]
     if not is_going(last):

@@ -6,39 +6,43 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
-from rich.table import Table
-
-from configs.load import load
 from configs.run import RunConfig
+from configs.store import default_store
 from flows.queries.metrics import read_metrics
 from flows.queries.run_state import count_lost_services, process_gone
 from flows.queries.runs import headline_settings
 from flows.queries.scores import comparisons, recorded_evaluations
 from flows.queries.step_history import RecordedStep, step_history
 from flows.queries.store_reader import recorded_run
-from flows.replays.loop import plan_run
 from flows.reporting.formats import (
+    Grid,
     before_after,
     compact_number,
     console,
+    count,
     environment_title,
     grid,
+    seconds,
     sparkline,
     with_interval,
 )
 from flows.reporting.panel import printable
-from flows.runtime.session import source_of
-from flows.runtime.step_report import rows_of
-from flows.runtime.versions import versions
 from storage.read.frames import Frames, existing_store
 from storage.store import Store
 from tasks.metrics.figures import ALL, Values, mean
-from tasks.runtime.run_context import RunContext
-from tasks.runtime.stage import ref_of
+from tasks.runtime.stage import ref_of, rows_of
 from tasks.stages import STEP_STAGES
 
-CURVES = {"reward": "reward", "length": "length", "entropy": "entropy", "KL": "mismatch_kl", "loss": "loss"}
-"""Figures of a step that are drawn, by the name of the line."""
+FIGURES = {
+    "reward": (ALL, "reward/mean"),
+    "length": (ALL, "num_output_tokens"),
+    "kept": ("", "kept"),
+    **{name: ("", f"updates/{name}/mean") for name in ("loss", "grad_norm", "mismatch_kl", "entropy")},
+}
+"""The scope and the name of the metric that each figure of a step is."""
+SHOWN = [name for _, name in FIGURES.values()]
+CURVES = {"reward": "reward", "length": "length", "entropy": "entropy", "gap (KL)": "mismatch_kl", "loss": "loss"}
+"""Figures of a step that are drawn, by the name of the line; the gap is the one between engine and learner."""
 
 
 def main(
@@ -55,7 +59,7 @@ def main(
 
     Raises ConfigError for an unknown run, LayoutError where there is no store; none is made.
     """
-    root = existing_store(store or RunConfig().store)
+    root = existing_store(store or default_store())
     found = describe(root, *recorded_run(root, name), overrides)
     if as_json:
         print(json.dumps(found, sort_keys=True))
@@ -90,6 +94,13 @@ def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str]
 
 def changes(store: Store, run: str, config: RunConfig, overrides: Sequence[str]) -> dict[str, dict[str, int]]:
     """Return, by stage, how many pieces of work the run would find and how many it would compute with `overrides`."""
+    # Whoever plans a run imports all that runs need; who looks at one does not.
+    from configs.load import load
+    from flows.replays.loop import plan_run
+    from flows.runtime.session import source_of
+    from flows.runtime.versions import versions
+    from tasks.runtime.run_context import RunContext
+
     changed = load((), overrides, base=config.model_dump(mode="json"))
     context = RunContext(store, run, changed, versions(changed))
     # The versions are those of today: what another release would compute again is said, too.
@@ -104,7 +115,7 @@ def _steps(store: Store, run: str) -> list[dict[str, Any]]:
     # Of a removed run the training alone may have stayed, because others need it: that is no step to show.
     own = [step for step in step_history(store, run).steps.values() if step.by_stage.keys() != {"training"}]
     # The metrics of all steps are read in one look: a read for each would take seconds in a store of others' runs.
-    values = read_metrics(Frames(store), [step.metrics for step in own if step.metrics])
+    values = read_metrics(Frames(store), [step.metrics for step in own if step.metrics], SHOWN)
     return [_step(run, step, values[step.metrics.key] if step.metrics else {}) for step in own]
 
 
@@ -117,10 +128,7 @@ def _step(run: str, step: RecordedStep, values: Values) -> dict[str, Any]:
     return {
         "step": step.step,
         "finished": step.finished,
-        "reward": values.get((ALL, "reward/mean")),
-        "length": values.get((ALL, "num_output_tokens")),
-        "kept": values.get(("", "kept")),
-        **{name: values.get(("", f"updates/{name}/mean")) for name in ("loss", "grad_norm", "mismatch_kl", "entropy")},
+        **{field: values.get(metric) for field, metric in FIGURES.items()},
         "seconds": {stage: sum(ref.seconds for ref in own) for stage, own in refs.items()},
         "tokens": {stage: count for stage, count in tokens.items() if count},
         "rows": {stage: rows_of(own)[stage] for stage, own in refs.items()},
@@ -137,24 +145,32 @@ def _print(found: dict[str, Any], last: int, timing: bool) -> None:
     named = [(name, found[name]) for name in ("model", "environments", "algorithms") if found[name]]
     for name, value in named:
         out.print(printable(f"{name:<13} {value if isinstance(value, str) else ', '.join(value)}"))
+    if work := sum(sum(step["seconds"].values()) for step in found["steps"]):
+        tokens = sum(max(step["tokens"].values(), default=0) for step in found["steps"])
+        out.print(f"{'total':<13} {seconds(work)} of work in steps, {count(tokens)} tokens")
     if found["lost_services"]:
         counts = ", ".join(f"{service} {count}" for service, count in found["lost_services"].items())
         out.print(printable(f"services lost: {counts}; the last one: {found['last_lost_service']}"))
     for line in _curves(found):
         out.print(line)
-    out.print(_table(found["steps"][-last:], timing))
+    out.print(_table(found["steps"][-last:]))
+    if timing:
+        out.print("seconds of each stage (* shared with another run):")
+        out.print(_times(found["steps"][-last:]))
     if len(found["steps"]) > last:
         out.print(
             f"the last {last} of {len(found['steps'])} steps; --last N shows more, --timing the seconds of stages"
         )
-    for line in _scores(found["evaluations"]):
+    versions = sorted({each["version"] for each in found["evaluations"]})
+    for line in _scores([each for each in found["evaluations"] if each["version"] == versions[-1]]):
         out.print(line)
+    if versions[1:]:
+        out.print(f"{len(versions)} policies were scored: `stagecoach evals {found['run']}` lists all")
     if found["comparisons"]:
         out.print(before_after(found["comparisons"]))
-    shared = "    (* shared with another run)" if timing else ""
-    out.print(f"tables: {found['store']}/tables{shared}")
-    for stage, count in found.get("change", {}).items():
-        out.print(f"{stage:<14} {count.get('computed', 0):>5} to compute, {count.get('found', 0):>5} in the ledger")
+    out.print(f"tables: {found['store']}/tables")
+    for stage, works in found.get("change", {}).items():
+        out.print(f"{stage:<21} {works.get('computed', 0):>5} to compute, {works.get('found', 0):>5} cached")
 
 
 def _curves(found: dict[str, Any]) -> Iterator[str]:
@@ -171,15 +187,18 @@ def _curves(found: dict[str, Any]) -> Iterator[str]:
             yield f"{name:<9} {compact_number(known[0]):>9} to {compact_number(known[-1]):<9} {sparkline(values)}"
 
 
-def _table(steps: Sequence[dict[str, Any]], timing: bool) -> Table:
-    stages = [stage for stage in STEP_STAGES if timing and any(stage in step["seconds"] for step in steps)]
-    headings = ("step", "reward", "kept", "loss", "grad norm", "KL", "tokens", *(f"{stage} s" for stage in stages))
+def _table(steps: Sequence[dict[str, Any]]) -> Grid:
+    headings = ("step", "reward", "kept", "loss", "grad norm", "KL", "tokens")
     rows = []
     for step in steps:
         figures = [compact_number(step[name]) for name in ("reward", "kept", "loss", "grad_norm", "mismatch_kl")]
-        seconds = [_seconds(step, stage) for stage in stages]
-        rows.append((step["step"], *figures, max(step["tokens"].values(), default=0), *seconds))
+        rows.append((step["step"], *figures, max(step["tokens"].values(), default=0)))
     return grid(headings, rows, left=())
+
+
+def _times(steps: Sequence[dict[str, Any]]) -> Grid:
+    stages = [stage for stage in STEP_STAGES if any(stage in step["seconds"] for step in steps)]
+    return grid(("step", *stages), ((step["step"], *(_seconds(step, s) for s in stages)) for step in steps), left=())
 
 
 def _scores(evaluations: Sequence[dict[str, Any]]) -> Iterator[str]:

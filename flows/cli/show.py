@@ -3,8 +3,6 @@
 from typing import Annotated, Literal
 
 from flows.cli.arguments import (
-    ITEMS_HELP,
-    LOOK,
     Count,
     Force,
     Index,
@@ -16,27 +14,13 @@ from flows.cli.arguments import (
     Positive,
     RunItems,
     Store,
-    app,
     one_of,
     one_run,
     option,
     split_items,
 )
 
-IDS = """\
-ID is a policy (RUN, RUN:VERSION), a batch row (RUN:STEP:ROW, KEY/ROW), a rollout (TRACE), a training sample
-(TRACE/BRANCH), an assignment (GROUP/MEMBER), an example (ENVIRONMENT/EXAMPLE), or any work by its KEY in the ledger.
-Traces and keys may be cut to eight characters. An id that several runs use shows every branch, named by run.
-"""
-QUERY = """\
-Tables go by name, each row once: select avg(reward) from traces where run = 'demo'
-RUN.table are the rows that a run uses, also those that another run computed: select avg(reward) from "my-replay".traces
-outcomes and accounting say what became of every rollout; uses says which run uses which slice, whoever computed it.
-Without a query, the tables and their columns are listed.
-"""
 
-
-@app.command(group=LOOK, help_epilogue=ITEMS_HELP)
 def show(
     *items: RunItems,
     name: Name = "",
@@ -53,7 +37,6 @@ def show(
     return main(run, overrides=overrides, store=store, as_json=as_json, last=last, timing=timing)
 
 
-@app.command(group=LOOK)
 def runs(
     *,
     kind: Annotated[Literal["train", "sft", "evaluate", "replay"] | None, option("only runs of this kind")] = None,
@@ -61,13 +44,28 @@ def runs(
     store: Store = "",
     as_json: Json = False,
 ) -> int | None:
-    """All runs of a store: kind, state, steps, reward from and to, age, size."""
+    """All runs of a store: state, steps, rewards, age, size."""
     from flows.cli.run_list import list_runs
 
     return list_runs(store=store, kind=kind or "", state=state, as_json=as_json)
 
 
-@app.command(group=LOOK)
+def status(
+    run: Annotated[str, option("only this run, `latest` for the newest", "RUN")] = "",
+    /,
+    *,
+    store: Store = "",
+    as_json: Json = False,
+) -> int | None:
+    """What is at work now: runs, services, gates that wait, schedules.
+
+    The exit status is 0 where a run is at work, 1 where none is.
+    """
+    from flows.cli.status import main
+
+    return main(run, store=store, as_json=as_json)
+
+
 def logs(
     run: Annotated[str, option("a run, `latest` for the newest", "RUN")] = "latest",
     service: Annotated[str, option("only this service: engine, learner, environment-NAME, ...", "SERVICE")] = "",
@@ -77,13 +75,12 @@ def logs(
     follow: Annotated[bool, option("print new lines as they come, until Ctrl-C")] = False,
     store: Store = "",
 ) -> int | None:
-    """What the services of a run wrote: engine, learner, environment servers."""
+    """What the services of a run wrote to their logs."""
     from flows.cli.run_list import show_logs
 
     return show_logs(run, service=service, lines=lines, follow=follow, store=store)
 
 
-@app.command(group=LOOK, help_epilogue=ITEMS_HELP)
 def check(
     *items: Items,
     name: Name = "",
@@ -100,19 +97,17 @@ def check(
     return main(files, [*overrides, *assignments(given)], as_json=as_json, asks=load)
 
 
-@app.command(group=LOOK, help_epilogue=ITEMS_HELP)
 def config(
     *items: Annotated[str, option("see below; KEY is a setting or a section", "[KEY] [FILES] [OVERRIDES]")],
     as_json: Json = False,
 ) -> int | None:
-    """What settings mean, their values in a config, and where each value came from."""
+    """What settings mean, their values and where each came from."""
     from flows.cli.config import main
 
     names, overrides = split_items(items)
     return main(names, overrides, as_json=as_json)
 
 
-@app.command(group=LOOK)
 def doctor(*, store: Annotated[str, option("store whose disk is looked at")] = "") -> int | None:
     """Check whether this machine is ready, and print what to do if not."""
     from flows.cli.doctor import main
@@ -120,7 +115,6 @@ def doctor(*, store: Annotated[str, option("store whose disk is looked at")] = "
     return main(store=store)
 
 
-@app.command(group=LOOK, help_epilogue=ITEMS_HELP)
 def lora_smoke(*items: Annotated[str, option("model.path=DIR; see below", "[FILES] [OVERRIDES]")]) -> int | None:
     """Test whether the engine of this machine serves adapters correctly, and at what cost.
 
@@ -131,7 +125,6 @@ def lora_smoke(*items: Annotated[str, option("model.path=DIR; see below", "[FILE
     return main(*split_items(items))
 
 
-@app.command(group=LOOK, help_epilogue=IDS)
 def lineage(
     id: Annotated[str, option("see below", "ID")],
     /,
@@ -149,7 +142,6 @@ def lineage(
     return lineage(id, up=up, down=down, as_json=as_json, store=store, run=run, kind=kind)
 
 
-@app.command(group=LOOK)
 def why(
     trace: Annotated[str, option("a rollout; its id may be cut to eight characters", "TRACE")],
     /,
@@ -164,7 +156,6 @@ def why(
     return why(trace, as_json=as_json, store=store, run=run)
 
 
-@app.command(group=LOOK, help_epilogue=QUERY)
 def sql(
     query: Annotated[str, option("one SELECT")] = "",
     /,
@@ -179,7 +170,10 @@ def sql(
     run: OfRun = "",
     store: Store = "",
 ) -> int | None:
-    """Ask the tables of a store in SQL; nothing can be changed. Ctrl-C ends a question."""
+    """Ask the tables of a store in SQL; nothing can be changed.
+
+    Ctrl-C ends a question.
+    """
     from flows.cli.questions import sql
     from storage.read.sql import Bounds
 
@@ -187,19 +181,6 @@ def sql(
     return sql(query, form=form or "", output=output, tokens=tokens, store=store, run=run, force=force, bounds=bounds)
 
 
-VIEW = """\
-A page on 127.0.0.1, with no account and nothing loaded from elsewhere. It only reads. With another --host a token is
-asked for: the address that is printed holds it, or STAGECOACH_VIEW_TOKEN names one.
---save /runs/demo/steps/3 step3.html writes what an address shows as one static file, and starts nothing.
-"""
-TRACES = """\
-The same list as on the page of a step, with the same names of columns: outcome, reward, advantage, num_turns, ...; an
-unknown one lists them all. What has no value comes last. Into a pipe goes one line for each trace, with whole ids.
-"""
-TRACE = """\
-ID is a rollout's; it may be cut to its first eight characters. Where several runs use it, --run says which is meant.
-Sampled messages are drawn as tokens, coloured by --color; into a pipe, or with NO_COLOR, goes plain text.
-"""
 OUTCOMES = "trained, filtered, errored, stopped, quarantined, 'no weight', refused, pending, evaluated or expired"
 COLOURS = """\
 the measure that colours tokens: advantage, weight (the component of the loss), rl_weight, ce_weight, ref_kl_weight, \
@@ -207,7 +188,6 @@ trained_rl_weight, engine, learner, ratio, mismatch, entropy, reference, signal,
 SOURCE, ORDER, CONTENT, FORM = one_of(), one_of(), one_of(), one_of()
 
 
-@app.command(group=LOOK, help_epilogue=VIEW)
 def view(
     *,
     run: Annotated[str, option("open this run, `latest` for the newest; without it, the list of runs")] = "",
@@ -231,7 +211,6 @@ def view(
     return save_page(*save, store=store, force=force)
 
 
-@app.command(group=LOOK, help_epilogue=TRACES)
 def traces(
     run: Annotated[str, option("a run, `latest` for the newest", "RUN")] = "latest",
     /,
@@ -262,7 +241,7 @@ def traces(
     store: Store = "",
     as_json: Json = False,
 ) -> int | None:
-    """The rollouts of a step on the terminal: filter, sort and search."""
+    """The rollouts of a step: filter, sort and search."""
     from flows.queries.request import BadQuestion
     from flows.queries.rollout_list import TraceChoice, read_names
     from flows.viewer.terminal.traces import main
@@ -289,7 +268,6 @@ def traces(
     return main(run, choice, step, evaluation, of_set, as_json=as_json, store=store)
 
 
-@app.command(group=LOOK, help_epilogue=TRACE)
 def trace(
     id: Annotated[str, option("a rollout; see below", "ID")],
     /,
@@ -307,7 +285,7 @@ def trace(
     force: Force = False,
     store: Store = "",
 ) -> int | None:
-    """A rollout on the terminal: its outcome, its messages, its tokens."""
+    """A rollout: its outcome, its messages, its tokens."""
     from flows.viewer.terminal.trace import main
     from flows.viewer.terminal.trace_body import Wanted
 

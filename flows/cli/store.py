@@ -2,12 +2,11 @@
 
 from typing import Annotated
 
-from flows.cli.arguments import CORRECT, KEEP, Count, DryRun, Json, Number, Store, UsageError, app, option
+from flows.cli.arguments import Count, DryRun, Json, Number, Store, UsageError, option
 
 Runs = tuple[str, ...]
 
 
-@app.command(group=CORRECT)
 def quarantine(
     *,
     where: Annotated[
@@ -20,7 +19,10 @@ def quarantine(
     store: Store = "",
     as_json: Json = False,
 ) -> int | None:
-    """Mark rollouts that turned out to be unfit for training, and list every batch, step and policy that used them."""
+    """Mark rollouts that turned out to be unfit for training.
+
+    Every batch, step and policy that used them is listed.
+    """
     from flows.cli.quarantine import quarantine
 
     if not listing and not (where.strip() and (reason.strip() or dry_run)):
@@ -28,7 +30,6 @@ def quarantine(
     return quarantine(where, reason, run, store, dry_run=dry_run, listing=listing, as_json=as_json)
 
 
-@app.command(group=CORRECT)
 def repair(
     *,
     deep: Annotated[bool, option("read every file and compare its digest")] = False,
@@ -43,7 +44,6 @@ def repair(
     return repair_store(store=store, deep=deep, forget_damaged=forget, dry_run=dry_run, as_json=as_json)
 
 
-@app.command(group=KEEP)
 def maintain(
     *,
     retention_hours: Annotated[Number, option("delete unused files that are older than this")] = 168.0,
@@ -61,7 +61,6 @@ def maintain(
     )
 
 
-@app.command(group=KEEP)
 def gc(
     *,
     keep: Annotated[Runs, option("keep this run, remove all others", "RUN")] = (),
@@ -74,7 +73,7 @@ def gc(
     store: Store = "",
     as_json: Json = False,
 ) -> int | None:
-    """Remove whole runs; what a kept run reaches stays, whoever computed it."""
+    """Remove whole runs; what a kept run needs stays."""
     from flows.cli.maintenance import collect_garbage
 
     return collect_garbage(

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from configs.run import RunConfig
+from configs.store import default_store
 from flows.orchestration import server as prefect_api
 from flows.orchestration.settings import configured_url
 from flows.orchestration.states import mark_crashed
@@ -44,7 +44,7 @@ def main(pool: str = POOL, store: str = "", slots: int = 1, file: str = "") -> i
     print(f"  work pool {pool}: {ensure_pool(pool)}")
     print(f"  limit {limit}: {ensure_limit(limit, slots)}")
     print(f"  automation {AUTOMATION!r}: {ensure_automation()}")
-    root = absolute(store or RunConfig().store)
+    root = absolute(store or default_store())
     for each in found:
         print(f"  deployment {register(each, pool, root, limit)}")
     for name in lost_runs(root):

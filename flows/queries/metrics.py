@@ -28,11 +28,16 @@ class Span:
     tokens: int
 
 
-def read_metrics(frames: Frames, works: Iterable[Work]) -> dict[str, Values]:
-    """Return the metrics that some works have written, by key, in one look at the table; of other works none."""
+def read_metrics(frames: Frames, works: Iterable[Work], names: Iterable[str] = ()) -> dict[str, Values]:
+    """Return the metrics that some works have written, by key, in one look at the table; of other works none.
+
+    Those of some names alone where any are given: a step has a hundred, and a long run is shown by a few.
+    """
     found: dict[str, Values] = {}
-    rows = frames.rows(works, "metrics").select("key", "scope", "name", "value").collect()
-    for key, scope, name, value in rows.iter_rows():
+    rows = frames.rows(works, "metrics").select("key", "scope", "name", "value")
+    if wanted := [*names]:
+        rows = rows.filter(pl.col("name").is_in(wanted))
+    for key, scope, name, value in rows.collect().iter_rows():
         found.setdefault(key, {})[scope, name] = value
     return found
 

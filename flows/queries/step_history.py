@@ -12,8 +12,6 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from configs.load import from_json
-from configs.replay import replayed_stages
 from storage.keys import canonical_json
 from storage.read.lineage import Graph, Work, row_identities
 from storage.refs import Slice
@@ -130,11 +128,13 @@ class RecordedStep:
         every = [*own, *self.traces, *(work for work in (self.decision, self.metrics) if work)]
         return tuple(sorted({work.key: work for work in every}.values(), key=lambda work: work.age))
 
-    @property
+    @cached_property
     def by_stage(self) -> dict[str, list[Work]]:
         """The finished work of the step by the stages that did it, in order."""
-        done = [work for work in self.works if work.finished]
-        found = {stage: [work for work in done if work.stage == stage] for stage in STEP_STAGES}
+        found: dict[str, list[Work]] = {stage: [] for stage in STEP_STAGES}
+        for work in self.works:
+            if work.finished and work.stage in found:
+                found[work.stage].append(work)
         return {stage: works for stage, works in found.items() if works}
 
     @property
@@ -400,6 +400,10 @@ def step_history(store: Store, run: str, graph: Graph | None = None) -> StepHist
     `graph` holds all work of the store; who asks for many runs builds it once. Raises ConfigError for a config that is
     not of this version.
     """
+    # The sections of configs take their time to import, and most questions about rows need none of them.
+    from configs.load import from_json
+    from configs.replay import replayed_stages
+
     graph = graph or Graph(store.ledger.entries())
     config = from_json(canonical_json(store.runs.config(run)))
     assigned = config.kind == "train" or {"assignment", "advantage", "packing"} <= {*replayed_stages(config.replay)}

@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from threading import Lock, RLock
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
 from configs.errors import ConfigError
-from configs.load import from_json
-from configs.run import RunConfig
 from flows.queries.outcomes import DERIVED
 from flows.queries.request import NotThere
 from flows.queries.step_history import StepHistory
@@ -29,16 +27,21 @@ from storage.read.frames import Frames, existing_store
 from storage.read.lineage import Graph, Work
 from storage.store import Store
 
+if TYPE_CHECKING:
+    from configs.run import RunConfig
 
-def recorded_config(store: Store, name: str) -> RunConfig | None:
+
+def recorded_config(store: Store, name: str) -> "RunConfig | None":
     """Return the config that the run `name` used last; None where the store has no such run."""
     if not name or name not in store.runs.names():
         return None
+    from configs.load import from_json  # as late as that: its sections take their time
+
     # By the loader of config files: it fills in defaults and refuses what another version wrote.
     return from_json(canonical_json(store.runs.config(name)))
 
 
-def recorded_run(store: Store, name: str) -> tuple[str, RunConfig]:
+def recorded_run(store: Store, name: str) -> "tuple[str, RunConfig]":
     """Return the name and config of a recorded run, `latest` for the newest. Raises ConfigError otherwise."""
     run = store.runs.latest() if name == "latest" else name
     config = recorded_config(store, run or "")
@@ -256,7 +259,7 @@ class StoreReader:
                 moment.histories[run] = StepHistory(moment.frames.graph, run)
             return moment.histories[run]
 
-    def config(self, run: str) -> RunConfig:
+    def config(self, run: str) -> "RunConfig":
         """The config that a run used last. Raises NotThere."""
         self.frames(run)
         return recorded_run(self.store, run)[1]

@@ -9,6 +9,7 @@ from configs.load import load
 from configs.replay import ORDER, ReplayConfig, needs_weights, replayed_stages
 from configs.resolve import reopen_versions, resolve
 from configs.run import RunConfig, content, needs_reference_scores
+from configs.store import default_store
 from flows.queries.step_history import RecordedStep, StepHistory, step_history, trace_ids
 from flows.queries.store_reader import recorded_config
 from flows.replays.request import (
@@ -115,7 +116,7 @@ def prepare_replay(asked: ReplayRequest) -> RunConfig:
     """
     with nothing_started():
         refuse_what_options_say(asked.overrides)
-        store = existing_store(asked.store or RunConfig().store)
+        store = existing_store(asked.store or default_store())
         # A name that is known: the replay goes on, with what it was asked for when it began.
         begun = recorded_config(store, asked.name)
         asked = as_begun(asked, begun)
@@ -163,7 +164,7 @@ def _requested_config(
     """Return the recorded config, of a replay that goes on its own, with what was asked for laid over it."""
     # What the source was called, and what it went through again, is its own.
     own = {"kind": "replay", "name": asked.name, "replay": ReplayConfig().model_dump(mode="json")}
-    own["store"] = asked.store or RunConfig().store
+    own["store"] = asked.store or default_store()
     changed = load((), asked.overrides, base=(begun or source).model_dump(mode="json") | own)
     first, last = step_range(asked.steps)
     steps = {step: past for step, past in recorded.steps.items() if first <= step and (last is None or step < last)}

@@ -9,6 +9,7 @@ from typing import Any
 from configs.errors import ConfigError
 from configs.replay import replayed_stages
 from configs.run import RunConfig
+from configs.store import default_store
 from flows.orchestration.states import EmptyBatch, GateRefused
 from flows.queries.compare import compare
 from flows.queries.compare_summary import sentences, sheets
@@ -142,8 +143,8 @@ def summary(outcome: dict[str, Any], config: RunConfig) -> list[str]:
     """Return the lines that end a replay: what was done, whether the weights are the recorded ones, what to look at."""
     replay, trained = config.replay, [step for step in outcome["steps"] if step["update"] is not None]
     lines = [
-        f"replay {config.name} of {replay.run} from {replay.from_stage}: {outcome['num_computed']} pieces of work were "
-        f"computed, {outcome['num_found']} were in the ledger"
+        f"replay {config.name} of {replay.run} from {replay.from_stage}: {outcome['num_computed']} pieces of work "
+        f"computed, {outcome['num_found']} cached"
     ]
     compared = [step for step in trained if step["same_weights"] is not None]
     if compared:
@@ -154,7 +155,7 @@ def summary(outcome: dict[str, Any], config: RunConfig) -> list[str]:
         worst = max(step["update"]["mismatch_kl"] or 0.0 for step in trained)
         outside = f"at most {max(masked):.1%} of tokens outside the trust region"
         lines.append(f"importance ratio: {outside}, KL up to {worst:.2g}")
-    store = "" if config.store == RunConfig().store else f" --store {config.store}"
+    store = "" if config.store == default_store() else f" --store {config.store}"
     return [*lines, f"compare: stagecoach diff {replay.run} {config.name}{store}"]
 
 

@@ -10,9 +10,11 @@ from configs.environments import SeatRule
 from configs.errors import ConfigError
 from configs.replay import ORDER, StageName, needs_weights, replayed_stages
 from configs.run import RunConfig, View, needs_reference_scores
+from configs.store import default_store
 from flows.queries.store_reader import recorded_config
 from storage.read.frames import existing_store
 from storage.store import Store
+from tasks.stage_tasks import stage_of
 from tasks.stages import BY_NAME, REPLAYABLE
 
 SERVICES = {name: next(each for each in REPLAYABLE if name in BY_NAME[each].services) for name in ("learner", "engine")}
@@ -102,7 +104,7 @@ def first_stage(source: RunConfig, changed: RunConfig, asked: ReplayRequest, sta
 def content_of(config: RunConfig, stage: str) -> dict[str, Any]:
     """Return the settings in the key of a stage; of a supervised run, demonstrations stand where rollouts do."""
     known = "demonstration" if stage == "rollout" and config.data.path else stage
-    return View(config, BY_NAME[known].stage.sections, stage).content()
+    return View(config, stage_of(known).sections, stage).content()
 
 
 def override_keys(overrides: Sequence[str]) -> list[str]:
@@ -160,9 +162,9 @@ def _unread(key: str, again: Sequence[StageName], regrade: bool, scored: bool) -
             return ""
         return f"{key}: the examples are the recorded ones; use --from assignment, or start a new run"
     read = [*again, *(["reference"] if scored else [])]
-    if any(section in BY_NAME[stage].stage.sections for stage in read):
+    if any(section in stage_of(stage).sections for stage in read):
         return ""
-    own = next((stage for stage in ORDER if section in BY_NAME[stage].stage.sections), "")
+    own = next((stage for stage in ORDER if section in stage_of(stage).sections), "")
     if own:
         return f"{key}: belongs to stage {own}, which this replay takes as it was recorded; use --from {own}"
     return f"{key}: no stage of a replay reads it"
@@ -190,7 +192,7 @@ def finished_without_source(asked: ReplayRequest) -> RunConfig | None:
 
     None of any other: that is looked at as ever.
     """
-    store = existing_store(asked.store or RunConfig().store)
+    store = existing_store(asked.store or default_store())
     begun = recorded_config(store, asked.name)
     # Anything that was asked for beside the name needs the source: only the same again is nothing.
     if begun is None or begun.kind != "replay" or asked.overrides or not was_removed(store, begun.replay.run):

@@ -20,15 +20,18 @@ To make HTML of the result is the page's own work: a `<` is a visible character 
 
 import json
 import math
+import os
 import re
 import sys
+import textwrap
 import unicodedata
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -173,33 +176,81 @@ class PlainConsole(Console):
 
 
 def console() -> Console:
-    """Return a console that marks nothing up: names of runs may hold brackets."""
-    width = None if sys.stdout.isatty() else PRINTED_WIDTH
-    return PlainConsole(width=width, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    """Return a console that marks nothing up: names of runs may hold brackets.
+
+    Lines break between words where somebody looks; a program that reads them gets each as one.
+    """
+    width = None if _has_width() else PRINTED_WIDTH
+    return PlainConsole(width=width, markup=False, emoji=False, highlight=False, soft_wrap=not _has_width())
+
+
+def _has_width() -> bool:
+    """Say whether lines are to fit: on a terminal, or where COLUMNS says how long they may be."""
+    return sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
 
 
 def say(line: str) -> None:
-    """Print a line: one, whatever is in it."""
-    print(one_line(line, LONGEST_LINE))
+    """Print a line; where it does not fit, it goes on below, indented as it begins."""
+    line = one_line(line, LONGEST_LINE)
+    if _has_width():
+        begin = line[: len(line) - len(line.lstrip(" │├└─"))]
+        rest = begin.replace("├", "│").replace("└", " ").replace("─", " ") + "  "
+        line = "\n".join(_wrapped(line, console().width, rest))
+    print(line)
 
 
-def grid(headings: Iterable[str], rows: Iterable[Iterable[Any]], left: Container[int] = (0,)) -> Table:
+def _wrapped(text: str, width: int, rest: str = "") -> list[str]:
+    """Return a text in lines of at most `width`, broken between words; those after the first begin with `rest`."""
+    if cell_len(text) <= width:
+        return [text]
+    return textwrap.wrap(text, width, subsequent_indent=rest, break_on_hyphens=False, drop_whitespace=True)
+
+
+class Grid:
+    """Rows as a table, or where that is wider than the terminal, as records: a line for each of a row's values."""
+
+    def __init__(
+        self, headings: Sequence[str], rows: Sequence[Sequence[str]], left: Container[int], num_spare: int
+    ) -> None:
+        self.headings, self.rows, self._left, self._num_spare = headings, rows, left, num_spare
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        # No column is ever narrowed: a number that is broken over two lines is read as two.
+        widths = [max(map(cell_len, column)) + 2 for column in zip(self.headings, *self.rows, strict=True)]
+        for num_columns in range(len(widths), len(widths) - self._num_spare - 1, -1):
+            if sum(widths[:num_columns]) <= options.max_width:
+                yield self._table(num_columns)
+                return
+        yield Text("\n".join(self._records(options.max_width)))
+
+    def _table(self, num_columns: int) -> Table:
+        table = Table(box=None, padding=(0, 1))
+        for place, heading in enumerate(self.headings[:num_columns]):
+            table.add_column(Text(heading), justify="left" if place in self._left else "right", no_wrap=True)
+        for row in self.rows:
+            table.add_row(*map(Text, row[:num_columns]))
+        return table
+
+    def _records(self, width: int) -> Iterator[str]:
+        name = max(map(cell_len, self.headings))
+        for number, row in enumerate(self.rows):
+            if number:
+                yield ""
+            for heading, value in zip(self.headings, row, strict=True):
+                yield from _wrapped(f"{heading:<{name}}  {value}".rstrip(), width, " " * (name + 2))
+
+
+def grid(
+    headings: Iterable[str], rows: Iterable[Iterable[Any]], left: Container[int] = (0,), num_spare: int = 0
+) -> Grid:
     """Return rows as a table; the columns at the places `left` stand at the left, numbers at the right.
 
-    Long cells are cut: a row of them would fill the screen.
+    Long cells are cut: a row of them would fill the screen. So many of the last columns as `num_spare` are left out
+    where the terminal is too narrow for them.
     """
-    named = [_cell(heading, LONGEST_ROW) for heading in headings]
+    named = [one_line(heading, LONGEST_ROW) for heading in headings]
     most = LONGEST_ROW // max(len(named), 1)
-    table = Table(box=None, padding=(0, 1))
-    for place, heading in enumerate(named):
-        table.add_column(heading, justify="left" if place in left else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(_cell(str(cell), most) for cell in row))
-    return table
-
-
-def _cell(text: str, most: int) -> Text:
-    return Text(one_line(text, most))
+    return Grid(named, [[one_line(str(cell), most) for cell in row] for row in rows], left, num_spare)
 
 
 def markdown_table(headings: Iterable[str], rows: Iterable[Iterable[Any]], numbers: bool = True) -> list[str]:
@@ -217,17 +268,36 @@ def sparkline(values: Sequence[float | None], width: int = 48) -> str:
 
     Where there is no value there is a space.
     """
-    num_cells = min(width, len(values))
-    ends = [round(place * len(values) / max(num_cells, 1)) for place in range(num_cells + 1)]
-    cells = [[each for each in values[a:b] if each is not None] for a, b in pairwise(ends)]
-    means = [sum(cell) / len(cell) if cell else None for cell in cells]
+    means = _means(values, width)
     known = [each for each in means if each is not None]
     low, high = min(known, default=0.0), max(known, default=0.0)
     steps = [None if each is None else round((each - low) / (high - low or 1.0) * 7) for each in means]
     return "".join(" " if each is None else BLOCKS[each] for each in steps)
 
 
-EVALUATION_HEADINGS = ("held-out", "policies", "figure", "before", "after", "difference", "95% interval", "examples")
+def chart(values: Sequence[float | None], low: float, high: float, width: int, num_rows: int = 6) -> list[str]:
+    """Return values as lines of blocks between two bounds, which are written at the left; of many values, means."""
+    means = _means(values, width - 10)
+    eighths = [
+        0 if each is None else 1 + round((each - low) / (high - low or 1.0) * (8 * num_rows - 1)) for each in means
+    ]
+    lines = []
+    for row in reversed(range(num_rows)):
+        bound = compact_number(high) if row == num_rows - 1 else compact_number(low) if row == 0 else ""
+        filled = (min(8, max(0, each - 8 * row)) for each in eighths)
+        lines.append(f"{bound:>8} │" + "".join(BLOCKS[each - 1] if each else " " for each in filled))
+    return lines
+
+
+def _means(values: Sequence[float | None], width: int) -> list[float | None]:
+    """Return at most `width` values: of more, the means of neighbours; None where there is no value."""
+    num_cells = min(width, len(values))
+    ends = [round(place * len(values) / max(num_cells, 1)) for place in range(num_cells + 1)]
+    cells = [[each for each in values[a:b] if each is not None] for a, b in pairwise(ends)]
+    return [sum(cell) / len(cell) if cell else None for cell in cells]
+
+
+EVALUATION_HEADINGS = ("held-out", "policies", "figure", "before", "after", "change", "95% interval", "n")
 
 
 def environment_title(set_name: str, environment: str) -> str:
@@ -258,7 +328,7 @@ def describe_difference(row: Mapping[str, Any]) -> str:
     return f"{begin} {figures} over the same {row['num_examples']} examples"
 
 
-def before_after(rows: Sequence[Mapping[str, Any]]) -> Table:
+def before_after(rows: Sequence[Mapping[str, Any]]) -> Grid:
     """Return how the figures of first and last policies differ as a table."""
     return grid(EVALUATION_HEADINGS, [evaluation_cells(row) for row in rows], left=(0, 2))
 

@@ -62,6 +62,7 @@ class Panel:
         self._now = ""
         self._values: list[float | None] = []
         self._seconds: list[float] = []
+        self._num_cached = 0
         self._tokens_per_second: float | None = None
         self._notes: list[str] = []
         self._live = None if plain or not is_terminal(self._stream) else self._start_live()
@@ -83,17 +84,23 @@ class Panel:
             of_step = f"step {step + 1}/{self.num_steps}  " if self.num_steps and step is not None else ""
             self._now = of_step + printable(stage)
 
-    def step(self, step: int, value: float | None, tokens: int, seconds: float) -> None:
-        """A step is done: its mean reward or what else is measured (None for nothing), tokens handled, wall-clock."""
+    def step(self, step: int, value: float | None, tokens: int, seconds: float, cached: bool = False) -> None:
+        """A step is done: its mean reward or what else is measured (None for nothing), tokens handled, wall-clock.
+
+        Of a cached step all work was in the ledger: it says nothing of how fast this run is.
+        """
         with self._lock:
             self._values.append(value)
-            self._seconds.append(seconds)
-            self._tokens_per_second = tokens / seconds if seconds > 0 else None
+            self._num_cached += cached
+            if not cached:
+                self._seconds.append(seconds)
+                self._tokens_per_second = tokens / seconds if seconds > 0 else None
             if self._live is None:
-                self._line(
-                    f"step {step + 1:>{len(str(self.num_steps))}}/{self.num_steps}  {self.measure} {fixed_point(value)}"
-                    f"  {self._speed()}  {seconds:.1f} s  left {duration(self._seconds_left())}"
+                pace = (
+                    "cached" if cached else f"{self._speed()}  {seconds:.1f} s  left {duration(self._seconds_left())}"
                 )
+                number = f"{step + 1:>{len(str(self.num_steps))}}/{self.num_steps}"
+                self._line(f"step {number}  {self.measure} {fixed_point(value)}  {pace}")
 
     def note(self, text: str) -> None:
         """Say something in one line."""
@@ -119,7 +126,8 @@ class Panel:
             head = Table.grid(expand=True)
             head.add_column()
             head.add_column(justify="right")
-            steps = f"{done}/{self.num_steps} steps" if self.num_steps else ""
+            cached = f", {self._num_cached} cached" if self._num_cached else ""
+            steps = f"{done}/{self.num_steps} steps{cached}" if self.num_steps else ""
             head.add_row(Text(self._now or steps), Text(self._figures()))
             parts: list[RenderableType] = [head]
             if self.num_steps:
@@ -150,7 +158,7 @@ class Panel:
         """Seconds to the end at the pace of the last steps; None before the first."""
         # The first steps load and compile: an average over all would promise too late an end for long.
         recent = self._seconds[-5:]
-        return sum(recent) / len(recent) * max(0, self.num_steps - len(self._seconds)) if recent else None
+        return sum(recent) / len(recent) * max(0, self.num_steps - len(self._values)) if recent else None
 
     def _curve(self) -> Text:
         last = next((value for value in reversed(self._values) if value is not None), None)
@@ -210,9 +218,9 @@ class PanelWatcher:
     def _plan(self, missing: list[Any], num_pieces: int) -> None:
         found = num_pieces - len(missing)
         if missing:
-            self._panel.note(f"{len(missing)} pieces of work to do, {found} are in the ledger")
+            self._panel.note(f"{len(missing)} pieces of work to do, {found} cached")
         else:
-            self._panel.note(f"nothing to compute: all {found} pieces of work are in the ledger")
+            self._panel.note(f"nothing to compute: all {found} pieces of work are cached")
 
     def _prefect(self, url: str) -> None:
         self._panel.ui_url = url
@@ -225,10 +233,12 @@ class PanelWatcher:
         # An evaluation goes on beside the steps, and has the version of its policy for a step.
         self._panel.stage(None if evaluating else step, f"evaluation: {stage}" if evaluating else stage)
 
-    def _step(self, step: int, tokens: int, seconds: Mapping[str, float], **measured: Any) -> None:
+    def _step(
+        self, step: int, tokens: int, seconds: Mapping[str, float], computed: bool = True, **measured: Any
+    ) -> None:
         values = measured if self._panel.measure == "reward" else measured["update"] or {}
         value = values.get(self._panel.measure)
-        self._panel.step(step, value, tokens, sum(seconds.values()))
+        self._panel.step(step, value, tokens, sum(seconds.values()), cached=not computed)
 
     def _evaluation(self, version: int, scores: list[dict[str, Any]], **facts: Any) -> None:
         for each in scores:

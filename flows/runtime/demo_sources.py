@@ -14,6 +14,7 @@ from typing import Any
 
 from configs.load import load
 from configs.run import RunConfig
+from configs.store import default_store
 from flows.runtime.versions import config_versions
 from storage.roots import check_links
 from storage.store import Store, open_store
@@ -214,7 +215,7 @@ def weights_of(model: str, store: str, sft: Callable[..., Any]) -> str:
     """
     if model != DEMO:
         return model
-    root = store or RunConfig().store
+    root = store or default_store()
     opened = open_store(root)  # before anything else lies there: a store is made in an empty directory
     if not (key := _last_policy(opened)):
         build(sources := Sources(sources_directory(root)))

@@ -13,7 +13,8 @@ from storage.maintenance.sweep import ExpiryReport, RemovalReport, Retention, ca
 from storage.read.lineage import Graph
 from storage.refs import check_run_name
 from storage.store import Store
-from tasks.stages import EVALUATION, STAGES
+from tasks.stage_tasks import TASKS
+from tasks.stages import EVALUATION
 
 OTHERS = {
     "updates": ("diff",),
@@ -154,6 +155,6 @@ def describe_removal(going: Plan, swept: RemovalReport) -> dict[str, Any]:
 def readers(table: str) -> list[str]:
     """Return the names of all that read `table`; none where nobody misses its rows."""
     optional = () if table in WRITTEN else (table,)
-    declared = [task.stage for each in STAGES if each.name not in NO_READERS for task in each.tasks]
+    declared = [task.stage for name, tasks in TASKS.items() if name not in NO_READERS for task in tasks]
     stages = [stage.name for stage in declared if table in stage.reads or {*optional} & {*stage.optional}]
     return list(dict.fromkeys([*stages, *OTHERS.get(table, ())]))

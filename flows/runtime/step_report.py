@@ -13,7 +13,7 @@ from tasks.metrics.accounting import COLUMNS as TRACE_COLUMNS
 from tasks.metrics.accounting import ERRORED, TRAINED, AccountBreach, account
 from tasks.metrics.figures import ALL, Values, full_name, metric_values
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.stage import Policy, Ref
+from tasks.runtime.stage import Policy, Ref, rows_of
 
 # Below a tenth, most of the sampling was for nothing; what is usual with filters is well above.
 LOW_SIGNAL = 0.1
@@ -151,12 +151,3 @@ def outcomes_of(values: Values) -> list[dict[str, Any]]:
         {"outcome": outcome, "detail": "".join(detail), "num_traces": int(count)}
         for (_, outcome, *detail), count in accounts
     ]
-
-
-def rows_of(refs: Sequence[Ref]) -> dict[str, dict[str, int]]:
-    """Return the rows that were made, by stage and table."""
-    rows: dict[str, dict[str, int]] = {}
-    for ref in refs:
-        of_stage = rows.setdefault(ref.stage, {})
-        of_stage |= {table: of_stage.get(table, 0) + count for table, count in ref.rows}
-    return rows

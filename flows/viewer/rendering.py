@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from configs.run import RunConfig
+from configs.store import default_store
 from flows.queries.request import NotThere, PageRequest, plain
 from flows.queries.store_reader import StoreReader
 from flows.reporting import formats
@@ -159,7 +159,7 @@ def save(address: str, file: str, store: str = "", force: bool = False) -> int:
 
     Raises NotThere, OutputRefused where the file may not be written, LayoutError where there is no store.
     """
-    print(save_page(StoreReader.at(store or RunConfig().store), address, Path(file), force))
+    print(save_page(StoreReader.at(store or default_store()), address, Path(file), force))
     return 0
 
 

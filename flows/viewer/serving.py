@@ -14,7 +14,7 @@ from urllib.parse import quote
 from starlette.types import ASGIApp
 
 from configs.errors import ConfigError
-from configs.run import RunConfig
+from configs.store import default_store
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.rendering import templates
@@ -37,7 +37,7 @@ def main(store: str = "", run: str = "", host: str = "127.0.0.1", port: int | No
     """
     from flows.viewer.app import application
 
-    library = StoreReader.at(store or RunConfig().store)
+    library = StoreReader.at(store or default_store())
     if run:
         run = library.latest() if run == "latest" else run
         # An unknown run is refused here, before anything is served.

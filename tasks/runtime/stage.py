@@ -108,3 +108,12 @@ def ref_of(entry: Entry, computed: bool) -> Ref:
         rows[piece.table] = rows.get(piece.table, 0) + piece.rows
     seconds = (entry.finished_at - entry.started_at).total_seconds()
     return Ref(entry.stage, entry.step, entry.key, tuple(rows.items()), entry.tokens, seconds, computed)
+
+
+def rows_of(refs: Sequence[Ref]) -> dict[str, dict[str, int]]:
+    """Return the rows that were made, by stage and table."""
+    rows: dict[str, dict[str, int]] = {}
+    for ref in refs:
+        of_stage = rows.setdefault(ref.stage, {})
+        of_stage |= {table: of_stage.get(table, 0) + count for table, count in ref.rows}
+    return rows

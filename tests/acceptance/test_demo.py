@@ -121,7 +121,7 @@ AFTER = ("filtering", "advantage", "packing", "training")
 def test_a_replay_of_the_demo_finds_everything(first: str, store: str, stage: str) -> None:
     printed = stagecoach("replay", "demo", "--from", stage, "--store", store)
     num_pieces = 20 * len([*AFTER[AFTER.index(stage) :], "metrics"])
-    assert f"0 pieces of work were computed, {num_pieces} were in the ledger" in printed
+    assert f"0 pieces of work computed, {num_pieces} cached" in printed
     assert "weights are the recorded ones at every step" in printed
     assert "Prefect:" not in printed, "a server was started for nothing"
 
@@ -132,7 +132,7 @@ def test_a_changed_replay_of_the_demo_computes_what_follows(first: str, store: s
     setting, same = CHANGES[stage]
     printed = stagecoach("replay", "demo", "--set", setting, "--steps", "1:3", "--store", store)
     num_pieces = 2 * len([*AFTER[AFTER.index(stage) :], "metrics"])
-    assert f"from {stage}: {num_pieces} pieces of work were computed, 0 were in the ledger" in printed
+    assert f"from {stage}: {num_pieces} pieces of work computed, 0 cached" in printed
     told = "weights are the recorded ones at every step" if same else "weights part from the recorded ones at step 1"
     assert told in printed
     assert not list(Path(store, "logs").glob(f"demo-{stage}-*/engine.log")), "an engine was started"

@@ -203,7 +203,7 @@ def test_the_component_of_observations_is_measured(steps: list[Step]) -> None:
 
 def test_another_algorithm_for_one_of_them_credits_again_and_no_more(root: str, steps: list[Step]) -> None:
     printed = stagecoach("replay", "two", "--from", "advantage", "--set", NO_ECHO, "--name", "plain", "--store", root)
-    assert "8 pieces of work were computed, 0 were in the ledger" in printed
+    assert "8 pieces of work computed, 0 cached" in printed
     store = open_store(root)
     work = [entry for entry in store.ledger.entries(run="plain") if not entry.part]
     made = Counter(entry.stage for entry in work if {piece.run for piece in entry.outputs} == {"plain"})

@@ -144,7 +144,7 @@ def test_an_override_needs_a_key_and_a_value() -> None:
 
 def test_files_that_are_not_there_or_not_toml(tmp_path: Path) -> None:
     assert problems(files=("dmo",)) == (
-        f"dmo: no such file, and no such preset; the presets are {', '.join(presets())}",
+        f"dmo: no such file, and no such preset; the presets are {', '.join(presets())}; did you mean demo?",
     )
     broken = toml(tmp_path, "broken.toml", "steps = = 3\n")
     (line,) = problems(files=(broken,))

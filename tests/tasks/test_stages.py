@@ -8,6 +8,7 @@ import pytest
 from configs.replay import ORDER
 from tasks import stages
 from tasks.runtime.services import WAITS_FOR
+from tasks.stage_tasks import TASKS, stage_of
 from tasks.stages import BY_NAME, STAGES
 
 SERVICES = {"engine", "teachers", "environments", "learner", "graders"}
@@ -18,21 +19,22 @@ def test_the_order_is_the_one_in_which_stages_make_what_others_read() -> None:
     made: set[str] = set()
     for each in STAGES:
         if each.scope != "evaluation":
-            assert {*each.stage.reads} <= made, f"{each.name} comes before what it reads"
-            made |= {*each.stage.writes}
+            assert {*stage_of(each.name).reads} <= made, f"{each.name} comes before what it reads"
+            made |= {*stage_of(each.name).writes}
 
 
 @pytest.mark.parametrize("each", STAGES, ids=lambda each: each.name)
 def test_every_stage_is_declared_as_it_is_registered(each: stages.RegisteredStage) -> None:
     of_rollouts = each.name == stages.EVALUATION
-    assert {task.stage.name for task in each.tasks} == {stages.ROLLOUT if of_rollouts else each.name}
-    assert all(each.table in task.stage.writes for task in each.tasks)
-    assert {*each.services} <= {*each.stage.services}
+    assert {task.stage.name for task in TASKS[each.name]} == {stages.ROLLOUT if of_rollouts else each.name}
+    assert all(each.table in task.stage.writes for task in TASKS[each.name])
+    assert {*each.services} <= {*stage_of(each.name).services}
     # Listing examples loads environments in a process of its own: none is served for it.
-    assert of_rollouts or {*each.services} == SERVICES & {*each.stage.services} or each.name == "examples"
+    assert of_rollouts or {*each.services} == SERVICES & {*stage_of(each.name).services} or each.name == "examples"
 
 
 def test_lists_that_cannot_be_derived_agree_with_the_registry() -> None:
+    assert (*TASKS,) == stages.names()
     assert ORDER == stages.REPLAYABLE
     assert {*WAITS_FOR} == SERVICES | {"approve", "example_source"}
     assert {service for each in STAGES for service in each.services} == SERVICES
@@ -57,6 +59,6 @@ def test_the_derived_lists() -> None:
 
 
 def test_importing_the_registry_is_light() -> None:
-    heavy = ("torch", "vllm", "verifiers", "transformers", "prefect")
+    heavy = ("torch", "vllm", "verifiers", "transformers", "prefect", "pydantic", "pyarrow", "numpy")
     code = f"import sys, tasks.stages; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

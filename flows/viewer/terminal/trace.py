@@ -15,7 +15,7 @@ import polars as pl
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from configs.run import RunConfig
+from configs.store import default_store
 from flows.queries.messages import branches, messages
 from flows.queries.request import BadQuestion, plain
 from flows.queries.sentences import sentence
@@ -51,7 +51,7 @@ def main(
         raise BadQuestion(f"--color {wanted.colour}: there are {', '.join(MEASURES)}")
     if width is not None and width < NARROWEST:
         raise BadQuestion(f"--width {width}: at least {NARROWEST}, or nothing can be read")
-    library, out = StoreReader.at(store or RunConfig().store), terminal(width)
+    library, out = StoreReader.at(store or default_store()), terminal(width)
     with reading(library.store):
         found = trace_use(library, text, library.latest() if run == "latest" else run)
         if save:

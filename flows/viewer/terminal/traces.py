@@ -13,7 +13,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from configs.run import RunConfig
+from configs.store import default_store
 from flows.queries.request import NotThere, plain
 from flows.queries.rollout_list import LEFT, TraceChoice, choose, list_page
 from flows.queries.rollouts import evaluation_traces, lineages_of, search_mask, steps_of, traces_of, with_mismatch
@@ -47,7 +47,7 @@ def main(
 
     Raises NotThere, BadQuestion, and LayoutError where there is no store.
     """
-    library = StoreReader.at(store or RunConfig().store)
+    library = StoreReader.at(store or default_store())
     with reading(library.store):
         name = library.latest() if run == "latest" else run
         title, frame, written = _frame(library, name, step, evaluation, set_name, (*choice.columns, choice.sort))

@@ -10,12 +10,13 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from configs.run import RunConfig
 from storage.errors import DamagedSlice
 from storage.store import Store
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from configs.run import RunConfig
 
 
 FILE = "tokenizer.json"
@@ -185,7 +186,7 @@ class TokenizerUnreadable(ValueError):
     """A tokenizer's file exists and cannot be used."""
 
 
-def tokenizer_of(store: Store, config: RunConfig, policy_key: str, others: Iterable[str] = ()) -> TokenTexts | None:
+def tokenizer_of(store: Store, config: "RunConfig", policy_key: str, others: Iterable[str] = ()) -> TokenTexts | None:
     """Return the tokenizer of the tokens that a policy of a run sampled; None where none is found.
 
     `policy_key` is the trace's; an empty one means another model, whose tokenizer is unknown. `others` are further

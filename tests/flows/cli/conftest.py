@@ -1,11 +1,13 @@
-"""A store that commands may damage."""
+"""Stores for commands: one that they may damage, one that they only read."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 
+from benchmarks.viewing_store import make
 from storage.maintenance import plan
+from storage.store import open_store
 
 
 @pytest.fixture
@@ -14,3 +16,18 @@ def root(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     monkeypatch.setattr(plan, "RECENT_HOURS", 0.0)
     monkeypatch.chdir(tmp_path)
     return Path(shutil.copytree(original, tmp_path / "store"))
+
+
+@pytest.fixture(scope="session")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the run `large`, its evaluations, and two forks of it; commands only read it."""
+    place = tmp_path_factory.mktemp("forked") / "store"
+    make(place, steps=3, rollouts=16, group_size=8, fork=2)
+    return place
+
+
+@pytest.fixture(scope="session")
+def trace_id(forked: Path) -> str:
+    """A rollout of the run `large`."""
+    rows = open_store(forked).scan("traces").filter(run="large", step=0).select("trace_id").head(1).collect()
+    return str(rows["trace_id"][0])

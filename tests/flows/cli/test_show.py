@@ -18,6 +18,7 @@ from configs.run import RunConfig
 from flows.cli import run_summary as show
 from flows.queries.run_state import process_gone
 from flows.queries.store_reader import StoreReader
+from flows.services.ownership import OWNER, SERVICE, identity
 from flows.viewer.rendering import PAGES, as_html, parsed_address
 from storage.errors import LayoutError
 from storage.store import Store, open_store
@@ -65,9 +66,9 @@ def test_a_run_is_described_for_programs_and_for_people(tmp_path: Path, capsys: 
     assert step["seconds"]["rollout"] >= 0.0 and step["shared"] == []
     show.main("a", store=str(tmp_path))
     printed = capsys.readouterr().out
-    assert "train a: started, 1/2 steps" in printed and "rollout s" not in printed and "0.5" in printed
+    assert "train a: started, 1/2 steps" in printed and "rollout" not in printed and "0.5" in printed
     show.main("a", store=str(tmp_path), timing=True)
-    assert "rollout s" in capsys.readouterr().out
+    assert "  rollout  " in capsys.readouterr().out
 
 
 def test_a_long_run_is_curves_and_its_last_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,6 +240,32 @@ def test_a_run_that_is_at_work_here_is_told_to_end(tmp_path: Path, capsys: pytes
         assert (status, process.wait()) == (0, 7) and said.startswith("a: its process is gone; what is committed is")
     status, said = run_command(capsys, "stop", "a", "--store", str(tmp_path / "store"))
     assert status == 2 and "run 'a' is not at work: its process is gone" in said
+
+
+@pytest.mark.engine
+def test_status_names_what_is_at_work_its_services_and_a_gate_that_waits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = finished_run(tmp_path)
+    program = ["-c", "import time; print(flush=True); time.sleep(600)"]
+    with subprocess.Popen([sys.executable, *program], stdout=subprocess.PIPE) as run:
+        marks = os.environ | {OWNER: identity(run.pid), SERVICE: "engine"}
+        with subprocess.Popen([sys.executable, *program], stdout=subprocess.PIPE, env=marks) as engine:
+            assert run.stdout and run.stdout.readline() and engine.stdout and engine.stdout.readline()
+            store.runs.record(
+                run="a", event="resumed", kind="train", config=CONFIG.model_dump(mode="json"), pid=run.pid
+            )
+            status, said = run_command(capsys, "status", "--json", "--store", str(tmp_path))
+            (found,) = json.loads(said)["runs"]
+            assert (status, found["run"], found["pid"], found["last_stage"]) == (0, "a", run.pid, "metrics")
+            assert (found["steps_done"], found["steps_planned"], found["waits_at_gate"]) == (0, 2, None)
+            assert [(each["service"], each["pid"]) for each in found["services"]] == [("engine", engine.pid)]
+            status, said = run_command(capsys, "status", "a", "--store", str(tmp_path))
+            assert status == 0 and said.startswith("train a: going, 0/2 steps") and "engine" in said
+            engine.kill()
+        run.kill()
+    status, said = run_command(capsys, "status", "--store", str(tmp_path))
+    assert status == 1 and said == f"nothing is at work in store {tmp_path}\n"
 
 
 def test_the_store_is_that_of_the_variable_where_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

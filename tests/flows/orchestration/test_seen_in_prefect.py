@@ -137,7 +137,7 @@ def test_plain_lines_show_the_loss(seen: Seen) -> None:
     printed = "".join(seen.printed)
     loss = seen.said["outcome"]["steps"][1]["update"]["loss"]
     assert f"step 2/2  loss {loss:.3f}" in printed
-    assert "7 pieces of work to do, 9 are in the ledger" in printed
+    assert "7 pieces of work to do, 9 cached" in printed
 
 
 def test_secrets_are_nowhere(seen: Seen) -> None:

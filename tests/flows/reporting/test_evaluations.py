@@ -30,7 +30,7 @@ def test_a_difference_in_cells() -> None:
     told = dict(zip(EVALUATION_HEADINGS, evaluation_cells(ROW), strict=True))
     assert told == {
         **{"held-out": "hard/sums", "policies": "0 to 4", "figure": "avg", "before": "0.250", "after": "0.500"},
-        **{"difference": "+0.250", "95% interval": "[-0.125, +0.625]", "examples": "6"},
+        **{"change": "+0.250", "95% interval": "[-0.125, +0.625]", "n": "6"},
     }
     assert evaluation_cells(ROW | NONE)[3:7] == ("-", "-", "-", "-")
 

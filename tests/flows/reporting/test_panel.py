@@ -157,3 +157,13 @@ def test_importing_the_panel_does_not_import_prefect() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=True
     )
     assert answer.stdout.strip() == "False"
+
+
+def test_a_step_that_was_in_the_ledger_is_cached_and_no_progress_of_this_run() -> None:
+    stream = io.StringIO()
+    panel = Panel("train a", 3, stream=stream)
+    panel.step(0, 0.5, 1000, 10.0, cached=True)
+    panel.step(1, 0.6, 100, 10.0)
+    _, cached, computed = stream.getvalue().splitlines()
+    assert cached == "step 1/3  reward 0.500  cached"
+    assert computed == "step 2/3  reward 0.600  10 tokens/s  10.0 s  left 0:10"

@@ -128,4 +128,4 @@ def test_the_summary_says_what_the_recipe_says() -> None:
     assert lines[1] == f"{recipe.about}: mean reward 0.25 in the first step, 0.38 over the last 2."
     assert f"  stagecoach show poker --store /s {recipe.try_next}" in lines
     assert "  stagecoach view --run poker --store /s" in lines
-    assert "7 pieces of work were computed, 3 were in the ledger; 12 s." in lines
+    assert "7 pieces of work computed, 3 cached; 12 s." in lines

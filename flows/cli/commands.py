@@ -1,0 +1,156 @@
+"""All commands: their groups, the functions that they call, examples, and the list of them that `--help` prints.
+
+Nothing is imported here but what Python has at hand: who asks for the list waits for no library, and of all commands
+the one that is called is the only one that is imported.
+"""
+
+from importlib.util import find_spec
+from types import CodeType
+from typing import NamedTuple
+
+PROGRAM = "stagecoach"
+ABOUT = "Post-training of language models with reinforcement learning, in durable stages."
+ITEMS = """\
+FILES are presets (demo, sft_demo, qwen3_gpu) or TOML files, laid over each other from left to right.
+OVERRIDES are written dotted.key=value, for example training.learning_rate=1e-5 or environments.0.max_turns=3.
+"""
+INIT = """\
+Without an option the project has data of its own: a config, a reward function and examples that train at the first try.
+"""
+IDS = """\
+ID is a policy (RUN, RUN:VERSION), a batch row (RUN:STEP:ROW, KEY/ROW), a rollout (TRACE), a training sample
+(TRACE/BRANCH), an assignment (GROUP/MEMBER), an example (ENVIRONMENT/EXAMPLE), or any work by its KEY in the ledger.
+Traces and keys may be cut to eight characters. An id that several runs use shows every branch, named by run.
+"""
+QUERY = """\
+Tables go by name, each row once: select avg(reward) from traces where run = 'demo'
+RUN.table are the rows that a run uses, also those that another run computed: select avg(reward) from "my-replay".traces
+outcomes and accounting say what became of every rollout; uses says which run uses which slice, whoever computed it.
+Without a query, the tables and their columns are listed.
+"""
+VIEW = """\
+A page on 127.0.0.1, with no account and nothing loaded from elsewhere. It only reads. With another --host a token is
+asked for: the address that is printed holds it, or STAGECOACH_VIEW_TOKEN names one.
+--save /runs/demo/steps/3 step3.html writes what an address shows as one static file, and starts nothing.
+"""
+TRACES = """\
+The same list as on the page of a step, with the same names of columns: outcome, reward, advantage, num_turns, ...; an
+unknown one lists them all. What has no value comes last. Into a pipe goes one line for each trace, with whole ids.
+"""
+TRACE = """\
+ID is a rollout's; it may be cut to its first eight characters. Where several runs use it, --run says which is meant.
+Sampled messages are drawn as tokens, coloured by --color; into a pipe, or with NO_COLOR, goes plain text.
+"""
+
+
+class Command(NamedTuple):
+    """What is known of a command before it is imported."""
+
+    group: str
+    """The heading below which help lists it."""
+    function: str
+    """The function that it calls, `module:function` with a module of this package; its docstring is the help."""
+    examples: tuple[str, ...]
+    """Arguments of calls that are shown in its help."""
+    more: str = ""
+    """What help says below them."""
+
+
+COMMANDS = {
+    "demo": Command("Run", "run:demo", ("", "kuhn_poker --name poker", "steps=5 --plain"), ITEMS),
+    "run": Command(
+        "Run", "run:run", ("demo model.path=path/to/model --name first", "mine.toml training.learning_rate=1e-5"), ITEMS
+    ),
+    "init": Command(
+        "Run",
+        "init:init",
+        ("my-project", "chess --environment own_data", "moved --from rl.toml", "moved --from train_grpo.py"),
+        INIT,
+    ),
+    "sft": Command("Run", "run:sft", ("sft_demo data.path=rows.jsonl model.path=path/to/model --name warm",), ITEMS),
+    "eval": Command(
+        "Run",
+        "run:evaluate",
+        ("demo --policy first", "demo --url https://host/v1 --model NAME --retry-errors 2"),
+        ITEMS,
+    ),
+    "resume": Command("Run", "run:resume", ("first", "first steps=40"), ITEMS),
+    "stop": Command("Run", "run:stop", ("first",)),
+    "replay": Command(
+        "Run",
+        "run:replay",
+        (
+            "demo --set algorithm.type=rloo",
+            "demo --from training --vary training.learning_rate=1e-4 --vary training.learning_rate=1e-5",
+        ),
+    ),
+    "gate": Command("Run", "run:gate", ("first", 'first --approve --reason "rewards look right"')),
+    "deploy": Command("Run", "run:deploy", ("", "--pool gpu --slots 2")),
+    "show": Command("Look", "show:show", ("", "demo --last 30 --timing", "demo training.learning_rate=1e-5"), ITEMS),
+    "runs": Command("Look", "show:runs", ("", "--kind replay --state failed")),
+    "status": Command("Look", "show:status", ("", "demo")),
+    "logs": Command("Look", "show:logs", ("demo engine --follow",)),
+    "check": Command("Look", "show:check", ("demo --load", "qwen3_gpu mine.toml training.learning_rate=1e-5"), ITEMS),
+    "config": Command("Look", "show:config", ("rollout.max_tokens", "training demo mine.toml"), ITEMS),
+    "doctor": Command("Look", "show:doctor", ("",)),
+    "lora-smoke": Command("Look", "show:lora_smoke", ("model.path=path/to/model",), ITEMS),
+    "lineage": Command("Look", "show:lineage", ("demo:20 --up", "0f3a9c1d --json"), IDS),
+    "why": Command("Look", "show:why", ("0f3a9c1d",)),
+    "sql": Command(
+        "Look",
+        "show:sql",
+        ("", '"select outcome, count(*) from demo.outcomes group by all"', '"from demo.updates" --output updates.csv'),
+        QUERY,
+    ),
+    "view": Command("Look", "show:view", ("--run latest --open", "--save /runs/demo demo.html"), VIEW),
+    "traces": Command(
+        "Look", "show:traces", ("demo --step 3 --sort reward --desc", "demo --outcome errored --limit 5"), TRACES
+    ),
+    "trace": Command("Look", "show:trace", ("0f3a9c1d", "0f3a9c1d --color ratio --messages 0:2"), TRACE),
+    "diff": Command("Compare", "diff:diff", ("demo slower", "demo slower --step 3")),
+    "algorithms": Command("Compare", "diff:algorithms", ("demo", "demo grpo rloo --steps 3:10 --output page.md")),
+    "curves": Command("Compare", "diff:curves", ("demo slower", "demo slower --output curves.md")),
+    "evals": Command("Compare", "diff:evals", ("first", "first second --by tier")),
+    "quarantine": Command(
+        "Correct", "store:quarantine", ("""--where "reward > 0.9" --reason "checker was fooled" --dry-run""", "--list")
+    ),
+    "repair": Command("Correct", "store:repair", ("--deep --dry-run",)),
+    "maintain": Command("Keep", "store:maintain", ("", "--retain messages=30d --dry-run")),
+    "gc": Command("Keep", "store:gc", ("--remove slower", "--keep demo --keep-last 3 --dry-run")),
+    "import": Command("Move", "export:import_rollouts", ("traces.jsonl --name theirs",), ITEMS),
+    "export": Command(
+        "Move",
+        "export:export_rollouts",
+        ("demo --format sft --kept --to good.parquet", "demo --format weights --to dir"),
+    ),
+}
+"""All commands by name, in the order in which help lists them."""
+
+
+def epilogue(name: str) -> str:
+    """Return what the help of a command ends with: examples, and what is to be known of its arguments."""
+    lines = [" ".join(part for part in (PROGRAM, name, example) if part) for example in COMMANDS[name].examples]
+    return "\n".join(
+        ["Examples:", *(f"  {line}" for line in lines), *(["", COMMANDS[name].more] if COMMANDS[name].more else [])]
+    )
+
+
+def overview() -> str:
+    """Return the help of the program: every command by group, with the first line of its function's docstring."""
+    lines = [f"Usage: {PROGRAM} COMMAND", "", ABOUT]
+    width = max(map(len, COMMANDS))
+    for group in dict.fromkeys(each.group for each in COMMANDS.values()):
+        lines += ["", f"{group}:"]
+        lines += [f"  {name:<{width}}  {summary(name)}" for name, each in COMMANDS.items() if each.group == group]
+    lines += ["", f"`{PROGRAM} COMMAND --help` says what a command takes, with examples."]
+    return "\n".join([*lines, f"`{PROGRAM} --install-completion` completes words in bash, zsh and fish."])
+
+
+def summary(name: str) -> str:
+    """Return the first line of the docstring of the function that a command calls."""
+    module, _, function = COMMANDS[name].function.partition(":")
+    spec = find_spec(f"{__package__}.{module}")
+    # Out of its compiled code: to import the module would import the library that reads arguments.
+    code = spec.loader.get_code(spec.name)
+    own = next(each for each in code.co_consts if isinstance(each, CodeType) and each.co_name == function)
+    return str(own.co_consts[0]).partition("\n")[0]

@@ -1,0 +1,45 @@
+"""Who does the work of each stage. Stages do not know each other; here all of them are known."""
+
+from collections.abc import Mapping
+
+from tasks.advantage import reference
+from tasks.advantage import stage as advantage
+from tasks.assignment import examples
+from tasks.assignment import stage as assignment
+from tasks.exchange import trace_import
+from tasks.filtering import stage as filtering
+from tasks.gate import stage as gate
+from tasks.metrics import stage as metrics
+from tasks.packing import stage as packing
+from tasks.rollout import demonstration, regrade
+from tasks.rollout import stage as rollout
+from tasks.runtime.prefect_task import StageTask
+from tasks.runtime.stage import Stage
+from tasks.stages import EVALUATION, EVALUATION_ASSIGNMENT, ROLLOUT
+from tasks.training import policy as policy_import
+from tasks.training import stage as training
+
+TASKS: Mapping[str, tuple[StageTask, ...]] = {
+    "policy_import": (policy_import.task,),
+    "examples": (examples.task, examples.demonstration_task, trace_import.examples_task),
+    "assignment": (assignment.task, trace_import.assignment_task),
+    ROLLOUT: (rollout.task,),
+    "demonstration": (demonstration.task,),
+    "import": (trace_import.task,),
+    "regrade": (regrade.task,),
+    "filtering": (filtering.task,),
+    "reference": (reference.task,),
+    "advantage": (advantage.task,),
+    "packing": (packing.task,),
+    "gate": (gate.task,),
+    "training": (training.task,),
+    "metrics": (metrics.task,),
+    EVALUATION_ASSIGNMENT: (assignment.evaluation_task,),
+    EVALUATION: (rollout.task,),
+}
+"""The tasks of every registered stage, by its name; several where its rows come from several sources."""
+
+
+def stage_of(name: str) -> Stage:
+    """Return the declaration of a registered stage in a training run."""
+    return TASKS[name][0].stage

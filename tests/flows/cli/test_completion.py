@@ -1,0 +1,54 @@
+"""Shell completion: what a real bash offers for half-typed words."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows import cli
+from tests.fixtures.programs import environment
+
+OFFERED = """
+source "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
+_stagecoach
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The installed script, with a program beside it that it asks."""
+    place = tmp_path_factory.mktemp("completion")
+    program = place / "stagecoach"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m flows.cli "$@"\n')
+    program.chmod(0o755)
+    target = place / "completion.bash"
+    assert cli.main(["--install-completion", "--shell", "bash", "--output", str(target)]) == 0
+    return target
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (("sho",), ["show"]),
+        (("show", "--tim"), ["--timing"]),
+        (("show", "large-a"), ["large-again"]),
+        (("run", "kuhn"), ["kuhn_poker"]),
+        (("run", "training.learning_r"), ["training.learning_rate="]),
+        (("config", "rollout.max_tok"), ["rollout.max_tokens", "rollout.max_tokens="]),
+    ],
+    ids=" ".join,
+)
+def test_bash_offers_commands_options_runs_presets_and_keys(
+    script: Path, forked: Path, typed: tuple[str, ...], offered: list[str]
+) -> None:
+    variables = environment() | {"STAGECOACH_STORE": str(forked)}
+    variables["PATH"] = f"{script.parent}:{variables['PATH']}"
+    asked = ["bash", "--norc", "-c", OFFERED, "bash", str(script), "stagecoach", *typed]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60, env=variables)
+    assert done.stdout.split() == offered

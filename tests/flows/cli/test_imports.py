@@ -1,0 +1,63 @@
+"""What commands import: one that prints a table waits for no engine, no scheduler and no model."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+WORLDS = {"prefect", "torch", "vllm", "transformers", "verifiers", "renderers", "tokenizers", "safetensors", "peft"}
+"""What engines, models, environments and Prefect are made of."""
+NOT_TO_LOOK = WORLDS | {"wandb", "fastapi", "uvicorn", "jinja2", "httpx", "asyncio", "duckdb", "multiprocessing"}
+"""Of no use to who prints a table."""
+NOT_TO_ASK = {*(NOT_TO_LOOK - {"duckdb", "asyncio"}), "pydantic", "psutil", "configs.run"}
+"""Of no use to questions about rows, which read no config; duckdb answers those in SQL and asks for asyncio."""
+
+
+def loaded_by(*commands: Sequence[str]) -> set[str]:
+    """Return the modules that are loaded after some commands ran in a fresh interpreter."""
+    script = (
+        "import sys\nfrom flows import cli\n"
+        f"assert all(cli.main(argv) == 0 for argv in {[list(argv) for argv in commands]!r})\n"
+        "print('LOADED', *sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.rpartition("LOADED")[2].split())
+
+
+@pytest.mark.engine
+def test_help_loads_nothing_but_the_list_of_commands() -> None:
+    loaded = loaded_by(["--help"])
+    assert "flows.cli.commands" in loaded
+    assert not loaded & {"cyclopts", "rich", "pydantic", "numpy", "pyarrow", "polars", "inspect", "importlib.metadata"}
+
+
+@pytest.mark.engine
+def test_check_loads_neither_engine_nor_prefect() -> None:
+    loaded = loaded_by(["check", "demo"])
+    assert "pyarrow" in loaded
+    assert not loaded & (WORLDS | {"wandb", "fastapi", "jinja2", "httpx", "duckdb"})
+
+
+@pytest.mark.engine
+def test_questions_about_rows_load_no_config(forked: Path, trace_id: str) -> None:
+    asked = [["sql", "select count(*) from traces"], ["why", trace_id], ["lineage", trace_id]]
+    loaded = loaded_by(*([*argv, "--store", str(forked)] for argv in asked))
+    assert {"polars", "duckdb"} <= loaded
+    assert not loaded & NOT_TO_ASK
+
+
+@pytest.mark.engine
+def test_looking_at_runs_loads_nothing_that_runs_them(forked: Path, trace_id: str) -> None:
+    asked = [
+        ["runs"],
+        ["show", "large"],
+        ["trace", trace_id, "--run", "large"],
+        ["diff", "large", "large-again"],
+        ["evals", "large"],
+    ]
+    loaded = loaded_by(*([*argv, "--store", str(forked)] for argv in asked))
+    assert {"polars", "configs.run"} <= loaded
+    assert not loaded & (NOT_TO_LOOK | {"flows.runtime.session", "tasks.stage_tasks", "flows.orchestration.server"})
