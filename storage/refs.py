@@ -62,7 +62,7 @@ class Slice:
 
 
 @lru_cache(maxsize=512)
-def _parsed(text: str) -> Mapping[str, Any]:
+def _parse(text: str) -> Mapping[str, Any]:
     """Return what JSON of the ledger says; of all rows of a stage it is the same text, and nobody changes a mapping."""
     parsed: Mapping[str, Any] = json.loads(text)
     return parsed
@@ -138,11 +138,11 @@ class Entry:
         return cls(
             **{
                 **row,
-                "section": _parsed(row["section"]),
+                "section": _parse(row["section"]),
                 "inputs": {each["name"]: each["key"] for each in row["inputs"]},
                 "outputs": tuple(Slice.from_row(output) for output in row["outputs"]),
                 "started_at": row["started_at"].astimezone(UTC),
                 "finished_at": row["finished_at"].astimezone(UTC),
-                "versions": _parsed(row["versions"]),
+                "versions": _parse(row["versions"]),
             }
         )

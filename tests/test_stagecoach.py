@@ -21,6 +21,12 @@ RENAMED = {"overrides": None, "vary": None, "kwargs": None}
 """Arguments of commands that are items here, or a loop."""
 
 
+@pytest.fixture(autouse=True)
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Prefect not have been imported, whatever tests ran in this process before."""
+    monkeypatch.setattr("flows.orchestration.server.can_begin", lambda: True)
+
+
 @pytest.mark.parametrize("name", ["run", "sft", "evaluate", "demo", "resume", "replay"])
 def test_parameters_are_those_of_the_command(name: str) -> None:
     ours = set(inspect.signature(getattr(stagecoach, name)).parameters) - {"settings", "items", "run"}

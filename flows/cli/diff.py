@@ -63,7 +63,7 @@ def evals(
     store: Store = "",
     as_json: Json = False,
 ) -> int | None:
-    """List the evaluations of runs, with the difference of each to the first."""
+    """List evaluations of runs, each with its difference to the first."""
     from flows.cli.comparisons import evals
 
     return evals(runs or ["latest"], store=store, by=by, output=output, as_json=as_json, force=force)

@@ -30,7 +30,7 @@ def init(
         ),
     ] = (),
 ) -> int:
-    """Make a project that trains: config, reward function, examples. Nothing that is there is overwritten."""
+    """Make a project that trains; existing files are not overwritten."""
     if environment and from_files:
         raise UsageError("--environment and --from are two ways to begin: give one of them")
     if environment:

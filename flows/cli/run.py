@@ -79,7 +79,7 @@ def evaluate(
 
 
 def resume(*items: RunItems, name: Name = "", store: Store = "", plain: Plain = False) -> int | None:
-    """Resume a run: finished work is cached, and the run goes on after it."""
+    """Resume a run: finished work is cached, the rest is computed."""
     from flows.cli.launch import resume
 
     runs, overrides = split_items(items)
@@ -173,7 +173,7 @@ def gate(
     reason: Annotated[str, option("the reason; it is part of the decision")] = "",
     store: Store = "",
 ) -> int | None:
-    """List the decisions at a run's gates; --approve or --refuse answers a waiting gate."""
+    """List the decisions at a run's gates, or answer one that waits."""
     from flows.cli.gate import main
 
     answered = approve or refuse

@@ -29,7 +29,9 @@ def show(
     store: Store = "",
     as_json: Json = False,
 ) -> int | None:
-    """Show a run: curves, last steps, held-out scores; with OVERRIDES, the stages that they would run again."""
+    """Show a run: curves, last steps, held-out scores.
+
+    With OVERRIDES, the stages that they would run again."""
     from flows.cli.run_summary import main
 
     runs, overrides = split_items(items)
@@ -116,7 +118,7 @@ def doctor(*, store: Annotated[str, option("store whose disk is looked at")] = "
 
 
 def lora_smoke(*items: Annotated[str, option("model.path=DIR; see below", "[FILES] [OVERRIDES]")]) -> int | None:
-    """Test whether the engine of this machine serves adapters correctly, and at what cost.
+    """Test whether this machine's engine serves adapters correctly.
 
     It runs three probes over random adapters: base and adapter in one batch, swaps, slowdown. It stores nothing.
     """
@@ -198,7 +200,7 @@ def view(
     force: Force = False,
     store: Store = "",
 ) -> int | None:
-    """Show runs, rollouts and gradients in a browser; live, and it only reads."""
+    """Show runs, rollouts and gradients in a browser; it only reads."""
     if save is None:
         from flows.viewer.serving import main
 

@@ -33,7 +33,7 @@ def main(run: str = "", store: str = "", as_json: bool = False) -> int:
     names = [recorded_run(library.store, run)[0]] if run else library.store.runs.names()
     last = {name: library.store.runs.events(name)[-1] for name in names}
     at_work = [describe(library, name, event) for name, event in last.items() if is_going(event)]
-    due = [] if run else scheduled()
+    due = [] if run else next_runs()
     if as_json:
         print(json.dumps({"runs": at_work, "scheduled": due}, sort_keys=True))
     else:
@@ -86,7 +86,7 @@ def services_of(event: Event) -> list[Row]:
     return list(found.values())
 
 
-def scheduled() -> list[Row]:
+def next_runs() -> list[Row]:
     """Return the next scheduled runs of the Prefect server that is configured; none where none is, or none answers."""
     url = os.environ.get("PREFECT_API_URL", "")
     if not url.startswith(("http://", "https://")):

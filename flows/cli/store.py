@@ -38,7 +38,7 @@ def repair(
     store: Store = "",
     as_json: Json = False,
 ) -> int | None:
-    """Find damage, repair logs, and list work that can be computed again."""
+    """Find damage, repair logs, list work that can be computed again."""
     from flows.cli.maintenance import repair_store
 
     return repair_store(store=store, deep=deep, forget_damaged=forget, dry_run=dry_run, as_json=as_json)

@@ -195,11 +195,11 @@ def say(line: str) -> None:
     if _has_width():
         begin = line[: len(line) - len(line.lstrip(" │├└─"))]
         rest = begin.replace("├", "│").replace("└", " ").replace("─", " ") + "  "
-        line = "\n".join(_wrapped(line, console().width, rest))
+        line = "\n".join(_wrap(line, console().width, rest))
     print(line)
 
 
-def _wrapped(text: str, width: int, rest: str = "") -> list[str]:
+def _wrap(text: str, width: int, rest: str = "") -> list[str]:
     """Return a text in lines of at most `width`, broken between words; those after the first begin with `rest`."""
     if cell_len(text) <= width:
         return [text]
@@ -237,7 +237,7 @@ class Grid:
             if number:
                 yield ""
             for heading, value in zip(self.headings, row, strict=True):
-                yield from _wrapped(f"{heading:<{name}}  {value}".rstrip(), width, " " * (name + 2))
+                yield from _wrap(f"{heading:<{name}}  {value}".rstrip(), width, " " * (name + 2))
 
 
 def grid(

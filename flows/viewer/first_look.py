@@ -30,7 +30,7 @@ LONGEST = 600
 class Printable:
     """Something that a prompt and a notebook print in a readable form: `parts` are texts and tables in order."""
 
-    def parts(self) -> "Iterable[str | Grid]":
+    def parts(self) -> "Iterable[str | FirstTable]":
         """Return what is shown, in order."""
         raise NotImplementedError
 
@@ -38,7 +38,9 @@ class Printable:
         return "\n".join(str(each) for each in self.parts())
 
     def _repr_html_(self) -> str:
-        return "".join(each.as_html() if isinstance(each, Grid) else as_html(each) for each in self.parts() if each)
+        return "".join(
+            each.as_html() if isinstance(each, FirstTable) else as_html(each) for each in self.parts() if each
+        )
 
 
 def as_html(text: str) -> str:
@@ -46,7 +48,7 @@ def as_html(text: str) -> str:
     return f"<pre style='white-space: pre-wrap'>{html.escape(text)}</pre>"
 
 
-class Grid:
+class FirstTable:
     """A small table of texts."""
 
     def __init__(self, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -80,12 +82,12 @@ def run_row(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def step_grid(steps: pl.DataFrame) -> Grid:
+def step_grid(steps: pl.DataFrame) -> FirstTable:
     """Return the last steps of a run with the numbers that say most; a number that no step has is left out."""
     known = {name: title for name, title in STEPS.items() if name in steps.columns}
     last = steps.tail(LAST_STEPS)
     rows = ([str(row["step"]), *(compact_number(row[name]) for name in known)] for row in last.to_dicts())
-    return Grid(("step", *known.values()), rows)
+    return FirstTable(("step", *known.values()), rows)
 
 
 def rollout_text(row: Mapping[str, Any]) -> str:

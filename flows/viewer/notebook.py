@@ -37,7 +37,7 @@ from flows.queries.tokens import with_texts
 from flows.queries.trace import trace_use
 from flows.viewer.first_look import (
     HEADINGS,
-    Grid,
+    FirstTable,
     Printable,
     rollout_text,
     run_row,
@@ -60,12 +60,12 @@ class Viewer(Printable):
     def __init__(self, library: StoreReader) -> None:
         self.library = library
 
-    def parts(self) -> Iterable[str | Grid]:
+    def parts(self) -> Iterable[str | FirstTable]:
         """Return the runs of the store, the newest last."""
         rows = self.runs().to_dicts()
         yield f"store {self.library.store.root.address}: {len(rows)} runs" + ("" if rows else "; none has begun")
         if rows:
-            yield Grid(HEADINGS, map(run_row, rows))
+            yield FirstTable(HEADINGS, map(run_row, rows))
 
     def run(self, name: str = "latest") -> "RunView":
         """One run: what it came to, its steps, and its rollouts with their texts."""
@@ -174,10 +174,10 @@ class RunView(Printable):
         """The traces of a step, of the last one if none is named, with the columns `prompt` and `reply`."""
         return self._viewer.rollouts(self.name, step)
 
-    def parts(self) -> Iterator[str | Grid]:
+    def parts(self) -> Iterator[str | FirstTable]:
         """Return its state, its last steps, and the best and the worst rollout of the last step."""
         assert self._row is not None
-        yield Grid(HEADINGS, [run_row(self._row)])
+        yield FirstTable(HEADINGS, [run_row(self._row)])
         steps = self.steps
         if len(steps):
             yield ""

@@ -92,7 +92,7 @@ def test_keep_last_keeps_the_newest(root: Path, capsys: pytest.CaptureFixture[st
         (["gc", "--remove", "nobody"], "there is no run nobody"),
         (["gc", "--keep", "new", "--remove", "old"], "to keep and runs to remove at once"),
         (["gc", "--remove", "open"], "not removed: open (its last event is 'started')"),
-        (["gc", "--policies", "some"], "say all, last or every:N"),
+        (["gc", "--policies", "some"], "say all, last:N, every:N"),
         (["gc", "--keep", "new", "--json"], "say --yes, or --dry-run"),
         (["maintain", "--retain", "messages=1h"], "read again by: regrade, filtering, reference, advantage, packing"),
         (["maintain", "--retain", "messages"], "is no retention"),

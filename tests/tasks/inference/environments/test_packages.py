@@ -201,6 +201,7 @@ def test_a_module_in_the_current_directory_goes_last_as_in_the_server(
 
 def test_a_large_file_is_read_once_while_it_stays_as_it_is(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "LARGE", 4)
+    write("own_game/__init__.py", "")
     data = write("own_game/rows.bin", "1111")
     first, was = package_version(own()), data.stat()
     data.write_text("2222")
