@@ -23,6 +23,8 @@ settings.load_profile("untimed")
 
 # No test needs the hub. A process that asked for it by mistake would try for half a minute where there is no network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Workers of xdist get a width, by which commands would break their lines as on a terminal.
+os.environ.pop("COLUMNS", None)
 pytest_plugins = ["tests.fixtures.faults"]
 HAS_GPU = Path("/dev/nvidiactl").exists()
 MEMORY = Path("/dev/shm")

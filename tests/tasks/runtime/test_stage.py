@@ -19,7 +19,7 @@ from tasks.runtime.execute import OWN, perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import MOST_LOSSES, SERVICES, Services, retry_lost
 from tasks.runtime.stage import Policy, Ref, Stage, Tables, inputs_of
-from tasks.stages import STAGES as REGISTERED
+from tasks.stage_tasks import TASKS
 from tests.fixtures.faults import happened
 
 VERSIONS = {"stagecoach": "0"}
@@ -267,7 +267,7 @@ def test_inputs_are_named_after_what_made_them() -> None:
     assert inputs_of((ref,), Policy("p", 3)) == {"made": "k", "policy": "p"}
 
 
-STAGES = list(dict.fromkeys(task.stage for each in REGISTERED for task in each.tasks))
+STAGES = list(dict.fromkeys(task.stage for tasks in TASKS.values() for task in tasks))
 OF_CALLS = {"source", "batch", "groups", "quarantined", "num_batches"}
 
 
