@@ -11,7 +11,7 @@ from typing import NamedTuple
 PROGRAM = "stagecoach"
 ABOUT = "Post-training of language models with reinforcement learning, in durable stages."
 ITEMS = """\
-FILES are presets (demo, sft_demo, qwen3_gpu) or TOML files, laid over each other from left to right.
+FILES are presets (demo, sft_demo, qwen3_gpu) or TOML files, merged from left to right.
 OVERRIDES are written dotted.key=value, for example training.learning_rate=1e-5 or environments.0.max_turns=3.
 """
 INIT = """\
@@ -20,26 +20,26 @@ Without an option the project has data of its own: a config, a reward function a
 IDS = """\
 ID is a policy (RUN, RUN:VERSION), a batch row (RUN:STEP:ROW, KEY/ROW), a rollout (TRACE), a training sample
 (TRACE/BRANCH), an assignment (GROUP/MEMBER), an example (ENVIRONMENT/EXAMPLE), or any work by its KEY in the ledger.
-Traces and keys may be cut to eight characters. An id that several runs use shows every branch, named by run.
+Traces and keys may be cut to eight characters. For an id that several runs use, all of them are shown.
 """
 QUERY = """\
-Tables go by name, each row once: select avg(reward) from traces where run = 'demo'
-RUN.table are the rows that a run uses, also those that another run computed: select avg(reward) from "my-replay".traces
-outcomes and accounting say what became of every rollout; uses says which run uses which slice, whoever computed it.
-Without a query, the tables and their columns are listed.
+A table by its name has each row once: select avg(reward) from traces where run = 'demo'
+RUN.table has the rows that a run uses, with those that another run computed: select avg(reward) from "my-replay".traces
+outcomes and accounting have the outcome of every rollout; uses has the slices that each run uses.
+Without a query, the command lists the tables and their columns.
 """
 VIEW = """\
-A page on 127.0.0.1, with no account and nothing loaded from elsewhere. It only reads. With another --host a token is
-asked for: the address that is printed holds it, or STAGECOACH_VIEW_TOKEN names one.
---save /runs/demo/steps/3 step3.html writes what an address shows as one static file, and starts nothing.
+The page is on 127.0.0.1. It needs no account, loads nothing from other hosts, and only reads. With another --host,
+visitors need a token: the printed address contains it, or STAGECOACH_VIEW_TOKEN sets it.
+--save /runs/demo/steps/3 step3.html writes one page as a static file, and starts no server.
 """
 TRACES = """\
-The same list as on the page of a step, with the same names of columns: outcome, reward, advantage, num_turns, ...; an
-unknown one lists them all. What has no value comes last. Into a pipe goes one line for each trace, with whole ids.
+The list and its columns are those of the viewer's step page: outcome, reward, advantage, num_turns, ...; an unknown
+column lists all of them. Traces without a value come last. A pipe gets one line for each trace, with complete ids.
 """
 TRACE = """\
-ID is a rollout's; it may be cut to its first eight characters. Where several runs use it, --run says which is meant.
-Sampled messages are drawn as tokens, coloured by --color; into a pipe, or with NO_COLOR, goes plain text.
+ID is the id of a rollout; its first eight characters are enough. If several runs use it, --run chooses one.
+Sampled messages are printed as tokens, coloured by --color; a pipe, or NO_COLOR, gets plain text.
 """
 
 

@@ -185,7 +185,7 @@ def gate(
 def deploy(
     *,
     pool: Annotated[str, option("work pool; one for each machine or kind of machine")] = "stagecoach",
-    slots: Annotated[Count, option("runs with an engine or a learner at a time")] = 1,
+    slots: Annotated[Count, option("how many runs with an engine or a learner may run at the same time")] = 1,
     file: Annotated[
         str, option("another file of deployments than the one of the program, flows/orchestration/prefect.yaml")
     ] = "",

@@ -110,7 +110,7 @@ def config(
     return main(names, overrides, as_json=as_json)
 
 
-def doctor(*, store: Annotated[str, option("store whose disk is looked at")] = "") -> int | None:
+def doctor(*, store: Annotated[str, option("store whose disk is checked")] = "") -> int | None:
     """Check whether this machine is ready, and print what to do if not."""
     from flows.cli.doctor import main
 

@@ -66,7 +66,7 @@ def gc(
     keep: Annotated[Runs, option("keep this run, remove all others", "RUN")] = (),
     keep_last: Annotated[Count, option("keep the N newest runs as well", "N")] = 0,
     remove: Annotated[Runs, option("remove this run, keep all others", "RUN")] = (),
-    force: Annotated[Runs, option("remove this run although it is not finished", "RUN")] = (),
+    force: Annotated[Runs, option("remove this run even if it is not finished", "RUN")] = (),
     policies: Annotated[str, option("weights that kept runs keep: all, last:N, or every:N and the last")] = "all",
     yes: Annotated[bool, option("do not ask")] = False,
     dry_run: DryRun = False,
