@@ -125,7 +125,8 @@ def test_two_ranks_equal_one_with_every_loss(model_directory, learners, tmp_path
         assert [other[key] for key in columns] == pytest.approx([mine[key] for key in columns], rel=1e-6, abs=1e-9)
         nulls = {key for key, value in mine["metrics"].items() if value is None}
         assert nulls == {key for key, value in other["metrics"].items() if value is None}
-        known = mine["metrics"].keys() - nulls - {"processes", "threads", *speed.NAMES}
+        assert mine["metrics"]["attention"] == other["metrics"]["attention"]
+        known = mine["metrics"].keys() - nulls - {"attention", "processes", "threads", *speed.NAMES}
         same = {key: mine["metrics"][key] for key in known}
         assert {key: other["metrics"][key] for key in known} == pytest.approx(same, rel=1e-5, abs=1e-9)
         assert other_statistics["masked"] == my_statistics["masked"]
