@@ -173,6 +173,7 @@ NOTEBOOK = Path(__file__).parents[2] / "examples/first_run.ipynb"
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.nightly
 def test_the_notebook_runs_in_such_a_directory(installed: Installed, demo: subprocess.CompletedProcess[str]) -> None:
     assert demo.returncode == 0
     program = SHORT_DEMO.partition("from flows.cli import main")[0] + RUN_CELLS

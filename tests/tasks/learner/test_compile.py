@@ -72,6 +72,7 @@ def test_twenty_rows_of_all_lengths_and_all_layers_are_one_graph(world, deep):
     assert compared(deep, {"dtype": "float32"}, 20, 1e-5) == 1
 
 
+@pytest.mark.nightly
 def test_recomputed_and_sharded_layers_are_compiled_too(world, deep):
     """In bfloat16 one rank is sharded; the graph of a layer that keeps its activations is another one."""
     settings = {"dtype": "bfloat16", "gradient_checkpointing": True, "checkpoint_every": 2}
