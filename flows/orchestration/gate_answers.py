@@ -5,6 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 
 from flows.orchestration.states import RunCancelled
@@ -59,6 +60,7 @@ def wait_for_answer(resume: str, question: Question, page: str, clock: Callable[
     """
     from prefect.client.orchestration import get_client
     from prefect.runtime import flow_run
+    from prefect.utilities.engine import propose_state_sync
 
     if not flow_run.id:
         raise Unanswered(_advice(resume, question, "there is no flow run in which a person could be asked"))
@@ -66,9 +68,10 @@ def wait_for_answer(resume: str, question: Question, page: str, clock: Callable[
     # Before the pause: proposing it may take a while itself.
     deadline = clock() + question.timeout_seconds
     with get_client(sync_client=True) as client:
-        state, keyset = _pause(client, flow_run.id, question)
-        if state.is_paused():
-            form.save(keyset)
+        wanted, keyset = _paused_state(question)
+        # Before the pause: whoever sees the flow run paused may answer at once, and needs the form for it.
+        save_form(form, keyset)
+        state = propose_state_sync(client, wanted, flow_run_id=flow_run.id)
         while state.is_paused() and clock() < deadline:
             time.sleep(min(ASK_SECONDS, question.timeout_seconds))
             # Whoever waits for hours sees a server restarted now and then.
@@ -93,18 +96,31 @@ def approval_form(page: str) -> Any:
     return Approval.with_initial_data(description=page)
 
 
-def _pause(client: Any, flow_run_id: Any, question: Question) -> tuple[Any, Any]:
-    """Bring the flow run into the paused state; return the state it is in then, and under which keys input comes."""
+def _paused_state(question: Question) -> tuple[Any, Any]:
+    """Return the state in which a flow run waits for the answer, and the keys under which the answer comes."""
     from prefect import states
     from prefect.input import keyset_from_paused_state
-    from prefect.utilities.engine import propose_state_sync
 
     seconds = math.ceil(question.timeout_seconds) + PREFECT_SECONDS
     # Not rescheduled: this process waits, with its engine up, and goes on itself.
-    wanted = states.Paused(timeout_seconds=seconds, reschedule=False, pause_key=question.key)
+    wanted: Any = states.Paused(timeout_seconds=seconds, reschedule=False, pause_key=question.key)
     keyset = keyset_from_paused_state(wanted)
     wanted.state_details.run_input_keyset = keyset
-    return propose_state_sync(client, wanted, flow_run_id=flow_run_id), keyset
+    return wanted, keyset
+
+
+def save_form(form: Any, keyset: Any) -> None:
+    """Keep the form of an answer with the flow run; one that has it from an earlier try keeps that one.
+
+    Raises PrefectHTTPStatusError where Prefect does not take it for another reason.
+    """
+    from prefect.exceptions import PrefectHTTPStatusError
+
+    try:
+        form.save(keyset)
+    except PrefectHTTPStatusError as problem:
+        if problem.response.status_code != HTTPStatus.CONFLICT:
+            raise
 
 
 def _state(client: Any, flow_run_id: Any) -> Any:

@@ -110,13 +110,13 @@ def playing(preset: str, served: tuple[Engine, Path], directory: Path, *settings
 @pytest.fixture(scope="module")
 def poker_played(policy: tuple[Engine, Path], tmp_path_factory: pytest.TempPathFactory) -> Played:
     """Eighteen games of poker."""
-    return playing("sample_kuhn_poker", policy, tmp_path_factory.mktemp("poker"), UNREAD)
+    return playing("kuhn_poker", policy, tmp_path_factory.mktemp("poker"), UNREAD)
 
 
 @pytest.fixture(scope="module")
 def sums_played(policy: tuple[Engine, Path], tmp_path_factory: pytest.TempPathFactory) -> Played:
     """Eighteen proposals and their solvers."""
-    return playing("sample_proposer_solver", policy, tmp_path_factory.mktemp("sums"))
+    return playing("proposer_solver", policy, tmp_path_factory.mktemp("sums"))
 
 
 def by_episode(played: Played) -> dict[str, list[Row]]:
@@ -275,7 +275,7 @@ def results(messages: list[Row]) -> list[str]:
 
 
 def test_a_calculation_is_calls_results_and_an_answer(tool_policy: tuple[Engine, Path], tmp_path: Path) -> None:
-    found = talks("sample_calc_tools", tool_policy, tmp_path)
+    found = talks("calc_tools", tool_policy, tmp_path)
     num_results = 0
     for trace, messages, task in found:
         chain = Chain(task["first"], tuple(task["operations"]))
@@ -290,7 +290,7 @@ def test_a_calculation_is_calls_results_and_an_answer(tool_policy: tuple[Engine,
 
 @pytest.mark.nightly
 def test_a_walk_leads_from_page_to_page(tool_policy: tuple[Engine, Path], tmp_path: Path) -> None:
-    found = talks("sample_wikispeedia", tool_policy, tmp_path)
+    found = talks("wikispeedia", tool_policy, tmp_path)
     num_moves = 0
     for trace, messages, task in found:
         trail = json.loads(trace["info"])["trail"]
@@ -309,7 +309,7 @@ def test_a_walk_leads_from_page_to_page(tool_policy: tuple[Engine, Path], tmp_pa
 def test_a_list_is_sorted_in_turns(tool_policy: tuple[Engine, Path], tmp_path: Path) -> None:
     from sample_alphabet_sort.lists import asked, score
 
-    found = talks("sample_alphabet_sort", tool_policy, tmp_path)
+    found = talks("alphabet_sort", tool_policy, tmp_path)
     for trace, messages, task in found:
         said = [row["content"] or "" for row in messages if row["role"] == "assistant"]
         turns = task["turns"]
