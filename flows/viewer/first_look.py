@@ -4,6 +4,7 @@ Texts of models and environments are made harmless here: controls are shown by s
 """
 
 import html
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -27,12 +28,12 @@ LONGEST = 600
 """Characters of a text that are shown; the frames have all of it."""
 
 
-class Printable:
+class Printable(ABC):
     """Something that a prompt and a notebook print in a readable form: `parts` are texts and tables in order."""
 
+    @abstractmethod
     def parts(self) -> "Iterable[str | FirstTable]":
         """Return what is shown, in order."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         return "\n".join(str(each) for each in self.parts())

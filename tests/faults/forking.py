@@ -26,6 +26,7 @@ from typing import Any
 
 from flows.services import process as service_process
 from flows.services.guardian import PR_SET_CHILD_SUBREAPER, prctl
+from tasks.runtime.start_module import module_command
 from tests.fixtures.driving import ROOT
 
 FLOW = "tests.fixtures.dying_run"
@@ -181,7 +182,7 @@ def run(arguments: Sequence[str]) -> None:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
+    except BaseException:  # none may get out, or this process would go on as the server that forked it
         traceback.print_exc()
         status = 1
     # As Python ends, but for taking every imported module apart again, which is as long as the work.
@@ -194,13 +195,20 @@ def run(arguments: Sequence[str]) -> None:
 
 def execute(file: str, arguments: Sequence[str]) -> None:
     """Stand in for the execution of another Python, which is this one."""
-    assert list(arguments[:2]) == [sys.executable, "-m"], arguments
+    module = module_of(arguments)
     close_all()
     # As Python sets them when it starts; to the guardian they meant something else.
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    run(arguments[2:])
+    run(module)
+
+
+def module_of(arguments: Sequence[str]) -> list[str]:
+    """Return the module that a command of the program runs, with its arguments."""
+    *python, _ = module_command("")
+    assert list(arguments[: len(python)]) == python, arguments
+    return list(arguments[len(python) :])
 
 
 class Guarded:

@@ -32,6 +32,7 @@ from typing import Any
 
 import psutil
 
+from storage.errors import StoreError
 from storage.maintenance.repair import inspect_logs, inspect_policies, inspect_slices, inspect_tables
 from storage.store import open_store
 from tasks.learner.tiny import tiny_qwen3
@@ -299,9 +300,10 @@ def main() -> int:
                 check_real(story.run) if arguments.real else check_same(story.run, reference)
                 tally.stories += 1
             shutil.rmtree(directory)
-        except Exception:
+        except (AssertionError, StoreError, subprocess.TimeoutExpired):
             tally.losses.append(f"{directory}: {traceback.format_exc(limit=-2)}")
             print(tally.losses[-1], flush=True)
+        finally:  # of anything else, too, which is an error of the soak itself and ends it
             story.end_flow()
         reap()
         print(tally, flush=True)
