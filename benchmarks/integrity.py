@@ -1,9 +1,9 @@
 """What the checks of integrity cost: `python -m benchmarks.integrity`; figures in integrity.md.
 
-Three things are done with the checks and without, in turn, and what is compared is processor time, of all threads and
+Four things are done with the checks and without, in turn, and what is compared is processor time, of all threads and
 in user and system mode, so that a busy machine changes little: a
-finished run of 20 small steps is called again, its steps are replayed up to packing, and a policy of 1 GiB, weights and
-optimizer state, is read into memory. The checks are digests of commits and heads of the logs, the newest commit
+finished run of 20 small steps is called again, its steps are replayed up to packing, its first weights are evaluated, and
+a policy of 1 GiB, weights and optimizer state, is read into memory. The checks are digests of commits and heads of the logs, the newest commit
 by its head, and digests of weights. Digests of rows are older than these and stay in both.
 """
 
@@ -22,11 +22,13 @@ from safetensors.torch import load_file, save_file
 from storage.delta import log
 from storage.policies import manifest
 from storage.store import open_store
+from tests.fixtures import evaluations
 from tests.fixtures.rehearsal import play_stages, rehearse
 from tests.fixtures.replays import RLOO, ask, walk
 
 STEPS = 20
-ROUNDS = {"resume": 21, "replay": 21, "load": 7}
+EVALUATION, EVALUATIONS = {"num_examples": evaluations.HELD_OUT, "attempts": 4}, 5
+ROUNDS = {"resume": 21, "replay": 21, "evaluate": 21, "load": 7}
 """How many times each is done with the checks and without."""
 FILES = {"model.safetensors": 2**28, "optimizer.safetensors": 3 * 2**28}
 """Bytes of a policy."""
@@ -51,6 +53,12 @@ def finished_run(place: Path) -> Path:
     return place
 
 
+def run_with_held_out(place: Path) -> Path:
+    """Make a store with a finished run of small steps whose environment has held-out examples."""
+    evaluations.train(place, "base", evaluations.Sampler(), steps=STEPS)
+    return place
+
+
 def policy(place: Path) -> Path:
     """Make a store with one policy."""
     store = open_store(place)
@@ -70,6 +78,12 @@ def resume(place: Path) -> None:
 def replay(place: Path) -> None:
     """Compute advantage and packing of all steps by another algorithm."""
     walk(ask(place, overrides=(RLOO,), name="other"))
+
+
+def evaluate(place: Path) -> None:
+    """Evaluate the first weights on held-out examples, with other seeds each time."""
+    for seed in range(EVALUATIONS):
+        evaluations.evaluate(place, f"evaluated-{seed}", evaluations.Sampler(), evaluation=EVALUATION, seed=seed)
 
 
 def load(place: Path) -> None:
@@ -100,8 +114,9 @@ def main() -> None:
     """Do all in turn and print a table of ratios."""
     with tempfile.TemporaryDirectory() as directory:
         run, weights = finished_run(Path(directory, "run")), policy(Path(directory, "weights"))
+        held_out = run_with_held_out(Path(directory, "held-out"))
         print("| | with, s | without, s | median of ratios | middle half of them | rounds |\n|---|---|---|---|---|---|")
-        for work, place in ((resume, run), (replay, run), (load, weights)):
+        for work, place in ((resume, run), (replay, run), (evaluate, held_out), (load, weights)):
             spent: dict[bool, list[float]] = {True: [], False: []}
             for number in range(ROUNDS[work.__name__] + 1):
                 for checked in (True, False) if number % 2 else (False, True):
