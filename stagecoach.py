@@ -13,7 +13,6 @@ import asyncio
 import contextvars
 import ctypes
 import importlib
-import json
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -45,6 +44,7 @@ def _import_packages() -> None:
 
 _import_packages()
 from configs.errors import ConfigError  # noqa: E402
+from configs.toml_text import toml  # noqa: E402
 from flows.viewer.first_look import Printable  # noqa: E402
 
 if TYPE_CHECKING:
@@ -255,16 +255,7 @@ def _assignments(section: str, settings: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(value, Mapping):
             yield from _assignments(f"{section}{key}.", value)
         elif value is not None:
-            yield f"{section}{key}={_toml_text(value)}"
-
-
-def _toml_text(value: Any) -> str:
-    """Return a value as TOML writes it."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_toml_text(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml_text, value)) + "]"
-    return json.dumps(fspath(value) if isinstance(value, PathLike) else value, ensure_ascii=False)
+            yield f"{section}{key}={toml(value)}"
 
 
 def _call_beside_loop(work: Callable[[], T]) -> T:

@@ -1,10 +1,10 @@
 """What the checks of integrity cost: `python -m benchmarks.integrity`; figures in integrity.md.
 
 Four things are done with the checks and without, in turn, and what is compared is processor time, of all threads and
-in user and system mode, so that a busy machine changes little: a
-finished run of 20 small steps is called again, its steps are replayed up to packing, its first weights are evaluated, and
-a policy of 1 GiB, weights and optimizer state, is read into memory. The checks are digests of commits and heads of the logs, the newest commit
-by its head, and digests of weights. Digests of rows are older than these and stay in both.
+in user and system mode, so that a busy machine changes little: a finished run of 20 small steps is called again, its
+steps are replayed up to packing, its first weights are evaluated, and a policy of 1 GiB, weights and optimizer state,
+is read into memory. The checks are digests of commits and heads of the logs, the newest commit by its head, and digests
+of weights. Digests of rows are older than these and stay in both.
 """
 
 import shutil

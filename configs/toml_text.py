@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from os import PathLike, fspath
 from typing import Any
 
 
@@ -13,8 +14,8 @@ def toml(value: Any) -> str:
     """Return a value as TOML in one line. Raises NoTomlForm for one that TOML has no form for."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str):
-        return toml_string(value)
+    if isinstance(value, str | PathLike):
+        return toml_string(fspath(value))
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, list | tuple):

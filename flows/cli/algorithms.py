@@ -1,7 +1,8 @@
-"""Credits a run's recorded rollouts by several algorithms, each in a replay of its own, and lays them side by side.
+"""Credits a run's recorded rollouts by several algorithms, and lays the credits side by side.
 
-The rollouts, the verdicts and all before them are shared; only the advantage stage is done again, so that what differs
-between two columns is the algorithm and nothing else.
+The rollouts, the verdicts and all before them are shared; only the advantage stage is done again, in memory, so that
+what differs between two columns is the algorithm and nothing else. An algorithm that needs scores of a reference is a
+replay that the store keeps: an engine made them.
 """
 
 import json
@@ -17,10 +18,12 @@ import polars as pl
 from configs.errors import ConfigError, did_you_mean
 from configs.run import RunConfig
 from configs.store import default_store
+from configs.toml_text import toml
 from flows.cli.launch import watch
 from flows.queries.store_reader import recorded_run
 from flows.replays.config import prepare_replay
 from flows.replays.request import ReplayRequest, step_range
+from flows.replays.scratch import credit_in_memory
 from flows.reporting.artifacts import escape
 from flows.reporting.formats import compact_number, console, grid, markdown_table
 from flows.reporting.output_files import check_output, write_text
@@ -57,8 +60,8 @@ class Credited:
     """What one algorithm made of a run's rollouts."""
 
     name: str
-    run: str
-    """The replay that holds the credits; empty where the algorithm refused the rollouts."""
+    samples: pl.DataFrame | None
+    """The training samples with their credits and steps; None where the algorithm refused the rollouts."""
     refusal: str = ""
     """Why it refused them."""
 
@@ -96,7 +99,7 @@ def algorithms(
         known = f"{', '.join(VARIANTS)}{did_you_mean(unknown[0], VARIANTS)}"
         raise ConfigError([f"algorithms: {', '.join(unknown)}: the known ones are {known}"])
     requests = {name: credit_request(recorded, name, steps, given.get(name, {}), store) for name in chosen}
-    credited = [_credit(name, request, plain or as_json) for name, request in requests.items()]
+    credited = [_credit(root, name, request, plain or as_json) for name, request in requests.items()]
     found = describe_credits(Frames(root), run, credited)
     if output:
         options = {"steps": steps, "teacher": teacher, "demonstration": demonstration}
@@ -142,51 +145,41 @@ def credit_request(
     return ReplayRequest(run, "advantage", "advantage", steps, overrides, f"{run}-by-{name}{of_steps}", store)
 
 
-def toml(value: Any) -> str:
-    """Return plain values as TOML on one line, as an override takes it."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name} = {toml(item)}" for name, item in value.items()) + "}"
-    return json.dumps(value)
-
-
-def _credit(name: str, request: ReplayRequest, plain: bool) -> Credited:
+def _credit(store: Store, name: str, request: ReplayRequest, plain: bool) -> Credited:
     try:
         config = prepare_replay(request)
+        if not config.scorers:
+            return Credited(name, credit_in_memory(store, config))
         watch(config, plain=plain)
     except (ConfigError, AdvantageBreach) as refused:
-        return Credited(name, "", str(refused))
-    return Credited(name, config.name)
+        return Credited(name, None, str(refused))
+    return Credited(name, Frames(store).run(config.name)["samples"].collect())
 
 
 def describe_credits(frames: Frames, run: str, credited: Sequence[Credited]) -> dict[str, Any]:
     """Return everything that is shown, as plain values: figures by algorithm, one group by rollout, refusals."""
-    held = [each for each in credited if each.run]
-    laid = samples(frames, held)
-    rows = [
-        {"name": each.name, "run": each.run, **figures(frames, each), "agreement": _agreement(laid, each.name)}
-        for each in held
-    ]
-    refused = [{"name": each.name, "refusal": each.refusal} for each in credited if not each.run]
-    return {"run": run, "algorithms": rows, "refused": refused, "group": _group(frames, laid, rows)}
+    held = {each.name: each.samples for each in credited if each.samples is not None}
+    laid = side_by_side(held)
+    rows = [{"name": name, **figures(made), "agreement": _agreement(laid, name)} for name, made in held.items()]
+    refused = [{"name": each.name, "refusal": each.refusal} for each in credited if each.samples is None]
+    traces = frames.run(run)["traces"]
+    return {"run": run, "algorithms": rows, "refused": refused, "group": _group(traces, laid, [*held.values()])}
 
 
-def samples(frames: Frames, credited: Sequence[Credited]) -> pl.DataFrame:
+def side_by_side(held: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
     """Return a row for each training sample: its id, and the advantage that each algorithm gave it, by its name."""
-    columns = [
-        frames.run(each.run)["samples"].select("sample_id", pl.col("advantage").alias(each.name)).collect()
-        for each in credited
-    ]
+    columns = [made.select("sample_id", pl.col("advantage").alias(name)) for name, made in held.items()]
     # Algorithms differ in which samples they make, so a sample that one lacks stays, with null there.
     return reduce(lambda one, other: one.join(other, "sample_id", "full", coalesce=True), columns or [pl.DataFrame()])
 
 
-def figures(frames: Frames, each: Credited) -> dict[str, Any]:
+def figures(samples: pl.DataFrame) -> dict[str, Any]:
     """Return what one algorithm's credits come to: samples, tokens by component, and the spread of what it gave."""
     advantage = pl.col("advantage")
     weighted = {
         f"{name}_tokens": pl.col(f"{name}_weights").list.eval(pl.element() != 0).list.sum().sum() for name in COMPONENTS
     }
-    found = frames.run(each.run)["samples"].select(
+    row = samples.select(
         num_samples=pl.len(),
         **weighted,
         advantage_mean=advantage.mean(),
@@ -195,8 +188,7 @@ def figures(frames: Frames, each: Credited) -> dict[str, Any]:
         advantage_max=advantage.max(),
         zero_ratio=(advantage.abs() < ZERO).mean(),
         signal=pl.col("advantages").list.sum().sum(),
-    )
-    row = found.collect().row(0, named=True)
+    ).row(0, named=True)
     # What a token carries in ce is a weight and no advantage, so those tokens are no part of the mean.
     num_tokens = row["rl_tokens"] + row["ref_kl_tokens"]
     return row | {"signal": row["signal"] / num_tokens if num_tokens else None}
@@ -211,18 +203,17 @@ def _agreement(laid: pl.DataFrame, name: str) -> float | None:
     return None if value is None or math.isnan(value) else value
 
 
-def _group(frames: Frames, laid: pl.DataFrame, rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def _group(traces: pl.LazyFrame, laid: pl.DataFrame, held: Sequence[pl.DataFrame]) -> dict[str, Any] | None:
     """Return the group with the most different rewards, and rollouts of it from the best to the worst."""
-    if not rows or not laid.height:
+    if not held or not laid.height:
         return None
-    own = frames.run(rows[0]["run"])
-    credits = own["samples"].select("sample_id", "trace_id", "group_id", "step", "reward").collect()
+    credits = held[0].select("sample_id", "trace_id", "group_id", "step", "reward")
     rewards = pl.col("reward")
     spread = credits.group_by("step", "group_id").agg(kinds=rewards.n_unique(), spread=rewards.std())
     widest = spread.sort("kinds", "spread", "step", "group_id", descending=[True, True, False, False], nulls_last=True)
     step, group_id = widest.row(0)[:2]
-    traces = own["traces"].select("trace_id", "num_output_tokens").collect()
-    members = credits.filter(step=step, group_id=group_id).join(laid, "sample_id").join(traces, "trace_id")
+    lengths = traces.select("trace_id", "num_output_tokens").collect()
+    members = credits.filter(step=step, group_id=group_id).join(laid, "sample_id").join(lengths, "trace_id")
     ordered = members.sort("reward", "num_output_tokens", "sample_id", descending=[True, False, False])
     last = ordered.height - 1
     # Spread evenly from the best to the worst, both included; of a small group some places coincide.

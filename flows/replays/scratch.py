@@ -1,0 +1,87 @@
+"""Computes a replay in memory: what is recorded is read, and nothing is written."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+import polars as pl
+import pyarrow as pa
+
+from configs.run import RunConfig
+from flows.queries.step_history import step_history
+from flows.replays.steps import quarantined_in, replay_steps
+from flows.runtime.executor import Executor
+from flows.runtime.pipeline import Source
+from storage.refs import Entry, Slice
+from storage.store import Store
+from tasks.runtime.execute import perform
+from tasks.runtime.prefect_task import StageTask
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Policy, Ref
+
+
+class ScratchContext(RunContext):
+    """The context of a run whose own results stay in memory, for stages that ask no service and make no weights."""
+
+    def __init__(self, store: Store, config: RunConfig) -> None:
+        super().__init__(store, config.name, config, {})
+        self._entries: dict[str, Entry] = {}
+        self._tables: dict[Slice, pa.Table] = {}
+
+    def find(self, key: str) -> Entry | None:
+        """Return the finished work of `key`, in memory or of any run in the ledger, or None."""
+        return self._entries.get(key) or super().find(key)
+
+    def append(self, table: str, rows: pa.Table, *, step: int, key: str, attempt: str, at_once: bool = False) -> Slice:
+        """Keep rows in memory; return the slice that stands for them, which has no files."""
+        piece = Slice(table, self.run, attempt, rows.num_rows, uuid4().hex, ())
+        self._tables[piece] = rows
+        return piece
+
+    def commit(self, entry: Entry, at_once: bool = False, soon: bool = False) -> Entry:
+        """Remember finished work; return it."""
+        return self._entries.setdefault(entry.key, entry)
+
+    def adopt(self, entry: Entry, step: int) -> Entry:
+        """Return finished work of another run as it is: this run has no row for it."""
+        return entry
+
+    def _rows(self, name: str, ref: Ref) -> pa.Table:
+        if (entry := self._entries.get(ref.key)) is None:
+            return super()._rows(name, ref)
+        return pa.concat_tables([self._tables[piece] for piece in entry.slices(name)])
+
+
+class ScratchExecutor(Executor):
+    """Computes here what the ledger does not have, without Prefect and without a session."""
+
+    def __init__(self, context: ScratchContext) -> None:
+        super().__init__(context=context)
+        self._scratch = context
+
+    def __call__(
+        self,
+        task: StageTask,
+        step: int,
+        refs: Sequence[Ref] = (),
+        policy: Policy | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        extra_inputs: Mapping[str, str] | None = None,
+    ) -> Ref:
+        """Return the reference to a stage's result, which is computed at once where nobody has it."""
+        return perform(task.stage, self._scratch, step, refs, policy, None, parameters, extra_inputs)
+
+    def _context_of(self, ref: Ref) -> RunContext | None:
+        return self._scratch
+
+
+def credit_in_memory(store: Store, config: RunConfig) -> pl.DataFrame:
+    """Return the samples of a replay up to the advantages, each with its step, without a trace in the store.
+
+    Raises AdvantageBreach where the algorithm refuses the rollouts.
+    """
+    context = ScratchContext(store, config)
+    recorded, quarantined = step_history(store, config.replay.run), quarantined_in(store, config.replay)
+    steps = replay_steps(ScratchExecutor(context), Source("", ""), config, recorded, quarantined)
+    made = [(done.step, context.table("samples", (done.work["advantage"],))) for done in steps]
+    return pl.concat([pl.DataFrame(rows).with_columns(step=pl.lit(step)) for step, rows in made])
