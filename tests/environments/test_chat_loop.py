@@ -1,12 +1,14 @@
 """The harness against a real HTTP endpoint that answers as told: what it retries, and what ends a rollout."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiohttp import web
 from chat_loop.harness import ChatLoopConfig, ChatLoopHarness, conversation
+from chat_loop.tools import Tools
 from verifiers.v1.errors import HarnessError, InterceptionError
 from verifiers.v1.task import TaskData
 from verifiers.v1.types import UserMessage
@@ -66,6 +68,16 @@ def test_the_last_failure_ends_the_rollout() -> None:
 
 
 def test_a_refusal_is_not_tried_again() -> None:
+    with pytest.raises(HarnessError, match="answered 400: no such model"):
+        launched([(400, "no such model")], Stops())
+
+
+def test_a_refusal_beside_connections_to_tool_servers_is_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def connect(urls: Any, seconds: float, stack: AsyncExitStack) -> Tools:
+        await stack.enter_async_context(asyncio.TaskGroup())
+        return Tools()
+
+    monkeypatch.setattr(Tools, "connect", connect)
     with pytest.raises(HarnessError, match="answered 400: no such model"):
         launched([(400, "no such model")], Stops())
 

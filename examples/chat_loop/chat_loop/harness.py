@@ -60,7 +60,22 @@ class ChatLoopHarness(Harness[ChatLoopConfig]):
         Raises HarnessError on a refusal of the endpoint and InterceptionError where it cannot be reached.
         """
         system, prompt = self.resolve_prompt(data)
-        messages = conversation(system, prompt)
+        try:
+            await self._converse(ctx, trace, endpoint, secret, mcp_urls, conversation(system, prompt))
+        except ExceptionGroup as several:
+            # Connections to tool servers are task groups: what is raised beside them comes out as a group of one.
+            raise sole_error(several) from None
+        return ProgramResult(exit_code=0, stdout="", stderr="")
+
+    async def _converse(
+        self,
+        ctx: ModelContext,
+        trace: Trace,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        messages: list[Message],
+    ) -> None:
         async with AsyncExitStack() as stack:
             tools = await Tools.connect(mcp_urls, self.config.tool_timeout, stack)
             model = await connect(endpoint, secret, stack)
@@ -74,7 +89,6 @@ class ChatLoopHarness(Harness[ChatLoopConfig]):
                 reply: Message = json.loads(answer)["choices"][0]["message"]
                 calls = reply.get("tool_calls")
                 messages = [*messages, reply, *await tools.results(calls or [])]
-        return ProgramResult(exit_code=0, stdout="", stderr="")
 
     async def _answer(self, model: Endpoint, secret: str, body: dict[str, Any], trace: Trace) -> str | None:
         """The endpoint's answer to one model call, or None where the rollout has ended."""
@@ -97,6 +111,14 @@ class ChatLoopHarness(Harness[ChatLoopConfig]):
                 break
             await asyncio.sleep(self.config.backoff_seconds * 2**attempt)
         return status, answer
+
+
+def sole_error(several: ExceptionGroup) -> Exception:
+    """The error within groups of one; of several errors their group."""
+    error: Exception = several
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 def conversation(system: str | None, prompt: str | Messages | None) -> list[Message]:
