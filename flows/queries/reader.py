@@ -30,6 +30,8 @@ MOST_BESIDE = 4
 """Replies that are read side by side."""
 LINES, FEW_LINES, CHARACTERS = 12, 4, 1200
 """What is seen of a reply, of what leads to it, and of either in one line that does not end."""
+MOST_MESSAGES = 20
+"""Messages of a prompt, or between it and the reply."""
 LONGEST = 8000
 """Characters of a text that are opened on the page; the trace has all."""
 HOVER = 200
@@ -56,6 +58,7 @@ def read_rollouts(
     `beside` names two traces or more, as `written_names` writes them, of the rows or of those `among` which they were
     chosen. Raises BadQuestion.
     """
+    rows = rows if asked.text("sort") else _agents_together(rows)
     size = asked.number("k", SIZE, least=1, most=LARGEST)
     num_pages = max(-(-rows.height // size), 1)
     # An address may be older than the choice of rows: it opens the end, not an error.
@@ -127,6 +130,13 @@ def _beside_rows(rows: pl.DataFrame, asked: PageRequest) -> pl.DataFrame:
     return order.join(rows.unique("trace_id", keep="last"), on="trace_id", maintain_order="left").select(rows.columns)
 
 
+def _agents_together(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return rows with the rollouts of each agent of a group under each other, for they share a prompt."""
+    begins = pl.col("at").min()
+    order = begins.over("group_id"), begins.over("group_id", "agent"), "at"
+    return rows.with_row_index("at").sort(*order).drop("at")
+
+
 def _toggle(chosen: Sequence[str], trace_id: str) -> str:
     """Return what `beside` is with one trace more, or without it where it is chosen."""
     left = [each for each in chosen if each != trace_id]
@@ -171,7 +181,7 @@ def _replies(
     found, before = [], None
     for row in rows.to_dicts():
         spoken = said.get(row["trace_id"], [])
-        prompt = [{"role": each["role"], **_fold(each["text"], FEW_LINES)} for each in spoken[0][0]] if spoken else []
+        prompt = _messages(spoken[0][0] if spoken else [])
         asked = (row["environment"], row["example_id"], prompt)
         found.append(
             {name: row.get(name) for name in FACTS}
@@ -187,15 +197,20 @@ def _split_reply(spoken: Sequence[Turn], row: Mapping[str, Any]) -> Values:
     """Return the last reply, and all between the prompt and it; both are None or empty where nothing was sampled."""
     last = max((place for place, (_, text) in enumerate(spoken) if text is not None), default=None)
     if last is None:
-        return {"earlier": [], "reply": None}
-    earlier = []
+        return {"earlier": _messages([]), "reply": None}
+    earlier: list[dict[str, str]] = []
     for place, (given, text) in enumerate(spoken[: last + 1]):
         earlier += given if place else []
         earlier += [{"role": "assistant", "text": text or ""}] if place < last else []
     # What others than the policy said is there to be looked up.
     lines = LINES if row["trainable"] else 1
-    folded = [{"role": each["role"], **_fold(each["text"], FEW_LINES)} for each in earlier]
-    return {"earlier": folded, "reply": _fold(spoken[last][1] or "", lines)}
+    return {"earlier": _messages(earlier), "reply": _fold(spoken[last][1] or "", lines)}
+
+
+def _messages(spoken: Sequence[Mapping[str, str]]) -> Values:
+    """Return the last messages of some, each folded, and how many are left out before them."""
+    last = [{"role": each["role"], **_fold(each["text"], FEW_LINES)} for each in spoken[-MOST_MESSAGES:]]
+    return {"messages": last, "left_out": len(spoken) - len(last)}
 
 
 def _fold(text: str, lines: int) -> Values:

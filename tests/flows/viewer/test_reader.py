@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.queries.reader import CHARACTERS, LINES, reply_heads
+from flows.queries.reader import CHARACTERS, LINES, MOST_MESSAGES, reply_heads
 from flows.queries.rollout_list import written_names
 from flows.queries.rollouts import traces
 from flows.queries.store_reader import StoreReader
@@ -77,7 +77,7 @@ def names(found: dict[str, Any]) -> list[str]:
 def test_a_prompt_stands_once_over_its_replies(library: StoreReader) -> None:
     found = read(library)
     assert names(found) == list(REWARDS) and found["num_rollouts"] == 5 and found["num_agents"] == 2
-    prompts = [each["prompt"] and [one["head"] for one in each["prompt"]] for each in found["replies"]]
+    prompts = [each["prompt"] and [one["head"] for one in each["prompt"]["messages"]] for each in found["replies"]]
     assert prompts == [["What is seven?"], None, None, ["Turn it"], None]
     heads = [each["reply"] and each["reply"]["head"] for each in found["replies"]]
     assert heads == ["The answer is seven.", "The result is seven.", "seven", "line 0", None]
@@ -94,9 +94,9 @@ def test_a_reply_has_what_was_expected_and_what_it_earned(library: StoreReader) 
 
 def test_earlier_turns_long_texts_and_replies_of_others_are_folded(library: StoreReader) -> None:
     found = {each["trace_id"]: each for each in read(library)["replies"]}
-    earlier = [(each["role"], each["head"]) for each in found["talk"]["earlier"]]
+    earlier = [(each["role"], each["head"]) for each in found["talk"]["earlier"]["messages"]]
     assert [role for role, _ in earlier] == ["assistant", "tool"] and "look" in earlier[0][1]
-    assert earlier[1][1] == "7 it is" and found["first"]["earlier"] == []
+    assert earlier[1][1] == "7 it is" and found["first"]["earlier"]["messages"] == []
     other = found["other"]["reply"]
     assert f"{other['head']}\n{other['rest']}" == LONG, "of an agent that is not trained a line is seen"
 
@@ -111,11 +111,32 @@ def test_no_long_text_is_lost(tmp_path: Path, text: str) -> None:
     assert text in (head + rest, f"{head}\n{rest}") and found["reply"]["left_out"] == 0
 
 
+def test_of_a_long_conversation_the_last_messages_are_read_and_the_rest_counted(tmp_path: Path) -> None:
+    made = HandMade(tmp_path / "store")
+    said = [message("t", at, parent=at - 1 if at else None, content=f"{at}", sampled=at > 0) for at in range(99)]
+    made.step([trace("t")], said)
+    (found,) = read(StoreReader.at(tmp_path / "store"))["replies"]
+    earlier = [int(each["head"]) for each in found["earlier"]["messages"]]
+    assert earlier == list(range(98 - MOST_MESSAGES, 98)) and found["earlier"]["left_out"] == 97 - MOST_MESSAGES
+    assert found["reply"]["head"] == "98"
+
+
+def test_rollouts_of_an_agent_stand_under_each_other_in_their_group(tmp_path: Path) -> None:
+    made = HandMade(tmp_path / "store")
+    seats = [(group, agent, n) for group in "ba" for n in range(2) for agent in ("judge", "actor")]
+    own = [trace(f"{group}-{agent}-{n}", group_id=group, agent=agent) for group, agent, n in seats]
+    made.step(own, [each for row in own for each in exchange(str(row["trace_id"]), str(row["agent"]), "said")])
+    library = StoreReader.at(tmp_path / "store")
+    in_group = ["judge-0", "judge-1", "actor-0", "actor-1"]
+    assert names(read(library)) == [f"{group}-{each}" for group in "ba" for each in in_group]
+    assert [bool(each["prompt"]) for each in read(library)["replies"]] == [True, False] * 2 + [True, False] * 2
+
+
 def test_messages_of_a_broken_graph_are_read_as_they_are_numbered(tmp_path: Path) -> None:
     made = HandMade(tmp_path / "store")
     made.step([trace("t")], [message("t", 0), message("t", 1, parent=9, content="said", sampled=True)])
     (found,) = read(StoreReader.at(tmp_path / "store"))["replies"]
-    assert (found["prompt"][0]["head"], found["reply"]["head"]) == ("text", "said")
+    assert (found["prompt"]["messages"][0]["head"], found["reply"]["head"]) == ("text", "said")
 
 
 def test_the_lowest_and_highest_of_any_column_are_read(library: StoreReader) -> None:
