@@ -9,6 +9,7 @@
 - metrics, charts: the numbers of steps out of table `metrics`, as series and as charts
 - step, rollouts, rollout_list: a step, the rollouts of a step, of an evaluation or of an example, and lists of them
 - trace, messages: one rollout and its conversation
+- reader: what rollouts said, under each other and side by side
 - tokens, shown_tokens, batch: tokens with all that was measured of them, and the packed batch
 - compare, compare_rows, compare_traces, compare_summary: two runs side by side
 """

@@ -11,7 +11,7 @@ import polars as pl
 
 from flows.queries.compare import step_pair
 from flows.queries.compare_rows import StepRows, num_kept, shared_advantages, table_columns, trace_verdicts
-from flows.queries.messages import Images, branches, messages, read_message
+from flows.queries.messages import Images, branches, read_message
 from flows.queries.request import NotThere
 from flows.queries.rollouts import index_of_example, nearest_examples
 from flows.queries.step import natural
@@ -19,6 +19,7 @@ from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import PLACE, tokens
 from flows.queries.trace import FoundTrace
 from flows.reporting.formats import cut
+from tasks.arrays.message_graph import BrokenGraph
 
 OF_TRACE = ("trace_id", "key", "group_id", "environment", "example_id", "agent")
 OF_SIDE = ("reward", "outcome", "advantage", "num_output_tokens", "error_class")
@@ -190,11 +191,12 @@ Turn = tuple[list[dict[str, str]], str | None]
 """What came before a sampled message (role and text), and its text; None where nothing was sampled after it."""
 
 
-def turns(library: StoreReader, found: FoundTrace) -> list[Turn]:
-    """Return the turns of a trace along its last way from a root to a leaf."""
-    rows = messages(library, found)
-    ways = branches(rows)
-    # A broken graph has no ways: then the messages stand as they are numbered.
+def turns(rows: pl.DataFrame) -> list[Turn]:
+    """Return the turns of a trace along its last way from a root to a leaf; `rows` are its `messages`."""
+    try:
+        ways = branches(rows)
+    except BrokenGraph:  # then the messages stand as they are numbered
+        ways = []
     way = rows.filter(pl.col("message").is_in(ways[-1])).sort("message") if ways else rows
     given: list[dict[str, str]] = []
     done: list[Turn] = []

@@ -32,9 +32,15 @@ def messages(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
 
     `num_tokens` are those that the message adds, `num_sampled` the ones of them that the policy sampled.
     """
-    rows = library.frames().rows(message_works(library, found), "messages")
-    rows = rows.filter(pl.col("trace_id") == found.trace_id).sort("message")
+    return messages_of(library, message_works(library, found), pl.Series([found.trace_id])).drop("trace_id")
+
+
+def messages_of(library: StoreReader, works: Sequence[Work], ids: pl.Series) -> pl.DataFrame:
+    """Return the same of several traces by their ids, with `trace_id` first, out of what some work made."""
+    rows = library.frames().rows(works, "messages")
+    rows = rows.filter(pl.col("trace_id").is_in(ids.implode())).sort("trace_id", "message")
     return rows.select(
+        "trace_id",
         "message",
         "parent",
         "role",
@@ -48,7 +54,11 @@ def messages(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
 
 def message_works(library: StoreReader, found: FoundTrace, table: str = "messages") -> Sequence[Work]:
     """Return the work that made the trace's messages, or its images: not its scoring again, which takes them."""
-    made = found.lineage.traces
+    return message_makers(library, found.lineage.traces, table)
+
+
+def message_makers(library: StoreReader, made: Work, table: str = "messages") -> Sequence[Work]:
+    """Return the work that made the messages, or images, of the traces that some work made."""
     return [made] if table in made.tables else library.graph.sources(made, table)
 
 

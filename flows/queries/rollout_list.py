@@ -36,11 +36,11 @@ class RolloutColumn:
 
 COLUMNS = (
     RolloutColumn("trace_id", "trace", "text", "the trace"),
+    RolloutColumn("reward", "reward", "number", "total reward; none where scoring did not run"),
     RolloutColumn("group_id", "group", "text", "rollouts of one example that are compared with each other"),
     RolloutColumn("example_id", "example", "text", "the example tried"),
     RolloutColumn("environment", "environment", "text", "the environment"),
     RolloutColumn("agent", "agent", "text", "the agent's seat in the environment"),
-    RolloutColumn("reward", "reward", "number", "total reward; none where scoring did not run"),
     RolloutColumn("advantage", "advantage", "signed", "reward minus baseline, as the algorithm has it"),
     RolloutColumn("outcome", "outcome", "text", "what became of it"),
     RolloutColumn("detail", "by", "text", "the filter or the class of error that decided its outcome"),
@@ -322,11 +322,16 @@ def choice_of(asked: PageRequest) -> TraceChoice:
 
 
 def list_page(frame: pl.DataFrame, chosen: Chosen, choice: TraceChoice) -> dict[str, Any]:
-    """Return the page of a list of traces: its columns, its rows, how many there are, and what can be asked for."""
+    """Return the page of a list of traces: its columns, its rows, how many there are, and what can be asked for.
+
+    `same` are those of the usual columns that say the same of all chosen traces, with the `value`.
+    """
     names = [each.name for each in chosen.columns]
+    same = [] if choice.columns else [each for each in chosen.columns if _same_in_all(chosen.rows, each, choice)]
     rows = chosen.page.select(*dict.fromkeys((*ALWAYS, *names))).to_dicts()
     return {
         "columns": [vars(each) for each in chosen.columns],
+        "same": [vars(each) | {"value": rows[0][each.name]} for each in same],
         "rows": rows,
         "num_all": chosen.num_all,
         "num_found": chosen.num_found,
@@ -339,6 +344,12 @@ def list_page(frame: pl.DataFrame, chosen: Chosen, choice: TraceChoice) -> dict[
         "offered": offered_columns(frame, names),
         "id_length": _id_length(frame["trace_id"]),
     }
+
+
+def _same_in_all(rows: pl.DataFrame, each: RolloutColumn, choice: TraceChoice) -> bool:
+    """Say whether a column says the same of several traces, and is not what they are sorted by."""
+    asked = each.name in ("trace_id", choice.sort) or each.title == choice.sort or each.kind == "names"
+    return rows.height > 1 and not asked and rows[each.name].n_unique() == 1
 
 
 def _id_length(ids: pl.Series) -> int:

@@ -303,9 +303,20 @@ def by_trace(library: StoreReader, run: str, lineages: Sequence[StepLineage]) ->
 
 
 ATTEMPT = (
-    *("step", "for_training", "set", "trace_id", "key", "agent", "trainable", "reward", "passed"),
-    *("advantage", "outcome"),
-    *("detail", "error_class", "stop_condition", "num_turns", "num_input_tokens", "num_output_tokens"),
+    *("step", "for_training", "set", "trace_id", "key", "environment", "example_id", "agent", "trainable"),
+    *(
+        "reward",
+        "rewards",
+        "metrics",
+        "passed",
+        "advantage",
+        "outcome",
+        "detail",
+        "error_class",
+        "error_type",
+        "error_message",
+    ),
+    *("stop_condition", "is_truncated", "num_turns", "num_input_tokens", "num_output_tokens"),
     *("policy_version", "staleness", "group_id", "assignment_id", "started_at", "seconds"),
 )
 """What is told of an attempt; of an evaluation, `step` is the version of the policy that was scored.

@@ -13,7 +13,9 @@ import polars as pl
 from flows.queries import batch
 from flows.queries.batch import PackedStep, decisions, packed_step, row_samples, steps, texts, updates
 from flows.queries.compare_rows import MEASURES
+from flows.queries.reader import read_rollouts, reply_heads, sorted_rows
 from flows.queries.request import BadQuestion, NotThere, PageRequest
+from flows.queries.rollouts import traces_of
 from flows.queries.row_lineage import policy_names, policy_version
 from flows.queries.run_state import any_going
 from flows.queries.store_reader import StoreReader, expired_rows, has_lost_rows
@@ -42,6 +44,7 @@ def batch_page(library: StoreReader, asked: PageRequest) -> Page:
         "run": run,
         "step": step,
         **(told := overview(library, of)),
+        "read": read_rollouts(library, run, sorted_rows(packed_traces(library, of), asked), asked),
         "colour": asked.one_of("colour", COLOURS, "sample" if told["largest"] is None else "advantage"),
         "colours": COLOURS,
         "updates": _updates(library, of, rows),
@@ -55,6 +58,13 @@ def batch_page(library: StoreReader, asked: PageRequest) -> Page:
         **neighbours(steps(library, run), step),
     }
     return Page("batch.html", "Batch", values, crumbs(run, step), live=may_change(library, of))
+
+
+def packed_traces(library: StoreReader, of: PackedStep) -> pl.DataFrame:
+    """Return the traces that the samples of a batch are of, with columns as in `flows.queries.rollouts.traces`."""
+    own = [each for each in library.history(of.run).lineages if each.batches and each.batches.key == of.batches.key]
+    packed = batch.samples(library, of)["trace_id"].unique()
+    return traces_of(library, of.run, own).filter(pl.col("trace_id").is_in(packed.implode()))
 
 
 def rows_per_page(rows: pl.DataFrame) -> int:
@@ -135,10 +145,13 @@ def drawn_rows(library: StoreReader, of: PackedStep, rows: pl.DataFrame) -> list
     # The samples of the shown rows alone: a batch may hold a hundred thousand.
     wanted = rows["row"].to_list()
     own = batch.samples(library, of).filter(pl.col("row").is_in(wanted))
+    heads = reply_heads(library, own.drop_nulls("key"))
     environments = _environments(batch.samples(library, of))
     by_row: dict[int, list[dict[str, Any]]] = {}
     for each in own.to_dicts():
-        by_row.setdefault(each["row"], []).append(shown_sample(of.run, environments, each))
+        by_row.setdefault(each["row"], []).append(
+            {**shown_sample(of.run, environments, each), "said": heads.get(each["trace_id"])}
+        )
     plain = rows.drop("sample_ids", "cu_seqlens", *DENOMINATORS).to_dicts()
     return [{**row, "samples": by_row.get(row["row"], [])} for row in plain]
 

@@ -16,6 +16,8 @@ from flows.queries.compare_traces import (
     turns,
     typical,
 )
+from flows.queries.messages import messages
+from flows.queries.reader import read_rollouts, sorted_rows
 from flows.queries.request import BadQuestion, NotThere, PageRequest
 from flows.queries.rollouts import attempts, by_step, example
 from flows.queries.run_state import any_going
@@ -25,7 +27,6 @@ from flows.reporting.svg import diverging
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
 
-PER_PAGE = 200
 MOST_RUNS = 12
 """Runs that a comparison is offered with: those that use the same environment, the newest first."""
 
@@ -38,7 +39,6 @@ def example_page(library: StoreReader, asked: PageRequest) -> Page:
     agent = asked.one_of("agent", agents) if asked.text("agent") else ""
     rows = rows.filter(pl.col("agent") == agent) if agent else rows
     steps = by_step(rows)
-    number = asked.number("page", 0, most=max(len(rows) - 1, 0) // PER_PAGE)
     values = {
         "run": run,
         "retired": expired_rows_of_runs(library, run),
@@ -56,10 +56,7 @@ def example_page(library: StoreReader, asked: PageRequest) -> Page:
             each | {"address": addresses.trace(run, each["trace_id"], each["key"]), "here": False}
             for each in rows.to_dicts()
         ],
-        "first": number * PER_PAGE,
-        "per_page": PER_PAGE,
-        "page_number": number,
-        "num_pages": -(-len(rows) // PER_PAGE),
+        "read": read_rollouts(library, run, sorted_rows(rows, asked), asked),
         "others": _others(library, run, environment),
     }
     way = (Crumb(run, addresses.run(run)),)
@@ -234,7 +231,7 @@ def _beside(library: StoreReader, asked: PageRequest, chosen: Mapping[str, Attem
     if one is None and other is None:
         return empty
     traces = [each and find_trace(library, each["run"], each["trace_id"], each["key"]) for each in (one, other)]
-    spoken = [turns(library, each) if each else [] for each in traces]
+    spoken = [turns(messages(library, each)) if each else [] for each in traces]
     found = empty | {"texts": side_by_side(*spoken)}
     if traces[0] and traces[1] and traces[0].trace_id == traces[1].trace_id:
         found["tokens"] = _tokens(asked, compared_tokens(library, traces[0], traces[1]))

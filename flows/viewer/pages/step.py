@@ -5,6 +5,7 @@ from typing import Any
 
 import polars as pl
 
+from flows.queries.reader import read_rollouts, reply_heads
 from flows.queries.request import BadQuestion, NotThere, PageRequest
 from flows.queries.rollout_list import choice_of, choose, list_page, list_parameter, read_names
 from flows.queries.rollouts import (
@@ -25,7 +26,7 @@ from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
 from tasks.metrics.figures import Values
 
-CARRIED = ("sort", "order", "columns", "size", "group_sort", "group_order")
+CARRIED = ("sort", "order", "columns", "size", "k", "group_sort", "group_order")
 """What stays in the address on the way to the step before or after."""
 
 
@@ -56,11 +57,16 @@ def list_values(
     """Return what the traces of a step, or of an evaluation, come to: figures, rewards, groups and the list."""
     choice = choice_of(asked)
     chosen = choose(frame, choice, search_mask(library, run, frame, choice.search))
+    groups = group_page(frame, asked)
+    cells = [cell["trace_id"] for row in groups["rows"] for cell in row["cells"]]
+    hovered = frame.filter(pl.col("trace_id").is_in([*cells, *chosen.page["trace_id"]]))
     return {
         "figures": figures(frame, metrics),
         "histogram": histogram(frame),
-        "groups": group_page(frame, asked),
+        "groups": groups,
         "traces": list_page(frame, chosen, choice),
+        "read": read_rollouts(library, run, chosen.rows, asked, frame),
+        "heads": reply_heads(library, hovered),
         "list_asked": list_parameter(asked),
     }
 

@@ -1,6 +1,5 @@
 """A trace: what became of it and why, its conversation, and its tokens with all that was measured of them."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from flows.queries.messages import (
     rejected_messages,
 )
 from flows.queries.outcomes import EXPIRED
+from flows.queries.reader import read_json, reward_parts
 from flows.queries.request import BadQuestion, NotThere, PageRequest
 from flows.queries.rollout_list import TraceNeighbours, neighbours_of_trace
 from flows.queries.rollouts import episode, history, mates
@@ -136,22 +136,6 @@ def outcome(library: StoreReader, found: FoundTrace) -> Values:
     }
 
 
-def reward_parts(text: str) -> list[Values]:
-    """Return the named rewards: name, score, weight and product; all three are null where it was not scored."""
-    found = read_json(text)
-    if not isinstance(found, Mapping):
-        return []
-    return [{"name": str(name), **_score_values(each)} for name, each in found.items()]
-
-
-def _score_values(each: Any) -> Values:
-    given = each if isinstance(each, Mapping) else {}
-    score, weight = given.get("score"), given.get("weight")
-    # A run's environments write these: anything may stand where a number is due.
-    product = score * weight if isinstance(score, (int, float)) and isinstance(weight, (int, float)) else None
-    return {"score": score, "weight": weight, "product": product}
-
-
 def timing(row: Mapping[str, Any]) -> list[Values]:
     """Return the spans of a rollout in order: name, seconds; the generation with the model's share of it."""
     spans = [{"name": name, "seconds": row[f"{name}_seconds"], "inside": None} for name in SPANS]
@@ -201,14 +185,6 @@ def _sampler(library: StoreReader, found: FoundTrace, key: str) -> Values:
     trained = policy_version(work)
     address = addresses.step(run, trained - 1) if trained else addresses.run(run)
     return known | {"run": run, "version": trained, "address": address}
-
-
-def read_json(text: str | None) -> Any:
-    """Return what a JSON text says; a text that is none comes back as it is, for somebody wrote it."""
-    try:
-        return json.loads(text) if text else None
-    except (ValueError, RecursionError):
-        return text
 
 
 def _around(library: StoreReader, found: FoundTrace, asked: PageRequest) -> Values:

@@ -28,10 +28,11 @@
   // Where one is, is where the focus is: it stays right when a part of the page is taken anew.
   const rows = () => [...document.querySelectorAll("[data-row]")].filter((each) => each.getClientRects().length);
   let last = null;
+  const here = () => document.activeElement.closest("[data-row]") || last;
   function walk(by) {
     const all = rows();
     if (!all.length) return;
-    const at = all.indexOf(document.activeElement.closest("[data-row]") || last);
+    const at = all.indexOf(here());
     last = all[Math.min(all.length - 1, Math.max(0, at + by))];
     let aim = last.querySelector("a[href]");
     if (!aim) { aim = last; aim.tabIndex = -1; } // a saved page has no links
@@ -46,6 +47,10 @@
     "[": () => follow("[data-previous]"),
     "]": () => follow("[data-next]"),
     u: () => [...document.querySelectorAll(".brand, .crumbs a")].pop()?.click(),
+    n: () => follow("#read [rel=next]"),
+    p: () => follow("#read [rel=prev]"),
+    b: () => here()?.querySelector("[data-beside]")?.click(),
+    m: () => here()?.querySelectorAll("details").forEach((each) => { each.open = !each.open; }),
     "?": () => document.getElementById("keys")?.showModal(),
   };
   document.addEventListener("keydown", (event) => {

@@ -18,7 +18,7 @@
 
   // The browser's own hint comes late; ours takes its text, so that there are never two.
   const tip = document.createElement("div");
-  tip.className = "tip lines";
+  tip.className = "tip";
   tip.hidden = true;
   document.body.append(tip);
   function textOf(part) {

@@ -26,13 +26,19 @@
   document.addEventListener("scroll", () => { tip.hidden = true; }, { passive: true, capture: true });
 
   // A choice acts at once; empty fields stay out of the address, so that it says no more than was asked.
-  const form = document.querySelector("form[data-choosing]");
-  if (form) {
-    form.addEventListener("change", (event) => { if (event.target.matches("select")) form.requestSubmit(); });
-    form.addEventListener("submit", () => {
-      for (const field of form.elements) if (field.name && !field.value) field.disabled = true;
-    });
-    // Going back shows the page as it was left: its fields have to be usable again.
-    addEventListener("pageshow", () => { for (const field of form.elements) if (field.name) field.disabled = false; });
-  }
+  const fields = (form) => [...form.elements].filter((field) => field.name);
+  document.addEventListener("change", (event) => {
+    const form = event.target.matches("select") && event.target.closest("form[data-choosing]");
+    if (form) form.requestSubmit();
+  });
+  document.addEventListener("submit", (event) => {
+    if (!event.target.matches("[data-choosing]")) return;
+    for (const field of fields(event.target)) if (!field.value) field.disabled = true;
+  });
+  // Going back shows the page as it was left: its fields have to be usable again.
+  addEventListener("pageshow", () => {
+    for (const form of document.querySelectorAll("form[data-choosing]")) {
+      for (const field of fields(form)) field.disabled = false;
+    }
+  });
 })();

@@ -198,4 +198,4 @@ def _sample_title(sample: Mapping[str, Any]) -> str:
     numbers = [f"{name} {number(sample[name], 4)}" for name in ("advantage", "reward", "baseline")]
     where = f"{sample['environment']} / {sample['example_id']}" if sample["environment"] else "its trace is not there"
     lines = [sample["sample_id"], where, *numbers, f"{sample['num_tokens']} tokens, from {sample['start']} on"]
-    return "\n".join(one_line(line, 120) for line in lines)
+    return "\n".join(one_line(line, 120) for line in [*lines, sample["said"] or "nothing was said"])

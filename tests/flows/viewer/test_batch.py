@@ -232,6 +232,7 @@ def test_a_bar_escapes_what_environments_named() -> None:
     sample: dict[str, Any] = {"place": 0, "start": 0, "num_tokens": 3}
     sample |= dict.fromkeys(("advantage", "reward", "baseline"))
     sample |= {"sample_id": f"{hostile}/0", "trace_id": hostile, "environment": hostile, "example_id": hostile}
+    sample |= {"said": hostile}
     sample |= {"of_environment": 0, "address": addresses.trace("run", hostile)}
     drawn = packed_row({"row": 0, "num_samples": 1, "num_tokens": 3, "samples": [sample]}, 6, None, (None, None))
     assert "<script" not in drawn and "\u202e" not in drawn

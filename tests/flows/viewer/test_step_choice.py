@@ -128,7 +128,7 @@ def test_without_a_choice_all_are_there_as_they_came() -> None:
         (TraceChoice(trained="1"), "trained='1' is not known here; there are yes, no"),
         (TraceChoice(order="down"), "order='down' is not known here; there are asc, desc"),
         (TraceChoice(group="7"), "group='7' is not among these traces"),
-        (TraceChoice(sort="nothing"), "there is no column 'nothing'; there are trace_id, group_id"),
+        (TraceChoice(sort="nothing"), "there is no column 'nothing'; there are trace_id, reward"),
         (TraceChoice(columns=("reward", "beauty")), "there is no column 'beauty'"),
         (TraceChoice(sort="metric:"), "there is no column 'metric:'"),
         (TraceChoice(page=2), "page=2: there are 1 of 50 traces each"),

@@ -44,7 +44,7 @@ def test_the_last_step_of_the_newest_run_unless_told(capsys: pytest.CaptureFixtu
     printed = lines(capsys, root, RUN, "--step", "0")
     assert ids(printed) == list(SAID)
     assert printed[0].startswith("hand, step 0: reward 0.25 ± 0.171; ")
-    assert printed[1].split()[:3] == ["trace", "group", "example"]
+    assert printed[1].split()[:3] == ["trace", "reward", "group"]
     assert printed[-1] == "7 of 7 traces. One of them: stagecoach trace plain"
 
 
@@ -142,7 +142,7 @@ def test_a_terminal_gets_the_columns_that_it_has_room_for(
     ("arguments", "said"),
     [
         (("--outcome", "lost"), "outcome='lost' is not known here; there are trained, filtered"),
-        (("--sort", "beauty"), "there is no column 'beauty'; there are trace_id, group_id"),
+        (("--sort", "beauty"), "there is no column 'beauty'; there are trace_id, reward"),
         (("--step", "7"), "run 'hand' has no rollouts at step 7; the nearest are at 1, 0"),
         (("nobody",), "there is no run 'nobody'"),
         (("--page", "3"), "page=3: there are 1 of 40 traces each"),

@@ -1,0 +1,93 @@
+"""A person reads what was said: by keys, side by side, pointing at rollouts, and on the screen of a phone."""
+
+import re
+
+import pytest
+
+from flows.viewer import addresses
+from tests.browser.conftest import Opened
+from tests.browser.viewing import picture, point_at, question, said
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+STEP = "/runs/demo/steps/0"
+FOCUSED = "document.activeElement.closest('.reply')?.querySelector('.big')?.getAttribute('href')"
+INSIDE = """(part) => {
+  const box = part.getBoundingClientRect();
+  return box.width > 0 && box.left >= 0 && box.right <= document.documentElement.clientWidth;
+}"""
+
+
+def test_replies_are_read_by_keys_and_put_side_by_side(demo: str, opened: Opened) -> None:
+    window = opened(demo)
+    page = window.open(f"{STEP}?k=4")
+    press = page.keyboard.press
+    links = [each.get_attribute("href") for each in page.locator(".reply .big").all()]
+    assert len(links) == 4
+    for place in (0, 1, 2):
+        press("j")
+        assert page.evaluate(FOCUSED) == links[place]
+    press("k")
+    assert page.evaluate(FOCUSED) == links[1]
+    press("b")
+    page.wait_for_url("**beside=*")
+    assert page.locator(".columns").count() == 0, "one alone stands beside nothing"
+    first = said(window, f"{STEP}?k=4")["read"]["replies"]
+    for _ in range(3):
+        press("j")
+    press("b")
+    page.wait_for_url(re.compile("beside=[^&]*%2C"))
+    assert question(window)["beside"] == ",".join(each["trace_id"] for each in first[1:3])
+    assert page.locator(".columns article").count() == 2
+    marks = page.locator(".columns :is(ins, del)").count()
+    assert marks or first[1]["reply"] == first[2]["reply"]
+    picture(page, "beside")
+    press("n")
+    page.wait_for_url("**read=2*")
+    assert question(window)["beside"], "what stands side by side stays"
+    press("p")
+    page.wait_for_url("**read=1*")
+    press("?")
+    assert "side by side" in page.locator("dialog#keys").inner_text()
+
+
+def test_the_lowest_of_a_figure_are_asked_for_without_an_address(demo: str, opened: Opened) -> None:
+    window = opened(demo)
+    page = window.open(STEP)
+    form = page.locator("#read form")
+    form.locator("input[name=k]").fill("3")
+    form.locator("select[name=sort]").select_option("reward")
+    page.wait_for_url("**sort=reward*")
+    shown = page.locator(".reply .big").all_inner_texts()
+    assert len(shown) == 3 and question(window)["k"] == "3"
+    lowest = sorted(row["reward"] for row in said(window, STEP)["traces"]["rows"])[:3]
+    assert [float(each) for each in shown] == pytest.approx(lowest, abs=1e-3)
+
+
+def test_pointing_at_a_rollout_shows_its_reply(demo: str, opened: Opened) -> None:
+    window = opened(demo)
+    heads = said(window, STEP)["heads"]
+    page = window.open(STEP)
+    cell = page.locator("table.groups a.cell").first
+    (own,) = [text for name, text in heads.items() if f"/{name}?" in str(cell.get_attribute("href"))]
+    assert own and " ".join(own.split()) in " ".join(point_at(page, cell).split())
+
+
+def test_the_reward_of_every_list_is_on_the_screen_of_a_phone(demo: str, opened: Opened) -> None:
+    window = opened(demo)
+    trace = said(window, STEP)["traces"]["rows"][0]
+    example = addresses.example("demo", trace["environment"], trace["example_id"])
+    rewards: dict[str, tuple[str, ...]] = {
+        "/": ("table.runs td.curve b",),
+        STEP: (".reply .big", "table.traces tbody td:nth-child(2)"),
+        "/runs/demo/steps/0/batch": (".reply .big",),
+        example: (".reply .big",),
+    }
+    for address, parts in rewards.items():
+        page = window.open(address)
+        page.set_viewport_size({"width": 420, "height": 900})
+        for part in parts:
+            found = page.locator(part)
+            assert found.count() and all(each.evaluate(INSIDE) for each in found.all()), (address, part)
+        picture(page, f"phone-{parts[0]}")
+    heads = window.open(STEP).locator("table.traces thead th").all_inner_texts()
+    assert heads[1].strip().rstrip(" ↑↓").lower() == "reward"

@@ -1,0 +1,217 @@
+"""What rollouts said, as values and on pages: prompts once, folded turns, what was expected, replies side by side."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.queries.reader import CHARACTERS, LINES, MOST_MESSAGES, reply_heads
+from flows.queries.rollout_list import written_names
+from flows.queries.rollouts import traces
+from flows.queries.store_reader import StoreReader
+from flows.viewer import addresses
+from tests.fixtures.builders import message, trace
+from tests.flows.viewer.hand_made import RUN, HandMade, batch, credit, update
+from tests.flows.viewer.looking import Elements, answer, values
+
+ENVIRONMENT = "reverse"
+LONG = "\n".join(f"line {number}" for number in range(LINES + 5))
+ODD = "a,b <b>&\x1b[31m"
+"""A trace's id that has to be quoted wherever it stands."""
+REWARDS = {"first": 0.5, "second": 1.0, "talk": 0.25, "other": 0.0, ODD: None}
+PARTS = {"exact": {"score": 0.5, "weight": 0.5}, "form": {"score": 0.25, "weight": 1.0}}
+STEP = addresses.step(RUN, 0)
+
+
+def exchange(name: str, asked: str, said: str, **others: Any) -> list[dict[str, Any]]:
+    return [message(name, 0, content=asked), message(name, 1, parent=0, content=said, sampled=True, **others)]
+
+
+def conversation() -> list[dict[str, Any]]:
+    """Two turns: a call of a tool and its result stand between the prompt and the reply."""
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": "look"}}]}
+    return [
+        message("talk", 0, content="What is seven?"),
+        message("talk", 1, parent=0, content=None, body=json.dumps(call), sampled=True),
+        message("talk", 2, parent=1, role="tool", content="7 it is"),
+        message("talk", 3, parent=2, content="seven", sampled=True),
+    ]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
+    """A step of two groups: two replies and a conversation; the reply of another agent, and one that failed."""
+    made = HandMade(tmp_path_factory.mktemp("read") / "store")
+    tasks = {"e0": {"prompt": "What is seven?", "answer": 7, "id": "x"}, "e1": {"prompt": "?", "text": "tfel"}}
+    listed = {"environment": ENVIRONMENT, "split": "train"}
+    rows = [listed | {"example_id": name, "task": json.dumps(task)} for name, task in tasks.items()]
+    made.work("examples", {"examples": rows})
+    own = {"first": {"rewards": json.dumps(PARTS)}, "other": {"agent": "judge", "trainable": False}}
+    failed = {"error_class": "timeout", "error_type": "TimeoutError", "error_message": "too slow"}
+    own |= {name: {"example_id": "e1", "group_id": "g1", **own.get(name, {})} for name in ("other", ODD)}
+    own[ODD] |= failed
+    messages = [
+        *exchange("first", "What is seven?", "The answer is seven."),
+        *exchange("second", "What is seven?", "The result is seven."),
+        *conversation(),
+        *exchange("other", "Turn it", LONG),
+        message(ODD, 0, content="Turn it"),
+    ]
+    sample = credit("first", 0, (0, 1), {"rl_weights": [0.0, 1.0], "advantages": [0.0, 0.5]})
+    found = [trace(name, reward=reward, **own.get(name, {})) for name, reward in REWARDS.items()]
+    made.step(found, messages, [sample], batches=[batch([sample["sample_id"]])], updates=[update()])
+    return StoreReader.at(made.store.root.address)
+
+
+def read(library: StoreReader, address: str = STEP, **query: str) -> dict[str, Any]:
+    found: dict[str, Any] = values(library, address, **query)["read"]
+    return found
+
+
+def names(found: dict[str, Any]) -> list[str]:
+    return [each["trace_id"] for each in found["replies"]]
+
+
+def test_a_prompt_stands_once_over_its_replies(library: StoreReader) -> None:
+    found = read(library)
+    assert names(found) == list(REWARDS) and found["num_rollouts"] == 5 and found["num_agents"] == 2
+    prompts = [each["prompt"] and [one["head"] for one in each["prompt"]["messages"]] for each in found["replies"]]
+    assert prompts == [["What is seven?"], None, None, ["Turn it"], None]
+    heads = [each["reply"] and each["reply"]["head"] for each in found["replies"]]
+    assert heads == ["The answer is seven.", "The result is seven.", "seven", "line 0", None]
+
+
+def test_a_reply_has_what_was_expected_and_what_it_earned(library: StoreReader) -> None:
+    found = read(library)["replies"]
+    expected = [[(one["name"], one["head"]) for one in each["expected"]] for each in found]
+    assert expected == [[("answer", "7")]] * 3 + [[("text", "tfel")]] * 2
+    assert [(each["name"], each["product"]) for each in found[0]["parts"]] == [("exact", 0.25), ("form", 0.25)]
+    told = [(each["reward"], each["advantage"], each["outcome"], each["error_class"]) for each in found]
+    assert told[0] == (0.5, 0.5, "trained", None) and told[4] == (None, None, "errored", "timeout")
+
+
+def test_earlier_turns_long_texts_and_replies_of_others_are_folded(library: StoreReader) -> None:
+    found = {each["trace_id"]: each for each in read(library)["replies"]}
+    earlier = [(each["role"], each["head"]) for each in found["talk"]["earlier"]["messages"]]
+    assert [role for role, _ in earlier] == ["assistant", "tool"] and "look" in earlier[0][1]
+    assert earlier[1][1] == "7 it is" and found["first"]["earlier"]["messages"] == []
+    other = found["other"]["reply"]
+    assert f"{other['head']}\n{other['rest']}" == LONG, "of an agent that is not trained a line is seen"
+
+
+@pytest.mark.parametrize("text", [LONG, "x" * 3 * CHARACTERS, "\n" * 100, ""], ids=["lines", "one line", "empty", "no"])
+def test_no_long_text_is_lost(tmp_path: Path, text: str) -> None:
+    made = HandMade(tmp_path / "store")
+    made.step([trace("t")], exchange("t", text, text))
+    (found,) = read(StoreReader.at(tmp_path / "store"))["replies"]
+    head, rest = found["reply"]["head"], found["reply"]["rest"]
+    assert head.count("\n") < LINES and len(head) <= CHARACTERS
+    assert text in (head + rest, f"{head}\n{rest}") and found["reply"]["left_out"] == 0
+
+
+def test_of_a_long_conversation_the_last_messages_are_read_and_the_rest_counted(tmp_path: Path) -> None:
+    made = HandMade(tmp_path / "store")
+    said = [message("t", at, parent=at - 1 if at else None, content=f"{at}", sampled=at > 0) for at in range(99)]
+    made.step([trace("t")], said)
+    (found,) = read(StoreReader.at(tmp_path / "store"))["replies"]
+    earlier = [int(each["head"]) for each in found["earlier"]["messages"]]
+    assert earlier == list(range(98 - MOST_MESSAGES, 98)) and found["earlier"]["left_out"] == 97 - MOST_MESSAGES
+    assert found["reply"]["head"] == "98"
+
+
+def test_rollouts_of_an_agent_stand_under_each_other_in_their_group(tmp_path: Path) -> None:
+    made = HandMade(tmp_path / "store")
+    seats = [(group, agent, n) for group in "ba" for n in range(2) for agent in ("judge", "actor")]
+    own = [trace(f"{group}-{agent}-{n}", group_id=group, agent=agent) for group, agent, n in seats]
+    made.step(own, [each for row in own for each in exchange(str(row["trace_id"]), str(row["agent"]), "said")])
+    library = StoreReader.at(tmp_path / "store")
+    in_group = ["judge-0", "judge-1", "actor-0", "actor-1"]
+    assert names(read(library)) == [f"{group}-{each}" for group in "ba" for each in in_group]
+    assert [bool(each["prompt"]) for each in read(library)["replies"]] == [True, False] * 2 + [True, False] * 2
+
+
+def test_messages_of_a_broken_graph_are_read_as_they_are_numbered(tmp_path: Path) -> None:
+    made = HandMade(tmp_path / "store")
+    made.step([trace("t")], [message("t", 0), message("t", 1, parent=9, content="said", sampled=True)])
+    (found,) = read(StoreReader.at(tmp_path / "store"))["replies"]
+    assert (found["prompt"]["messages"][0]["head"], found["reply"]["head"]) == ("text", "said")
+
+
+def test_the_lowest_and_highest_of_any_column_are_read(library: StoreReader) -> None:
+    lowest = read(library, sort="reward", order="asc", k="2")
+    assert names(lowest) == ["other", "talk"] and lowest["num_pages"] == 3
+    assert names(read(library, sort="reward", order="desc", k="2")) == ["second", "first"]
+    assert names(read(library, sort="reward:form", order="desc", k="1")) == ["first"]
+    assert names(read(library, k="2", read="3")) == [ODD] == names(read(library, k="2", read="9"))
+    assert names(read(library, group="g1")) == ["other", ODD]
+    assert {"reward", "reward:form"} <= {each["name"] for each in lowest["figures"]}
+    example = addresses.example(RUN, ENVIRONMENT, "e0")
+    assert names(read(library, example, sort="reward", order="desc")) == ["second", "first", "talk"]
+    assert names(read(library, addresses.batch(RUN, 0))) == ["first"], "what is in the batch alone"
+    assert names(read(library, example, sort="metric:none", k="1")) == ["first"]
+    for query in ({"k": "0"}, {"k": "51"}, {"order": "up"}, {"sort": "beauty"}, {"beside": "nobody"}):
+        for address in (STEP, example):
+            assert answer(library, address, **query)[0] == 400, (address, query)
+
+
+def marked(found: dict[str, Any]) -> list[list[tuple[str, str]]]:
+    return [[(each["kind"], each["text"]) for each in one["pieces"]] for one in found["beside"]]
+
+
+def test_replies_stand_side_by_side_with_their_difference(library: StoreReader) -> None:
+    same, end = ("same", "The "), ("same", " is seven.")
+    found = read(library, beside="first,second", group="g1")
+    assert marked(found) == [[same, ("own", "answer"), end], [same, ("own", "result"), end]]
+    three = read(library, beside="first,second,talk")
+    assert marked(three)[0] == [("same", "The answer is seven.")], "of three, the others are held against the first"
+    assert marked(three)[1] == marked(found)[1] and len(marked(three)) == 3
+    assert read(library, beside="first")["beside"] == []
+    _, text = answer(library, STEP, beside="first,second")
+    assert "<del>answer</del>" in text and "<ins>result</ins>" in text
+
+
+def test_beside_adds_a_trace_and_takes_it_out(library: StoreReader) -> None:
+    ways = {each["trace_id"]: each["beside"] for each in read(library, beside="first")["replies"]}
+    assert ways["second"] == "first,second" and ways["first"] == "" and ways[ODD] == written_names(["first", ODD])
+    assert [each["trace_id"] for each in read(library, beside=ways[ODD])["chosen"]] == ["first", ODD]
+    four = "first,second,talk,other"
+    ways = {each["trace_id"]: each["beside"] for each in read(library, beside=four)["replies"]}
+    assert ways[ODD] == written_names(["second", "talk", "other", ODD]), "the first gives way"
+    assert answer(library, STEP, beside=f"{four},{written_names([ODD])}")[0] == 400
+
+
+def test_what_is_the_same_in_all_rows_stands_once_above_the_table(library: StoreReader) -> None:
+    found = values(library, STEP, group="g0")["traces"]
+    told = {each["name"]: each["value"] for each in found["same"]}
+    assert (told["environment"], told["example_id"], told["is_truncated"]) == (ENVIRONMENT, "e0", False)
+    assert told["agent"] == "agent" and not {"trace_id", "reward", "advantage"} & set(told)
+    chosen = values(library, STEP, group="g0", columns="reward,environment")["traces"]
+    assert chosen["same"] == [], "what somebody asked for is a column"
+    table = answer(library, STEP, group="g0")[1].partition('class="traces"')[2]
+    assert re.findall(r"<th[^>]*><a[^>]*>([^<]+)", table)[:3] == ["trace", "reward", "advantage"]
+
+
+def test_a_hover_shows_the_reply(library: StoreReader) -> None:
+    found = reply_heads(library, traces(library, RUN, 0))
+    assert found == {
+        **{"first": "The answer is seven.", "second": "The result is seven.", "talk": "seven"},
+        "other": LONG,
+    }
+    for address in (STEP, addresses.batch(RUN, 0)):
+        page = Elements(answer(library, address)[1])
+        shown = [value for _, name, value in page.values if name == "data-tip"] + page.texts
+        assert any("reward" in each and "The answer is seven." in each for each in shown), address
+
+
+def test_pages_begin_with_what_was_said_and_never_print_none(library: StoreReader) -> None:
+    example = addresses.example(RUN, ENVIRONMENT, "e1")
+    for address in (STEP, example, addresses.batch(RUN, 0), addresses.row(RUN, 0, 0), addresses.run(RUN), "/"):
+        status, text = answer(library, address)
+        page = Elements(text)
+        assert status == 200 and page.odd == [], address
+        assert "None" not in "".join(page.texts) + "".join(value for *_, value in page.values), address
+        if address in (STEP, example):
+            assert text.index('id="read"') < text.index("<aside>")
+            assert "\x1b" not in text and "<b>&" not in text
