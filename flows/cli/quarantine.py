@@ -8,7 +8,7 @@ from itertools import groupby
 import polars as pl
 
 from configs.store import default_store
-from flows.queries.conditions import BadCondition, condition_of, matching
+from flows.queries.conditions import BadCondition, condition_of, matching_rows
 from flows.queries.rollout_table import DERIVED, SCHEMA
 from flows.reporting.formats import console, grid
 from flows.reporting.panel import printable
@@ -35,7 +35,7 @@ def search(store: Store, where: str, run: str = "") -> tuple[list[str], int]:
     try:
         condition = condition_of(where)
         rows = frames["rollouts"].select("trace_id", *sorted(condition.columns - {"trace_id"})).collect()
-        found = matching(rows, condition)["trace_id"].unique().sort().to_list()
+        found = matching_rows(rows, condition)["trace_id"].unique().sort().to_list()
     except BadCondition as error:
         raise NoSuchRollouts(f"--where {error}\nNothing was recorded.") from error
     looked_at = rows["trace_id"].n_unique()

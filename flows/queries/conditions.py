@@ -75,7 +75,7 @@ def condition_of(text: str) -> Condition:
     if not text.strip():
         raise _refusal("one condition is asked for, and there is none")
     sql, named = _in_full(text)
-    tree = _parsed(sql, text)
+    tree = _parse(sql, text)
     nodes = list(_nodes(tree))
     said = [each["column_names"][-1] for each in nodes if each.get("class") == "COLUMN_REF"]
     # A question within the condition may have columns of its own tables.
@@ -87,7 +87,7 @@ def condition_of(text: str) -> Condition:
     return Condition(text, sql, columns, named, tuple(_patterns(nodes)), tree)
 
 
-def searched(text: str) -> Condition:
+def search_condition(text: str) -> Condition:
     """Return the condition that somebody means who types into a search field.
 
     `/x/` is a regular expression in replies, `/x/i` in any case; what is no condition, or is in quotes, is a text in
@@ -95,7 +95,7 @@ def searched(text: str) -> Condition:
     """
     text = text.strip()
     if match := re.fullmatch(r"/(.+)/(i?)", text, re.DOTALL):
-        return condition_of(f"reply ~{'*' if match[2] else ''} {quoted(match[1])}")
+        return condition_of(f"reply ~{'*' if match[2] else ''} {sql_text(match[1])}")
     if match := re.fullmatch(r"\"([^\"]+)\"|'([^']+)'", text):
         return _text_in_reply(match[1] or match[2])
     try:
@@ -113,7 +113,7 @@ def searched(text: str) -> Condition:
     return found if is_flag else _text_in_reply(text)
 
 
-def quoted(text: str) -> str:
+def sql_text(text: str) -> str:
     """Return a text as SQL writes it."""
     return "'" + text.replace("'", "''") + "'"
 
@@ -121,10 +121,10 @@ def quoted(text: str) -> str:
 def _text_in_reply(text: str) -> Condition:
     if not text:
         raise BadCondition("nothing is looked for")
-    return condition_of(f"contains(lower(reply), {quoted(text.lower())})")
+    return condition_of(f"contains(lower(reply), {sql_text(text.lower())})")
 
 
-def matching(rows: pl.DataFrame, condition: Condition) -> pl.DataFrame:
+def matching_rows(rows: pl.DataFrame, condition: Condition) -> pl.DataFrame:
     """Return the rows for which a condition holds, in their order. `rows` have the columns that it speaks of.
 
     Raises BadCondition where it fails on a value, or is no statement of its own. This is the border at which the
@@ -138,8 +138,9 @@ def matching(rows: pl.DataFrame, condition: Condition) -> pl.DataFrame:
     # The condition is a person's own text: without access to files it can read no others of theirs.
     with duckdb.connect(config={**SANDBOX, "memory_limit": MEMORY}) as connection:
         timer = Timer(SECONDS, connection.interrupt)
+        arrow = given.to_arrow()
         for name in (TABLE, "traces"):  # for a question within the condition
-            connection.register(name, given.to_arrow())
+            connection.register(name, arrow)
         timer.start()
         try:
             places = sorted(row[0] for row in connection.execute(query).fetchall())
@@ -165,15 +166,15 @@ def _in_full(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
             named.append((kind, name))
             column, within = _NAMED[kind]
             pointer = "/" + name.replace("~", "~0").replace("/", "~1") + within
-            return f"try_cast(json_extract_string({column}, {quoted(pointer)}) as double)"
+            return f"try_cast(json_extract_string({column}, {sql_text(pointer)}) as double)"
         is_text = said.lower() not in SCHEMA and _BEHIND_OPERATOR.search(text[: found.start()])
-        return quoted(said) if is_text else found[0]
+        return sql_text(said) if is_text else found[0]
 
     sql = _TOKENS.sub(put, text)
     return sql, tuple(dict.fromkeys(named))
 
 
-def _parsed(sql: str, text: str) -> Mapping[str, Any]:
+def _parse(sql: str, text: str) -> Mapping[str, Any]:
     import duckdb
 
     query = f"select 1 from {TABLE} where (\n{sql}\n)"

@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from flows.queries.conditions import quoted
+from flows.queries.conditions import sql_text
 from flows.queries.request import NotThere
 from flows.queries.rollout_search import run_rollouts
 from flows.queries.store_reader import StoreReader
@@ -80,7 +80,7 @@ def _measures(first: pl.DataFrame, second: pl.DataFrame, version: int) -> list[d
         ("no reply", (reply == "").mean(), True, f"{of_policy} and coalesce(reply, '') = ''"),
     ]
     told += [
-        (name, reply.str.contains(pattern).mean(), True, f"{of_policy} and reply ~ {quoted(pattern)}")
+        (name, reply.str.contains(pattern).mean(), True, f"{of_policy} and reply ~ {sql_text(pattern)}")
         for name, pattern in FORMATS.items()
     ]
     found = [
@@ -140,7 +140,7 @@ def _phrases(first: Sequence[str], second: Sequence[str]) -> tuple[list[dict[str
     # Of those that are equally sure the longest comes first: it says more.
     scored.sort(key=lambda each: (-abs(each[0]), -len(each[1]), each[1]))
     grown, fallen = ([each for each in scored if (each[0] > 0) == grew] for grew in (True, False))
-    return _told(grown, sizes), _told(fallen, sizes)
+    return _phrase_lines(grown, sizes), _phrase_lines(fallen, sizes)
 
 
 def _standard_errors(held: tuple[int, int], sizes: tuple[int, int]) -> float:
@@ -152,7 +152,7 @@ def _standard_errors(held: tuple[int, int], sizes: tuple[int, int]) -> float:
     return (shares[1] - shares[0]) / math.sqrt(both * (1 - both) * (1 / sizes[0] + 1 / sizes[1]))
 
 
-def _told(scored: Sequence[tuple[float, str, tuple[int, int]]], sizes: tuple[int, int]) -> list[dict[str, Any]]:
+def _phrase_lines(scored: Sequence[tuple[float, str, tuple[int, int]]], sizes: tuple[int, int]) -> list[dict[str, Any]]:
     """Return the first phrases, without those that stand within one that was told, or around it."""
     found: list[dict[str, Any]] = []
     for _, phrase, held in scored:
@@ -165,7 +165,7 @@ def _told(scored: Sequence[tuple[float, str, tuple[int, int]]], sizes: tuple[int
                 "b": held[1],
                 "share_a": held[0] / sizes[0],
                 "share_b": held[1] / sizes[1],
-                "condition": f"contains(lower(reply), {quoted(phrase)})",
+                "condition": f"contains(lower(reply), {sql_text(phrase)})",
             }
         )
         if len(found) == MOST_PHRASES:

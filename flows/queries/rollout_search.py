@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 from polars.exceptions import ComputeError
 
-from flows.queries.conditions import Condition, Pattern, condition_of, matching
+from flows.queries.conditions import Condition, Pattern, condition_of, matching_rows
 from flows.queries.rollout_table import rollouts_of
 from flows.queries.store_reader import StoreReader
 from storage.read.lineage import row_identities
@@ -37,12 +37,14 @@ class Hits:
         return None if steps.is_empty() else int(steps[0])
 
 
-def run_rollouts(library: StoreReader, run: str, columns: Collection[str], keys: Collection[str] = ()) -> pl.DataFrame:
-    """Return some columns of all rollouts of a run, or of those that some work made; texts are held.
+def run_rollouts(
+    library: StoreReader, run: str, columns: Collection[str], keys: Collection[str] | None = None
+) -> pl.DataFrame:
+    """Return some columns of all rollouts of a run, or of those that some work made; what was read is held.
 
     Raises NotThere for an unknown run.
     """
-    found = [each for each in library.history(run).lineages if not keys or each.traces.key in keys]
+    found = [each for each in library.history(run).lineages if keys is None or each.traces.key in keys]
     names = row_identities(work for lineage in found for work in lineage.works)
     return rollouts_of(
         library.frames(run), found, columns, lambda part, make: library.cached_value(("rollouts", part, names), make)
@@ -56,7 +58,7 @@ def search_run(library: StoreReader, run: str, condition: Condition) -> Hits:
     """
     always = {"run", "step", "for_training", "trace_id", "key"}
     rows = run_rollouts(library, run, always | condition.columns)
-    hits = matching(rows, condition)
+    hits = matching_rows(rows, condition)
     by = ["for_training", "step"]
     found = hits.group_by(by).agg(num_hits=pl.len().cast(pl.Int64))
     counts = rows.group_by(by, maintain_order=True).agg(num_rollouts=pl.len().cast(pl.Int64))
@@ -64,15 +66,15 @@ def search_run(library: StoreReader, run: str, condition: Condition) -> Hits:
     return Hits(hits, counts.with_columns(pl.col("num_hits").fill_null(0)))
 
 
-def fitting(library: StoreReader, run: str, frame: pl.DataFrame, where: str) -> pl.DataFrame:
+def filter_traces(library: StoreReader, run: str, frame: pl.DataFrame, where: str) -> pl.DataFrame:
     """Return the traces of a frame, as `rollouts.traces` has it, that meet a condition. Raises BadCondition."""
     condition, by = condition_of(where), ["key", "trace_id"]
     rows = run_rollouts(library, run, {*by, *condition.columns}, set(frame["key"]))
-    return frame.join(matching(rows, condition), on=by, how="semi", maintain_order="left")
+    return frame.join(matching_rows(rows, condition), on=by, how="semi", maintain_order="left")
 
 
-def told_hits(library: StoreReader, run: str, hits: pl.DataFrame, condition: Condition) -> list[dict[str, Any]]:
-    """Return some hits with what became of them and the sentence around what was looked for; see `piece`.
+def describe_hits(library: StoreReader, run: str, hits: pl.DataFrame, condition: Condition) -> list[dict[str, Any]]:
+    """Return some hits with what became of them and the sentence around what was looked for; see `text_around`.
 
     Where nothing was looked for in a text, it is the beginning of the reply.
     """
@@ -83,12 +85,12 @@ def told_hits(library: StoreReader, run: str, hits: pl.DataFrame, condition: Con
     rows = hits.join(more, on=names, how="left", maintain_order="left").to_dicts()
     return [
         {name: row[name] for name in ("trace_id", "key", "step", "for_training", *SHOWN)}
-        | {"piece": piece(row, patterns)}
+        | {"piece": text_around(row, patterns)}
         for row in rows
     ]
 
 
-def piece(row: dict[str, Any], patterns: Collection[Pattern]) -> dict[str, str]:
+def text_around(row: dict[str, Any], patterns: Collection[Pattern]) -> dict[str, str]:
     """Return the text around the first thing that was looked for: column, before, match and after, the last two empty
     where it is not in the text (of a condition with `or`, or a `not`)."""
     for each in patterns:

@@ -67,9 +67,8 @@ def rollouts_of(
     `held` is asked for what takes long to make: it may keep it.
     """
     read = [name for name in _STORED if name != "run" and name in {*columns, *ROLLOUT, "step", "seq"}]
-    traces = frames.rows(present(*(each.traces for each in found)), "traces")
-    length = [pl.col("num_output_tokens").alias("length")] if "length" in columns else []
-    rows = _runs(found).join(traces.select(*read, *length).collect(), on="key")
+    read += ["length"] if "length" in columns else []
+    rows = _runs(found).join(held(f"traces: {', '.join(read)}", lambda: _traces(frames, found, read)), on="key")
     parts: tuple[tuple[str, tuple[str, ...], Callable[[], pl.DataFrame]], ...] = (
         ("outcomes", ("outcome", "detail"), lambda: _outcomes(frames, found)),
         ("samples", ("advantage", "baseline"), lambda: _samples(frames, found)),
@@ -89,6 +88,13 @@ def rollouts_of(
 def _runs(found: Sequence[StepLineage]) -> pl.DataFrame:
     rows = [(each.run, each.traces.key, each.for_training) for each in found]
     return pl.DataFrame(rows, {"run": pl.String, "key": pl.String, "for_training": pl.Boolean}, orient="row")
+
+
+def _traces(frames: Frames, found: Sequence[StepLineage], names: Sequence[str]) -> pl.DataFrame:
+    rows = frames.rows(present(*(each.traces for each in found)), "traces")
+    return rows.select(
+        pl.col("num_output_tokens").alias(name) if name == "length" else name for name in names
+    ).collect()
 
 
 def _outcomes(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
@@ -118,12 +124,12 @@ def _texts(frames: Frames, found: Sequence[StepLineage], name: str, sampled: boo
     rows = frames.rows(present(*made.values()), "messages").filter(pl.col("sampled") == sampled)
     beside = pl.when(pl.col("body").str.contains(MORE)).then("body") if sampled else pl.lit(None, pl.String)
     read = rows.select("trace_id", "message", "content", beside.alias("beside"), of="key").collect()
-    texts = _joined(read.with_columns(content=_said()), name)
+    texts = _join_texts(read.with_columns(content=_said_text()), name)
     keys = pl.DataFrame(list(made), {"key": pl.String, "of": pl.String}, orient="row")
     return keys.join(texts, on="of").drop("of").unique(ROLLOUT)
 
 
-def _said() -> pl.Expr:
+def _said_text() -> pl.Expr:
     """Return what a message says: its thoughts, its content and its tool calls, each on lines of its own."""
     beside = pl.col("beside")
     thoughts, calls = (beside.str.json_path_match(f"$.{name}") for name in ("reasoning_content", "tool_calls"))
@@ -131,12 +137,8 @@ def _said() -> pl.Expr:
     return pl.when(beside.is_null()).then("content").otherwise(said)
 
 
-def _joined(rows: pl.DataFrame, name: str) -> pl.DataFrame:
+def _join_texts(rows: pl.DataFrame, name: str) -> pl.DataFrame:
     """Return one text for each rollout, of its messages in order."""
-    rows = rows.filter(pl.col("content").is_not_null())
-    # Most have one message: only the others have to be sorted and put together.
-    alone = pl.len().over("of", "trace_id") == 1
-    single = rows.filter(alone).select("of", "trace_id", pl.col("content").alias(name))
-    several = rows.filter(~alone).sort("of", "trace_id", "message")
-    together = several.group_by("of", "trace_id", maintain_order=True).agg(pl.col("content").str.join("\n").alias(name))
-    return pl.concat([single, together])
+    in_order = rows.filter(pl.col("content").is_not_null()).sort("message", maintain_order=True)
+    texts = in_order.group_by("of", "trace_id").agg("content")
+    return texts.select("of", "trace_id", pl.col("content").list.join("\n").alias(name))

@@ -104,7 +104,7 @@ def example(of_run: str, environment: str, example_id: str) -> str:
 
 
 def search(of_run: str, condition: str = "") -> str:
-    """The rollouts of a run that meet a condition, or hold a text; see `queries.conditions.searched`."""
+    """The rollouts of a run that meet a condition, or hold a text; see `queries.conditions.search_condition`."""
     return f"{run(of_run)}/search{_question({'q': condition})}"
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import polars as pl
 
-from flows.queries.conditions import EXAMPLE, BadCondition, searched
+from flows.queries.conditions import EXAMPLE, BadCondition, search_condition
 from flows.queries.policy_changes import policy_changes, policy_versions
 from flows.queries.request import NotThere, PageRequest
-from flows.queries.rollout_search import Hits, commands, search_run, told_hits
+from flows.queries.rollout_search import Hits, commands, describe_hits, search_run
 from flows.queries.rollout_table import SCHEMA
 from flows.queries.store_reader import StoreReader, expired_rows_of_runs
 from flows.viewer import addresses
@@ -27,14 +27,14 @@ def search_page(library: StoreReader, asked: PageRequest) -> Page:
     values |= {"columns": list(SCHEMA), "retired": expired_rows_of_runs(library, run)}
     if text:
         try:
-            condition = searched(text)
+            condition = search_condition(text)
             hits = search_run(library, run, condition)
         except BadCondition as error:  # beside the field, where it can be put right
             values["problem"] = str(error)
         else:
             rows, place = _of_step(hits.rows, asked), asked.number("page", 1, least=1)
             shown = rows.slice((place - 1) * PAGE_SIZE, PAGE_SIZE)
-            listed = [{**hit, "address": _address(run, hit)} for hit in told_hits(library, run, shown, condition)]
+            listed = [{**hit, "address": _address(run, hit)} for hit in describe_hits(library, run, shown, condition)]
             values |= {
                 **_counts(hits, asked),
                 "condition": condition.text,

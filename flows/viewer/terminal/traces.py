@@ -17,7 +17,7 @@ from rich.text import Text
 from configs.store import default_store
 from flows.queries.request import NotThere, plain
 from flows.queries.rollout_list import LEFT, TraceChoice, choose, list_page
-from flows.queries.rollout_search import fitting
+from flows.queries.rollout_search import filter_traces
 from flows.queries.rollouts import evaluation_traces, lineages_of, search_mask, steps_of, traces_of, with_mismatch
 from flows.queries.step import figures as figures_of_step
 from flows.queries.step import written_of
@@ -61,7 +61,7 @@ def main(
             choice = replace(choice, columns=choice.columns or OF_RUN)
         else:
             title, frame, written = _frame(library, name, step, evaluation, set_name, (*choice.columns, choice.sort))
-        frame = fitting(library, name, frame, where) if where else frame
+        frame = filter_traces(library, name, frame, where) if where else frame
         chosen = choose(frame, choice, search_mask(library, name, frame, choice.search))
         found = list_page(frame, chosen, choice)
         figures = figures_of_step(frame, written)

@@ -5,7 +5,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from flows.queries.conditions import BadCondition, Pattern, condition_of, matching, searched
+from flows.queries.conditions import BadCondition, Pattern, condition_of, matching_rows, search_condition
 
 ROWS = pl.DataFrame(
     {
@@ -22,7 +22,7 @@ ROWS = pl.DataFrame(
 
 
 def found(text: str) -> list[int]:
-    steps: list[int] = matching(ROWS, searched(text))["step"].to_list()
+    steps: list[int] = matching_rows(ROWS, search_condition(text))["step"].to_list()
     return steps
 
 
@@ -44,7 +44,7 @@ def found(text: str) -> list[int]:
 )
 def test_conditions(text: str, steps: list[int]) -> None:
     assert found(text) == steps
-    assert matching(ROWS, condition_of(text))["step"].to_list() == steps, "as --where takes it"
+    assert matching_rows(ROWS, condition_of(text))["step"].to_list() == steps, "as --where takes it"
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_conditions(text: str, steps: list[int]) -> None:
     ],
 )
 def test_texts_and_expressions_are_looked_for_in_replies(text: str, steps: list[int]) -> None:
-    condition = searched(text)
+    condition = search_condition(text)
     assert condition.columns == {"reply"}
     assert found(text) == steps
     assert found(condition.text) == steps, "what is printed to be copied selects the same"
@@ -109,7 +109,7 @@ def test_a_condition_that_takes_long_is_ended(monkeypatch: pytest.MonkeyPatch) -
     many = pl.DataFrame({"step": range(20_000)})
     endless = "(select sum(a.step * b.step % 7) from rollouts a, rollouts b, rollouts c) = 1"
     with pytest.raises(BadCondition, match="takes longer than"):
-        matching(many, condition_of(endless))
+        matching_rows(many, condition_of(endless))
 
 
 @pytest.mark.parametrize(
@@ -123,4 +123,4 @@ def test_a_condition_that_takes_long_is_ended(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_what_is_looked_for_in_texts(text: str, patterns: list[tuple[Any, ...]]) -> None:
-    assert list(searched(text).patterns) == [Pattern(*each) for each in patterns]
+    assert list(search_condition(text).patterns) == [Pattern(*each) for each in patterns]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.queries.conditions import Pattern, searched
+from flows.queries.conditions import Pattern, search_condition
 from flows.queries.request import NotThere
-from flows.queries.rollout_search import AROUND, piece, search_run, told_hits
+from flows.queries.rollout_search import AROUND, describe_hits, search_run, text_around
 from flows.queries.rollout_table import DERIVED, SCHEMA
 from flows.queries.store_reader import StoreReader
 from storage.read.frames import Frames
@@ -60,22 +60,22 @@ def test_sql_has_long_texts_where_they_are_named(library: StoreReader) -> None:
 
 
 def test_hits_with_a_count_for_each_step(library: StoreReader) -> None:
-    found = search_run(library, RUN, searched("three"))
+    found = search_run(library, RUN, search_condition("three"))
     assert found.rows["trace_id"].to_list() == ["long", "later"]
     assert found.counts.rows() == [(True, 0, 3, 1), (True, 1, 1, 1)] and found.first_step == 0
-    assert search_run(library, RUN, searched("reward > 0.5 and reply ~ 'three'")).first_step == 1
-    assert search_run(library, RUN, searched("nowhere")).first_step is None
+    assert search_run(library, RUN, search_condition("reward > 0.5 and reply ~ 'three'")).first_step == 1
+    assert search_run(library, RUN, search_condition("nowhere")).first_step is None
     with pytest.raises(NotThere, match="nobody"):
-        search_run(library, "nobody", searched("three"))
+        search_run(library, "nobody", search_condition("three"))
 
 
 def test_a_hit_is_told_with_its_sentence(library: StoreReader) -> None:
-    condition = searched("bold")
-    (hit,) = told_hits(library, RUN, search_run(library, RUN, condition).rows, condition)
+    condition = search_condition("bold")
+    (hit,) = describe_hits(library, RUN, search_run(library, RUN, condition).rows, condition)
     assert hit["piece"] == {"column": "reply", "before": "Three <b>", "match": "bold", "after": "</b>."}
     assert (hit["trace_id"], hit["step"], hit["reward"], hit["outcome"]) == ("long", 0, 0.25, "pending")
-    condition = searched("reward < 0.5")
-    (hit,) = told_hits(library, RUN, search_run(library, RUN, condition).rows, condition)
+    condition = search_condition("reward < 0.5")
+    (hit,) = describe_hits(library, RUN, search_run(library, RUN, condition).rows, condition)
     assert hit["piece"]["before"].startswith("One. Two.") and hit["piece"]["match"] == ""
 
 
@@ -90,5 +90,5 @@ def test_a_hit_is_told_with_its_sentence(library: StoreReader) -> None:
     ],
 )
 def test_the_text_around(text: str, pattern: tuple[str, str, bool], around: tuple[str, str, str]) -> None:
-    found = piece({"reply": text}, [Pattern("reply", *pattern)])
+    found = text_around({"reply": text}, [Pattern("reply", *pattern)])
     assert (found["before"], found["match"], found["after"]) == around

@@ -85,7 +85,7 @@ class Links(HTMLParser):
             self._open = None
 
 
-class Person:
+class Clicker:
     """Somebody who looks at pages and follows their links."""
 
     def __init__(self, client: TestClient, address: str) -> None:
@@ -105,7 +105,7 @@ class Person:
 
 def test_a_reward_hack_is_hunted_down(cheated: Store, capsys: pytest.CaptureFixture[str]) -> None:
     root = Path(cheated.root.address)
-    person = Person(visitor(root), addresses.run("base"))
+    person = Clicker(visitor(root), addresses.run("base"))
     changed = person.click("What changed")
     gained = re.findall(r'<a class="mono" href="[^"]*"[^>]*>([^<]*)</a>', changed.split("Phrases lost")[0])
     phrase = next(each for each in gained if "rev" in each).replace("&lt;", "<").replace("&gt;", ">")
