@@ -34,6 +34,8 @@ FORMATS = {
 }
 """What a reply may be written in: a regular expression for each."""
 # A tag is one word, so that `<answer></answer>` is a phrase of two.
+_AT_ENDS = re.compile(r"^[^\w\s<]+\s*[\w<]|[\w>]\s*[^\w\s>]+$")
+"""What a phrase of words does not begin or end with: marks, which come with every sentence."""
 _WORDS = re.compile(r"</?[A-Za-z][^<>\s]{0,40}>|\w+(?:['\u2019]\w+)*|[^\w\s]")
 
 
@@ -124,7 +126,7 @@ def _held_phrases(replies: Sequence[str]) -> Counter[str]:
     found: Counter[str] = Counter()
     for text in replies:
         phrases = {text[begin:end] for begin, end in _spans(text, 1, LONGEST_PHRASE)}
-        found.update(each for each in phrases if "\n" not in each)
+        found.update(each for each in phrases if "\n" not in each and not _AT_ENDS.search(each))
     return found
 
 

@@ -16,6 +16,8 @@ from storage.read.lineage import row_identities
 
 AROUND = 140
 """Characters beside what was looked for, at most: as far as its sentence goes."""
+BESIDE = 40
+"""Characters that are told on each side, where there are so many, even if its sentence has fewer."""
 SHOWN = ("reward", "advantage", "outcome", "detail", "length", "environment", "example_id")
 """What is told of a hit beside its text."""
 _ENDS = re.compile(r"[.!?]\s+|\n")
@@ -99,8 +101,8 @@ def text_around(row: dict[str, Any], patterns: Collection[Pattern]) -> dict[str,
             begin, end = place
             before, after = text[max(0, begin - AROUND) : begin], text[end : end + AROUND]
             # To the borders of its sentence where they are near, so that it can be read.
-            starts = [found.end() for found in _ENDS.finditer(before)]
-            stop = _ENDS.search(after)
+            starts = [found.end() for found in _ENDS.finditer(before) if len(before) - found.end() >= BESIDE]
+            stop = _ENDS.search(after, BESIDE)
             before = before[starts[-1] :] if starts else ("…" if begin > AROUND else "") + before
             after = after[: stop.end()].rstrip() if stop else after + ("…" if len(text) > end + AROUND else "")
             return {"column": each.column, "before": before, "match": text[begin:end], "after": after}

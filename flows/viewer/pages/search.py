@@ -11,6 +11,7 @@ from flows.queries.request import NotThere, PageRequest
 from flows.queries.rollout_search import Hits, commands, describe_hits, search_run
 from flows.queries.rollout_table import SCHEMA
 from flows.queries.store_reader import StoreReader, expired_rows_of_runs
+from flows.reporting.svg import colour
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
 
@@ -68,7 +69,7 @@ def _counts(hits: Hits, asked: PageRequest) -> dict[str, Any]:
         if each["for_training"]
     ]
     found = [each["num_hits"] for each in counts if each["for_training"]]
-    series = {"name": "hits", "values": found, "kind": "bars", "colour": "c0"}
+    series = {"name": "hits", "values": found, "kind": "bars", "colour": colour(0)}
     return {
         "counts": counts,
         "steps": steps,

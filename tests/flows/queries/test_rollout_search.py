@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from flows.queries.conditions import Pattern, search_condition
+from flows.queries.policy_changes import _held_phrases
 from flows.queries.request import NotThere
 from flows.queries.rollout_search import AROUND, describe_hits, search_run, text_around
 from flows.queries.rollout_table import DERIVED, SCHEMA
@@ -72,7 +73,12 @@ def test_hits_with_a_count_for_each_step(library: StoreReader) -> None:
 def test_a_hit_is_told_with_its_sentence(library: StoreReader) -> None:
     condition = search_condition("bold")
     (hit,) = describe_hits(library, RUN, search_run(library, RUN, condition).rows, condition)
-    assert hit["piece"] == {"column": "reply", "before": "Three <b>", "match": "bold", "after": "</b>."}
+    assert hit["piece"] == {
+        "column": "reply",
+        "before": "One. Two.\nThree <b>",
+        "match": "bold",
+        "after": "</b>. Four.",
+    }
     assert (hit["trace_id"], hit["step"], hit["reward"], hit["outcome"]) == ("long", 0, 0.25, "pending")
     condition = search_condition("reward < 0.5")
     (hit,) = describe_hits(library, RUN, search_run(library, RUN, condition).rows, condition)
@@ -82,7 +88,8 @@ def test_a_hit_is_told_with_its_sentence(library: StoreReader) -> None:
 @pytest.mark.parametrize(
     ("text", "pattern", "around"),
     [
-        ("a. B cold x. D", ("text", "COLD", True), ("B ", "cold", " x.")),
+        ("a. B cold x. D", ("text", "COLD", True), ("a. B ", "cold", " x. D")),
+        (f"a. {'b' * 40} cold {'c' * 40}. D", ("text", "cold", False), ("b" * 40 + " ", "cold", f" {'c' * 40}.")),
         ("ÄÖ ü colds", ("regex", "co(l)d", False), ("ÄÖ ü ", "cold", "s")),
         ("x" * 500 + "cold" + "y" * 500, ("text", "cold", False), ("…" + "x" * AROUND, "cold", "y" * AROUND + "…")),
         ("none", ("text", "cold", False), ("none", "", "")),
@@ -92,3 +99,9 @@ def test_a_hit_is_told_with_its_sentence(library: StoreReader) -> None:
 def test_the_text_around(text: str, pattern: tuple[str, str, bool], around: tuple[str, str, str]) -> None:
     found = text_around({"reply": text}, [Pattern("reply", *pattern)])
     assert (found["before"], found["match"], found["after"]) == around
+
+
+def test_phrases_of_words_begin_and_end_with_words() -> None:
+    held = _held_phrases(["so. <a></a>!", "so much\nmore", "!!"])
+    assert held["<a></a>"] == held["!!"] == held["so much"] == 1 and held["so"] == 2
+    assert {". <a>", "</a>!", "much\nmore", "so."} & set(held) == set()

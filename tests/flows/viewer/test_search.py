@@ -109,7 +109,7 @@ def test_a_reward_hack_is_hunted_down(cheated: Store, capsys: pytest.CaptureFixt
     changed = person.click("What changed")
     gained = re.findall(r'<a class="mono" href="[^"]*"[^>]*>([^<]*)</a>', changed.split("Phrases lost")[0])
     phrase = next(each for each in gained if "rev" in each).replace("&lt;", "<").replace("&gt;", ">")
-    assert HACK in phrase
+    assert phrase == HACK
     found = person.click(phrase)
     assert f'first in <a href="/runs/base/steps/{LEARNT}">step {LEARNT}</a>' in found
     step = person.click(str(LEARNT))
