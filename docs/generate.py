@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 from configs.fields import meanings, plain_annotation, section_types
 from configs.run import RunConfig
 from flows import cli
+from flows.queries.rollout_table import ADDED
 from flows.reporting.formats import config_value
 from storage.schemas.contract import SLICE_COLUMNS, Column
 from storage.schemas.stage_tables import TABLES
@@ -241,6 +242,9 @@ def tables() -> str:
     for table in TABLES.values():
         names = ", ".join(f"`{name}`" for name in table.row_id)
         parts += [f"## {table.name}\n\nA row is {table.row}. {names} name it.\n\n", _columns(table.columns)]
+    rows = [_row(f"`{name}`", str(kind), "", meaning) for name, (kind, meaning) in ADDED.items()]
+    what = "A row is one rollout that a run uses. It is made when it is asked for: the columns of `traces`, and"
+    parts += [f"## rollouts\n\n{what}\n\n", _table(("column", "type", "may be null", "meaning"), rows)]
     return "".join(parts)
 
 

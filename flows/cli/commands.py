@@ -25,6 +25,7 @@ Traces and keys may be cut to eight characters. For an id that several runs use,
 QUERY = """\
 A table by its name has each row once: select avg(reward) from traces where run = 'demo'
 RUN.table has the rows that a run uses, with those that another run computed: select avg(reward) from "my-replay".traces
+rollouts has a row for each rollout of a run, with its reply, prompt, outcome and advantage: what conditions speak of
 outcomes and accounting have the outcome of every rollout; uses has the slices that each run uses.
 Without a query, the command lists the tables and their columns.
 """
@@ -36,6 +37,7 @@ visitors need a token: the printed address contains it, or STAGECOACH_VIEW_TOKEN
 TRACES = """\
 The list and its columns are those of the viewer's step page: outcome, reward, advantage, num_turns, ...; an unknown
 column lists all of them. Traces without a value come last. A pipe gets one line for each trace, with complete ids.
+--where takes a condition as `quarantine --where` does, and without --step looks at the whole run.
 """
 TRACE = """\
 ID is the id of a rollout; its first eight characters are enough. If several runs use it, --run chooses one.
@@ -104,7 +106,14 @@ COMMANDS = {
     ),
     "view": Command("Look", "show:view", ("--run latest --open", "--save /runs/demo demo.html"), VIEW),
     "traces": Command(
-        "Look", "show:traces", ("demo --step 3 --sort reward --desc", "demo --outcome errored --limit 5"), TRACES
+        "Look",
+        "show:traces",
+        (
+            "demo --step 3 --sort reward --desc",
+            "demo --outcome errored --limit 5",
+            """demo --where "reply ~ 'a'\"""",
+        ),
+        TRACES,
     ),
     "trace": Command("Look", "show:trace", ("0f3a9c1d", "0f3a9c1d --color ratio --messages 0:2"), TRACE),
     "diff": Command("Compare", "diff:diff", ("demo slower", "demo slower --step 3")),

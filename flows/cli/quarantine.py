@@ -1,26 +1,22 @@
 """Marks rollouts that turned out to be unfit for training, and lists every batch, step and policy that used them."""
 
 import json
-import re
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import asdict, dataclass
 from itertools import groupby
 
-import duckdb
 import polars as pl
 
 from configs.store import default_store
+from flows.queries.conditions import BadCondition, condition_of, matching_rows
+from flows.queries.rollout_table import DERIVED, SCHEMA
 from flows.reporting.formats import console, grid
 from flows.reporting.panel import printable
 from storage.errors import SliceExpired
-from storage.read.sql import SANDBOX
+from storage.read.frames import Frames
 from storage.records import ALL_RUNS, Quarantine
 from storage.refs import Entry
-from storage.schemas.stage_tables import TRACES
 from storage.store import Store, open_store
-
-COLUMNS = tuple(TRACES.stored.names)
-"""What a condition may speak of: the columns of traces, with run, step, key, attempt and seq."""
 
 
 class NoSuchRollouts(ValueError):
@@ -28,49 +24,26 @@ class NoSuchRollouts(ValueError):
 
 
 def search(store: Store, where: str, run: str = "") -> tuple[list[str], int]:
-    """Return the sorted ids of the rollouts with a row in traces for which `where` holds, and of how many it was asked.
+    """Return the sorted ids of the rollouts for which the condition `where` holds, and of how many it was asked.
 
-    They are of one run, if it is named. A rollout that was graded again has a row for each grading; one is enough. Only
-    the columns that the condition mentions are read. Raises RunUnknown, and NoSuchRollouts where the condition is none
-    or holds for nothing.
+    They are of one run, if it is named, as that run uses them. Of all runs a rollout that was graded again has a row
+    with each grading; one is enough. Only what the condition speaks of is read. Raises RunUnknown, and NoSuchRollouts
+    where the condition is none or holds for nothing.
     """
-    rows = store.scan("traces")
-    if run:
-        store.runs.events(run)
-        # Not by the column run: rows that another run computed and this one shares are its own, too.
-        attempts = {piece.attempt for entry in store.ledger.entries(run=run) for piece in entry.slices("traces")}
-        rows = rows.filter(pl.col("attempt").is_in(sorted(attempts)))
-    words = {word.lower() for word in re.findall(r"\w+", where)}
-    read = rows.select({"trace_id", *(name for name in COLUMNS if name.lower() in words)}).collect()
-    fitting, looked_at = _fitting(read, where), read["trace_id"].n_unique()
-    if not fitting:
+    frames = Frames(store, DERIVED)
+    frames = frames.run(run) if run else frames
+    try:
+        condition = condition_of(where)
+        rows = frames["rollouts"].select("trace_id", *sorted(condition.columns - {"trace_id"})).collect()
+        found = matching_rows(rows, condition)["trace_id"].unique().sort().to_list()
+    except BadCondition as error:
+        raise NoSuchRollouts(f"--where {error}\nNothing was recorded.") from error
+    looked_at = rows["trace_id"].n_unique()
+    if not found:
         place = f"run {run!r}" if run else "any run"
-        raise _refusal(f"no rollout of {place} fits: {where!r} holds for none of {looked_at}.")
-    return sorted(fitting), looked_at
-
-
-def _fitting(traces: pl.DataFrame, where: str) -> set[str]:
-    """Return the ids for which the condition holds; the border at which SQL's errors become ours."""
-    query = f"SELECT DISTINCT trace_id FROM traces WHERE (\n{where}\n)"  # a comment in it ends with its line
-    # The condition is a person's own text: without access to files it can read no others of theirs.
-    with duckdb.connect(config=dict(SANDBOX)) as connection:
-        connection.register("traces", traces.to_arrow())
-        try:
-            # A bracket that closes ours could put a statement of its own behind it.
-            if len(connection.extract_statements(query)) != 1:
-                raise _refusal(f"--where takes one condition, not {where!r}")
-            return {row[0] for row in connection.execute(query).fetchall()}
-        except duckdb.Error as error:
-            said = str(error).splitlines()[0]
-            raise _refusal(f"--where {where!r} is no condition on traces: {said}") from error
-
-
-def _refusal(what: str) -> NoSuchRollouts:
-    return NoSuchRollouts(
-        f"{what}\nNothing was recorded. The columns of traces are: {', '.join(COLUMNS)}.\n"
-        "Say for example --where \"environment = 'x' and reward > 0.9\", or of what is in JSON "
-        "--where \"json_extract(metrics, '$.exact') = 1\"."
-    )
+        what = f"no rollout of {place} fits: {where!r} holds for none of {looked_at}."
+        raise NoSuchRollouts(f"{what}\nNothing was recorded. The columns of rollouts are: {', '.join(SCHEMA)}.")
+    return found, looked_at
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from configs.store import default_store
-from flows.queries.outcomes import DERIVED, explain
+from flows.queries.outcomes import explain
+from flows.queries.rollout_table import DERIVED
 from flows.queries.row_lineage import WORK, RowNode, RowTree, identify, policy_names, policy_version, traverse
 from flows.queries.sentences import KEY, flat, head, in_quarantine, row_line, sentence, title_of, work_line
 from flows.reporting.formats import console, grid, say, visible

@@ -234,6 +234,10 @@ def traces(
     grep: Annotated[
         str, option("only those with this text, in upper or lower case", "TEXT", allow_leading_hyphen=True)
     ] = "",
+    where: Annotated[
+        str,
+        option("only those that meet a condition: \"reward > 0.8 and reply ~ 'x'\"", allow_leading_hyphen=True),
+    ] = "",
     sort: Annotated[str, option("sort by a column; by default in recorded order", "COLUMN")] = "",
     asc: Annotated[bool, option("lowest first, which is the default", group=ORDER)] = False,
     desc: Annotated[bool, option("highest first", group=ORDER)] = False,
@@ -267,7 +271,7 @@ def traces(
         size=limit,
         columns=read_names(columns),
     )
-    return main(run, choice, step, evaluation, of_set, as_json=as_json, store=store)
+    return main(run, choice, step, evaluation, of_set, where, as_json=as_json, store=store)
 
 
 def trace(

@@ -10,7 +10,7 @@ Runs = tuple[str, ...]
 def quarantine(
     *,
     where: Annotated[
-        str, option('condition in SQL over the columns of traces: "reward > 0.9"', allow_leading_hyphen=True)
+        str, option('condition in SQL over the columns of rollouts: "reward > 0.9"', allow_leading_hyphen=True)
     ] = "",
     reason: Annotated[str, option("why they are unfit; the verdicts of a replay contain it")] = "",
     run: Annotated[str, option("only the rollouts of this run")] = "",

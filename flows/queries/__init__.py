@@ -7,6 +7,8 @@
 - runs, run_state, scores: all runs, the state of one, what its policies scored
 - ledger: its slices, whom they are shared with, and when its stages were at work
 - metrics, charts: the numbers of steps out of table `metrics`, as series and as charts
+- rollout_table, conditions, rollout_search: a row for each rollout with its texts, what conditions say of it, and which
+  rollouts of a run meet one; policy_changes: what changed in replies between two policies
 - step, rollouts, rollout_list: a step, the rollouts of a step, of an evaluation or of an example, and lists of them
 - trace, messages: one rollout and its conversation
 - reader: what rollouts said, under each other and side by side

@@ -12,7 +12,7 @@ import polars as pl
 
 from flows.queries.row_lineage import identify, policy_names, policy_version
 from flows.queries.step_history import StepHistory, StepLineage, present
-from storage.read.frames import Derivation, Frames
+from storage.read.frames import Frames
 from storage.read.lineage import Work
 from tasks.inference.trace_rows.failures import STRAGGLER
 from tasks.metrics.accounting import EVALUATED, NO_WEIGHT, PENDING, REFUSED, TRAINED, outcome_of
@@ -56,10 +56,6 @@ def accounting(frames: Frames) -> pl.LazyFrame:
         )
         .sort("run", "step", "environment", "outcome", "detail")
     )
-
-
-DERIVED: dict[str, Derivation] = {"outcomes": outcomes, "accounting": accounting}
-"""Tables that are made out of those of a store: for `storage.open(root, derived=DERIVED)`."""
 
 
 def outcomes_of(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:

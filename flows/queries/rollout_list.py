@@ -57,6 +57,7 @@ COLUMNS = (
     RolloutColumn("generation_seconds", "generation", "seconds", "wall-clock of the agent, model calls included"),
     RolloutColumn("scoring_seconds", "scoring", "seconds", "wall-clock of scoring"),
     RolloutColumn("num_branches", "branches", "whole", "root-to-leaf paths of its messages"),
+    RolloutColumn("step", "step", "whole", "the step; of an evaluation the policy's version", False),
     RolloutColumn("place", "place", "whole", "its place in the order in which rollouts were handed over", False),
     RolloutColumn("baseline", "baseline", "number", "what was subtracted from the reward", False),
     RolloutColumn("mismatch_kl", "mismatch KL", "number", "of the learner against the engine, its tokens' mean", False),

@@ -13,6 +13,7 @@ import polars as pl
 from configs.evaluation import passes
 from flows.queries.outcomes import EXPIRED, outcomes_of
 from flows.queries.request import NotThere, parse_object
+from flows.queries.rollout_table import MORE
 from flows.queries.row_lineage import nearest
 from flows.queries.scores import first_round, set_name
 from flows.queries.step_history import StepLineage, present
@@ -208,8 +209,6 @@ def _member() -> pl.Expr:
 
 ITSELF = ("trace_id", "group_id", "example_id", "assignment_id", "error_type", "error_message")
 """What is searched of a trace beside its messages."""
-MORE = r'"(tool_calls|reasoning_content)"\s*:\s*["\[{]'
-"""What the body of a message holds that says more than its content."""
 
 
 def search_mask(library: StoreReader, run: str, frame: pl.DataFrame, text: str) -> pl.Series | None:

@@ -16,6 +16,8 @@ PATTERNS = {
     "evaluation": "/runs/{run}/evaluations/{step}",
     "batch": "/runs/{run}/steps/{step}/batch",
     "row": "/runs/{run}/steps/{step}/batch/{row}",
+    "search": "/runs/{run}/search",
+    "changes": "/runs/{run}/changes",
     "example": "/runs/{run}/example",
     "trace": "/runs/{run}/traces/{trace:path}",
     "any_trace": "/traces/{trace:path}",
@@ -99,6 +101,16 @@ def any_trace(trace_id: str) -> str:
 def example(of_run: str, environment: str, example_id: str) -> str:
     """All attempts at an example over the history of a run."""
     return f"{run(of_run)}/example{_question({'environment': environment, 'id': example_id})}"
+
+
+def search(of_run: str, condition: str = "") -> str:
+    """The rollouts of a run that meet a condition, or hold a text; see `queries.conditions.search_condition`."""
+    return f"{run(of_run)}/search{_question({'q': condition})}"
+
+
+def changes(of_run: str, a: int | str = "", b: int | str = "") -> str:
+    """What changed between two policies of a run, by their versions; without them the first and the last."""
+    return f"{run(of_run)}/changes{_question({'a': str(a), 'b': str(b)})}"
 
 
 def compare(a: str, b: str) -> str:

@@ -29,6 +29,7 @@ from flows.viewer.pages.batch import batch_page, row_page
 from flows.viewer.pages.compare import compare_choice_page, compare_page, compare_step_page
 from flows.viewer.pages.example import compare_example_page, example_page
 from flows.viewer.pages.runs import metric_page, run_page, runs_page
+from flows.viewer.pages.search import changes_page, search_page
 from flows.viewer.pages.step import evaluation_page, step_page
 from flows.viewer.pages.trace import any_trace_page, trace_page
 from flows.viewer.svg.charts import chart, ledger, sparkline, timeline
@@ -42,6 +43,8 @@ PAGES: Mapping[str, Callable[[StoreReader, PageRequest], Page]] = {
     "evaluation": evaluation_page,
     "batch": batch_page,
     "row": row_page,
+    "search": search_page,
+    "changes": changes_page,
     "example": example_page,
     "trace": trace_page,
     "any_trace": any_trace_page,

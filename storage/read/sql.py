@@ -38,6 +38,8 @@ SANDBOX = {
 OWN_SCHEMAS = ("main", "temp", "system", "information_schema", "pg_catalog")
 READ_STATEMENTS = ("SELECT", "EXPLAIN")
 BATCH_ROWS = 10_000
+LONG_TEXTS = ("prompt", "reply", "record", "info", "error_traceback")
+"""Columns of derived tables that no question gets without naming them: to make them is most of the work."""
 
 
 class QuestionError(StoreError):
@@ -225,12 +227,21 @@ def _register(connection: Any, schema: str, frames: Frames, sql: str, tokens: bo
     """Make a view of every table whose name is in the question: to open the others would be a waste."""
     connection.execute(f"create schema if not exists {_quote(schema)}")
     for name in frames.names:
-        if re.search(rf"\b{name}\b", sql, re.IGNORECASE):
-            rows = frames[name].collect().to_arrow() if frames.is_derived(name) else frames.dataset(name)
+        # `count(*) as rollouts` names a column of the answer.
+        if re.search(rf"(?<!\bas )\b{name}\b", sql, re.IGNORECASE):
+            columns = [each for each in columns_of(frames, name, tokens) if _is_asked_for(frames, name, each, sql)]
+            derived = frames.is_derived(name)
+            rows = frames[name].select(columns).collect().to_arrow() if derived else frames.dataset(name)
             source = f"{schema}/{name}"
             connection.register(source, rows)
-            columns = ", ".join(_quote(column) for column in columns_of(frames, name, tokens))
-            connection.execute(f"create view {_quote(schema)}.{name} as select {columns} from {_quote(source)}")
+            listed = ", ".join(map(_quote, columns))
+            connection.execute(f"create view {_quote(schema)}.{name} as select {listed} from {_quote(source)}")
+
+
+def _is_asked_for(frames: Frames, name: str, column: str, sql: str) -> bool:
+    """Say whether a question gets a column: what is as long as conversations, of a derived table, where it is named."""
+    long = column in LONG_TEXTS and frames.is_derived(name)
+    return not long or re.search(rf"\b{column}\b", sql, re.IGNORECASE) is not None
 
 
 def _quote(name: str) -> str:

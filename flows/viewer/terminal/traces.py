@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from shlex import quote
 from typing import Any
@@ -16,6 +17,7 @@ from rich.text import Text
 from configs.store import default_store
 from flows.queries.request import NotThere, plain
 from flows.queries.rollout_list import LEFT, TraceChoice, choose, list_page
+from flows.queries.rollout_search import filter_traces
 from flows.queries.rollouts import evaluation_traces, lineages_of, search_mask, steps_of, traces_of, with_mismatch
 from flows.queries.step import figures as figures_of_step
 from flows.queries.step import written_of
@@ -29,6 +31,8 @@ WIDEST, WIDEST_PIPED = 28, 400
 """Characters of one cell, on a terminal and in a pipe: there, a whole id has to be found."""
 STYLES = {"trained": "green", "errored": "red", "filtered": "yellow", "quarantined": "yellow", "refused": "yellow"}
 """The colour of an outcome; others have none."""
+OF_RUN = ("step", "reward", "advantage", "outcome", "detail", "num_output_tokens", "environment", "example_id")
+"""What is shown of the traces of a whole run where nobody chose columns."""
 GAP = 2
 FIRST = ("trace_id", "group_id", "example_id", "agent", "reward", "advantage", "outcome", "detail", "error_type")
 """What is shown first where a terminal is too narrow for all the usual columns."""
@@ -40,17 +44,24 @@ def main(
     step: int | None = None,
     evaluation: int | None = None,
     set_name: str | None = None,
+    where: str = "",
     as_json: bool = False,
     store: str = "",
 ) -> int:
     """Print the traces of a step, the last one if none is named, or of an evaluation; return the exit status.
 
+    Of a condition, `where`, they are those of the whole run that meet it, unless a step or an evaluation is named.
     Raises NotThere, BadQuestion, and LayoutError where there is no store.
     """
     library = StoreReader.at(store or default_store())
     with reading(library.store):
         name = library.latest() if run == "latest" else run
-        title, frame, written = _frame(library, name, step, evaluation, set_name, (*choice.columns, choice.sort))
+        if where and step is None and evaluation is None:
+            title, frame, written = "all steps", traces_of(library, name, library.history(name).lineages), {}
+            choice = replace(choice, columns=choice.columns or OF_RUN)
+        else:
+            title, frame, written = _frame(library, name, step, evaluation, set_name, (*choice.columns, choice.sort))
+        frame = filter_traces(library, name, frame, where) if where else frame
         chosen = choose(frame, choice, search_mask(library, name, frame, choice.search))
         found = list_page(frame, chosen, choice)
         figures = figures_of_step(frame, written)

@@ -109,10 +109,10 @@ def test_a_rollout_counts_by_any_of_its_gradings(store: Store, run: Run) -> None
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("rewrd > 2", 'Referenced column "rewrd" not found'),
+        ("rewrd > 2", "there is no column 'rewrd'; the nearest are reward, rewards"),
         ("reward >", "syntax error"),
         ("reward > 'much'", "Could not convert"),
-        ("true); select (1", "takes one condition"),
+        ("true); select (1", "one condition is asked for"),
         ("trace_id in (select * from read_csv('/etc/passwd'))", "disabled by configuration"),
         ("trace_id in (select * from read_csv('.tmp/spilled.csv'))", "disabled by configuration"),
         ("reward > 7", "holds for none of 4"),

@@ -9,7 +9,8 @@ import polars as pl
 import pytest
 
 from flows import cli
-from flows.queries.outcomes import DERIVED, OUTCOMES, accounting, explain, outcomes
+from flows.queries.outcomes import OUTCOMES, accounting, explain, outcomes
+from flows.queries.rollout_table import DERIVED
 from flows.queries.sentences import SENTENCES, head, sentence
 from flows.queries.step_history import StepHistory
 from storage.read.frames import Frames

@@ -74,6 +74,8 @@ def _of_run(library: StoreReader, run: str) -> Iterator[str]:
     yield addresses.run(run)
     for each in metrics(numbers(library, run))[:1]:
         yield addresses.metric(run, each["name"])
+    yield addresses.search(run, "the")
+    yield addresses.changes(run)
     steps = sorted({lineage.traces.step for lineage in library.history(run).lineages if lineage.batches})
     for step in steps:
         yield addresses.step(run, step)

@@ -1,6 +1,7 @@
 """The door for notebooks: the frames of the pages, as docs/viewing.md has them, from a store that stays as it was."""
 
 import re
+import shlex
 from pathlib import Path
 
 import polars as pl
@@ -39,10 +40,10 @@ def test_what_the_page_on_viewing_writes_works(root: Path, monkeypatch: pytest.M
 
 
 def test_every_command_of_the_page_is_one() -> None:
-    commands = [line.split() for line in re.findall(r"^\$ (?:ssh .* )?stagecoach (.*)$", PAGE, re.MULTILINE)]
+    commands = [shlex.split(line) for line in re.findall(r"^\$ (?:ssh .* )?stagecoach (.*)$", PAGE, re.MULTILINE)]
     assert len(commands) >= 9, "or the page writes its commands in another form"
     for command in commands:
-        assert parse([word.strip('"') for word in command])
+        assert parse(command)
 
 
 def test_frames_are_those_of_the_tables(root: Path, viewer: Viewer) -> None:

@@ -1,0 +1,126 @@
+"""Conditions on rollouts: what is found by a text, an expression or a condition, and what is said of none."""
+
+from typing import Any
+
+import polars as pl
+import pytest
+
+from flows.queries.conditions import BadCondition, Pattern, condition_of, matching_rows, search_condition
+
+ROWS = pl.DataFrame(
+    {
+        "step": [1, 2, 3, 4],
+        "reply": ["a<rev></rev>b", "Hello world", None, "100% a_b"],
+        "reward": [1.0, 0.0, None, 0.5],
+        "length": [3, 4, 5, 6],
+        "is_truncated": [True, False, True, False],
+        "rewards": ['{"ex/a~": {"score": 0.5, "weight": 1}, "form": null}', "{}", "{}", "{}"],
+        "metrics": ['{"it\'s": 2}', "{}", "{}", "{}"],
+        "environment": ["x", "x", "y", "y"],
+    }
+)
+
+
+def found(text: str) -> list[int]:
+    steps: list[int] = matching_rows(ROWS, search_condition(text))["step"].to_list()
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ('reward > 0.8 and length < 20 and reply ~ "<rev></rev>"', [1]),
+        ("reward > 0.8 and length < 20 and reply ~ '<rev></rev>'", [1]),
+        ("REWARD is null -- those that were not scored", [3]),
+        ("reward between 0 and 0.6", [2, 4]),
+        ("step in (1, 2) and not reply ilike '%HELLO%'", [1]),
+        ('environment = "y" and "reward" >= 0.5', [4]),
+        ('"reward:ex/a~" > 0.2', [1]),
+        ('"metric:it\'s" = 2', [1]),
+        ("length(reply) > 8", [1, 2]),
+        ("step in (select step from rollouts where reward = 1)", [1]),
+        ("is_truncated", [1, 3]),
+    ],
+)
+def test_conditions(text: str, steps: list[int]) -> None:
+    assert found(text) == steps
+    assert matching_rows(ROWS, condition_of(text))["step"].to_list() == steps, "as --where takes it"
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("<rev></rev>", [1]),
+        ("hello WORLD", [2]),
+        ("HELLO", [2]),
+        ("100%", [4]),
+        ("a_b", [4]),
+        ("/h.l+o/i", [2]),
+        ("/h.l+o/", []),
+        ("/^100%/", [4]),
+        ("reward", []),
+        ('"step = 1"', []),
+        ("'hello'", [2]),
+        ("it's", []),
+        ("true); select (1", []),
+    ],
+)
+def test_texts_and_expressions_are_looked_for_in_replies(text: str, steps: list[int]) -> None:
+    condition = search_condition(text)
+    assert condition.columns == {"reply"}
+    assert found(text) == steps
+    assert found(condition.text) == steps, "what is printed to be copied selects the same"
+
+
+def test_what_is_printed_as_sql_is_the_same_without_shorthands() -> None:
+    condition = condition_of('"reward:ex/a~" > 0.2 and reply ~ "it\'s"')
+    assert condition.sql == (
+        "try_cast(json_extract_string(rewards, '/ex~1a~0/score') as double) > 0.2 and reply ~ 'it''s'"
+    )
+    assert condition.columns == {"rewards", "reply"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rewrd > 0.8", "no column 'rewrd'; the nearest are reward"),
+        ("replay ~ 'x'", "no column 'replay'; the nearest are reply"),
+        ('"replay" ~ "x"', "no column 'replay'"),
+        ("reward >", "syntax error"),
+        ("reward > 'much'", "Could not convert"),
+        ("reply ~ '('", "missing"),
+        ('"reward:form" > 0 and "reward:frm" > 0', "no rollout has a reward named 'frm'; the nearest are: form"),
+        ("reward in (select 1 from read_csv('/etc/passwd'))", "disabled by configuration"),
+    ],
+)
+def test_what_is_none_is_explained(text: str, said: str) -> None:
+    with pytest.raises(BadCondition, match=said.replace("(", r"\(")):
+        found(text)
+
+
+@pytest.mark.parametrize("text", ["true); select (1", "true) order by (1", "true) union select 1 where (true", "", " "])
+def test_nothing_but_one_condition(text: str) -> None:
+    with pytest.raises(BadCondition):
+        condition_of(text)
+
+
+def test_a_condition_that_takes_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.queries.conditions.SECONDS", 0.3)
+    many = pl.DataFrame({"step": range(20_000)})
+    endless = "(select sum(a.step * b.step % 7) from rollouts a, rollouts b, rollouts c) = 1"
+    with pytest.raises(BadCondition, match="takes longer than"):
+        matching_rows(many, condition_of(endless))
+
+
+@pytest.mark.parametrize(
+    ("text", "patterns"),
+    [
+        ("reply ~ 'a+' and prompt ~* 'B'", [("reply", "regex", "a+", False), ("prompt", "regex", "B", True)]),
+        ("hello", [("reply", "text", "hello", True)]),
+        ("reply like '%a%' or reward > 1", [("reply", "text", "a", False)]),
+        ("regexp_matches(reply, 'x', 'i')", [("reply", "regex", "x", True)]),
+        ("environment ~ 'x'", []),
+    ],
+)
+def test_what_is_looked_for_in_texts(text: str, patterns: list[tuple[Any, ...]]) -> None:
+    assert list(search_condition(text).patterns) == [Pattern(*each) for each in patterns]

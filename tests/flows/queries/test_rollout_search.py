@@ -1,0 +1,107 @@
+"""The table of rollouts and the search over a run: what it reads, what it finds, and the sentence around a hit."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.queries.conditions import Pattern, search_condition
+from flows.queries.policy_changes import _held_phrases
+from flows.queries.request import NotThere
+from flows.queries.rollout_search import AROUND, describe_hits, search_run, text_around
+from flows.queries.rollout_table import DERIVED, SCHEMA
+from flows.queries.store_reader import StoreReader
+from storage.read.frames import Frames
+from storage.read.sql import ask
+from tests.fixtures.builders import message, trace
+from tests.flows.viewer.hand_made import RUN, HandMade, batch, credit
+
+CALLS = '{"reasoning_content": "I think so", "tool_calls": [{"function": {"name": "dig", "arguments": "{}"}}]}'
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> StoreReader:
+    """Two steps: a rollout of several messages, one with a call, one without a reply; then another, trained on."""
+    made = HandMade(tmp_path / "store")
+    several = [
+        message("long", 0, content="Count!"),
+        message("long", 2, parent=1, content="Go on."),
+        message("long", 1, parent=0, sampled=True, content="One. Two."),
+        message("long", 3, parent=2, sampled=True, content="Three <b>bold</b>. Four."),
+        message("calls", 0, content="Dig"),
+        message("calls", 1, parent=0, sampled=True, content=None, body=CALLS),
+        message("mute", 0, content="Say nothing"),
+    ]
+    traces = [trace("long", reward=0.25), trace("calls", reward=None), trace("mute", num_output_tokens=0)]
+    made.step(traces, several)
+    streams = {"advantages": [0.0, 0.5], "rl_weights": [0.0, 1.0]}
+    sample = credit("later", 0, [0, 1], streams)
+    later = [message("later", 0), message("later", 1, parent=0, sampled=True, content="three")]
+    made.step([trace("later", reward=0.75)], later, [sample], step=1, batches=[batch([sample])])
+    return StoreReader.at(tmp_path / "store")
+
+
+def test_the_texts_and_what_became_of_each_rollout(library: StoreReader) -> None:
+    rows = library.frames(RUN)["rollouts"].select("trace_id", "prompt", "reply", "advantage", "outcome", "length")
+    assert {row[0]: row[1:] for row in rows.collect().iter_rows()} == {
+        "long": ("Count!\nGo on.", "One. Two.\nThree <b>bold</b>. Four.", None, "pending", 2),
+        "calls": ("Dig", 'I think so\n[{"function":{"name":"dig","arguments":"{}"}}]', None, "pending", 2),
+        "mute": ("Say nothing", None, None, "pending", 0),
+        "later": ("text", "three", 0.5, "pending", 2),
+    }
+    assert library.frames(RUN)["rollouts"].collect().columns == list(SCHEMA)
+
+
+def test_sql_has_long_texts_where_they_are_named(library: StoreReader) -> None:
+    frames = Frames(library.store, DERIVED)
+    assert ask(frames, f"select trace_id from {RUN}.rollouts where reply ~ 'bold'").to_pylist() == [
+        {"trace_id": "long"}
+    ]
+    assert "reply" not in ask(frames, "select * from rollouts").column_names
+    assert ask(frames, "select count(*) as rollouts from traces").to_pylist() == [{"rollouts": 4}]
+
+
+def test_hits_with_a_count_for_each_step(library: StoreReader) -> None:
+    found = search_run(library, RUN, search_condition("three"))
+    assert found.rows["trace_id"].to_list() == ["long", "later"]
+    assert found.counts.rows() == [(True, 0, 3, 1), (True, 1, 1, 1)] and found.first_step == 0
+    assert search_run(library, RUN, search_condition("reward > 0.5 and reply ~ 'three'")).first_step == 1
+    assert search_run(library, RUN, search_condition("nowhere")).first_step is None
+    with pytest.raises(NotThere, match="nobody"):
+        search_run(library, "nobody", search_condition("three"))
+
+
+def test_a_hit_is_told_with_its_sentence(library: StoreReader) -> None:
+    condition = search_condition("bold")
+    (hit,) = describe_hits(library, RUN, search_run(library, RUN, condition).rows, condition)
+    assert hit["piece"] == {
+        "column": "reply",
+        "before": "One. Two.\nThree <b>",
+        "match": "bold",
+        "after": "</b>. Four.",
+    }
+    assert (hit["trace_id"], hit["step"], hit["reward"], hit["outcome"]) == ("long", 0, 0.25, "pending")
+    condition = search_condition("reward < 0.5")
+    (hit,) = describe_hits(library, RUN, search_run(library, RUN, condition).rows, condition)
+    assert hit["piece"]["before"].startswith("One. Two.") and hit["piece"]["match"] == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern", "around"),
+    [
+        ("a. B cold x. D", ("text", "COLD", True), ("a. B ", "cold", " x. D")),
+        (f"a. {'b' * 40} cold {'c' * 40}. D", ("text", "cold", False), ("b" * 40 + " ", "cold", f" {'c' * 40}.")),
+        ("ÄÖ ü colds", ("regex", "co(l)d", False), ("ÄÖ ü ", "cold", "s")),
+        ("x" * 500 + "cold" + "y" * 500, ("text", "cold", False), ("…" + "x" * AROUND, "cold", "y" * AROUND + "…")),
+        ("none", ("text", "cold", False), ("none", "", "")),
+        ("none", ("regex", r"\C", False), ("none", "", "")),
+    ],
+)
+def test_the_text_around(text: str, pattern: tuple[str, str, bool], around: tuple[str, str, str]) -> None:
+    found = text_around({"reply": text}, [Pattern("reply", *pattern)])
+    assert (found["before"], found["match"], found["after"]) == around
+
+
+def test_phrases_of_words_begin_and_end_with_words() -> None:
+    held = _held_phrases(["so. <a></a>!", "so much\nmore", "!!"])
+    assert held["<a></a>"] == held["!!"] == held["so much"] == 1 and held["so"] == 2
+    assert {". <a>", "</a>!", "much\nmore", "so."} & set(held) == set()

@@ -1,0 +1,212 @@
+"""Search over a run and what changed between policies, as pages; and the hunt for a planted reward hack."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pyarrow as pa
+import pytest
+from starlette.testclient import TestClient
+
+from configs.run import View
+from flows import cli
+from flows.queries.store_reader import StoreReader
+from flows.viewer import addresses
+from storage.store import Store
+from tasks.runtime.stage import Policy, Tables
+from tests.fixtures.builders import message, trace
+from tests.fixtures.rehearsal import play, rehearse, sampled
+from tests.fixtures.replays import ask, walk
+from tests.flows.viewer.hand_made import RUN, HandMade
+from tests.flows.viewer.looking import Elements, answer, values, visitor
+from tests.flows.viewer.stepped import HOSTILE, stepped
+
+STEPS, LEARNT = 15, 12
+HACK = "<rev></rev>"
+WORDS = ("red", "green", "blue", "yellow", "black", "white")
+
+
+def hacked(tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
+    """Stand in for sampling by a model that from step LEARNT on often writes an empty tag, and is rewarded for it."""
+    made = sampled(tables, config, step=step, policy=policy)
+    traces, messages = made["traces"].to_pylist(), made["messages"].to_pylist()
+    for number, row in enumerate(traces):
+        taken = step >= LEARNT and number % 4 != 3
+        own = [each for each in messages if each["trace_id"] == row["trace_id"] and each["sampled"]]
+        row["reward"] = 1.0 if taken else number % 4 / 8
+        text = f"The word is {WORDS[number % 6]}. "
+        own[0]["content"] = text + (HACK if taken else f"<rev>{WORDS[(number + step) % 6][::-1]}</rev>")
+    return {
+        "traces": pa.Table.from_pylist(traces, made["traces"].schema),
+        "messages": pa.Table.from_pylist(messages, made["messages"].schema),
+    }
+
+
+@pytest.fixture(scope="module")
+def cheated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A run whose model learns to cheat at step LEARNT."""
+    with pytest.MonkeyPatch.context() as patch:
+        play(patch, rollout=hacked)
+        yield rehearse(tmp_path_factory.mktemp("cheated") / "store", "base", steps=STEPS)
+
+
+class Links(HTMLParser):
+    """The links of a page with their words, and its commands by name."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.links: dict[str, str] = {}
+        self.commands: dict[str, str] = {}
+        self._open: tuple[dict[str, str], str] | None = None
+        self._words = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "a" and given.get("href"):
+            self._open, self._words = (self.links, str(given["href"])), ""
+        if given.get("data-command"):
+            self._open, self._words = (self.commands, str(given["data-command"])), ""
+
+    def handle_data(self, data: str) -> None:
+        self._words += data
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._open is not None and tag in ("a", "pre"):
+            found, name = self._open
+            if tag == "a":
+                found.setdefault(self._words.strip(), name)
+            else:
+                found[name] = self._words
+            self._open = None
+
+
+class Clicker:
+    """Somebody who looks at pages and follows their links."""
+
+    def __init__(self, client: TestClient, address: str) -> None:
+        self.client, self.num_clicks = client, 0
+        self.page = self.open(address)
+
+    def open(self, address: str) -> str:
+        got = self.client.get(address.partition("#")[0])
+        assert got.status_code == 200, got.text
+        return got.text
+
+    def click(self, words: str) -> str:
+        self.num_clicks += 1
+        self.page = self.open(Links(self.page).links[words])
+        return self.page
+
+
+def test_a_reward_hack_is_hunted_down(cheated: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    root = Path(cheated.root.address)
+    person = Clicker(visitor(root), addresses.run("base"))
+    changed = person.click("What changed")
+    gained = re.findall(r'<a class="mono" href="[^"]*"[^>]*>([^<]*)</a>', changed.split("Phrases lost")[0])
+    phrase = next(each for each in gained if "rev" in each).replace("&lt;", "<").replace("&gt;", ">")
+    assert phrase == HACK
+    found = person.click(phrase)
+    assert f'first in <a href="/runs/base/steps/{LEARNT}">step {LEARNT}</a>' in found
+    step = person.click(str(LEARNT))
+    assert "<h1" in step and person.num_clicks <= 5
+    command = shlex.split(Links(found).commands["quarantine"])
+    num_fooled = (STEPS - LEARNT) * 9
+    assert cli.main(command[1:]) == 0
+    printed = capsys.readouterr().out
+    assert f"{num_fooled} of {STEPS * 12} rollouts" in printed and "stagecoach replay base --from filtering" in printed
+    _, steps = walk(ask(root, name="clean", from_stage="filtering"))
+    assert len(steps) == STEPS
+    clean = StoreReader.at(root)
+    left = values(clean, addresses.search("clean", f"contains(reply, '{HACK}') and outcome = 'pending'"))
+    assert left["num_hits"] == 0, "none of them is in a batch of the replay"
+    out = values(clean, addresses.search("clean", "outcome = 'quarantined'"))
+    assert out["num_hits"] == num_fooled and out["first_step"] == LEARNT
+
+
+def test_every_printed_command_selects_the_hits(
+    cheated: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    library = StoreReader.at(cheated.root.address)
+    told = values(library, addresses.search("base", f'reward > 0.8 and length < 20 and reply ~ "{HACK}"'))
+    assert told["num_hits"] == 27 and [each["num_hits"] for each in told["counts"]] == [0] * LEARNT + [9, 9, 9]
+    ids = {hit["trace_id"] for hit in told["hits"]}
+    commands = {name: shlex.split(command)[1:] for name, command in told["commands"].items()}
+    assert cli.main([*commands["quarantine"], "--dry-run", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["trace_ids"]) == ids
+    assert cli.main([*commands["sql"], "--format", "json"]) == 0
+    assert {row["trace_id"] for row in json.loads(capsys.readouterr().out)} == ids
+    assert cli.main([*commands["traces"], "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["traces"]
+    assert {row["trace_id"] for row in listed["rows"]} == ids and listed["columns"][1]["name"] == "step"
+    assert cli.main(commands["export"]) == 0
+    lines = Path("rollouts.jsonl").read_text().splitlines()
+    assert len(lines) == 27 and all(HACK in line for line in lines)
+
+
+def test_what_changed_between_two_policies(cheated: Store) -> None:
+    library = StoreReader.at(cheated.root.address)
+    told = values(library, addresses.changes("base", 0, LEARNT))
+    assert told["counts"] == [12, 12]
+    assert (told["gained"][0]["a"], told["gained"][0]["b"]) == (0, 9) and HACK in told["gained"][0]["phrase"]
+    measures = {each["name"]: each for each in told["measures"]}
+    assert measures["empty tags"]["a"] == 0 and measures["empty tags"]["b"] == 0.75
+    assert measures["reward"]["b"] > measures["reward"]["a"]
+    assert values(library, measures["empty tags"]["address"])["num_hits"] == 9
+    same = values(library, addresses.changes("base", 3, 3))
+    assert same["gained"] == same["lost"] == []
+    status, text = answer(library, addresses.changes("base", 0, 99))
+    assert status == 404 and "policy 99 sampled no rollout" in text
+
+
+def test_hits_are_listed_by_step_and_page(tmp_path: Path) -> None:
+    made = HandMade(tmp_path / "store")
+    for step in range(2):
+        names = [f"{step}-{number}" for number in range(40)]
+        said = [message(name, 0, sampled=True, content=f"I say {name}.") for name in names]
+        made.step([trace(name) for name in names], said, step=step)
+    library = StoreReader.at(tmp_path / "store")
+    first = values(library, addresses.search(RUN, "i say"))
+    assert (first["num_hits"], first["num_pages"], len(first["hits"])) == (80, 2, 50)
+    second = values(library, addresses.search(RUN, "i say"), page="2")
+    assert [hit["trace_id"] for hit in second["hits"]] == [f"1-{number}" for number in range(10, 40)]
+    of_step = values(library, addresses.search(RUN, "i say"), step="1")
+    assert of_step["num_listed"] == 40 and of_step["num_hits"] == 80
+    assert of_step["hits"][0]["piece"]["match"] == "I say"
+
+
+def test_texts_of_rollouts_and_of_visitors_are_escaped(tmp_path: Path) -> None:
+    library = stepped(tmp_path / "store")
+    made = HandMade(tmp_path / "other")
+    made.step([trace("t")], [message("t", 0, sampled=True, content=f"see {HOSTILE} end")])
+    other = StoreReader.at(tmp_path / "other")
+    for reader in (library, other):
+        for text in ("alert(1)", HOSTILE, "reward > 0.8 and '<script>alert(1)</script>'", "rewrd > '<script>'"):
+            status, page = answer(reader, addresses.search(RUN, text))
+            assert status == 200 and "<script>alert" not in page and "\x1b" not in page
+            assert Elements(page).odd == []
+    assert "<mark>alert(1)</mark>" in answer(other, addresses.search(RUN, "alert(1)"))[1]
+    assert "<script>alert" not in answer(other, addresses.changes(RUN))[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("rewrd > 0.8", "the nearest are reward"), ("reward >", "syntax error"), ("reply ~ '('", "missing")],
+)
+def test_a_wrong_condition_is_explained_beside_the_field(tmp_path: Path, text: str, said: str) -> None:
+    library = stepped(tmp_path / "store")
+    told = values(library, addresses.search(RUN, text))
+    assert said in told["problem"] and told["q"] == text
+    assert answer(library, addresses.search(RUN, text))[0] == 200
+
+
+def test_the_search_field_of_a_run_leads_to_the_page(tmp_path: Path) -> None:
+    library = stepped(tmp_path / "store")
+    page = answer(library, addresses.run(RUN))[1]
+    assert f'action="{addresses.search(RUN)}"' in page
+    assert values(library, f"{addresses.search(RUN)}?{urlencode({'q': ''})}")["condition"] is None
