@@ -1,9 +1,14 @@
 """A real Prefect server, a worker and `stagecoach deploy`: refused, made, scheduled, cancelled, retried, killed."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -57,7 +62,8 @@ def test_deploying_again_changes_nothing(served: Serving) -> None:
     assert {f"{flows[each['flow_id']]}/{each['name']}" for each in after} == DEPLOYMENTS
     active = {each["name"]: [schedule["active"] for schedule in each["schedules"]] for each in after}
     assert active | {"train": [False], "evaluate": [True], "maintain": [True]} == active
-    assert len(served.ask("/automations/filter", limit=50)) == 1
+    names = [each["name"] for each in served.ask("/automations/filter", limit=50)]
+    assert sum("mark lost runs" in name for name in names) == 1
 
 
 @pytest.mark.nightly
@@ -88,7 +94,58 @@ def test_a_run_of_two_steps_links_to_its_run_and_back(served: Serving) -> None:
     assert events(served, linked["run"]) == [("started", flow_run), ("finished", flow_run)]
     assert sorted(trained(served, linked["run"])) == [0, 1]
     artifacts = served.ask("/artifacts/filter", artifacts={"flow_run_id": {"any_": [flow_run]}})
-    assert {each["type"] for each in artifacts} == {"markdown", "table", "progress"}
+    assert {"markdown", "table", "progress"} <= {each["type"] for each in artifacts}
+    message = served.state(flow_run)[1]
+    assert message.startswith("2 steps, loss ") and message.endswith("; 16 computed, 0 cached")
+    outcome = served.result(flow_run)
+    assert (outcome["run"], [step["step"] for step in outcome["steps"]]) == (linked["run"], [0, 1])
+
+
+BLOCK = """
+import sys
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+told = {"subject": "{{subject}}", "body": "{{body}}"}
+block = CustomWebhookNotificationBlock(name="ops", url=sys.argv[1], json_data=told)
+block.save("ops", overwrite=True)
+"""
+
+
+@pytest.fixture
+def webhook() -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """An address and what was posted there."""
+    posted: list[dict[str, str]] = []
+
+    class Listener(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Listener) as listener:
+        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.server_port}/", posted
+        listener.shutdown()
+
+
+@pytest.mark.nightly
+def test_a_notification_block_is_told_of_the_end_of_a_run(
+    served: Serving, webhook: tuple[str, list[dict[str, str]]]
+) -> None:
+    url, posted = webhook
+    refused = served.stagecoach("deploy", "--store", str(served.store), "--notify", "slack-webhook/none")
+    assert refused.returncode != 0 and "slack-webhook/none" in refused.stderr + refused.stdout
+    done = subprocess.run([sys.executable, "-c", BLOCK, url], env=served.environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    deployed = served.stagecoach("deploy", "--store", str(served.store), "--notify", "custom-webhook/ops")
+    assert deployed.returncode == 0, deployed.stdout + deployed.stderr
+    assert deployed.stdout.count("automation 'stagecoach: notify of stagecoach.") == 4
+    flow_run = sft(served, name="told", steps=1)
+    assert served.ended(flow_run)[0] == "COMPLETED"
+    until(
+        lambda: any(each["subject"] == "stagecoach.run.finished" for each in posted),
+        lambda: f"{posted}\n{served.log()}",
+    )
+    assert posted[-1]["body"] == "run told finished: 9 computed, 0 cached"
 
 
 @pytest.mark.nightly
