@@ -87,8 +87,10 @@ def report_task_run(
     def report() -> Any:
         tag_current(tags)
         context = TaskRunContext.get()
-        if begun is not None and context is not None:
-            context.task_run.start_time = cast(Any, begun)  # its bar in the page begins there
+        if begun is not None and context is not None and context.task_run.state is not None:
+            # Its bar in the page begins there, and its time is counted from there.
+            context.task_run.start_time = cast(Any, begun)
+            context.task_run.state.timestamp = begun
         return Completed(name=CACHED if cached else None, message=message)
 
     made: Any = task(name="report", task_run_name=name, cache_policy=NO_CACHE, persist_result=False)(report)
