@@ -76,6 +76,9 @@ class LearnerConfig(Section):
 
 
 class PrefectConfig(Section):
+    tasks: Literal["auto", "stages", "steps", "none"] = operational("auto")
+    """What is a task run in Prefect: each stage, each step with its evaluations, or nothing. auto is stages, and steps
+    for a run of more than 2,000 pieces of work, of which Prefect's pages draw no graph."""
     startup_seconds: float = operational(180.0, gt=0)
     """Longest wait until the embedded Prefect server answers."""
     artifacts: bool = operational(True)

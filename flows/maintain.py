@@ -1,18 +1,28 @@
 """Maintains a store as a Prefect flow, for a schedule; `stagecoach maintain` and `gc` do the same without."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from prefect import flow
 
 from configs.store import default_store
-from flows.orchestration.states import reports_its_end
+from flows.orchestration.states import OF_A_RESULT, reports_its_end
 from flows.runtime import maintenance
+from flows.runtime.entry import flow_run_name
 from storage.maintenance.compact import MaintenanceReport
 from storage.maintenance.sweep import RemovalReport
 from storage.store import open_store
 
 
-@flow(name="maintain", flow_run_name="maintain", persist_result=False)
+def describe_maintenance(parameters: Mapping[str, Any]) -> str:
+    """Return the name of a flow run that maintains a store: which store, and what is removed."""
+    store = str(parameters.get("store") or default_store()).rstrip("/").rpartition("/")[2]
+    keep = [f"keep-{each}" for each in parameters.get("keep") or ()]
+    last = [f"keep-last-{parameters['keep_last']}"] if parameters.get("keep_last") else []
+    return "-".join(["maintain", store, *keep, *last, *(["dry-run"] if parameters.get("dry_run") else [])])
+
+
+@flow(name="maintain", flow_run_name=flow_run_name("maintain", describe_maintenance), **OF_A_RESULT)
 @reports_its_end
 def maintain(
     store: str = "",

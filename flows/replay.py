@@ -1,32 +1,43 @@
 """Replay: recorded steps again from a stage on, with other settings, or with none to see the same come out."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from prefect import flow
 
+from configs.replay import StageName
 from flows.orchestration.states import OF_A_RUN, needs_api, reports_its_end
 from flows.replays.config import prepare_replay
 from flows.replays.loop import loop_replay, plan_run, publish_diff
 from flows.replays.request import ReplayRequest, finished_message, finished_without_source
-from flows.runtime.entry import log_event, session_of
+from flows.runtime.entry import LogWatcher, flow_run_name, session_of
 from flows.runtime.session import current_session
 from flows.runtime.step_report import Outcome
 
+NAME_CHARACTERS = 80
+"""Of the name of a flow run, which stands in lists."""
+
+
+def describe_replay(parameters: Mapping[str, Any]) -> str:
+    """Return the name of a flow run that replays a run: which, from where, what steps and under which settings."""
+    wanted = [parameters.get(name) or "" for name in ("run", "from_stage", "until", "steps")]
+    return "-".join(["replay", *filter(None, map(str, wanted)), *parameters.get("overrides", ())])[:NAME_CHARACTERS]
+
 
 @needs_api
-@flow(name="replay", flow_run_name="replay-{run}", **OF_A_RUN)
+@flow(name="replay", flow_run_name=flow_run_name("replay", describe_replay), **OF_A_RUN)
 @reports_its_end
 def replay(
     run: str,
-    from_stage: str = "",
-    until: str = "",
+    from_stage: Literal["", StageName] = "",
+    until: Literal["", StageName] = "",
     steps: str = "",
     overrides: list[str] | None = None,
     name: str = "",
     store: str = "",
-    policies: str = "",
+    policies: Literal["", "own", "recorded"] = "",
     regrade: bool = False,
     quarantine: bool = True,
 ) -> dict[str, Any]:
@@ -46,7 +57,7 @@ def replay(
     """
     asked = ReplayRequest(run, from_stage, until, steps, overrides or (), name, store, policies, regrade, quarantine)
     if current_session() is None and (done := finished_without_source(asked)):
-        log_event("note", {"text": finished_message(done)})
+        LogWatcher()("note", {"text": finished_message(done)})
         return asdict(Outcome(done.name, done.steps))
     with session_of(partial(prepare_replay, asked), plan_run) as session:
         outcome = loop_replay(session)

@@ -162,6 +162,7 @@ def run(
         # A dry run first: it says what is missing, and with it which services have to be started at all.
         planned = plan_run(session.context, session.source, session.policy)
         missing = [ref for ref in planned if ref.computed]
+        session.task_runs.plan(planned)
         session.notify("plan", missing=missing, num_pieces=len(planned))
         if not missing:
             with record_run(session):

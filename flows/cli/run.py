@@ -189,9 +189,12 @@ def deploy(
     file: Annotated[
         str, option("another file of deployments than the one of the program, flows/orchestration/prefect.yaml")
     ] = "",
+    notify: Annotated[
+        str, option("notification block, such as slack-webhook/ops, that is told of evaluations, gates, drops and ends")
+    ] = "",
     store: Store = "",
 ) -> int | None:
-    """Put deployments, work pool and automation on the Prefect server."""
+    """Put deployments, work pool and automations on the Prefect server."""
     from flows.orchestration.deployments import main
 
-    return main(pool=pool, store=store, slots=slots, file=file)
+    return main(pool=pool, store=store, slots=slots, file=file, notify=notify)

@@ -10,6 +10,8 @@ import yaml
 
 from configs.store import default_store
 from flows.orchestration import server as prefect_api
+from flows.orchestration.events import EVENTS, POLICY
+from flows.orchestration.server import one_line
 from flows.orchestration.settings import configured_url
 from flows.orchestration.states import mark_crashed
 from storage.store import FORMAT, open_store
@@ -22,11 +24,12 @@ class DeployRefused(ValueError):
     """Nothing was deployed, for a reason that the message names."""
 
 
-def main(pool: str = POOL, store: str = "", slots: int = 1, file: str = "") -> int:
+def main(pool: str = POOL, store: str = "", slots: int = 1, file: str = "", notify: str = "") -> int:
     """Deploy to the configured server and print what was done; return the exit status.
 
     `store` is the root that every deployment gets as its default, `slots` how many runs may have an engine or a learner
-    at a time. Raises DeployRefused where no server is configured, PrefectUnreachable where it does not answer.
+    at a time, `notify` a notification block of Prefect as type/name. Raises DeployRefused where no server is configured
+    or the block is not there, PrefectUnreachable where the server does not answer.
     """
     url = configured_url()
     if not url:
@@ -43,8 +46,10 @@ def main(pool: str = POOL, store: str = "", slots: int = 1, file: str = "") -> i
     # Pool and limit before the deployments that name them: a schedule may fire at once.
     print(f"  work pool {pool}: {ensure_pool(pool)}")
     print(f"  limit {limit}: {ensure_limit(limit, slots)}")
-    print(f"  automation {AUTOMATION!r}: {ensure_automation()}")
-    root = absolute(store or default_store())
+    print(f"  automation {AUTOMATION!r}: {ensure_automation(lost_runs_automation())}")
+    for wanted in notifications(notify) if notify else ():
+        print(f"  automation {wanted.name!r}: {ensure_automation(wanted)}")
+    root = absolute(store or stored_default() or default_store())
     for each in found:
         print(f"  deployment {register(each, pool, root, limit)}")
     for name in lost_runs(root):
@@ -101,6 +106,10 @@ def register(described: Mapping[str, Any], pool: str, store: str, limit: str) ->
     return f"{flow.name}/{described['name']}"
 
 
+TOLD_EVENTS = tuple(event for event in EVENTS if event != POLICY)
+"""The events that a notification block is told of."""
+STORE_VARIABLE = "stagecoach_store"
+"""Variable of Prefect that names the store of all deployments, where the command line names none."""
 AUTOMATION = "stagecoach: mark lost runs as crashed"
 SILENCE = timedelta(minutes=10)
 """A run without a heartbeat for so long is lost. Runs of a command line send one every three minutes."""
@@ -157,13 +166,20 @@ def _alive(client: Any) -> bool:
     return bool(client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(active), limit=1))
 
 
-def ensure_automation() -> str:
-    """Make, or bring up to date, what marks a run as crashed whose heartbeat stopped without an end."""
+def stored_default() -> str:
+    """Return the store that the server's variable `stagecoach_store` names; empty where there is no such variable."""
+    from prefect.variables import Variable
+
+    return str(Variable.get(STORE_VARIABLE, default="") or "")
+
+
+def lost_runs_automation() -> Any:
+    """Return the automation that marks a run as crashed whose heartbeat stopped without an end."""
     from prefect.events.actions import ChangeFlowRunState
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
     ends = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed", "Paused")}
-    wanted = AutomationCore(
+    return AutomationCore(
         name=AUTOMATION,
         description="The process of such a run was killed, or its machine is gone. Its work is safe: retry the run.",
         trigger=EventTrigger(
@@ -184,10 +200,45 @@ def ensure_automation() -> str:
             )
         ],
     )
+
+
+def notifications(block: str) -> list[Any]:
+    """Return the automations that send the messages of our events to a notification block, `type/name`.
+
+    Raises DeployRefused where the server has no such block. Policies are not told of: there is one for each step.
+    """
+    from prefect.blocks.core import Block
+    from prefect.events.actions import SendNotification
+    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+
+    try:
+        found = Block.load(block, _sync=True)
+    except ValueError as problem:
+        raise DeployRefused(
+            f"--notify {block}: {one_line(problem)}. Nothing was deployed. Make the block on the page Blocks of "
+            "Prefect, and name it as type/name, for example slack-webhook/ops"
+        ) from problem
+    # Templates of the server's: filled in with the event there.
+    send = SendNotification(
+        block_document_id=found._block_document_id, subject="{{ event.event }}", body="{{ event.payload.message }}"
+    )
+    return [
+        AutomationCore(
+            name=f"stagecoach: notify of {event}",
+            description=f"Sends the message of each event {event} to the block {block}.",
+            trigger=EventTrigger(expect={event}, posture=Posture.Reactive, threshold=1, within=timedelta(0)),
+            actions=[send],
+        )
+        for event in TOLD_EVENTS
+    ]
+
+
+def ensure_automation(wanted: Any) -> str:
+    """Make an automation, or bring the one of its name up to date."""
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
-        there = client.read_automations_by_name(AUTOMATION)
+        there = client.read_automations_by_name(wanted.name)
         if there:
             client.update_automation(there[0].id, wanted)
             return UPDATED

@@ -34,7 +34,9 @@ def approval(run: str, store: str, tell: Callable[..., None]) -> Approve:
         page = summary(run, question)
         what = f"step {question.step} waits for approval"
         answer_lines(page, artifact_key("gate", run), f"Step {question.step} of run {escape(run)} waits for approval")
-        tell("note", text=f"{what}: stagecoach gate {run} --approve (or --refuse) --store {store}")
+        text = f"{what}: stagecoach gate {run} --approve (or --refuse) --store {store}"
+        tell("note", text=text)
+        tell("gate", step=question.step, text=text)
         return wait_for_answer(f"stagecoach resume {run} --store {store}", question, page)
 
     return ask

@@ -215,7 +215,7 @@ def route_prefect_logs(log: Path) -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith("Finished in state Completed")
+    return not record.getMessage().startswith(("Finished in state Completed", "Finished in state Cached"))
 
 
 def is_shared() -> bool:
@@ -234,6 +234,15 @@ def current_flow_run() -> str | None:
 
     # Through Prefect's own context variable, so that it is right in threads and tasks, too.
     return str(flow_run.id) if flow_run.id else None
+
+
+def is_deployed() -> bool:
+    """Tell whether the flow run around came from a deployment: such a run has the button Retry in Prefect's pages."""
+    if current_flow_run() is None:
+        return False
+    from prefect.runtime import deployment
+
+    return bool(deployment.id)
 
 
 def run_tags(run_name: str, store: str = "") -> list[str]:

@@ -27,6 +27,7 @@ from flows.orchestration.server import (
     tag_value,
 )
 from flows.reporting.bookkeeping import Bookkeeper
+from flows.reporting.messages import outcome_message
 from flows.services.ownership import was_alive
 from storage.errors import StoreError
 from storage.records import Event, Runs
@@ -90,8 +91,8 @@ _ends: ContextVar[list[Any] | None] = ContextVar("ends", default=None)
 _log = logging.getLogger("stagecoach")
 
 
-def event_of(error: BaseException) -> tuple[str, str]:
-    """Return the event that an error makes of a run, and its message."""
+def event_of(error: BaseException, where: str = "") -> tuple[str, str]:
+    """Return the event that an error makes of a run, and its message; `where` is the work under way, if any."""
     if isinstance(error, EmptyBatch):
         return "evicted", str(error)
     if isinstance(error, GateRefused):
@@ -103,9 +104,8 @@ def event_of(error: BaseException) -> tuple[str, str]:
     # Prefect's worker cancels by SIGTERM; without that request somebody else sent it. A busy server may not answer
     # once, and the run would be called interrupted for good.
     if is_termination(error) and is_cancelled(current_flow_run(), attempts=5):
-        return (
-            "cancelled",
-            f"cancelled in Prefect{SAFE}",
+        return "cancelled", f"cancelled in Prefect: safe, Retry goes on at {where}" if where else (
+            f"cancelled in Prefect{SAFE}"
         )
     if is_end(error):
         return "interrupted", f"told to end by SIGTERM{SAFE}"
@@ -123,7 +123,7 @@ def reports_its_end(flow_function: Callable[P, R]) -> Callable[P, R]:
         try:
             outcome = flow_function(*args, **kwargs)
             _keep_end(outcome)
-            return outcome
+            return _completion_state(outcome)
         except RunCancelled as error:
             from prefect.states import Cancelled
 
@@ -151,6 +151,15 @@ def ends_kept() -> Iterator[list[Any]]:
         yield ends
     finally:
         _ends.reset(token)
+
+
+def _completion_state(outcome: Any) -> Any:
+    """Return the state of a flow that ends well, with what it came to in a line; outside of a flow run its values."""
+    if current_flow_run() is None or not isinstance(outcome, dict):
+        return outcome
+    from prefect.states import Completed
+
+    return Completed(message=outcome_message(outcome), data=outcome)
 
 
 def _keep_end(end: Any) -> None:
@@ -222,8 +231,10 @@ def _record_end(runs: Runs, run: str, last: Event, event: str, how: str) -> None
     runs.record(run=run, event=event, message=message, flow_run=last.flow_run, host=last.host, pid=last.pid)
 
 
+OF_A_RESULT: dict[str, Any] = {"persist_result": True, "result_serializer": "json"}
+"""Keeps what a flow came to, as JSON, for whoever started it from elsewhere. Runs themselves read the ledger alone."""
 OF_A_RUN: dict[str, Any] = {
-    "persist_result": False,  # the ledger remembers
+    **OF_A_RESULT,
     "validate_parameters": False,  # the config checks them, and says in its own words what is wrong
     "on_crashed": [note_end],
     "on_cancellation": [note_end],
@@ -292,12 +303,24 @@ def _wait_for_slot(limit: str) -> AbstractContextManager[None]:
         if is_cancelled(current_flow_run()):
             raise RunCancelled("cancelled while it waited for a GPU slot; nothing was started")
         if not said:
-            _show(f"waiting for a slot of {limit}: another run has an engine or a learner")
+            _show(f"waiting for a slot of {limit}, held by {_others() or 'another run'}")
         said = True
         time.sleep(WAIT_SECONDS)
     if said:
         _show("")
     return slot
+
+
+def _others() -> str:
+    """Return the names of the flow runs of ours that are at work, this one left out; empty where none can be seen."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter
+
+    working = {"tags": {"all_": ["stagecoach"]}, "state": {"name": {"any_": ["Running"]}}}
+    with bookkeeping_only("who holds the slot"), get_client(sync_client=True) as client:
+        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(working), limit=10)
+        return ", ".join(each.name for each in runs if str(each.id) != current_flow_run())
+    return ""
 
 
 def _try_slot(limit: str) -> AbstractContextManager[None] | None:

@@ -8,11 +8,13 @@ shown as a dash: it is not zero.
 import base64
 import logging
 import math
+import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 from flows.reporting.bookkeeping import Bookkeeper
 from flows.reporting.curve import Point, curve_svg
@@ -22,6 +24,8 @@ Steps = Sequence[Mapping[str, Any]]
 SHOWN_STEPS = 10
 SHOWN_STAGE_STEPS = 200
 RETRY_SECONDS = 60.0
+VIEW_VARIABLE = "STAGECOACH_VIEW_URL"
+"""Environment variable with the address of a viewer that stays up: pages in Prefect link to it."""
 _COLUMNS = ("reward", "reward_std", "entropy", "mismatch_kl", "grad_norm")
 _MARKS = re.compile(r"[\\`*_{}\[\]()#!|~@]|^[-+](?=[- ]|$)|(?<=/)/|(?<=www)\.", re.IGNORECASE)
 """What markdown reads: its marks, those of lists where a text begins, and what makes a link of an address."""
@@ -63,7 +67,9 @@ def report(run_name: str, store: str, steps: Steps) -> str:
         totals = [compact_number(_total(step.get(name))) for name in ("seconds", "tokens")]
         lines.append(f"| {step['step']} | " + " | ".join([*cells, *totals]) + " |")
     lines += ["", f"Tables: {link(store)}", "", f"At a glance: stagecoach show {escape(run_name)}"]
-    lines += ["", f"In a browser: stagecoach view --run {escape(run_name)}"]
+    viewer = os.environ.get(VIEW_VARIABLE, "").rstrip("/")
+    shown = link(f"{viewer}/runs/{quote(run_name)}") if viewer else f"stagecoach view --run {escape(run_name)}"
+    lines += ["", f"In a browser: {shown}"]
     return "\n".join(lines)
 
 
@@ -110,7 +116,8 @@ class RunArtifacts:
         self.run_name, self.store, self.num_steps = run_name, store, num_steps
         self._enabled = enabled
         self._keeper = Bookkeeper()
-        self._progress: Any = None
+        self._shown: dict[str, Any] = {}
+        """Prefect's ids of the artifacts that were made, by key."""
         self._quiet_until = 0.0
         self._told = False
 
@@ -145,30 +152,30 @@ class RunArtifacts:
         return True
 
     def _publish_comparison(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        from prefect.artifacts import create_table_artifact
-
         shown = [dict(zip(EVALUATION_HEADINGS, map(visible, evaluation_cells(row)), strict=True)) for row in rows]
         key = artifact_key("evaluations", self.run_name)
-        create_table_artifact(shown, key=key, description="Held-out examples before and after training")
+        self._show("table", key, shown, "Held-out examples before and after training")
 
     def _publish(self, steps: Steps) -> None:
-        from prefect.artifacts import (
-            create_markdown_artifact,
-            create_progress_artifact,
-            create_table_artifact,
-            update_progress_artifact,
-        )
-
         name = self.run_name
         page, rows = report(name, self.store, steps), stage_table(steps)
-        create_markdown_artifact(page, key=artifact_key("run", name), description=f"Run {escape(name)}")
-        create_table_artifact(rows, key=artifact_key("stages", name), description="Rows, tokens and seconds by stage")
+        self._show("markdown", artifact_key("run", name), page, f"Run {escape(name)}")
+        self._show("table", artifact_key("stages", name), rows, "Rows, tokens and seconds by stage")
         percent = min(100.0, 100.0 * len(steps) / max(1, self.num_steps))
-        # A progress is one row that is updated; of the others Prefect keeps every version by its key.
-        if self._progress is None:
-            self._progress = create_progress_artifact(percent, key=artifact_key("progress", name))
-        else:
-            update_progress_artifact(self._progress, percent)
+        self._show("progress", artifact_key("progress", name), percent)
+
+    def _show(self, kind: str, key: str, content: Any, description: str | None = None) -> None:
+        """Make an artifact of the flow run, or renew it: made anew, Prefect would keep each as a version of its own."""
+        from prefect import artifacts
+        from prefect.client.orchestration import get_client
+        from prefect.client.schemas.actions import ArtifactUpdate
+
+        if key not in self._shown:
+            self._shown[key] = getattr(artifacts, f"create_{kind}_artifact")(content, key=key, description=description)
+            return
+        data = artifacts.TableArtifact(table=content).format() if kind == "table" else content  # as Prefect keeps it
+        with get_client(sync_client=True) as client:
+            client.update_artifact(self._shown[key], ArtifactUpdate(data=data))
 
 
 def _total(values: Any) -> Any:
@@ -181,7 +188,7 @@ def _of(step: Mapping[str, Any], name: str, stage: str) -> Any:
 
 
 PUBLISHED_TIMES = 20
-"""Artifacts are renewed about this often in a run: each renewal is kept in Prefect's database for ever."""
+"""Artifacts are renewed about this often in a run."""
 PUBLISHED_SECONDS = 5.0
 """Least time from one renewal to the next: a page is not read more often, and quick steps are made beside it."""
 

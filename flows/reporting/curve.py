@@ -1,6 +1,6 @@
 """The curve: values by step as SVG, alone as a small picture, or as the inside of a chart of the viewer.
 
-A picture stands alone in a page of Prefect or a document: a few kilobytes, readable on a light background, no script
+A picture stands alone in a page of Prefect or a document: a few kilobytes, readable on light and dark pages, no script
 and no outside font. In a chart the style sheets of the viewer say what the same classes look like.
 """
 
@@ -22,6 +22,7 @@ STYLE = (
     "text{font:12px sans-serif;fill:#333}.title{font-size:14px}.page{fill:#fff}.grid path{stroke:#ddd;fill:none}"
     ".line{fill:none;stroke:currentColor;stroke-width:2}.band{fill:currentColor;opacity:.15}.dot{fill:currentColor}"
     + "".join(f".s{number}{{color:{COLOURS[number]}}}" for number in range(NUM_COLOURS))
+    + "@media(prefers-color-scheme:dark){text{fill:#ddd}.page{fill:#1c1c22}.grid path{stroke:#444}.s0{color:#6cb4ee}}"
 )
 Steps = Sequence[Mapping[str, Any]]
 """By step: `step`, `finished`, perhaps `address`."""

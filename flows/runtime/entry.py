@@ -10,8 +10,10 @@ from functools import partial
 from typing import Any
 
 from configs.run import RunConfig
+from flows.orchestration.events import EventWatcher
 from flows.orchestration.server import bookkeeping_only, current_flow_run, run_tags
 from flows.reporting.artifacts import ArtifactWatcher, RunArtifacts
+from flows.reporting.messages import step_message
 from flows.reporting.tracking import Monitor, MonitorWatcher
 from flows.runtime.loops import Planner, plan_work
 from flows.runtime.preflight import preflight
@@ -44,8 +46,10 @@ def session_of(prepared: Callable[[], RunConfig], plan: Planner = plan_work) -> 
     config = prepared()
     link(config)
     # Watchers outlive the session: the end of a run is an event, too.
-    with watching(config) as watchers, open_session(config, (*watchers, log_event)) as opened:
-        missing = [ref for ref in plan(opened.context, opened.source, opened.policy) if ref.computed]
+    with watching(config) as watchers, open_session(config, watchers) as opened:
+        planned = plan(opened.context, opened.source, opened.policy)
+        opened.task_runs.plan(planned)
+        missing = [ref for ref in planned if ref.computed]
         # Before the run's first event: what is refused here was never started.
         preflight(opened, missing)
         opened.notify("prefect", url="")
@@ -56,22 +60,38 @@ def session_of(prepared: Callable[[], RunConfig], plan: Planner = plan_work) -> 
 
 @contextmanager
 def watching(config: RunConfig) -> Iterator[tuple[Watcher, ...]]:
-    """Give what keeps artifacts and metrics of a run up to date."""
+    """Give what keeps artifacts, metrics and the flow run's logs of a run up to date, and sends its events."""
     artifacts = RunArtifacts(config.name, config.store, config.steps, enabled=config.prefect.artifacts)
-    settings = config.model_dump(mode="json")
+    settings, events = config.model_dump(mode="json"), EventWatcher(config.name, config.store)
     with Monitor(config.wandb, config.name, log_directory(config), settings) as monitor:
-        yield ArtifactWatcher(artifacts, config.steps), MonitorWatcher(monitor)
+        yield ArtifactWatcher(artifacts, config.steps), MonitorWatcher(monitor), LogWatcher(), events
 
 
-def log_event(event: str, facts: Mapping[str, Any]) -> None:
-    """Write a line about a finished step or a note into the flow run's logs."""
-    if event == "step":
-        reward, loss = facts.get("reward"), (facts.get("update") or {}).get("loss")
-        told = [f"{name} {value:.3f}" for name, value in (("reward", reward), ("loss", loss)) if value is not None]
-        seconds = sum(facts["seconds"].values())
-        _logger().info("step %d: %s, %d tokens, %.1f s", facts["step"], ", ".join(told), facts["tokens"], seconds)
-    if event == "note":
-        _logger().warning("%s", facts["text"])
+class LogWatcher:
+    """Writes a line about each finished step, and notes, into the logs of the flow run."""
+
+    def __init__(self) -> None:
+        self._logger: Any = None
+        """Of the flow run, once an event came from within it; threads that watch services know no flow run."""
+
+    def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Log one event; those before the flow run are shown to whoever started it."""
+        self._logger = self._logger or flow_logger()
+        if self._logger is not None and event == "step":
+            self._logger.info("step %d: %s", facts["step"], step_message(facts))
+        if self._logger is not None and event == "note":
+            self._logger.warning("%s", facts["text"])
+
+
+def flow_logger() -> Any:
+    """Return the logger of the flow run around, also from within one of its tasks; None outside of one."""
+    if current_flow_run() is None:
+        return None
+    from prefect.context import FlowRunContext
+    from prefect.logging.loggers import flow_run_logger
+
+    context = FlowRunContext.get()
+    return flow_run_logger(context.flow_run, context.flow) if context and context.flow_run else None
 
 
 def run_name(kind: str) -> str:
@@ -81,16 +101,31 @@ def run_name(kind: str) -> str:
     return f"{kind}-{flow_run[:ID_CHARACTERS]}" if flow_run else ""
 
 
-def flow_run_name(kind: str) -> Callable[[], str]:
-    """Return what names the flow runs of a kind, after their run in the store."""
+def flow_run_name(kind: str, describe: Callable[[Mapping[str, Any]], str] = lambda parameters: "") -> Callable[[], str]:
+    """Return what names the flow runs of a kind: as somebody has typed, or after their run in the store.
+
+    `describe` names those that were given no name for their run, out of their parameters.
+    """
 
     def name() -> str:
         from prefect.runtime import flow_run
 
-        given = (flow_run.parameters or {}).get("name")
-        return f"{kind}-{given}" if given else run_name(kind)
+        if flow_run.name and not is_generated(flow_run.name):
+            return str(flow_run.name)
+        parameters = flow_run.parameters or {}
+        if given := parameters.get("name"):
+            return given if str(given).startswith(f"{kind}-") else f"{kind}-{given}"
+        return describe(parameters) or run_name(kind)
 
     return name
+
+
+def is_generated(name: str) -> bool:
+    """Tell whether Prefect has made up the name of a flow run: out of words of a list that it has them from."""
+    from coolname.data import config
+
+    words = {word for each in config.values() for word in each.get("words", ())}
+    return all(part in words for part in name.split("-"))
 
 
 def link(config: RunConfig) -> None:
@@ -105,9 +140,3 @@ def link(config: RunConfig) -> None:
         kept = [tag for tag in client.read_flow_run(flow_run).tags if not tag.startswith(OF_A_PROCESS)]
         tags = sorted({*kept, *run_tags(config.name, config.store)})
         client.update_flow_run(flow_run, tags=tags)
-
-
-def _logger() -> Any:
-    from prefect.logging import get_run_logger
-
-    return get_run_logger()

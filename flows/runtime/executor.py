@@ -16,6 +16,7 @@ from tasks.runtime.execute import perform
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext, StageKeys
 from tasks.runtime.stage import Policy, Ref, inputs_of, ref_of
+from tasks.stages import shown_stage
 
 ERROR_COLUMNS = ("assignment_id", "error_class")
 
@@ -33,9 +34,15 @@ class Executor:
     """
 
     def __init__(
-        self, session: "Session | None" = None, context: RunContext | None = None, config: RunConfig | None = None
+        self,
+        session: "Session | None" = None,
+        context: RunContext | None = None,
+        config: RunConfig | None = None,
+        label: str = "",
     ) -> None:
+        """`label` is the name of the evaluation set, where there are several."""
         self._session = session
+        self._label = label
         self._context = context or (session.context if session else None)
         config = config or (self._context.config if self._context else None)
         assert config is not None, "an executor has a session, a context or a config"
@@ -59,12 +66,16 @@ class Executor:
         `parameters` are keywords of the stage's function that its key knows by `extra_inputs`: digests of inputs that
         are no tables.
         """
-        key = self._keys(task.stage, step, inputs_of(refs, policy) | dict(extra_inputs or {}))
+        inputs = inputs_of(refs, policy) | dict(extra_inputs or {})
+        key = self._keys(task.stage, step, inputs)
+        # What scores a policy is told apart from what is trained on, and one set from the other.
+        label = "-".join(filter(None, (shown_stage(task.stage.name, inputs), self._label)))
         entry = self._find(key)
         if entry is not None:
             ref = self.share(entry, step)
             if self._session:
                 self._session.count(computed=False)
+                self._session.task_runs.show_found(task, step, label, ref)
         elif self._session is None:
             # One row a table: enough for whoever asks whether there are any.
             rows = tuple((table, 1) for table in task.stage.writes)
@@ -74,7 +85,7 @@ class Executor:
             # Only the services that the stage asks: they travel with the work to a task runner's workers.
             services = self._session.services.only(task.stage.services)
             arguments = (task.stage, self._context, step, tuple(refs), policy, services, parameters, extra_inputs)
-            ref = self._compute(self._session, self._context, task, step, partial(perform, *arguments))
+            ref = self._compute(self._session, self._context, task, step, label, partial(perform, *arguments))
         self.results.append((task, ref))
         return ref
 
@@ -119,14 +130,14 @@ class Executor:
         return ref_of(entry, computed=False)
 
     def _compute(
-        self, session: "Session", context: RunContext, task: StageTask, step: int, work: Callable[[], Ref]
+        self, session: "Session", context: RunContext, task: StageTask, step: int, label: str, work: Callable[[], Ref]
     ) -> Ref:
         if task is not metrics.task:  # takes no time, and a step that was trained is not left without its numbers
             session.stop_if_cancelled(step, task.stage.name)
         session.notify("stage", stage=task.stage.name, step=step, evaluating=context is not session.context)
         if task.stage.waits:
             context.hurry()
-        ref = task(step, work)
+        ref = session.task_runs.do(task, step, label, work)
         session.count(computed=True)
         session.notify("done", ref=ref)
         return ref

@@ -137,11 +137,14 @@ def evaluate_all(session: Session, policy: Policy | None, version: int | None = 
 
 
 def _evaluate(session: Session, name: str, context: RunContext, policy: Policy | None) -> EvaluationScores:
-    rounds = pipeline.evaluate(Executor(session, context), policy, context.config.evaluation.retry_errors)
+    execute = Executor(session, context, label=name)
+    rounds = pipeline.evaluate(execute, policy, context.config.evaluation.retry_errors)
     tables = [context.table("traces", (each,)) for each in rounds]
     passing = context.config.evaluation.pass_at, context.config.evaluation.pass_reward
     found = score_rollouts(name, policy.version if policy else 0, tables, context.config.environments, *passing)
-    session.notify("evaluation", computed=any(each.computed for each in rounds), **found.described)
+    computed = any(each.computed for each in rounds)
+    session.task_runs.finish_evaluation(found.described, computed)
+    session.notify("evaluation", computed=computed, **found.described)
     return found
 
 
@@ -163,9 +166,9 @@ class Evaluations:
 
     def choose(self) -> None:
         """Say which examples will be tried, before the first step: a set that cannot be made stops the run at once."""
-        for context in evaluation_contexts(self._session.context).values():
+        for name, context in evaluation_contexts(self._session.context).items():
             if any(map(context.config.evaluation.due, range(context.config.steps + 1))):
-                pipeline.choose_held_out(Executor(self._session, context))
+                pipeline.choose_held_out(Executor(self._session, context, label=name))
 
     def begin(self, policy: Policy) -> None:
         """Evaluate a policy on the sets that are due; raises what an earlier evaluation raised."""

@@ -14,7 +14,7 @@ from configs.checks.run import require_files
 from configs.environments import EnvironmentConfig
 from configs.errors import ConfigError
 from configs.load import load
-from configs.resolve import edited_environments, require_agreement, resolve
+from configs.resolve import edited_environments, reopen_versions, require_agreement, resolve, with_versions
 from configs.run import RunConfig, content
 from configs.training import LoraConfig
 from flows.queries.store_reader import flat, recorded_config
@@ -25,6 +25,7 @@ from storage.store import Store, open_store
 from tasks.assignment.examples import DEMONSTRATIONS, read_rows
 from tasks.inference.engine.model_info import directory_digest, file_digest, model_directory
 from tasks.runtime.stage import Policy
+from tasks.stages import REPLAYABLE
 
 DEFAULT_FILES = {"train": ["demo"], "sft": ["sft_demo"], "evaluate": ["demo"]}
 
@@ -64,6 +65,9 @@ def _prepare(kind: str, files: Sequence[str], overrides: Sequence[str], settings
     later = [*overrides, *assignments(given)]
     requested = load(files or DEFAULT_FILES[kind], later)
     store = open_store(requested.store)
+    if kind == "evaluate" and not files and (maker := _maker(store, requested.evaluation.policy)):
+        # As the policy was trained: its environments, its renderer, its own held-out examples.
+        requested = load((), [*assignments(OF_NO_OTHER_RUN), *later], base=maker.model_dump(mode="json"))
     recorded = recorded_config(store, requested.name)
     if kind != "replay":
         _require_own_rollouts(store, requested.name)
@@ -86,6 +90,22 @@ def _prepare(kind: str, files: Sequence[str], overrides: Sequence[str], settings
         # Last: what differs by request has a better message than another version of a package.
         require_agreement(recorded, config_versions(recorded))
     return config
+
+
+OF_NO_OTHER_RUN = {"name": "", "seed": None, "replay": {}, "data": {}}
+"""What an evaluation does not take over from the run that made its policy."""
+
+
+def _maker(store: Store, policy: str) -> RunConfig | None:
+    """Return the config of the run that made a policy; None where none is named, or it was trained without rollouts.
+
+    Versions are open: what samples and scores now is what is installed now.
+    """
+    config = recorded_config(store, policy.partition(":")[0]) if policy else None
+    if config is None or config.kind == "sft":
+        return None
+    places = ["engine", "training", *(f"environments.{number}" for number in range(len(config.environments)))]
+    return with_versions(reopen_versions(config, REPLAYABLE), {f"{place}.version": "" for place in places})
 
 
 def _require_own_rollouts(store: Store, name: str) -> None:

@@ -19,8 +19,9 @@ from typing import Any
 from configs.replay import needs_weights
 from configs.run import RunConfig, only_teachers_sample, policy_scores
 from flows.orchestration.gate_answers import approval
-from flows.orchestration.server import current_flow_run, lost_terminations_repeated
+from flows.orchestration.server import current_flow_run, is_deployed, is_end, lost_terminations_repeated
 from flows.orchestration.states import Cancellation, RunCancelled, event_of, gpu_slot, mark_crashed, other_writer
+from flows.orchestration.task_runs import TaskRuns
 from flows.runtime import pipeline
 from flows.runtime.prepare import find_policy, nothing_started
 from flows.runtime.versions import versions
@@ -77,11 +78,15 @@ class Session:
         """Pieces of work that were computed in this session."""
         self.num_found = 0
         """Pieces of work that the ledger had."""
+        self.task_runs = TaskRuns(context.run, context.config.prefect.tasks)
+        """What of the work is a task run in Prefect."""
         self.slot = ExitStack()
         """Holds a GPU slot from the first service on; closed by whoever opened the session, after the last one."""
         self._supervisor = supervisor
         self._cancellation = Cancellation(tell=lambda text: self.notify("note", text=text))
         self._lock = threading.Lock()
+        self.position = ""
+        """The work that was begun last, in words."""
         self._step = 0
         """The step that a stage was last begun for."""
         self._losses: list[ServiceLoss] = []
@@ -121,6 +126,11 @@ class Session:
             self.num_computed += computed
             self.num_found += not computed
 
+    @property
+    def counts(self) -> str:
+        """How much work was computed and how much was found, in words."""
+        return f"{self.num_computed:,} computed, {self.num_found:,} cached"
+
     def close(self) -> None:
         """End all services; whoever waits for one is told so."""
         # First: threads that sample wait for the engine, and end when it is gone.
@@ -145,16 +155,18 @@ class Session:
     def stop_if_cancelled(self, step: int, stage: str) -> None:
         """Raise RunCancelled where someone has asked Prefect to cancel the run; meant to be called between stages."""
         if self._cancellation.asked_for(current_flow_run()):
+            again = f"safe, Retry goes on at {stage} of step {step}. " if is_deployed() else ""
             raise RunCancelled(
-                f"cancelled before stage {stage} of step {step}, as Prefect was asked to. Everything done so far is "
-                f"safe in {self.config.store}; go on with: {resume_command(self.config)}"
+                f"cancelled before stage {stage} of step {step}, as Prefect was asked to. {again}Everything done so "
+                f"far is safe in {self.config.store}; go on with: {resume_command(self.config)}"
             )
 
     def notify(self, event: str, **facts: Any) -> None:
         """Let the watchers (panel, artifacts, monitor) see an event."""
         with self._telling:  # threads of the run have things to tell at the same time
-            if event == "stage" and not facts["evaluating"]:
-                self._step = facts["step"]
+            if event == "stage":
+                self.position = f"{facts['stage']} of step {facts['step']}"
+                self._step = self._step if facts["evaluating"] else facts["step"]
             for watch in self.watchers:
                 watch(event, facts)
 
@@ -242,15 +254,19 @@ def record_run(session: Session) -> Iterator[None]:
             yield
     # Ctrl-C and SIGTERM end a run too, and its events must say so.
     except BaseException as error:
-        event, message = event_of(error)
+        event, message = event_of(error, session.position)
+        if is_end(error):  # the last line of its log; Prefect's worker writes the state, in words of its own
+            session.notify("note", text=message)
         try:
             session.record(event, message=message)
         except StoreError as problem:  # which must not hide the error of the run, mostly of the same cause
             error.add_note(f"This is not among the run's events: {problem.what}")
         if isinstance(error, KeyboardInterrupt):
             error.add_note(f"What is committed is safe; go on with: {resume_command(session.config)}")
+        session.notify("end", ending=event, text=f"run {session.context.run} {event}: {message}")
         raise
     session.record("finished")
+    session.notify("end", ending="finished", text=f"run {session.context.run} finished: {session.counts}")
 
 
 def resume_command(config: RunConfig) -> str:

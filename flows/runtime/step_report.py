@@ -63,6 +63,7 @@ def check_account(session: Session, batch: StepBatch) -> None:
 def finish_step(session: Session, finished: FinishedStep) -> dict[str, Any]:
     """Describe a finished step and tell the watchers."""
     described = describe(session.context, finished.step, finished.refs)
+    session.task_runs.finish_step(described)
     session.notify("step", **described)
     # Who resumes a run has read the warnings of its finished steps before.
     if described["computed"] and (warning := low_signal(described)):
@@ -128,6 +129,7 @@ def describe(context: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, A
     return {
         "step": step,
         "computed": any(ref.computed for ref in refs),
+        "runs": list(dict.fromkeys(ref.run for ref in refs if not ref.computed)),
         "reward": values.get((ALL, "reward/mean")),
         "reward_std": values.get((ALL, "reward/std")),
         "num_traces": int(values.get(("", "batch/num_traces"), 0)),

@@ -1,15 +1,19 @@
 """A stage as a Prefect task: which failures are tried again, how long it may take, where it runs."""
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import cached_property
 from typing import Any, cast
 
 from storage.errors import StoreUnavailable
 from tasks.runtime.stage import Ref, Stage
+from tasks.stages import BY_NAME
 
-RETRY_SECONDS = (5.0, 30.0)
-"""Pauses before Prefect calls a stage again that failed for a cause that may pass."""
+RETRIES = 2
+RETRY_SECONDS = 15.0
+"""Pause before a stage is called again that failed for a cause that may pass; one number, which Prefect can show."""
 TABLES_ONLY_SECONDS = 6 * 3600.0
 """Longest time for a stage that waits for nobody. Those that do have time limits of their own in the config."""
 TRANSIENT = (ConnectionError, TimeoutError, StoreUnavailable)
@@ -29,6 +33,71 @@ def error_text(error: BaseException) -> str:
     return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
 
 
+CACHED = "Cached"
+"""The name of a task run's state whose work the ledger had."""
+KEY_CHARACTERS = 8
+NOUNS = {"traces": "rollouts"}
+"""What rows of a table are called where they are counted."""
+
+
+def describe_ref(ref: Ref) -> str:
+    """Return what came of a stage in a line: rows, tokens, the beginning of its key, and who had computed it before."""
+    rows = dict(ref.rows)
+    table = BY_NAME[ref.stage].table if ref.stage in BY_NAME else ""
+    table = table if table in rows else next(iter(rows), "")
+    parts = [f"{rows[table]:,} {NOUNS.get(table, table)}"] if table else []
+    parts += [f"{ref.tokens:,} tokens"] if ref.tokens else []
+    parts += [f"key {ref.key[:KEY_CHARACTERS]}"]
+    parts += [] if ref.computed else [f"computed by run {ref.run}"]
+    return ", ".join(parts)
+
+
+def tag_current(tags: Sequence[str]) -> None:
+    """Give the task run around these tags, to be filtered by; those of concurrency limits are given before it begins.
+
+    Prefect asks its API for a limit on each tag that a task run begins with, and these come too late for that: they
+    travel with its next state.
+    """
+    from prefect.context import TaskRunContext
+
+    context = TaskRunContext.get()
+    if context is not None:
+        context.task_run.tags = sorted({*context.task_run.tags, *tags})
+
+
+def call_with_retries(work: Callable[[], Ref]) -> Ref:
+    """Do a stage's work without a task run; again after the same pause where it failed for a cause that may pass."""
+    for _ in range(RETRIES):
+        try:
+            return work()
+        except TRANSIENT:
+            time.sleep(RETRY_SECONDS)
+    return work()
+
+
+def report_task_run(
+    name: str, message: str, cached: bool, begun: datetime | None = None, tags: Sequence[str] = ()
+) -> None:
+    """Make a task run that says what was done without one, `begun` some time ago; it never fails the flow around."""
+    from prefect import task
+    from prefect.cache_policies import NO_CACHE
+    from prefect.context import TagsContext, TaskRunContext
+    from prefect.states import Completed
+
+    def report() -> Any:
+        tag_current(tags)
+        context = TaskRunContext.get()
+        if begun is not None and context is not None and context.task_run.state is not None:
+            # Its bar in the page begins there, and its time is counted from there.
+            context.task_run.start_time = cast(Any, begun)
+            context.task_run.state.timestamp = begun
+        return Completed(name=CACHED if cached else None, message=message)
+
+    made: Any = task(name="report", task_run_name=name, cache_policy=NO_CACHE, persist_result=False)(report)
+    with TagsContext(current_tags=set()):
+        made()
+
+
 class StageTask:
     """A stage as a Prefect task, made when it is first called so that stage files import without Prefect."""
 
@@ -40,43 +109,53 @@ class StageTask:
         """The Prefect task: named after stage and step, no result cache and no result storage of Prefect's own."""
         from prefect import task
         from prefect.cache_policies import NO_CACHE
-        from prefect.states import Failed
+        from prefect.states import Completed, Failed
 
         @task(
             name=self.stage.name,
             description=self.stage.function.__doc__,
-            task_run_name=f"{self.stage.name}-{{step}}",
+            task_run_name="{label}-{step}",
             # The ledger decides what is computed; a second memory would drift from it.
             cache_policy=NO_CACHE,
             persist_result=False,
-            retries=len(RETRY_SECONDS),
-            retry_delay_seconds=list(RETRY_SECONDS),
+            retries=RETRIES,
+            retry_delay_seconds=RETRY_SECONDS,
             retry_condition_fn=is_transient,
         )
-        def run(step: int, work: Callable[[], Ref]) -> Any:
+        def run(step: int, label: str, work: Callable[[], Ref], tags: Sequence[str]) -> Any:
+            tag_current(tags)
             try:
-                return work()
+                ref = work()
             except Exception as error:  # the border at which Prefect is told; `__call__` raises it again
                 return Failed(message=error_text(error), data=error)
+            return Completed(name=None if ref.computed else CACHED, message=describe_ref(ref), data=ref)
 
         return run
 
-    def __call__(self, step: int, work: Callable[[], Ref]) -> Ref:
+    def __call__(
+        self,
+        step: int,
+        work: Callable[[], Ref],
+        label: str = "",
+        tags: Sequence[str] = (),
+        limited: Sequence[str] = (),
+    ) -> Ref:
         """Do the stage's `work` at `step` as a task of the current flow; raises what it raises.
 
         `work` is a partial call of `perform`: Prefect walks every collection that it is given in search of futures, and
-        a partial is none, but travels to the workers of a task runner.
+        a partial is none, but travels to the workers of a task runner. `label` is what the task run is called before
+        its step, the stage's name by default; `tags` are for filters, `limited` those that Prefect has a limit on.
         """
-        from prefect.client.schemas.objects import State
         from prefect.context import TagsContext
 
+        arguments = (step, label or self.stage.name, work, tuple(tags))
         # A task run would take over the flow run's tags and ask the API for a limit on each before it starts.
-        with TagsContext(current_tags=set()):
-            done = self._submit(step, work) if self._runs_on_workers() else self._local_task()(step, work)
-        if isinstance(done, State):
-            raise cast(BaseException, done.result(raise_on_failure=False))  # `data` is Prefect's record of it
-        ref: Ref = done
-        return ref
+        with TagsContext(current_tags=set(limited)):
+            state = self._submit(*arguments) if self._runs_on_workers() else self._local_task()(*arguments)
+        done = state.result(raise_on_failure=False)  # `data` is Prefect's record of it
+        if isinstance(done, BaseException):
+            raise done
+        return cast(Ref, done)
 
     @cached_property
     def _timed_task(self) -> Any:
@@ -98,12 +177,11 @@ class StageTask:
         runner = context.task_runner if context else None
         return runner is not None and not isinstance(runner, ThreadPoolTaskRunner) and not self.stage.waits
 
-    def _submit(self, step: int, work: Callable[[], Ref]) -> Any:
-        """Hand the work to the task runner and wait for it."""
-        future = self.task.submit(step, work)
+    def _submit(self, *arguments: Any) -> Any:
+        """Hand the work to the task runner and wait for it; return the state that it ended in."""
+        future = self.task.submit(*arguments)
         future.wait()
-        state = future.state
-        return future.result() if state.is_completed() else state
+        return future.state
 
 
 def as_task(stage: Stage) -> StageTask:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import pyarrow as pa
@@ -76,6 +76,8 @@ class Ref:
     """Wall-clock that the work took when it was computed."""
     computed: bool
     """False where the ledger already had it."""
+    run: str = field(default="", compare=False)
+    """The run that computed it; empty where it is still to come."""
 
     def num_rows(self, table: str) -> int:
         """Return how many rows of `table` this work made."""
@@ -107,7 +109,9 @@ def ref_of(entry: Entry, computed: bool) -> Ref:
         # A stage that commits in parts has several slices of a table.
         rows[piece.table] = rows.get(piece.table, 0) + piece.rows
     seconds = (entry.finished_at - entry.started_at).total_seconds()
-    return Ref(entry.stage, entry.step, entry.key, tuple(rows.items()), entry.tokens, seconds, computed)
+    # Of work that was taken over from another run, the slices are still that run's.
+    maker = entry.outputs[0].run if entry.outputs else entry.run
+    return Ref(entry.stage, entry.step, entry.key, tuple(rows.items()), entry.tokens, seconds, computed, maker)
 
 
 def rows_of(refs: Sequence[Ref]) -> dict[str, dict[str, int]]:

@@ -1,9 +1,14 @@
 """A real Prefect server, a worker and `stagecoach deploy`: refused, made, scheduled, cancelled, retried, killed."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -42,6 +47,11 @@ def trained(served: Serving, run: str) -> dict[int, str]:
     return {entry.step: entry.attempt for entry in store(served).ledger.entries(run=run, stage="training")}
 
 
+def logs(served: Serving, flow_run: str) -> list[str]:
+    of_run = {"flow_run_id": {"any_": [flow_run]}}
+    return [line["message"] for line in served.ask("/logs/filter", logs=of_run, sort="TIMESTAMP_DESC", limit=200)]
+
+
 def tags(served: Serving, flow_run: str) -> dict[str, str]:
     return dict(tag.split(":", 1) for tag in served.ask(f"/flow_runs/{flow_run}")["tags"] if ":" in tag)
 
@@ -57,7 +67,8 @@ def test_deploying_again_changes_nothing(served: Serving) -> None:
     assert {f"{flows[each['flow_id']]}/{each['name']}" for each in after} == DEPLOYMENTS
     active = {each["name"]: [schedule["active"] for schedule in each["schedules"]] for each in after}
     assert active | {"train": [False], "evaluate": [True], "maintain": [True]} == active
-    assert len(served.ask("/automations/filter", limit=50)) == 1
+    names = [each["name"] for each in served.ask("/automations/filter", limit=50)]
+    assert sum("mark lost runs" in name for name in names) == 1
 
 
 @pytest.mark.nightly
@@ -88,7 +99,58 @@ def test_a_run_of_two_steps_links_to_its_run_and_back(served: Serving) -> None:
     assert events(served, linked["run"]) == [("started", flow_run), ("finished", flow_run)]
     assert sorted(trained(served, linked["run"])) == [0, 1]
     artifacts = served.ask("/artifacts/filter", artifacts={"flow_run_id": {"any_": [flow_run]}})
-    assert {each["type"] for each in artifacts} == {"markdown", "table", "progress"}
+    assert {"markdown", "table", "progress"} <= {each["type"] for each in artifacts}
+    message = served.state(flow_run)[1]
+    assert message.startswith("2 steps, loss ") and message.endswith(" cached")
+    outcome = served.result(flow_run)
+    assert (outcome["run"], [step["step"] for step in outcome["steps"]]) == (linked["run"], [0, 1])
+
+
+BLOCK = """
+import sys
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+told = {"subject": "{{subject}}", "body": "{{body}}"}
+block = CustomWebhookNotificationBlock(name="ops", url=sys.argv[1], json_data=told)
+block.save("ops", overwrite=True)
+"""
+
+
+@pytest.fixture
+def webhook() -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """An address and what was posted there."""
+    posted: list[dict[str, str]] = []
+
+    class Listener(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Listener) as listener:
+        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.server_port}/", posted
+        listener.shutdown()
+
+
+@pytest.mark.nightly
+def test_a_notification_block_is_told_of_the_end_of_a_run(
+    served: Serving, webhook: tuple[str, list[dict[str, str]]]
+) -> None:
+    url, posted = webhook
+    refused = served.stagecoach("deploy", "--store", str(served.store), "--notify", "slack-webhook/none")
+    assert refused.returncode != 0 and "slack-webhook/none" in refused.stderr + refused.stdout
+    done = subprocess.run([sys.executable, "-c", BLOCK, url], env=served.environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    deployed = served.stagecoach("deploy", "--store", str(served.store), "--notify", "custom-webhook/ops")
+    assert deployed.returncode == 0, deployed.stdout + deployed.stderr
+    assert deployed.stdout.count("automation 'stagecoach: notify of stagecoach.") == 4
+    flow_run = sft(served, name="told", steps=1)
+    assert served.ended(flow_run)[0] == "COMPLETED"
+    until(
+        lambda: any(each["subject"] == "stagecoach.run.finished" for each in posted),
+        lambda: f"{posted}\n{served.log()}",
+    )
+    assert posted[-1]["body"].startswith("run told finished: ")
 
 
 @pytest.mark.nightly
@@ -130,6 +192,8 @@ def test_cancelled_retried_and_killed_it_goes_on_where_it_stopped(served: Servin
     until(lambda: owned_processes(owner) == [] and events(served, run)[-1][0] == "cancelled", served.log)
     assert events(served, run) == [("started", flow_run), ("cancelled", flow_run)]
     happened(f"cancelled, then SIGKILL to process {owner}")
+    assert store(served).runs.events(run)[1].message.startswith("cancelled in Prefect: safe, Retry goes on at ")
+    until(lambda: any("safe, Retry goes on at " in line for line in logs(served, flow_run)), served.log)
     before = trained(served, run)
 
     served.settled(flow_run)

@@ -98,6 +98,10 @@ def test_a_flow_is_recorded_whole_and_the_ui_works_and_nothing_stays(home: Path)
     assert {"run-demo-1", "stages-demo-1", "progress-demo-1"} <= artifacts.keys()
     assert artifacts["run-demo-1"]["data"].count("data:image/svg+xml;base64,") == 1
     assert artifacts["progress-demo-1"]["data"] == 100.0
+    # Published twice: renewed, and not kept as two versions.
+    kept = ask(url, "/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}}})
+    assert sorted(artifact["key"] for artifact in kept) == ["progress-demo-1", "run-demo-1", "stages-demo-1"]
+    assert {row["step"] for row in json.loads(artifacts["stages-demo-1"]["data"])} == {0, 1}
     ask(url, f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}, "force": True})
     process.process.send_signal(signal.SIGTERM)
     assert process.end() != 0

@@ -391,3 +391,18 @@ def test_whoever_opens_a_run_that_is_at_work_sees_so(store: Store) -> None:
     with open_session(config_of(Path(store.root.address)), (lambda event, facts: notes.append(facts["text"]),)):
         pass
     assert len(notes) == 1 and notes[0].startswith(f"run a is at work already: process {os.getppid()} on ")
+
+
+def test_a_wait_for_the_slot_names_the_runs_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [SimpleNamespace(id=name, name=f"train-{name}") for name in ("mine", "other")]
+    client = nullcontext(SimpleNamespace(read_flow_runs=lambda flow_run_filter, limit: runs))
+    monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: client)
+    monkeypatch.setattr(states, "current_flow_run", lambda: "mine")
+    slots = [None, None, nullcontext()]
+    shown: list[str] = []
+    monkeypatch.setattr(states, "_try_slot", lambda limit: slots.pop(0))
+    monkeypatch.setattr(states, "_show", shown.append)
+    monkeypatch.setattr(states, "is_cancelled", lambda flow_run: False)
+    monkeypatch.setattr(states, "WAIT_SECONDS", 0.0)
+    states._wait_for_slot("stagecoach-gpu")
+    assert shown == ["waiting for a slot of stagecoach-gpu, held by train-other", ""]

@@ -74,6 +74,12 @@ def test_ticks_of_a_reward_axis() -> None:
     assert ticks(3.0, 3.0) == [3.0]
 
 
+def test_the_report_links_to_a_viewer_that_stays_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(artifacts.VIEW_VARIABLE, "https://viewer.example/")
+    page = artifacts.report("my run", "/data/store", [step(0)])
+    assert "(https://viewer.example/runs/my%20run)" in page and "stagecoach view" not in page
+
+
 def test_the_report_has_the_curve_inline_the_last_steps_and_the_store() -> None:
     page = artifacts.report("my_run", "/data/store", [step(k) for k in range(12)])
     [image] = re.findall(r"!\[curve\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)", page)

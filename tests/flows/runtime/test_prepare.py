@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from configs.errors import ConfigError
+from configs.resolve import with_versions
 from configs.run import RunConfig
+from flows.runtime import prepare as preparation
 from flows.runtime.prepare import prepare
 from storage.store import open_store
 from tasks.inference.engine.model_info import directory_digest
@@ -130,3 +132,17 @@ def test_another_chat_template_is_another_config(tmp_path: Path, model: Path) ->
     before = prepared(tmp_path, f"model.path={model}", seed=1).model.tokenizer_digest
     (model / "chat_template.jinja").write_text("{{ messages }}")
     assert prepared(tmp_path, f"model.path={model}", seed=1).model.tokenizer_digest != before
+
+
+def test_a_policy_is_evaluated_under_the_config_of_the_run_that_made_it(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker = prepared(tmp_path, f"model.path={model}", "rollout.max_tokens=77", "seed=5", name="maker")
+    record(with_versions(maker, {"engine.version": "vllm 0.0.1"}))
+    monkeypatch.setattr(preparation, "_with_stored_weights", lambda store, config: config)
+    settings = {"store": str(tmp_path / "store"), "evaluation.policy": "maker:3"}
+    config = prepare("evaluate", [], [f"model.path={model}"], **settings)
+    assert (config.kind, config.rollout.max_tokens) == ("evaluate", 77)
+    assert config.name.startswith("evaluate-") and config.environments[0].name == maker.environments[0].name
+    assert config.engine.version == maker.engine.version, "what is installed here samples"
+    assert prepare("evaluate", ["demo"], [f"model.path={model}"], **settings).rollout.max_tokens != 77

@@ -153,7 +153,7 @@ SLOW = "engine", 30.0, Path("engine.log")
 
 def test_a_store_that_refuses_a_loss_stops_nobody(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    session.watchers = (lambda event, facts: seen.append(facts.get("text", "")),)
+    session.watchers = (lambda event, facts: seen.append(facts["text"]) if event == "note" else None,)
     with record_run(session):
 
         def refuse(*_: Any) -> None:

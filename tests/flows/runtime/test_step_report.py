@@ -37,7 +37,10 @@ def test_a_tenth_or_less_to_train_on_is_worth_a_warning(trained: int, others: in
 @pytest.mark.parametrize(("computed", "told"), [(True, ["step", "note"]), (False, ["step"])])
 def test_the_warning_reaches_whoever_watches(monkeypatch: pytest.MonkeyPatch, computed: bool, told: list[str]) -> None:
     events: list[str] = []
-    session: Any = SimpleNamespace(context=None, notify=lambda event, **facts: events.append(event))
+    in_prefect = SimpleNamespace(finish_step=lambda step: None)
+    session: Any = SimpleNamespace(
+        context=None, task_runs=in_prefect, notify=lambda event, **facts: events.append(event)
+    )
     finished: Any = SimpleNamespace(step=4, refs=(), batch=None)
     monkeypatch.setattr(outcome, "describe", lambda *_: step_of(0, 10) | {"computed": computed})
     monkeypatch.setattr(outcome, "quarantine_warning", lambda *_: "")

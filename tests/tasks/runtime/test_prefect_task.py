@@ -6,6 +6,7 @@ from typing import Any
 
 from prefect import tags
 from prefect.context import TagsContext
+from prefect.states import Completed
 
 from configs.run import RunConfig
 from storage.store import open_store
@@ -22,13 +23,19 @@ from tasks.training.stage import STAGE
 def test_tags_of_the_flow_run_do_not_reach_the_task():
     seen: list[set[str]] = []
     task = StageTask(STAGE)
-    task.__dict__["task"] = lambda *_: seen.append(set(TagsContext.get().current_tags))
+
+    def called(*_: Any) -> Any:
+        seen.append(set(TagsContext.get().current_tags))
+        return Completed(data="done")
+
+    task.__dict__["task"] = called
     place: Any = None
     with tags("run:x", "host:y"):
         assert TagsContext.get().current_tags == {"run:x", "host:y"}
         task(place, 0)
         assert TagsContext.get().current_tags == {"run:x", "host:y"}
-    assert seen == [set()]
+        task(place, 0, tags=["stage:training"], limited=["run:x"])
+    assert seen == [set(), {"run:x"}]
 
 
 def test_a_place_travels_as_what_it_is_opened_from(tmp_path: Path) -> None:

@@ -1,0 +1,176 @@
+"""What Prefect shows of a run's work: by stage, by step or not at all, and what the ledger had."""
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flows.orchestration import task_runs
+from flows.orchestration.task_runs import MOST_FOUND, MOST_STAGES, TaskRuns, found_message
+from tasks.filtering import stage as filtering
+from tasks.runtime import prefect_task
+from tasks.runtime.prefect_task import StageTask, call_with_retries, describe_ref
+from tasks.runtime.stage import Ref
+from tests.fixtures.programs import said_by
+
+TAGS = ["stage:rollout", "run:second"]
+NUM_STAGES = 7
+"""Of a step of the played run."""
+
+
+def ref(number: int = 0, computed: bool = True, run: str = "first", stage: str = "rollout") -> Ref:
+    rows = (("traces", 128), ("messages", 256))
+    return Ref(stage, number, f"26d94296{number:024}", rows, 3281, 0.5, computed, run)
+
+
+def test_a_result_in_a_line() -> None:
+    assert describe_ref(ref()) == "128 rollouts, 3,281 tokens, key 26d94296"
+    assert describe_ref(ref(computed=False)).endswith(", key 26d94296, computed by run first")
+    assert describe_ref(Ref("advantage", 0, "k" * 32, (("samples", 2),), 0, 0.0, True)) == "2 samples, key kkkkkkkk"
+    assert describe_ref(Ref("gate", 0, "k" * 32, (), 0, 0.0, True)) == "key kkkkkkkk"
+
+
+def test_much_found_work_in_a_line() -> None:
+    found = [ref(0, run="a"), ref(1, run="b"), ref(0, run="b", stage="filtering")]
+    assert found_message(found) == "3 pieces of work: rollout 2, filtering 1; computed by: b 2, a 1"
+
+
+class Recorded(StageTask):
+    """A stage whose task runs are only counted."""
+
+    def __init__(self) -> None:
+        super().__init__(filtering.STAGE)
+        self.calls: list[tuple[int, str, Any, Any]] = []
+
+    def __call__(self, step: int, work: Callable[[], Ref], label: str = "", tags: Any = (), limited: Any = ()) -> Ref:
+        self.calls.append((step, label, tags, limited))
+        return work()
+
+
+@pytest.fixture
+def reports(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, bool]]:
+    """The task runs that stand for several pieces of work, in a flow run that there is not."""
+    made: list[tuple[str, str, bool]] = []
+    monkeypatch.setattr(task_runs, "current_flow_run", lambda: "a flow run")
+
+    def report(name: str, message: str, cached: bool, *_: Any, **__: Any) -> None:
+        made.append((name, message, cached))
+
+    monkeypatch.setattr(task_runs, "report_task_run", report)
+    return made
+
+
+def shows(wanted: Any, num_computed: int, num_found: int, reports: list[Any]) -> tuple[TaskRuns, Recorded]:
+    """Do the work of a plan."""
+    shown, task = TaskRuns("second", wanted), Recorded()
+    planned = [ref(number, computed=number >= num_found) for number in range(num_computed + num_found)]
+    shown.plan(planned)
+    for each in planned:
+        if each.computed:
+            shown.do(task, each.step, "rollout", lambda each=each: each)
+        else:
+            shown.show_found(task, each.step, "rollout", each)
+    return shown, task
+
+
+def test_each_stage_and_what_was_found_is_a_task_run(reports: list[Any]) -> None:
+    _, task = shows("auto", 2, 3, reports)
+    assert [call[:2] for call in task.calls] == [(number, "rollout") for number in range(5)]
+    assert all(call[2:] in ((TAGS, []), (TAGS, ())) for call in task.calls)
+    assert reports == []
+
+
+def test_what_was_found_is_one_task_run_where_it_is_much(reports: list[Any]) -> None:
+    _, task = shows("auto", 1, MOST_FOUND + 1, reports)
+    assert [call[0] for call in task.calls] == [MOST_FOUND + 1]
+    assert [name for name, _, _ in reports] == ["cached"]
+    assert reports[0][1].startswith(f"{MOST_FOUND + 1} pieces of work: rollout {MOST_FOUND + 1}; computed by: first")
+
+
+def test_a_long_run_shows_its_steps_in_place_of_its_stages(reports: list[Any]) -> None:
+    step = {"reward": 0.5, "update": None, "tokens": 12, "seconds": {"rollout": 1.0}, "runs": ["first"]}
+    shown, task = shows("auto", MOST_STAGES + 1, 0, reports)
+    assert shown.shown == "steps" and task.calls == []
+    shown.finish_step(step | {"step": 3, "computed": True})
+    assert reports == [("step-3", "reward 0.500, 12 tokens, 1.0 s", False)]
+    shown, task = shows("steps", 1, 1, reports)
+    shown.finish_step(step | {"step": 4, "computed": False})
+    assert reports[-1] == ("step-4", "cached (first), reward 0.500", True)
+
+
+def test_nothing_is_a_task_run_where_none_is_asked_for(reports: list[Any]) -> None:
+    shown, task = shows("none", 2, MOST_FOUND + 1, reports)
+    shown.finish_step({"step": 1, "computed": True})
+    assert task.calls == [] and reports == []
+
+
+def test_a_tag_that_prefect_has_a_limit_on_is_there_before_the_task_run_begins(
+    reports: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = [SimpleNamespace(name="tag:stage:rollout"), SimpleNamespace(name="stagecoach-gpu")]
+    asked: list[int] = []
+
+    def read(limit: int, offset: int) -> list[SimpleNamespace]:
+        asked.append(limit)
+        return limits
+
+    client = nullcontext(SimpleNamespace(read_global_concurrency_limits=read))
+    monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: client)
+    monkeypatch.setattr(task_runs, "is_shared", lambda: True)
+    shown, task = shows("stages", 2, 0, reports)
+    shown.do(task, 2, "filtering", ref)
+    assert [list(call[3]) for call in task.calls] == [["stage:rollout"], ["stage:rollout"], []]
+    assert len(asked) == 1, "the server is asked once for a run"
+
+
+def test_work_without_a_task_run_is_tried_again_where_that_can_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefect_task, "RETRY_SECONDS", 0.0)
+    calls: Counter[str] = Counter()
+
+    def failing(name: str, error: Exception, times: int) -> Callable[[], Ref]:
+        def work() -> Ref:
+            calls[name] += 1
+            if calls[name] <= times:
+                raise error
+            return ref()
+
+        return work
+
+    assert call_with_retries(failing("passes", ConnectionError("engine"), 2)) == ref()
+    with pytest.raises(ConnectionError):
+        call_with_retries(failing("lasts", ConnectionError("engine"), 9))
+    with pytest.raises(ValueError):
+        call_with_retries(failing("stays", ValueError("the user's"), 9))
+    assert calls == {"passes": 3, "lasts": 3, "stays": 1}
+
+
+@pytest.mark.engine
+def test_prefect_shows_cached_work_figures_tags_events_and_the_log(tmp_path: Path) -> None:
+    said = said_by("-m", "tests.fixtures.programs.shown", str(tmp_path))
+    first, second = said["first"], said["second"]
+    assert first["message"].startswith("2 steps, reward 0.51 to 0.44; 16 computed, 0 cached")
+    assert second["message"].startswith("3 steps, reward 0.51 to 0.47; 7 computed, 16 cached")
+    states = Counter(state for state, *_ in second["tasks"].values())
+    assert states == {"Cached": 16, "Completed": NUM_STAGES}
+    _, message, tags, _ = second["tasks"]["rollout-1"]
+    assert message.startswith("12 rollouts, 154 tokens, key ") and message.endswith(", computed by run first")
+    assert tags == ["run:second", "stage:rollout"]
+    assert second["tasks"]["rollout-2"][1].startswith("12 rollouts, 137 tokens, key ")
+    assert [line.partition(",")[0] for line in second["logs"] if line.startswith("step")] == [
+        "step 0: cached (first)",
+        "step 1: cached (first)",
+        "step 2: reward 0.469",
+    ]
+    assert second["logs"][1] == "step 0: cached (first), reward 0.508, loss 0.000"
+    published = [each for each in second["events"] if each["event"] == "stagecoach.policy.published"]
+    assert [each["payload"]["policy"] for each in published] == ["first:0", "first:1", "first:2", "second:3"]
+    assert published[-1]["resource"]["prefect.resource.name"] == "second:3"
+    ended = [each["payload"] for each in second["events"] if each["event"] == "stagecoach.run.finished"]
+    assert [(each["run"], each["ending"]) for each in ended] == [("first", "finished"), ("second", "finished")]
+    # Nothing of this is a request for each stage: two runs of 16 and 23 pieces of work make as many requests.
+    of_stages = {name: count for name, count in second["requests"].items() if count > NUM_STAGES}
+    assert of_stages == {}

@@ -1,0 +1,43 @@
+"""What flow runs are called: as somebody has typed, or so that they can be told apart."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flows.maintain import describe_maintenance
+from flows.replay import NAME_CHARACTERS, describe_replay
+from flows.runtime import entry
+from flows.runtime.entry import flow_run_name, is_generated
+
+
+@pytest.mark.parametrize(
+    ("name", "generated"), [("cunning-falcon", True), ("my-run", False), ("train-1a2b3c4d", False), ("ablation", False)]
+)
+def test_a_name_of_prefects_own_is_known(name: str, generated: bool) -> None:
+    assert is_generated(name) is generated
+
+
+@pytest.mark.parametrize(
+    ("typed", "parameters", "name"),
+    [
+        ("cunning-falcon", {}, "train-1a2b3c4d"),
+        ("cunning-falcon", {"name": "demo"}, "train-demo"),
+        ("cunning-falcon", {"name": "train-demo"}, "train-demo"),
+        ("higher rate", {"name": "demo"}, "higher rate"),
+    ],
+)
+def test_a_typed_name_stays(monkeypatch: pytest.MonkeyPatch, typed: str, parameters: dict[str, Any], name: str) -> None:
+    monkeypatch.setattr("prefect.runtime.flow_run", SimpleNamespace(name=typed, parameters=parameters))
+    monkeypatch.setattr(entry, "current_flow_run", lambda: "1a2b3c4d-and-more")
+    assert flow_run_name("train")() == name
+
+
+def test_replays_and_maintenance_are_told_apart() -> None:
+    assert describe_replay({"run": "demo"}) == "replay-demo"
+    asked = {"run": "demo", "from_stage": "advantage", "steps": "3:10", "overrides": ["algorithm.type=rloo"]}
+    assert describe_replay(asked) == "replay-demo-advantage-3:10-algorithm.type=rloo"
+    assert len(describe_replay({"run": "demo", "overrides": ["x" * 200]})) == NAME_CHARACTERS
+    assert describe_maintenance({"store": "s3://bucket/team/"}) == "maintain-team"
+    thinned = {"store": "/data/runs", "keep": ["demo"], "keep_last": 3, "dry_run": True}
+    assert describe_maintenance(thinned) == "maintain-runs-keep-demo-keep-last-3-dry-run"
