@@ -135,7 +135,7 @@ def watch(
     before: Callable[[], None] = lambda: None,
     plain: bool = False,
 ) -> dict[str, Any]:
-    """Run the flow of a resolved config with a panel, artifacts and the monitor; return what the flow returns.
+    """Run the flow of a resolved config with a panel, artifacts and tracking; return what the flow returns.
 
     `before` is called once it is known that there is work to do; `early` are services as `open_session` takes them.
     `plain` asks for plain lines on a terminal too.
@@ -144,7 +144,9 @@ def watch(
     # A replay that trains has the recorded rewards, or nearly so: what it changes is seen in the loss.
     measure = "loss" if config.kind == "sft" or trains_again(config) else "reward"
     panel = Panel(f"{config.kind} {config.name}", num_steps, plain=plain, measure=measure)
-    with watching(config) as watchers, panel:
+    with watching(config) as (watchers, notes), panel:
+        for text in notes:
+            panel.note(text)
         return run(config, (PanelWatcher(panel), *watchers), early, before)
 
 

@@ -7,6 +7,7 @@
 - runs, run_state, scores: all runs, the state of one, what its policies scored
 - ledger: its slices, whom they are shared with, and when its stages were at work
 - metrics, charts: the numbers of steps out of table `metrics`, as series and as charts
+- tracked_rows: what is sent of a run to W&B and TensorBoard
 - step, rollouts, rollout_list: a step, the rollouts of a step, of an evaluation or of an example, and lists of them
 - trace, messages: one rollout and its conversation
 - tokens, shown_tokens, batch: tokens with all that was measured of them, and the packed batch

@@ -10,13 +10,15 @@ from functools import partial
 from typing import Any
 
 from configs.run import RunConfig
+from configs.services import TrackingSection
 from flows.orchestration.server import bookkeeping_only, current_flow_run, run_tags
 from flows.reporting.artifacts import ArtifactWatcher, RunArtifacts
-from flows.reporting.tracking import Monitor, MonitorWatcher
+from flows.reporting.tracking import TrackingWatcher, open_sink
 from flows.runtime.loops import Planner, plan_work
 from flows.runtime.preflight import preflight
 from flows.runtime.prepare import prepare
 from flows.runtime.session import Session, Watcher, current_session, log_directory, open_session, record_run
+from storage.store import open_store
 
 ID_CHARACTERS = 8
 OF_A_PROCESS = ("run:", "store:", "process:")
@@ -44,23 +46,30 @@ def session_of(prepared: Callable[[], RunConfig], plan: Planner = plan_work) -> 
     config = prepared()
     link(config)
     # Watchers outlive the session: the end of a run is an event, too.
-    with watching(config) as watchers, open_session(config, (*watchers, log_event)) as opened:
+    with watching(config) as (watchers, notes), open_session(config, (*watchers, log_event)) as opened:
         missing = [ref for ref in plan(opened.context, opened.source, opened.policy) if ref.computed]
         # Before the run's first event: what is refused here was never started.
         preflight(opened, missing)
         opened.notify("prefect", url="")
+        for text in notes:
+            opened.notify("note", text=text)
         with record_run(opened):
             opened.begin(missing)
             yield opened
 
 
 @contextmanager
-def watching(config: RunConfig) -> Iterator[tuple[Watcher, ...]]:
-    """Give what keeps artifacts and metrics of a run up to date."""
+def watching(config: RunConfig) -> Iterator[tuple[tuple[Watcher, ...], tuple[str, ...]]]:
+    """Give what keeps artifacts and tracking of a run up to date, and what is to be said of it when the run begins."""
     artifacts = RunArtifacts(config.name, config.store, config.steps, enabled=config.prefect.artifacts)
-    settings = config.model_dump(mode="json")
-    with Monitor(config.wandb, config.name, log_directory(config), settings) as monitor:
-        yield ArtifactWatcher(artifacts, config.steps), MonitorWatcher(monitor)
+    watcher = ArtifactWatcher(artifacts, config.steps)
+    tracking = config.tracking
+    known = isinstance(tracking, TrackingSection) and config.name in open_store(config.store).runs.names()
+    with open_sink(config, log_directory(config), known) as sink:
+        if sink is None or not isinstance(tracking, TrackingSection):
+            yield (watcher,), ()
+        else:
+            yield (watcher, TrackingWatcher(sink, tracking)), (sink.where,)
 
 
 def log_event(event: str, facts: Mapping[str, Any]) -> None:
