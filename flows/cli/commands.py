@@ -93,6 +93,7 @@ COMMANDS = {
     "show": Command("Look", "show:show", ("", "demo --last 30 --timing", "demo training.learning_rate=1e-5"), ITEMS),
     "runs": Command("Look", "show:runs", ("", "--kind replay --state failed")),
     "status": Command("Look", "show:status", ("", "demo")),
+    "watch": Command("Look", "watch:watch", ("", "demo", "demo --read")),
     "logs": Command("Look", "show:logs", ("demo engine --follow",)),
     "check": Command("Look", "show:check", ("demo --load", "qwen3_gpu mine.toml training.learning_rate=1e-5"), ITEMS),
     "config": Command("Look", "show:config", ("rollout.max_tokens", "training demo mine.toml"), ITEMS),

@@ -4,7 +4,7 @@
 - step_history: which stage results belong to which step
 - row_lineage, sentences: what a typed id names, which row came from which, and rows in words
 - outcomes: what became of every rollout, and why
-- runs, run_state, scores: all runs, the state of one, what its policies scored
+- runs, run_state, watched, scores: all runs, the state of one, what of it is new, what its policies scored
 - ledger: its slices, whom they are shared with, and when its stages were at work
 - metrics, charts: the numbers of steps out of table `metrics`, as series and as charts
 - tracked_rows: what is sent of a run to W&B and TensorBoard
