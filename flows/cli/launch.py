@@ -60,7 +60,10 @@ def start(
     """Resolve a config, run the flow of `kind` and show it, in plain lines if asked; return the exit status."""
     overrides = [*overrides, *_demo_weights(kind, files, overrides, store, plain)]
     config = prepare(kind, files, overrides, name=name, store=store)
-    _print_comparisons(watch(config, plain=plain))
+    outcome = watch(config, plain=plain)
+    for line in reward_line([step["reward"] for step in outcome.get("steps", ())]):
+        print(line)
+    _print_comparisons(outcome)
     where = f"{config.name} --store {config.store}"
     print(f"run {config.name} is in {config.store}; look at it with: stagecoach view --run {where}")
     print(f"or on this terminal: stagecoach show {where}")

@@ -1,5 +1,6 @@
 """Watch: the live panel of a run that somebody else started, read from the store; its rollouts on the same terminal."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -74,7 +75,12 @@ def wait_for_key(seconds: float) -> str:
     if not sys.stdin.isatty():
         time.sleep(seconds)
         return ""
-    return sys.stdin.read(1) if select.select([sys.stdin], [], [], seconds)[0] else ""
+    # From the descriptor: Python's own buffer would take more keys, and `select` would not see them.
+    return (
+        os.read(sys.stdin.fileno(), 1).decode(errors="replace")
+        if select.select([sys.stdin], [], [], seconds)[0]
+        else ""
+    )
 
 
 @contextmanager

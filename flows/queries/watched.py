@@ -23,7 +23,7 @@ class Watched:
         self._mark = ""
         self._num_steps = 0
         self._evaluated: set[tuple[str, int, int]] = set()
-        self._rewards: list[float] = []
+        self._rewards: list[float | None] = []
         self._scores: list[str] = []
 
     def show(self, panel: Panel) -> None:
@@ -50,7 +50,7 @@ class Watched:
             seconds = [took for (_, name), took in each.values.items() if name.startswith("timing/stage/")]
             entropy = each.value("updates/entropy/mean")
             panel.step(each.step, value, int(sum(tokens)), sum(seconds), entropy=entropy)
-            self._rewards += [] if reward is None else [reward]
+            self._rewards.append(reward)
         self._num_steps = max(self._num_steps, len(finished))
 
     def _show_evaluations(self, panel: Panel, library: StoreReader) -> None:
@@ -88,9 +88,10 @@ class Watched:
         return [*reward_line(self._rewards), *self._scores[-3:]]
 
 
-def reward_line(rewards: Sequence[float]) -> list[str]:
-    """Return what was learnt, in a line; none of a run without rewards."""
-    if not rewards:
+def reward_line(rewards: Sequence[float | None]) -> list[str]:
+    """Return what was learnt, in a line; none of a run without rewards. A step that has none is left out."""
+    known = [each for each in rewards if each is not None]
+    if not known:
         return []
-    last = rewards[-3:]  # one step alone is as much luck as learning
-    return [f"mean reward {rewards[0]:.2f} in the first step, {sum(last) / len(last):.2f} over the last {len(last)}"]
+    last = known[-3:]  # one step alone is as much luck as learning
+    return [f"mean reward {known[0]:.2f} in the first step, {sum(last) / len(last):.2f} over the last {len(last)}"]

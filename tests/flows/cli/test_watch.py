@@ -1,6 +1,13 @@
 """A run that somebody else started, in the panel and in the reader of rollouts."""
 
 import io
+import os
+import pty
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +19,12 @@ from flows.cli.launch import panel_for
 from flows.queries.store_reader import StoreReader, recorded_run
 from flows.queries.watched import Watched, reward_line
 from flows.reporting.panel import PanelWatcher
+from flows.runtime import pipeline
+from flows.runtime.session import record_run
+from flows.runtime.step_report import finish_step
 from flows.viewer.terminal.reader import HELP, read_rollouts
 from tests.fixtures import evaluations, rehearsal
+from tests.fixtures.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +90,7 @@ def _drawn(panel: Any) -> str:
 
 
 def test_what_was_learnt_is_one_line() -> None:
-    assert reward_line([]) == []
+    assert reward_line([]) == reward_line([None]) == []
     assert reward_line([0.1, 0.2, 0.3, 0.4]) == ["mean reward 0.10 in the first step, 0.30 over the last 3"]
 
 
@@ -116,3 +127,59 @@ def test_what_it_does_not_know_changes_nothing(store: Path, capsys: pytest.Captu
     assert HELP in said
     assert all(part in said for part in ("1 to 12", "no rollouts at step 9", "no filter 'nobody'"))
     assert said.rstrip().splitlines()[-12].endswith("h for help") or "step 2 of a: 12 rollouts" in said
+
+
+@pytest.mark.engine  # a process on a terminal of its own
+def test_on_a_terminal_a_key_opens_the_reader_and_the_end_of_the_run_ends_it(tmp_path: Path) -> None:
+    session = rehearsal.session_for(tmp_path / "store", "a", steps=3)
+    with record_run(session):
+        steps = pipeline.run_steps(rehearsal.Rehearsal(session), rehearsal.SOURCE)
+        finish_step(session, next(steps))
+        with Terminal("watch", "a", "--store", str(tmp_path / "store")) as terminal:
+            terminal.wait_for("1/3 steps")
+            terminal.press("r")
+            terminal.wait_for("step 0 of a: 12 rollouts")
+            terminal.press("2\n")
+            terminal.wait_for("rollout 2 of 12")
+            terminal.press("q\n")
+            for finished in steps:
+                finish_step(session, finished)
+            terminal.wait_for("3/3 steps")
+            session.record("finished")
+            terminal.wait_for("run a: finished")
+            terminal.wait_for("over the last 3")
+
+
+class Terminal:
+    """A command of the program on a terminal of its own."""
+
+    def __init__(self, *argv: str) -> None:
+        variables = {name: value for name, value in os.environ.items() if name != "CI"}
+        variables |= {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "40"}
+        self._pid, self._file = pty.fork()
+        if self._pid == 0:
+            os.execvpe(sys.executable, [sys.executable, "-m", "flows.cli", *argv], variables)
+        self._said = ""
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        os.close(self._file)
+
+    def press(self, keys: str) -> None:
+        """Press keys; what was said before does not count any more."""
+        self._said = ""
+        os.write(self._file, keys.encode())
+
+    def wait_for(self, text: str) -> None:
+        """Read until a text has come."""
+        until = time.monotonic() + PATIENCE
+        while text not in self._said:
+            assert time.monotonic() < until, f"{text!r} did not come; this came: {self._said[-2000:]}"
+            if select.select([self._file], [], [], 0.2)[0]:
+                with suppress(OSError):  # it ended
+                    self._said += os.read(self._file, 65536).decode(errors="replace")
