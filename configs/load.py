@@ -53,6 +53,14 @@ def load(
     return config
 
 
+def override(recorded: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """Return a recorded config with other settings, of what changes no rows: its sections are not checked anew.
+
+    Raises ConfigError for unknown keys and wrong types.
+    """
+    return _merge((), overrides, recorded.model_dump(mode="json"))[0]
+
+
 def _merge(
     files: Sequence[Path | str], overrides: Sequence[str], base: Mapping[str, Any] | None
 ) -> tuple[RunConfig, Draft]:
@@ -181,7 +189,10 @@ def _unknown(location: Location, owner: type[BaseModel] | None, where: str) -> s
     advice = removed_key(dotted_key(location))
     if advice:
         return f"{dotted_key(location)}: no longer a key{where}; {advice}"
-    near = _nearest(str(location[-1]), dotted_key(location[:-1]), owner)
+    parent = dotted_key(location[:-1])
+    near = _nearest(str(location[-1]), parent, owner)
+    if near == dotted_key(location):
+        return f"{near}: not a key of this {parent}.type{where}; it belongs to another one, which is to be set first"
     return f"{dotted_key(location)}: unknown key{where}" + (f"; did you mean {near}?" if near else "")
 
 

@@ -27,7 +27,7 @@ from configs.sections import (
     RolloutConfig,
     SupervisedDataConfig,
 )
-from configs.services import EngineConfig, LearnerConfig, PrefectConfig, WandbConfig
+from configs.services import EngineConfig, LearnerConfig, NoTracking, PrefectConfig, TrackingConfig
 from configs.store import default_store
 from configs.training import TrainingConfig
 
@@ -66,7 +66,7 @@ class RunConfig(Section):
     replay: ReplayConfig = operational(ReplayConfig())
     """What a replay computes again; the keys follow from the recorded work."""
     prefect: PrefectConfig = PrefectConfig()
-    wandb: WandbConfig = WandbConfig()
+    tracking: TrackingConfig = NoTracking()
 
     @property
     def algorithms(self) -> dict[str, AlgorithmConfig]:

@@ -1,4 +1,4 @@
-"""The sections of what lives as long as a run: engine, learner, the Prefect server, Weights & Biases."""
+"""The sections of what lives as long as a run: engine, learner, the Prefect server, tracking."""
 
 from typing import Annotated, Any, Literal
 
@@ -85,8 +85,49 @@ class PrefectConfig(Section):
     """Whether the run leaves markdown, table and progress artifacts in Prefect."""
 
 
-class WandbConfig(Section):
-    mode: Literal["disabled", "offline", "online"] = operational("disabled")
-    """Whether and how metrics go to Weights & Biases; disabled sends none."""
+class NoTracking(Section):
+    """The figures of a run stay in the store; `stagecoach track` sends them later."""
+
+    type: Literal["none"] = operational("none")
+
+
+class TrackingSection(Section):
+    """Where the figures of a run go besides the store."""
+
+    samples_every: int = operational(10, ge=0)
+    """Steps from one table of sample rollouts, with their texts, to the next; 0 sends no texts."""
+    num_samples: int = operational(8, ge=1)
+    """Rollouts in such a table: those with the least and the highest reward, and others between."""
+
+
+class WandbTracking(TrackingSection):
+    """Weights & Biases (W&B)."""
+
+    type: Literal["wandb"] = operational("wandb")
+    mode: Literal["offline", "online"] = operational("offline")
+    """offline writes files on this machine, for `wandb sync`; online sends figures while the run goes on."""
     project: str = operational("stagecoach")
-    """The project there."""
+    """The project of W&B."""
+    entity: str = operational("")
+    """The user or team who owns the project; empty is the one of the key."""
+    group: str = operational("")
+    """The group of W&B runs; empty is the recorded run of a replay, and none of any other run."""
+    job_type: str = operational("")
+    """The job type; empty is what the run does: train, sft, evaluate or replay."""
+    tags: tuple[str, ...] = operational(())
+    """Tags of the W&B run."""
+    notes: str = operational("")
+    """Notes on the W&B run."""
+    branches: Literal["new", "fork"] = operational("new")
+    """What a replay is in W&B: a new run, or a fork of the recorded run at the replay's first step (online only). A run
+    that is resumed always goes on in its own W&B run."""
+
+
+class TensorboardTracking(TrackingSection):
+    """Event files of TensorBoard, in the directory of the run's logs."""
+
+    type: Literal["tensorboard"] = operational("tensorboard")
+
+
+TrackingConfig = Annotated[NoTracking | WandbTracking | TensorboardTracking, Field(discriminator="type")]
+"""Where the figures of a run go besides the store."""

@@ -129,11 +129,11 @@ ROWS = (
         ("orchestrator.eval.skip_first_step", "orchestrator.eval.eval_base_model"),
         values.evaluates_at_start,
     ),
+    KeyRow("tracking.type", ("monitors.wandb.project", "wandb.project", "wandb.tags"), lambda given: "wandb"),
     KeyRow(
-        "wandb.project",
-        ("monitors.wandb.project", "wandb.project"),
-        note='nothing is sent before wandb.mode = "online"',
+        "tracking.project", ("monitors.wandb.project", "wandb.project"), note="nothing is sent: the mode is offline"
     ),
+    KeyRow("tracking.tags", ("wandb.tags",)),
 )
 
 MISSING = (
@@ -226,7 +226,7 @@ MISSING = (
         names("env_vars trainer.env_vars orchestrator.env_vars"),
     ),
     Missing(
-        "every step and rollout is recorded: stagecoach show, view and logs; wandb.mode = 'online' sends figures to "
+        "every step and rollout is recorded: stagecoach show, view and logs; tracking.type = 'wandb' takes figures to "
         "Weights & Biases",
         names(
             "log trainer.log orchestrator.log monitors wandb trainer.monitors orchestrator.monitors trainer.wandb "

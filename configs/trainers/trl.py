@@ -112,7 +112,8 @@ ROWS = (
     KeyRow("evaluation.every", ("eval_strategy", "eval_steps"), values.evaluation_every, "on held-out examples"),
     KeyRow("evaluation.at_start", ("eval_on_start",)),
     KeyRow("evaluation.attempts", ("num_generations_eval",)),
-    KeyRow("wandb.project", ("project",), note='nothing is sent before wandb.mode = "online"'),
+    KeyRow("tracking.type", ("project",), lambda given: "wandb"),
+    KeyRow("tracking.project", ("project",), note="nothing is sent: the mode is offline"),
 )
 
 MISSING = (
@@ -190,7 +191,7 @@ MISSING = (
         names("resume_from_checkpoint ignore_data_skip restore_callback_states_from_checkpoint"),
     ),
     Missing(
-        "every step and every rollout is recorded: stagecoach show and view; wandb.mode = 'online' sends figures to "
+        "every step and every rollout is recorded: stagecoach show and view; tracking.type = 'wandb' takes figures to "
         "Weights & Biases",
         names(
             "report_to log_completions log_multimodal num_completions_to_print log_unique_prompts "

@@ -43,6 +43,10 @@ TRACE = """\
 ID is the id of a rollout; its first eight characters are enough. If several runs use it, --run chooses one.
 Sampled messages are printed as tokens, coloured by --color; a pipe, or NO_COLOR, gets plain text.
 """
+TRACK = """\
+OVERRIDES are settings of the section tracking, for example tracking.mode=online; all others are those of the run.
+W&B writes files on this machine unless the mode is online.
+"""
 
 
 class Command(NamedTuple):
@@ -91,6 +95,7 @@ COMMANDS = {
     "show": Command("Look", "show:show", ("", "demo --last 30 --timing", "demo training.learning_rate=1e-5"), ITEMS),
     "runs": Command("Look", "show:runs", ("", "--kind replay --state failed")),
     "status": Command("Look", "show:status", ("", "demo")),
+    "watch": Command("Look", "watch:watch", ("", "demo", "demo --read")),
     "logs": Command("Look", "show:logs", ("demo engine --follow",)),
     "check": Command("Look", "show:check", ("demo --load", "qwen3_gpu mine.toml training.learning_rate=1e-5"), ITEMS),
     "config": Command("Look", "show:config", ("rollout.max_tokens", "training demo mine.toml"), ITEMS),
@@ -126,6 +131,9 @@ COMMANDS = {
     "repair": Command("Correct", "store:repair", ("--deep --dry-run",)),
     "maintain": Command("Keep", "store:maintain", ("", "--retain messages=30d --dry-run")),
     "gc": Command("Keep", "store:gc", ("--remove slower", "--keep demo --keep-last 3 --dry-run")),
+    "track": Command(
+        "Move", "track:track", ("demo --to wandb", "demo --to wandb tracking.mode=online tracking.project=words"), TRACK
+    ),
     "import": Command("Move", "export:import_rollouts", ("traces.jsonl --name theirs",), ITEMS),
     "export": Command(
         "Move",

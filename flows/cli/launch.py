@@ -14,6 +14,7 @@ from configs.store import default_store
 from flows.orchestration import server as prefect_api
 from flows.orchestration.server import one_line, route_prefect_logs
 from flows.orchestration.states import ends_kept
+from flows.queries.watched import reward_line
 from flows.replays.config import prepare_replay
 from flows.replays.loop import loop_replay, plan_run, summary, trains_again
 from flows.replays.request import ReplayRequest, finished_message, finished_without_source
@@ -59,7 +60,10 @@ def start(
     """Resolve a config, run the flow of `kind` and show it, in plain lines if asked; return the exit status."""
     overrides = [*overrides, *_demo_weights(kind, files, overrides, store, plain)]
     config = prepare(kind, files, overrides, name=name, store=store)
-    _print_comparisons(watch(config, plain=plain))
+    outcome = watch(config, plain=plain)
+    for line in reward_line([step["reward"] for step in outcome.get("steps", ())]):
+        print(line)
+    _print_comparisons(outcome)
     where = f"{config.name} --store {config.store}"
     print(f"run {config.name} is in {config.store}; look at it with: stagecoach view --run {where}")
     print(f"or on this terminal: stagecoach show {where}")
@@ -135,17 +139,23 @@ def watch(
     before: Callable[[], None] = lambda: None,
     plain: bool = False,
 ) -> dict[str, Any]:
-    """Run the flow of a resolved config with a panel, artifacts and the monitor; return what the flow returns.
+    """Run the flow of a resolved config with a panel, artifacts and tracking; return what the flow returns.
 
     `before` is called once it is known that there is work to do; `early` are services as `open_session` takes them.
     `plain` asks for plain lines on a terminal too.
     """
+    with watching(config) as (watchers, notes), panel_for(config, plain) as panel:
+        for text in notes:
+            panel.note(text)
+        return run(config, (PanelWatcher(panel), *watchers), early, before)
+
+
+def panel_for(config: RunConfig, plain: bool = False) -> Panel:
+    """Return the panel of a run, which is live at once where it can be; `plain` asks for plain lines."""
     num_steps = 0 if config.kind == "evaluate" else config.replay.last_step or config.steps
     # A replay that trains has the recorded rewards, or nearly so: what it changes is seen in the loss.
     measure = "loss" if config.kind == "sft" or trains_again(config) else "reward"
-    panel = Panel(f"{config.kind} {config.name}", num_steps, plain=plain, measure=measure)
-    with watching(config) as watchers, panel:
-        return run(config, (PanelWatcher(panel), *watchers), early, before)
+    return Panel(f"{config.kind} {config.name}", num_steps, plain=plain, measure=measure)
 
 
 def run(
@@ -319,11 +329,8 @@ def begin_beside_sources(config: RunConfig, early: EarlyServices) -> None:
 
 def demo_summary(outcome: dict[str, Any], config: RunConfig, recipe: Recipe, seconds: float) -> list[str]:
     """Return the lines that end the demo: what was learnt, where the tables are, what to try next."""
-    rewards = [step["reward"] for step in outcome["steps"]]
-    last = rewards[-3:]  # one step alone is as much luck as learning
-    mean = sum(last) / len(last)
-    learnt = f"{rewards[0]:.2f} in the first step, {mean:.2f} over the last {len(last)}"
-    lines = ["", f"{recipe.about}: mean reward {learnt}."]
+    learnt = reward_line([step["reward"] for step in outcome["steps"]])
+    lines = ["", *(f"{recipe.about}: {line}." for line in learnt)]
     for found in outcome["evaluations"]:
         scores = "; ".join(describe_scores(each) for each in found["scores"])
         lines.append(f"Held-out examples, policy {found['version']}: {scores}")

@@ -4,11 +4,12 @@
 - step_history: which stage results belong to which step
 - row_lineage, sentences: what a typed id names, which row came from which, and rows in words
 - outcomes: what became of every rollout, and why
-- runs, run_state, scores: all runs, the state of one, what its policies scored
+- runs, run_state, watched, scores: all runs, the state of one, what of it is new, what its policies scored
 - ledger: its slices, whom they are shared with, and when its stages were at work
 - metrics, charts: the numbers of steps out of table `metrics`, as series and as charts
 - rollout_table, conditions, rollout_search: a row for each rollout with its texts, what conditions say of it, and which
   rollouts of a run meet one; policy_changes: what changed in replies between two policies
+- tracked_rows: what is sent of a run to W&B and TensorBoard
 - step, rollouts, rollout_list: a step, the rollouts of a step, of an evaluation or of an example, and lists of them
 - trace, messages: one rollout and its conversation
 - reader: what rollouts said, under each other and side by side

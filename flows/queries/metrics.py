@@ -151,6 +151,7 @@ STEPS_OF = {"update": "of the step's last optimizer step", "updates": "over all 
 ABOUT = {
     "reward": About("", "over rollouts that were scored"),
     "reward/std": About("", "standard deviation over rollouts that were scored"),
+    "rewards": About("", "mean score of a named reward, without its weight"),
     "metrics": About("", "mean over rollouts, measured by the environment"),
     "rollouts": About("rollouts", "of the step, without those that were stopped"),
     "num_turns": About("turns", "mean of a rollout"),
@@ -253,7 +254,7 @@ def _longest(name: str, known: dict[str, About]) -> About:
 
 
 ORDER = (
-    *("reward", "metrics", "update", "updates", "rollouts", "accounting", "filters", "trainable"),
+    *("reward", "rewards", "metrics", "update", "updates", "rollouts", "accounting", "filters", "trainable"),
     *("errored_rollout", "stragglers", "timing", "tokens", "tokens_per_second"),
 )
 """Groups in which most is looked for come first; any others follow."""

@@ -23,7 +23,7 @@ from flows.runtime.executor import Executor
 from flows.runtime.loops import check_of, plan_work, unique_results
 from flows.runtime.pipeline import Source
 from flows.runtime.session import Session
-from flows.runtime.step_report import Outcome, describe
+from flows.runtime.step_report import Outcome, describe, notify_step
 from storage.errors import NoSpace, StoreError, WorkRemoved
 from storage.store import Store
 from tasks.runtime.run_context import LEDGER_SECONDS, RunContext
@@ -111,7 +111,7 @@ def finish_replayed(session: Session, done: Replayed, apart: PolicyDistance) -> 
     update = described["update"]
     same = None if update is None or recorded is None else update["weights_sha256"] == recorded["weights_sha256"]
     described["same_weights"] = same
-    session.notify("step", **described)
+    notify_step(session, described, tuple(done.work.values()))
     for text in _notes(done, described, apart):
         session.notify("note", text=text)
     return described

@@ -20,7 +20,7 @@ from tasks.stages import BY_NAME, REPLAYABLE
 SERVICES = {name: next(each for each in REPLAYABLE if name in BY_NAME[each].services) for name in ("learner", "engine")}
 SERVICES |= {"gate": "training"}
 """Sections that no key of a stage holds, by the stage that has a use for them."""
-ANYWAY = ("prefect", "wandb")
+ANYWAY = ("prefect", "tracking")
 REGRADED = ("taskset", "harness", "runtime")
 """What of an environment its reward functions may see."""
 SAMPLED = ("env", "seats", "harness", "runtime", "max_turns", "temperature", "address", *OF_OUR_SERVERS)

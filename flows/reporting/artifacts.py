@@ -220,7 +220,9 @@ class ArtifactWatcher:
             due = len(self._steps) % self._every == 0 and self._clock() - self._published_at >= PUBLISHED_SECONDS
             if self._prefect and facts["computed"] and (last or due or self._behind):
                 self._publish()
-        elif self._behind:  # the last step may be over: whatever happens after it is the time to try again
+        elif (
+            self._behind and event != "rollouts"
+        ):  # the last step may be over: whatever happens after it is the time to try again
             self._publish()
 
     def _publish(self) -> None:

@@ -268,18 +268,18 @@ def sparkline(values: Sequence[float | None], width: int = 48) -> str:
 
     Where there is no value there is a space.
     """
-    means = _means(values, width)
-    known = [each for each in means if each is not None]
+    cells = means(values, width)
+    known = [each for each in cells if each is not None]
     low, high = min(known, default=0.0), max(known, default=0.0)
-    steps = [None if each is None else round((each - low) / (high - low or 1.0) * 7) for each in means]
+    steps = [None if each is None else round((each - low) / (high - low or 1.0) * 7) for each in cells]
     return "".join(" " if each is None else BLOCKS[each] for each in steps)
 
 
 def chart(values: Sequence[float | None], low: float, high: float, width: int, num_rows: int = 6) -> list[str]:
     """Return values as lines of blocks between two bounds, which are written at the left; of many values, means."""
-    means = _means(values, width - 10)
+    cells = means(values, width - 10)
     eighths = [
-        0 if each is None else 1 + round((each - low) / (high - low or 1.0) * (8 * num_rows - 1)) for each in means
+        0 if each is None else 1 + round((each - low) / (high - low or 1.0) * (8 * num_rows - 1)) for each in cells
     ]
     lines = []
     for row in reversed(range(num_rows)):
@@ -289,7 +289,7 @@ def chart(values: Sequence[float | None], low: float, high: float, width: int, n
     return lines
 
 
-def _means(values: Sequence[float | None], width: int) -> list[float | None]:
+def means(values: Sequence[float | None], width: int) -> list[float | None]:
     """Return at most `width` values: of more, the means of neighbours; None where there is no value."""
     num_cells = min(width, len(values))
     ends = [round(place * len(values) / max(num_cells, 1)) for place in range(num_cells + 1)]

@@ -4,6 +4,7 @@ Driven by small events, none of which can fail the run or carry markup: text of 
 control sequences that could move a cursor or colour a screen, and with what else hides or acts named.
 """
 
+import math
 import os
 import re
 import sys
@@ -14,16 +15,21 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.panel import Panel as Frame
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from flows.reporting.formats import BLOCKS, describe_scores, environment_title, fixed_point, visible
+from flows.reporting.formats import BLOCKS, describe_scores, environment_title, fixed_point, means, visible
 
-PLOT_ROWS = 5
+PLOT_ROWS = 4
+NARROWEST_CHART = 34
+"""Columns below which a chart says nothing: a terminal of 80 has two side by side, one of 200 has all."""
+CHART_GAP = 2
+HELD_OUT, ENTROPY, THROUGHPUT = "held out", "entropy", "tokens/s"
+"""Names of charts beside the one of what a step measures."""
 KEPT_NOTES = 3
 LONGEST_NOTE = 400
 REFRESHES_PER_SECOND = 4
@@ -61,6 +67,8 @@ class Panel:
         self._begun = clock()
         self._now = ""
         self._values: list[float | None] = []
+        self._others: dict[str, list[float | None]] = {ENTROPY: [], THROUGHPUT: [], HELD_OUT: []}
+        """What further charts show: by step, and of held-out examples by evaluation."""
         self._seconds: list[float] = []
         self._num_cached = 0
         self._tokens_per_second: float | None = None
@@ -84,23 +92,39 @@ class Panel:
             of_step = f"step {step + 1}/{self.num_steps}  " if self.num_steps and step is not None else ""
             self._now = of_step + printable(stage)
 
-    def step(self, step: int, value: float | None, tokens: int, seconds: float, cached: bool = False) -> None:
+    def step(
+        self,
+        step: int,
+        value: float | None,
+        tokens: int,
+        seconds: float,
+        cached: bool = False,
+        entropy: float | None = None,
+    ) -> None:
         """A step is done: its mean reward or what else is measured (None for nothing), tokens handled, wall-clock.
 
         Of a cached step all work was in the ledger: it says nothing of how fast this run is.
         """
         with self._lock:
+            speed = tokens / seconds if seconds > 0 else None
             self._values.append(value)
+            self._others[ENTROPY].append(entropy)
+            self._others[THROUGHPUT].append(None if cached else speed)
             self._num_cached += cached
             if not cached:
                 self._seconds.append(seconds)
-                self._tokens_per_second = tokens / seconds if seconds > 0 else None
+                self._tokens_per_second = speed
             if self._live is None:
                 pace = (
                     "cached" if cached else f"{self._speed()}  {seconds:.1f} s  left {duration(self._seconds_left())}"
                 )
                 number = f"{step + 1:>{len(str(self.num_steps))}}/{self.num_steps}"
                 self._line(f"step {number}  {self.measure} {fixed_point(value)}  {pace}")
+
+    def held_out(self, average: float | None) -> None:
+        """A policy was scored on held-out examples: the mean over sets and environments."""
+        with self._lock:
+            self._others[HELD_OUT].append(average)
 
     def note(self, text: str) -> None:
         """Say something in one line."""
@@ -119,8 +143,11 @@ class Panel:
         if live is not None:
             live.stop()
 
-    def __rich__(self) -> Frame:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the panel; rich calls this some times a second."""
+        yield self._draw(options.max_width - 4)  # without the frame and its padding
+
+    def _draw(self, width: int) -> Frame:
         with self._lock:
             done = len(self._values)
             head = Table.grid(expand=True)
@@ -133,7 +160,7 @@ class Panel:
             if self.num_steps:
                 bar = Table.grid(expand=True)  # a bar ends no line by itself
                 bar.add_row(ProgressBar(total=self.num_steps, completed=done))
-                parts += [bar, self._curve()]
+                parts += [bar, self._charts(width)]
             parts += [Text(line, no_wrap=True, overflow="ellipsis") for line in self._notes]
             subtitle = Text(self.ui_url) if self.ui_url else None
             return Frame(Group(*parts), title=Text(self.title), subtitle=subtitle, padding=(0, 1))
@@ -160,10 +187,26 @@ class Panel:
         recent = self._seconds[-5:]
         return sum(recent) / len(recent) * max(0, self.num_steps - len(self._values)) if recent else None
 
-    def _curve(self) -> Text:
-        last = next((value for value in reversed(self._values) if value is not None), None)
-        lines = plot(self._values, 60, PLOT_ROWS)
-        return Text("\n".join([f"{self.measure} {fixed_point(last)}", *lines]), no_wrap=True)
+    def _charts(self, width: int) -> Table:
+        """Return what steps have measured as charts side by side, over the width; the first one in any case."""
+        drawn = {self.measure: self._values}
+        drawn |= {name: own for name, own in self._others.items() if any(each is not None for each in own)}
+        columns = min(len(drawn), max(1, (width + CHART_GAP) // (NARROWEST_CHART + CHART_GAP)))
+        room = (width + CHART_GAP) // columns - CHART_GAP
+        charts = [self._chart(name, values, room) for name, values in drawn.items()]
+        table = Table.grid(padding=(0, CHART_GAP, 0, 0), pad_edge=False)
+        for first in range(0, len(charts), columns):
+            table.add_row(*charts[first : first + columns])
+        return table
+
+    def _chart(self, name: str, values: Sequence[float | None], width: int) -> Text:
+        last = next((value for value in reversed(values) if value is not None), None)
+        said = fixed_point(last) if name != THROUGHPUT else f"{last or 0:,.0f}"
+        # Shares and rewards are seen against 1; of the others nobody knows the most beforehand.
+        top = 1.0 if name in (self.measure, HELD_OUT) else 0.0
+        over = self.num_steps if name != HELD_OUT else len(values)
+        lines = plot(over_width(values, over, width), width, PLOT_ROWS, top)
+        return Text("\n".join([f"{name} {said}", *(line.ljust(width) for line in lines)]), no_wrap=True)
 
     def _line(self, text: str) -> None:
         with suppress(BrokenPipeError):  # nobody reads any more; the run goes on
@@ -189,12 +232,19 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def plot(values: Sequence[float | None], width: int, rows: int) -> list[str]:
-    """Return a plot of the last `width` values, `rows` lines of block eighths, from 0 to 1 or as far as values go."""
+def over_width(values: Sequence[float | None], num_steps: int, width: int) -> list[float | None]:
+    """Return values stretched so that `num_steps` of them take a width; means of neighbours where they are too many."""
+    times = max(1, width // max(1, num_steps, len(values)))
+    return [value for value in means(values, width) for _ in range(times)]
+
+
+def plot(values: Sequence[float | None], width: int, rows: int, top: float = 1.0) -> list[str]:
+    """Return a plot of the last `width` values, `rows` lines of block eighths, from 0 to `top` or as far as they go."""
     recent = list(values)[-width:]
-    known = [value for value in recent if value is not None]
-    low, high = min([0.0, *known]), max([1.0, *known])
-    heights = [None if value is None else 1 + round((value - low) / (high - low) * (rows * 8 - 1)) for value in recent]
+    known = [value for value in recent if value is not None and math.isfinite(value)]
+    low, high = min([0.0, *known]), max([top, *known])
+    span = (high - low) or 1.0
+    heights = [None if value not in known else 1 + round((value - low) / span * (rows * 8 - 1)) for value in recent]
 
     def cell(height: int | None, row: int) -> str:
         eighths = 0 if height is None else min(8, max(0, height - 8 * row))
@@ -233,14 +283,20 @@ class PanelWatcher:
         # An evaluation goes on beside the steps, and has the version of its policy for a step.
         self._panel.stage(None if evaluating else step, f"evaluation: {stage}" if evaluating else stage)
 
+    def _rollouts(self, step: int, done: int, wanted: int) -> None:
+        self._panel.stage(step, f"rollout {done}/{wanted}")
+
     def _step(
         self, step: int, tokens: int, seconds: Mapping[str, float], computed: bool = True, **measured: Any
     ) -> None:
         values = measured if self._panel.measure == "reward" else measured["update"] or {}
         value = values.get(self._panel.measure)
-        self._panel.step(step, value, tokens, sum(seconds.values()), cached=not computed)
+        entropy = measured.get("metrics", {}).get("updates/entropy/mean")
+        self._panel.step(step, value, tokens, sum(seconds.values()), cached=not computed, entropy=entropy)
 
     def _evaluation(self, version: int, scores: list[dict[str, Any]], **facts: Any) -> None:
+        averages = [each["average"] for each in scores if each["average"] is not None]
+        self._panel.held_out(sum(averages) / len(averages) if averages else None)
         for each in scores:
             where = environment_title(facts.get("set", ""), each["environment"])
             self._panel.note(f"evaluation of policy {version} on {where}: {describe_scores(each)}")

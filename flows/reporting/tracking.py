@@ -1,82 +1,155 @@
-"""Metrics to Weights & Biases when asked: disabled by default, offline without any network, online with a key."""
+"""Sends the figures of a run to Weights & Biases or to files of TensorBoard, where a config asks for it.
 
+A live run and `stagecoach track` send the same rows, by `track`: one row for each step and each evaluation, its figures
+named by `flows.reporting.tracked_names`. A sink is the way to one place. W&B is offline unless a config says online.
+"""
+
+import json
 import logging
 import math
 import netrc
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlparse
 
-from configs.services import WandbConfig
+from configs.run import RunConfig
+from configs.services import NoTracking, TensorboardTracking, TrackingConfig, TrackingSection, WandbTracking
+from flows.reporting.formats import markdown_table, visible
+from flows.reporting.tracked_names import evaluation_figures, step_figures
 from flows.services.ownership import OWNER, identity
 
 KEY = "WANDB_API_KEY"
+SAMPLES = "samples"
+"""The name of the table of sample rollouts."""
 _HOST = "https://api.wandb.ai"
 _log = logging.getLogger("stagecoach")
 
 
-class MonitorError(ValueError):
-    """Weights & Biases was asked for and cannot be had."""
+class TrackingError(ValueError):
+    """W&B or TensorBoard was asked for and cannot be had."""
 
 
-def check_monitor(config: WandbConfig) -> None:
-    """Raise MonitorError, before anything expensive, when the asked mode cannot work on this machine."""
+@dataclass(frozen=True)
+class TrackedRow:
+    """What is sent of a step, or of an evaluation after so many steps."""
+
+    step: int
+    figures: Mapping[str, float]
+    """By their tracked names."""
+    samples: Sequence[Mapping[str, Any]] = ()
+    """Some rollouts of the step as plain values by column, the same columns in each; mostly none."""
+
+
+class Sink(Protocol):
+    """The way to one place that rows are sent to."""
+
+    name: str
+
+    @property
+    def where(self) -> str:
+        """Where the rows are to be seen, in a line for a person."""
+
+    def write(self, row: TrackedRow) -> None:
+        """Send a row, all of whose figures are finite."""
+
+    def close(self, status: int = 0) -> None:
+        """Send what waits and let go, with the exit status of the run; calling it again does nothing."""
+
+
+def track(rows: Iterable[TrackedRow], sink: Sink) -> int:
+    """Send rows, in the order of their steps, and return how many; what is not a finite number is left out, and said.
+
+    W&B has no place for such values in a curve, and they are in the store.
+    """
+    count = 0
+    for row in rows:
+        count += 1
+        kept, dropped = finite(row.figures)
+        if dropped:
+            _log.warning("step %d: metrics that are not finite were left out: %s", row.step, ", ".join(dropped))
+        sink.write(TrackedRow(row.step, kept, row.samples))
+    return count
+
+
+def finite(figures: Mapping[str, float]) -> tuple[dict[str, float], list[str]]:
+    """Return the figures that are finite numbers, and the names of the others."""
+    kept = {name: value for name, value in figures.items() if math.isfinite(value)}
+    return kept, [name for name in figures if name not in kept]
+
+
+def check_tracking(config: TrackingConfig) -> None:
+    """Raise TrackingError, before anything expensive, when what is asked for cannot work on this machine."""
+    if not isinstance(config, WandbTracking):
+        return
+    if config.branches == "fork" and config.mode == "offline":
+        raise TrackingError(
+            "tracking.branches: W&B forks a run on its server alone. Nothing was started and nothing is lost: take "
+            "tracking.mode=online, or tracking.branches=new"
+        )
     if config.mode == "online" and not _has_key():
-        raise MonitorError(
-            f"wandb.mode is online and there is no key for it: set {KEY}, or run `wandb login`, "
-            "or take wandb.mode=offline and `wandb sync` later. Nothing was started and nothing is lost"
+        raise TrackingError(
+            f"tracking.mode is online and there is no key for it: set {KEY}, or run `wandb login`, "
+            "or take tracking.mode=offline and `wandb sync` later. Nothing was started and nothing is lost"
         )
 
 
-class Monitor:
-    """One run's metrics: `with Monitor(config.wandb, "demo", directory) as monitor: monitor.log(0, metrics)`."""
+@contextmanager
+def open_sink(config: RunConfig, directory: Path, known: bool = False) -> Iterator[Sink | None]:
+    """Yield the sink that the config of a run asks for, None for none; it is closed when the block ends.
 
-    def __init__(
-        self, config: WandbConfig, run_name: str, directory: Path, settings: Mapping[str, Any] | None = None
-    ) -> None:
-        """Begin. `directory` takes the files of offline runs; `settings` is the resolved config, without secrets."""
-        check_monitor(config)
-        self._run: Any = None
-        self._told = False
-        if config.mode != "disabled":
-            self._run = _init(config, run_name, Path(directory), settings or {})
+    `directory` takes the files of W&B and TensorBoard; `known` says that the run was begun before. Raises
+    TrackingError.
+    """
+    check_tracking(config.tracking)
+    match config.tracking:
+        case WandbTracking():
+            sink: Sink | None = WandbSink(config, config.tracking, directory, known)
+        case TensorboardTracking():
+            sink = TensorboardSink(config, directory / "tensorboard")
+        case NoTracking():
+            sink = None
+    status = 1
+    try:
+        yield sink
+        status = 0
+    finally:
+        if sink is not None:
+            sink.close(status)
 
-    def __enter__(self) -> "Monitor":
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close(0 if kind is None else 1)
+class WandbSink:
+    """A run of W&B, of the name and the id of the run in the store."""
 
-    @property
-    def directory(self) -> Path | None:
-        """Where this run's files are, to `wandb sync` an offline one; None when disabled."""
-        return None if self._run is None else Path(self._run.dir).parent
+    name = "W&B"
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hand over a step's metrics; what is not a finite number is left out, and said so.
+    def __init__(self, config: RunConfig, asked: WandbTracking, directory: Path, known: bool = False) -> None:
+        self._run: Any = _begin_wandb(config, asked, directory, known)
+        self._run.define_metric("eval/*", step_metric="eval/version")
+        self._last = 0
+        """The last step that was sent."""
+        files = Path(self._run.dir).parent
+        self.where = f"W&B files: {files}; `wandb sync {files}` sends them"
+        if asked.mode == "online":  # wandb warns who asks an offline run for its page
+            self.where = f"W&B: {self._run.url}"
 
-        The border at which trouble with the monitor is only told of, once: the numbers are in the tables anyway.
-        """
-        kept, dropped = finite(metrics)
-        if dropped:
-            _log.warning("step %d: metrics that are not finite were left out: %s", step, ", ".join(dropped))
-        if self._run is None:
-            return
-        try:
-            self._run.log(kept, step=step)
-        except Exception as problem:
-            if not self._told:
-                _log.warning("metrics no longer reach Weights & Biases, the run goes on: %s", problem)
-            self._told = True
+    def write(self, row: TrackedRow) -> None:
+        """Send a row; W&B merges rows of one step, and takes none that is older than the last."""
+        import wandb
+
+        # An evaluation may end after steps that it went on beside; its own axis is `eval/version`.
+        self._last = max(self._last, row.step)
+        values: dict[str, Any] = dict(row.figures)
+        if row.samples:
+            data = [list(sample.values()) for sample in row.samples]
+            values[SAMPLES] = wandb.Table(columns=list(row.samples[0]), data=data)
+        self._run.log(values, step=self._last)
 
     def close(self, status: int = 0) -> None:
-        """Finish; calling it again does nothing."""
+        """Finish the run; of an online one, what waits is sent first."""
         run, self._run = self._run, None
         if run is not None:
             import wandb
@@ -85,38 +158,89 @@ class Monitor:
             wandb.teardown()  # ends wandb's own background process, which would last as long as this one
 
 
-def finite(metrics: Mapping[str, float]) -> tuple[dict[str, float], list[str]]:
-    """Return the metrics that are finite numbers, and the names of the others."""
-    kept = {name: value for name, value in metrics.items() if math.isfinite(value)}
-    return kept, [name for name in metrics if name not in kept]
+class TensorboardSink:
+    """Event files of TensorBoard in a directory, one more for each time that a run goes on."""
+
+    name = "TensorBoard"
+
+    def __init__(self, config: RunConfig, directory: Path) -> None:
+        self.where = f"TensorBoard files: {directory}; `tensorboard --logdir {directory}` shows them"
+        self._directory = directory
+        self._config = config
+        self._writer: Any = None
+
+    def write(self, row: TrackedRow) -> None:
+        """Write a row, the samples as a table of text."""
+        if self._writer is None:
+            self._writer = self._begin(row.step)
+        for name, value in row.figures.items():
+            self._writer.add_scalar(name, value, row.step)
+        if row.samples:
+            cells = [[_cell(value) for value in sample.values()] for sample in row.samples]
+            table = markdown_table(row.samples[0], cells, numbers=False)
+            self._writer.add_text(SAMPLES, "\n".join(table), row.step)
+
+    def _begin(self, step: int) -> Any:
+        """Return a writer whose file replaces what earlier files of the directory have from a step on."""
+        from tensorboardX import SummaryWriter
+
+        # What was written of a step that is sent again must not be a second point of the same curve.
+        writer = SummaryWriter(str(self._directory), purge_step=step)
+        settings = json.dumps(self._config.model_dump(mode="json"), indent=2)
+        writer.add_text("config", "\n".join(f"    {line}" for line in settings.splitlines()), step)
+        return writer
+
+    def close(self, status: int = 0) -> None:
+        """Write what waits and close the file."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
 
 
-def _init(config: WandbConfig, run_name: str, directory: Path, settings: Mapping[str, Any]) -> Any:
-    """Start the run there; the same name continues the same run. Converts wandb's errors to MonitorError."""
+def _cell(value: Any) -> str:
+    """Return a value for a cell of a markdown table: on one line, without the mark of columns."""
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return " ".join(visible(text).replace("|", "\\|").split())
+
+
+def _begin_wandb(config: RunConfig, asked: WandbTracking, directory: Path, known: bool) -> Any:
+    """Start the W&B run; the same name goes on with the same one. Converts wandb's errors to TrackingError."""
     import wandb
 
     directory.mkdir(parents=True, exist_ok=True)
     try:
         with _mark_processes():
             return wandb.init(
-                mode=config.mode,
-                project=config.project,
-                name=run_name,
-                id=run_name,
-                # Files of an offline run are joined by their id when they are synced; resuming would ask the network.
-                resume="allow" if config.mode == "online" else None,
+                mode=asked.mode,
+                project=asked.project,
+                entity=asked.entity or None,
+                name=config.name,
+                id=config.name,
+                group=asked.group or config.replay.run or None,
+                job_type=asked.job_type or config.kind,
+                tags=list(asked.tags) or None,
+                notes=asked.notes or None,
                 dir=str(directory),
-                config=dict(settings),
-                # Nothing leaves the machine but what is logged: no code, no state of git, no statistics of the machine.
-                settings=wandb.Settings(
-                    console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
-                ),
+                config=config.model_dump(mode="json"),
+                # Statistics of the machine are sent; its code, the state of git and what the terminal shows are not.
+                settings=wandb.Settings(console="off", silent=True, disable_git=True, disable_code=True),
+                **beginning(config, asked, known),
             )
     except wandb.Error as problem:
-        raise MonitorError(
-            f"Weights & Biases did not start in mode {config.mode}: {problem}. Nothing is lost: "
-            "correct that, or take wandb.mode=offline or disabled"
+        raise TrackingError(
+            f"W&B did not start in mode {asked.mode}: {problem}. Nothing is lost: "
+            "correct that, or take tracking.mode=offline or tracking.type=none"
         ) from problem
+
+
+def beginning(config: RunConfig, asked: WandbTracking, known: bool) -> dict[str, str]:
+    """Return how the W&B run begins: anew, as a fork of the recorded run of a replay, or where it stopped."""
+    replay = config.replay
+    # The history before the replay's first step is that of the recorded run.
+    if asked.branches == "fork" and config.kind == "replay" and replay.first_step and not known:
+        return {"fork_from": f"{replay.run}?_step={replay.first_step - 1}"}
+    # Files of an offline run are joined by their id when they are synced; resuming would ask the network.
+    return {"resume": "allow"} if asked.mode == "online" else {}
 
 
 @contextmanager
@@ -144,29 +268,40 @@ def _has_key() -> bool:
         return False
 
 
-class MonitorWatcher:
-    """Sends the metrics of computed steps and evaluations to Weights & Biases, where it was asked for."""
+def is_sampled(step: int, config: TrackingSection) -> bool:
+    """Tell whether sample rollouts of a step are sent."""
+    return config.samples_every > 0 and step % config.samples_every == 0
 
-    def __init__(self, monitor: Monitor) -> None:
-        self._monitor = monitor
-        self._last = 0
-        """The last step that was logged."""
+
+class TrackingWatcher:
+    """Sends a row for each computed step and evaluation of a live run.
+
+    The border at which trouble with a sink is only told of, once: the figures are in the store anyway.
+    """
+
+    def __init__(self, sink: Sink, config: TrackingSection) -> None:
+        self._sink = sink
+        self._config = config
+        self._told = False
         self._lost = 0
         """Services that were lost since the run began or went on."""
 
     def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
-        """Log what was computed now; what was found was logged by the run that computed it."""
+        """Send what was computed now; what was found was sent by the run that computed it."""
         self._lost += event == "lost"
-        if event == "step" and facts["computed"]:
-            self._last = max(self._last, facts["step"])
-            # No metric of the table: that has what follows from the step's inputs, whatever happened on the way.
-            lost = {"services/lost": self._lost} if self._lost else {}
-            self._monitor.log(facts["step"], {**facts["metrics"], **lost})
-        if event == "evaluation" and facts["computed"]:
-            # It may come after the steps that it went on beside, and what is older than the last is not taken there.
-            at = max(self._last, facts["version"])
-            for each in facts["scores"]:
-                if each["average"] is not None:
-                    where = "/".join(filter(None, (facts.get("set"), each["environment"])))
-                    figures = {f"evaluation/{where}/average": each["average"], "evaluation/version": facts["version"]}
-                    self._monitor.log(at, figures)
+        if event not in ("step", "evaluation") or not facts["computed"]:
+            return
+        try:
+            track([self._row(event, facts)], self._sink)
+        except Exception as problem:
+            if not self._told:
+                _log.warning("metrics no longer reach %s, the run goes on: %s", self._sink.name, problem)
+            self._told = True
+
+    def _row(self, event: str, facts: Mapping[str, Any]) -> TrackedRow:
+        if event == "evaluation":
+            return TrackedRow(facts["version"], evaluation_figures(facts))
+        # No figure of the table: that has what follows from the step's inputs, whatever happened on the way.
+        lost = {"services/lost": float(self._lost)} if self._lost else {}
+        samples = facts["samples"](self._config.num_samples) if is_sampled(facts["step"], self._config) else ()
+        return TrackedRow(facts["step"], step_figures(facts["values"]) | lost, samples)

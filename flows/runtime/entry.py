@@ -10,15 +10,17 @@ from functools import partial
 from typing import Any
 
 from configs.run import RunConfig
+from configs.services import TrackingSection
 from flows.orchestration.events import EventWatcher
 from flows.orchestration.server import bookkeeping_only, current_flow_run, run_tags
 from flows.reporting.artifacts import ArtifactWatcher, RunArtifacts
 from flows.reporting.messages import step_message
-from flows.reporting.tracking import Monitor, MonitorWatcher
+from flows.reporting.tracking import TrackingWatcher, open_sink
 from flows.runtime.loops import Planner, plan_work
 from flows.runtime.preflight import preflight
 from flows.runtime.prepare import prepare
 from flows.runtime.session import Session, Watcher, current_session, log_directory, open_session, record_run
+from storage.store import open_store
 
 ID_CHARACTERS = 8
 OF_A_PROCESS = ("run:", "store:", "process:")
@@ -46,25 +48,35 @@ def session_of(prepared: Callable[[], RunConfig], plan: Planner = plan_work) -> 
     config = prepared()
     link(config)
     # Watchers outlive the session: the end of a run is an event, too.
-    with watching(config) as watchers, open_session(config, watchers) as opened:
+    with watching(config) as (watchers, notes), open_session(config, watchers) as opened:
         planned = plan(opened.context, opened.source, opened.policy)
         opened.task_runs.plan(planned)
         missing = [ref for ref in planned if ref.computed]
         # Before the run's first event: what is refused here was never started.
         preflight(opened, missing)
         opened.notify("prefect", url="")
+        for text in notes:
+            opened.notify("note", text=text)
         with record_run(opened):
             opened.begin(missing)
             yield opened
 
 
 @contextmanager
-def watching(config: RunConfig) -> Iterator[tuple[Watcher, ...]]:
-    """Give what keeps artifacts, metrics and the flow run's logs of a run up to date, and sends its events."""
+def watching(config: RunConfig) -> Iterator[tuple[tuple[Watcher, ...], tuple[str, ...]]]:
+    """Give what keeps artifacts, tracking and the flow run's logs of a run up to date and sends its events.
+
+    Second come the texts that are to be said of it when the run begins.
+    """
     artifacts = RunArtifacts(config.name, config.store, config.steps, enabled=config.prefect.artifacts)
-    settings, events = config.model_dump(mode="json"), EventWatcher(config.name, config.store)
-    with Monitor(config.wandb, config.name, log_directory(config), settings) as monitor:
-        yield ArtifactWatcher(artifacts, config.steps), MonitorWatcher(monitor), LogWatcher(), events
+    watchers = ArtifactWatcher(artifacts, config.steps), LogWatcher(), EventWatcher(config.name, config.store)
+    tracking = config.tracking
+    known = isinstance(tracking, TrackingSection) and config.name in open_store(config.store).runs.names()
+    with open_sink(config, log_directory(config), known) as sink:
+        if sink is None or not isinstance(tracking, TrackingSection):
+            yield watchers, ()
+        else:
+            yield (*watchers, TrackingWatcher(sink, tracking)), (sink.where,)
 
 
 class LogWatcher:

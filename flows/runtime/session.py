@@ -59,6 +59,7 @@ class Session:
         policy: Policy | None = None,
     ) -> None:
         self.context = context
+        context.note_units = self._note_groups
         self.source = source
         self.policy = policy
         """The policy to evaluate, where one of the store was named."""
@@ -169,6 +170,13 @@ class Session:
                 self._step = self._step if facts["evaluating"] else facts["step"]
             for watch in self.watchers:
                 watch(event, facts)
+
+    def _note_groups(self, stage: str, step: int, num_groups: int) -> None:
+        """Let the watchers see how many rollouts of a step are there, while others are still sampled."""
+        if stage == "rollout":
+            assignment = self.config.assignment
+            wanted = assignment.groups_per_step * assignment.group_size
+            self.notify("rollouts", step=step, done=num_groups * assignment.group_size, wanted=wanted)
 
     def note_service(self, news: ServiceNews) -> None:
         """Let the watchers see what became of a service; a loss is an event of the run as well."""

@@ -3,9 +3,11 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from flows.queries.metrics import Span, by_stage, ledger_metrics
+from flows.queries.tracked_rows import OF_MESSAGES, OF_SAMPLES, OF_TRACES, sample_rollouts
 from flows.runtime.empty_batch import short_of_groups
 from flows.runtime.pipeline import FinishedStep, StepBatch
 from flows.runtime.session import Session
@@ -63,8 +65,7 @@ def check_account(session: Session, batch: StepBatch) -> None:
 def finish_step(session: Session, finished: FinishedStep) -> dict[str, Any]:
     """Describe a finished step and tell the watchers."""
     described = describe(session.context, finished.step, finished.refs)
-    session.task_runs.finish_step(described)
-    session.notify("step", **described)
+    notify_step(session, described, finished.refs)
     # Who resumes a run has read the warnings of its finished steps before.
     if described["computed"] and (warning := low_signal(described)):
         session.notify("note", text=warning)
@@ -73,6 +74,30 @@ def finish_step(session: Session, finished: FinishedStep) -> dict[str, Any]:
     if warning := quarantine_warning(session, finished.batch):
         session.notify("note", text=warning)
     return described
+
+
+def notify_step(session: Session, described: Mapping[str, Any], refs: Sequence[Ref]) -> None:
+    """Show a described step in Prefect and tell the watchers of it; beside it `values` by scope and measure, and what makes its `samples`."""
+    session.task_runs.finish_step(described)
+    samples = partial(step_samples, session.context, refs)
+    session.notify("step", **described, values=step_values(session.context, refs), samples=samples)
+
+
+def step_values(context: RunContext, refs: Sequence[Ref]) -> Values:
+    """Return the metrics of a step, with `ledger_metrics` beside them."""
+    written = metric_values(context.table("metrics", refs)) if _makes(refs, "metrics") else {}
+    return written | ledger_metrics([Span(ref.stage, ref.seconds, ref.tokens) for ref in refs])
+
+
+def step_samples(context: RunContext, refs: Sequence[Ref], count: int) -> list[dict[str, Any]]:
+    """Return so many sample rollouts of a step."""
+    wanted = (("traces", OF_TRACES), ("messages", OF_MESSAGES), ("samples", OF_SAMPLES))
+    tables = {name: context.table(name, refs, columns) for name, columns in wanted if _makes(refs, name)}
+    return sample_rollouts(tables, count)
+
+
+def _makes(refs: Sequence[Ref], table: str) -> bool:
+    return any(table in dict(ref.rows) for ref in refs)
 
 
 def quarantine_warning(session: Session, batch: StepBatch) -> str:
@@ -117,15 +142,14 @@ def describe(context: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, A
     The numbers are those of the step's table `metrics`, with `ledger_metrics` beside them; a number that was not
     measured is None, and the update is None where nothing was trained.
     """
-    made = {table for ref in refs for table, _ in ref.rows}
-    values = metric_values(context.table("metrics", refs)) if "metrics" in made else {}
-    update = context.table("updates", refs).to_pylist()[-1] if "updates" in made else None
+    values = step_values(context, refs)
+    update = context.table("updates", refs).to_pylist()[-1] if _makes(refs, "updates") else None
     spans = [Span(ref.stage, ref.seconds, ref.tokens) for ref in refs]
     seconds = {stage: own.seconds for stage, own in by_stage(spans).items()}
     stage_tokens = {stage: own.tokens for stage, own in by_stage(spans).items()}
     outcomes = outcomes_of(values)
     groups = {name.partition("/")[2]: int(n) for (_, name), n in values.items() if name.startswith("groups/")}
-    measured = {full_name(*name): value for name, value in (values | ledger_metrics(spans)).items()}
+    measured = {full_name(*name): value for name, value in values.items()}
     return {
         "step": step,
         "computed": any(ref.computed for ref in refs),

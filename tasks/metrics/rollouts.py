@@ -28,7 +28,8 @@ _MEANS = ("num_turns", "num_input_tokens", "num_output_tokens", "is_truncated", 
 SPANS = ("setup", "generation", "model", "scoring")
 """What the wall-clock of a rollout consists of; `model` is a part of `generation`."""
 COLUMNS = (
-    *("trace_id", "environment", "agent", "trainable", "reward", "metrics", "num_branches", "error_class", *_MEANS),
+    *("trace_id", "environment", "agent", "trainable", "reward", "rewards", "metrics", "num_branches", "error_class"),
+    *_MEANS,
     *(f"{span}_seconds" for span in SPANS),
 )
 """What is read of traces: numbers and names, no text that a model wrote."""
@@ -87,6 +88,7 @@ def _of_ended(rows: Rows) -> Measures:
     if rewards:
         for name, value in spread(rewards).items():
             yield f"reward/{name}", value
+    yield from _of_rewards(rows)
     if not rows:
         return
     for name in _MEANS:
@@ -111,6 +113,17 @@ def _of_agents(rows: Rows) -> Measures:
     # With one agent its mean is that of the environment.
     for agent, own in sorted(rewards.items()) if len(rewards) > 1 else ():
         yield f"reward/{agent}/mean", mean(own)
+
+
+def _of_rewards(rows: Iterable[Mapping[str, Any]]) -> Measures:
+    """Yield the mean score of each named reward, without its weight, over the rollouts that have it."""
+    scores: dict[str, list[float]] = {}
+    for row in rows:
+        for name, named in json.loads(row["rewards"] or "{}").items():
+            if named is not None and named["score"] is not None:
+                scores.setdefault(name, []).append(float(named["score"]))
+    for name, own in sorted(scores.items()):
+        yield f"rewards/{name}/mean", mean(own)
 
 
 def _of_environment(rows: Iterable[Mapping[str, Any]]) -> Measures:

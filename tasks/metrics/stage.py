@@ -92,7 +92,7 @@ def _token_metrics(tables: Tables) -> Values:
 
 STAGE = Stage(
     name="metrics",
-    version=1,
+    version=2,
     reads=("traces",),
     writes=("metrics",),
     optional=(

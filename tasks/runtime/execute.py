@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
@@ -48,11 +48,14 @@ class Parts:
         make_entry: MakeEntry,
         unit: tuple[str, str],
         commit_earlier: Callable[[], None] = lambda: None,
+        tell: Callable[[int], None] = lambda num_units: None,
     ) -> None:
         """Open the parts of a key. `unit` is the table and the column that name a unit: that of a group's id, say.
 
-        `commit_earlier` waits for the commit of what they are made from: nothing is committed before that.
+        `commit_earlier` waits for the commit of what they are made from: nothing is committed before that. `tell` hears
+        after each commit how many units there are.
         """
+        self._tell = tell
         self._store = store
         self._commit_earlier = commit_earlier
         self._unit = unit
@@ -153,6 +156,7 @@ class Parts:
         for piece in slices:
             RECENT.put((piece.table, piece.digest), tables[piece.table])
         self._committed.append(self._store.ledger.commit(self._make_entry(uuid4().hex, slices, count_tokens(tables))))
+        self._tell(len(self._units))
 
 
 def count_tokens(tables: Mapping[str, pa.Table]) -> int:
@@ -200,7 +204,8 @@ class Attempt:
 
     @cached_property
     def parts(self) -> Parts:
-        return Parts(self.context.store, self.entry, self.stage.unit, self.context.flush)
+        tell = partial(self.context.note_units, self.stage.name, self.step)
+        return Parts(self.context.store, self.entry, self.stage.unit, self.context.flush, tell)
 
     def compute(self, refs: Sequence[Ref], services: Services, parameters: Mapping[str, Any]) -> list[Slice]:
         """Read the inputs, call the stage's function, write the rows that it returns; return the slices."""

@@ -76,6 +76,8 @@ class RunContext:
         self.versions = dict(versions)
         self._keys = StageKeys(config)
         self._queue: CommitQueue | None = None
+        self.note_units: Callable[[str, int, int], None] = lambda stage, step, num_units: None
+        """Hears, while a stage commits in parts, its name, its step and how many units (groups) are there."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel to a task runner's workers as what it is opened from; they must find what was queued here."""

@@ -102,6 +102,10 @@ def test_unknown_keys_name_path_source_and_nearest_name(tmp_path: Path) -> None:
         "did you mean filtering.filters.2.enforce?",
     )
     assert problems("qqq=1") == ("qqq: unknown key (override qqq=1)",)
+    assert problems("tracking.mode=online") == (
+        "tracking.mode: not a key of this tracking.type (override tracking.mode=online); it belongs to another one, "
+        "which is to be set first",
+    )
 
 
 def test_removed_keys_say_what_became_of_them() -> None:

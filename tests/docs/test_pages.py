@@ -55,6 +55,8 @@ def test_commands_are_understood(arguments: list[str]) -> None:
     takes_items = "items" in inspect.signature(command.func).parameters
     files, overrides = split_items(command.args if takes_items else ())
     files = [file for file in files if arguments[0] in ("run", "sft", "eval", "check") and file in presets()]
+    if arguments[0] == "track":  # of what is tracked the command itself says the type
+        overrides.insert(0, f"tracking.type={command.keywords['to']}")
     load(files or ["demo"], [*overrides, *command.keywords.get("overrides", ())])
 
 

@@ -105,7 +105,7 @@ def test_a_config_of_today() -> None:
     assert training.gradient_checkpointing and training.checkpoint_every == 2
     assert training.lora is not None and training.lora.target_modules == ("q_proj", "v_proj")
     assert (config.evaluation.every, config.evaluation.num_examples, config.evaluation.at_start) == (5, 32, False)
-    assert config.wandb.project == "words" and config.wandb.mode == "disabled"
+    assert config.tracking.type == "wandb" and config.tracking.project == "words"
     assert found.unknown == [] and found.missing == []
 
 

@@ -51,7 +51,8 @@ def test_the_guard_sees_a_service_that_is_started(
         ("engine.max_model_len=1024", ["engine.max_model_len: 1024 is longer than the model's", "512"]),
         ("environments.0.taskset.id=no_such_place", ["taskset 'no_such_place' is not installed", "pip install"]),
         ("environments.0.harness.id=no_such_harness", ["harness 'no_such_harness' is not installed"]),
-        ("wandb.mode=online", ["wandb.mode is online", "WANDB_API_KEY", "offline"]),
+        ("tracking={type='wandb',mode='online'}", ["tracking.mode is online", "WANDB_API_KEY", "offline"]),
+        ("tracking={type='wandb',branches='fork'}", ["tracking.branches", "online"]),
     ],
 )
 def test_a_config_that_cannot_work(refused: Refused, model: str, override: str, words: list[str]) -> None:

@@ -9,7 +9,6 @@ from flows.reporting.formats import (
     evaluation_cells,
     with_interval,
 )
-from flows.reporting.tracking import Monitor, MonitorWatcher
 
 ROW: dict[str, Any] = {
     **{"set": "hard", "versions": [0, 4], "environment": "sums", "figure": "avg", "num_examples": 6},
@@ -42,27 +41,3 @@ def test_scores_with_their_intervals() -> None:
     assert describe_scores(scores) == "avg 0.500, pass@1 0.500 [0.100, 0.900], 1 of 4 failed"
     assert with_interval(None, scores) == "-"
     assert describe_scores(scores | {"average": None, "pass_at": []}) == "nothing was scored, 1 of 4 failed"
-
-
-class Logged(Monitor):
-    """A monitor that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[int, float | None]] = []
-
-    def log(self, step: int, metrics: Any) -> None:
-        self.told.append((step, metrics.get("evaluation/version")))
-
-
-def test_an_evaluation_that_comes_late_is_logged_where_it_is_still_taken() -> None:
-    logged = Logged()
-    watch = MonitorWatcher(logged)
-    scores = [{"environment": "sums", "average": 0.5}]
-    told = {"set": "", "scores": scores, "computed": True}
-    watch("evaluation", told | {"version": 0})
-    for step in range(3):
-        watch("step", {"step": step, "computed": True, "metrics": {}})
-    watch("evaluation", told | {"version": 1})
-    watch("evaluation", told | {"version": 3})
-    watch("evaluation", told | {"version": 3, "computed": False})  # a resumed run: whoever computed it logged it
-    assert logged.told == [(0, 0), (0, None), (1, None), (2, None), (2, 1), (3, 3)]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from flows.reporting.panel import Panel, duration, is_terminal, plot, printable
+from flows.reporting.panel import Panel, duration, is_terminal, over_width, plot, printable
 from tests.fixtures.waiting import PATIENCE
 
 
@@ -167,3 +167,29 @@ def test_a_step_that_was_in_the_ledger_is_cached_and_no_progress_of_this_run() -
     _, cached, computed = stream.getvalue().splitlines()
     assert cached == "step 1/3  reward 0.500  cached"
     assert computed == "step 2/3  reward 0.600  10 tokens/s  10.0 s  left 0:10"
+
+
+@pytest.mark.parametrize(("width", "rows_of_charts"), [(80, 2), (200, 1), (40, 4)])
+def test_charts_stand_side_by_side_over_the_width(width: int, rows_of_charts: int) -> None:
+    panel = Panel("train a", 8, plain=True, stream=io.StringIO())
+    for number in range(8):
+        panel.step(number, number / 8, 1_000 * (number + 1), 1.0, entropy=0.5 - number / 20)
+    panel.held_out(0.25)
+    panel.held_out(0.75)
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(panel)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert {len(line) for line in lines} == {width}
+    names = ("reward 0.875", "held out", "entropy", "tokens/s 8")
+    titles = [line for line in lines if any(name in line for name in names)]
+    assert len(titles) == rows_of_charts
+    text = "\n".join(titles)
+    assert all(part in text for part in ("reward 0.875", "held out 0.750", "entropy 0.150", "tokens/s 8,000"))
+
+
+def test_values_are_stretched_over_the_width_or_taken_together() -> None:
+    assert over_width([1.0, None], 4, 8) == [1.0, 1.0, None, None]
+    assert over_width([0.0, 1.0, 2.0, 3.0], 4, 2) == [0.5, 2.5]
+    assert over_width([], 4, 8) == []
+    assert plot([0.0, 0.0], 4, 1, top=0.0) == ["▁▁"]
+    assert plot([float("nan"), 1.0], 4, 1) == [" █"]

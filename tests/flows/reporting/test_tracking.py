@@ -1,104 +1,251 @@
-"""Metrics on their way to Weights & Biases: what is left out, what is refused, and a real offline run."""
+"""The figures of a run on their way to W&B and TensorBoard: names, what is left out or refused, and real files."""
 
 import json
 import logging
 import math
-import struct
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from configs.services import WandbConfig
-from flows.reporting.tracking import Monitor, MonitorError, MonitorWatcher, check_monitor, finite
+from configs.run import RunConfig
+from configs.services import TensorboardTracking, WandbTracking
+from flows.reporting.tracked_names import evaluation_figures, step_figures, tracked_name
+from flows.reporting.tracking import (
+    TrackedRow,
+    TrackingError,
+    TrackingWatcher,
+    beginning,
+    check_tracking,
+    finite,
+    is_sampled,
+    open_sink,
+    track,
+)
 from flows.services.ownership import identity, owned_processes
+from tests.fixtures.tracked import Written, events, scalars, texts, wandb_history, wandb_records
+
+SAMPLE = {"trace": "t0", "prompt": "a | b\nc", "reply": "d", "reward": 0.5}
 
 
-def test_what_is_not_finite_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def _config(**tracking: Any) -> RunConfig:
+    return RunConfig.model_validate({"name": "demo-1", "seed": 7, "tracking": tracking})
+
+
+def test_figures_are_named_as_others_name_them() -> None:
+    names = {
+        ("", "update/learning_rate"): "optim/lr",
+        ("", "updates/grad_norm/mean"): "optim/grad_norm",
+        ("", "updates/loss/mean"): "loss/mean",
+        ("", "updates/entropy/mean"): "entropy/mean",
+        ("words", "entropy"): "entropy/words/mean",
+        ("", "updates/mismatch_kl/max"): "mismatch_kl/max",
+        ("", "update/tokens_per_second"): "perf/throughput",
+        ("", "update/mfu"): "perf/mfu",
+        ("", "update/peak_reserved_gib"): "perf/peak_memory",
+        ("", "timing/stage/rollout"): "time/rollout",
+        ("", "tokens_per_second/rollout"): "perf/throughput/rollout",
+        ("words", "reward/mean"): "reward/words/mean",
+        ("all", "reward/mean"): "reward/all/mean",
+        ("all", "rewards/exact/mean"): "rewards/exact/mean",
+        ("words", "rewards/exact/mean"): "rewards/words/exact/mean",
+        ("words", "is_truncated"): "is_truncated/words/mean",
+        ("all", "errored_rollout/timeout"): "error/all/timeout",
+        ("words", "metrics/steps"): "metrics/words/steps",
+        ("", "update/loss"): None,
+        ("", "updates/learning_rate/mean"): None,
+        ("", "batch/reward_mean"): None,
+    }
+    assert {key: tracked_name(*key) for key in names} == names
+
+
+def test_the_time_of_a_step_is_that_of_its_stages() -> None:
+    values = {("", "timing/stage/rollout"): 2.0, ("", "timing/stage/training"): 3.0, ("all", "timing/setup"): 9.0}
+    found = {"time/rollout": 2.0, "time/training": 3.0, "timing/all/setup": 9.0, "time/step": 5.0}
+    assert step_figures(values) == found
+    assert step_figures({}) == {}
+
+
+def _scores(average: float | None) -> dict[str, Any]:
+    return {
+        "environment": "sums",
+        "num_examples": 4,
+        "num_attempts": 8,
+        "errors": {"timeout": 1},
+        "average": average,
+        "interval": None if average is None else {"low": 0.25, "high": 0.75},
+        "pass_at": [{"k": 1, "estimate": average, "interval": None}],
+    }
+
+
+def test_an_evaluation_has_its_intervals_and_nothing_that_was_not_scored() -> None:
+    found = evaluation_figures({"version": 3, "set": "hard", "scores": [_scores(0.5)]})
+    where = "eval/hard/sums"
+    assert found == {
+        **{f"{where}/avg@2": 0.5, f"{where}/avg@2/low": 0.25, f"{where}/avg@2/high": 0.75},
+        **{f"{where}/pass@1": 0.5, f"{where}/num_errors": 1.0, "eval/version": 3.0},
+    }
+    assert evaluation_figures({"version": 0, "set": "", "scores": [_scores(None)]}) == {
+        "eval/sums/num_errors": 1.0,
+        "eval/version": 0.0,
+    }
+
+
+def test_what_is_not_finite_is_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
     assert finite({"a": 1.0, "b": math.nan, "c": -math.inf}) == ({"a": 1.0}, ["b", "c"])
-    with Monitor(WandbConfig(), "run", tmp_path) as monitor, caplog.at_level(logging.WARNING, "stagecoach"):
-        monitor.log(3, {"a": 1.0})
-        assert not caplog.records
-        monitor.log(3, {"a": 1.0, "loss": math.nan})
-    assert [record.getMessage() for record in caplog.records] == [
-        "step 3: metrics that are not finite were left out: loss"
-    ]
+    sink = Written()
+    with caplog.at_level(logging.WARNING, "stagecoach"):
+        assert track([TrackedRow(2, {"a": 1.0}), TrackedRow(3, {"a": 1.0, "loss": math.nan})], sink) == 2
+    assert sink.rows == [TrackedRow(2, {"a": 1.0}), TrackedRow(3, {"a": 1.0})]
+    said = ["step 3: metrics that are not finite were left out: loss"]
+    assert [record.getMessage() for record in caplog.records] == said
 
 
-def test_disabled_imports_nothing_and_writes_nothing(tmp_path: Path) -> None:
+def test_without_tracking_nothing_is_imported_or_written(tmp_path: Path) -> None:
     program = (
-        "import sys; from flows.reporting.tracking import Monitor; from configs.services import WandbConfig\n"
-        f"monitor = Monitor(WandbConfig(), 'run', {str(tmp_path / 'w')!r})\n"
-        "monitor.log(0, {'a': 1.0}); monitor.close()\n"
-        "print('wandb' in sys.modules, monitor.directory)"
+        "import sys\nfrom pathlib import Path\nfrom configs.run import RunConfig\n"
+        "from flows.reporting.tracking import open_sink\n"
+        f"with open_sink(RunConfig(name='run'), Path({str(tmp_path / 'w')!r})) as sink: pass\n"
+        "print('wandb' in sys.modules, 'tensorboardX' in sys.modules, sink)"
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert answer.stdout.split() == ["False", "None"]
+    assert answer.stdout.split() == ["False", "False", "None"]
     assert not (tmp_path / "w").exists()
 
 
 def test_online_without_a_key_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    online = WandbConfig(mode="online")
-    with pytest.raises(MonitorError, match="set WANDB_API_KEY, or run `wandb login`"):
-        Monitor(online, "run", tmp_path)
+    online = WandbTracking(mode="online")
+    with (
+        pytest.raises(TrackingError, match="set WANDB_API_KEY, or run `wandb login`"),
+        open_sink(_config(type="wandb", mode="online"), tmp_path / "w"),
+    ):
+        pass
+    assert not (tmp_path / "w").exists()
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret\n")
-    check_monitor(online)
+    check_tracking(online)
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example")
-    with pytest.raises(MonitorError):
-        check_monitor(online)
+    with pytest.raises(TrackingError):
+        check_tracking(online)
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    check_monitor(online)
-    check_monitor(WandbConfig(mode="offline"))
+    check_tracking(online)
+    check_tracking(WandbTracking())
+
+
+def test_a_run_goes_on_in_its_own_and_a_replay_forks_the_recorded_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    with pytest.raises(TrackingError, match="branches"):
+        check_tracking(WandbTracking(branches="fork"))
+    fork, plain = WandbTracking(mode="online", branches="fork"), WandbTracking(mode="online")
+    check_tracking(fork)
+    replay = {"kind": "replay", "replay": {"run": "demo", "first_step": 3}}
+    branch = RunConfig.model_validate({"name": "b", **replay})
+    assert beginning(branch, fork, known=False) == {"fork_from": "demo?_step=2"}
+    assert beginning(branch, fork, known=True) == {"resume": "allow"}
+    from_start = branch.model_copy(update={"replay": branch.replay.model_copy(update={"first_step": 0})})
+    assert beginning(from_start, fork, known=False) == {"resume": "allow"}
+    assert beginning(branch, plain, known=False) == {"resume": "allow"}
+    assert beginning(branch, WandbTracking(), known=True) == {}
+
+
+def test_the_files_of_tensorboard_have_the_figures_the_samples_and_the_config(tmp_path: Path) -> None:
+    config = _config(type="tensorboard")
+    with open_sink(config, tmp_path) as sink:
+        assert sink is not None and str(tmp_path / "tensorboard") in sink.where
+        track([TrackedRow(0, {"reward/all/mean": 0.25}, [SAMPLE]), TrackedRow(1, {"reward/all/mean": 0.5})], sink)
+    found = events(tmp_path / "tensorboard")
+    assert scalars(found) == {0: {"reward/all/mean": 0.25}, 1: {"reward/all/mean": 0.5}}
+    table = ["| trace | prompt | reply | reward |", "|---|---|---|---|", "| t0 | a \\| b c | d | 0.5 |"]
+    assert texts(found, "samples") == {0: "\n".join(table)}
+    assert json.loads(texts(found, "config")[0])["seed"] == 7
+
+
+def test_steps_that_are_sent_again_replace_those_of_earlier_files(tmp_path: Path) -> None:
+    for first in (0, 1):
+        with open_sink(_config(type="tensorboard"), tmp_path) as sink:
+            assert sink is not None
+            track([TrackedRow(step, {"loss/mean": float(first)}) for step in (first, 2)], sink)
+    started = [event.step for event in events(tmp_path / "tensorboard") if event.HasField("session_log")]
+    assert started == [1], "the second file says from which step on it counts"
 
 
 @pytest.mark.engine
-def test_an_offline_run_is_on_disk_with_its_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.essential
+def test_an_offline_run_is_read_back_row_by_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    with Monitor(WandbConfig(mode="offline"), "demo-1", tmp_path, {"seed": 7}) as monitor:
-        monitor.log(0, {"reward/all/mean": 0.25, "loss": math.nan})
-        monitor.log(1, {"reward/all/mean": 0.5})
-        directory = monitor.directory
-        assert directory is not None
-    assert directory.is_relative_to(tmp_path)
-    [file] = directory.glob("run-demo-1.wandb")
-    assert _history(file) == [{"_step": 0, "reward/all/mean": 0.25}, {"_step": 1, "reward/all/mean": 0.5}]
+    asked = {"entity": "team", "group": "tries", "tags": ["small", "first"], "notes": "a try", "job_type": "probe"}
+    # So many figures that records go on from one block of the file to the next.
+    rows = [TrackedRow(step, {f"figure/{n}": step + n / 8 for n in range(60)}) for step in range(40)]
+    rows[10] = TrackedRow(10, {"loss/mean": 0.5, "odd": math.nan}, [SAMPLE])
+    with open_sink(_config(type="wandb", **asked), tmp_path) as sink:
+        assert sink is not None
+        track([*rows, TrackedRow(7, {"eval/sums/avg@1": 0.5, "eval/version": 7.0})], sink)
+        where = sink.where
+    [file] = tmp_path.glob("wandb/offline-run-*/run-demo-1.wandb")
+    assert f"wandb sync {file.parent}" in where
+    history = wandb_history(file)
+    table = {name: history[10].pop(name) for name in [*history[10]] if name.startswith("samples/")}
+    late = history[-1]
+    wanted = [{"_step": row.step, **finite(row.figures)[0]} for row in rows]
+    wanted[-1] |= {"eval/sums/avg@1": 0.5, "eval/version": 7.0}
+    assert late["_step"] == 39, "an evaluation that comes late is sent where it is still taken"
+    assert history == wanted
+    assert json.loads((file.parent / "files" / table["samples/path"]).read_text()) == {
+        "columns": list(SAMPLE),
+        "data": [list(SAMPLE.values())],
+    }
+    [run] = [record.run for record in wandb_records(file) if record.HasField("run")]
+    told = (run.run_id, run.entity, run.run_group, list(run.tags), run.notes, run.job_type, run.project)
+    assert told == ("demo-1", "team", "tries", ["small", "first"], "a try", "probe", "stagecoach")
+    assert {each.key: json.loads(each.value_json) for each in run.config.update}["seed"] == 7
+    assert any(record.HasField("stats") for record in wandb_records(file)), "statistics of the machine"
     assert owned_processes(identity()) == []
+    said = capfd.readouterr()
+    assert (said.out, said.err) == ("", "")
 
 
-def _history(file: Path) -> list[dict[str, Any]]:
-    """The history rows in a file of an offline run, without the fields of time.
-
-    The file is a log of protocol buffers: a header of 7 bytes, then records, each whole behind 7 bytes of its own
-    (checksum, length, 1 for whole) as long as all fit into the first 32 kB.
-    """
-    from wandb.proto import wandb_internal_pb2
-
-    content, place, rows = file.read_bytes(), 7, []
-    assert len(content) < 32_768
-    while place < len(content):
-        _, length, kind = struct.unpack_from("<IHB", content, place)
-        assert kind == 1
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(content[place + 7 : place + 7 + length])
-        place += 7 + length
-        items = {(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}
-        rows.append({name: value for name, value in items.items() if name not in ("_runtime", "_timestamp")})
-    return [row for row in rows if row]
+def _step(number: int, **others: Any) -> dict[str, Any]:
+    facts: dict[str, Any] = {"step": number, "computed": True, "values": {("all", "reward/mean"): 1.0}}
+    return facts | {"samples": lambda count: [{"trace": f"{number}"}] * count} | others
 
 
-def test_lost_services_are_counted_beside_the_metrics_of_the_steps_that_follow() -> None:
-    logged: dict[int, dict[str, float]] = {}
-    watch = MonitorWatcher(cast(Any, SimpleNamespace(log=lambda step, metrics: logged.update({step: metrics}))))
+def test_lost_services_are_counted_beside_the_figures_of_the_steps_that_follow() -> None:
+    sink = Written()
+    watch = TrackingWatcher(sink, TensorboardTracking(samples_every=0))
     for step in range(4):
-        watch("step", {"step": step, "computed": True, "metrics": {"x": 1.0}})
+        watch("step", _step(step))
         if step in (0, 2):
             watch("lost", {"service": "engine"})
-    assert logged == {
-        0: {"x": 1.0},
-        **{step: {"x": 1.0, "services/lost": lost} for step, lost in ((1, 1), (2, 1), (3, 2))},
-    }
+    lost = {1: 1.0, 2: 1.0, 3: 2.0}
+    of_steps = {step: {"services/lost": lost[step]} if step in lost else {} for step in range(4)}
+    assert [row.figures for row in sink.rows] == [{"reward/all/mean": 1.0} | own for own in of_steps.values()]
+
+
+def test_samples_come_each_so_many_steps_and_what_was_found_is_not_sent_again() -> None:
+    sink, config = Written(), TensorboardTracking(samples_every=2, num_samples=3)
+    watch = TrackingWatcher(sink, config)
+    for step in range(3):
+        watch("step", _step(step))
+    watch("step", _step(3, computed=False))
+    watch("evaluation", {"version": 1, "set": "", "scores": [_scores(0.5)], "computed": True})
+    watch("evaluation", {"version": 2, "set": "", "scores": [_scores(0.5)], "computed": False})
+    assert [(row.step, len(row.samples)) for row in sink.rows] == [(0, 3), (1, 0), (2, 3), (1, 0)]
+    assert not is_sampled(0, TensorboardTracking(samples_every=0))
+
+
+def test_trouble_with_a_sink_is_told_of_once_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    class Refusing(Written):
+        def write(self, row: TrackedRow) -> None:
+            raise OSError("no space")
+
+    watch = TrackingWatcher(Refusing(), TensorboardTracking())
+    with caplog.at_level(logging.WARNING, "stagecoach"):
+        for step in range(3):
+            watch("step", _step(step))
+    said = ["metrics no longer reach a list, the run goes on: no space"]
+    assert [record.getMessage() for record in caplog.records] == said

@@ -3,16 +3,17 @@
 import math
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
 import pytest
 
+from configs.services import TensorboardTracking
 from flows.cli import run_summary as show
 from flows.queries.metrics import numbers, series, steps
 from flows.queries.store_reader import StoreReader
-from flows.reporting.tracking import MonitorWatcher
+from flows.reporting.tracked_names import step_figures
+from flows.reporting.tracking import TrackingWatcher
 from flows.runtime import pipeline
 from flows.runtime.session import record_run
 from flows.runtime.step_report import finish_step
@@ -22,6 +23,7 @@ from tasks.metrics.rollouts import rollout_metrics
 from tasks.metrics.stage import metrics_table
 from tests.fixtures.builders import table, trace, verdict
 from tests.fixtures.rehearsal import EQUAL, REFILL, SOURCE, Rehearsal, play_equal, rehearse, session_for
+from tests.fixtures.tracked import Written
 from tests.flows.viewer.hand_made import NOW, RUN, HandMade
 from tests.flows.viewer.looking import what_is_read
 from tests.flows.viewer.stepped import begun
@@ -34,11 +36,10 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     return StoreReader.at(root)
 
 
-def test_page_show_and_monitor_give_what_the_table_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_show_and_tracking_give_what_the_table_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every number of the table, and of the ledger beside it, in all places: one that differs would be seen here."""
-    session, logged = session_for(tmp_path / "store", "a"), dict[int, dict[str, float]]()
-    monitor: Any = SimpleNamespace(log=lambda step, metrics: logged.update({step: dict(metrics)}))
-    session.watchers = (MonitorWatcher(monitor),)
+    session, sink = session_for(tmp_path / "store", "a"), Written()
+    session.watchers = (TrackingWatcher(sink, TensorboardTracking()),)
     with record_run(session):
         for finished in pipeline.run_steps(Rehearsal(session), SOURCE):
             finish_step(session, finished)
@@ -49,7 +50,7 @@ def test_page_show_and_monitor_give_what_the_table_says(tmp_path: Path, monkeypa
         table = metric_values(library.store.read(entry.slices("metrics")))
         assert len(table) > 60 and table.items() <= each.values.items()
         assert set(each.values) - set(table) == set(_of_ledger(told))
-        assert {full_name(*name): value for name, value in each.values.items()} == logged[each.step]
+        assert step_figures(each.values) == sink.rows[each.step].figures
         assert told["reward"] == table["all", "reward/mean"] == each.value("reward/mean", "all")
         assert told["kept"] == each.value("kept")
         for name in ("loss", "grad_norm", "mismatch_kl"):

@@ -116,6 +116,22 @@ def test_agents_of_one_environment_have_rewards_of_their_own() -> None:
     }
 
 
+def test_named_rewards_have_the_means_of_their_scores() -> None:
+    common = {"environment": "one", "reward": 1.0}
+    both = {"exact": {"score": 1.0, "weight": 0.5}, "form": {"score": 0.5, "weight": 1.0}}
+    partly = {"exact": {"score": 0.0, "weight": 0.5}, "form": None}
+    rows = [
+        {"trace_id": "a", "rewards": json.dumps(both), **common},
+        {"trace_id": "b", "rewards": json.dumps(partly), **common},
+        {"trace_id": "c", "environment": "two", "reward": 0.0},
+    ]
+    found = named(traces(*rows), verdicts())
+    assert {name: value for name, value in found.items() if name.startswith("rewards/")} == {
+        **{f"rewards/{scope}/exact/mean": 0.5 for scope in ("all", "one")},
+        **{f"rewards/{scope}/form/mean": 0.5 for scope in ("all", "one")},
+    }
+
+
 def test_scopes_are_symmetric() -> None:
     found = named(*TABLES, ["repetition"])
     for name in [name for name in found if name.startswith("filters/")]:

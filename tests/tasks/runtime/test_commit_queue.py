@@ -188,12 +188,15 @@ def test_nothing_counts_before_what_it_was_made_from(store: Store, monkeypatch: 
         first = context.append("messages", messages(), step=0, key="a", attempt="a")
         context.commit(entry("a", attempt="a", outputs=(first,)))
         assert context.table("messages", (ref_of(entry("a", outputs=(first,)), computed=True),)).num_rows == 4
-        parts = Parts(store, partial(make_part, "b"), ("messages", "trace_id"), context.flush)
+        told: list[int] = []
+        parts = Parts(store, partial(make_part, "b"), ("messages", "trace_id"), context.flush, told.append)
         parts.put({"messages": messages()})
         assert gate.reached.wait(20)
+        assert told == [], "what is not committed is not counted"
         assert gate.seen == [["a"]]
         gate.open.set()
         parts.close()
+        assert told == [len(set(messages()["trace_id"].to_pylist()))]
         context.commit(entry("c", attempt="c"), at_once=True)
         assert gate.seen == [["a"], ["b"], ["c"]]
 

@@ -1,0 +1,97 @@
+"""A run as it is watched from outside: what of it is new since the last look at the store, for the live panel."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from configs.run import RunConfig
+from flows.queries.metrics import StepNumbers, numbers
+from flows.queries.scores import recorded_evaluations
+from flows.queries.store_reader import StoreReader
+from flows.reporting.formats import describe_scores, environment_title
+from flows.reporting.panel import Panel
+from storage.errors import StoreError
+from tasks.metrics.figures import ALL
+
+OF_LOSS = "updates/loss/mean"
+
+
+class Watched:
+    """What was seen of a run so far."""
+
+    def __init__(self, library: StoreReader, run: str, config: RunConfig) -> None:
+        self._library, self._run, self._config = library, run, config
+        self._mark = ""
+        self._num_steps = 0
+        self._evaluated: set[tuple[str, int, int]] = set()
+        self._rewards: list[float | None] = []
+        self._scores: list[str] = []
+
+    def show(self, panel: Panel) -> None:
+        """Show what is new. Where the store cannot be read for a moment, it says so, and the next look tells."""
+        mark = self._library.mark
+        if mark == self._mark:
+            return
+        try:
+            still = self._library.still()
+            steps = numbers(still, self._run)
+            self._show_steps(panel, [each for each in steps if each.work.finished])
+            self._show_evaluations(panel, still)
+            self._show_present(panel, next((each for each in steps if not each.work.finished), None))
+        except StoreError as problem:
+            panel.note(str(problem).partition("\n")[0])
+            return
+        self._mark = mark
+
+    def _show_steps(self, panel: Panel, finished: Sequence[StepNumbers]) -> None:
+        for each in finished[self._num_steps :]:
+            reward = each.value("reward/mean", ALL)
+            value = reward if panel.measure == "reward" else each.value(OF_LOSS)
+            tokens = [each.value(f"rollout/{kind}_tokens", ALL) or 0 for kind in ("input", "output")]
+            seconds = [took for (_, name), took in each.values.items() if name.startswith("timing/stage/")]
+            entropy = each.value("updates/entropy/mean")
+            panel.step(each.step, value, int(sum(tokens)), sum(seconds), entropy=entropy)
+            self._rewards.append(reward)
+        self._num_steps = max(self._num_steps, len(finished))
+
+    def _show_evaluations(self, panel: Panel, library: StoreReader) -> None:
+        for each in recorded_evaluations(library.store, self._run, self._config):
+            name = each.set_name, each.version, len(each.rounds)
+            if name not in self._evaluated:
+                self._evaluated.add(name)
+                self._show_scores(panel, each.scores_in(library.store, self._config).described)
+
+    def _show_scores(self, panel: Panel, found: Mapping[str, Any]) -> None:
+        averages = [each["average"] for each in found["scores"] if each["average"] is not None]
+        panel.held_out(sum(averages) / len(averages) if averages else None)
+        for each in found["scores"]:
+            where = environment_title(found["set"], each["environment"])
+            line = f"evaluation of policy {found['version']} on {where}: {describe_scores(each)}"
+            self._scores.append(line)
+            panel.note(line)
+
+    def _show_present(self, panel: Panel, present: StepNumbers | None) -> None:
+        """Say which rollouts of the step that is under way are committed, and what is done of it."""
+        if present is None:
+            return
+        lineages = present.work.lineages
+        committed = sum(each.traces.num_rows("traces") for each in lineages)
+        assignment = self._config.assignment
+        wanted = assignment.groups_per_step * assignment.group_size
+        done = [work.stage for work in present.work.works if work.finished]
+        if lineages and not all(each.traces.finished for each in lineages):
+            panel.stage(present.step, f"rollout {committed}/{wanted}")
+        else:
+            panel.stage(present.step, f"{done[-1]} is done" if done else "under way")
+
+    def summary(self) -> list[str]:
+        """Return what came of the run so far, in lines."""
+        return [*reward_line(self._rewards), *self._scores[-3:]]
+
+
+def reward_line(rewards: Sequence[float | None]) -> list[str]:
+    """Return what was learnt, in a line; none of a run without rewards. A step that has none is left out."""
+    known = [each for each in rewards if each is not None]
+    if not known:
+        return []
+    last = known[-3:]  # one step alone is as much luck as learning
+    return [f"mean reward {known[0]:.2f} in the first step, {sum(last) / len(last):.2f} over the last {len(last)}"]

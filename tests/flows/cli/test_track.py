@@ -1,0 +1,67 @@
+"""The command that sends a recorded run to W&B or TensorBoard."""
+
+from pathlib import Path
+
+import pytest
+
+from flows import cli
+from flows.queries.store_reader import StoreReader, recorded_run
+from flows.queries.tracked_rows import recorded_rows
+from flows.reporting.tracking import TrackedRow, finite
+from tests.fixtures.rehearsal import rehearse
+from tests.fixtures.tracked import events, scalars, texts, wandb_history, wandb_records
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store with a run that was never tracked."""
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    rehearse(tmp_path / "store", "a", steps=2)
+    return tmp_path / "store"
+
+
+def _rows(store: Path) -> list[TrackedRow]:
+    library = StoreReader.at(store)
+    return [*recorded_rows(library, *recorded_run(library.store, "a"))]
+
+
+def test_a_recorded_run_becomes_files_of_tensorboard(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["track", "a", "--to", "tensorboard", "tracking.samples_every=1", "--store", str(store)]) == 0
+    directory = store / "logs/a/tensorboard"
+    said = f"2 rows of a. TensorBoard files: {directory}; `tensorboard --logdir {directory}` shows them\n"
+    assert capsys.readouterr().out == said
+    found = events(directory)
+    wanted = {row.step: pytest.approx(finite(row.figures)[0], rel=1e-6) for row in _rows(store)}
+    assert scalars(found) == wanted
+    assert set(texts(found, "samples")) == {0, 1}
+
+
+@pytest.mark.engine
+def test_a_recorded_run_becomes_an_offline_run_of_wandb(store: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    given = ["tracking.samples_every=0", 'tracking.tags=["later"]']
+    assert cli.main(["track", "a", "--to", "wandb", *given, "--store", str(store)]) == 0
+    [file] = (store / "logs/a/wandb").glob("offline-run-*/run-a.wandb")
+    said = capfd.readouterr()
+    assert said.out == f"2 rows of a. W&B files: {file.parent}; `wandb sync {file.parent}` sends them\n"
+    assert said.err == ""
+    assert wandb_history(file) == [{"_step": row.step, **finite(row.figures)[0]} for row in _rows(store)]
+    [run] = [record.run for record in wandb_records(file) if record.HasField("run")]
+    assert (run.run_id, run.job_type, list(run.tags)) == ("a", "train", ["later"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["a", "--to", "wandb", "training.learning_rate=1"], "tracking alone"),
+        (["a", "--to", "wandb", "tracking.mode=online"], "WANDB_API_KEY"),
+        (["nobody", "--to", "tensorboard"], "no run 'nobody'"),
+        (["a"], "--to"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str], says: str
+) -> None:
+    monkeypatch.setenv("NETRC", str(store.parent / "netrc"))
+    assert cli.main(["track", *argv, "--store", str(store)]) == 2
+    assert says in capsys.readouterr().err
+    assert not (store / "logs").exists()

@@ -1,0 +1,185 @@
+"""A run that somebody else started, in the panel and in the reader of rollouts."""
+
+import io
+import os
+import pty
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from flows import cli
+from flows.cli.launch import panel_for
+from flows.queries.store_reader import StoreReader, recorded_run
+from flows.queries.watched import Watched, reward_line
+from flows.reporting.panel import PanelWatcher
+from flows.runtime import pipeline
+from flows.runtime.session import record_run
+from flows.runtime.step_report import finish_step
+from flows.viewer.terminal.reader import HELP, read_rollouts
+from tests.fixtures import evaluations, rehearsal
+from tests.fixtures.waiting import PATIENCE
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a finished run of three steps that was evaluated twice."""
+    root = tmp_path_factory.mktemp("watched") / "store"
+    evaluations.train(root, "a", evaluations.Sampler(), steps=3, evaluation={"every": 2, "num_examples": 6})
+    return root
+
+
+def test_a_finished_run_is_shown_at_once_with_what_came_of_it(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["watch", "a", "--plain", "--store", str(store)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "train a: 3 steps"
+    assert [line.split("  ")[0] for line in lines if line.startswith("step ")] == ["step 1/3", "step 2/3", "step 3/3"]
+    assert sum(line.startswith("evaluation of policy ") for line in lines[:-4]) == 2
+    end = lines.index("run a: finished")
+    assert lines[end + 1].startswith("mean reward ") and "over the last 3" in lines[end + 1]
+    assert lines[end + 2].startswith("evaluation of policy 0 on ")
+
+
+def test_the_panel_of_a_run_that_goes_on_grows_with_the_store(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    rehearsal.rehearse(root, "a", steps=2)
+    library = StoreReader.at(root)
+    config = recorded_run(library.store, "a")[1].model_copy(update={"steps": 4})
+    panel = panel_for(config, plain=True)
+    watched = Watched(library, "a", config)
+    watched.show(panel)
+    assert "2/4 steps" in _drawn(panel)
+    watched.show(panel)
+    assert "2/4 steps" in _drawn(panel), "nothing is shown twice"
+    rehearsal.rehearse(root, "a", steps=3)
+    watched.show(panel)
+    assert "3/4 steps" in _drawn(panel)
+
+
+def test_the_step_that_is_under_way_is_named(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    # Examples, weights and assignments are work, too: this is in the middle of the second step.
+    rehearsal.die(root, "a", 12, steps=2)
+    library = StoreReader.at(root)
+    config = recorded_run(library.store, "a")[1]
+    panel = panel_for(config, plain=True)
+    Watched(library, "a", config).show(panel)
+    assert "step 2/2  " in _drawn(panel)
+
+
+def test_a_live_run_says_how_many_rollouts_of_a_step_are_there(tmp_path: Path) -> None:
+    session = rehearsal.session_for(tmp_path / "store", "a", steps=5)
+    panel = panel_for(session.config, plain=True)
+    session.watchers = (PanelWatcher(panel),)
+    session.context.note_units("rollout", 2, 2)
+    assert "step 3/5  rollout 8/12" in _drawn(panel)
+    session.context.note_units("regrade", 3, 1)
+    assert "rollout 8/12" in _drawn(panel), "only what is sampled is counted"
+
+
+def _drawn(panel: Any) -> str:
+    console = Console(file=io.StringIO(), width=90, color_system=None)
+    console.print(panel)
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_what_was_learnt_is_one_line() -> None:
+    assert reward_line([]) == reward_line([None]) == []
+    assert reward_line([0.1, 0.2, 0.3, 0.4]) == ["mean reward 0.10 in the first step, 0.30 over the last 3"]
+
+
+def _read(store: Path, *lines: str) -> int:
+    typed = iter(lines)
+
+    def ask(prompt: str) -> str:
+        try:
+            return next(typed)
+        except StopIteration:
+            raise EOFError from None
+
+    return read_rollouts(StoreReader.at(store), "a", ask)
+
+
+def test_rollouts_are_read_one_after_the_other(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _read(store, "", "n", "p", "12", "q", "never read") == 0
+    said = capsys.readouterr().out
+    assert said.startswith("step 2 of a: 12 rollouts; h for help\n")
+    shown = [line for line in said.splitlines() if line.startswith("rollout ")]
+    assert shown == [f"rollout {number} of 12" for number in (1, 2, 1, 12)]
+
+
+def test_they_are_filtered_and_of_another_step(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _read(store, "f outcome=errored", "f", "s 0", "f sort=reward order=desc") == 0
+    heads = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    said = [(2, 12), (2, 0), (2, 12), (0, 12), (0, 12)]
+    assert heads == [f"step {step} of a: {count} rollouts; h for help" for step, count in said]
+
+
+def test_what_it_does_not_know_changes_nothing(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _read(store, "h", "99", "s 9", "f nobody=1", "f outcome=lost", "f 'open", "s", "l") == 0
+    said = capsys.readouterr().out
+    assert HELP in said
+    assert all(part in said for part in ("1 to 12", "no rollouts at step 9", "no filter 'nobody'"))
+    assert said.rstrip().splitlines()[-12].endswith("h for help") or "step 2 of a: 12 rollouts" in said
+
+
+@pytest.mark.engine  # a process on a terminal of its own
+def test_on_a_terminal_a_key_opens_the_reader_and_the_end_of_the_run_ends_it(tmp_path: Path) -> None:
+    session = rehearsal.session_for(tmp_path / "store", "a", steps=3)
+    with record_run(session):
+        steps = pipeline.run_steps(rehearsal.Rehearsal(session), rehearsal.SOURCE)
+        finish_step(session, next(steps))
+        with Terminal("watch", "a", "--store", str(tmp_path / "store")) as terminal:
+            terminal.wait_for("1/3 steps")
+            terminal.press("r")
+            terminal.wait_for("step 0 of a: 12 rollouts")
+            terminal.press("2\n")
+            terminal.wait_for("rollout 2 of 12")
+            terminal.press("q\n")
+            for finished in steps:
+                finish_step(session, finished)
+            terminal.wait_for("3/3 steps")
+            session.record("finished")
+            terminal.wait_for("run a: finished")
+            terminal.wait_for("over the last 3")
+
+
+class Terminal:
+    """A command of the program on a terminal of its own."""
+
+    def __init__(self, *argv: str) -> None:
+        variables = {name: value for name, value in os.environ.items() if name != "CI"}
+        variables |= {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "40"}
+        self._pid, self._file = pty.fork()
+        if self._pid == 0:
+            os.execvpe(sys.executable, [sys.executable, "-m", "flows.cli", *argv], variables)
+        self._said = ""
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        os.close(self._file)
+
+    def press(self, keys: str) -> None:
+        """Press keys; what was said before does not count any more."""
+        self._said = ""
+        os.write(self._file, keys.encode())
+
+    def wait_for(self, text: str) -> None:
+        """Read until a text has come."""
+        until = time.monotonic() + PATIENCE
+        while text not in self._said:
+            assert time.monotonic() < until, f"{text!r} did not come; this came: {self._said[-2000:]}"
+            if select.select([self._file], [], [], 0.2)[0]:
+                with suppress(OSError):  # it ended
+                    self._said += os.read(self._file, 65536).decode(errors="replace")
