@@ -77,7 +77,10 @@ def finish_step(session: Session, finished: FinishedStep) -> dict[str, Any]:
 
 
 def notify_step(session: Session, described: Mapping[str, Any], refs: Sequence[Ref]) -> None:
-    """Show a described step in Prefect and tell the watchers of it; beside it `values` by scope and measure, and what makes its `samples`."""
+    """Show a described step in Prefect and tell the watchers of it.
+
+    Beside it they get `values` by scope and measure, and what makes its `samples`.
+    """
     session.task_runs.finish_step(described)
     samples = partial(step_samples, session.context, refs)
     session.notify("step", **described, values=step_values(session.context, refs), samples=samples)
