@@ -208,6 +208,8 @@ def _begin_wandb(config: RunConfig, asked: WandbTracking, directory: Path, known
     import wandb
 
     directory.mkdir(parents=True, exist_ok=True)
+    # For the process, too: advice that wandb has for who imports certain packages asks no settings of a run.
+    wandb.setup(wandb.Settings(silent=True))
     try:
         with _mark_processes():
             return wandb.init(
