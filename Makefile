@@ -28,12 +28,12 @@ demo: $(STAMP) ## train a small model from nothing to good, in a few minutes on 
 	@$(RUN)stagecoach demo $(ARGS)
 
 test: $(STAMP) ## the pure tests, and of each capability one with a real engine, learner, Prefect and viewer
-	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m "not engine and not browser" $(ARGS)
-	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m "essential" $(ARGS)
+	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m "not engine and not browser" --ignore=tests/docs $(ARGS)
+	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m "essential" --ignore=tests/docs $(ARGS)
 
 # LESS="and not nightly" leaves out what CI has no time for.
 test-all: test ## all tests but those in a browser: those of `test`, then the rest; for a GPU where there is one
-	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m "engine and not essential $(LESS)" $(ARGS)
+	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m "engine and not essential $(LESS)" --ignore=tests/docs $(ARGS)
 
 test-browser: $(STAMP) ## the viewer and Prefect's pages in a real Chromium, which is installed where it is missing
 	@command -v chromium >/dev/null || { export DEBIAN_FRONTEND=noninteractive; apt-get -o Acquire::Retries=5 update -qq && \
