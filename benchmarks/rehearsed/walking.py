@@ -26,6 +26,7 @@ from tasks.runtime.execute import Parts
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref, Tables
+from tests.fixtures.rehearsal import Played
 
 SOURCE = Source("weights", "digest of the weights")
 EXAMPLES_OF_EACH = 300
@@ -53,14 +54,7 @@ class Player(Executor):
         stage = task.stage
         if stage.name in self._stand_ins:
             stage = replace(stage, function=self._stand_ins[stage.name])
-        return super().__call__(_Played(stage), *arguments, **named)
-
-
-class _Played(StageTask):
-    """A stage that is done where it is called."""
-
-    def __call__(self, step: int, work: Callable[[], Ref]) -> Ref:
-        return work()
+        return super().__call__(Played(stage), *arguments, **named)
 
 
 def walk(config: RunConfig, shape: Shape | None = None, rest: float = 0.0) -> Iterator[int]:
