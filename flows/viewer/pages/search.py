@@ -10,7 +10,7 @@ from flows.queries.policy_changes import policy_changes, policy_versions
 from flows.queries.request import NotThere, PageRequest
 from flows.queries.rollout_search import Hits, commands, describe_hits, search_run
 from flows.queries.rollout_table import SCHEMA
-from flows.queries.store_reader import StoreReader, expired_rows_of_runs
+from flows.queries.store_reader import StoreReader, expired_rows_of_runs, has_lost_rows
 from flows.reporting.svg import colour
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
@@ -85,7 +85,9 @@ def changes_page(library: StoreReader, asked: PageRequest) -> Page:
     run = asked.path["run"]
     versions = policy_versions(library, run)
     if not versions:
-        raise NotThere(f"run {run!r} has no rollouts of a policy yet")
+        gone = has_lost_rows(library, [lineage.traces for lineage in library.history(run).lineages], "traces")
+        why = "any more: they were dropped for their age (`stagecoach maintain --retain`)" if gone else "yet"
+        raise NotThere(f"run {run!r} has no rollouts of a policy {why}")
     a, b = asked.number("a", versions[0]), asked.number("b", versions[-1])
     found = policy_changes(library, run, a, b)
     linked = {

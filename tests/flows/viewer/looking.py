@@ -74,7 +74,7 @@ def _of_run(library: StoreReader, run: str) -> Iterator[str]:
     yield addresses.run(run)
     for each in metrics(numbers(library, run))[:1]:
         yield addresses.metric(run, each["name"])
-    yield addresses.search(run, "the")
+    yield addresses.search(run, "reward > -1000")
     yield addresses.changes(run)
     steps = sorted({lineage.traces.step for lineage in library.history(run).lineages if lineage.batches})
     for step in steps:
