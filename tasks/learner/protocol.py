@@ -28,8 +28,9 @@ BY_NAME: dict[str, type[LearnerError]] = {error.__name__: error for error in (Le
 """The errors that travel from the learner to its client, by the name that is sent."""
 
 LENGTHS = struct.Struct("!IQ")
-LONGEST_HEADER = 1 << 20
-"""Bytes. Headers are small; a longer one comes from a program that does not speak this protocol."""
+LONGEST_HEADER = 1 << 26
+"""Bytes. A step's answer has 1.5 kB for each of its updates, which may be thousands. A longer header comes from a
+program that does not speak this protocol."""
 
 
 def send(connection: socket.socket, header: dict[str, Any], table: pa.Table | None = None) -> None:

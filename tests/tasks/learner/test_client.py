@@ -53,6 +53,16 @@ def test_messages_come_back_as_they_went():
             assert table is None or received.equals(table)
 
 
+def test_the_answer_of_a_step_of_thousands_of_updates_comes_through():
+    updates = [{f"measure {number}": number / 7 for number in range(40)}] * 4000
+    left, right = socket.socketpair()
+    with left, right:
+        sender = threading.Thread(target=protocol.send, args=(left, {"updates": updates}))
+        sender.start()
+        assert protocol.receive(right)[0]["updates"] == updates
+        sender.join(PATIENCE)
+
+
 @pytest.mark.parametrize(
     ("sent", "error", "words"),
     [
