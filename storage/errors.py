@@ -79,6 +79,10 @@ class QuarantineUnknown(StoreError):
     """No quarantine of that id is in the store."""
 
 
+class NoteUnknown(StoreError):
+    """No note of that id is in the store."""
+
+
 class WorkRemoved(StoreError):
     """What a row of the ledger would name was removed from the store meanwhile."""
 

@@ -5,7 +5,7 @@ import os
 import socket
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from functools import cached_property
@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from storage.delta.log import head_path
 from storage.delta.table import StoredTable
-from storage.errors import QuarantineUnknown, RunUnknown, SliceExpired
+from storage.errors import NoteUnknown, QuarantineUnknown, RunUnknown, SliceExpired
 from storage.keys import canonical_json, content_key
 from storage.refs import Slice, check_run_name
 from storage.roots import Root
 from storage.schemas.contract import Table
-from storage.schemas.system_tables import EXPIRED_SLICES, QUARANTINES, RUNS
+from storage.schemas.system_tables import EXPIRED_SLICES, NOTES_TABLE, QUARANTINES, RUNS
 
 
 class CachedTable:
@@ -292,6 +292,64 @@ class Quarantines(CachedTable):
         finding = Quarantine(**{**row, "trace_ids": tuple(row["trace_ids"])})
         # Two writers may record one finding at the same time: for every reader the earlier row stands.
         self._findings[finding.quarantine] = min(self._findings.get(finding.quarantine, finding), finding, key=_age)
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a person wrote on a run or a rollout; the columns of the notes table."""
+
+    run: str
+    note: str
+    """Its id."""
+    trace_id: str
+    """The rollout; empty for a note on the run."""
+    tags: tuple[str, ...]
+    text: str
+    deleted: bool
+    at: datetime
+    host: str
+
+
+class Notes(CachedTable):
+    """The notes of a store, in memory and kept up to date. A note that was taken back stays in the table."""
+
+    def __init__(self, root: Root) -> None:
+        super().__init__(root, NOTES_TABLE)
+        self._notes: dict[str, Note] = {}
+        self._deleted: set[str] = set()
+
+    def record(self, run: str, text: str, *, tags: Iterable[str] = (), trace_id: str = "") -> Note:
+        """Record a note on a run or on one of its rollouts, and return it."""
+        check_run_name(run)
+        now, labels = datetime.now(UTC), tuple(sorted(set(tags)))
+        said = {"run": run, "trace_id": trace_id, "text": text, "tags": list(labels), "at": now.isoformat()}
+        note = Note(run, content_key(said)[:ID_LENGTH], trace_id, labels, text, False, now, socket.gethostname())
+        self.add_records([note])
+        return note
+
+    def delete(self, name: str) -> Note:
+        """Take a note back by its id, and return it. Raises NoteUnknown where the store has no such note."""
+        known = {each.note: each for each in self.all()}
+        if name not in known:
+            shown = f"the store has: {', '.join(known) or 'none'}"
+            raise NoteUnknown(f"there is no note {name!r}", shown, do="list them with `stagecoach note RUN`")
+        self.add_records([replace(known[name], deleted=True, at=datetime.now(UTC))])
+        return known[name]
+
+    def all(self, run: str = "", trace_id: str | None = None) -> list[Note]:
+        """The notes in order of time, of a run and on a rollout alone where they are named; `""` is the run itself."""
+        with self._lock:
+            self._refresh()
+            there = [each for name, each in self._notes.items() if name not in self._deleted]
+        wanted = [each for each in there if run in ("", each.run) and trace_id in (None, each.trace_id)]
+        return sorted(wanted, key=lambda each: (each.at, each.note))
+
+    def _add_row(self, row: dict[str, Any]) -> None:
+        note = Note(**{**row, "tags": tuple(row["tags"])})
+        if note.deleted:
+            self._deleted.add(note.note)
+        else:
+            self._notes[note.note] = note
 
 
 def _age(finding: Quarantine) -> tuple[object, ...]:

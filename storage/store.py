@@ -13,10 +13,10 @@ from storage.delta.table import StoredTable
 from storage.errors import DamagedSlice, LayoutError, StoreUnavailable, border
 from storage.ledger import Ledger
 from storage.policies.store import Policies
-from storage.records import CachedTable, Quarantines, Runs
+from storage.records import CachedTable, Notes, Quarantines, Runs
 from storage.refs import Slice, attempts_by_run
 from storage.roots import Root, open_root
-from storage.schemas.system_tables import EXPIRED_SLICES, LEDGER, QUARANTINES, RUNS
+from storage.schemas.system_tables import EXPIRED_SLICES, LEDGER, NOTES_TABLE, QUARANTINES, RUNS
 from storage.slices import Slices
 
 # Raised by a change that a program before it would read wrongly: it then refuses the store.
@@ -35,6 +35,7 @@ class Store:
         self.ledger = Ledger(root)
         self.runs = Runs(root)
         self.quarantines = Quarantines(root)
+        self.notes = Notes(root)
         self.policies = Policies(root)
 
     def append(self, table: str, rows: pa.Table, *, run: str, step: int, key: str, attempt: str) -> Slice:
@@ -51,6 +52,7 @@ class Store:
             LEDGER.name: self.ledger,
             RUNS.name: self.runs,
             QUARANTINES.name: self.quarantines,
+            NOTES_TABLE.name: self.notes,
             EXPIRED_SLICES.name: self.slices.expired_slices,
         }
         return system_tables[name].table if name in system_tables else self.slices.table(name)

@@ -97,7 +97,7 @@ COMMANDS = {
     "status": Command("Look", "show:status", ("", "demo")),
     "watch": Command("Look", "watch:watch", ("", "demo", "demo --read")),
     "logs": Command("Look", "show:logs", ("demo engine --follow",)),
-    "check": Command("Look", "show:check", ("demo --load", "qwen3_gpu mine.toml training.learning_rate=1e-5"), ITEMS),
+    "check": Command("Look", "show:check", ("demo --load", "qwen3_gpu --gpu H200"), ITEMS),
     "config": Command("Look", "show:config", ("rollout.max_tokens", "training demo mine.toml"), ITEMS),
     "doctor": Command("Look", "show:doctor", ("",)),
     "lora-smoke": Command("Look", "show:lora_smoke", ("model.path=path/to/model",), ITEMS),
@@ -125,6 +125,11 @@ COMMANDS = {
     "algorithms": Command("Compare", "diff:algorithms", ("demo", "demo grpo rloo --steps 3:10 --output page.md")),
     "curves": Command("Compare", "diff:curves", ("demo slower", "demo slower --output curves.md")),
     "evals": Command("Compare", "diff:evals", ("first", "first second --by tier")),
+    "note": Command(
+        "Correct",
+        "note:note",
+        ('demo "length grew from step 41 on" --tag odd', 'demo "empty tag" --trace 0f3a9c1d', "demo"),
+    ),
     "quarantine": Command(
         "Correct", "store:quarantine", ("""--where "reward > 0.9" --reason "checker was fooled" --dry-run""", "--list")
     ),

@@ -43,7 +43,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     rewards = [compact_number(each) for each in row["rewards"] if each is not None]
     ago = (datetime.now(UTC) - row["changed_at"]).total_seconds()
     return (
-        row["run"],
+        " ".join([row["run"], *(f"#{tag}" for tag in row["tags"])]),
         row["kind"],
         row["state"],
         f"{row['steps_done']}/{row['steps_planned']}" if row["steps_planned"] is not None else str(row["steps_done"]),

@@ -9,6 +9,7 @@ from typing import Any
 from configs.run import RunConfig
 from configs.store import default_store
 from flows.queries.metrics import read_metrics
+from flows.queries.notes import note_line, notes_of
 from flows.queries.run_state import count_lost_services, process_gone
 from flows.queries.runs import headline_settings
 from flows.queries.scores import comparisons, recorded_evaluations
@@ -86,6 +87,7 @@ def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str]
         "steps": _steps(store, run),
         "evaluations": [each.described for each in scored],
         "comparisons": comparisons(scored),
+        "notes": [{**each, "at": each["at"].isoformat()} for each in notes_of(store, run, "")],
     }
     if overrides:
         described["change"] = changes(store, run, config, overrides)
@@ -151,6 +153,8 @@ def _print(found: dict[str, Any], last: int, timing: bool) -> None:
     if found["lost_services"]:
         counts = ", ".join(f"{service} {count}" for service, count in found["lost_services"].items())
         out.print(printable(f"services lost: {counts}; the last one: {found['last_lost_service']}"))
+    for each in found["notes"]:
+        out.print(printable(note_line(each)))
     for line in _curves(found):
         out.print(line)
     out.print(_table(found["steps"][-last:]))

@@ -88,6 +88,7 @@ def check(
     name: Name = "",
     store: Store = "",
     load: Annotated[bool, option("load each environment too, and check what it says of itself")] = False,
+    gpu: Annotated[str, option("plan the memory of this GPU, such as H200 or 80GiB, which need not be here")] = "",
     as_json: Annotated[bool, option("print the resolved config as JSON instead", name="--json")] = False,
 ) -> int | None:
     """Check a config and print the plan of its run; starts nothing."""
@@ -96,7 +97,7 @@ def check(
 
     files, overrides = split_items(items)
     given = {key: value for key, value in (("name", name), ("store", store)) if value}
-    return main(files, [*overrides, *assignments(given)], as_json=as_json, asks=load)
+    return main(files, [*overrides, *assignments(given)], as_json=as_json, asks=load, gpu=gpu)
 
 
 def config(

@@ -25,7 +25,8 @@ def charts(steps: Sequence[StepNumbers], evaluations: Sequence[dict[str, Any]]) 
     made = _Charts(steps)
     held = _held_out(steps, evaluations)
     sections = (
-        ("Reward", [*made.reward(), *held, *made.environment_measures()]),
+        ("Reward", [*made.reward(), *held, *_gaps(steps, evaluations), *made.environment_measures()]),
+        ("Reward against", made.against_reward()),
         ("Training", made.training()),
         ("Rollouts", made.rollouts()),
         ("Time", made.time()),
@@ -53,9 +54,29 @@ class _Charts:
         return [
             _chart("Reward", [spread], "mean and one standard deviation"),
             _chart("Reward by environment", self._by_scope("reward/mean") if self._several else []),
+            _chart("Reward parts", self._parts(), "mean score of each, without its weight"),
             *(_chart(f"Reward by agent: {scope}", self._agents(scope)) for scope in self._scopes),
             _chart("Highest and lowest reward", ends),
         ]
+
+    def against_reward(self) -> list[Chart]:
+        """Reward against length, entropy and its parts: a point for each step."""
+        over = [
+            ("length", "tokens", self._values("num_output_tokens", ALL)),
+            ("entropy", "nats", self._values("updates/entropy/mean", "")),
+            *((f"its part {each['name']}", "score", each["values"]) for each in self._parts()),
+        ]
+        mean = self._one("reward/mean", ALL, "reward")
+        return [
+            _chart(f"Reward against {name}", [mean], "a point for each step, the first ones light")
+            | {"over": values, "across": unit}
+            for name, unit, values in over
+            if sum(None not in pair for pair in zip(values, mean["values"], strict=True)) > 1
+        ]
+
+    def _parts(self) -> list[Series]:
+        names = [each for each in self._measures if each.startswith("rewards/") and each.endswith("/mean")]
+        return _with_values(self._one(name, ALL, name[len("rewards/") : -len("/mean")]) for name in names)
 
     def environment_measures(self) -> list[Chart]:
         """What environments measured beside the reward."""
@@ -201,6 +222,34 @@ def _held_out(steps: Sequence[StepNumbers], evaluations: Sequence[dict[str, Any]
     ]
 
 
+def _gaps(steps: Sequence[StepNumbers], evaluations: Sequence[dict[str, Any]]) -> list[Chart]:
+    """Return the reward in training beside that on held-out examples, by environment, over the versions of policies.
+
+    Step N is sampled with policy N, or one just before it; the last policy is held against the last step.
+    """
+    training = {each.step: each for each in steps} if evaluations else {}
+    found = []
+    for name in sorted({score["environment"] for each in evaluations for score in each["scores"]}):
+        scores = {
+            each["version"]: score for each in evaluations for score in each["scores"] if score["environment"] == name
+        }
+        versions = sorted({*training, *scores})
+        rewards = [training[v].value("reward/mean", name) if v in training else None for v in versions]
+        held = [scores[v]["average"] if v in scores else None for v in versions]
+        last = last_value(rewards)
+        beside = [last if v > max(training, default=0) else own for v, own in zip(versions, rewards, strict=True)]
+        gap = [a - b if a is not None and b is not None else None for a, b in zip(beside, held, strict=True)]
+        series = [
+            {"name": "training", "measure": "reward/mean", "values": rewards},
+            {"name": "held-out", "values": held, "kind": "points"},
+            {"name": "gap", "values": gap, "kind": "points"},
+        ]
+        if last_value(gap) is not None:
+            made = _chart(f"Training and held-out: {name}", series, "the gap is training minus held-out", zero=True)
+            found.append(made | {"versions": versions, "across": "policy", "of_steps": True})
+    return found
+
+
 def _chart(title: str, series: Iterable[Series], note: str = "", zero: bool = False, unit: str = "") -> Chart:
     return {"title": title, "note": note, "zero": zero, "unit": unit, "series": _with_values(series)}
 
@@ -217,3 +266,8 @@ def _words(name: str) -> str:
 
 def _shift(mean: float | None, deviation: float | None, sign: float) -> float | None:
     return None if mean is None or deviation is None else mean + sign * deviation
+
+
+def last_value(values: Sequence[float | None]) -> float | None:
+    """Return the last value that is known; None where none is."""
+    return next((value for value in reversed(values) if value is not None), None)

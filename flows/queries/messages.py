@@ -54,12 +54,7 @@ def messages_of(library: StoreReader, works: Sequence[Work], ids: pl.Series) -> 
 
 def message_works(library: StoreReader, found: FoundTrace, table: str = "messages") -> Sequence[Work]:
     """Return the work that made the trace's messages, or its images: not its scoring again, which takes them."""
-    return message_makers(library, found.lineage.traces, table)
-
-
-def message_makers(library: StoreReader, made: Work, table: str = "messages") -> Sequence[Work]:
-    """Return the work that made the messages, or images, of the traces that some work made."""
-    return [made] if table in made.tables else library.graph.sources(made, table)
+    return library.graph.origins(found.lineage.traces, table)
 
 
 def branches(rows: pl.DataFrame) -> list[Path]:

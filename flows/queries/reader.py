@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from flows.queries.compare_traces import SAME, Turn, compared_words, shown_of, turns
-from flows.queries.messages import message_makers, messages_of
+from flows.queries.messages import messages_of
 from flows.queries.request import BadQuestion, PageRequest, parse_object
 from flows.queries.rollout_list import (
     ASCENDING,
@@ -146,7 +146,7 @@ def _toggle(chosen: Sequence[str], trace_id: str) -> str:
 def _makers(library: StoreReader, rows: pl.DataFrame) -> list[Work]:
     """Return the work that made the messages of some traces: not their scoring again, which takes them."""
     made = (library.graph.works[key] for key in rows["key"].unique(maintain_order=True))
-    return list({work.key: work for each in made for work in message_makers(library, each)}.values())
+    return list({work.key: work for each in made for work in library.graph.origins(each, "messages")}.values())
 
 
 def _conversations(library: StoreReader, rows: pl.DataFrame) -> dict[str, list[Turn]]:

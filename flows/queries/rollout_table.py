@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 from polars.io.plugins import register_io_source
 
+from flows.queries.notes import notes_of_rollouts
 from flows.queries.outcomes import accounting, outcomes, outcomes_of
 from flows.queries.step_history import StepHistory, StepLineage, present
 from storage.read.frames import Derivation, Frames
@@ -24,6 +25,8 @@ ADDED = {
     "advantage": (pl.Float64, "reward minus baseline, as the algorithm has it; null without a sample"),
     "baseline": (pl.Float64, "what was subtracted from the reward"),
     "prompt": (pl.String, "contents of the messages that the policy was given, in order, a line break between them"),
+    "note": (pl.String, "what people noted on it with `stagecoach note`, a line for each note"),
+    "tags": (pl.String, "its tags, a space between them"),
     "reply": (pl.String, "what the policy wrote, in order: thoughts, contents, tool calls as JSON"),
 }
 """Columns beside those of traces, each with its type and meaning."""
@@ -72,12 +75,13 @@ def rollouts_of(
     parts: tuple[tuple[str, tuple[str, ...], Callable[[], pl.DataFrame]], ...] = (
         ("outcomes", ("outcome", "detail"), lambda: _outcomes(frames, found)),
         ("samples", ("advantage", "baseline"), lambda: _samples(frames, found)),
+        ("notes", ("note", "tags"), lambda: notes_of_rollouts(frames.store)),
         ("prompt", ("prompt",), lambda: _texts(frames, found, "prompt", sampled=False)),
         ("reply", ("reply",), lambda: _texts(frames, found, "reply", sampled=True)),
     )
     for name, own, make in parts:
         if set(own) & set(columns):
-            made = held(name, make)
+            made = make() if name == "notes" else held(name, make)  # notes come and go, and are in memory anyway
             by = [each for each in ("run", *ROLLOUT) if each in made.columns]
             rows = rows.join(made, on=by, how="left", maintain_order="left")
     return rows.sort("for_training", "step", "seq", maintain_order=True, descending=[True, False, False]).select(
@@ -116,10 +120,7 @@ def _texts(frames: Frames, found: Sequence[StepLineage], name: str, sampled: boo
     made = {
         (each.traces.key, source.key): source
         for each in found
-        # What scored rollouts again has no messages of its own.
-        for source in (
-            [each.traces] if "messages" in each.traces.tables else frames.graph.sources(each.traces, "messages")
-        )
+        for source in frames.graph.origins(each.traces, "messages")
     }
     rows = frames.rows(present(*made.values()), "messages").filter(pl.col("sampled") == sampled)
     beside = pl.when(pl.col("body").str.contains(MORE)).then("body") if sampled else pl.lit(None, pl.String)

@@ -303,18 +303,8 @@ def by_trace(library: StoreReader, run: str, lineages: Sequence[StepLineage]) ->
 
 ATTEMPT = (
     *("step", "for_training", "set", "trace_id", "key", "environment", "example_id", "agent", "trainable"),
-    *(
-        "reward",
-        "rewards",
-        "metrics",
-        "passed",
-        "advantage",
-        "outcome",
-        "detail",
-        "error_class",
-        "error_type",
-        "error_message",
-    ),
+    *("reward", "rewards", "metrics", "passed", "advantage", "outcome", "detail"),
+    *("error_class", "error_type", "error_message"),
     *("stop_condition", "is_truncated", "num_turns", "num_input_tokens", "num_output_tokens"),
     *("policy_version", "staleness", "group_id", "assignment_id", "started_at", "seconds"),
 )

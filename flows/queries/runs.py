@@ -10,11 +10,12 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.queries.compare import compared_configs
 from flows.queries.metrics import written_metrics
+from flows.queries.notes import notes_of
 from flows.queries.row_lineage import policy_version
 from flows.queries.run_state import count_lost_services, is_going, seconds_at_work, state_of
 from flows.queries.scores import held_out
 from flows.queries.step_history import RecordedStep
-from flows.queries.store_reader import StoreReader
+from flows.queries.store_reader import StoreReader, flat
 from storage.read.lineage import Work
 from storage.records import Event
 from tasks.metrics.figures import ALL, Values, mean
@@ -35,6 +36,8 @@ RUNS: dict[str, Any] = {
     "held_out": pl.Float64,
     "model": pl.String,
     "policy": pl.String,
+    "tags": pl.List(pl.String),
+    "notes": pl.List(pl.String),
     "algorithms": pl.List(pl.String),
     "environments": pl.List(pl.String),
     "tokens_sampled": pl.Int64,
@@ -46,7 +49,8 @@ RUNS: dict[str, Any] = {
 }
 """One row for each run. `parent` is the run it branches off, or the one most of whose rollouts it uses. `rewards` and
 `losses` are means by step, null where there is none; `held_out` is the mean of the last policy's averages. `policy`
-names the model as RUN:VERSION where a run of the store made it. Sampled are the tokens that were generated for the
+names the model as RUN:VERSION where a run of the store made it. `tags` and `notes` are those on the run itself.
+Sampled are the tokens that were generated for the
 run's finished steps, trained those that had a weight; null where no step has its metrics. `bytes` are those of
 the files of the run's own rows."""
 
@@ -61,7 +65,7 @@ def runs(library: StoreReader) -> pl.DataFrame:
 
 def _run(library: StoreReader, name: str, by_run: Mapping[str, Sequence[RecordedStep]]) -> dict[str, Any]:
     events, steps = library.store.runs.events(name), by_run[name]
-    config = events[-1].config
+    config, notes = events[-1].config, notes_of(library.store, name, "")
     metrics = written_metrics(library, steps)
     rewards = [each.get((ALL, "reward/mean")) for each in metrics]
     losses = [each.get(("", "updates/loss/mean")) for each in metrics]
@@ -79,6 +83,8 @@ def _run(library: StoreReader, name: str, by_run: Mapping[str, Sequence[Recorded
         "held_out": _held_out(library, name),
         **headline_settings(config),
         "policy": policy_of(library, config),
+        "tags": list(dict.fromkeys(tag for each in notes for tag in each["tags"])),
+        "notes": [each["text"] for each in notes if each["text"]],
         **tokens_of(metrics),
         "bytes": _own_bytes(library, name),
         **_times(library, name, events),
@@ -200,6 +206,8 @@ def overview(library: StoreReader, run: str, steps: list[RecordedStep]) -> dict[
         "forks": [name for name in known if branched_off(library).get(name) == run],
         "differences": compared_configs(library.config(parent), config) if parent else [],
         "config": config.model_dump(mode="json"),
+        "changed_settings": dict(flat(config.model_dump(mode="json", exclude_defaults=True))),
+        "notes": notes_of(library.store, run, ""),
     }
 
 

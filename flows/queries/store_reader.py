@@ -85,9 +85,9 @@ class Cache:
         # Outside the lock: what takes long would hold up every other thread. At worst two of them make the same.
         return self.put(name, make())
 
-    def put(self, name: Hashable, value: Value) -> Value:
-        """Hold a value under a name, in place of what is held there, and return it."""
-        weighs = size_in_bytes(value)  # outside the lock: it may take a while
+    def put(self, name: Hashable, value: Value, num_bytes: int | None = None) -> Value:
+        """Hold a value under a name, in place of what is held there, and return it; it is weighed if nobody says."""
+        weighs = size_in_bytes(value) if num_bytes is None else num_bytes  # outside the lock: it may take a while
         with self._lock:
             self.num_bytes += weighs - self._things.pop(name, (None, 0))[1]
             self._things[name] = value, weighs
@@ -113,8 +113,12 @@ class Cache:
         """
         held = {name: self.peek((purpose, name)) for name in names}
         new = [name for name, value in held.items() if value is None]
-        for name, value in (read(new) if new else {}).items():
-            held[name] = self.put((purpose, name), value)
+        found = read(new) if new else {}
+        some = list(found.values())[:: -(-len(found) // MOST_ITEMS) or 1]
+        # What is read together is alike: to weigh each of a thousand steps would take longer than to read them.
+        like = sum(map(size_in_bytes, some)) // len(some) if len(found) > MOST_ITEMS else None
+        for name, value in found.items():
+            held[name] = self.put((purpose, name), value, like)
         return {name: value for name, value in held.items() if value is not None}
 
     def while_same(self, name: Hashable, state: Hashable, make: Callable[[], Value]) -> Value:
@@ -130,7 +134,7 @@ class Cache:
 
 SMALL = 1024
 """Bytes that anything which is kept counts for beside its own: its name and its place."""
-MOST_ITEMS = 2000
+MOST_ITEMS = 32
 """Items of a long list or dictionary that are looked at, evenly spread; the others are taken to be like them."""
 _TABLES = (pa.Table, pa.RecordBatch, pa.Array, pa.ChunkedArray, np.ndarray)
 _ATOMS = (str, bytes, bytearray, int, float, complex, type)
@@ -181,7 +185,7 @@ class Moment:
     """A store as it was at one look."""
 
     mark: str
-    """Another after every commit to the ledger, the events of runs or the quarantines."""
+    """Another after every commit to the ledger, the events of runs, the quarantines or the notes."""
     frames: Frames
     runs: dict[str, Frames]
     histories: dict[str, StepHistory]
@@ -214,7 +218,7 @@ class StoreReader:
         """A text that is another as soon as anything was committed."""
         if self._still is not None:
             return self._still.mark
-        tables = (self.store.ledger, self.store.runs, self.store.quarantines)
+        tables = (self.store.ledger, self.store.runs, self.store.quarantines, self.store.notes)
         return "-".join(str(table.refresh()) for table in tables)
 
     def moment(self) -> Moment:

@@ -6,6 +6,7 @@ from typing import Any
 
 import polars as pl
 
+from flows.queries.notes import notes_of
 from flows.queries.outcomes import packed_samples, quarantines_of, use_of
 from flows.queries.request import NotThere
 from flows.queries.row_lineage import NEAREST, SHORTEST_PREFIX, nearest
@@ -108,9 +109,11 @@ def uses(library: StoreReader, trace_id: str) -> list[FoundTrace]:
 
 
 def outcome_of(library: StoreReader, found: FoundTrace) -> dict[str, Any]:
-    """Return what the run made of the trace, as `stagecoach why` has it of each run, with the quarantines it is in."""
+    """Return what the run made of the trace, as `stagecoach why` has it of each run, with its quarantines and notes."""
     frames = library.frames()
-    return {**use_of(frames, found.lineage, found.row), "quarantines": quarantines_of(frames, found.trace_id)}
+    return {**use_of(frames, found.lineage, found.row), "quarantines": quarantines_of(frames, found.trace_id)} | {
+        "notes": notes_of(library.store, trace_id=found.trace_id)
+    }
 
 
 def other_runs(found: FoundTrace) -> list[str]:

@@ -22,9 +22,11 @@ from storage.read.lineage import Work
 
 TEXT = 4000
 """Characters of a prompt or a reply that are sent."""
-OF_TRACES = ("trace_id", "environment", "example_id", "agent", "reward", "num_output_tokens", "error_class")
-OF_MESSAGES = ("trace_id", "message", "role", "content", "sampled")
-OF_SAMPLES = ("trace_id", "advantage")
+_OF_TRACES = ("trace_id", "environment", "example_id", "agent", "reward", "num_output_tokens", "error_class")
+_OF_MESSAGES = ("trace_id", "message", "role", "content", "sampled")
+_OF_SAMPLES = ("trace_id", "advantage")
+OF_TABLES = {"traces": _OF_TRACES, "messages": _OF_MESSAGES, "samples": _OF_SAMPLES}
+"""What is read of each table for sample rollouts."""
 Samples = list[dict[str, Any]]
 
 
@@ -52,10 +54,7 @@ def _step_row(library: StoreReader, of: StepNumbers, config: NoTracking | Tracki
 def recorded_samples(library: StoreReader, of: StepNumbers, count: int) -> Samples:
     """Return sample rollouts of a recorded step."""
     works = tuple(of.work.work.values())
-    tables = {
-        name: _read(library, works, name, columns)
-        for name, columns in (("traces", OF_TRACES), ("messages", OF_MESSAGES), ("samples", OF_SAMPLES))
-    }
+    tables = {name: _read(library, works, name, columns) for name, columns in OF_TABLES.items()}
     return sample_rollouts(tables, count)
 
 
@@ -73,7 +72,7 @@ def sample_rollouts(tables: Mapping[str, pa.Table | None], count: int) -> Sample
     traces, messages = tables.get("traces"), tables.get("messages")
     if traces is None or messages is None:
         return []
-    rows = sorted(traces.select(list(OF_TRACES)).to_pylist(), key=_by_reward)
+    rows = sorted(traces.select(list(_OF_TRACES)).to_pylist(), key=_by_reward)
     most = min(count, len(rows))
     # Evenly over the order of rewards, both ends included.
     chosen = [rows[round(place * (len(rows) - 1) / max(1, most - 1))] for place in range(most)]
@@ -90,14 +89,14 @@ def _texts(messages: pa.Table, trace_ids: Sequence[str]) -> dict[str, list[dict[
     """Return the messages of some traces, in order."""
     wanted: Any = pc.is_in(messages["trace_id"], value_set=pa.array(trace_ids, pa.string()))
     found: dict[str, list[dict[str, Any]]] = {}
-    for row in messages.filter(wanted).select(list(OF_MESSAGES)).to_pylist():
+    for row in messages.filter(wanted).select(list(_OF_MESSAGES)).to_pylist():
         found.setdefault(row["trace_id"], []).append(row)
     return {name: sorted(own, key=lambda row: row["message"]) for name, own in found.items()}
 
 
 def _advantages(samples: pa.Table | None) -> dict[str, float]:
     return (
-        {row["trace_id"]: row["advantage"] for row in samples.select(list(OF_SAMPLES)).to_pylist()} if samples else {}
+        {row["trace_id"]: row["advantage"] for row in samples.select(list(_OF_SAMPLES)).to_pylist()} if samples else {}
     )
 
 

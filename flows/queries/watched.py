@@ -1,13 +1,11 @@
 """A run as it is watched from outside: what of it is new since the last look at the store, for the live panel."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from configs.run import RunConfig
 from flows.queries.metrics import StepNumbers, numbers
 from flows.queries.scores import recorded_evaluations
 from flows.queries.store_reader import StoreReader
-from flows.reporting.formats import describe_scores, environment_title
 from flows.reporting.panel import Panel
 from storage.errors import StoreError
 from tasks.metrics.figures import ALL
@@ -58,16 +56,8 @@ class Watched:
             name = each.set_name, each.version, len(each.rounds)
             if name not in self._evaluated:
                 self._evaluated.add(name)
-                self._show_scores(panel, each.scores_in(library.store, self._config).described)
-
-    def _show_scores(self, panel: Panel, found: Mapping[str, Any]) -> None:
-        averages = [each["average"] for each in found["scores"] if each["average"] is not None]
-        panel.held_out(sum(averages) / len(averages) if averages else None)
-        for each in found["scores"]:
-            where = environment_title(found["set"], each["environment"])
-            line = f"evaluation of policy {found['version']} on {where}: {describe_scores(each)}"
-            self._scores.append(line)
-            panel.note(line)
+                found = each.scores_in(library.store, self._config).described
+                self._scores += panel.evaluation(found["version"], found["scores"], found["set"])
 
     def _show_present(self, panel: Panel, present: StepNumbers | None) -> None:
         """Say which rollouts of the step that is under way are committed, and what is done of it."""

@@ -220,9 +220,8 @@ class ArtifactWatcher:
             due = len(self._steps) % self._every == 0 and self._clock() - self._published_at >= PUBLISHED_SECONDS
             if self._prefect and facts["computed"] and (last or due or self._behind):
                 self._publish()
-        elif (
-            self._behind and event != "rollouts"
-        ):  # the last step may be over: whatever happens after it is the time to try again
+        # The last step may be over: whatever happens after it is the time to try again.
+        elif self._behind and event != "rollouts":
             self._publish()
 
     def _publish(self) -> None:

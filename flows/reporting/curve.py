@@ -93,9 +93,12 @@ def grid(x: Scale, y: Scale, across: str = "step") -> str:
     """Return lines at round values with their numbers, and whole numbers below; `across` is what is counted there."""
     lines = [tag("path", d=f"M{short(x.begin)} {short(y.at(each))}H{short(x.end)}") for each in y.ticks()]
     left = [text(x.begin - 6, y.at(each) + 3.5, label(each), text_anchor="end") for each in y.ticks()]
-    whole = [each for each in x.ticks(8) if each == int(each)]
+    whole = [each for each in x.ticks(8) if across not in ("step", "policy") or each == int(each)]
     foot = y.begin + 18
-    below = [text(x.at(each), foot, f"{each:g}", text_anchor="middle") for each in whole]
+    below = [
+        text(x.at(each), foot, f"{each:g}" if across in ("step", "policy") else label(each), text_anchor="middle")
+        for each in whole
+    ]
     named = text(x.begin - 6, foot, across, text_anchor="end")
     return tag("g", *lines, class_="grid") + tag("g", *left, named, *below, class_="ticks")
 
@@ -108,7 +111,9 @@ def series_svg(
     Points stand `beside` their step, so that their intervals do not cover each other.
     """
     beside = beside if each.get("kind") == "points" else 0.0
-    points = [(x.at(steps[place]["step"]) + beside, each["values"][place], place) for place in places]
+    points = [
+        (x.at(steps[place].get("x", steps[place]["step"])) + beside, each["values"][place], place) for place in places
+    ]
     parts = []
     if each.get("low") and each.get("kind") == "points":
         parts += _intervals(each, points, y)

@@ -121,10 +121,20 @@ class Panel:
                 number = f"{step + 1:>{len(str(self.num_steps))}}/{self.num_steps}"
                 self._line(f"step {number}  {self.measure} {fixed_point(value)}  {pace}")
 
-    def held_out(self, average: float | None) -> None:
-        """A policy was scored on held-out examples: the mean over sets and environments."""
+    def evaluation(self, version: int, scores: Sequence[Mapping[str, Any]], set_name: str = "") -> list[str]:
+        """A policy was scored on held-out examples; the chart has the mean over environments. Returns the lines shown.
+
+        `scores` are one for each environment, as `flows.reporting.formats.describe_scores` takes them.
+        """
+        averages = [each["average"] for each in scores if each["average"] is not None]
         with self._lock:
-            self._others[HELD_OUT].append(average)
+            self._others[HELD_OUT].append(sum(averages) / len(averages) if averages else None)
+        where = [environment_title(set_name, each["environment"]) for each in scores]
+        said = [describe_scores(each) for each in scores]
+        lines = [f"evaluation of policy {version} on {name}: {text}" for name, text in zip(where, said, strict=True)]
+        for line in lines:
+            self.note(line)
+        return lines
 
     def note(self, text: str) -> None:
         """Say something in one line."""
@@ -240,11 +250,11 @@ def over_width(values: Sequence[float | None], num_steps: int, width: int) -> li
 
 def plot(values: Sequence[float | None], width: int, rows: int, top: float = 1.0) -> list[str]:
     """Return a plot of the last `width` values, `rows` lines of block eighths, from 0 to `top` or as far as they go."""
-    recent = list(values)[-width:]
-    known = [value for value in recent if value is not None and math.isfinite(value)]
+    recent = [value if value is not None and math.isfinite(value) else None for value in values[-width:]]
+    known = [value for value in recent if value is not None]
     low, high = min([0.0, *known]), max([top, *known])
     span = (high - low) or 1.0
-    heights = [None if value not in known else 1 + round((value - low) / span * (rows * 8 - 1)) for value in recent]
+    heights = [None if value is None else 1 + round((value - low) / span * (rows * 8 - 1)) for value in recent]
 
     def cell(height: int | None, row: int) -> str:
         eighths = 0 if height is None else min(8, max(0, height - 8 * row))
@@ -295,8 +305,4 @@ class PanelWatcher:
         self._panel.step(step, value, tokens, sum(seconds.values()), cached=not computed, entropy=entropy)
 
     def _evaluation(self, version: int, scores: list[dict[str, Any]], **facts: Any) -> None:
-        averages = [each["average"] for each in scores if each["average"] is not None]
-        self._panel.held_out(sum(averages) / len(averages) if averages else None)
-        for each in scores:
-            where = environment_title(facts.get("set", ""), each["environment"])
-            self._panel.note(f"evaluation of policy {version} on {where}: {describe_scores(each)}")
+        self._panel.evaluation(version, scores, facts.get("set", ""))

@@ -62,7 +62,7 @@ def svg_document(across: float, down: float, parts: Iterable[str], **values: obj
     return Markup(tag("svg", *parts, viewBox=f"0 0 {short(across)} {short(down)}", **values))
 
 
-MOST_POINTS = 400
+MOST_POINTS = 220
 """Points of a line that are drawn; of more, the least and the most of each stretch are kept."""
 _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -75,13 +75,23 @@ class Scale:
     high: float
     begin: float
     end: float
+    log: bool = False
+    """Whether equal ratios have equal lengths; what is not above zero then has no place, and lies at the begin."""
 
     def at(self, value: float) -> float:
         """Return the place of a value."""
+        if self.log:
+            share = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+            return self.begin + share * (self.end - self.begin)
         return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
 
     def ticks(self, most: int = 5) -> list[float]:
         """Return round numbers along the scale, as many as there may be."""
+        if self.log and self.high > 30 * self.low:  # of less there are too few round powers
+            powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            factors = (1, 2, 5) if len(powers) < most else (1,)
+            found = [factor * 10.0**power for power in powers for factor in factors]
+            return [each for each in found if self.low <= each <= self.high][:: max(1, len(powers) // most)]
         closer = ticks(self.low, self.high, most + 1)  # steps that are a little too small by the rule may fit
         return closer if len(closer) <= most else ticks(self.low, self.high, most)
 

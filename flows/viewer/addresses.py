@@ -62,6 +62,11 @@ def run(name: str) -> str:
     return f"/runs/{_part(name)}"
 
 
+def curves(name: str, *others: str) -> str:
+    """The charts of a run, with those of others in them."""
+    return f"{run(name)}{_question({'with': ','.join(others)})}#reward"
+
+
 def metric(of_run: str, name: str) -> str:
     """A number of a run by step; `name` is that of its measure: `reward/mean`."""
     return f"{run(of_run)}/metrics/{_part(name)}"

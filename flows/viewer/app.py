@@ -18,6 +18,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -72,7 +73,8 @@ def application(library: StoreReader, hosts: tuple[str, ...] = (), token: str = 
     for name, pattern in PATTERNS.items():
         path = pattern.replace(":path}", ":rest}")
         app.add_api_route(path, _answering(name, library, turns), methods=METHODS, response_model=None)
-    return Guard(app, hosts, token)  # around all of it: also what the framework answers by itself gets our headers
+    small = GZipMiddleware(app, compresslevel=5)  # higher levels take twice as long for a twentieth less
+    return Guard(small, hosts, token)  # around all of it: also what the framework answers by itself gets our headers
 
 
 def _answering(name: str, library: StoreReader, turns: BoundedSemaphore) -> Callable[[Request], Response]:

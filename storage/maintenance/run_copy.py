@@ -29,7 +29,7 @@ class CopyReport:
     slices: int = 0
     policies: int = 0
     records: int = field(default=0, compare=False)
-    """Events of the runs, and quarantines."""
+    """Events and notes of the runs, and quarantines."""
 
     @property
     def nothing(self) -> bool:
@@ -124,7 +124,7 @@ def _copy_slices(source: Store, target: Store, pieces: Sequence[Slice]) -> dict[
 
 
 def _copy_records(source: Store, target: Store, runs: Sequence[str]) -> int:
-    """Copy events of runs and quarantines that the other store has not; return how many."""
+    """Copy events and notes of runs, and quarantines, that the other store has not; return how many."""
     num_events = 0
     for run in runs:
         events = source.runs.events(run)
@@ -137,7 +137,10 @@ def _copy_records(source: Store, target: Store, runs: Sequence[str]) -> int:
     known = set(target.quarantines.ids())
     findings = [each for each in source.quarantines.all() if each.quarantine not in known]
     target.quarantines.add_records(findings)
-    return num_events + len(findings)
+    there_already = {each.note for each in target.notes.all()}
+    notes = [each for run in runs for each in source.notes.all(run) if each.note not in there_already]
+    target.notes.add_records(notes)
+    return num_events + len(findings) + len(notes)
 
 
 def _copy_policies(source: Store, target: Store, entries: Iterable[Entry], with_weights: bool) -> int:

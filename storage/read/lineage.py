@@ -4,7 +4,7 @@ A key is computed once and may be used by many runs. Work that several runs shar
 a key with children of several runs.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -125,6 +125,13 @@ class Graph:
         # One work may go in under several names.
         found = dict.fromkeys(key for _, key in sorted(self.works[key].inputs.items()))
         return [self.works[each] for each in found if each in self.works]
+
+    def origins(self, work: Work, table: str) -> Sequence[Work]:
+        """The work that made a table's rows of what some work handed on: itself, or where it came from.
+
+        What scored rollouts again has no messages or images of its own.
+        """
+        return [work] if table in work.tables else self.sources(work, table)
 
     def children(self, key: str) -> list[Work]:
         """The work that a key went into, by step and stage."""

@@ -1,4 +1,4 @@
-"""The schemas of the tables that no stage writes: ledger, runs, quarantines, expired slices."""
+"""The schemas of the tables that no stage writes: ledger, runs, quarantines, expired slices, notes."""
 
 import pyarrow as pa
 
@@ -88,5 +88,21 @@ EXPIRED_SLICES = Table(
     ),
 )
 
-SYSTEM_TABLES = (LEDGER, RUNS, QUARANTINES, EXPIRED_SLICES)
+NOTES_TABLE = Table(
+    "notes",
+    "one note of a person on a run or on a rollout, or that a note was taken back",
+    ("run", "note", "deleted"),
+    (
+        Column("run", pa.string(), "the run; the only partition"),
+        Column("note", pa.string(), "the note's id"),
+        Column("trace_id", pa.string(), "the rollout; empty where it is on the run"),
+        Column("tags", NAMES, "its tags, sorted"),
+        Column("text", pa.string(), "what it says"),
+        Column("deleted", pa.bool_(), "whether this row takes the note back"),
+        Column("at", MOMENT, "when"),
+        Column("host", pa.string(), "where it was written"),
+    ),
+)
+
+SYSTEM_TABLES = (LEDGER, RUNS, QUARANTINES, EXPIRED_SLICES, NOTES_TABLE)
 """Rows of these count as soon as they are committed; rows of stage tables count when the ledger names them."""

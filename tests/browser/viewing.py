@@ -28,6 +28,12 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or "/usr/bin/chromium"
 UPDATES = 60
 """With which the model of the short demo is taught before it: seconds."""
+AT_STEP = """(chart, place) => {
+  const data = JSON.parse(chart.dataset.chart), y = (data.y[2] + data.y[3]) / 2;
+  const at = new DOMPoint(data.x[place], y).matrixTransform(chart.getScreenCTM());
+  return [at.x, at.y];
+}"""
+"""Where a step of a chart is on the screen."""
 PATIENCE = 180_000
 """Milliseconds that a page may take on a busy machine; one that is followed then rests for ten times that."""
 
@@ -141,6 +147,20 @@ MIDDLE = """(part) => {
   const box = part.getClientRects()[0];
   return [box.x + box.width / 2, box.y + box.height / 2];
 }"""
+
+
+def point_at_step(page: Any, place: int, chart: int = 0) -> str:
+    """Move the mouse to a step of a chart, by its place; return what the page tells of it."""
+    drawn = page.locator("svg.chart[data-chart]:visible").nth(chart)
+    drawn.scroll_into_view_if_needed()
+    tip = page.locator(".tip:not([hidden])").first
+    for trial in range(PATIENCE // 100):
+        x, y = drawn.evaluate(AT_STEP, place)
+        page.mouse.move(x + trial % 2, y)
+        page.wait_for_timeout(100)
+        if tip.is_visible():
+            return str(tip.inner_text())
+    raise AssertionError(f"nothing is told of step {place}")
 
 
 def point_at(page: Any, aim: Any) -> str:

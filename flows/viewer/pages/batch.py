@@ -218,12 +218,15 @@ def row_page(library: StoreReader, asked: PageRequest) -> Page:
             else f"no row {number}"
         )
         raise NotThere(f"the batch of step {step} of run {run!r} has {len(rows)} rows, numbered from 0; {why}")
-    whole = overview(library, of)
+    whole, inside = overview(library, of), row_samples(library, of, number)
+    said = packed_traces(library, of)
+    said = said.filter(pl.col("trace_id").is_in(inside["trace_id"].to_list()))
     values = {
         "run": run,
         "step": step,
+        "read": read_rollouts(library, run, sorted_rows(said, asked), asked),
         "row": drawn_rows(library, of, own)[0] | {name: own[name][0] for name in DENOMINATORS},
-        "samples": [each | {"address": trace_of(of.run, each)} for each in row_samples(library, of, number).to_dicts()],
+        "samples": [each | {"address": trace_of(of.run, each)} for each in inside.to_dicts()],
         "colour": asked.one_of("colour", TOKEN_COLOURS, "component" if whole["largest"] is None else "advantage"),
         "colours": TOKEN_COLOURS,
         **{name: whole[name] for name in ("state", "policy", "key", "capacity", "largest", "rewards", "environments")},

@@ -26,18 +26,6 @@ from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
 from tasks.metrics.figures import MEANINGS
 
-LINES = {
-    "reward_mean": "Reward, mean",
-    "reward_std": "Reward, spread",
-    "num_kept": "Rollouts kept",
-    "output_tokens_mean": "Sampled tokens a rollout",
-    "loss": "Loss",
-    "grad_norm": "Gradient norm",
-    "entropy": "Entropy",
-    "mismatch_kl": "Mismatch KL",
-    "masked_fraction": "Masked share",
-}
-"""What is drawn of both runs, by figure."""
 LONG_CONFIG = 8
 """Settings that differ beyond which they are folded."""
 
@@ -58,8 +46,6 @@ def compare_page(library: StoreReader, asked: PageRequest) -> Page:
         "config": sorted(found["config"], key=lambda each: not each["in_keys"]),
         "long_config": len(found["config"]) > LONG_CONFIG,
         "picture": ledger_cells(found["pieces"]),
-        "charts": charts(a, b, found["steps"]),
-        "across": [_across(a, b, each["step"]) for each in found["steps"]],
         "figure": figure,
         "figures": list(FIGURES),
         "meanings": MEANINGS,
@@ -67,26 +53,6 @@ def compare_page(library: StoreReader, asked: PageRequest) -> Page:
         "paired": compared_evaluations(library, a, b).to_dicts(),
     }
     return Page("compare.html", f"{a} and {b}", values, (Crumb(a, addresses.run(a)),), any_going(library, a, b))
-
-
-def charts(a: str, b: str, steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what is drawn: for each figure that either run has, the values of both by step; None is a gap."""
-    found = []
-    for name, title in LINES.items():
-        one, other = ([each[side].get(name) for each in steps] for side in "ab")
-        if any(value is not None for value in (*one, *other)):
-            series = [_series("a", a, one), _series("b", b, other)]
-            found.append({"figure": name, "title": title, "series": series, "same": one == other})
-    return found
-
-
-def _series(side: str, run: str, values: Sequence[float | None]) -> dict[str, Any]:
-    last = next((value for value in reversed(values) if value is not None), None)
-    return {"name": f"{side}: {run}", "values": values, "last": last}
-
-
-def _across(a: str, b: str, step: int) -> dict[str, Any]:
-    return {"step": step, "address": addresses.compare_step(a, b, step), "finished": True}
 
 
 def compare_choice_page(library: StoreReader, asked: PageRequest) -> Page:

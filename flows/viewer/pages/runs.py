@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from flows.queries.charts import charts
+from flows.queries.charts import last_value
 from flows.queries.ledger import events, lanes, ledger, stage_times
 from flows.queries.metrics import Metric, StepNumbers, ends, matching, metrics, numbers
 from flows.queries.request import NotThere, PageRequest
@@ -16,8 +16,8 @@ from flows.queries.store_reader import StoreReader, expired_rows_of_runs
 from flows.reporting.svg import colour
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
+from flows.viewer.pages.curves import curves, stage_number, step_place
 from flows.viewer.svg.charts import cell_class
-from tasks.stages import BY_NAME, OTHER_COLOUR
 
 Row = dict[str, Any]
 SORTS = {name: name for name in ("run", "state", "held_out", "seconds")}
@@ -73,7 +73,9 @@ def _family(root: Row, below: Mapping[str | None, Sequence[Row]], placed: set[st
 
 
 def _matches(row: Row, words: Sequence[str]) -> bool:
-    texts = [row[name] or "" for name in SEARCHED] + row["algorithms"] + row["environments"]
+    texts = (
+        [row[name] or "" for name in SEARCHED] + row["algorithms"] + row["environments"] + row["tags"] + row["notes"]
+    )
     text = " ".join(texts).casefold()
     return all(word in text for word in words)
 
@@ -87,7 +89,7 @@ def _sort(rows: Sequence[Row], sort: str, down: bool) -> list[Row]:
 
 SPANS = ("all", "20", "5")
 """How many of the last steps the timeline shows."""
-MOST_NUMBERS = 50
+MOST_NUMBERS = 20
 """Steps in the table of numbers, the last ones, until asked for all: cells are most of what a long page weighs."""
 MANY = 40
 """Steps from which on the timeline shows the last ones alone, until asked for all."""
@@ -96,7 +98,7 @@ MANY = 40
 def run_page(library: StoreReader, asked: PageRequest) -> Page:
     """Return the page of a run. Raises NotThere for an unknown run.
 
-    Asks: `timeline`, one of SPANS; `numbers=all`; `metric`, words that metrics must have.
+    Asks: `timeline`, one of SPANS; `numbers=all`; `metric`, words that metrics must have; what `curves` asks.
     """
     run = asked.path["run"]
     measured = numbers(library, run)
@@ -107,11 +109,8 @@ def run_page(library: StoreReader, asked: PageRequest) -> Page:
     values = {
         **told,
         "retired": expired_rows_of_runs(library, run),
-        "steps": [_step(run, each) for each in measured],
-        "sections": [
-            {"title": section["title"], "charts": [_chart(run, each) for each in section["charts"]]}
-            for section in charts(measured, evaluations)
-        ],
+        "steps": [step_place(run, each) for each in measured],
+        **curves(library, run, (measured, evaluations), asked),
         "metrics": _metrics(run, measured, asked.text("metric")),
         "evaluations": [{**each, "address": addresses.evaluation(run, each["version"])} for each in evaluations],
         "events": happened,
@@ -124,54 +123,26 @@ def run_page(library: StoreReader, asked: PageRequest) -> Page:
     return Page("run.html", run, values, (Crumb("Runs", addresses.runs()),), live=told["going"])
 
 
-def _step(run: str, each: StepNumbers) -> dict[str, Any]:
-    return {"step": each.step, "address": addresses.step(run, each.step), "finished": each.work.finished}
-
-
 def _metrics(run: str, measured: Sequence[StepNumbers], words: str) -> dict[str, Any]:
     """Return every metric, or those that words are looked for in, in groups: each with its address and last value."""
     every = metrics(measured)
     groups: dict[str, list[dict[str, Any]]] = {}
     for each in matching(every, words):
         values = each["series"][0]["values"]
-        last = next((value for value in reversed(values) if value is not None), None)
-        row = {**each, "last": last, "address": addresses.metric(run, each["name"])}
+        row = {**each, "last": last_value(values), "address": addresses.metric(run, each["name"])}
         groups.setdefault(each["group"], []).append(row)
     found = [{"title": title, "metrics": own} for title, own in groups.items()]
     return {"searched": words, "num_all": len(every), "num": sum(map(len, groups.values())), "groups": found}
 
 
-def _chart(run: str, chart: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a chart whose series know their colours, and over which steps it is drawn where not all."""
-    series = [{**each, "colour": _colour(number, each)} for number, each in enumerate(chart["series"])]
-    versions = chart.get("versions")
-    # What was measured by step shares the steps of the page; evaluations have their own, by version.
-    if versions is None:
-        return {**chart, "series": series, "steps": None}
-    places = [{"step": each, "address": addresses.evaluation(run, each), "finished": True} for each in versions]
-    return {**chart, "series": series, "steps": places}
-
-
-def _colour(number: int, series: Mapping[str, Any]) -> str:
-    """Return the class of a series: bars without a place of their own are stages."""
-    if series.get("kind") == "bars" and "place" not in series:
-        return colour(_stage_number(series["name"]))
-    return colour(series.get("place", number))
-
-
-def _stage_number(stage: str) -> int:
-    """Return the number of a stage's colour."""
-    return BY_NAME[stage].colour if stage in BY_NAME else OTHER_COLOUR
-
-
 def _timeline(library: StoreReader, run: str, span: str, happened: list[dict[str, Any]]) -> dict[str, Any]:
     found = lanes(stage_times(library, run), happened, recent=0 if span == "all" else int(span))
-    return {**found, "lanes": [{**lane, "colour": _stage_number(lane["stage"])} for lane in found["lanes"]]}
+    return {**found, "lanes": [{**lane, "colour": stage_number(lane["stage"])} for lane in found["lanes"]]}
 
 
 def _ledger(library: StoreReader, run: str, told: Mapping[str, Any]) -> dict[str, Any]:
     planned = told["steps_planned"] if told["kind"] in ("train", "sft") else 0
-    found = ledger(library, run, planned)
+    found = library.cached_while(("ledger", run), (library.mark, planned), lambda: ledger(library, run, planned))
     legend = [
         {"run": name, "class": cell_class(number), "num_pieces": count, "address": addresses.run(name)}
         for number, (name, count) in enumerate(zip(found["runs"], found["num_pieces"], strict=True))
@@ -199,8 +170,7 @@ def _totals(measured: Sequence[StepNumbers]) -> dict[str, float | None]:
 
 
 def _last(measured: Sequence[StepNumbers], measure: str, scope: str) -> float | None:
-    known = (each.value(measure, scope) for each in reversed(measured))
-    return next((value for value in known if value is not None), None)
+    return last_value([each.value(measure, scope) for each in measured])
 
 
 MOST_METRIC_NUMBERS = 200
@@ -219,7 +189,7 @@ def metric_page(library: StoreReader, asked: PageRequest) -> Page:
     known, gone = metrics(measured), expired_rows_of_runs(library, run)
     place = _metric_place(known, run, name, bool(gone))
     found = known[place]
-    steps = [_step(run, each) for each in measured]
+    steps = [step_place(run, each) for each in measured]
     series = [_metric_series(number, each, steps) for number, each in enumerate(found["series"])]
     values = {
         "run": run,

@@ -126,7 +126,10 @@ def outcome(library: StoreReader, found: FoundTrace) -> Values:
     verdict = use["verdict"]
     return {
         "sentence": sentence({"trace": found.row}, use),
-        **{name: use[name] for name in ("outcome", "detail", "group", "decision", "regrade", "quarantines", "keys")},
+        **{
+            name: use[name]
+            for name in ("outcome", "detail", "group", "decision", "regrade", "quarantines", "notes", "keys")
+        },
         "tone": TONES.get(use["outcome"], ""),
         "verdict": verdict and {name: verdict[name] for name in ("keep", "reason", "detected")},
         "evidence": [

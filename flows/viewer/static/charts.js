@@ -1,10 +1,11 @@
 // Charts: a cursor that stands at the same step in every chart of the page, with the values in a tip. All of it is read
-// from each chart's own data; without this file the charts, their links and the table of numbers are there all the same.
+// from each chart's own data; without this file the charts and the table of numbers, with its links, are there all the same.
 "use strict";
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
   const told = new WeakMap();
   let step = null; // where the cursor stands
+  const isServed = document.querySelector(".brand[href]"); // the links of a saved page lead nowhere
 
   function dataOf(chart) {
     if (!told.has(chart)) told.set(chart, JSON.parse(chart.dataset.chart));
@@ -17,6 +18,8 @@
     data.x.forEach((at, place) => { if (Math.abs(at - x) < Math.abs(data.x[best] - x)) best = place; });
     return best;
   }
+  // Of several runs each has places of its own.
+  const placeIn = (one, data, place) => one.x ? nearest(one, data.x[place]) : place;
   function placeOf(chart, event) {
     const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(chart.getScreenCTM().inverse());
     return nearest(dataOf(chart), point.x);
@@ -34,12 +37,17 @@
     const place = step === null ? -1 : data.steps.indexOf(step);
     if (place < 0) return;
     const [low, high, begin, end] = data.y, x = data.x[place];
+    if (data.to && isServed) { // the place under the pointer is a link to its step: one for a chart, not one for each step
+      const link = part("a", { href: data.to + step, tabindex: -1 });
+      link.append(part("path", { d: `M${x} ${end}V${begin}` }));
+      cursor.append(link);
+    }
     cursor.append(part("line", { x1: x, x2: x, y1: begin, y2: end }));
     data.series.forEach((one, number) => {
-      const value = one.values[place];
-      if (typeof value !== "number" || one.kind === "bars") return;
-      const y = begin + (value - low) / (high - low) * (end - begin);
-      cursor.append(part("circle", { cx: x, cy: y, r: 3.4, class: colour(one, number) }));
+      const at = placeIn(one, data, place), value = one.values[at];
+      if (typeof value !== "number" || one.kind === "bars" || chart.querySelector(".heat") || (data.log && value <= 0)) return;
+      const share = data.log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low);
+      cursor.append(part("circle", { cx: one.x ? one.x[at] : x, cy: begin + share * (end - begin), r: 3.4, class: colour(one, number) }));
     });
   }
   function moveTo(next) {
@@ -67,7 +75,7 @@
       row.className = colour(one, number);
       name.append(document.createElement("i"), one.name);
       value.className = "number";
-      value.textContent = shown(one.values[place]);
+      value.textContent = shown(one.values[placeIn(one, data, place)]);
     });
     tip.replaceChildren(title, table);
   }
@@ -88,6 +96,30 @@
     moveTo(dataOf(chart).steps[place]);
     showTip(chart, place, event.clientX, event.clientY);
   });
+  // A stretch that is drawn with the pointer is zoomed into; a double click leads back. The address keeps it.
+  let drag = null;
+  const zoom = (from, to) => {
+    const address = new URL(location.href);
+    for (const [name, value] of Object.entries({ from, to })) {
+      if (value === null) address.searchParams.delete(name); else address.searchParams.set(name, value);
+    }
+    location.assign(address);
+  };
+  const zoomable = (event) => isServed && event.target.closest?.(".charts svg.chart[data-chart]");
+  document.addEventListener("pointerdown", (event) => {
+    const chart = event.button === 0 && event.pointerType !== "touch" && zoomable(event);
+    drag = chart && dataOf(chart).x.length ? { chart, begin: dataOf(chart).steps[placeOf(chart, event)], x: event.clientX } : null;
+  });
+  document.addEventListener("dragstart", (event) => { if (drag) event.preventDefault(); }); // the cursor is a link
+  document.addEventListener("pointerup", (event) => {
+    if (!drag || Math.abs(event.clientX - drag.x) < 8) return;
+    const end = dataOf(drag.chart).steps[placeOf(drag.chart, event)];
+    document.addEventListener("click", (click) => click.preventDefault(), { once: true, capture: true });
+    if (end !== drag.begin) zoom(Math.min(drag.begin, end), Math.max(drag.begin, end));
+  });
+  document.addEventListener("dblclick", (event) => {
+    if (zoomable(event) && /[?&](from|to)=/.test(location.search)) zoom(null, null);
+  });
   document.addEventListener("scroll", hideTip, { passive: true });
 
   // By keys: a chart is one stop; its arrows go along the steps, Enter opens the step.
@@ -103,7 +135,7 @@
       const corner = new DOMPoint(data.x[place], data.y[3]).matrixTransform(chart.getScreenCTM());
       showTip(chart, place, corner.x, corner.y);
     } else if (event.key === "Enter" && at >= 0) {
-      chart.querySelectorAll(".hits a")[at]?.dispatchEvent(new MouseEvent("click", { bubbles: true, cancelable: true }));
+      chart.querySelector(".cursor a")?.dispatchEvent(new MouseEvent("click", { bubbles: true, cancelable: true }));
     } else if (event.key === "Escape") {
       hideTip();
       moveTo(null);

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import groupby
 from typing import Any
 
 from markupsafe import Markup
@@ -46,7 +46,8 @@ Chart = Mapping[str, Any]
 def chart(drawn: Chart, steps: Steps) -> Markup:
     """Return a chart over steps; what was drawn lately is not drawn again: most charts are looked at more than once."""
     # Dictionaries cannot be keys of a cache; their JSON can, and is made far quicker than a drawing.
-    return _chart_once(json.dumps((drawn, steps)))
+    own = {name: value for name, value in drawn.items() if name != "steps"}  # which are given beside it
+    return _chart_once(json.dumps((own, steps)))
 
 
 @lru_cache(maxsize=256)
@@ -56,17 +57,31 @@ def _chart_once(told: str) -> Markup:
 
 def _picture(drawn: Chart, steps: Steps) -> Markup:
     series = drawn["series"]
-    places = thin([each["values"] for each in series])
     width, height = WIDE if drawn.get("wide") else (WIDTH, HEIGHT)
-    x, y = _across(steps, width), _up(drawn, height)
+    if drawn.get("over"):
+        return _scatter(drawn)
+    places = thin([each["values"] for each in series]) if not any("steps" in each for each in series) else []
+    x, y = _across([*steps, *(step for each in series for step in each.get("steps", ()))], width), _up(drawn, height)
+    if drawn.get("cells"):
+        y = Scale(*drawn["range"], height - BOTTOM, TOP) if drawn["range"][0] < drawn["range"][1] else y
     parts = [grid(x, y, drawn.get("across", "step"))]
-    if series and series[0].get("kind") == "bars":
+    left = drawn.get("exit")
+    for at in [x.at(each.get("x", each["step"])) for each in steps if left and each["step"] == left["step"]]:
+        parts.append(tag("path", d=f"M{short(at)} {short(y.begin)}V{short(y.end)}", class_="exit"))
+    if drawn.get("cells"):
+        parts.append(_heat(drawn, steps, x, y))
+    elif series and series[0].get("kind") == "bars":
         parts.append(_bars(series, steps, places, x, y))
     else:
         # Points of several series stand side by side around their step, or they would hide each other.
         middle = (len(series) - 1) / 2
-        parts += [series_svg(n, each, steps, places, x, y, BESIDE * (n - middle)) for n, each in enumerate(series)]
-    parts += [_hits(steps, places, x, y), tag("g", class_="cursor")]
+        for n, each in enumerate(series):
+            of = each.get("steps", steps)
+            own = thin([each["values"]]) if "steps" in each else places
+            if each.get("raw"):
+                parts.append(tag("g", series_svg(n, {**each, "values": each["raw"]}, of, own, x, y), class_="raw"))
+            parts.append(series_svg(n, each, of, own, x, y, BESIDE * (n - middle)))
+    parts.append(tag("g", class_="cursor"))
     return svg_document(
         width,
         height,
@@ -79,11 +94,41 @@ def _picture(drawn: Chart, steps: Steps) -> Markup:
     )
 
 
+def _scatter(drawn: Chart) -> Markup:
+    """Return a point for each step, in five shades by age: a stroke without a length is round, and weighs little."""
+    points = [p for p in zip(drawn["over"], drawn["series"][0]["values"], strict=True) if all(map(is_drawn, p))]
+    x = Scale(*around(a for a, _ in points), LEFT, WIDTH - RIGHT)
+    y = Scale(*around(b for _, b in points), HEIGHT - BOTTOM, TOP)
+    parts = [grid(x, y, drawn["across"])]
+    for age in range(5):
+        own = points[len(points) * age // 5 : len(points) * (age + 1) // 5]
+        dots = "".join(f"M{short(x.at(a))} {short(y.at(b))}h0" for a, b in own)
+        parts.append(tag("path", d=dots, class_=f"cloud age{age} s0"))
+    return svg_document(WIDTH, HEIGHT, parts, class_="chart", role="img", aria_label=drawn["title"])
+
+
+def _heat(drawn: Chart, steps: Steps, x: Scale, y: Scale) -> str:
+    """Return cells in five shades, by their share of a column; of many steps several share a column."""
+    shades, times, most = [""] * 5, -(-len(steps) // 100), y.at(y.low)
+    ends = [x.at(each.get("x", each["step"])) for each in steps]
+    height = (y.begin - y.end) / max(len(drawn["cells"][0]), 1)
+    for place in range(0, len(steps), times):
+        column = [sum(own) for own in zip(*drawn["cells"][place : place + times], strict=True)]
+        after = ends[place + times] if place + times < len(ends) else x.end
+        for up, count in enumerate(column):
+            if count:
+                shade = min(4, int(10 * count / sum(column)))
+                corner = f"M{short(ends[place])} {short(most - up * height)}"
+                shades[shade] += f"{corner}H{short(after)}v{short(-height)}H{short(ends[place])}z"
+    return "".join(tag("path", d=d, class_=f"heat age{n} s0") for n, d in enumerate(shades) if d)
+
+
 def text_of(drawn: Chart, steps: Steps) -> str:
     """Return what a chart shows in words, escaped."""
     told = []
     for each in drawn["series"]:
-        known = [(value, steps[place]["step"]) for place, value in enumerate(each["values"]) if value is not None]
+        of = each.get("steps", steps)
+        known = [(value, of[place]["step"]) for place, value in enumerate(each["values"]) if value is not None]
         if known:
             (first, begun), (last, ended) = known[0], known[-1]
             told.append(f"{each['name']}: {first:.4g} at step {begun}, {last:.4g} at step {ended}")
@@ -91,7 +136,7 @@ def text_of(drawn: Chart, steps: Steps) -> str:
 
 
 def _across(steps: Steps, width: float) -> Scale:
-    numbers = [each["step"] for each in steps] or [0]
+    numbers = [each.get("x", each["step"]) for each in steps] or [0]
     low, high = min(numbers), max(numbers)
     # Half a step at least, so that the first and the last bar are not cut.
     room = 0.5 if high == low else max(0.5, (high - low) * 0.01)
@@ -103,8 +148,10 @@ def _up(drawn: Chart, height: float) -> Scale:
     if series and series[0].get("kind") == "bars":
         sums = [sum(value or 0.0 for value in own) for own in zip(*(each["values"] for each in series), strict=True)]
         return Scale(*around(sums, zero=True), height - BOTTOM, TOP)
-    names = ("values", "low", "high")
+    names = ("values", "low", "high", "raw")
     known = [value for each in series for name in names for value in each.get(name) or () if value is not None]
+    if drawn.get("log") and (above := [value for value in known if value > 0 and math.isfinite(value)]):
+        return Scale(min(above) / 1.1, max(above) * 1.1, height - BOTTOM, TOP, log=True)
     return Scale(*around(known, drawn.get("zero", False)), height - BOTTOM, TOP)
 
 
@@ -119,46 +166,48 @@ def _bars(series: Sequence[Mapping[str, Any]], steps: Steps, places: Sequence[in
             below = sum(other["values"][place] or 0.0 for other in series[:number])
             if value is not None and math.isfinite(value) and math.isfinite(below):
                 top, foot = y.at(below + value), y.at(below)
-                at = x.at(steps[place]["step"]) - width / 2
+                at = x.at(steps[place].get("x", steps[place]["step"])) - width / 2
                 # Whatever is there is seen: 0.2 units are a hair line.
                 bars.append(tag("rect", x=at, y=top, width=width, height=max(0.2, foot - top)))
         parts.append(tag("g", *bars, class_=f"bar {each.get('colour') or colour(number)}"))
     return "".join(parts)
 
 
-def _hits(steps: Steps, places: Sequence[int], x: Scale, y: Scale) -> str:
-    """Return a link for each step over its whole height; the keyboard reaches them by the chart's own keys."""
-    placed = tuple((x.at(steps[place]["step"]), steps[place].get("address")) for place in places)
-    return _links(placed, x.end - x.begin, f" {short(y.end)}V{short(y.begin)}")
-
-
-@lru_cache(maxsize=32)
-def _links(placed: tuple[tuple[float, str | None], ...], across: float, line: str) -> str:
-    """Return the links at their places, drawn once for all charts over the same steps."""
-    wide = min((b - a for (a, _), (b, _) in pairwise(placed)), default=across)
-    links = [link(address, tag("path", d=f"M{short(at)}{line}"), tabindex="-1") for at, address in placed]
-    return tag("g", *links, class_="hits", stroke_width=max(1.0, wide))
-
-
 def _values(drawn: Chart, steps: Steps, places: Sequence[int], x: Scale, y: Scale) -> str:
     """Return what the cursor shows, as JSON: places across, steps, and every value."""
     told = {
-        "x": [round(x.at(steps[place]["step"]), 1) for place in places],
-        "steps": [steps[place]["step"] for place in places],
+        **_told_places(steps, places, x),
         "y": [y.low, y.high, y.begin, y.end],
+        "log": y.log,
         "unit": drawn.get("unit", ""),
         "across": drawn.get("across", "step"),
+        "to": _address_of_steps(steps),
         "series": [
             {
                 "name": visible(each["name"]),
-                "values": [_json_number(each["values"][place]) for place in places],
+                "values": [_json_number(each["values"][place]) for place in own],
                 "kind": each.get("kind"),
             }
+            | (_told_places(each["steps"], own, x) if "steps" in each else {})
             | ({"colour": each["colour"]} if each.get("colour") else {})
             for each in drawn["series"]
+            for own in [thin([each["values"]]) if "steps" in each else places]
         ],
     }
+    if not told["x"] and told["series"]:  # of several runs: the cursor goes along the first
+        told |= {name: told["series"][0].get(name, []) for name in ("x", "steps")}
     return json.dumps(told, separators=(",", ":"), allow_nan=False)
+
+
+def _told_places(steps: Steps, places: Sequence[int], x: Scale) -> dict[str, Any]:
+    across = [round(x.at(steps[place].get("x", steps[place]["step"])), 1) for place in places]
+    return {"x": across, "steps": [steps[place]["step"] for place in places]}
+
+
+def _address_of_steps(steps: Steps) -> str | None:
+    """Return what stands before the number in the addresses of the steps; None where they have none."""
+    first = steps[0] if steps else {}
+    return str(first["address"]).removesuffix(str(first["step"])) if first.get("address") else None
 
 
 def _json_number(value: float | None) -> float | str | None:
@@ -169,7 +218,7 @@ def _json_number(value: float | None) -> float | str | None:
 
 
 SPARK_WIDTH, SPARK_HEIGHT, SPARK_MARGIN = 132.0, 28.0, 3.0
-MOST_SPARK_POINTS = 120
+MOST_SPARK_POINTS = 50
 
 
 def sparkline(values: Sequence[float | None], title: str) -> Markup:
@@ -199,6 +248,8 @@ STAGES_LEFT, LEDGER_TOP, LEDGER_BOTTOM, LEDGER_ROW = 142.0, 4.0, 20.0, 18.0
 LEAST_COLUMN, MOST_COLUMN, LEDGER_WIDTH = 4.0, 26.0, 1110.0
 """Least and most of a column, and what all of them take where there are few enough."""
 MOST_USERS = 6
+MOST_COLUMNS = 200
+"""Of more steps, neighbours that look alike are drawn as one column."""
 
 
 def ledger(told: Mapping[str, Any], addresses: Mapping[str, str]) -> Markup:
@@ -208,8 +259,10 @@ def ledger(told: Mapping[str, Any], addresses: Mapping[str, str]) -> Markup:
     height = LEDGER_TOP + LEDGER_ROW * len(stages)
     names = [_stage_name(stage, LEDGER_TOP + LEDGER_ROW * (row + 0.5)) for row, stage in enumerate(stages)]
     cells = []
-    for place, column in enumerate(columns):
-        drawn = _column(column, stages, told["runs"], STAGES_LEFT + width * place, width)
+    for _, alike in groupby(enumerate(columns), lambda each: _looks(*each) if len(columns) > MOST_COLUMNS else each[0]):
+        (place, column), *more = alike
+        last, across = (more or [(place, column)])[-1][1]["step"], width * (1 + len(more))
+        drawn = _column(column, last, stages, told["runs"], STAGES_LEFT + width * place, across)
         cells.append(link(addresses.get(str(column["step"])), *drawn, tabindex="-1"))
     body = [*names, *cells, tag("g", *_step_numbers(columns, width, height), class_="ticks")]
     across, down = STAGES_LEFT + width * len(columns) + 6, height + LEDGER_BOTTOM
@@ -227,10 +280,14 @@ def cell_class(by: int) -> str:
     return "s0" if by == 0 else f"s{1 + (by - 1) % (NUM_COLOURS - 1)}"
 
 
+def _looks(place: int, column: Mapping[str, Any]) -> list[object]:
+    return [cell and (cell["by"], cell["finished"]) for cell in column["cells"]]
+
+
 def _column(
-    column: Mapping[str, Any], stages: Sequence[str], runs: Sequence[str], at: float, width: float
+    column: Mapping[str, Any], last: int, stages: Sequence[str], runs: Sequence[str], at: float, width: float
 ) -> list[str]:
-    """Return the cells of a step from top to bottom; of one that is not begun, empty ones."""
+    """Return the cells of a step, or of those to the `last` like it, from top to bottom; empty ones if not begun."""
     cells = column["cells"] or [None] * len(stages)
     # An evaluation is of the policy before the step, so it says nothing about whether the step has begun.
     begun = any(cell for stage, cell in zip(stages, cells, strict=True) if stage != EVALUATION)
@@ -246,12 +303,14 @@ def _column(
             continue
         shared, unfinished = " shared" if cell["by"] else "", "" if cell["finished"] else " unfinished"
         look = f"cell {cell_class(cell['by'])}{shared}{unfinished}"
-        told = title(_cell_title(column["step"], stage, cell, runs))
+        told = title(_cell_title(column["step"], last, stage, cell, runs))
         found.append(tag("rect", told, **place, y=LEDGER_TOP + LEDGER_ROW * row, class_=look))
     return found
 
 
-def _cell_title(step: int, stage: str, cell: Mapping[str, Any], runs: Sequence[str]) -> str:
+def _cell_title(step: int, last: int, stage: str, cell: Mapping[str, Any], runs: Sequence[str]) -> str:
+    if last != step:
+        return f"steps {step} to {last}, {stage.replace('_', ' ')}: computed by {runs[cell['by']]}"
     rows = ", ".join(f"{count:,} {table}" for table, count in cell["rows"].items() if count) or "no rows"
     by = runs[cell["by"]]
     done = seconds(cell["seconds"]) if cell["finished"] else "in parts so far"

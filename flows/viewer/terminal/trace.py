@@ -17,6 +17,7 @@ from rich.text import Text
 
 from configs.store import default_store
 from flows.queries.messages import branches, messages
+from flows.queries.notes import note_line
 from flows.queries.request import BadQuestion, plain
 from flows.queries.sentences import sentence
 from flows.queries.store_reader import StoreReader
@@ -155,6 +156,8 @@ def head(library: StoreReader, found: FoundTrace, rows: pl.DataFrame, whole: boo
     yield Text(visible(sentence({"trace": row}, outcome)))
     for each in outcome["quarantines"]:
         yield Text(visible(f"It is in quarantine {each['quarantine']}: {each['reason']} (where {each['where']})."))
+    for each in outcome["notes"]:
+        yield Text(visible(note_line(each)))
     if others := other_runs(found):
         yield Text(visible(f"Also used by {', '.join(others)}: --run shows it as they have it."), "dim")
     yield Text(f"Page: {visible(addresses.trace(found.run, found.trace_id, found.key))}", "dim")

@@ -174,8 +174,9 @@ def test_charts_stand_side_by_side_over_the_width(width: int, rows_of_charts: in
     panel = Panel("train a", 8, plain=True, stream=io.StringIO())
     for number in range(8):
         panel.step(number, number / 8, 1_000 * (number + 1), 1.0, entropy=0.5 - number / 20)
-    panel.held_out(0.25)
-    panel.held_out(0.75)
+    for average in (0.25, 0.75):
+        score = {"environment": "abacus", "average": average, "interval": None, "pass_at": [], "errors": {}}
+        panel.evaluation(8, [score])
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(panel)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]

@@ -1,0 +1,63 @@
+"""Note: what a person writes on a run or on one of its rollouts, with tags to find it by."""
+
+import json
+import re
+from typing import Annotated
+
+from flows.cli.arguments import Json, Store, UsageError, option
+
+TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}")
+
+
+def note(
+    run: Annotated[str, option("the run, `latest` for the newest", "RUN")],
+    text: Annotated[str, option("what to write; without it and without a tag, the notes are listed", "TEXT")] = "",
+    /,
+    *,
+    trace: Annotated[str, option("the rollout that it is on; its first characters are enough", "ID")] = "",
+    tag: Annotated[tuple[str, ...], option("a tag: letters, digits, _ . : -; may be given several times")] = (),
+    delete: Annotated[str, option("take back the note of this id", "NOTE")] = "",
+    store: Store = "",
+    as_json: Json = False,
+) -> int | None:
+    """Write a note on a run or a rollout, or list the notes of a run."""
+    if delete and (text or tag or trace):
+        raise UsageError("--delete takes a note back: give it alone, with the run")
+    if wrong := [each for each in tag if not TAG.fullmatch(each)]:
+        raise UsageError(f"--tag {wrong[0]!r}: a tag is of letters, digits and _ . : -, 64 at most")
+    return write(run, text, trace, tag, delete, store, as_json)
+
+
+def write(run: str, text: str, trace: str, tags: tuple[str, ...], delete: str, store: str, as_json: bool) -> int:
+    """Record, take back or list notes; return the exit status.
+
+    Raises ConfigError for an unknown run, NotThere for an unknown rollout, NoteUnknown.
+    """
+    from configs.store import default_store
+    from flows.queries.notes import note_line, notes_of
+    from flows.queries.store_reader import StoreReader, recorded_run
+    from flows.queries.trace import find_trace
+    from flows.reporting.formats import say
+    from storage.store import open_store
+
+    # Opened to be read first: a wrong address must not become a new store.
+    library = StoreReader.at(store or default_store())
+    name, _ = recorded_run(library.store, run)
+    trace_id = find_trace(library, name, trace).trace_id if trace else ""
+    written = []
+    if delete or text or tags:
+        root = open_store(library.store.root.address)
+        one = root.notes.delete(delete) if delete else root.notes.record(name, text, tags=tags, trace_id=trace_id)
+        written = [one.note]
+    found = notes_of(library.store, name, trace_id or None)
+    if as_json:
+        print(json.dumps({"written": written, "notes": found}, default=lambda moment: moment.isoformat()))
+        return 0
+    if written:
+        say(f"note {written[0]} {'was taken back' if delete else 'is written'}")
+        return 0
+    for each in found:
+        say(f"{note_line(each)}{' (rollout ' + each['trace_id'] + ')' if each['trace_id'] else ''}")
+    if not found:
+        say(f"{name} has no notes")
+    return 0

@@ -1,0 +1,107 @@
+"""Notes and tags: written by the command, taken back, shown and found."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from configs.errors import ConfigError
+from flows.cli import run_summary
+from flows.cli.arguments import UsageError
+from flows.cli.note import note
+from flows.cli.run_list import list_runs
+from flows.queries.conditions import condition_of
+from flows.queries.request import NotThere, PageRequest
+from flows.queries.rollout_search import search_run
+from flows.queries.store_reader import StoreReader
+from flows.viewer import addresses
+from flows.viewer.pages.runs import run_page, runs_page
+from storage.errors import LayoutError, NoteUnknown
+from storage.maintenance.run_copy import copy_work
+from storage.store import open_store
+from tests.fixtures.rehearsal import rehearse
+from tests.flows.viewer.looking import answer
+
+HOSTILE = "<script>alert(1)</script> \x1b[31mred"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    rehearse(tmp_path / "store", "base", steps=1)
+    return tmp_path / "store"
+
+
+def first_trace(store: Path) -> str:
+    return str(StoreReader.at(store).frames("base").rows(
+        [each.traces for each in StoreReader.at(store).history("base").lineages], "traces"
+    ).select("trace_id").collect()["trace_id"][0])  # fmt: skip
+
+
+def written(capsys: pytest.CaptureFixture[str]) -> str:
+    return str(json.loads(capsys.readouterr().out)["written"][0])
+
+
+def test_a_note_on_a_run_is_listed_shown_and_taken_back(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    note("base", "length grew", tag=("odd", "look"), store=str(store), as_json=True)
+    name = written(capsys)
+    run_summary.main("base", store=str(store))
+    assert f"note {name}" in (shown := capsys.readouterr().out) and "length grew #look #odd" in shown
+    list_runs(str(store))
+    assert "base #look #odd" in " ".join(capsys.readouterr().out.split())
+    note("base", store=str(store))
+    assert "length grew" in capsys.readouterr().out
+    note("base", delete=name, store=str(store))
+    note("base", store=str(store))
+    assert "base has no notes" in capsys.readouterr().out
+    with pytest.raises(NoteUnknown):
+        note("base", delete=name, store=str(store))
+
+
+def test_a_note_on_a_rollout_is_on_its_page_and_is_found_by_a_condition(store: Path) -> None:
+    library, trace = StoreReader.at(store), first_trace(store)
+    condition = condition_of("tags ~ 'hack' and note ~ 'empty'")
+    assert search_run(library, "base", condition).rows.is_empty()
+    note("base", f"empty tag {HOSTILE}", trace=trace[:12], tag=("hack",), store=str(store))
+    assert search_run(library, "base", condition).rows["trace_id"].to_list() == [trace]
+    status, html = answer(library, addresses.trace("base", trace))
+    assert status == 200 and "empty tag &lt;script&gt;" in html and "\x1b" not in html and ">hack<" in html
+    assert run_page(library, PageRequest("", {"run": "base"})).values["notes"] == [], "it is not on the run"
+
+
+def test_the_list_of_runs_is_searched_by_notes_and_tags(store: Path) -> None:
+    def found(words: str) -> list[str]:
+        asked = PageRequest("/", {}, {"q": words})
+        return [each["run"] for each in runs_page(StoreReader.at(store), asked).values["runs"]]
+
+    assert found("collapsed") == [] == found("odd")
+    note("base", "entropy collapsed", tag=("odd",), store=str(store))
+    assert found("collapsed") == ["base"] == found("odd")
+
+
+def test_a_page_that_is_open_learns_of_a_note(store: Path) -> None:
+    library = StoreReader.at(store)
+    before = library.mark
+    note("base", "seen", store=str(store))
+    assert library.mark != before
+
+
+def test_notes_come_along_with_a_copy_of_the_run(store: Path, tmp_path: Path) -> None:
+    note("base", "kept", store=str(store))
+    source, target = open_store(store), open_store(tmp_path / "other")
+    for _ in range(2):
+        copy_work(source, target, source.ledger.entries(run="base"), ["base"])
+    assert [each.text for each in target.notes.all()] == ["kept"]
+
+
+def test_what_is_not_there_and_what_makes_no_sense_is_refused(store: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        note("nobody", "text", store=str(store))
+    with pytest.raises(NotThere):
+        note("base", "text", trace="ffffffffffff", store=str(store))
+    with pytest.raises(UsageError):
+        note("base", "text", tag=("two words",), store=str(store))
+    with pytest.raises(UsageError):
+        note("base", "text", delete="abc", store=str(store))
+    with pytest.raises(LayoutError):
+        note("base", "text", store=str(tmp_path / "none"))
+    assert not (tmp_path / "none").exists()

@@ -1,0 +1,122 @@
+"""The charts of a run's page, as the address asks for them: runs, axes, smoothing, zoom, choice and order."""
+
+import json
+import re
+from typing import Any
+
+import polars as pl
+import pytest
+
+from flows.queries.curves import band_exit
+from flows.queries.request import BadQuestion, NotThere, PageRequest
+from flows.queries.spread import identical_replies
+from flows.queries.store_reader import StoreReader
+from flows.viewer import addresses
+from flows.viewer.pages.runs import run_page
+from flows.viewer.rendering import as_html
+from flows.viewer.svg.charts import chart
+
+
+def page(library: StoreReader, run: str = "base", **query: str) -> Any:
+    asked = PageRequest(addresses.run(run), {"run": run}, query)
+    return run_page(library, asked), asked
+
+
+def titles(values: Any, section: str = "") -> list[str]:
+    return [chart["title"] for each in values["sections"] if section in ("", each["title"]) for chart in each["charts"]]
+
+
+def drawn(library: StoreReader, title: str, **query: str) -> Any:
+    """Return what the chart of a title tells its script."""
+    html = as_html(*page(library, **query)).decode()
+    found = re.search(f'aria-label="{title}, by step" data-chart="([^"]*)"', html)
+    assert found, title
+    return json.loads(found[1].replace("&#34;", '"').replace("&quot;", '"'))
+
+
+def test_what_is_zero_throughout_is_named_and_not_drawn(forked: StoreReader) -> None:
+    values = page(forked)[0].values
+    zeros = [each["title"] for each in values["zeros"]]
+    assert zeros and not {*zeros} & {*titles(values)}
+    for each in (each for section in values["sections"] for each in section["charts"]):
+        assert any(value for one in each["series"] for value in one["values"])
+
+
+def test_charts_are_put_in_front_and_hidden_by_the_address(forked: StoreReader) -> None:
+    values = page(forked, front="loss,reward", hide="rollouts")[0].values
+    assert titles(values, "In front") == ["Loss", "Reward"]
+    assert titles(values).count("Loss") == 1 and "Rollouts" not in titles(values)
+    assert [each["title"] for each in values["hidden"]] == ["Rollouts"]
+    # A zero is drawn where somebody asks for it.
+    zero = values["zeros"][0]
+    assert titles(page(forked, front=zero["name"])[0].values, "In front") == [zero["title"]]
+
+
+def test_links_of_a_chart_keep_what_else_was_asked(forked: StoreReader) -> None:
+    html = as_html(*page(forked, front="reward", smooth="5")).decode()
+    assert "front=loss%2Creward&amp;smooth=5" in html and "front=reward&amp;smooth=5&amp;hide=loss" in html
+
+
+def test_runs_stand_in_one_chart(forked: StoreReader) -> None:
+    told = drawn(forked, "Rollouts", **{"with": "fork"})
+    assert [(each["name"], each["values"]) for each in told["series"]] == [("base", [12, 12]), ("fork", [12, 12])]
+    assert [each["steps"] for each in told["series"]] == [[0, 1], [0, 1]]
+    with pytest.raises(NotThere):
+        page(forked, **{"with": "nobody"})
+    with pytest.raises(BadQuestion):
+        page(forked, **{"with": ",".join("abcdefghi")})
+
+
+def test_curves_may_run_over_tokens_and_time(forked: StoreReader) -> None:
+    for axis, unit in (("tokens", "tokens"), ("time", "min")):
+        told = drawn(forked, "Reward", x=axis)
+        assert told["across"] == unit and told["steps"] == [0, 1] and told["x"][0] < told["x"][1]
+    by_step = next(each for each in page(forked)[0].values["sections"][1]["charts"] if each["title"] == "Reward")
+    over = next(
+        each for each in page(forked, x="tokens")[0].values["sections"][1]["charts"] if each["title"] == "Reward"
+    )
+    assert [each["x"] for each in by_step["steps"]] == [0.0, 1.0] and over["steps"][0]["x"] > 1
+    with pytest.raises(BadQuestion):
+        page(forked, x="moon")
+
+
+def test_a_stretch_of_steps_is_drawn_alone_and_smoothing_keeps_what_was(forked: StoreReader) -> None:
+    assert drawn(forked, "Reward", **{"from": "1"})["steps"] == [1]
+    every, smoothed = drawn(forked, "Reward"), page(forked, smooth="5")[0].values
+    reward = next(each for each in smoothed["sections"][1]["charts"] if each["title"] == "Reward")["series"][0]
+    first, last = (float(f"{each:.5g}") for each in reward["raw"])
+    assert every["series"][0]["values"] == [first, last]
+    assert reward["values"] == [reward["raw"][0], pytest.approx(sum(reward["raw"]) / 2)]
+
+
+def test_a_log_scale_has_no_place_for_zero(forked: StoreReader) -> None:
+    told = drawn(forked, "Reward", log="1")
+    assert told["log"] and told["y"][0] > 0
+    assert not drawn(forked, "Reward")["log"]
+
+
+def test_the_spread_of_rewards_and_identical_replies_are_read_where_asked_for(forked: StoreReader) -> None:
+    assert "Spread of rewards" not in titles(page(forked)[0].values)
+    shown, asked = page(forked, spread="1")
+    charts = {each["title"]: each for section in shown.values["sections"] for each in section["charts"]}
+    zeros = {each["title"] for each in shown.values["zeros"]}
+    assert [sum(each) for each in charts["Spread of rewards"]["cells"]] == charts["Spread of rewards"]["series"][0][
+        "values"
+    ]
+    assert "Identical replies" in {*charts, *zeros}
+    assert 'class="heat age' in as_html(shown, asked).decode()
+
+
+def test_replies_to_one_example_that_say_the_same_are_identical() -> None:
+    told = [("e1", "a"), ("e1", "a"), ("e1", "b"), ("e2", "a")]
+    rows = [{"step": 3, "environment": "words", "example_id": each, "reply": reply} for each, reply in told]
+    assert identical_replies(pl.DataFrame(rows), [2, 3])["series"][0]["values"] == [None, 0.5]
+
+
+def test_a_figure_that_leaves_its_band_is_marked_in_its_chart() -> None:
+    steps = [{"step": each, "finished": True} for each in range(30)]
+    drawn: Any = {"title": "Entropy", "series": [{"name": "entropy", "values": [1.0] * 20 + [5.0] * 10}]}
+    cut = {**drawn, "series": [{"name": "entropy", "values": [1.0] * 20}], "exit": {"step": 20, "told": ""}}
+    left = band_exit(drawn["series"][0]["values"], list(range(30)))
+    assert left and 'class="exit"' in chart({**drawn, "exit": left}, steps)
+    assert 'class="exit"' not in chart(cut, steps[:20]), "that step is not shown"
