@@ -29,8 +29,9 @@ class EngineProcess(Section):
     """OpenMP threads of the engine; 0 leaves one core for all other processes."""
     memory_gib: float = operational(1.0, gt=0)
     """Memory for the key-value cache, in GiB, on the CPU."""
-    gpu_memory_utilization: float = operational(0.45, gt=0, le=1)
-    """Share of a GPU's memory for the engine."""
+    gpu_memory_utilization: float | None = operational(None, gt=0, le=1)
+    """Share of a GPU's memory for the engine. null takes what the memory plan says (`stagecoach check`), and 0.45 where
+    the model's widths are not known."""
     gpus: Gpus = operational("")
     """Which GPUs the engine sees, as CUDA_VISIBLE_DEVICES has it, for example `1`; empty is all that we see."""
     startup_seconds: float = operational(300.0, gt=0)
@@ -46,6 +47,10 @@ class EngineConfig(EngineProcess):
     """Precision of the engine; auto is float32 on the CPU and bfloat16 on CUDA."""
     max_model_len: int = Field(512, ge=8)
     """Longest prompt plus completion, in tokens."""
+    sleep: bool | Literal["auto"] = operational("auto")
+    """Whether the engine gives its memory back while the learner trains on the same GPU, and takes it again to sample.
+    auto does so where both do not fit beside each other. On the CPU auto is false, and with true an engine only stops
+    to answer for that time."""
     probe_tolerance: float | None = operational(None, gt=0)
     """Largest difference between the engine's and the learner's log-probs on the probe, in nats. null is 1e-3 for
     float32. For half precision it is 0.25, or where the engine's weights are known to be the policy's, 0.15 on average

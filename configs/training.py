@@ -157,8 +157,9 @@ class TrainingConfig(Section):
     logprob_chunk: int | None = Field(None, ge=1)
     """Tokens whose logits exist at the same time. Null takes a power of two from 64 to 1024 for which a chunk of logits
     has 128 MiB, or 1 GiB on CUDA: 128 or 1024 with a vocabulary of 151,936."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, more time."""
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    """Recompute activations in the backward pass: less memory, more time. auto does so on CUDA where they do not fit
+    otherwise, by the memory plan (`stagecoach check`), and never on the CPU. Filled in when resolved."""
     checkpoint_every: int = Field(1, ge=1)
     """Only every n-th layer is recomputed, the first included; the other layers keep their activations."""
     offload_activations: bool = False

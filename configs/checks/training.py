@@ -56,7 +56,7 @@ def _schedule_problems(training: TrainingConfig) -> Iterator[str]:
             f"training.schedule.final_steps: a decay of {schedule.final_steps} steps that ends at training.decay_steps "
             f"{training.decay_steps} begins before training.warmup_steps {training.warmup_steps} is over"
         )
-    if not training.gradient_checkpointing:
+    if training.gradient_checkpointing is not True:
         if training.checkpoint_every != 1:
             yield "training.checkpoint_every: without training.gradient_checkpointing no layer is recomputed"
         if training.offload_activations:

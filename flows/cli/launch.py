@@ -316,7 +316,7 @@ def early_services(supervisor: Supervisor, config: RunConfig, model: Path) -> Ea
     context = RunContext(open_store(config.store), config.name, config, versions(config))
     engine = InferenceService(supervisor, context, model)
     environments = EnvironmentServers(supervisor, config, engine.key)
-    return EarlyServices(engine, environments, LearnerProcess(supervisor, context))
+    return EarlyServices(engine, environments, LearnerProcess(supervisor, context, engine.asleep))
 
 
 def begin_beside_sources(config: RunConfig, early: EarlyServices) -> None:

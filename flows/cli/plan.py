@@ -18,6 +18,7 @@ from flows.runtime.pipeline import Source
 from flows.runtime.preflight import require_fit, require_gate
 from flows.runtime.versions import config_versions
 from flows.runtime.weights import most_bytes, num_parameters
+from flows.services.memory import Gpu, memory_plan, parse_gpu, plan_here, require_memory
 from flows.services.teachers import asked_teachers, is_here, local_teacher_facts
 from storage.keys import content_key
 from tasks.arrays.columns import texts
@@ -42,10 +43,13 @@ SHOWN = 12
 """Characters of a key that are printed."""
 
 
-def main(files: Sequence[str], overrides: Sequence[str], as_json: bool = False, asks: bool = False) -> int:
+def main(
+    files: Sequence[str], overrides: Sequence[str], as_json: bool = False, asks: bool = False, gpu: str = ""
+) -> int:
     """Resolve and validate a config, print the plan, and return 0; raise ConfigError where it cannot run here.
 
-    `asks` says that each environment is loaded too, in a process of its own, and checked against the config.
+    `asks` says that each environment is loaded too, in a process of its own, and checked against the config. `gpu`
+    names a GPU, or its memory, that the run is to have and this machine need not.
     """
     config = load(files, overrides)
     # A plan without a model is useful, so a model that is not named is no mistake here.
@@ -57,16 +61,38 @@ def main(files: Sequence[str], overrides: Sequence[str], as_json: bool = False, 
     is_local = Path(config.model.path).expanduser().is_dir()
     here = config if is_local else _without_model(config)
     teachers = local_teacher_facts(here) if here.model.path else {}
-    resolved = resolve(config, config_versions(here) | teachers)
+    elsewhere = _named_gpu(gpu)
+    resolved = resolve(config, config_versions(here, elsewhere) | teachers)
+    # The widths of some models are known before they are here.
+    asked = _with_recompute(resolved, config.training.gradient_checkpointing)
+    plan = memory_plan(asked, elsewhere) if elsewhere else plan_here(asked)
+    if plan:
+        resolved = _with_recompute(resolved, plan.recompute)
     if as_json:
         print(dump(resolved))
         return 0
-    for line in lines(config, resolved):
+    for line in (*lines(config, resolved), *(plan.lines() if plan else ())):
         say(line)
+    if plan:
+        require_memory(plan)
     print()
     for line in environment_lines(resolved if is_local else _without_model(resolved)) if asks else (NOT_ASKED,):
         say(line)
     return 0
+
+
+def _with_recompute(config: RunConfig, value: bool | str) -> RunConfig:
+    training = config.training.model_copy(update={"gradient_checkpointing": value})
+    return config.model_copy(update={"training": training})
+
+
+def _named_gpu(text: str) -> Gpu | None:
+    if not text:
+        return None
+    try:
+        return parse_gpu(text)
+    except ValueError as error:
+        raise ConfigError([f"--gpu: {error}"]) from error
 
 
 def _without_model(config: RunConfig) -> RunConfig:

@@ -11,6 +11,7 @@ from flows.runtime.environment_checks import environment_findings
 from flows.runtime.prepare import nothing_started
 from flows.runtime.session import Session
 from flows.runtime.weights import require_space
+from flows.services.memory import plan_here, require_memory
 from storage.records import REMOVED
 from tasks.gate.stage import require_rule
 from tasks.inference.engine.model_info import count_tokens, model_directory
@@ -32,10 +33,13 @@ def preflight(session: Session, missing: Sequence[Ref]) -> None:
         session.notify("note", text=line)
     with nothing_started():
         require_gate(session.config)
+        needed = session.needed_services(missing)
+        if needed and (plan := plan_here(session.config)):
+            require_memory(plan)
         # Tables are small beside weights; without these, only a little room is asked for.
         makes_weights = bool(stages & {"training", "policy_import"})
         require_space(session.context.store, session.config, Path(session.source.weights) if makes_weights else None)
-        for service in session.needed_services(missing):
+        for service in needed:
             service.reach()
         # Loaded in processes of their own, and kept for the stage: what does not load or fit is known now.
         if _asks_environments(session.context, stages):

@@ -73,7 +73,7 @@ class Session:
             supervisor, context.config, self.engine.key
         )
         learner: LearnerProcess | None = begun.get("learner")
-        self.learner = learner.of(context) if learner else LearnerProcess(supervisor, context)
+        self.learner = learner.of(context) if learner else LearnerProcess(supervisor, context, self.engine.asleep)
         self.graders = GraderProcesses(supervisor, context.config)
         self.num_computed = 0
         """Pieces of work that were computed in this session."""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from flows.queries.metrics import Span, by_stage, ledger_metrics
-from flows.queries.tracked_rows import OF_MESSAGES, OF_SAMPLES, OF_TRACES, sample_rollouts
+from flows.queries.tracked_rows import OF_TABLES, sample_rollouts
 from flows.runtime.empty_batch import short_of_groups
 from flows.runtime.pipeline import FinishedStep, StepBatch
 from flows.runtime.session import Session
@@ -94,8 +94,7 @@ def step_values(context: RunContext, refs: Sequence[Ref]) -> Values:
 
 def step_samples(context: RunContext, refs: Sequence[Ref], count: int) -> list[dict[str, Any]]:
     """Return so many sample rollouts of a step."""
-    wanted = (("traces", OF_TRACES), ("messages", OF_MESSAGES), ("samples", OF_SAMPLES))
-    tables = {name: context.table(name, refs, columns) for name, columns in wanted if _makes(refs, name)}
+    tables = {name: context.table(name, refs, columns) for name, columns in OF_TABLES.items() if _makes(refs, name)}
     return sample_rollouts(tables, count)
 
 

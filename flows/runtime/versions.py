@@ -15,6 +15,7 @@ from configs.fields import imported_functions
 from configs.replay import replayed_stages
 from configs.run import RunConfig, needs_reference_scores
 from configs.training import TrainingConfig
+from flows.services.memory import Gpu, memory_plan, smallest_gpu
 from tasks.inference.engine import model_info
 from tasks.inference.engine.model_info import model_directory, tokenizer_digest
 from tasks.inference.engine.weights_view import require_weights
@@ -27,15 +28,16 @@ ANSWER_SECONDS = 4.0
 PACKAGES = ("stagecoach", "torch", "transformers", "verifiers", "renderers", "prefect", "deltalake", "pyarrow")
 
 
-def config_versions(config: RunConfig) -> dict[str, Any]:
+def config_versions(config: RunConfig, gpu: Gpu | None = None) -> dict[str, Any]:
     """Return what `configs.resolve.resolve` fills into `config`: versions, precision, device and the model's shape.
 
     For a replay only of what it does again: the rest is recorded, and need not be installed here. Raises ConfigError
     for a device, a container runtime, a model or an imported function that is not there, EnvironmentUnavailable for an
-    environment that is not installed.
+    environment that is not installed. `gpu` is one that the run will have and this machine need not.
     """
     samples, trains, needs_environments, loads = _parts(config)
-    if problems := [*_device_problems(config, trains), *_container_problems(config, needs_environments)]:
+    devices = () if gpu else _device_problems(config, trains)
+    if problems := [*devices, *_container_problems(config, needs_environments)]:
         raise ConfigError(problems)
     precision = "bfloat16" if has_cuda() else "float32"
     found: dict[str, Any] = {}
@@ -43,6 +45,7 @@ def config_versions(config: RunConfig) -> dict[str, Any]:
         found["engine"] = {"version": model_info.engine_version(), "dtype": precision}
     if trains:
         found["training"] = training_facts(precision, config.training)
+        found["training"]["gradient_checkpointing"] = _recomputes(config, gpu)
     if needs_environments:  # of supervised training, the rows of a file stand in for an environment
         versions = {each.name: {"version": package_version(each)} for each in config.environments}
         found["environments"] = versions
@@ -53,11 +56,21 @@ def config_versions(config: RunConfig) -> dict[str, Any]:
     return found
 
 
+def _recomputes(config: RunConfig, gpu: Gpu | None) -> bool:
+    """Tell whether activations are to be computed again: where they do not fit on the GPU that there is."""
+    if config.training.gradient_checkpointing != "auto":
+        return config.training.gradient_checkpointing
+    gpu = gpu or (smallest_gpu() if has_cuda() and config.training.device != "cpu" else None)
+    plan = memory_plan(config, gpu) if gpu else None
+    return plan is not None and plan.recompute
+
+
 def _device_problems(config: RunConfig, trains: bool) -> Iterator[str]:
     if trains and config.kind != "evaluate" and config.training.device == "cuda" and not has_cuda():
         yield (
             "training.device: 'cuda', and this machine has no NVIDIA device that processes may see. Train where there "
-            "is one, or on the processor: training.device=cpu training.dtype=float32 (other weights come out of that)"
+            "is one, or on the processor: training.device=cpu training.dtype=float32 (other weights come out of that). "
+            "What it would take of a GPU: stagecoach check with the same settings and --gpu H200"
         )
 
 
@@ -125,7 +138,7 @@ def function_facts(config: RunConfig) -> dict[str, str]:
     return found
 
 
-def training_facts(precision: str, training: TrainingConfig) -> dict[str, str]:
+def training_facts(precision: str, training: TrainingConfig) -> dict[str, Any]:
     """Return the versions of what trains here, and where it would."""
     version = f"torch {installed_version('torch')}, transformers {installed_version('transformers')}"
     # Torch calls it in place of its own attention on CUDA, where it is installed: `learner.attention`.

@@ -8,12 +8,14 @@ import os
 import secrets
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 
 from flows.services.base import Command, PolicyLock, RunService, Supervisor
 from flows.services.learner import recorded_policy
+from flows.services.memory import MemoryPlan, engine_sleeps, plan_here
 from flows.services.process import Handle, ServiceFailed, ServiceSpec
 from tasks.inference.engine.checks import check_serving, check_weights
 from tasks.inference.engine.client import MODEL, Engine, EngineLost, ServedModel
@@ -24,6 +26,8 @@ from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import retry_lost
 from tasks.runtime.stage import Policy
 
+ASLEEP = "asleep"
+"""What is held in place of a policy's key while the engine sleeps."""
 NEEDS = (*HUGGING_FACE, "VLLM_*")
 """The secrets that an engine gets beside its own key: a tokenizer may be one of the hub's."""
 
@@ -68,6 +72,36 @@ class InferenceService(RunService):
     def close(self) -> None:
         """End the engine, whoever's supervisor keeps it."""
         self.supervisor.close()
+
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """Within the block nobody samples, and the engine has given its memory back, where the memory plan says so.
+
+        Waits for those who have a policy pinned. The engine wakes when it is asked for a policy afterwards. One that
+        dies meanwhile is started after the block: its memory is the learner's by then.
+        """
+        if not self._sleeps:
+            yield
+            return
+        with self._policy_lock.hold(ASLEEP), ExitStack() as held:
+            handle = self._handles.get("engine")  # one that was not asked for yet has no memory
+            if handle is not None:
+                retry_lost(lambda: self._put_to_sleep(handle), EngineLost)
+                held.enter_context(handle.not_restarted())
+            yield
+
+    def _put_to_sleep(self, handle: Handle) -> None:
+        with closing(Engine(handle.wait()["url"], self.key)) as engine:
+            if not engine.is_sleeping():
+                engine.sleep()
+
+    @cached_property
+    def _plan(self) -> MemoryPlan | None:
+        return plan_here(self._context.config)
+
+    @property
+    def _sleeps(self) -> bool:
+        return engine_sleeps(self._context.config, self._plan)
 
     @contextmanager
     def pinned(self, policy: Policy) -> Iterator[ServedModel]:
@@ -127,7 +161,10 @@ class InferenceService(RunService):
         lora, metrics = config.training.lora, config.rollout.adaptive_in_flight
 
         def command(report: Path) -> Command:
-            argv, variables = engine_command(config.engine, config.model, source, report, lora, metrics=metrics)
+            memory = self._plan.settings if self._plan else None
+            argv, variables = engine_command(
+                config.engine, config.model, source, report, lora, metrics=metrics, memory=memory
+            )
             return argv, {**variables, config.engine.api_key_variable: self.key}
 
         return self._describe(
@@ -144,4 +181,5 @@ class InferenceService(RunService):
 def is_healthy(url: str, key: str) -> bool:
     """Tell whether an engine is healthy; raises EngineLost where nobody answers."""
     with closing(Engine(url, key)) as engine:
-        return engine.healthy()
+        # Asleep it answers nothing until it is woken, and was healthy before.
+        return engine.is_sleeping() or engine.healthy()

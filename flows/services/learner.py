@@ -4,10 +4,13 @@ It is started early and waited for late, and never handed out while its weights 
 optimizer state of a policy was not saved, recorded batches are trained again from the last one that was.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from configs.fields import is_operational
 from configs.training import TrainingConfig
@@ -18,10 +21,15 @@ from storage.refs import Entry
 from tasks.learner import client as learner_service
 from tasks.learner import pulse
 from tasks.learner.client import Learner
+from tasks.learner.digest import OPTIMIZER_FILE, relative_difference
 from tasks.learner.protocol import LearnerLost
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy
 
+MOST_DIFFERENCE = 1e-5
+"""Norm of the difference of weights that were trained again on CUDA, over the norm of the weights. A step at a learning
+rate of 1e-6 changes weights of 0.02 by about 5e-5 of their norm; sums in another order move a fraction of that."""
+EngineAsleep = Callable[[], AbstractContextManager[None]]
 READY_SECONDS = 2.0
 """Longest wait for a starting learner's answer, before it is asked again."""
 
@@ -35,16 +43,18 @@ class LearnerProcess(RunService):
 
     keyword = "learner"
 
-    def __init__(self, supervisor: Supervisor, context: RunContext) -> None:
+    def __init__(self, supervisor: Supervisor, context: RunContext, engine_asleep: EngineAsleep = nullcontext) -> None:
+        """`engine_asleep` keeps the engine from the GPU that both have, where there is no room for both."""
         super().__init__(supervisor)
         self._context = context
+        self._engine_asleep = engine_asleep
         self._learner: tuple[int, Learner] | None = None
         self._answered: dict[str, Any] = {}
         """Report of the generation that was last seen to answer."""
 
     def of(self, context: RunContext) -> "LearnerProcess":
         """Return the same process for the work of another run, to be used after this one's or before it."""
-        other = LearnerProcess(self.supervisor, context)
+        other = LearnerProcess(self.supervisor, context, self._engine_asleep)
         other._lock, other._handles = self._lock, self._handles
         return other
 
@@ -54,6 +64,16 @@ class LearnerProcess(RunService):
 
     def reach(self) -> None:
         """Do nothing: nobody else runs a learner of ours."""
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Within the block the learner may take what memory its GPU has; afterwards it keeps its state alone."""
+        with self._engine_asleep():
+            yield
+            # One that is gone has given everything back.
+            with suppress(LearnerLost):
+                if self._learner is not None:
+                    self._learner[1].release()
 
     def restore(self, policy: Policy) -> Learner:
         """Return a learner that holds the weights and the optimizer state of `policy`.
@@ -216,18 +236,55 @@ class LearnerRecovery:
         self._learner.load(row["policy_key"], str(directory), fresh_optimizer=not trained, base=base)
 
     def _train(self, row: dict[str, Any], directory: Path, save_optimizer: bool) -> None:
-        """Train the recorded batches that made the policy of `row`; the weights must come out as recorded."""
-        training = recorded_work(self._context, row["policy_key"])
-        batches = recorded_work(self._context, training.inputs["packing"]).slices("batches")
+        """Train the recorded batches that made the policy of `row`; the weights must come out as recorded.
+
+        On CUDA, where another driver or GPU may add up in another order, they may differ by `MOST_DIFFERENCE`: the
+        learner then goes on from the recorded ones, with the state of the optimizer that it came to.
+        """
+        tolerant = self._training.get("device") == "cuda"
+        step, table = self._batches(row)
         self._learner.train(
-            self._context.store.read(batches),
-            step=training.step,
+            table,
+            step=step,
             policy_key_in=row["parent_key"],
             policy_key_out=row["policy_key"],
             directory_out=str(directory),
-            save_optimizer=save_optimizer,
+            save_optimizer=save_optimizer or tolerant,
         )
-        check_same_weights(row, self._learner.state()["weights_sha256"])
+        found = self._learner.state()["weights_sha256"]
+        if not (tolerant and found != row["weights_sha256"] and self._adopt_recorded(row, directory)):
+            check_same_weights(row, found)
+
+    def _batches(self, row: dict[str, Any]) -> tuple[int, pa.Table]:
+        """Return the step that made a policy, and the batches that it was trained on."""
+        training = recorded_work(self._context, row["policy_key"])
+        batches = recorded_work(self._context, training.inputs["packing"]).slices("batches")
+        return training.step, self._context.store.read(batches)
+
+    def _adopt_recorded(self, row: dict[str, Any], made: Path) -> bool:
+        """Load the recorded weights beside the optimizer state in `made`, if those made there hardly differ."""
+        policies, key = self._context.store.policies, row["policy_key"]
+        if policies.find(key) is None:  # removed, so there is nothing to compare with
+            return False
+        recorded = policies.directory(key)
+        difference = relative_difference(made, recorded)
+        if not difference <= MOST_DIFFERENCE:
+            return False
+        logging.getLogger(__name__).warning(
+            "policy %s (version %d): training its recorded batches again gave weights that differ by %.2g of their "
+            "norm, of which %.2g is taken for rounding; the recorded weights are trained on",
+            *(key, row["version"], difference, MOST_DIFFERENCE),
+        )
+        for file in made.glob("*.safetensors"):
+            if file.name != OPTIMIZER_FILE:
+                file.unlink()
+        for file in recorded.glob("*.safetensors"):
+            if file.name != OPTIMIZER_FILE:
+                (made / file.name).symlink_to(file.resolve())
+        below = adapter_base(recorded)
+        base = str(policies.directory(below)) if below else ""
+        self._learner.load(key, str(made), fresh_optimizer=False, base=base)
+        return True
 
     @contextmanager
     def _scratch(self, row: dict[str, Any]) -> Iterator[Path]:

@@ -9,7 +9,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,9 @@ class Handle:
         self._ended = ""
         """How the generation before this one ended; or why this one is being ended, where it was not by itself."""
         self._hang_watch: HangWatch | None = None
+        self._may_start = threading.Event()
+        """Not set while one that dies is not to be started again yet."""
+        self._may_start.set()
         if not spec.external:
             self._assert_no_secret_in_argv()
             self._launch()
@@ -200,6 +204,15 @@ class Handle:
                 self._ended = why
                 self._lifeline.close()
 
+    @contextmanager
+    def not_restarted(self) -> Iterator[None]:
+        """Start no other generation within the block: one that dies there is started again after it."""
+        self._may_start.clear()
+        try:
+            yield
+        finally:
+            self._may_start.set()
+
     def ask_to_stop(self) -> None:
         """Begin to end the service for good; returns at once."""
         if self._hang_watch is not None:
@@ -256,6 +269,8 @@ class Handle:
         while True:
             assert self._process is not None
             status = self._process.wait()
+            while not self._may_start.wait(LOOK_SECONDS) and not self._stopping:
+                pass
             with self._changed:
                 self.status = status
                 if self._lifeline is not None:

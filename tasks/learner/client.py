@@ -102,6 +102,10 @@ class Learner:
         assert statistics is not None
         return updates, statistics
 
+    def release(self) -> None:
+        """Give back what memory of a GPU the learner holds beyond weights and optimizer state."""
+        self._ask("release")
+
     def probe(self, token_ids: Sequence[int]) -> list[float]:
         """Return the log-prob of each token given those before it at temperature 1, in nats; the first is 0.0."""
         answer, _ = self._ask("probe", token_ids=[int(token) for token in token_ids])

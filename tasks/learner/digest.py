@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +53,31 @@ def tensors_sha256(tensors: Mapping[str, npt.NDArray[np.float32]]) -> str:
         digest.update(_line(name, "F32", list(array.shape)))
         digest.update(np.ascontiguousarray(array, dtype="<f4").data)
     return digest.hexdigest()
+
+
+def relative_difference(found: str | Path, expected: str | Path) -> float:
+    """Return the norm of the difference of the float32 weights in two directories over the norm of `expected`'s.
+
+    Infinite where they do not hold the same tensors. One tensor of each is in memory at a time.
+    """
+    ours, theirs = (_float_tensors(Path(directory)) for directory in (found, expected))
+    if {name: file.get_slice(name).get_shape() for name, file in ours.items()} != {
+        name: file.get_slice(name).get_shape() for name, file in theirs.items()
+    }:
+        return math.inf
+    squares = np.zeros(2)
+    for name in theirs:
+        ours_64, theirs_64 = (np.asarray(of[name].get_tensor(name), np.float64) for of in (ours, theirs))
+        squares += (np.square(ours_64 - theirs_64).sum(), np.square(theirs_64).sum())
+    return math.sqrt(squares[0] / squares[1]) if squares[1] else math.inf
+
+
+def _float_tensors(directory: Path) -> dict[str, Any]:
+    """Return the open file of each tensor of a directory's weights."""
+    from safetensors import safe_open
+
+    files = [safe_open(path, "np") for path in sorted(directory.glob("*.safetensors")) if path.name != OPTIMIZER_FILE]
+    return {name: file for file in files for name in file.keys()}  # noqa: SIM118
 
 
 def over_base(base_sha256: str, adapter_sha256: str) -> str:

@@ -70,7 +70,7 @@ def load_policy(
     _check_head(policy, device)
     _switch_off_dropout(policy)
     # Recompute around compiled layers, shards around both: what gathers weights must not be part of a graph.
-    if settings.gradient_checkpointing:
+    if settings.gradient_checkpointing is True:
         _enable_checkpointing(causal, settings, device)
     if compiles(settings, device):
         compile_layers(policy.layers(), device, one_graph=settings.compile is True)

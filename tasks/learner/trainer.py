@@ -193,6 +193,11 @@ class Trainer:
             "transformers": transformers.__version__,
         }
 
+    def release(self) -> None:
+        """Give the allocator's unused memory of a GPU back, for an engine beside."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def forget(self) -> None:
         """Drop the policy: after an unforeseen failure its state in memory cannot be trusted."""
         self._loaded = None

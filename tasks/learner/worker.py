@@ -114,12 +114,14 @@ class Service:
                 assert table is not None, "the client sends the packed rows"
                 updates, statistics = self._trainer.train(table, **arguments)
                 return {"result": updates}, statistics
+            case "release":
+                return {"result": self._trainer.release()}, None
             case "probe":
                 return {"result": self._trainer.probe(**arguments)}, None
             case "state":
                 return {"result": self._trainer.state()}, None
             case unknown:
-                known = ["configure", "load", "probe", "state", "train"]
+                known = ["configure", "load", "probe", "release", "state", "train"]
                 raise LearnerError(f"unknown request {unknown!r}; known are {known}")
 
 

@@ -67,6 +67,10 @@ class ExampleSource(Protocol):
 class LearnerService(Protocol):
     """The process that trains (`flows.services.learner`)."""
 
+    def turn(self) -> AbstractContextManager[None]:
+        """Let the learner compute within the block, which an engine on the same GPU may have to sleep for."""
+        ...
+
     def restore(self, policy: "Policy") -> "Learner":
         """Return a learner that holds the weights and the optimizer state of `policy`."""
         ...

@@ -53,7 +53,8 @@ def policy_import(
         client = learner.load_fresh(Policy(key, 0), directory)
         return {"policies": policy_row(client, key, 0, None, config.model.vocab_size, False)}
 
-    return retry_lost(measure, LearnerLost)
+    with learner.turn():
+        return retry_lost(measure, LearnerLost)
 
 
 STAGE = Stage(

