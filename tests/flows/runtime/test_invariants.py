@@ -105,7 +105,7 @@ class Step:
     def train(self, drawn: StepBatch) -> Ref:
         """Hand the batches to a learner that takes them apart like the real one, and has no weights."""
         learner = SimpleNamespace(train=lambda batches, **_: batches_from_table(batches, 1))
-        services = Services(learner=SimpleNamespace(restore=lambda policy: learner))
+        services = Services(learner=SimpleNamespace(restore=lambda policy: learner, turn=nullcontext))
         return perform(TRAINING, self.context, STEP, (drawn.packing,), Policy("p", STEP), services)
 
     def finished(self) -> list[str]:
@@ -228,6 +228,9 @@ class LyingEngine:
 
     def healthy(self) -> bool:
         return True
+
+    def is_sleeping(self) -> bool:
+        return False
 
     def served_policy_key(self) -> str:
         return LyingEngine.holds
