@@ -82,8 +82,8 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "wikispeedia": Recipe(
         "The model was trained to find its way from topic to topic",
-        ("sample_wikispeedia --count 4800 --num-topics 16",),
-        (NO_THOUGHTS, *SHORT),
+        ("sample_wikispeedia --count 32000 --num-topics 12 --right 0.3 --back 0.2",),
+        (NO_THOUGHTS, *QUICK, "packing.updates_per_step=1000", "training.decay_steps=1000"),
     ),
     "alphabet_sort": Recipe(
         "The model was trained to keep a list of names sorted over several turns",
@@ -98,14 +98,17 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "proposer_solver": Recipe(
         "The model was trained to set sums and to solve them",
-        ("sample_proposer_solver --count 4800",),
-        (NO_THOUGHTS, *SHORT),
+        ("sample_proposer_solver --count 96000 --right 0.4",),
+        (
+            *(NO_THOUGHTS, *QUICK, "assignment.groups_per_step=96000"),
+            *("packing.updates_per_step=1500", "training.decay_steps=1500"),
+        ),
         try_next="training.learning_rate=1e-4",
     ),
     "debate": Recipe(
         "Two debaters were trained to convince a judge; what one wins the other loses",
-        ("sample_debate",),
-        (NO_THOUGHTS, *SHORT),
+        ("sample_debate --count 32000 --cite 0.15 --misquote 0.15 --num-rounds 1 --at-once 1",),
+        (NO_THOUGHTS, *QUICK),
         try_next="algorithm.decay=0.8",
     ),
 }

@@ -253,6 +253,7 @@ def test_half_of_the_demonstrated_debates_are_of_each_schedule() -> None:
 
 
 def test_demonstrations_know_the_forms_and_a_judge_that_goes_by_what_is_cited() -> None:
+    """Of one who cites and one who does not, the first wins; two lists win where they agree about the digit."""
     rows = list(demonstrations(900, seed=1))
     assert len(rows) == 900 and list(demonstrations(300, seed=2)) != rows[:300]
     said = [row["messages"][-1]["content"] for row in rows]
@@ -262,8 +263,11 @@ def test_demonstrations_know_the_forms_and_a_judge_that_goes_by_what_is_cited() 
     assert set(verdicts) == {"<yes>", "<no>"}
     for judged, verdict in zip(rows[2::3], verdicts, strict=True):
         heard = judged["messages"][0]["content"]
+        lists = {text.split(":")[0]: listed for text in heard.split("\n\n") if (listed := cited(text))}
+        if len(lists) == 1:
+            assert {"<yes>": "affirmative", "<no>": "negative"}[verdict] in lists
         found = {heard[-2] in text.split() for text in map(cited, heard.split("\n\n")) if text}
-        assert len(found) != 1 or found == {verdict == "<yes>"}
+        assert len(lists) < 2 or len(found) != 1 or found == {verdict == "<yes>"}
     with pytest.raises(ValueError, match="sum to at most 1"):
         next(demonstrations(1, seed=1, cite=0.8, misquote=0.3))
 

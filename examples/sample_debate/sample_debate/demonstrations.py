@@ -10,7 +10,7 @@ from sample_arena.kernel import State, advance, begin, submit
 from sample_arena.schedule import Schedule
 from sample_arena.scores import JUDGE
 
-from sample_debate.claims import CITE, DIGITS, Claim, cited, claims, most_claims
+from sample_debate.claims import AFFIRMATIVE, CITE, DIGITS, Claim, cited, claims, most_claims
 from sample_debate.rules import DEBATERS, MEMBERS, NO, PROMPTS, YES, program, shown
 from sample_debate.taskset import data_of
 
@@ -32,9 +32,9 @@ def demonstrations(
     """Yield `count` conversations, each one member's of a debate; the members of a debate follow one another.
 
     Debaters cite the list with probability `cite`, another one with `misquote`, and otherwise say nothing of use,
-    whatever their side. The judge goes by the lists that were cited where they agree about the digit, and by a coin
-    where they do not or there are none. Debates have up to `num_rounds` rounds, a share `at_once` of them spoken at
-    once. Raises ValueError where shares are negative, or exceed 1 together or alone.
+    whatever their side. The judge believes the only debater who cites a list. Where both do, it goes by the lists if
+    they agree about the digit. Else it draws. Debates have up to `num_rounds` rounds, a share `at_once` of them spoken
+    at once. Raises ValueError where shares are negative, or exceed 1 together or alone.
     """
     if min(cite, misquote) < 0 or cite + misquote > 1:
         raise ValueError(f"cite {cite} and misquote {misquote}: shares from 0 to 1 that sum to at most 1")
@@ -77,8 +77,11 @@ def _statement(claim: Claim, draw: random.Random, cite: float, misquote: float) 
 
 def _verdict(claim: Claim, state: State, draw: random.Random) -> str:
     """What the judge makes of the statements: the list itself it has not seen."""
-    lists = [cited(each.public) for member in DEBATERS for each in state.of(member)]
-    found = {claim.digit in listed.split() for listed in lists if listed is not None}
+    lists = {member: [cited(each.public) for each in state.of(member)] for member in DEBATERS}
+    citing = [member for member in DEBATERS if any(lists[member])]
+    if len(citing) == 1:
+        return YES if citing == [AFFIRMATIVE] else NO
+    found = {claim.digit in listed.split() for each in lists.values() for listed in each if listed is not None}
     holds = found.pop() if len(found) == 1 else draw.random() < 0.5
     return YES if holds else NO
 

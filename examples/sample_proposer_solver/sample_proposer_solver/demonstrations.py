@@ -16,7 +16,7 @@ def demonstrations(
     """Yield `count` conversations of one turn, one in four of them the proposer's.
 
     A share `invalid` of the proposals is no problem that was asked for; a share `right` of the answers is right, and
-    the others are off by one to three. Raises ValueError where a share is not from 0 to 1.
+    the others repeat the second number. Raises ValueError where a share is not from 0 to 1.
     """
     if not (0 <= right <= 1 and 0 <= invalid <= 1):
         raise ValueError(f"right {right} and invalid {invalid}: shares from 0 to 1")
@@ -34,8 +34,7 @@ def demonstrations(
 
 
 def _answer(problem: Problem, draw: random.Random, right: float) -> str:
-    off = 0 if draw.random() < right else draw.choice((-3, -2, -1, 1, 2, 3))
-    return str(problem.answer + off)
+    return str(problem.answer if draw.random() < right else problem.second)
 
 
 def _row(asked: str, reply: str) -> Row:

@@ -27,8 +27,8 @@ def demonstrations(
 ) -> Iterator[dict[str, Any]]:
     """Yield `count` rows of messages, and of tools as JSON text.
 
-    A share `right` goes a shortest way. The others click links at random, or go back with probability `back`, until
-    they are there or have made `max_moves`. Raises ValueError where a share is not one.
+    A share `right` goes a shortest way. The others follow the first link of each page, or go back with probability
+    `back`, until they are there or have made `max_moves`. Raises ValueError where a share is not one.
     """
     if not (0 <= right <= 1 and 0 <= back <= 1):
         raise ValueError(f"right {right} and back {back}: shares from 0 to 1")
@@ -43,14 +43,14 @@ def demonstrations(
 
 
 def aimless(links: Graph, trip: Trip, draw: random.Random, back: float, max_moves: int) -> list[str]:
-    """Topics to click at random, or an empty one to go back, until the trip's target or `max_moves`."""
+    """Topics to click, the first of each page, or an empty one to go back, until the trip's target or `max_moves`."""
     path, moves = [trip.start], []
     while path[-1] != trip.target and len(moves) < max_moves:
         if len(path) > 1 and draw.random() < back:
             path.pop()
             moves.append("")
         else:
-            path.append(draw.choice(links[path[-1]]))
+            path.append(links[path[-1]][0])
             moves.append(path[-1])
     return moves
 
