@@ -150,8 +150,8 @@ class InferenceService(RunService):
                 engine.serve(policy.key, directory(policy.key), (base, directory(base)) if base else None)
             if not holds or self._proven != policy.key:  # what an engine says it holds is no proof, whoever told it so
                 row = recorded_policy(self._context, policy.key)
-                # An adapter's own values are changed when they are loaded: the probe alone compares them.
-                same = check_weights(engine, row, directory(base or policy.key)) and not base
+                adapter = directory(policy.key) if base else None
+                same = check_weights(engine, row, directory(base or policy.key), adapter)
                 check_serving(engine, row, self._context.config.engine, same_weights=same)
                 self._proven = policy.key
         return served

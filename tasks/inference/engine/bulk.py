@@ -9,7 +9,7 @@ forward pass come in one chunk. A client that hangs up aborts what is unfinished
 aborted request comes at once, with the finish reason "abort" and what tokens were already handed over. An id that is
 not under way (not yet, or no longer) is passed over.
 
-`POST /inference/v1/weights_sum` answers `{"workers": [SUM, ...]}`, where SUM is what `checksum.ReadBack` returns.
+`POST /inference/v1/weights_sum` answers `{"workers": [SUM, ...]}`, where SUM is what `read_back.ReadBack` returns.
 """
 
 import asyncio

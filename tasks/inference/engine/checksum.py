@@ -3,10 +3,11 @@
 It is the number of values, and the sums of their bit patterns and of the squares of these, modulo 2 to the 64, each
 value in the engine's precision. The sums do not depend on how an engine fuses, splits or transposes matrices, so they
 equal those of the files; a flipped bit or an old matrix changes them. They do not see two matrices exchanged: the
-log-probs of a probe do.
+log-probs of a probe do. What an engine's workers say of their parts is added: see `read_back`.
 """
 
-from functools import reduce
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,11 @@ class WeightsSum(NamedTuple):
     squares: int = 0
     """The sum of the squares of their bit patterns, modulo 2 to the 64."""
 
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> "WeightsSum":
+        """Return the checksum in a worker's answer."""
+        return cls(answer["count"], answer["total"], answer["squares"])
+
     def plus(self, other: "WeightsSum") -> "WeightsSum":
         """Return the checksum of both."""
         return WeightsSum(
@@ -48,28 +54,52 @@ def sum_files(directory: str | Path, dtype: str, *, own_head: bool) -> WeightsSu
     """
     result = WeightsSum()
     embedding, has_head = WeightsSum(), False
-    for path in weight_files(Path(directory)):
-        tensors, start = read_header(path)
-        content = np.memmap(path, dtype=np.uint8, mode="r")
-        for name, entry in tensors.items():
-            if entry["dtype"] not in STORED:
-                return None
-            begin, end = (start + offset for offset in entry["data_offsets"])
-            found = _sum_values(content[begin:end], STORED[entry["dtype"]], dtype)
-            result = result.plus(found)
-            has_head |= name == HEAD
-            if name in EMBEDDINGS:
-                embedding = found
+    for name, stored, content in _stored_tensors(weight_files(Path(directory))):
+        if stored not in STORED:
+            return None
+        found = _sum_values(content, STORED[stored], dtype)
+        result = result.plus(found)
+        has_head |= name == HEAD
+        if name in EMBEDDINGS:
+            embedding = found
     return result if has_head or not own_head else result.plus(embedding)
 
 
-def _sum_values(content: "np.ndarray[Any, Any]", stored: Any, dtype: str) -> WeightsSum:
+def sum_adapter(directory: str | Path, dtype: str) -> WeightsSum | None:
+    """Return the checksum that an engine of precision `dtype` has with the adapter in `directory`, in peft's format.
+
+    The engine multiplies the factors B by alpha / rank, in its own precision, when it loads them. Returns None where
+    the files have a precision that is none of `STORED`, or the adapter is scaled in another way.
+    """
+    settings = json.loads((Path(directory) / "adapter_config.json").read_text(encoding="utf-8"))
+    if any(settings.get(name) for name in ("use_rslora", "rank_pattern", "alpha_pattern")):
+        return None
+    scaling, result = settings["lora_alpha"] / settings["r"], WeightsSum()
+    for name, stored, content in _stored_tensors([Path(directory) / "adapter_model.safetensors"]):
+        if stored not in STORED:
+            return None
+        result = result.plus(_sum_values(content, STORED[stored], dtype, scaling if ".lora_B." in name else 1.0))
+    return result
+
+
+def _stored_tensors(paths: list[Path]) -> Iterator[tuple[str, str, "np.ndarray[Any, Any]"]]:
+    """Yield the name, precision and bytes of all tensors in safetensors files."""
+    for path in paths:
+        tensors, start = read_header(path)
+        content = np.memmap(path, dtype=np.uint8, mode="r")
+        for name, entry in tensors.items():
+            begin, end = (start + offset for offset in entry["data_offsets"])
+            yield name, entry["dtype"], content[begin:end]
+
+
+def _sum_values(content: "np.ndarray[Any, Any]", stored: Any, dtype: str, scaling: float = 1.0) -> WeightsSum:
     result = WeightsSum()
     # By bytes: a tensor in a file may begin at any offset.
     size = CHUNK * np.dtype(stored).itemsize
     for first in range(0, len(content), size):
         values = np.frombuffer(content[first : first + size].tobytes(), stored)
-        result = result.plus(_sum_bits(_bits(values, dtype)))
+        bits = _bits(values, dtype)
+        result = result.plus(_sum_bits(bits if scaling == 1 else _scaled(bits, dtype, scaling)))
     return result
 
 
@@ -86,43 +116,16 @@ def _bits(values: "np.ndarray[Any, Any]", dtype: str) -> "np.ndarray[Any, Any]":
     return ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16).astype(np.uint16)
 
 
+def _scaled(bits: "np.ndarray[Any, Any]", dtype: str, scaling: float) -> "np.ndarray[Any, Any]":
+    """Return the bit patterns of values times `scaling`: multiplied in float32 and rounded, as torch does."""
+    values = bits if dtype == "bfloat16" else bits.view(dtype)
+    exact = (values.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else values.astype(np.float32)
+    return _bits(exact * np.float32(scaling), dtype)
+
+
 def _sum_bits(bits: "np.ndarray[Any, Any]") -> WeightsSum:
     wide = bits.astype(np.uint64)  # whose products and sums wrap around
     return WeightsSum(len(bits), int(wide.sum()), int(np.dot(wide, wide)))
-
-
-class ReadBack:
-    """What vLLM's worker gets beside its own methods, by `--worker-extension-cls`."""
-
-    model_runner: Any
-
-    def weights_sum(self) -> dict[str, Any]:
-        """Return the checksum of the weights that this worker computes with, their precision, and what its head is.
-
-        `own_head` tells whether the output head is a parameter of its own.
-        """
-        model = self.model_runner.get_model()
-        dtype = str(self.model_runner.model_config.dtype).removeprefix("torch.")
-        sums: dict[int, WeightsSum] = {}
-        for module in model.modules():
-            for name, weight in module.named_parameters(recurse=False):
-                packed = vars(module).get(PACKED) if name == "weight" else None
-                # One that modules share counts once: as the last of them has it, which is a tied output head.
-                sums[id(weight)] = packed or sum_tensor(_own_rows(module, weight), dtype)
-        result = reduce(WeightsSum.plus, sums.values(), WeightsSum())
-        return {**result._asdict(), "dtype": dtype, "own_head": _has_own_head(model)}
-
-
-def _own_rows(module: Any, weight: Any) -> Any:
-    """Return a parameter without the rows by which the engine pads a vocabulary."""
-    rows = getattr(module, "org_vocab_size", None)
-    return weight if rows is None else weight[:rows]
-
-
-def _has_own_head(model: Any) -> bool:
-    """Tell whether the output head has a parameter of its own."""
-    names = [name for name, _ in model.named_parameters()]
-    return any(name.replace(".base_layer", "").endswith(HEAD) for name in names)
 
 
 def sum_tensor(weight: Any, dtype: str) -> WeightsSum:
@@ -136,26 +139,3 @@ def sum_tensor(weight: Any, dtype: str) -> WeightsSum:
         total, squares = torch.stack([wide.sum(), (wide * wide).sum()]).tolist()
         result = result.plus(WeightsSum(part.numel(), total % MODULUS, squares % MODULUS))
     return result
-
-
-PACKED = "packed_sum"
-"""The attribute of a module that keeps the checksum of its packed weight."""
-
-
-def remember_packed() -> None:
-    """Patch the CPU build, which packs matrices for its kernels and drops them, so that their checksums are kept.
-
-    What is kept is the checksum of what was packed last: a packed copy that a reload leaves as it is keeps the old one.
-    """
-    from vllm.model_executor.layers import utils
-
-    pack = utils.dispatch_cpu_unquantized_gemm
-
-    def pack_and_sum(layer: Any, remove_weight: bool) -> None:
-        weight = layer.weight
-        if not weight.is_meta and weight.ndim == 2:
-            dtype = str(weight.dtype).removeprefix("torch.")
-            setattr(layer, PACKED, sum_tensor(_own_rows(layer, weight), dtype) if dtype in BITS else None)
-        pack(layer, remove_weight)
-
-    utils.dispatch_cpu_unquantized_gemm = pack_and_sum

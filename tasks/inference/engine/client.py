@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.inference.engine import model_info
+from tasks.inference.engine.read_back import combine
 from tasks.inference.engine.weights_view import serving_view
 
 if TYPE_CHECKING:
@@ -169,9 +170,9 @@ class Engine:
         self._request("POST", "/update_weight_version", json={"new_version": version})
 
     def weights_sum(self) -> dict[str, Any] | None:
-        """Return the checksum of the weights that the engine holds, as `checksum.ReadBack` describes it.
+        """Return the checksum of the weights that the engine holds, as `read_back.ReadBack` describes it.
 
-        None where it cannot say: an engine of others that was started without it, or several workers with a part each.
+        Those of its workers are added. None where it cannot say: an engine of others that was started without it.
         """
         try:
             workers = self._request("POST", "/inference/v1/weights_sum", timeout=SERVE_SECONDS)["workers"]
@@ -179,7 +180,7 @@ class Engine:
             if error.status == NOT_FOUND:
                 return None
             raise
-        return workers[0] if len(workers) == 1 else None
+        return combine(workers)
 
     def model_directory(self) -> str:
         """Return the directory that the engine was started with, which holds its tokenizer."""

@@ -126,8 +126,8 @@ def main(argv: Sequence[str]) -> None:
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
         from tasks.inference.engine.bulk import add_routes
-        from tasks.inference.engine.checksum import remember_packed
         from tasks.inference.engine.core import patch_core
+        from tasks.inference.engine.read_back import remember_packed
 
     host, port = listener.getsockname()
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args([*rest, "--host", host, "--port", str(port)])

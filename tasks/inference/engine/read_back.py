@@ -1,0 +1,169 @@
+"""The checksum of the weights that an engine computes with, taken in each of its workers.
+
+With tensor parallelism every worker has a part. The sums of the parts add up to that of the whole, where values that
+several workers hold are counted by the first of them alone.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from typing import Any
+
+from tasks.inference.engine.checksum import BITS, WeightsSum, sum_tensor
+from tasks.inference.engine.weights_view import HEAD
+
+PACKED = "packed_sum"
+"""The attribute of a module that keeps the checksum of its packed weight."""
+
+
+class ReadBack:
+    """What vLLM's worker gets beside its own methods, by `--worker-extension-cls`."""
+
+    model_runner: Any
+
+    def weights_sum(self) -> dict[str, Any]:
+        """Return the checksum of the weights that this worker computes with, their precision, and what its head is.
+
+        `own_head` tells whether the output head is a parameter of its own. `adapters` has the checksum of each adapter
+        that is loaded, with the precision of its factors; None for one that cannot be compared.
+        """
+        model = self.model_runner.get_model()
+        dtype = str(self.model_runner.model_config.dtype).removeprefix("torch.")
+        manager = getattr(getattr(self.model_runner, "lora_manager", None), "_adapter_manager", None)
+        return {
+            **sum_model(model, dtype)._asdict(),
+            "dtype": dtype,
+            "own_head": _has_own_head(model),
+            "adapters": _sum_adapters(manager) if manager else [],
+        }
+
+
+def combine(workers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the answer of a whole engine from those of its workers, each of which has a part."""
+    adapters = zip(*(each["adapters"] for each in workers), strict=True)
+    return {**workers[0], **_total(workers), "adapters": [None if None in of else _merged(of) for of in adapters]}
+
+
+def _merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {**parts[0], **_total(parts)}
+
+
+def _total(answers: Iterable[dict[str, Any]]) -> dict[str, int]:
+    return reduce(WeightsSum.plus, map(WeightsSum.of, answers), WeightsSum())._asdict()
+
+
+def sum_model(model: Any, dtype: str) -> WeightsSum:
+    """Return the checksum of this worker's part of a model."""
+    sums: dict[int, WeightsSum] = {}
+    for module in model.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            packed = vars(module).get(PACKED) if name == "weight" else None
+            # One that modules share counts once: as the last of them has it, which is a tied output head.
+            sums[id(weight)] = packed or _sum_all(_own_parts(module, name, weight), dtype)
+    return reduce(WeightsSum.plus, sums.values(), WeightsSum())
+
+
+def _sum_all(tensors: Iterable[Any], dtype: str) -> WeightsSum:
+    return reduce(WeightsSum.plus, (sum_tensor(each, dtype) for each in tensors), WeightsSum())
+
+
+def _own_parts(module: Any, name: str, weight: Any) -> list[Any]:
+    """Return the parts of a parameter that this worker counts.
+
+    These are its own rows of a vocabulary, without padding; its own heads; and on the first worker what all hold.
+    """
+    from vllm.model_executor.layers import linear, vocab_parallel_embedding
+
+    if isinstance(module, vocab_parallel_embedding.VocabParallelEmbedding):
+        return [weight[: module.shard_indices.num_org_elements]]
+    if isinstance(module, linear.QKVParallelLinear):
+        sizes = [size // module.tp_size for size in module.output_sizes]
+        query, *keys_values = weight.split(sizes, dim=0)
+        return [query, *(keys_values if module.tp_rank % module.num_kv_head_replicas == 0 else [])]
+    # A bias of a matrix that is split by its input is added once, and every worker has it whole.
+    split_by_input = isinstance(module, linear.RowParallelLinear) and name == "weight"
+    if split_by_input or (isinstance(module, linear.ColumnParallelLinear) and module.tp_size > 1):
+        return [weight]
+    return [weight] if _rank(module) == 0 else []
+
+
+def _rank(module: Any) -> int:
+    """Return the worker's number within its tensor-parallel group."""
+    from vllm.distributed import get_tensor_model_parallel_rank
+
+    return int(getattr(module, "tp_rank", 0) or get_tensor_model_parallel_rank())
+
+
+def _has_own_head(model: Any) -> bool:
+    """Tell whether the output head has a parameter of its own."""
+    names = [name for name, _ in model.named_parameters()]
+    return any(name.replace(".base_layer", "").endswith(HEAD) for name in names)
+
+
+def _sum_adapters(manager: Any) -> list[dict[str, Any] | None]:
+    """Return the checksum of each adapter that has a slot, in order of slots."""
+    return [
+        _sum_adapter(manager, slot, manager.get_adapter(number))
+        for slot, number in enumerate(manager.lora_index_to_id)
+        if number is not None
+    ]
+
+
+def _sum_adapter(manager: Any, slot: int, adapter: Any) -> dict[str, Any] | None:
+    """Return the checksum of a slot's factors, padding included, with the count of values that were to be loaded.
+
+    None where a module holds factors in a way that files do not: experts, fused factors, or factors split by rank.
+    """
+    result, dtype = WeightsSum(), ""
+    for name, module in manager.modules.items():
+        loaded = adapter.get_lora(name)
+        found = _sum_factors(module, slot, loaded) if loaded else WeightsSum()
+        if found is None:
+            return None
+        result = result.plus(found)
+        if loaded:
+            dtype = str(module.lora_a_stacked[0].dtype).removeprefix("torch.")
+    return {**result._asdict(), "dtype": dtype} if dtype in BITS else None
+
+
+def _sum_factors(module: Any, slot: int, loaded: Any) -> WeightsSum | None:
+    from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+    from vllm.model_executor.layers import linear
+
+    if not isinstance(module, BaseLinearLayerWithLoRA) or module.lora_config.fully_sharded_loras:
+        return None
+    base, factors = module.base_layer, loaded.lora_a if isinstance(loaded.lora_a, list) else [loaded.lora_a]
+    replicas = getattr(base, "num_kv_head_replicas", 1)
+    if len(factors) != module.n_slices or (module.n_slices == 1 and replicas > 1):
+        return None
+    first, result = module.tp_rank == 0, WeightsSum()
+    for index, factor in enumerate(factors):
+        if factor is None:  # of matrices that are fused, this one has no adapter
+            continue
+        a, b = module.lora_a_stacked[index][slot, 0], module.lora_b_stacked[index][slot, 0]
+        owns_heads = index == 0 or module.tp_rank % replicas == 0
+        owns_a = first or isinstance(base, linear.RowParallelLinear)
+        owns_b = first or (isinstance(base, linear.ColumnParallelLinear) and owns_heads)
+        for owns, values, count in ((owns_a, a, len(factor) * a.shape[1]), (owns_b, b, len(b) * len(factor))):
+            if owns:
+                found = sum_tensor(values, str(values.dtype).removeprefix("torch."))
+                result = result.plus(found._replace(count=count))  # padding is zeros, which add nothing else
+    return result
+
+
+def remember_packed() -> None:
+    """Patch the CPU build, which packs matrices for its kernels and drops them, so that their checksums are kept.
+
+    What is kept is the checksum of what was packed last: a packed copy that a reload leaves as it is keeps the old one.
+    """
+    from vllm.model_executor.layers import utils
+
+    pack = utils.dispatch_cpu_unquantized_gemm
+
+    def pack_and_sum(layer: Any, remove_weight: bool) -> None:
+        weight = layer.weight
+        if not weight.is_meta and weight.ndim == 2:
+            dtype = str(weight.dtype).removeprefix("torch.")
+            setattr(layer, PACKED, _sum_all(_own_parts(layer, "weight", weight), dtype) if dtype in BITS else None)
+        pack(layer, remove_weight)
+
+    utils.dispatch_cpu_unquantized_gemm = pack_and_sum
