@@ -4,8 +4,8 @@ The stores are made first by `benchmarks.viewing_store`, in some minutes, or fou
 `large` (200 steps of 512 rollouts and its forks), `kept` (the same after maintenance), `wide` (one step of 10,000) and
 `long` (rollouts of 10,001 messages). `thousand` is measured where it is there: see benchmarks/viewing.md. kB are those
 over the wire, nodes the elements of the HTML. Pages are had from the real server over HTTP. Cold is the first request
-to a server that was just started, warm those after it, medians; the disk's files are in memory in both. Beside wall-clock
-stands the server's processor time, which other work on the machine hardly changes.
+to a server that was just started, warm those after it, medians; the disk's files are in memory in both.
+Beside wall-clock stands the server's processor time, which other work on the machine hardly changes.
 
 Beside each page stands what else it could have been made of, in the same run: the same rows through `Store.read`, which
 checks every digest, and the same rollouts as JSON lines read with a loop (`benchmarks/viewed/dumps.py`).
