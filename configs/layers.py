@@ -151,9 +151,10 @@ def find(file: Path | str) -> Path:
     raise ConfigError([f"{file}: no such file, and no such preset; {known}"])
 
 
-def presets() -> list[str]:
-    """Return the names of the presets."""
-    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+def presets(kind: str = "") -> list[str]:
+    """Return the names of the presets; with `kind`, of those for runs of that kind."""
+    every = sorted(PRESETS.glob("*.toml"))
+    return [path.stem for path in every if not kind or tomllib.loads(path.read_text("utf-8"))["kind"] == kind]
 
 
 def json_problems(value: Any, location: Location = ()) -> list[str]:

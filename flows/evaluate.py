@@ -7,7 +7,7 @@ from prefect import flow
 
 from configs.store import default_store
 from flows.orchestration.states import OF_A_RUN, needs_api, reports_its_end
-from flows.runtime.entry import flow_run_name, session_for
+from flows.runtime.entry import flow_run_name, instead, session_for
 from flows.runtime.loops import loop_evaluate
 from flows.runtime.prepare import newest_policy
 from storage.store import open_store
@@ -22,6 +22,8 @@ def evaluate(
     name: str = "",
     policy: str = "",
     presets: Sequence[str] = (),
+    files: Sequence[str] = (),
+    environment: str = "",
     model: str = "",
     url: str = "",
     url_model: str = "",
@@ -35,7 +37,9 @@ def evaluate(
     Args:
         name: name of the run in the store; a run of that name goes on where it stopped. Empty makes one.
         policy: a run's name for its last policy, run:version for an earlier one, `latest` for the newest of the store.
-        presets: presets (demo, qwen3_gpu) or TOML files on the worker, later ones over earlier ones.
+        presets: presets such as demo or qwen3_gpu, later ones over earlier ones.
+        files: TOML files on the worker, over the presets; later ones over earlier ones.
+        environment: id of an installed taskset, in place of the environments of presets and files.
         model: weights to score where no policy is named: a directory or hub id.
         url: address of a chat API of someone else (https://host/v1), evaluated in place of a policy.
         url_model: name of the model at that address.
@@ -54,5 +58,6 @@ def evaluate(
     given = {"name": name, "store": store, "seed": seed, "evaluation.policy": policy, "model.path": model}
     given |= {"evaluation.external.url": url, "evaluation.external.model": url_model}
     given |= {"evaluation.retry_errors": retry_errors or None}
-    with session_for("evaluate", presets, overrides, **given) as session:
+    overrides = [*instead(environment), *overrides]
+    with session_for("evaluate", [*presets, *files], overrides, **given) as session:
         return loop_evaluate(session)

@@ -16,6 +16,7 @@ from flows.runtime.loops import loop_sft
 def sft(
     name: str = "",
     presets: Sequence[str] = (),
+    files: Sequence[str] = (),
     model: str = "",
     data: str = "",
     steps: int | None = None,
@@ -27,7 +28,8 @@ def sft(
 
     Args:
         name: name of the run in the store; a run of that name goes on where it stopped. Empty makes one.
-        presets: presets (sft_demo) or TOML files on the worker, later ones over earlier ones.
+        presets: presets such as sft_demo, later ones over earlier ones.
+        files: TOML files on the worker, over the presets; later ones over earlier ones.
         model: weights to start from: a directory or hub id.
         data: JSONL or Parquet file of demonstrations on the worker.
         steps: steps to make, each of packing.updates_per_step optimizer steps; None leaves it to the presets.
@@ -36,5 +38,5 @@ def sft(
         store: root of the store: a directory on the worker, or s3://bucket/prefix.
     """
     given = {"name": name, "store": store, "seed": seed, "steps": steps, "model.path": model, "data.path": data}
-    with session_for("sft", presets, overrides, **given) as session:
+    with session_for("sft", [*presets, *files], overrides, **given) as session:
         return loop_sft(session)

@@ -8,7 +8,7 @@ from prefect import flow
 from configs.load import load
 from flows.orchestration.states import OF_A_RUN, needs_api, reports_its_end
 from flows.runtime.demo_sources import demo_weights, weights_of
-from flows.runtime.entry import flow_run_name, session_for
+from flows.runtime.entry import flow_run_name, instead, session_for
 from flows.runtime.loops import loop_train
 from flows.sft import sft
 
@@ -19,6 +19,8 @@ from flows.sft import sft
 def train(
     name: str = "",
     presets: Sequence[str] = (),
+    files: Sequence[str] = (),
+    environment: str = "",
     model: str = "",
     steps: int | None = None,
     seed: int | None = None,
@@ -29,17 +31,20 @@ def train(
 
     Args:
         name: name of the run in the store; a run of that name goes on where it stopped. Empty makes one.
-        presets: presets (demo, qwen3_gpu) or TOML files on the worker, later ones over earlier ones.
+        presets: presets such as demo or qwen3_gpu, later ones over earlier ones.
+        files: TOML files on the worker, over the presets; later ones over earlier ones.
+        environment: id of an installed taskset, in place of the environments of presets and files.
         model: weights to start from: a directory or hub id; `demo` makes a small model and warms it up first.
         steps: steps to make; None leaves it to the presets.
         seed: seed of the run: the same config and seed compute nothing twice; None draws one.
         overrides: dotted settings such as training.learning_rate=1e-5.
         store: root of the store: a directory on the worker, or s3://bucket/prefix.
     """
+    layers, overrides = [*presets, *files], [*instead(environment), *overrides]
     weights = weights_of(model, store, sft)
-    if presets and not model:  # a file may say `demo` as well
+    if layers and not model:  # a file may say `demo` as well
         given = [f"store={store}"] if store else []
-        overrides = [*overrides, *demo_weights(load(presets, [*overrides, *given]), sft)]
+        overrides = [*overrides, *demo_weights(load(layers, [*overrides, *given]), sft)]
     given = {"name": name, "store": store, "seed": seed, "steps": steps, "model.path": weights}
-    with session_for("train", presets, overrides, **given) as session:
+    with session_for("train", layers, overrides, **given) as session:
         return loop_train(session)

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from configs.layers import presets
 from configs.store import default_store
 from flows.orchestration import server as prefect_api
 from flows.orchestration.events import EVENTS, POLICY
@@ -15,6 +16,7 @@ from flows.orchestration.server import one_line
 from flows.orchestration.settings import configured_url
 from flows.orchestration.states import mark_crashed
 from storage.store import FORMAT, open_store
+from tasks.inference.environments.packages import installed_tasksets
 
 FILE = Path(__file__).with_name("prefect.yaml")
 POOL = "stagecoach"
@@ -102,8 +104,21 @@ def register(described: Mapping[str, Any], pool: str, store: str, limit: str) ->
         # By module: workers import what is installed, and need no checkout.
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
+    _offer_choices(deployment._parameter_openapi_schema.properties, flow.name)
     deployment.apply()
     return f"{flow.name}/{described['name']}"
+
+
+def _offer_choices(properties: dict[str, Any], flow: str) -> None:
+    """Let the form offer what there is here: presets of the flow's kind, and installed tasksets.
+
+    The server refuses any other value, before there is a run. It is read where one deploys: the workers' machines are
+    to have the same packages.
+    """
+    if "presets" in properties:
+        properties["presets"]["items"]["enum"] = presets("sft" if flow == "sft" else "train")
+    if "environment" in properties:
+        properties["environment"]["enum"] = ["", *installed_tasksets()]
 
 
 TOLD_EVENTS = tuple(event for event in EVENTS if event != POLICY)

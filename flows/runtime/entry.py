@@ -4,6 +4,7 @@ In the second case it gives the run a name that a retry finds again, and links t
 run, its store and its process, and the run's events name the flow run.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -32,6 +33,12 @@ def session_for(
     """Return a context with the session that is open around the flow, or a new one for files and overrides."""
     settings["name"] = settings.get("name") or run_name(kind)
     return session_of(partial(prepare, kind, files, overrides, **settings))
+
+
+def instead(environment: str) -> list[str]:
+    """Return the override that puts one installed taskset, with its defaults, in place of all environments."""
+    name = json.dumps(environment)
+    return [f"environments=[{{name={name}, taskset={{id={name}}}}}]"] if environment else []
 
 
 @contextmanager

@@ -11,8 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.orchestration.deployments import FILE
+from configs.load import load
+from flows.evaluate import evaluate
+from flows.orchestration.deployments import FILE, _offer_choices
+from flows.runtime.entry import instead
 from flows.runtime.prepare import DEFAULT_FILES
+from flows.sft import sft
+from flows.train import train
 
 DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load(FILE.read_text())["deployments"]
 
@@ -43,6 +48,25 @@ def test_every_parameter_says_in_the_form_what_it_is(deployment: dict[str, Any])
     properties = getattr(import_module(module), name).parameters.properties
     assert [name for name, described in properties.items() if not described.get("description")] == []
     assert {described["position"] for described in properties.values()} == set(range(len(properties)))
+
+
+def test_the_form_offers_presets_of_the_flows_kind_and_installed_tasksets() -> None:
+    offered = {}
+    for flow in (train, sft, evaluate):
+        properties = flow.parameters.model_copy(deep=True).properties
+        _offer_choices(properties, flow.name)
+        offered[flow.name] = properties
+    assert "demo" in (of_train := offered["train"]["presets"]["items"]["enum"]) and "sft_demo" not in of_train
+    assert offered["sft"]["presets"]["items"]["enum"] == ["sft_demo"] and "environment" not in offered["sft"]
+    tasksets = offered["evaluate"]["environment"]["enum"]
+    assert {"", "sample_reverse_text", "textarena"} <= set(tasksets)
+    assert not {"chat_loop", "sample_arena", "stagecoach"} & set(tasksets)
+
+
+def test_a_taskset_of_the_form_stands_in_for_the_presets_environments() -> None:
+    (environment,) = load(["two_environments"], instead("sample_lookup")).environments
+    assert (environment.name, environment.taskset) == ("sample_lookup", {"id": "sample_lookup"})
+    assert instead("") == []
 
 
 def test_nights_are_for_evaluation_and_maintenance_and_training_is_ready() -> None:

@@ -75,7 +75,7 @@ def test_deploying_again_changes_nothing(served: Serving) -> None:
 def test_a_wrong_type_is_refused_before_there_is_a_run(served: Serving) -> None:
     of_sft = {"flows": {"name": {"any_": ["sft"]}}}
     before = len(served.ask("/flow_runs/filter", **of_sft))
-    for wrong, told in (("steps=many", "steps"), ("stepz=2", "stepz")):
+    for wrong, told in (("steps=many", "steps"), ("stepz=2", "stepz"), ('presets=["demo"]', "sft_demo")):
         done = served.prefect("deployment", "run", "sft/sft", "-p", wrong)
         assert done.returncode == 1
         assert told in done.stdout + done.stderr

@@ -31,6 +31,7 @@ LARGE = 1 << 20
 """Bytes of a file from which on it is read once in a process, unless its size, date or inode change."""
 # An import path of a function, in a module or in a file of its own.
 _FUNCTION = re.compile(r"(?P<place>[^:\n]+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)")
+_DEFINES_TASKSET = re.compile(r"^class \w+\([\w.]*Taskset\b", re.MULTILINE)
 _NEEDS_VERIFIERS = re.compile(r"verifiers\b(?!.*\bextra\b)")
 _NOT_OWN = sys.stdlib_module_names | {"verifiers"}
 PROGRAM = "stagecoach"
@@ -129,6 +130,18 @@ def _plugin_names(environment: Section, kind: str, plugin: str) -> tuple[str, st
         raise EnvironmentUnavailable(f"environment {environment['name']!r}: {kind}.id is missing; it names a package")
     name = plugin.rsplit("/", 1)[-1].split("@", 1)[0]
     return name, name.replace("-", "_").lower()
+
+
+def installed_tasksets() -> list[str]:
+    """Return the ids of the tasksets that are installed: those of verifiers, and of packages that define one."""
+    return [module for module in _plugin_modules("tasksets") if _defines_taskset(module)]
+
+
+def _defines_taskset(module: str) -> bool:
+    if _of_verifiers(module, "tasksets"):
+        return True
+    files = (path for name, path in _module_files(module) if name.endswith(".py")) if _spec(module) else ()
+    return any(_DEFINES_TASKSET.search(path.read_text(encoding="utf-8", errors="replace")) for path in files)
 
 
 def _of_verifiers(module: str, group: str) -> bool:
