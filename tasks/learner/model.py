@@ -212,11 +212,11 @@ def compile_policy(policy: PolicyModel, device: torch.device, one_graph: bool, b
     for module in (*policy.layers(), *([norm] if norm is not None else [])):
         # Dynamic: the lengths of row and segments are symbols from the first row on, or each would be compiled again.
         module.compile(backend=backend, fullgraph=one_graph, dynamic=True)
-    policy.compiled = partial(_compiled, backend=backend, fullgraph=one_graph)
+    policy.compiled = partial(_compile_once, backend=backend, fullgraph=one_graph)
 
 
 @cache
-def _compiled(function: Callable[..., Any], backend: Any, fullgraph: bool) -> Callable[..., Any]:
+def _compile_once(function: Callable[..., Any], backend: Any, fullgraph: bool) -> Callable[..., Any]:
     return torch.compile(function, backend=backend, fullgraph=fullgraph, dynamic=True)
 
 

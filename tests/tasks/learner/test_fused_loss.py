@@ -24,8 +24,8 @@ from tasks.learner.loop import accumulate_gradients
 from tasks.learner.loss import Objective
 from tasks.learner.losses import LOSSES
 from tasks.learner.rows import batches_from_table
+from tests.fixtures.output_head import TEMPERATURES, Largest, problem
 from tests.fixtures.packed import batches, sample
-from tests.tasks.learner.test_logprob import TEMPERATURES, Largest, problem
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
