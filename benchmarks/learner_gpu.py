@@ -1,6 +1,6 @@
 """How fast the learner trains a row on one GPU, beside what was predicted of it: JSON lines.
 
-    python -m benchmarks.learner_gpu --roofline                counts kernels and bytes on meta tensors; needs no GPU
+    python -m benchmarks.learner_gpu --roofline                counts kernels and bytes; needs no GPU
     python -m benchmarks.learner_gpu --ceilings                products, copies and attention by themselves
     python -m benchmarks.learner_gpu --shape 4B --segments 1   trains rows
 
@@ -11,22 +11,20 @@ import argparse
 import contextlib
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
+from configs.losses import DppoLoss
 from configs.training import TrainingConfig
 from tasks.learner.attention import ATTENTION, Segments, activate_attention, packed_attention, register_attention
-from tasks.learner.distributed import shard, start_world
+from tasks.learner.distributed import World, shard, start_world
 from tasks.learner.head import default_chunk
-from tasks.learner.model import PolicyModel, compile_layers, run_row
+from tasks.learner.loop import train_row
+from tasks.learner.loss import Objective
+from tasks.learner.model import PolicyModel, compile_policy
 from tasks.learner.optimizer import apply_gradients, new_optimizer
 from tasks.learner.rows import STREAMS, Row
 from tasks.learner.speed import Cost, StepTimer, training_cost
@@ -38,12 +36,6 @@ SHAPES = {
 }
 """Widths of the Qwen3 family; all have heads of 128, eight of them for keys and values, and a head that is tied."""
 VOCABULARY = 151936
-VIEWS = (
-    *("view", "t", "transpose", "slice", "select", "expand", "detach", "unsqueeze", "squeeze", "permute", "alias"),
-    *("_unsafe_view", "empty", "empty_like", "new_empty", "empty_strided", "split", "as_strided", "_reshape_alias"),
-)
-"""Operations that move nothing."""
-PRODUCTS = ("mm", "bmm", "addmm", "_varlen_attn", "_varlen_attn_backward")
 
 
 def causal_model(shape: str, dtype: torch.dtype, layers: int = 0) -> Any:
@@ -75,61 +67,6 @@ def packed_row(tokens: int, segments: int) -> Row:
     return Row(0, 0, 0, tuple(map(str, range(segments))), tuple(borders.tolist()), ids, streams)
 
 
-class Traffic(TorchDispatchMode):
-    """Counts kernels, and the bytes that those read and write which are no matrix products."""
-
-    def __init__(self, vocabulary: int) -> None:
-        super().__init__()
-        self.vocabulary = vocabulary
-        self.kernels: Counter[str] = Counter()
-        self.bytes: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = op(*args, **(kwargs or {}))
-        name = op._schema.name.split("::")[1]
-        if name not in VIEWS:
-            tensors = [each for each in tree_leaves((args, kwargs, out)) if isinstance(each, Tensor)]
-            part = "head" if any(self.vocabulary in each.shape for each in tensors) else "layers"
-            self.kernels[part] += 1
-            if name not in PRODUCTS:
-                self.bytes[part] += sum(map(_moved, tensors))
-        return out
-
-
-def _moved(tensor: Tensor) -> int:
-    """Return the bytes of a tensor; what was expanded is read once."""
-    size = tensor.element_size()
-    for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        size *= length if stride else 1
-    return size
-
-
-def roofline(shape: str, tokens: int, segments: int, layers: int = 0) -> dict[str, Any]:
-    """Count what a row takes in bfloat16 without compiled layers, by meta tensors, which hold nothing."""
-    device = torch.device("meta")
-    with device:
-        policy = PolicyModel(causal_model(shape, torch.bfloat16, layers), 0).train()
-    policy.chunk = default_chunk(policy.causal.config.vocab_size, torch.device("cuda"))
-    row = packed_row(tokens, segments)
-    # Attention is counted by the formula: on meta tensors the lengths of segments are not known.
-    with FlopCounterMode(display=False) as counter, Traffic(policy.causal.config.vocab_size) as traffic:
-        logprobs, entropies = run_row(policy, row, device)
-        (logprobs.sum() + entropies.sum()).backward()
-    products = {
-        str(op): number for op, number in counter.get_flop_counts()["Global"].items() if "varlen" not in str(op)
-    }
-    cost = training_cost(policy)
-    assert cost is not None
-    return {
-        "shape": shape,
-        "row": f"{segments}x{tokens // segments}",
-        "kernels": dict(traffic.kernels),
-        "bytes": dict(traffic.bytes),
-        "flop_of_products": sum(products.values()),
-        "flop_of_model": cost.of([row]),
-    }
-
-
 def measured(options: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:
     """Train rows, one optimizer step each; yield the figures of every step, the first of which compiles."""
     settings = TrainingConfig()
@@ -146,7 +83,7 @@ def measured(options: argparse.Namespace, device: torch.device) -> Iterator[dict
     # On the CPU attention goes segment by segment, which is another graph for each row.
     options.compile = options.compile and half
     if options.compile:
-        compile_layers(policy.layers(), device, one_graph=True)
+        compile_policy(policy, device, one_graph=True)
     shard(policy, policy.layers(), device, half)
     optimizer, row = new_optimizer(policy, settings), packed_row(options.tokens, options.segments)
     cost = training_cost(policy)
@@ -159,8 +96,8 @@ def measured(options: argparse.Namespace, device: torch.device) -> Iterator[dict
 def one_step(policy: PolicyModel, optimizer: Any, row: Row, cost: Cost | None, device: torch.device) -> dict[str, Any]:
     """Make one optimizer step of one row; return its figures."""
     timer = StepTimer(device)
-    logprobs, entropies = run_row(policy, row, device)
-    (logprobs.sum() + 1e-3 * entropies.sum()).backward()
+    denominators = {"rl": len(row.weighted), "ce": 0, "ref_kl": 0}
+    train_row(policy, row, denominators, Objective(DppoLoss()), World(0, 1, 0), device)
     timer.end("gradients")
     apply_gradients(optimizer, 1e-6)
     timer.end("optimizer")
@@ -235,11 +172,13 @@ def main() -> None:
     parser.add_argument("--recompute", action="store_true", help="activations of every layer")
     parser.add_argument("--deterministic", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--ceilings", action="store_true", help="time the parts by themselves")
-    parser.add_argument("--roofline", action="store_true", help="count on meta tensors")
+    parser.add_argument("--roofline", action="store_true", help="count by tensors that hold nothing")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if options.roofline:
-        print(json.dumps(roofline(options.shape, options.tokens, options.segments)))
+        from benchmarks.learner_roofline import roofline
+
+        print(json.dumps(roofline(options.shape, options.tokens, options.segments, options.compile)))
         return
     for line in (ceilings if options.ceilings else measured)(options, device):
         print(json.dumps(line), flush=True)

@@ -2,9 +2,10 @@
 
 The stores are made first by `benchmarks.viewing_store`, in some minutes, or found in DIRECTORY, where they are left:
 `large` (200 steps of 512 rollouts and its forks), `kept` (the same after maintenance), `wide` (one step of 10,000) and
-`long` (rollouts of 10,001 messages). Pages are had from the real server over HTTP. Cold is the first request to a
-server that was just started, warm those after it, medians; the disk's files are in memory in both. Beside wall-clock
-stands the server's processor time, which other work on the machine hardly changes.
+`long` (rollouts of 10,001 messages). `thousand` is measured where it is there: see benchmarks/viewing.md. kB are those
+over the wire, nodes the elements of the HTML. Pages are had from the real server over HTTP. Cold is the first request
+to a server that was just started, warm those after it, medians; the disk's files are in memory in both.
+Beside wall-clock stands the server's processor time, which other work on the machine hardly changes.
 
 Beside each page stands what else it could have been made of, in the same run: the same rows through `Store.read`, which
 checks every digest, and the same rollouts as JSON lines read with a loop (`benchmarks/viewed/dumps.py`).
@@ -54,10 +55,10 @@ def main() -> None:
 
 def _measure(directory: Path) -> None:
     _fill(directory)
-    print("| store | page | cold ms | of the processor | warm ms | of the processor | kB |")
-    print("|---|---|---|---|---|---|---|")
+    print("| store | page | cold ms | of the processor | warm ms | of the processor | kB | nodes |")
+    print("|---|---|---|---|---|---|---|---|")
     cold: dict[tuple[str, str], Cost] = {}
-    for store in ("large", "kept", "wide", "long"):
+    for store in ("large", "kept", "wide", "long", *(["thousand"] if (directory / "thousand").exists() else [])):
         for question in questions(directory / store, store):
             cold[store, question.name] = _told(directory / store, store, question)
     _alternatives(directory, cold)
@@ -85,19 +86,19 @@ def _told(root: Path, store: str, question: Question) -> Cost:
     """Print what a page costs; return what it costs cold."""
     cold: list[Cost] = []
     warm: list[Cost] = []
-    size = 0
+    size = nodes = 0
     for attempt in range(COLD):
         with served(root) as server:
             try:
-                cost, size = server.cost(question.path)
+                cost, size, nodes = server.cost(question.path)
             except httpx.HTTPStatusError as error:
-                print(f"| {store} | {question.name} | {error.response.status_code} | | | | |", flush=True)
+                print(f"| {store} | {question.name} | {error.response.status_code} | | | | | |", flush=True)
                 return Cost(0.0, 0.0)
             cold.append(cost)
             if attempt == COLD - 1:
                 warm = [server.cost(question.path)[0] for _ in range(WARM)]
     first, later = middle(cold), middle(warm)
-    print(f"| {store} | {question.name} | {first} | {later} | {size / 1e3:.0f} |", flush=True)
+    print(f"| {store} | {question.name} | {first} | {later} | {size / 1e3:.0f} | {nodes} |", flush=True)
     return first
 
 

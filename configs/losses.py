@@ -114,6 +114,15 @@ LossConfig = Annotated[
 ]
 
 
+def is_elementwise(loss: LossConfig) -> bool:
+    """Return whether the loss of a token depends on the log-prob of no other token.
+
+    A sequence's ratio does, and of a custom function nobody knows.
+    """
+    of_sequences = loss.sequence_mask is not None or (loss.tis is not None and loss.tis.level == "sequence")
+    return not of_sequences and isinstance(loss, DppoLoss | IpoLoss | PpoLoss | CispoLoss)
+
+
 class RefKlConfig(Section):
     """The trust region of the ref_kl component: one-sided, in the direction in which the signal pushes."""
 

@@ -225,9 +225,11 @@ class Ledger:
         return replace(min(whole, key=attrgetter("age")), run=entry.run, step=entry.step)
 
     def _rows(self, key: str, staleness: float = 0.0) -> dict[tuple[str, str], Entry]:
-        if time.monotonic() - self._refreshed_at < staleness:
+        while time.monotonic() - (at := self._refreshed_at) < staleness:
             # Without the lock, which another thread holds for as long as it commits.
-            return self._of_key(key)
+            found = self._of_key(key)
+            if at == self._refreshed_at:  # else the index may have been half built when it was looked at
+                return found
         with self._lock:
             if time.monotonic() - self._refreshed_at >= staleness:
                 self._refresh()

@@ -42,6 +42,8 @@ def questions(root: Path, store: str) -> list[Question]:
         return [each for each in of_step if each.name != "step, filtered and sorted"]
     if store == "wide":
         return of_step
+    if store == "thousand":
+        return [Question("run", addresses.run(RUN)), Question("search", addresses.search(RUN, word))]
     of_runs = [
         Question("runs", addresses.runs()),
         Question("run", addresses.run(RUN)),

@@ -15,6 +15,8 @@ import httpx
 import psutil
 
 ADDRESS = re.compile(r"http://\S+")
+ELEMENT = re.compile(r"<[a-zA-Z]")
+"""Text of a page is escaped: this begins an element, and nothing else does."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,16 @@ class Server:
         self.client = httpx.Client(base_url=url, timeout=300)
         self._process = psutil.Process(pid)
 
-    def cost(self, path: str) -> tuple[Cost, int]:
-        """Return what a page costs, and its bytes. Raises httpx.HTTPStatusError where it cannot be had."""
+    def cost(self, path: str) -> tuple[Cost, int, int]:
+        """Return what a page costs, its bytes over the wire, and its elements.
+
+        Raises httpx.HTTPStatusError where it cannot be had.
+        """
         began, used = time.perf_counter(), self.processor_seconds()
         answer = self.client.get(path)
         cost = Cost(time.perf_counter() - began, self.processor_seconds() - used)
         answer.raise_for_status()
-        return cost, len(answer.content)
+        return cost, answer.num_bytes_downloaded, len(ELEMENT.findall(answer.text))
 
     def processor_seconds(self) -> float:
         """Return the processor time that the server has used since it began."""

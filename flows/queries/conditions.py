@@ -20,7 +20,7 @@ from flows.queries.row_lineage import nearest
 from storage.read.sql import SANDBOX
 
 TABLE = "rollouts"
-TEXTS = ("reply", "prompt", "error_message", "error_traceback")
+TEXTS = ("reply", "note", "prompt", "error_message", "error_traceback")
 """Columns of which a hit shows the piece that was looked for."""
 EXAMPLE = "reward > 0.8 and length < 20 and reply ~ 'text or regular expression'"
 _NAMED = {"reward": ("rewards", "/score"), "metric": ("metrics", "")}
@@ -91,13 +91,13 @@ def search_condition(text: str) -> Condition:
     """Return the condition that somebody means who types into a search field.
 
     `/x/` is a regular expression in replies, `/x/i` in any case; what is no condition, or is in quotes, is a text in
-    replies, in any case. Raises BadCondition for what begins like a condition and is none.
+    replies or notes, in any case. Raises BadCondition for what begins like a condition and is none.
     """
     text = text.strip()
     if match := re.fullmatch(r"/(.+)/(i?)", text, re.DOTALL):
         return condition_of(f"reply ~{'*' if match[2] else ''} {sql_text(match[1])}")
     if match := re.fullmatch(r"\"([^\"]+)\"|'([^']+)'", text):
-        return _text_in_reply(match[1] or match[2])
+        return _plain_text(match[1] or match[2])
     try:
         found = condition_of(text)
     except BadCondition:
@@ -106,11 +106,11 @@ def search_condition(text: str) -> Condition:
         # Words with an operator between them that parse: a column's name may be misspelt.
         if re.fullmatch(r"\s*\"?\w+\"?\s*([<>=!~]+|like|ilike)\s*('.*'|\".*\"|[\d.]+)\s*", text, re.I | re.DOTALL):
             raise
-        return _text_in_reply(text)
+        return _plain_text(text)
     if found.tree.get("class") in _CLASSES or (found.columns and found.tree.get("class") != "COLUMN_REF"):
         return found
     is_flag = any(SCHEMA[name] == pl.Boolean for name in found.columns)
-    return found if is_flag else _text_in_reply(text)
+    return found if is_flag else _plain_text(text)
 
 
 def sql_text(text: str) -> str:
@@ -118,10 +118,11 @@ def sql_text(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _text_in_reply(text: str) -> Condition:
+def _plain_text(text: str) -> Condition:
     if not text:
         raise BadCondition("nothing is looked for")
-    return condition_of(f"contains(lower(reply), {sql_text(text.lower())})")
+    said = sql_text(text.lower())
+    return condition_of(f"contains(lower(reply), {said}) or contains(lower(note), {said})")
 
 
 def matching_rows(rows: pl.DataFrame, condition: Condition) -> pl.DataFrame:

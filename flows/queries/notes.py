@@ -4,19 +4,30 @@ from typing import Any
 
 import polars as pl
 
+from storage.records import REMOVED
 from storage.store import Store
 
 
 def notes_of(store: Store, run: str = "", trace_id: str | None = None) -> list[dict[str, Any]]:
     """Return notes in order of time: note (its id), run, trace_id, tags, text and at.
 
-    Those on a run have no trace. A note on a rollout is on it in every run that uses it.
+    Those on a run have no trace. A note on a rollout is on it in every run that uses it. Of a named run they are those
+    written since a run of that name was last removed: an older note is about the work that is gone.
     """
+    events = store.runs.events(run) if run in store.runs.names() else []
+    removed_at = max((each.at for each in events if each.event == REMOVED), default=None)
     return [
         {"note": each.note, "run": each.run, "trace_id": each.trace_id or None}
         | {"tags": list(each.tags), "text": each.text, "at": each.at}
         for each in store.notes.all(run, trace_id)
+        if removed_at is None or each.at > removed_at
     ]
+
+
+def search_notes(store: Store, run: str, text: str) -> list[dict[str, Any]]:
+    """Return the notes on a run itself whose text or tags hold a text, in any case; see `notes_of`."""
+    said = text.strip("\"'").lower()
+    return [each for each in notes_of(store, run, "") if said in " ".join([each["text"], *each["tags"]]).lower()]
 
 
 def notes_of_rollouts(store: Store) -> pl.DataFrame:

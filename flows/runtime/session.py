@@ -65,9 +65,9 @@ class Session:
         """The policy to evaluate, where one of the store was named."""
         self.watchers = watchers
         begun: dict[str, Any] = {service.keyword: service for service in early}
-        self.engine: InferenceService = begun.get("engine") or InferenceService(
-            supervisor, context, Path(source.weights)
-        )
+        engine: InferenceService | None = begun.get("engine")
+        # What this run has not committed yet is known to its own context alone.
+        self.engine = engine.of(context) if engine else InferenceService(supervisor, context, Path(source.weights))
         self.teachers = TeacherEngines(supervisor, context.config)
         self.environments: EnvironmentServers = begun.get("environments") or EnvironmentServers(
             supervisor, context.config, self.engine.key

@@ -9,6 +9,7 @@ import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from copy import copy
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -52,6 +53,12 @@ class InferenceService(RunService):
         # In the environment, never in the command line, which every user of the machine can read.
         self.key = os.environ.get(config.api_key_variable, "") if config.url else secrets.token_hex(16)
         """What the engine, and whoever calls it, must know; made anew for an engine of our own."""
+
+    def of(self, context: RunContext) -> "InferenceService":
+        """Return the same engine for the work of another context, to be used in place of this one's from then on."""
+        other = copy(self)  # with the locks, which are of the process
+        other._context = context
+        return other
 
     def begin(self) -> None:
         """Start the engine, or adopt an external one; returns at once."""

@@ -83,7 +83,8 @@ def _serve(app: ASGIApp, listening: socket.socket) -> int:
 
 def _end(sig: int, frame: Any) -> None:
     """End the process at once: it holds nothing that could be lost, and a page that is being read must not keep it."""
-    print(flush=True)
+    with suppress(OSError, ValueError):  # who read our output may be gone
+        print(flush=True)
     os._exit(ENDED[sig])
 
 

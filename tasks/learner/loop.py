@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from tasks.learner.distributed import World, to_device
-from tasks.learner.loss import LossMetrics, Objective, WeightedTokens, token_loss
-from tasks.learner.model import PolicyModel, run_row
+from tasks.learner.loss import LossMetrics, Objective, WeightedTokens, loss_alone, token_loss
+from tasks.learner.model import PolicyModel, row_loss, run_row
 from tasks.learner.rows import Array, PackedBatch, Row
 
 
@@ -46,9 +47,9 @@ def accumulate_gradients(
     micro-steps, or micro-steps on ranks. `beat` is called after each row.
     """
     rows = batch.on_rank(world.rank)
-    measured: list[_Measured] = []
+    measured: list[MeasuredRow] = []
     for row in rows:
-        measured.append(_train_row(policy, row, batch.denominators, objective, world, device))
+        measured.append(train_row(policy, row, batch.denominators, objective, world, device))
         # The device is given the next row while it is busy with this one, and no more: a beat says that it goes on.
         if len(measured) > 1 and (done := measured[-2].done):
             done.synchronize()
@@ -61,7 +62,7 @@ def accumulate_gradients(
 
 
 @dataclass(frozen=True)
-class _Measured:
+class MeasuredRow:
     """What a row's forward pass measured, on the device."""
 
     metrics: LossMetrics
@@ -71,21 +72,41 @@ class _Measured:
     """When the row's backward pass is over; None on the CPU."""
 
 
-def _train_row(
+def train_row(
     policy: PolicyModel,
     row: Row,
     denominators: dict[str, int],
     objective: Objective,
     world: World,
     device: torch.device,
-) -> _Measured:
-    logprobs, entropies = run_row(policy, row, device)
-    loss, metrics = token_loss(logprobs, entropies, _tokens(row, device), denominators, objective)
+) -> MeasuredRow:
+    """Add a row's gradient to the policy's parameters; return what was measured on the way.
+
+    The loss is computed in the output head's one pass, if it is elementwise; else from log-probs of all tokens.
+    """
+    tokens = _tokens(row, device)
+    if objective.is_elementwise:
+        compiled = policy.compiled or _as_it_is
+        row_share = compiled(loss_alone)
+
+        def loss_of(logprobs: torch.Tensor, part: slice) -> torch.Tensor:
+            return row_share(logprobs, tokens.at(part), denominators, objective, world.size)
+
+        loss, logprobs, entropies = row_loss(policy, row, device, loss_of)
+        _, metrics = compiled(token_loss)(logprobs, entropies, tokens, denominators, objective)
+    else:
+        logprobs, entropies = run_row(policy, row, device)
+        share, metrics = token_loss(logprobs, entropies, tokens, denominators, objective)
+        loss = share * world.size
     # Sharded gradients are averaged over ranks; the denominators already make them a sum.
-    (loss * world.size).backward()
-    tokens = torch.stack([each.detach().float() for each in (logprobs, entropies, metrics.masked)])
+    loss.backward()
+    measured = torch.stack([each.detach().float() for each in (logprobs, entropies, metrics.masked)])
     done = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
-    return _Measured(metrics, tokens, done)
+    return MeasuredRow(metrics, measured, done)
+
+
+def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
 
 
 def _tokens(row: Row, device: torch.device) -> WeightedTokens:
@@ -95,7 +116,7 @@ def _tokens(row: Row, device: torch.device) -> WeightedTokens:
     return WeightedTokens(*streams, segments=segments, num_segments=len(row.borders) - 1)
 
 
-def _statistics(rows: list[Row], measured: list[_Measured]) -> list[RowStatistics]:
+def _statistics(rows: list[Row], measured: list[MeasuredRow]) -> list[RowStatistics]:
     """Return the statistics of each row, which are copied from the device all at once."""
     found = torch.cat([each.tokens for each in measured], 1).cpu().numpy()
     ends = np.cumsum([len(row.weighted) for row in rows])

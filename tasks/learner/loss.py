@@ -39,7 +39,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from configs.losses import LossConfig, RefKlConfig
+from configs.losses import LossConfig, RefKlConfig, is_elementwise
 from tasks.learner.losses import LOSSES
 from tasks.learner.losses.importance import surrogate
 from tasks.learner.losses.tokens import RlTokens, Term, sequences_within_bounds
@@ -61,6 +61,16 @@ class WeightedTokens:
     """The number of the packed segment that a token belongs to, int64; 0-based."""
     num_segments: int
 
+    def at(self, part: slice) -> "WeightedTokens":
+        """Return some of the tokens."""
+        return WeightedTokens(
+            *(
+                getattr(self, name)[part]
+                for name in ("engine_logprobs", "advantages", "rl", "ce", "ref_kl", "segments")
+            ),
+            self.num_segments,
+        )
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -68,6 +78,11 @@ class Objective:
 
     rl: LossConfig
     ref_kl: RefKlConfig = field(default_factory=RefKlConfig)
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether the loss of a token depends on no other token."""
+        return is_elementwise(self.rl)
 
 
 @dataclass(frozen=True)
@@ -89,19 +104,35 @@ def token_loss(
     """
     rl, term = rl_term(logprobs, tokens, objective.rl)
     signal, pulled = ref_kl_term(logprobs, tokens, objective.ref_kl)
-    terms = {
-        "rl": tokens.rl * term.values,
-        "ce": tokens.ce * -torch.where(tokens.ce != 0, logprobs, 0.0),
-        "ref_kl": tokens.ref_kl * pulled.values,
-    }
-    # A component without tokens has no weights, too: its share is zero over one.
-    shares = {name: term / max(denominators[name], 1) for name, term in terms.items()}
+    shares = _shares(logprobs, tokens, term, pulled, denominators)
     loss = sum((share.sum() for share in shares.values()), start=logprobs.new_zeros(()))
     with torch.no_grad():
         losses = {f"{name}_loss": share.double().sum() for name, share in shares.items()}
         metrics = measure_loss(rl, term, entropies, torch.where(tokens.ce != 0, logprobs, 0.0), signal, pulled)
         metrics.sums.update(losses)
     return loss, metrics
+
+
+def loss_alone(
+    logprobs: Tensor, tokens: WeightedTokens, denominators: dict[str, int], objective: Objective, factor: int
+) -> Tensor:
+    """Return `factor` times the loss of `token_loss`, without metrics; of a part of a row, where it is elementwise."""
+    (_, term), (_, pulled) = rl_term(logprobs, tokens, objective.rl), ref_kl_term(logprobs, tokens, objective.ref_kl)
+    shares = _shares(logprobs, tokens, term, pulled, denominators)
+    return sum((share.sum() for share in shares.values()), start=logprobs.new_zeros(())) * factor
+
+
+def _shares(
+    logprobs: Tensor, tokens: WeightedTokens, term: Term, pulled: Term, denominators: dict[str, int]
+) -> dict[str, Tensor]:
+    """Return each token's share of the loss by component, (N,)."""
+    terms = {
+        "rl": tokens.rl * term.values,
+        "ce": tokens.ce * -torch.where(tokens.ce != 0, logprobs, 0.0),
+        "ref_kl": tokens.ref_kl * pulled.values,
+    }
+    # A component without tokens has no weights, too: its share is zero over one.
+    return {name: values / max(denominators[name], 1) for name, values in terms.items()}
 
 
 def rl_term(logprobs: Tensor, tokens: WeightedTokens, settings: LossConfig) -> tuple[RlTokens, Term]:

@@ -7,6 +7,7 @@ tensor of a training step, over many shapes in `tests/tasks/learner/test_memory.
 import math
 from dataclasses import dataclass
 
+from configs.losses import is_elementwise
 from configs.training import AdamwOptimizer, MuonOptimizer, TrainingConfig
 from tasks.runtime.model_shape import CONTEXT_BYTES, ModelShape
 
@@ -72,8 +73,8 @@ def learner_memory(
 ) -> LearnerMemory:
     """Return what a rank takes that trains rows of `tokens` in bfloat16 with weights in float32, sharded over `ranks`.
 
-    The most is taken in the output head's backward pass, in that of the last layer after it, or at the end, when
-    gradients of embedding and head are brought to float32. Gradients of earlier rows are there by then.
+    The most is taken where the output head's gradient is formed, in the last layer's backward pass after it, or at the
+    end, when gradients of embedding and head are brought to float32. Gradients of earlier rows are there by then.
     """
     trained, moments = _optimizer_state(shape, training)
     layer, edge = 2 * shape.layer_parameters, 2 * shape.edge_parameters
@@ -82,13 +83,14 @@ def learner_memory(
     activations = tokens * (_kept_bytes(shape, training, recompute, compiled) + 8 * shape.hidden)
     activations += tokens * (4 * shape.head_width + 40)
     head_weight, chunk = 4 * shape.vocab * shape.hidden, 4 * shape.vocab * _chunk(shape, training, tokens)
-    selected = 2 * shape.hidden * tokens
-    logits = selected + max(head_weight + 4 * chunk, 2 * head_weight + 5 * chunk // 2)
+    # In one pass the gradient of the states is there beside them.
+    selected = (2 if is_elementwise(training.loss) else 1) * 2 * shape.hidden * tokens
+    logits = selected + head_weight + 5 * chunk // 2
     # By then the last norm's are free, and in a layer one tensor of three that its feed-forward part needs.
     again = tokens * layer_bytes(shape, compiled) if recompute else 0
     layers_peak = head_weight // 2 + again + tokens * (4 * shape.inner - 6 * shape.hidden) + 5 * layer // 4 + 2 * ahead
-    # One rank has a copy in float32 of what several would exchange.
-    edges_peak = (4 if ranks == 1 else 2) * edge + head_weight // 2
+    # What is exchanged is in float32, and so is the shard that comes of it.
+    edges_peak = max(3 * edge, 2 * edge + head_weight // 2 + 2 * edge // ranks)
     parts = {
         "weights": 4 * shape.parameters // ranks,
         "gradients": 4 * trained // ranks,

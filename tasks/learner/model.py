@@ -1,5 +1,7 @@
 """The policy: a causal language model that returns log-probs and entropies of selected tokens of a packed row."""
 
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from tasks.learner import adapters
 from tasks.learner.adapters import Adapter
 from tasks.learner.attention import ATTENTION, Segments, has_kernel, register_attention
 from tasks.learner.distributed import shard, to_device
-from tasks.learner.head import default_chunk, token_logprobs
+from tasks.learner.head import PLAIN, compiled_kernels, default_chunk, fused_loss, token_logprobs
 from tasks.learner.protocol import LearnerError
 from tasks.learner.rows import Row
 
@@ -30,22 +32,33 @@ class PolicyModel(nn.Module):
         super().__init__()
         self.causal = causal
         self.chunk = chunk
+        self.compiled: Callable[[Any], Any] | None = None
+        """Compiles what is called beside the layers, if they are compiled."""
         self.adapter = adapter
         """Trained in place of the weights, if not None."""
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, segments: Segments, selected: Tensor, temperatures: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        segments: Segments,
+        selected: Tensor,
+        temperatures: Tensor,
+        loss: Callable[[Tensor, slice], Tensor] | None = None,
+    ) -> tuple[Tensor, ...]:
         """Return log-probs and entropies (N,) of the tokens at `selected` (N,), given those before them.
 
         `token_ids` and `positions` are one packed row (T,); `temperatures` (N,) belong to the selected tokens. No
-        selected token may be the first of its segment.
+        selected token may be the first of its segment. With a `loss`, see `fused_loss`, return it first, and
+        log-probs and entropies detached.
         """
         hidden = self.causal.get_decoder()(
             input_ids=token_ids[None], position_ids=positions[None], use_cache=False, segments=segments
         ).last_hidden_state[0]
         weight = self.causal.get_output_embeddings().weight
-        return token_logprobs(hidden[selected - 1], weight, token_ids[selected], temperatures, self.chunk)
+        inputs = hidden[selected - 1], weight, token_ids[selected], temperatures, self.chunk
+        kernels = compiled_kernels(self.compiled) if self.compiled else PLAIN
+        return fused_loss(*inputs, loss, kernels) if loss else token_logprobs(*inputs, kernels)
 
     def layers(self) -> nn.ModuleList:
         """Return the decoder's stack of layers: the longest list of modules in it."""
@@ -73,7 +86,7 @@ def load_policy(
     if settings.gradient_checkpointing is True:
         _enable_checkpointing(causal, settings, device)
     if compiles(settings, device):
-        compile_layers(policy.layers(), device, one_graph=settings.compile is True)
+        compile_policy(policy, device, one_graph=settings.compile is True)
     # Layers recompute their activations in training mode alone; dropout is off by now.
     policy.train()
     shard(policy, policy.layers(), device, half=computes_in_half(settings, device))
@@ -103,13 +116,25 @@ def compiles(settings: TrainingConfig, device: torch.device) -> bool:
 
 def run_row(policy: PolicyModel, row: Row, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return log-probs and entropies (N,) of the row's weighted tokens at the row's temperatures."""
-    segments = Segments(row.borders, device)
+    logprobs, entropies = policy(*_inputs(row, device))
+    return logprobs, entropies
+
+
+def row_loss(
+    policy: PolicyModel, row: Row, device: torch.device, loss: Callable[[Tensor, slice], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss of the row's weighted tokens and, detached, what `run_row` returns; see `fused_loss`."""
+    total, logprobs, entropies = policy(*_inputs(row, device), loss)
+    return total, logprobs, entropies
+
+
+def _inputs(row: Row, device: torch.device) -> tuple[Any, ...]:
+    """Return what a policy is called with for a row."""
     token_ids, positions, selected, temperatures = (
         to_device(array, device)
         for array in (row.token_ids, row.positions(), row.weighted, row.streams["temperatures"][row.weighted])
     )
-    logprobs, entropies = policy(token_ids, positions, segments, selected, temperatures)
-    return logprobs, entropies
+    return token_ids, positions, Segments(row.borders, device), selected, temperatures
 
 
 def _load_causal(directory: Path) -> Any:
@@ -174,15 +199,25 @@ def _enable_checkpointing(causal: Any, settings: TrainingConfig, device: torch.d
     )
 
 
-def compile_layers(layers: nn.ModuleList, device: torch.device, one_graph: bool) -> None:
-    """Compile each layer in place when it is first called; layers that are alike share what was compiled."""
+def compile_policy(policy: PolicyModel, device: torch.device, one_graph: bool, backend: Any = None) -> None:
+    """Compile layers and last norm in place when they are first called, and what the head does between its products.
+
+    Layers that are alike share what was compiled. `backend` is that of `torch.compile`.
+    """
     # On the CPU nothing is fused, and no C++ compiler is needed: there it only shows that layers can be compiled.
     # Else numbers that are the same in the first row, say of borders and of a head's width, are taken for one number.
     fx_config.use_duck_shape = False
-    backend = "inductor" if device.type == "cuda" else "aot_eager"
-    for layer in layers:
+    backend = backend or ("inductor" if device.type == "cuda" else "aot_eager")
+    norm = getattr(policy.causal.get_decoder(), "norm", None)
+    for module in (*policy.layers(), *([norm] if norm is not None else [])):
         # Dynamic: the lengths of row and segments are symbols from the first row on, or each would be compiled again.
-        layer.compile(backend=backend, fullgraph=one_graph, dynamic=True)
+        module.compile(backend=backend, fullgraph=one_graph, dynamic=True)
+    policy.compiled = partial(_compile_once, backend=backend, fullgraph=one_graph)
+
+
+@cache
+def _compile_once(function: Callable[..., Any], backend: Any, fullgraph: bool) -> Callable[..., Any]:
+    return torch.compile(function, backend=backend, fullgraph=fullgraph, dynamic=True)
 
 
 def _switch_off_dropout(policy: nn.Module) -> None:

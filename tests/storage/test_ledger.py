@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +184,26 @@ def test_threads_that_share_a_store_agree(store: Store) -> None:
         won = list(pool.map(lambda n: store.ledger.commit(entry("k", attempt=f"attempt-{n}")).attempt, range(8)))
     assert len(set(won)) == 1
     assert len(Ledger(store.root).entries()) == 1
+
+
+def test_finished_work_is_found_while_the_index_is_built_anew(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who trusts a recent refresh takes no lock: the index may lose all rows, and get them back, while it is read."""
+    for key in ("removed", "stays"):
+        store.ledger.commit(entry(key))
+    Ledger(store.root).remove("run", {("removed", "")}, at=datetime.now(UTC))
+    index, read, half_built = store.ledger._index, store.ledger._of_key, list[dict[Any, Any]]()
+
+    def read_then_index(path: str) -> None:
+        half_built.append(read("stays"))
+        index(path)
+
+    def read_beside_a_refresh(key: str) -> dict[Any, Any]:
+        if half_built:
+            return read(key)
+        store.ledger.refresh()
+        return half_built[0]
+
+    monkeypatch.setattr(store.ledger, "_index", read_then_index)
+    monkeypatch.setattr(store.ledger, "_of_key", read_beside_a_refresh)
+    assert store.ledger.find("stays", staleness=3600) is not None
+    assert half_built == [{}]

@@ -6,6 +6,7 @@ from typing import Any
 import polars as pl
 
 from flows.queries.conditions import EXAMPLE, BadCondition, search_condition
+from flows.queries.notes import search_notes
 from flows.queries.policy_changes import policy_changes, policy_versions
 from flows.queries.request import NotThere, PageRequest
 from flows.queries.rollout_search import Hits, commands, describe_hits, search_run
@@ -38,6 +39,7 @@ def search_page(library: StoreReader, asked: PageRequest) -> Page:
             listed = [{**hit, "address": _address(run, hit)} for hit in describe_hits(library, run, shown, condition)]
             values |= {
                 **_counts(hits, asked),
+                "notes": search_notes(library.store, run, text),
                 "condition": condition.text,
                 "commands": commands(run, condition, library.store.root.address),
                 "hits": listed,

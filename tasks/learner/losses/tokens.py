@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -48,6 +47,7 @@ def _extreme(log_ratio: Tensor, member: Tensor, segments: Tensor, num_segments: 
 class RlTokens:
     """The weighted tokens of a packed row as the rl component sees them; all tensors are (N,).
 
+    Properties are computed where they are read, which compiled losses can do and a cached property's lock forbids.
     Tokens of other components are among them: they are no `member`, and their values are ignored.
     """
 
@@ -65,23 +65,23 @@ class RlTokens:
     tis: TruncatedImportance | None = None
     """The cap on importance weights, see `importance_weights`."""
 
-    @cached_property
+    @property
     def log_ratio(self) -> Tensor:
         """Detached l - q; zero where a token is no member, so that no exp of it can be infinite there."""
         return torch.where(self.member, self.logprobs.detach() - self.engine_logprobs, 0.0)
 
-    @cached_property
+    @property
     def probability_change(self) -> Tensor:
         """Detached exp(l) - exp(q): by how much the learner gives the token more probability than the engine did."""
         return self.logprobs.detach().exp() - self.engine_logprobs.exp()
 
-    @cached_property
+    @property
     def sequence_log_ratio(self) -> Tensor:
         """Detached sum of the log ratios of a token's sequence, over its rl tokens: the log of their product."""
         sums = sequence_sums(self.log_ratio, self.segments, self.num_segments)
         return sums[self.segments].to(self.log_ratio.dtype)
 
-    @cached_property
+    @property
     def mean_log_ratio(self) -> Tensor:
         """Detached mean of the log ratios of a token's sequence: the log of their geometric mean; zero without any."""
         sums = sequence_sums(self.log_ratio, self.segments, self.num_segments)

@@ -11,13 +11,16 @@ from flows.cli.arguments import UsageError
 from flows.cli.note import note
 from flows.cli.run_list import list_runs
 from flows.queries.conditions import condition_of
+from flows.queries.notes import notes_of
 from flows.queries.request import NotThere, PageRequest
 from flows.queries.rollout_search import search_run
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.pages.runs import run_page, runs_page
+from flows.viewer.pages.search import search_page
 from storage.errors import LayoutError, NoteUnknown
 from storage.maintenance.run_copy import copy_work
+from storage.records import REMOVED
 from storage.store import open_store
 from tests.fixtures.rehearsal import rehearse
 from tests.flows.viewer.looking import answer
@@ -76,6 +79,32 @@ def test_the_list_of_runs_is_searched_by_notes_and_tags(store: Path) -> None:
     assert found("collapsed") == [] == found("odd")
     note("base", "entropy collapsed", tag=("odd",), store=str(store))
     assert found("collapsed") == ["base"] == found("odd")
+
+
+def test_a_plain_text_finds_notes_of_rollouts_and_of_the_run(store: Path) -> None:
+    library, trace = StoreReader.at(store), first_trace(store)
+    note("base", "Begins with a YAWN", trace=trace, store=str(store))
+    note("base", "yawns from here on", tag=("odd",), store=str(store))
+
+    def found(text: str) -> tuple[list[str], list[str]]:
+        told = search_page(library, PageRequest("", {"run": "base"}, {"q": text})).values
+        return [each["trace_id"] for each in told["hits"]], [each["text"] for each in told["notes"]]
+
+    assert found("yawn") == ([trace], ["yawns from here on"])
+    assert found('"odd"') == ([], ["yawns from here on"]), "by a tag"
+    assert found("no such words") == ([], [])
+    _, html = answer(library, addresses.search("base", "yawn"))
+    assert "<mark>YAWN</mark>" in html and addresses.trace("base", trace).partition("?")[0] in html
+    assert "yawns from here on" in html
+
+
+def test_notes_of_a_removed_run_are_not_those_of_the_next_of_its_name(store: Path) -> None:
+    note("base", "of the first", store=str(store))
+    root = open_store(store)
+    root.runs.record(run="base", event=REMOVED)
+    assert notes_of(root, "base") == []
+    note("base", "of the second", store=str(store))
+    assert [each["text"] for each in notes_of(root, "base", "")] == ["of the second"]
 
 
 def test_a_page_that_is_open_learns_of_a_note(store: Path) -> None:

@@ -11,6 +11,7 @@ ROWS = pl.DataFrame(
     {
         "step": [1, 2, 3, 4],
         "reply": ["a<rev></rev>b", "Hello world", None, "100% a_b"],
+        "note": [None, None, "said Nothing", None],
         "reward": [1.0, 0.0, None, 0.5],
         "length": [3, 4, 5, 6],
         "is_truncated": [True, False, True, False],
@@ -62,12 +63,13 @@ def test_conditions(text: str, steps: list[int]) -> None:
         ('"step = 1"', []),
         ("'hello'", [2]),
         ("it's", []),
+        ("NOTHING", [3]),
         ("true); select (1", []),
     ],
 )
-def test_texts_and_expressions_are_looked_for_in_replies(text: str, steps: list[int]) -> None:
+def test_texts_are_looked_for_in_replies_and_notes_and_expressions_in_replies(text: str, steps: list[int]) -> None:
     condition = search_condition(text)
-    assert condition.columns == {"reply"}
+    assert condition.columns == ({"reply"} if text.startswith("/") else {"reply", "note"})
     assert found(text) == steps
     assert found(condition.text) == steps, "what is printed to be copied selects the same"
 
@@ -116,7 +118,7 @@ def test_a_condition_that_takes_long_is_ended(monkeypatch: pytest.MonkeyPatch) -
     ("text", "patterns"),
     [
         ("reply ~ 'a+' and prompt ~* 'B'", [("reply", "regex", "a+", False), ("prompt", "regex", "B", True)]),
-        ("hello", [("reply", "text", "hello", True)]),
+        ("hello", [("reply", "text", "hello", True), ("note", "text", "hello", True)]),
         ("reply like '%a%' or reward > 1", [("reply", "text", "a", False)]),
         ("regexp_matches(reply, 'x', 'i')", [("reply", "regex", "x", True)]),
         ("environment ~ 'x'", []),

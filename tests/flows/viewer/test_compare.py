@@ -167,7 +167,7 @@ def test_a_run_that_has_only_begun_is_compared_live_and_has_nothing_yet(tmp_path
     store.runs.record(run="begun", event="finished")
     assert "data-live-state" not in answer(library, "base", "begun")[1]
     neither = answer(library, "begun", "begun")[1]
-    assert "Neither has finished any work." in neither and "Neither has made a step yet." in neither
+    assert "Neither run has finished any work." in neither and "Neither run has a step yet." in neither
 
 
 def test_a_step_that_is_there_for_its_examples_alone_is_not_in_both(ten_runs: StoreReader) -> None:

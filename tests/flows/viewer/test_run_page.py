@@ -103,7 +103,7 @@ def test_a_run_without_work_says_so(tmp_path: Path) -> None:
     with visitor(tmp_path) as client:
         answer = client.get(addresses.run("a"))
         listed = client.get(addresses.runs())
-    assert answer.status_code == 200 and "No rollout of this run is there yet" in answer.text
+    assert answer.status_code == 200 and "This run has no rollouts yet" in answer.text
     words = {word.strip() for each in (answer, listed) for word in Elements(each.text).texts}
     assert "None" not in words and DASH in words, "what is not known is a dash"
 
@@ -115,7 +115,7 @@ def test_an_unfinished_step_and_odd_values_are_drawn(tmp_path: Path) -> None:
     assert charts(values) == {}, "its numbers are shown when it is finished"
     with visitor(library) as client:
         text = " ".join(Elements(client.get(addresses.run(RUN)).text).texts)
-    assert "not finished, so the numbers below do not have it" in text
+    assert "not finished, so the numbers below leave it out" in text
     assert [cell and cell["finished"] for cell in values["ledger"]["columns"][0]["cells"]] == [False]
     assert told(library, RUN).live, "this process wrote the event and is there"
 

@@ -115,7 +115,7 @@ def test_an_empty_store_says_so(tmp_path: Path) -> None:
     open_store(tmp_path)
     with visitor(tmp_path) as client:
         answer = client.get("/")
-    assert answer.status_code == 200 and "There is no run in this store yet" in answer.text
+    assert answer.status_code == 200 and "This store has no runs yet" in answer.text
 
 
 def test_a_config_that_is_none_of_ours_hides_no_run(tmp_path: Path) -> None:

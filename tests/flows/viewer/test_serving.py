@@ -85,6 +85,15 @@ def test_it_serves_behind_a_run_and_ends_at_once_while_somebody_looks(
             socket.create_connection(("127.0.0.1", int(place[1])), timeout=1)
 
 
+def test_it_ends_when_told_though_nobody_reads_its_output_any_more(root: Path) -> None:
+    with viewing(root, "--port", "0") as (process, address):
+        assert get(address).status == 200
+        assert process.stdout is not None
+        process.stdout.close()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+
+
 def test_a_long_address_and_a_broken_request_are_survived(root: Path) -> None:
     with viewing(root, "--port", "0") as (_, address):
         port = int(address.rstrip("/").rpartition(":")[2])

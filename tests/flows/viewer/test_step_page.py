@@ -131,7 +131,7 @@ def test_a_step_of_which_parts_are_done(tmp_path: Path) -> None:
     assert {row["outcome"] for row in found["traces"]["rows"]} == {"pending"}
     assert found["figures"]["reward"]["mean"] is None and found["figures"]["num_kept"] is None
     assert found["histogram"] == [] and found["policies"]["after"] is None
-    assert "Some of the rollouts are still to come" in "".join(html(library, RUN, 0).texts)
+    assert "Some rollouts are not finished yet" in "".join(html(library, RUN, 0).texts)
     begun(tmp_path / "store", 3)
     assert values(library, RUN, 0)["figures"]["num_traces"] == 6, "what was held is not what is there now"
     rows = values(library, RUN, 0)["traces"]["rows"]

@@ -17,7 +17,7 @@ from tasks.learner.checkpoint import moment_tensors
 from tasks.learner.distributed import World, like, shard, start_world, whole
 from tasks.learner.loop import accumulate_gradients
 from tasks.learner.loss import Objective
-from tasks.learner.model import PolicyModel, compile_layers
+from tasks.learner.model import PolicyModel, compile_policy
 from tasks.learner.optimizer import apply_gradients, new_optimizer
 from tasks.learner.rows import batches_from_table
 from tests.fixtures.packed import batches, sample
@@ -70,7 +70,7 @@ def policy_in(directory: Path, dtype: torch.dtype, compiled: bool = False) -> Po
     """Return the model, sharded over the ranks of this process's world."""
     policy = plain_policy(directory, dtype)
     if compiled:
-        compile_layers(policy.causal.get_decoder().layers, CPU, one_graph=True)
+        compile_policy(policy, CPU, one_graph=True)
     shard(policy, policy.causal.get_decoder().layers, CPU, half=False)
     return policy
 

@@ -3,20 +3,11 @@
 import pytest
 import torch
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tasks.learner.head import default_chunk, token_logprobs
+from tests.fixtures.output_head import TEMPERATURES, Largest, problem
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
-
-TEMPERATURES = torch.tensor([1.0, 0.7, 1.3, 1.0, 2.0], dtype=torch.float64)
-
-
-def problem(size=5, width=6, vocabulary=11, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(size, width, generator=generator, dtype=dtype, requires_grad=True)
-    weight = torch.randn(vocabulary, width, generator=generator, dtype=dtype, requires_grad=True)
-    return hidden, weight, torch.randint(0, vocabulary, (size,), generator=generator)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 100])
@@ -87,21 +78,6 @@ def test_half_precision_is_rounded_once_not_in_every_product():
     torch.testing.assert_close(logprobs.double(), exact, rtol=0, atol=1e-4)
     rounded = (hidden @ weight.T).float().log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
     assert (rounded.double() - exact).abs().max() > 1e-3
-
-
-class Largest(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operation makes."""
-
-    def __init__(self):
-        super().__init__()
-        self.size = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(tensor, torch.Tensor):
-                self.size = max(self.size, tensor.numel())
-        return result
 
 
 def test_full_logits_never_exist():

@@ -165,15 +165,15 @@ def test_a_row_is_computed_on_the_device_that_is_asked_for(exact_policy, monkeyp
     assert {getattr(tokens, name).device for name in ("engine_logprobs", "rl", "segments")} == {meta}
     asked = []
 
-    def run_row(policy, row, device):
+    def row_loss(policy, row, device, loss):
         asked.append(device)
-        return (torch.zeros(len(row.weighted), requires_grad=True, device=device) for _ in range(2))
+        return (torch.zeros(len(row.weighted), requires_grad=True, device=device) for _ in range(3))
 
     def token_loss(logprobs, entropies, tokens, denominators, objective):
         asked.append(tokens.rl.device)
         raise KeyError("as far as devices matter")
 
-    monkeypatch.setattr(loop, "run_row", run_row)
+    monkeypatch.setattr(loop, "row_loss", row_loss)
     monkeypatch.setattr(loop, "token_loss", token_loss)
     with pytest.raises(KeyError):
         accumulate_gradients(exact_policy, batch, Objective(DppoLoss()), ALONE, meta)

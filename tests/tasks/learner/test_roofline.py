@@ -1,7 +1,7 @@
-"""Kernels and bytes of a row, counted on meta tensors: what adds a pass over the logits fails here, without a GPU.
+"""Kernels and bytes of a row, counted without a GPU: a change that adds a pass over the logits fails here.
 
-The counts are those of `roofline.json`, of two layers of each shape. Where a change is meant to move them,
-`python -m tests.tasks.learner.test_roofline` writes them again.
+The counts are those of `roofline.json`, of two layers of each shape; those of three say what each further one takes.
+Where a change is meant to move them, `python -m tests.tasks.learner.test_roofline` writes them again.
 """
 
 import json
@@ -9,34 +9,60 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.learner_gpu import roofline
+from benchmarks.learner_roofline import roofline
+from configs.losses import GspoLoss
+from tasks.learner import head
 
 pytestmark = pytest.mark.engine
 
 GOLDEN = Path(__file__).with_name("roofline.json")
-SHAPES = ("0.6B", "4B")
+LAYERS = 28
+CASES = {
+    "0.6B": {"shape": "0.6B", "compiled": True, "layers": 2},
+    "0.6B of three layers": {"shape": "0.6B", "compiled": True, "layers": 3},
+    "0.6B with a loss of sequences": {"shape": "0.6B", "compiled": True, "layers": 2, "loss": GspoLoss()},
+    "4B": {"shape": "4B", "compiled": True, "layers": 2},
+    "0.6B not compiled": {"shape": "0.6B", "compiled": False, "layers": 2},
+}
 
 
-def counts(shape):
-    return roofline(shape, tokens=16384, segments=8, layers=2)
+def counts(case):
+    return roofline(tokens=16384, segments=8, **CASES[case])
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_row_takes_the_kernels_and_bytes_that_are_written_down(shape):
-    assert counts(shape) == json.loads(GOLDEN.read_text())[shape]
+def golden(case):
+    return json.loads(GOLDEN.read_text())[case]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_row_takes_the_kernels_and_bytes_that_are_written_down(case):
+    assert counts(case) == golden(case)
+
+
+def test_a_row_of_the_small_model_takes_1500_kernels_and_150_gb_at_most():
+    """Each further layer is like the third."""
+    two, three = (golden(case) for case in ("0.6B", "0.6B of three layers"))
+    for what, most in (("kernels", 1500), ("bytes", 150e9)):
+        of_two, of_three = (sum(each[what].values()) for each in (two, three))
+        assert of_two + (LAYERS - 2) * (of_three - of_two) <= most
+    assert two["kernels"]["head"] == three["kernels"]["head"]
 
 
 def test_one_more_pass_over_the_logits_is_seen(monkeypatch):
-    from tasks.learner import head
+    plain = head.measure_at_once
+    monkeypatch.setattr(head, "measure_at_once", lambda logits, *others: plain(logits.mul_(1.5), *others))
+    found = counts("0.6B")
+    # Logits in float32 that are written where they were only read.
+    assert found["bytes"]["head"] >= golden("0.6B")["bytes"]["head"] + 4 * (16384 - 8) * 151936
 
-    plain = head._log_softmax
-    monkeypatch.setattr(head, "_log_softmax", lambda logits: plain(logits.mul_(1.0)))
-    found, golden = counts("0.6B"), json.loads(GOLDEN.read_text())["0.6B"]
-    # Each pass reads and writes the logits in float32, forward and again backward.
-    passes = 2 * 2 * 4 * (16384 - 8) * 151936
-    assert found["bytes"]["head"] == golden["bytes"]["head"] + passes
-    assert found["kernels"]["head"] > golden["kernels"]["head"]
+
+def test_one_more_kernel_of_each_chunk_is_seen(monkeypatch):
+    plain = head._product
+    monkeypatch.setattr(head, "_product", lambda left, right: plain(left, right).mul_(1.0))
+    found = counts("0.6B")
+    assert found["kernels"]["head"] == golden("0.6B")["kernels"]["head"] + 16
+    assert found["bytes"]["head"] == golden("0.6B")["bytes"]["head"] + 2 * 4 * (16384 - 8) * 151936
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps({shape: counts(shape) for shape in SHAPES}, indent=2) + "\n")
+    GOLDEN.write_text(json.dumps({case: counts(case) for case in CASES}, indent=2) + "\n")
