@@ -99,7 +99,7 @@ def _sum_values(content: "np.ndarray[Any, Any]", stored: Any, dtype: str, scalin
     for first in range(0, len(content), size):
         values = np.frombuffer(content[first : first + size].tobytes(), stored)
         bits = _bits(values, dtype)
-        result = result.plus(_sum_bits(bits if scaling == 1 else _scaled(bits, dtype, scaling)))
+        result = result.plus(_sum_bits(bits if scaling == 1 else _scale_bits(bits, dtype, scaling)))
     return result
 
 
@@ -116,7 +116,7 @@ def _bits(values: "np.ndarray[Any, Any]", dtype: str) -> "np.ndarray[Any, Any]":
     return ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16).astype(np.uint16)
 
 
-def _scaled(bits: "np.ndarray[Any, Any]", dtype: str, scaling: float) -> "np.ndarray[Any, Any]":
+def _scale_bits(bits: "np.ndarray[Any, Any]", dtype: str, scaling: float) -> "np.ndarray[Any, Any]":
     """Return the bit patterns of values times `scaling`: multiplied in float32 and rounded, as torch does."""
     values = bits if dtype == "bfloat16" else bits.view(dtype)
     exact = (values.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else values.astype(np.float32)

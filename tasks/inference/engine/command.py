@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.inference.engine import model_info
-from tasks.inference.engine.read_back import ReadBack
 from tasks.inference.engine.client import MODEL
+from tasks.inference.engine.read_back import ReadBack
 from tasks.inference.engine.weights_view import has_tied_head, read_header, weight_files
 from tasks.runtime.start_module import module_command
 

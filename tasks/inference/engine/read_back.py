@@ -24,7 +24,8 @@ class ReadBack:
         """Return the checksum of the weights that this worker computes with, their precision, and what its head is.
 
         `own_head` tells whether the output head is a parameter of its own. `adapters` has the checksum of each adapter
-        that is loaded, with the precision of its factors; None for one that cannot be compared.
+        that is in memory, the last one loaded at the end, with the precision of its factors; None for one that cannot
+        be compared. An adapter that was unloaded stays in memory until its slot is needed.
         """
         model = self.model_runner.get_model()
         dtype = str(self.model_runner.model_config.dtype).removeprefix("torch.")
@@ -40,10 +41,10 @@ class ReadBack:
 def combine(workers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the answer of a whole engine from those of its workers, each of which has a part."""
     adapters = zip(*(each["adapters"] for each in workers), strict=True)
-    return {**workers[0], **_total(workers), "adapters": [None if None in of else _merged(of) for of in adapters]}
+    return {**workers[0], **_total(workers), "adapters": [None if None in of else _merge_parts(of) for of in adapters]}
 
 
-def _merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _merge_parts(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {**parts[0], **_total(parts)}
 
 
@@ -100,12 +101,9 @@ def _has_own_head(model: Any) -> bool:
 
 
 def _sum_adapters(manager: Any) -> list[dict[str, Any] | None]:
-    """Return the checksum of each adapter that has a slot, in order of slots."""
-    return [
-        _sum_adapter(manager, slot, manager.get_adapter(number))
-        for slot, number in enumerate(manager.lora_index_to_id)
-        if number is not None
-    ]
+    """Return the checksum of each adapter that has a slot, in the order in which they were loaded: numbers count up."""
+    slots = sorted((number, slot) for slot, number in enumerate(manager.lora_index_to_id) if number is not None)
+    return [_sum_adapter(manager, slot, manager.get_adapter(number)) for number, slot in slots]
 
 
 def _sum_adapter(manager: Any, slot: int, adapter: Any) -> dict[str, Any] | None:

@@ -1,9 +1,8 @@
 """The checksum of weights: the same for files and tensors in every precision, another for every other weight."""
 
-import struct
+import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,10 +10,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from tasks.inference.engine.checks import EngineMismatch, check_serving, check_weights
-from tasks.inference.engine.checksum import BITS, WeightsSum, sum_files, sum_tensor
+from tasks.inference.engine.checksum import BITS, WeightsSum, sum_adapter, sum_files, sum_tensor
 from tasks.inference.engine.client import Engine
 from tests.fixtures.hosts import ENGINE
-from tests.tasks.inference.engine.probes import policy_row
+from tests.tasks.inference.engine.probes import flip, policy_row
 
 
 def slow(weights: list[torch.Tensor], dtype: str) -> WeightsSum:
@@ -59,6 +58,23 @@ def test_files_and_tensors_have_the_sum_of_the_definition(
     assert summed == expected
 
 
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**16), stored=st.sampled_from(["float32", "bfloat16"]), dtype=st.sampled_from(sorted(BITS)))
+def test_an_adapter_has_the_sum_of_its_scaled_factors(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, stored: str, dtype: str
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    a, b = (torch.randn(size, generator=generator).to(getattr(torch, stored)) for size in ((3, 5), (7, 3)))
+    directory = tmp_path_factory.mktemp("adapter")
+    save_file({"q_proj.lora_A.weight": a, "q_proj.lora_B.weight": b}, directory / "adapter_model.safetensors")
+    settings_of_peft = {"r": 3, "lora_alpha": 16}
+    (directory / "adapter_config.json").write_text(json.dumps(settings_of_peft))
+    scaled = b.to(getattr(torch, dtype)) * (16 / 3)  # as the engine multiplies it, in its own precision
+    assert sum_adapter(directory, dtype) == slow([a, scaled], dtype)
+    (directory / "adapter_config.json").write_text(json.dumps({**settings_of_peft, "use_rslora": True}))
+    assert sum_adapter(directory, dtype) is None
+
+
 def test_every_flipped_bit_changes_it() -> None:
     weight = torch.arange(1, 9, dtype=torch.float32)
     whole = sum_tensor(weight, "float32")
@@ -73,20 +89,6 @@ def test_a_precision_that_is_not_known_is_not_compared(tmp_path: Path) -> None:
     assert sum_files(tmp_path, "bfloat16", own_head=False) is None
 
 
-def flip(source: Path, target: Path, share: float) -> Path:
-    """Copy a policy with one bit flipped in a share of its weights: the lowest, which no probe would notice."""
-    target.mkdir()
-    for path in source.iterdir():
-        (target / path.name).write_bytes(path.read_bytes())
-    content = bytearray((target / "model.safetensors").read_bytes())
-    start = 8 + struct.unpack("<Q", content[:8])[0]
-    values = np.frombuffer(content, np.uint32, offset=start)
-    chosen = np.random.default_rng(5).choice(len(values), max(1, int(share * len(values))), replace=False)
-    values[chosen] ^= 1
-    (target / "model.safetensors").write_bytes(content)
-    return target
-
-
 @pytest.mark.engine
 @pytest.mark.essential
 @pytest.mark.parametrize("share", [0.01, 0.0], ids=["one weight in a hundred", "one weight"])
@@ -98,7 +100,7 @@ def test_an_engine_with_flipped_bits_is_caught(
     assert check_weights(small_engine, row, models["b"]) is True
     small_engine.serve(row["policy_key"], flip(models["b"], tmp_path / "flipped", share))
     assert check_serving(small_engine, row, ENGINE) < 1e-3  # the probe does not see it
-    with pytest.raises(EngineMismatch, match="the checksum of its \\d+ values of the weights"):
+    with pytest.raises(EngineMismatch, match=r"the checksum of its \d+ values of the weights"):
         check_weights(small_engine, row, models["b"])
 
 

@@ -1,6 +1,7 @@
 """Adapters in a real engine: the right one answers, beside the base in one batch, through swaps and restarts."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tasks.inference.engine.checks import (
     check_mixed_batch,
     check_serving,
     check_swaps,
+    check_weights,
     measure_slowdown,
 )
 from tasks.inference.engine.client import MODEL, Engine, EngineError
@@ -21,7 +23,7 @@ from tasks.inference.engine.host import patch_mixed_batches
 from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.hosts import ENGINE, engine_of
 from tests.tasks.inference.engine.bulk_calls import answers_in_bulk, body, single_answers, tokens_and_logprobs
-from tests.tasks.inference.engine.probes import PROBE, policy_row
+from tests.tasks.inference.engine.probes import PROBE, flip, policy_row
 
 pytestmark = pytest.mark.engine
 
@@ -84,6 +86,37 @@ def test_every_policy_answers_with_its_own_log_probs(engine: Engine, policies: P
     assert max(apart) > 0.1  # else nothing was shown
     for name in ("base", "a", "b", "a", "base", "b", "other", "a"):
         assert check_serving(serve(engine, policies, name), policies[name], ENGINE) < 1e-4
+
+
+def test_an_adapter_with_one_flipped_bit_is_caught(engine: Engine, policies: Policies, tmp_path: Path) -> None:
+    base = policies["base"]["directory"]
+    for name in ("a", "b", "a"):
+        asked = serve(engine, policies, name)
+        assert check_weights(asked, policies[name], base, policies[name]["directory"]) is True
+    with pytest.raises(EngineMismatch, match="of the adapter is not that of the files"):
+        check_weights(asked, policies["a"], base, policies["b"]["directory"])
+    flipped = flip(policies["b"]["directory"], tmp_path / "flipped", 0.0, "adapter_model.safetensors")
+    engine.serve("flipped", flipped, ("base", base))
+    assert check_serving(engine.for_model("flipped"), policies["b"], ENGINE) < 1e-4  # the probe does not see it
+    with pytest.raises(EngineMismatch, match="of the adapter is not that of the files"):
+        check_weights(engine, policies["b"], base, policies["b"]["directory"])
+
+
+def test_two_workers_say_together_what_one_would(
+    policies: Policies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With tensor parallelism each worker has a part of every matrix, and of the factors of adapters."""
+    cores = sorted(os.sched_getaffinity(0))
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{cores[0]}|{cores[-1]}")  # else it wants a NUMA node for each
+    config = ENGINE.model_copy(update={"extra_arguments": ("--tensor-parallel-size", "2")})
+    base = policies["base"]["directory"]
+    with engine_of(base, tmp_path / "report.json", config, lora=LORA) as client:
+        for name in ("base", "a", "b", "other"):
+            asked, directory = serve(client, policies, name), policies[name]["directory"]
+            whole, adapter = (base, directory) if name in "ab" else (directory, None)
+            assert check_weights(asked, policies[name], whole, adapter) is True
+        with pytest.raises(EngineMismatch, match="of the weights is not that of the files"):
+            check_weights(asked, policies["other"], base)
 
 
 def test_a_tied_head_is_served_right_below_adapters(tmp_path: Path) -> None:
