@@ -15,7 +15,11 @@ BLOCK_BYTES = 2**20
 SHOWN_LINES = 20
 SHOWN_CHARACTERS = 500
 """Longest line that is shown whole: a message is read by people, and one line may be as long as a log."""
+HEADING = "--- "
+"""Begins the line that is written before each start."""
 _READ_BYTES = 64 * 1024
+# As an interpreter prints it, or as vLLM logs it: (EngineCore pid=1) ERROR 01-31 12:00:00 [core.py:1] ValueError: no
+_ERROR = re.compile(r"(?:\([^)]*\) )?(?:ERROR [^]]*] )?((?:\w+\.)*\w*(?:Error|Exception): .+)")
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 # Shorter ones stand in ordinary words, which would be crossed out.
 _SHORTEST_SECRET = 8
@@ -45,7 +49,7 @@ def keep_newest(log: Path, most: int) -> bool:
     # In place, as the service holds the file open: renamed, it would go on growing out of sight.
     os.truncate(log, 0)
     with log.open("ab") as file:
-        file.write(f"--- the log was larger than {most} bytes: what it held {kept}\n".encode())
+        file.write(f"{HEADING}the log was larger than {most} bytes: what it held {kept}\n".encode())
     return True
 
 
@@ -107,10 +111,25 @@ class LogKeeper:
 
 def last_lines(log: Path, env: Mapping[str, str], count: int = SHOWN_LINES) -> list[str]:
     """Return the last lines of a log, with the secrets of `env` left out and long lines without their middle."""
+    return [_shorten(line) for line in _end_of(log, env)[-count:]]
+
+
+def first_error(log: Path, env: Mapping[str, str]) -> str:
+    """Return the first line since the service was last started that ends a traceback; empty where there is none.
+
+    Of a program with several processes it says the cause, where the last lines only say that one of them is gone.
+    """
+    lines = _end_of(log, env)
+    begin = max((number for number, line in enumerate(lines) if line.startswith(HEADING)), default=0)
+    found = (match[1] for line in lines[begin:] if (match := _ERROR.match(line)))
+    return _shorten(next(found, ""))
+
+
+def _end_of(log: Path, env: Mapping[str, str]) -> list[str]:
     hidden = secrets(env)
     try:
         with log.open("rb") as file:
-            # The end of it: a log may have grown to its bound.
+            # A log may have grown to its bound.
             begin = max(0, log.stat().st_size - _READ_BYTES)
             file.seek(begin)
             text = file.read().decode(errors="replace")
@@ -120,7 +139,7 @@ def last_lines(log: Path, env: Mapping[str, str], count: int = SHOWN_LINES) -> l
         text = text.replace(secret, "***")
     if begin:
         text = text[max(map(len, hidden), default=0) :]  # a secret may have been cut there, and so was not found
-    return [_shorten(line) for line in text.splitlines()[-count:]]
+    return text.splitlines()
 
 
 def _shorten(line: str) -> str:

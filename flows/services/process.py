@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from flows.services import guardian
-from flows.services.logs import LOG_BYTES, last_lines, secrets
+from flows.services.logs import HEADING, LOG_BYTES, first_error, last_lines, secrets
 from flows.services.ownership import OWNER, SERVICE, identity, kill_owned
 from tasks.runtime.process_variables import inherited_variables, withheld
 
@@ -255,7 +255,7 @@ class Handle:
         marks = {OWNER: identity(), SERVICE: self.mark, "SPT_NOENV": "1"}  # process titles must not overwrite marks
         since = f": the one before {self._ended}" if self._ended else ""
         without = f"; without {', '.join(hidden)}" if (hidden := withheld(spec.needs)) else ""
-        heading = f"--- {spec.name}, generation {self.generation + 1}{since}{without}"
+        heading = f"{HEADING}{spec.name}, generation {self.generation + 1}{since}{without}"
         variables = {**inherited_variables(spec.needs), **spec.env, **marks}
         started = start_guarded(spec.argv, variables, spec.log, heading, spec.grace_seconds)
         # Only after a start that went well: a failed one leaves the old generation to be described.
@@ -354,8 +354,12 @@ class Handle:
 
     def _describe(self, what: str, advice: str) -> str:
         """Put together a message for people: what, the end of the log without secrets, what is safe, what to do."""
-        tail = "".join(f"\n  | {line}" for line in last_lines(self.spec.log, self.spec.env)) or "\n  | (empty)"
-        return f"{what}. What is in the store is safe: {advice}. Log: {self.spec.log}, which ends with{tail}"
+        lines = last_lines(self.spec.log, self.spec.env)
+        tail = "".join(f"\n  | {line}" for line in lines) or "\n  | (empty)"
+        error = first_error(self.spec.log, self.spec.env)
+        shown = not error or any(error in line for line in lines)
+        cause = "" if shown else f"whose first error is\n  | {error}\nand "
+        return f"{what}. What is in the store is safe: {advice}. Log: {self.spec.log}, {cause}which ends with{tail}"
 
 
 def _how(status: int) -> str:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.services import logs
-from flows.services.logs import keep_newest, last_lines
+from flows.services.logs import first_error, keep_newest, last_lines
 
 SECRET = "sk-very-secret-0123"
 
@@ -99,6 +99,19 @@ def test_last_lines_of_a_log(tmp_path: Path) -> None:
     log.write_text("".join(f"line {number} {SECRET}\n" for number in range(50)))
     assert last_lines(log, {"HF_TOKEN": SECRET}, 2) == ["line 48 ***", "line 49 ***"]
     assert last_lines(log, {"PORT": SECRET}, 1) == [f"line 49 {SECRET}"]
+
+
+def test_the_first_error_since_the_last_start_is_the_cause(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert first_error(log, {}) == ""
+    earlier = "--- engine, generation 1\nValueError: of another start\n"
+    log.write_text(earlier + "--- engine, generation 2\nUserWarning: no error\n")
+    assert first_error(log, {}) == ""
+    cause = f"torch.OutOfMemoryError: no memory for {SECRET}"
+    logged = f"(EngineCore pid=7) ERROR 11-24 07:13:16 [core.py:1433] {cause}\nRuntimeError: see above\n"
+    for lines in (logged, f"{cause}\nRuntimeError: see above\n"):
+        log.write_text(earlier + "--- engine, generation 2\nTraceback (most recent call last):\n" + lines)
+        assert first_error(log, {"HF_TOKEN": SECRET}) == "torch.OutOfMemoryError: no memory for ***"
 
 
 def test_a_line_as_long_as_a_log_is_shown_without_its_middle_and_without_a_cut_secret(tmp_path: Path) -> None:

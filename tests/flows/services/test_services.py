@@ -205,6 +205,15 @@ def test_a_service_that_cannot_start_fails_at_once_with_the_end_of_its_log(
     assert handle.generation == 1
 
 
+def test_the_cause_is_in_the_message_however_much_was_printed_after_it(supervisor: Supervisor, tmp_path: Path) -> None:
+    program = "print('MemoryError: of a worker', *['  File noise'] * 40, 'RuntimeError: see above', sep='\\n'); exit(3)"
+    handle = supervisor.start(spec(tmp_path, argv=[sys.executable, "-c", program]))
+    with pytest.raises(
+        ServiceFailed, match=r"log, whose first error is\n  \| MemoryError: of a worker\nand which ends"
+    ):
+        handle.wait()
+
+
 @pytest.mark.fault("services", "a service never gets ready", "its failure with its last answer")
 def test_a_service_that_never_gets_ready_fails_with_its_last_answer(supervisor: Supervisor, tmp_path: Path) -> None:
     def refuse(_: dict[str, Any]) -> bool:
