@@ -70,10 +70,13 @@ def enter(part: Any, value: Any) -> None:
     """Put a value into its part of the form: a number, a text, or a list of texts."""
     if isinstance(value, int):
         part.get_by_role("button", name="int", exact=True).click()
+    fields = part.locator("textarea, input")
     for item in value if isinstance(value, list) else [value]:
         if isinstance(value, list):
+            already = fields.count()
             part.get_by_role("button", name="Add item").click()
-        part.locator("textarea, input").last.fill(str(item))
+            fields.nth(already).wait_for()  # else the item before would be written over
+        fields.last.fill(str(item))
 
 
 def press(page: Any, served: Serving, flow_run: str, name: str) -> None:
