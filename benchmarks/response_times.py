@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from benchmarks.viewing_store import make
-from storage.store import open_store
+from storage.read.frames import open
 
 COMMANDS = (
     "--help",
@@ -42,7 +42,7 @@ def main() -> None:
         if given.root is None:
             make(root, steps=given.steps, rollouts=16, group_size=8, maintain_every=200, fork=given.steps - 5)
         print("| command | processor seconds | wall-clock seconds |\n|---|---:|---:|")
-        trace = open_store(root).scan("traces").select("trace_id").head(1).collect()["trace_id"][0]
+        trace = open(str(root)).run("large").traces.select("trace_id").head(1).collect()["trace_id"][0]
         for command in COMMANDS:
             words = [word.replace("+", " ").replace("TRACE", str(trace)) for word in command.split()]
             place = [] if command in WITHOUT_STORE else ["--store", str(root)]

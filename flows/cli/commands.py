@@ -62,6 +62,11 @@ class Command(NamedTuple):
     """What help says below them."""
 
 
+QUESTIONS = frozenset(
+    ("check", "config", "curves", "diff", "evals", "lineage", "runs", "show", "sql", "status", "trace", "traces", "why")
+)
+"""Commands that print an answer and end at once: their processes are made quick."""
+
 COMMANDS = {
     "demo": Command("Run", "run:demo", ("", "kuhn_poker --name poker", "steps=5 --plain"), ITEMS),
     "run": Command(

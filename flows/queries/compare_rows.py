@@ -147,7 +147,7 @@ def _by_table(step: Mapping[str, Work]) -> dict[str, list[Work]]:
 
 def _read(frames: Frames, table: str, works: Iterable[Work]) -> dict[str, pl.DataFrame]:
     """Return the rows of finished works by attempt, and without rows under the empty name."""
-    rows = frames.rows(works, table).select("attempt", "seq", *READ_COLUMNS[table]).collect().sort("seq").drop("seq")
+    rows = frames.rows(works, table).select("attempt", "seq", *READ_COLUMNS[table], "key").collect().sort("seq").drop("seq")
     parts = rows.partition_by("attempt", as_dict=True, include_key=False)
     return {str(name): part for (name,), part in parts.items()} | {"": rows.clear().drop("attempt")}
 
@@ -162,10 +162,10 @@ def _step_rows(
 
 
 def _of(table: str, works: Sequence[Work], rows: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
-    """Return the rows that works made of a table, in the order in which they were handed over, with the works' keys."""
-    pieces = [(piece.attempt, work.key) for work in works for piece in work.slices_of(table)]
-    parts = [(rows[""], ""), *((rows[attempt], key) for attempt, key in pieces if attempt in rows)]
-    return pl.concat([part.with_columns(key=pl.lit(key)) for part, key in parts])
+    """Return the rows that works made of a table, in the order in which they were handed over."""
+    attempts = [piece.attempt for work in works for piece in work.slices_of(table)]
+    parts = [rows[attempt] for attempt in attempts if attempt in rows]
+    return parts[0] if len(parts) == 1 else pl.concat([rows[""], *parts])
 
 
 def rows_of_steps(library: StoreReader, works: Sequence[Mapping[str, Work]]) -> list[StepRows]:
@@ -197,8 +197,27 @@ def differences_between(a: StepRows, b: StepRows) -> dict[str, Any]:
 
     Traces are the same where their ids are: those that were sampled anew have ids of their own.
     """
+    if a is b:  # most steps of two runs that part late: nothing has to be looked for
+        return _no_differences(a)
     equal = None if None in (a.weights, b.weights) else a.weights == b.weights
     return {**_trace_differences(a, b), **_sample_differences(a, b), "weights_equal": equal}
+
+
+def _no_differences(rows: StepRows) -> dict[str, Any]:
+    traces, samples = rows.traces, rows.samples
+    none_kept = None if traces is None or rows.verdicts is None else []
+    no_distance = 0.0 if samples is not None and samples["advantage"].count() else None
+    return {
+        "num_shared_traces": None if traces is None else traces.height,
+        "num_rewards_changed": None if traces is None else 0,
+        "kept_only_a": none_kept,
+        "kept_only_b": none_kept,
+        "num_shared_samples": None if samples is None else samples.height,
+        "num_advantages_changed": None if samples is None else 0,
+        "max_advantage_difference": no_distance,
+        "mean_advantage_difference": no_distance,
+        "weights_equal": None if rows.weights is None else True,
+    }
 
 
 def step_detail(a: StepRows, b: StepRows, most: int = SHOWN) -> dict[str, Any]:

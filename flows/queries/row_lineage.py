@@ -306,7 +306,11 @@ def _of_keys(frames: Frames, kind: str, works: Sequence[Work]) -> RowTree:
 
 def _by_id(frames: Frames, kind: str, text: str) -> RowTree:
     described = KINDS[kind]
-    name = pl.concat_str(described.row_id, separator="/")
+    several_columns = len(described.row_id) > 1
+    if several_columns and "/" not in text:
+        return RowTree([])
+    # A column as it is stored: files whose statistics rule the id out are not read.
+    name = pl.concat_str(described.row_id, separator="/") if several_columns else pl.col(*described.row_id)
     rows = frames[described.table].select(*described.row_id, "key")
     found = rows.filter(name == text).collect()
     # A whole id goes first: it may itself be the beginning of another one.

@@ -61,3 +61,11 @@ def test_looking_at_runs_loads_nothing_that_runs_them(forked: Path, trace_id: st
     loaded = loaded_by(*([*argv, "--store", str(forked)] for argv in asked))
     assert {"polars", "configs.run"} <= loaded
     assert not loaded & (NOT_TO_LOOK | {"flows.runtime.session", "tasks.stage_tasks", "flows.orchestration.server"})
+
+
+@pytest.mark.engine
+def test_a_question_from_a_shell_imports_no_pandas(forked: Path) -> None:
+    argv = [sys.executable, "-X", "importtime", "-m", "flows.cli", "sql", "select count(*) from traces"]
+    done = subprocess.run([*argv, "--store", str(forked)], capture_output=True, text=True, check=True, timeout=120)
+    assert "| polars\n" in done.stderr.replace(" ", "").replace("|", "| ")
+    assert "pandas.core" not in done.stderr

@@ -1,6 +1,7 @@
 """Two runs side by side: what they share, where they part, and what came of it, to the number."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from configs.errors import ConfigError
 from flows import cli
 from flows.queries.compare import compare
-from flows.queries.compare_rows import MEASURES
+from flows.queries.compare_rows import MEASURES, differences_between, read_steps
 from flows.queries.compare_summary import both_numbers, ranges, sentences
 from flows.queries.store_reader import StoreReader
 from flows.replays.loop import diff_markdown, diff_rows
@@ -255,3 +256,10 @@ def test_a_pair_of_numbers_is_told_apart(a: float | None, b: float | None, text:
 
 def test_steps_are_written_as_ranges() -> None:
     assert ranges([0, 1, 2, 4, 7, 8]) == "0-2, 4, 7-8" and ranges([]) == ""
+
+
+def test_a_step_differs_from_itself_as_from_a_copy_of_its_rows(store: Store) -> None:
+    history = StoreReader(store).history("base").steps[0]
+    for stages in (history.work, {"assignment": history.work["assignment"]}):
+        (made,) = read_steps(store, [stages])
+        assert differences_between(made, made) == differences_between(made, replace(made))
