@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from rich.text import Text
 
 from configs.errors import did_you_mean
 from configs.store import default_store
@@ -17,7 +18,7 @@ from flows.cli.arguments import UsageError
 from flows.queries.run_state import is_going, process_gone, state_of
 from flows.queries.runs import runs
 from flows.queries.store_reader import StoreReader, recorded_run
-from flows.reporting.formats import compact_number, console, grid, say, seconds, size
+from flows.reporting.formats import compact_number, console, grid, paint, say, seconds, size
 from storage.read.frames import existing_store
 from storage.roots import check_links
 
@@ -39,13 +40,13 @@ def list_runs(store: str = "", kind: str = "", state: str = "", as_json: bool = 
     return 0
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Row) -> tuple[str | Text, ...]:
     rewards = [compact_number(each) for each in row["rewards"] if each is not None]
     ago = (datetime.now(UTC) - row["changed_at"]).total_seconds()
     return (
         " ".join([row["run"], *(f"#{tag}" for tag in row["tags"])]),
         row["kind"],
-        row["state"],
+        paint(row["state"], row["look"]),
         f"{row['steps_done']}/{row['steps_planned']}" if row["steps_planned"] is not None else str(row["steps_done"]),
         " to ".join(dict.fromkeys(rewards[:1] + rewards[-1:])) or "-",
         compact_number(row["held_out"]),

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
+from rich.text import Text
+
 from configs.run import RunConfig
 from configs.store import default_store
 from flows.queries.metrics import read_metrics
 from flows.queries.notes import note_line, notes_of
-from flows.queries.run_state import count_lost_services, process_gone
+from flows.queries.run_state import count_lost_services, look_of, process_gone
 from flows.queries.runs import headline_settings
 from flows.queries.scores import comparisons, recorded_evaluations
 from flows.queries.step_history import RecordedStep, step_history
@@ -23,8 +25,10 @@ from flows.reporting.formats import (
     count,
     environment_title,
     grid,
+    paint,
     seconds,
     sparkline,
+    visible,
     with_interval,
 )
 from flows.reporting.panel import printable
@@ -141,7 +145,9 @@ def _step(run: str, step: RecordedStep, values: Values) -> dict[str, Any]:
 def _print(found: dict[str, Any], last: int, timing: bool) -> None:
     out = console()
     state = f"{found['state']}; its process is gone" if found["process_gone"] else found["state"]
-    out.print(f"{found['kind']} {found['run']}: {state}, {len(found['steps'])}/{found['num_steps']} steps")
+    look = "warn" if found["process_gone"] else look_of(found["state"])
+    steps = f", {len(found['steps'])}/{found['num_steps']} steps"
+    out.print(Text(visible(f"{found['kind']} {found['run']}: ")) + paint(state, look) + steps)
     if found["message"]:
         out.print(printable(found["message"]))
     named = [(name, found[name]) for name in ("model", "environments", "algorithms") if found[name]]

@@ -61,7 +61,7 @@ class StepRows:
     several: bool = False
     """Whether these are the rows of several steps, of which nobody has written metrics."""
 
-    @property
+    @cached_property
     def weights(self) -> str | None:
         """The digest of the weights that the last update made."""
         if self.updates is None or self.updates.is_empty():
@@ -147,7 +147,13 @@ def _by_table(step: Mapping[str, Work]) -> dict[str, list[Work]]:
 
 def _read(frames: Frames, table: str, works: Iterable[Work]) -> dict[str, pl.DataFrame]:
     """Return the rows of finished works by attempt, and without rows under the empty name."""
-    rows = frames.rows(works, table).select("attempt", "seq", *READ_COLUMNS[table], "key").collect().sort("seq").drop("seq")
+    rows = (
+        frames.rows(works, table)
+        .select("attempt", "seq", *READ_COLUMNS[table], "key")
+        .collect()
+        .sort("seq")
+        .drop("seq")
+    )
     parts = rows.partition_by("attempt", as_dict=True, include_key=False)
     return {str(name): part for (name,), part in parts.items()} | {"": rows.clear().drop("attempt")}
 
@@ -205,7 +211,7 @@ def differences_between(a: StepRows, b: StepRows) -> dict[str, Any]:
 
 def _no_differences(rows: StepRows) -> dict[str, Any]:
     traces, samples = rows.traces, rows.samples
-    none_kept = None if traces is None or rows.verdicts is None else []
+    none_kept: list[str] | None = None if traces is None or rows.verdicts is None else []
     no_distance = 0.0 if samples is not None and samples["advantage"].count() else None
     return {
         "num_shared_traces": None if traces is None else traces.height,

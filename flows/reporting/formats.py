@@ -184,6 +184,15 @@ def console() -> Console:
     return PlainConsole(width=width, markup=False, emoji=False, highlight=False, soft_wrap=not _has_width())
 
 
+COLOURS = {"good": "green", "bad": "red", "warn": "yellow", "going": "cyan"}
+"""What colours mean on a terminal; a pipe and NO_COLOR get none."""
+
+
+def paint(text: str, look: str) -> Text:
+    """Return a text in the colour of its look: good, bad, warn or going; of any other look in none."""
+    return Text(one_line(text, LONGEST_ROW), style=COLOURS.get(look, ""))
+
+
 def _has_width() -> bool:
     """Say whether lines are to fit: on a terminal, or where COLUMNS says how long they may be."""
     return sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
@@ -210,13 +219,14 @@ class Grid:
     """Rows as a table, or where that is wider than the terminal, as records: a line for each of a row's values."""
 
     def __init__(
-        self, headings: Sequence[str], rows: Sequence[Sequence[str]], left: Container[int], num_spare: int
+        self, headings: Sequence[str], rows: Sequence[Sequence[str | Text]], left: Container[int], num_spare: int
     ) -> None:
         self.headings, self.rows, self._left, self._num_spare = headings, rows, left, num_spare
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         # No column is ever narrowed: a number that is broken over two lines is read as two.
-        widths = [max(map(cell_len, column)) + 2 for column in zip(self.headings, *self.rows, strict=True)]
+        columns = zip(self.headings, *self.rows, strict=True)
+        widths = [max(cell_len(str(cell)) for cell in column) + 2 for column in columns]
         for num_columns in range(len(widths), len(widths) - self._num_spare - 1, -1):
             if sum(widths[:num_columns]) <= options.max_width:
                 yield self._table(num_columns)
@@ -228,7 +238,7 @@ class Grid:
         for place, heading in enumerate(self.headings[:num_columns]):
             table.add_column(Text(heading), justify="left" if place in self._left else "right", no_wrap=True)
         for row in self.rows:
-            table.add_row(*map(Text, row[:num_columns]))
+            table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row[:num_columns]))
         return table
 
     def _records(self, width: int) -> Iterator[str]:
@@ -250,7 +260,8 @@ def grid(
     """
     named = [one_line(heading, LONGEST_ROW) for heading in headings]
     most = LONGEST_ROW // max(len(named), 1)
-    return Grid(named, [[one_line(str(cell), most) for cell in row] for row in rows], left, num_spare)
+    cells = [[cell if isinstance(cell, Text) else one_line(str(cell), most) for cell in row] for row in rows]
+    return Grid(named, cells, left, num_spare)
 
 
 def markdown_table(headings: Iterable[str], rows: Iterable[Iterable[Any]], numbers: bool = True) -> list[str]:

@@ -293,6 +293,10 @@ class PanelWatcher:
         # An evaluation goes on beside the steps, and has the version of its policy for a step.
         self._panel.stage(None if evaluating else step, f"evaluation: {stage}" if evaluating else stage)
 
+    def _starting(self, service: str, last_seconds: float | None) -> None:
+        last = "" if last_seconds is None else f", last time {duration(last_seconds)}"
+        self._panel.stage(None, f"starting {service}{last}")
+
     def _rollouts(self, step: int, done: int, wanted: int) -> None:
         self._panel.stage(step, f"rollout {done}/{wanted}")
 

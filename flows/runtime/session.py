@@ -29,7 +29,7 @@ from flows.services.base import RunService, Supervisor
 from flows.services.engine import InferenceService
 from flows.services.environments import EnvironmentServers, GraderProcesses
 from flows.services.learner import LearnerProcess
-from flows.services.process import ServiceLoss, ServiceNews
+from flows.services.process import ServiceLoss, ServiceNews, Starting
 from flows.services.teachers import TeacherEngines, asked_teachers
 from storage.errors import StoreError
 from storage.records import LOST
@@ -179,7 +179,10 @@ class Session:
             self.notify("rollouts", step=step, done=num_groups * assignment.group_size, wanted=wanted)
 
     def note_service(self, news: ServiceNews) -> None:
-        """Let the watchers see what became of a service; a loss is an event of the run as well."""
+        """Let the watchers see the news of a service; a loss is an event of the run as well."""
+        if isinstance(news, Starting):
+            self.notify("starting", service=news.service, last_seconds=news.last_seconds)
+            return
         self.notify("note", text=str(news))
         if isinstance(news, ServiceLoss):
             self.notify("lost", service=news.service)

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ ASK_SECONDS = 5.0
 """Between two questions whether a service hangs."""
 SLOW_SECONDS = 30.0
 """Whoever waits so long for a service that starts is told, and again after every so many seconds."""
+SECONDS = ".seconds"
+"""Ending of the file beside a service's log that says how long its last start took."""
 _numbers = itertools.count(1)
 _open_lifelines: weakref.WeakSet["Lifeline"] = weakref.WeakSet()
 
@@ -66,7 +68,19 @@ class SlowStart:
         return f"{self.service}: still starting, {self.seconds:.0f} s; log: {self.log}"
 
 
-ServiceNews = ServiceLoss | SlowStart
+@dataclass(frozen=True)
+class Starting:
+    """A service that somebody begins to wait for."""
+
+    service: str
+    last_seconds: float | None
+    """How long its last start took on this machine, in this run or another of its store; None where nobody knows."""
+
+    def __str__(self) -> str:
+        return f"{self.service}: starting"
+
+
+ServiceNews = ServiceLoss | SlowStart | Starting
 
 
 @dataclass(frozen=True)
@@ -158,6 +172,7 @@ class Handle:
         deadline = time.monotonic() + seconds
         refusal: BaseException | None = None
         pause = LOOK_SECONDS
+        waited = False
         while True:
             with self._changed:
                 generation, failure = self.generation, self._failure
@@ -166,9 +181,14 @@ class Handle:
             if (report := self.read_report()) is not None:
                 answer, refusal = self._ask(report)
                 if answer and self._accept(report, generation):
+                    if waited:  # else it was ready before anybody looked, and who knows since when
+                        self._keep_seconds()
                     return report
             if time.monotonic() >= deadline:
                 raise ServiceFailed(self._too_late(seconds, refusal)) from refusal
+            if not waited and not self.spec.external:
+                self._tell(Starting(self.spec.name, last_start(self.spec.log)))
+            waited = True
             self._tell_if_slow()
             self._await_change(generation, pause)
             # Often at first, as most services are up in a moment; an engine of minutes is not asked all the time.
@@ -182,6 +202,11 @@ class Handle:
                 return
             self._told_at = now
         self._tell(SlowStart(self.spec.name, now - self._launched_at, self.spec.log))
+
+    def _keep_seconds(self) -> None:
+        """Write beside the log how long the start took; what cannot be written is not known next time."""
+        with suppress(OSError):
+            self.spec.log.with_suffix(SECONDS).write_text(f"{time.monotonic() - self._launched_at:.1f}")
 
     def _await_change(self, generation: int, seconds: float) -> None:
         """Sleep for a while, or until the watcher has something to say about this generation."""
@@ -360,6 +385,15 @@ class Handle:
         shown = not error or any(error in line for line in lines)
         cause = "" if shown else f"whose first error is\n  | {error}\nand "
         return f"{what}. What is in the store is safe: {advice}. Log: {self.spec.log}, {cause}which ends with{tail}"
+
+
+def last_start(log: Path) -> float | None:
+    """Return how long the last start of the service with such a log took, in seconds; logs of runs lie side by side."""
+    with suppress(OSError, ValueError):
+        kept = log.parent.parent.glob(f"*/{log.with_suffix(SECONDS).name}")
+        newest = max(kept, key=lambda path: path.stat().st_mtime, default=None)
+        return float(newest.read_text()) if newest else None
+    return None
 
 
 def _how(status: int) -> str:

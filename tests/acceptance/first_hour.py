@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.fixtures.installed import variables
 from tests.fixtures.warming import warmed
 
 ROOT = Path(__file__).parents[2]
@@ -58,19 +59,19 @@ class FirstHour:
 
         The model is one that was made in seconds, in place of the minutes of the model `demo`.
         """
-        model = warmed(self.directory / "model", {}, num_updates=100)
+        warmed(self.directory / "model", {}, num_updates=100)
         (self.directory / "rl.toml").write_text(RL_TOML)
         (self.directory / "grpo.py").write_text(SCRIPT)
         self.type("init my-project", self.directory)
         self.type("check config.toml")
         self.type("run config.toml training.learning_rat=1e-5")
-        self.type(f"run config.toml --name first --plain model.path={model} {' '.join(SMALL)}")
+        self.type(f"run config.toml --name first --plain model.path=../model {' '.join(SMALL)}")
         self.type("runs")
         self.type("show first")
         self.type("view --save /runs/first run.html")
         reward = self.project / "my_reward.py"
         reward.write_text(reward.read_text().replace("else 0.0", "else -0.1"))
-        self.type(f"run config.toml --name first --plain model.path={model} {' '.join(SMALL)} steps=3", label="edited")
+        self.type(f"run config.toml --name first --plain model.path=../model {' '.join(SMALL)} steps=3", label="edited")
         self.type("init moved --from rl.toml", self.directory)
         self.type("check config.toml", self.directory / "moved", label="check moved")
         self.type("init from-trl --from grpo.py", self.directory)
@@ -79,7 +80,7 @@ class FirstHour:
 
     def type(self, line: str, where: Path | None = None, label: str = "") -> None:
         """Run one command in the project, or elsewhere, and keep what it answered under its first word or two."""
-        given = os.environ | ({"PYTHONPATH": str(ROOT)} if self._program == CHECKOUT else {})
+        given = os.environ | {"PYTHONPATH": str(ROOT)} if self._program == CHECKOUT else variables()
         done = subprocess.run(
             [*self._program, *line.split()],
             cwd=where or self.project,

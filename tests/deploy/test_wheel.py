@@ -13,6 +13,7 @@ from configs.layers import presets
 from configs.load import load
 from flows.orchestration.deployments import read
 from tasks.inference.environments.packages import package_version
+from tests.acceptance.first_hour import FirstHour
 from tests.fixtures.installed import build_wheel, hostile_directory, install_wheel, variables
 
 pytestmark = pytest.mark.engine
@@ -190,6 +191,21 @@ def test_the_notebook_runs_in_such_a_directory(installed: Installed, demo: subpr
     assert "answer:" in said["RunView"] and "[assistant]" in said["TraceView"]
     assert "replay leave-one-out: 2 steps" in values[-2][1] and "0 results computed" not in values[-2][1]
     assert all(html for _, _, html in values)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.nightly
+def test_the_first_hour_of_the_installed_program(installed: Installed) -> None:
+    directory = hostile_directory(installed.directory / "first hour")
+    hour = FirstHour(directory, (str(installed.python.with_name("stagecoach")),))
+    answers = hour.play()
+    refused = {line for line, answer in answers.items() if answer.status == 2}
+    said = next(answer.text for line, answer in answers.items() if line.startswith("run config.toml --name first"))
+    assert "step 2/2" in said, said
+    assert refused == {"run config.toml training.learning_rat=1e-5", "edited"}
+    assert not [answer for answer in answers.values() if answer.status not in (0, 2)], answers
+    assert "stands in for the program" not in "".join(answer.text for answer in answers.values())
+    assert "first" in (hour.project / "run.html").read_text(encoding="utf-8")
 
 
 def test_the_notebook_is_stored_without_outputs() -> None:

@@ -277,3 +277,18 @@ def test_the_store_is_that_of_the_variable_where_none_is_named(tmp_path: Path, m
 
 def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(capsys, "--version") == (0, f"stagecoach {version('stagecoach')}\n")
+
+
+def test_a_state_has_its_colour_on_a_terminal_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finished_run(tmp_path).runs.record(run="a", event="failed", kind="train", config=CONFIG.model_dump(mode="json"))
+    red = "\x1b[31mfailed\x1b[0m"
+    for command in (["runs"], ["show", "a"]):
+        for told, shown in (({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False), ({}, False)):
+            for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
+                monkeypatch.delenv(name, raising=False)
+            for name, value in told.items():
+                monkeypatch.setenv(name, value)
+            _, printed = run_command(capsys, *command, "--store", str(tmp_path))
+            assert (red in printed) is shown and "failed" in printed

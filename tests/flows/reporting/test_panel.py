@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from flows.reporting.panel import Panel, duration, is_terminal, over_width, plot, printable
+from flows.reporting.panel import Panel, PanelWatcher, duration, is_terminal, over_width, plot, printable
 from tests.fixtures.waiting import PATIENCE
 
 
@@ -194,3 +194,14 @@ def test_values_are_stretched_over_the_width_or_taken_together() -> None:
     assert over_width([], 4, 8) == []
     assert plot([0.0, 0.0], 4, 1, top=0.0) == ["▁▁"]
     assert plot([float("nan"), 1.0], 4, 1) == [" █"]
+
+
+def test_a_service_that_starts_is_named_with_what_its_last_start_took() -> None:
+    panel = Panel("demo", 12, stream=io.StringIO())
+    watcher = PanelWatcher(panel)
+    watcher("starting", {"service": "engine", "last_seconds": 74.0})
+    assert "starting engine, last time 1:14" in drawn(panel)
+    watcher("starting", {"service": "learner", "last_seconds": None})
+    assert "starting learner " in drawn(panel) and "last time" not in drawn(panel)
+    watcher("stage", {"stage": "rollout", "step": 0, "evaluating": False})
+    assert "starting" not in drawn(panel) and "step 1/12  rollout" in drawn(panel)

@@ -1,11 +1,13 @@
 """The supervisor with real processes: side by side, watched, restarted, hanging, gone at the end."""
 
+import itertools
 import os
 import re
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,7 +17,7 @@ import pytest
 from flows.services import process
 from flows.services.base import ROOM, SOCKET_CHARACTERS, Supervisor, temporary_directory
 from flows.services.ownership import identity, owned_processes, start_time
-from flows.services.process import ServiceFailed, ServiceNews, ServiceSpec, SlowStart
+from flows.services.process import ServiceFailed, ServiceNews, ServiceSpec, SlowStart, Starting, last_start
 from tests.fixtures.faults import happened
 from tests.fixtures.programs import SERVICE
 from tests.fixtures.waiting import PATIENCE, until
@@ -100,7 +102,7 @@ def test_a_killed_service_comes_back_with_a_fresh_report_until_no_restart_is_lef
 def told(supervisor: Supervisor) -> Iterator[list[str]]:
     """What a run is told of its services."""
     told: list[str] = []
-    with supervisor.told_to(lambda news: told.append(str(news))):
+    with supervisor.told_to(lambda news: None if isinstance(news, Starting) else told.append(str(news))):
         yield told
 
 
@@ -148,6 +150,22 @@ def test_who_waits_for_a_slow_service_is_told_of_it_once_in_a_while(
     assert len(told) == 2
     assert all(re.fullmatch(rf"engine: still starting, \d+ s; log: {tmp_path}/engine.log", news) for news in told)
     assert str(SlowStart("learner", 61.2, Path("l.log"))) == "learner: still starting, 61 s; log: l.log"
+
+
+def test_who_begins_to_wait_hears_how_long_the_last_start_took_in_any_run(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    heard: list[ServiceNews] = []
+    with supervisor.told_to(heard.append):
+        for run in ("first", "second"):
+            (tmp_path / run).mkdir()
+            looks = itertools.count()
+            named = replace(spec(tmp_path / run, ready=lambda _, looks=looks: next(looks) > 1), name=run)
+            supervisor.start(named).wait()
+    assert [type(news) for news in heard] == [Starting, Starting]
+    first, second = (news.last_seconds for news in heard if isinstance(news, Starting))
+    assert first is None and second is not None and 0 < second < 60
+    assert last_start(tmp_path / "third/engine.log") is not None and last_start(tmp_path / "third/learner.log") is None
 
 
 def test_what_nobody_heard_is_told_to_the_first_who_listens(supervisor: Supervisor, tmp_path: Path) -> None:
@@ -253,6 +271,7 @@ def test_an_unreachable_external_service_says_that_nothing_was_started(superviso
 
 
 SOCKET = """
+import itertools
 import json, os, socket, sys, time, uuid
 with socket.socket(socket.AF_UNIX) as bound:
     bound.bind(f"{os.environ['TMPDIR']}/{uuid.uuid4()}")
