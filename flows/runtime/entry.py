@@ -5,6 +5,7 @@ run, its store and its process, and the run's events name the flow run.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -139,10 +140,22 @@ def flow_run_name(kind: str, describe: Callable[[Mapping[str, Any]], str] = lamb
     return name
 
 
+OF_THE_FORM = re.compile(
+    "(alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|tau|upsilon|phi|chi"
+    "|psi|omega)[0-9]*(-[a-z]+)+"
+)
+"""Names that the form of Prefect's pages fills in: a letter, perhaps a number, a place, perhaps a thing."""
+
+
 def is_generated(name: str) -> bool:
-    """Tell whether Prefect has made up the name of a flow run: out of words of a list that it has them from."""
+    """Tell whether Prefect has made up the name of a flow run: its server out of words of a list, or its form.
+
+    The form begins each with a Greek letter, such as theta4-mixco; a person's `beta-test` is taken for one of these.
+    """
     from coolname.data import config
 
+    if OF_THE_FORM.fullmatch(name):
+        return True
     words = {word for each in config.values() for word in each.get("words", ())}
     return all(part in words for part in name.split("-"))
 

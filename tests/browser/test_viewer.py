@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.browser.conftest import Opened
-from tests.browser.viewing import a_trace, picture, point_at, point_at_step, question, said
+from tests.browser.viewing import AT_STEP, a_trace, picture, point_at, point_at_step, question, said
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 NOBODY_SAYS = "zzzzzqqqqq"
@@ -34,6 +34,19 @@ def test_from_the_list_over_a_point_of_a_chart_to_its_step(demo: str, opened: Op
     page.mouse.up()
     page.wait_for_url("**/steps/1")
     assert re.fullmatch(r"/runs/demo/steps/1", window.address())
+
+
+def test_a_stretch_that_is_drawn_is_zoomed_into_and_a_double_click_leads_back(demo: str, opened: Opened) -> None:
+    page = opened(demo).open("/runs/demo")
+    point_at_step(page, 0)
+    page.mouse.down()
+    point_at_step(page, 1)
+    page.mouse.up()
+    page.wait_for_url(re.compile(r"/runs/demo\?from=0&to=1$"))
+    point_at_step(page, 1)
+    x, y = page.locator("svg.chart[data-chart]:visible").first.evaluate(AT_STEP, 1)
+    page.mouse.dblclick(x, y)
+    page.wait_for_url(re.compile("/runs/demo$"))
 
 
 def test_a_metric_is_found_while_typing_and_has_a_chart_of_its_own(demo: str, opened: Opened) -> None:

@@ -12,7 +12,11 @@ from flows.runtime.entry import flow_run_name, is_generated
 
 
 @pytest.mark.parametrize(
-    ("name", "generated"), [("cunning-falcon", True), ("my-run", False), ("train-1a2b3c4d", False), ("ablation", False)]
+    ("name", "generated"),
+    [
+        *((name, True) for name in ("cunning-falcon", "theta4-mixco", "rho-comae-berenices-void")),
+        *((name, False) for name in ("my-run", "train-1a2b3c4d", "ablation", "alpha", "alphabet-sort", "pi4-5")),
+    ],
 )
 def test_a_name_of_prefects_own_is_known(name: str, generated: bool) -> None:
     assert is_generated(name) is generated
