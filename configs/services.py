@@ -86,6 +86,9 @@ class PrefectConfig(Section):
     for a run of more than 2,000 pieces of work, of which Prefect's pages draw no graph."""
     startup_seconds: float = operational(180.0, gt=0)
     """Longest wait until the embedded Prefect server answers."""
+    service_logs: bool = operational(False)
+    """Whether what engine, learner and environments write into their logs goes to the logs of the flow run, too. The
+    last lines of a service that dies go there in any case."""
     artifacts: bool = operational(True)
     """Whether the run leaves markdown, table and progress artifacts in Prefect."""
 

@@ -101,6 +101,9 @@ class LogWatcher:
             self._logger.info("step %d: %s", facts["step"], step_message(facts))
         if self._logger is not None and event == "note":
             self._logger.warning("%s", facts["text"])
+        if self._logger is not None and event == "service_lines":
+            for line in facts["lines"]:
+                self._logger.info("[%s] %s", facts["service"], line)
 
 
 def flow_logger() -> Any:

@@ -29,7 +29,7 @@ from flows.services.base import RunService, Supervisor
 from flows.services.engine import InferenceService
 from flows.services.environments import EnvironmentServers, GraderProcesses
 from flows.services.learner import LearnerProcess
-from flows.services.process import ServiceLoss, ServiceNews, Starting
+from flows.services.process import LogLines, ServiceLoss, ServiceNews, Starting
 from flows.services.teachers import TeacherEngines, asked_teachers
 from storage.errors import StoreError
 from storage.records import LOST
@@ -183,6 +183,9 @@ class Session:
         if isinstance(news, Starting):
             self.notify("starting", service=news.service, last_seconds=news.last_seconds)
             return
+        if isinstance(news, LogLines):
+            self.notify("service_lines", service=news.service, lines=news.lines)
+            return
         self.notify("note", text=str(news))
         if isinstance(news, ServiceLoss):
             self.notify("lost", service=news.service)
@@ -235,7 +238,10 @@ def open_session(
     with nothing_started():
         chosen = find_policy(store, config.evaluation.policy) if config.kind == "evaluate" else None
     # The slot encloses the supervisor: it is given back when the last process on the GPU is gone.
-    with ExitStack() as slot, Supervisor(config.name, log_directory(config)) as supervisor:
+    with (
+        ExitStack() as slot,
+        Supervisor(config.name, log_directory(config), tell_lines=config.prefect.service_logs) as supervisor,
+    ):
         session = Session(context, source_of(config), supervisor, watchers, early, chosen)
         session.slot = slot
         for each in {supervisor, *(service.supervisor for service in early)}:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 from uuid import UUID
 
-from flows.services.logs import LogKeeper
+from flows.services.logs import LogKeeper, NewLines
 from flows.services.ownership import sweep
-from flows.services.process import Handle, ServiceFailed, ServiceNews, ServiceSpec
+from flows.services.process import Handle, LogLines, ServiceFailed, ServiceNews, ServiceSpec
 from storage.policies.scratch import ScratchDirectories
 
 Command = tuple[Sequence[str], Mapping[str, str]]
@@ -31,13 +31,14 @@ class Supervisor:
 
     When the block ends, in whatever way, no process of theirs is left, and no temporary file: an engine leaves sockets
     and more behind even when it is asked to end. On entry, processes and temporary files of flows that are gone are
-    swept away. `directory` is for logs and reports.
+    swept away. `directory` is for logs and reports. With `tell_lines` the listeners hear every line of a log.
     """
 
-    def __init__(self, run_name: str, directory: Path) -> None:
+    def __init__(self, run_name: str, directory: Path, tell_lines: bool = False) -> None:
         self.run_name = run_name
         self.directory = Path(directory)
         self._handles: list[Handle] = []
+        self._new_lines: dict[str, NewLines] | None = {} if tell_lines else None
         # Not in `directory`, which may have a long name.
         self._scratches = ScratchDirectories(temporary_directory())
         self._temporary: Path | None = None
@@ -54,7 +55,9 @@ class Supervisor:
         sweep()
         self._temporary = self._scratches.make("services")
         # A copy of the list: services are started while the keeper goes through it.
-        self._logs = LogKeeper(lambda: [(handle.spec.log, handle.spec.log_bytes) for handle in list(self._handles)])
+        self._logs = LogKeeper(
+            lambda: [(handle.spec.log, handle.spec.log_bytes) for handle in list(self._handles)], self._tell_lines
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -65,6 +68,8 @@ class Supervisor:
         assert all(handle.spec.name != spec.name for handle in self._handles), f"two services named {spec.name!r}"
         if self._temporary is not None:
             spec = replace(spec, env={"TMPDIR": str(self._temporary), **spec.env})
+        if self._new_lines is not None and not spec.external:
+            self._new_lines[spec.name] = NewLines(spec.log, spec.env)
         handle = Handle(spec, self._tell)
         self._handles.append(handle)
         return handle
@@ -80,6 +85,11 @@ class Supervisor:
             yield
         finally:
             self._listeners.remove(listener)
+
+    def _tell_lines(self) -> None:
+        for service, new in list((self._new_lines or {}).items()):
+            if lines := new.take():
+                self._tell(LogLines(service, lines))
 
     def _tell(self, news: ServiceNews) -> None:
         for listener in list(self._listeners):

@@ -82,11 +82,40 @@ def _copy(log: Path, aside: Path, start: int, most: int) -> None:
         partial.unlink(missing_ok=True)
 
 
+class NewLines:
+    """What a log gets from now on, a whole line at a time."""
+
+    def __init__(self, log: Path, env: Mapping[str, str]) -> None:
+        """`env` has the secrets that are left out."""
+        self._log, self._hidden = log, secrets(env)
+        self._read = log.stat().st_size if log.exists() else 0
+
+    def take(self) -> list[str]:
+        """Return the lines since the last call; of a flood its last ones, after a line that says so."""
+        try:
+            size = self._log.stat().st_size
+            begin = self._read if self._read <= size else 0  # it was emptied meanwhile
+            skipped = max(0, size - begin - _READ_BYTES)
+            with self._log.open("rb") as file:
+                file.seek(begin + skipped)
+                whole, end, _ = file.read(size - begin - skipped).rpartition(b"\n")
+        except FileNotFoundError:
+            return []
+        self._read = begin + skipped + len(whole) + len(end)
+        text = whole.decode(errors="replace")
+        for secret in self._hidden:
+            text = text.replace(secret, "***")
+        lines = [_shorten(line) for line in text.splitlines()]
+        # The first of a flood may begin in the middle of a secret.
+        return [f"[{skipped} bytes are in {self._log} alone]", *lines[1:]] if skipped else lines
+
+
 class LogKeeper:
     """A thread that looks at the logs every second."""
 
-    def __init__(self, logs: Callable[[], Iterable[tuple[Path, int]]]) -> None:
-        self._logs = logs
+    def __init__(self, logs: Callable[[], Iterable[tuple[Path, int]]], tell: Callable[[], None]) -> None:
+        """`tell` is called before logs are bounded, to pass on what is new in them."""
+        self._logs, self._tell = logs, tell
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="logs of services", daemon=True)
         self._thread.start()
@@ -96,6 +125,7 @@ class LogKeeper:
             self._look()
 
     def _look(self) -> None:
+        self._tell()
         for log, most in self._logs():
             try:
                 keep_newest(log, most)

@@ -80,7 +80,15 @@ class Starting:
         return f"{self.service}: starting"
 
 
-ServiceNews = ServiceLoss | SlowStart | Starting
+@dataclass(frozen=True)
+class LogLines:
+    """What a service has written into its log since the last news of it."""
+
+    service: str
+    lines: Sequence[str]
+
+
+ServiceNews = ServiceLoss | SlowStart | Starting | LogLines
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """What flow runs are called: as somebody has typed, or so that they can be told apart."""
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,3 +46,14 @@ def test_replays_and_maintenance_are_told_apart() -> None:
     assert describe_maintenance({"store": "s3://bucket/team/"}) == "maintain-team"
     thinned = {"store": "/data/runs", "keep": ["demo"], "keep_last": 3, "dry_run": True}
     assert describe_maintenance(thinned) == "maintain-runs-keep-demo-keep-last-3-dry-run"
+
+
+def test_what_services_write_goes_to_the_logs_of_the_flow_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    watcher = entry.LogWatcher()
+    watcher("service_lines", {"service": "engine", "lines": ["before the flow run is known"]})
+    monkeypatch.setattr(entry, "flow_logger", lambda: logging.getLogger("flow run"))
+    with caplog.at_level("INFO", "flow run"):
+        watcher("service_lines", {"service": "engine", "lines": ["loading 100%", "ready"]})
+    assert caplog.messages == ["[engine] loading 100%", "[engine] ready"]

@@ -17,7 +17,7 @@ import pytest
 from flows.services import process
 from flows.services.base import ROOM, SOCKET_CHARACTERS, Supervisor, temporary_directory
 from flows.services.ownership import identity, owned_processes, start_time
-from flows.services.process import ServiceFailed, ServiceNews, ServiceSpec, SlowStart, Starting, last_start
+from flows.services.process import LogLines, ServiceFailed, ServiceNews, ServiceSpec, SlowStart, Starting, last_start
 from tests.fixtures.faults import happened
 from tests.fixtures.programs import SERVICE
 from tests.fixtures.waiting import PATIENCE, until
@@ -413,3 +413,34 @@ def test_a_flood_fills_no_more_than_its_share_of_the_disk(watchful: Supervisor, 
     numbers = [int(line.removeprefix("line ")) for line in kept[1:-1] if line.startswith("line ")]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "whole lines, in their order, none missing"
     assert log.stat().st_size <= 140_000 and log.read_bytes().count(b"\0") == 0
+
+
+def test_lines_of_a_log_are_passed_on_as_they_come_without_secrets(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text("of an earlier run\n")
+    heard: list[ServiceNews] = []
+    secret = "s3cr3t-of-the-hub"
+    with Supervisor("run", tmp_path, tell_lines=True) as supervisor, supervisor.told_to(heard.append):
+        supervisor.start(replace(spec(tmp_path), env={"HF_TOKEN": secret})).wait()
+        with log.open("a") as file:
+            file.write(f"one {secret}\ntwo")
+        until(lambda: "one ***" in lines_of(heard), lambda: f"{heard}")
+        assert "two" not in lines_of(heard), "a line is passed on when it has ended"
+        with log.open("a") as file:
+            file.write(" ends\n")
+        until(lambda: "two ends" in lines_of(heard), lambda: f"{heard}")
+        log.write_text("emptied\n")
+        until(lambda: "emptied" in lines_of(heard), lambda: f"{heard}")
+        log.write_bytes(b"flood\n" * 2**20)
+        until(lambda: any("bytes are in" in line for line in lines_of(heard)), lambda: f"{heard}")
+        with log.open("a") as file:
+            file.write("the last\n")
+        until(lambda: "the last" in lines_of(heard), lambda: f"{heard[-1:]}")
+    said = lines_of(heard)
+    assert said[0].startswith("--- engine, generation 1") and said.count("the last") == 1
+    assert len(said) < 20_000 and not [line for line in said if secret in line or line == "of an earlier run"]
+
+
+def lines_of(heard: list[ServiceNews]) -> list[str]:
+    """Return all lines of logs that were heard of."""
+    return [line for news in heard if isinstance(news, LogLines) for line in news.lines]
