@@ -210,7 +210,7 @@ def _titled_work(works: Mapping[str, Sequence[str]]) -> Iterator[str]:
 
 
 def why(text: str, as_json: bool = False, store: str = "", run: str = "") -> int:
-    """Print what became of a rollout in every run that uses it; return the exit status.
+    """Print the outcome of a rollout in every run that uses it; return the exit status.
 
     Raises UnknownId, RunUnknown, and LayoutError where there is no store.
     """

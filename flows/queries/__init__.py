@@ -3,7 +3,7 @@
 - store_reader, request: one store opened to be read, what was derived of it, and what a page asks
 - step_history: which stage results belong to which step
 - row_lineage, sentences: what a typed id names, which row came from which, and rows in words
-- outcomes: what became of every rollout, and why
+- outcomes: the outcome of every rollout, and why
 - runs, run_state, watched, scores: all runs, the state of one, what of it is new, what its policies scored
 - ledger: its slices, whom they are shared with, and when its stages were at work
 - metrics, charts: the numbers of steps out of table `metrics`, as series and as charts; curves, spread: how charts are

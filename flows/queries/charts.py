@@ -90,7 +90,7 @@ class _Charts:
             _chart("Sampled tokens of a rollout", longest, zero=True, unit="tokens"),
             _chart("Sampled tokens by environment", self._by_scope("num_output_tokens") if self._several else []),
             _chart("Trainable share", self._all_scopes("trainable/ratio"), "of rollouts, left to train on", zero=True),
-            _chart("What became of them", self._outcomes(), "rollouts by outcome", zero=True, unit="rollouts"),
+            _chart("Outcomes", self._outcomes(), "rollouts by outcome", zero=True, unit="rollouts"),
             _chart("Found by filters", self._under("filters/"), "share of rollouts, enforced or not", zero=True),
             _chart("Errors", self._errors(), "share of rollouts by class", zero=True),
             _chart("Truncated share", self._all_scopes("is_truncated"), "of rollouts", zero=True),

@@ -169,7 +169,7 @@ ABOUT = {
     "filters/is_filtered": About("share", "of rollouts that any filter left out"),
     "trainable/count": About("rollouts", "left to train on"),
     "trainable/ratio": About("share", "of rollouts left to train on"),
-    "accounting": About("rollouts", "by what became of them"),
+    "accounting": About("rollouts", "by outcome"),
     "timing": About("s", "mean wall-clock of a rollout"),
     "timing/stage": About("s", "wall-clock of the stage"),
     "tokens": About("tokens", "that the stage handled"),

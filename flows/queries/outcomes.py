@@ -1,4 +1,4 @@
-"""Outcomes: what became of every rollout that a run uses, and of its tokens and seconds; and why, of a single one.
+"""Outcomes: the outcome of every rollout that a run uses, and of its tokens and seconds; and why, of a single one.
 
 `tasks.metrics.accounting` has the rule, and by it checks the account of one step before training, from the rows that
 its stages hold. Here the whole store is looked at, finished or not: what is not decided yet is pending.
@@ -43,7 +43,7 @@ def outcomes(frames: Frames) -> pl.LazyFrame:
 
 
 def accounting(frames: Frames) -> pl.LazyFrame:
-    """Return what became of rollouts, tokens and seconds, by run, step, environment, outcome and detail."""
+    """Return outcomes of rollouts, tokens and seconds, by run, step, environment, outcome and detail."""
     return (
         outcomes(frames)
         .group_by("run", "step", "environment", "outcome", "detail")
@@ -102,7 +102,7 @@ def _lineages(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
 
 
 def has_expired_rows(frames: Frames, lineage: StepLineage) -> bool:
-    """Say whether rows of a lineage were dropped for their age that say what became of its rollouts after sampling."""
+    """Say whether rows of a lineage were dropped for their age that say the outcomes of its rollouts after sampling."""
     # What was trained was approved: then nobody needs the decision's row any more.
     decided = None if lineage.updates else lineage.decision
     made = {"verdicts": lineage.verdicts, "samples": lineage.samples, "batches": lineage.batches, "decisions": decided}
@@ -174,7 +174,7 @@ SAMPLE = ("sample_id", "branch", "path", "reward", "baseline", "advantage", "num
 
 
 def explain(frames: Frames, text: str) -> dict[str, Any]:
-    """Return what became of a rollout as plain values: its own, by run, and the quarantines that it is in."""
+    """Return the outcome of a rollout as plain values: its own, by run, and the quarantines that it is in."""
     roots = identify(frames, text, "trace").roots
     keys = {root.key for root in roots}
     trace_id = roots[0].id

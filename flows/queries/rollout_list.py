@@ -42,7 +42,7 @@ COLUMNS = (
     RolloutColumn("environment", "environment", "text", "the environment"),
     RolloutColumn("agent", "agent", "text", "the agent's seat in the environment"),
     RolloutColumn("advantage", "advantage", "signed", "reward minus baseline, as the algorithm has it"),
-    RolloutColumn("outcome", "outcome", "text", "what became of it"),
+    RolloutColumn("outcome", "outcome", "text", "trained, filtered, errored, ..."),
     RolloutColumn("detail", "by", "text", "the filter or the class of error that decided its outcome"),
     RolloutColumn("detected", "found by", "names", "filters that found something, also those that only report"),
     RolloutColumn("error_type", "error", "text", "the type of the exception"),

@@ -76,7 +76,7 @@ def filter_traces(library: StoreReader, run: str, frame: pl.DataFrame, where: st
 
 
 def describe_hits(library: StoreReader, run: str, hits: pl.DataFrame, condition: Condition) -> list[dict[str, Any]]:
-    """Return some hits with what became of them and the sentence around what was looked for; see `text_around`.
+    """Return some hits with their outcomes and the sentence around what was looked for; see `text_around`.
 
     Where nothing was looked for in a text, it is the beginning of the reply.
     """

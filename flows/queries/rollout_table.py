@@ -1,4 +1,4 @@
-"""The table `rollouts`: one row for each rollout that a run uses, with its prompt, its reply and what became of it.
+"""The table `rollouts`: one row for each rollout that a run uses, with its prompt, its reply and its outcome.
 
 Conditions on rollouts speak of its columns (`flows.queries.conditions`). Only what is asked for is read: texts are made
 of messages, outcomes of verdicts and batches.
@@ -20,7 +20,7 @@ ADDED = {
     "run": (pl.String, "the run that uses the rollout; `step` is the step in it"),
     "for_training": (pl.Boolean, "false of rollouts that score a policy, whose step is the policy's version"),
     "length": (pl.Int64, "tokens sampled, as num_output_tokens"),
-    "outcome": (pl.String, "what became of it: trained, filtered, errored, ..."),
+    "outcome": (pl.String, "trained, filtered, errored, ..."),
     "detail": (pl.String, "the filter or the class of error that decided its outcome"),
     "advantage": (pl.Float64, "reward minus baseline, as the algorithm has it; null without a sample"),
     "baseline": (pl.Float64, "what was subtracted from the reward"),

@@ -1,4 +1,4 @@
-"""Rows and rollouts in words: one line for a row of a lineage, sentences for what became of a rollout and why."""
+"""Rows and rollouts in words: one line for a row of a lineage, sentences for the outcome of a rollout and why."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

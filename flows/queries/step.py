@@ -1,4 +1,4 @@
-"""A step as plain values: what its rollouts earned, what became of them, what the update measured, and its groups."""
+"""A step as plain values: what its rollouts earned, their outcomes, what the update measured, and its groups."""
 
 import math
 import re

@@ -190,7 +190,7 @@ class StepHistory:
 
     @cached_property
     def lineages(self) -> list[StepLineage]:
-        """What became of every batch of rollouts that the run uses, evaluations included, by step.
+        """The outcome of every batch of rollouts that the run uses, evaluations included, by step.
 
         The way that was trained counts, of several the one trained last; else the last work of each stage. A batch that
         was packed again and then held back, or not trained yet, makes nothing untrained.
@@ -202,7 +202,7 @@ class StepHistory:
 
     @cached_property
     def lineages_by_step(self) -> dict[int, list[StepLineage]]:
-        """What became of the rollouts of each step, replaced batches included; of evaluations nothing."""
+        """The outcomes of the rollouts of each step, replaced batches included; of evaluations nothing."""
         found: dict[int, list[StepLineage]] = {}
         for each in self.lineages:
             if each.for_training:

@@ -23,7 +23,7 @@ LONGEST_NAME, LONGEST_MESSAGE = 60, 320
 """Characters of what an environment says that are shown."""
 ZERO_ADVANTAGE, INCOMPLETE_GROUP = "zero_advantage", "incomplete_group"
 EQUAL, ALONE, FOLLOWED = "equal rewards", "alone", "followed"
-"""Of rollouts that were filtered for what became of their group: all that stood earned the same; no other one stood; a
+"""Of rollouts that were filtered for the outcomes of their group: all that stood earned the same; no other one stood; a
 member failed. The second and third say nothing of rewards."""
 Row = Mapping[str, Any]
 
@@ -46,7 +46,7 @@ def short_of_groups(step: int, counts: Mapping[str, int]) -> str:
 
 
 def explain_empty_batches(context: RunContext, batches: "Sequence[StepBatch]") -> str:
-    """Return what became of all rollouts of some batches that hold nothing, counted, and what to do, in lines."""
+    """Return the outcomes of all rollouts of some batches that hold nothing, counted, and what to do, in lines."""
     refs, judged = [ref for each in batches for ref in each.traces], [each.filtering for each in batches]
     verdicts = {row["trace_id"]: row for row in context.table("verdicts", judged, VERDICTS).to_pylist()}
     rows = [row | verdicts[row["trace_id"]] for row in context.table("traces", refs, TRACES).to_pylist()]

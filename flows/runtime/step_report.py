@@ -173,7 +173,7 @@ def describe(context: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, A
 
 
 def outcomes_of(values: Values) -> list[dict[str, Any]]:
-    """Return what became of a step's rollouts, out of its metrics: outcome, detail and num_traces."""
+    """Return the outcomes of a step's rollouts, out of its metrics: outcome, detail and num_traces."""
     accounts = [(name.split("/", 2), count) for (_, name), count in values.items() if name.startswith("accounting/")]
     return [
         {"outcome": outcome, "detail": "".join(detail), "num_traces": int(count)}

@@ -102,10 +102,7 @@ class NewLines:
         except FileNotFoundError:
             return []
         self._read = begin + skipped + len(whole) + len(end)
-        text = whole.decode(errors="replace")
-        for secret in self._hidden:
-            text = text.replace(secret, "***")
-        lines = [_shorten(line) for line in text.splitlines()]
+        lines = [_shorten(line) for line in _hide(whole.decode(errors="replace"), self._hidden).splitlines()]
         # The first of a flood may begin in the middle of a secret.
         return [f"[{skipped} bytes are in {self._log} alone]", *lines[1:]] if skipped else lines
 
@@ -162,14 +159,18 @@ def _end_of(log: Path, env: Mapping[str, str]) -> list[str]:
             # A log may have grown to its bound.
             begin = max(0, log.stat().st_size - _READ_BYTES)
             file.seek(begin)
-            text = file.read().decode(errors="replace")
+            text = _hide(file.read().decode(errors="replace"), hidden)
     except FileNotFoundError:
         return []
-    for secret in hidden:
-        text = text.replace(secret, "***")
     if begin:
         text = text[max(map(len, hidden), default=0) :]  # a secret may have been cut there, and so was not found
     return text.splitlines()
+
+
+def _hide(text: str, hidden: Iterable[str]) -> str:
+    for secret in hidden:
+        text = text.replace(secret, "***")
+    return text
 
 
 def _shorten(line: str) -> str:

@@ -198,7 +198,7 @@ class TraceView(Printable):
         """Its row and the work that it went through."""
 
     def parts(self) -> Iterator[str]:
-        """Return what became of it and its messages."""
+        """Return its outcome and its messages."""
         row = self.found.row
         reward = "not scored" if row["reward"] is None else f"reward {row['reward']:.3g}"
         yield f"rollout {row['trace_id']} of run {self.found.run}: {reward}, {self.outcome['outcome']}"
@@ -212,7 +212,7 @@ class TraceView(Printable):
 
     @cached_property
     def outcome(self) -> dict[str, Any]:
-        """What became of it and why, as `stagecoach why --json` has it of each run."""
+        """Its outcome and why, as `stagecoach why --json` has it of each run."""
         return trace.outcome_of(self._library, self.found)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Accounting: what became of every rollout that a step assigned and of its tokens, and the metrics of that."""
+"""Accounting: the outcome of every rollout that a step assigned and of its tokens, and the metrics of that."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator

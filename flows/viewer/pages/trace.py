@@ -1,4 +1,4 @@
-"""A trace: what became of it and why, its conversation, and its tokens with all that was measured of them."""
+"""A trace: its outcome and why, its conversation, and its tokens with all that was measured of them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

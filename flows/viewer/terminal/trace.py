@@ -1,4 +1,4 @@
-"""`stagecoach trace`: what became of a rollout, its rewards, its messages, and its tokens in colour.
+"""`stagecoach trace`: the outcome of a rollout, its rewards, its messages, and its tokens in colour.
 
 Texts that a model or an environment wrote are made visible (flows.reporting.formats) and put into rich texts, which are
 never read as markup. Into a pipe, or with NO_COLOR, goes plain text without any escape.
@@ -114,7 +114,7 @@ def _ends(span: str) -> tuple[int, int | None]:
 
 
 def as_values(library: StoreReader, found: FoundTrace, wanted: Wanted) -> dict[str, Any]:
-    """Return a trace as plain JSON values: its row, what became of it, its messages and all of their tokens."""
+    """Return a trace as plain JSON values: its row, its outcome, its messages and all of their tokens."""
     rows = messages(library, found)
     own = within(rows, wanted)
     values = {

@@ -341,7 +341,7 @@ def test_what_became_of_rollouts_is_stacked_by_outcome_with_zeros(tmp_path: Path
     made = HandMade(tmp_path)
     made.step([trace("a0"), trace("a1", reward=None, error_class="timeout")], [])
     made.step([trace("b0"), trace("b1")], [], step=1)
-    chart = charts(told(StoreReader.at(tmp_path), RUN).values)["What became of them"]
+    chart = charts(told(StoreReader.at(tmp_path), RUN).values)["Outcomes"]
     found = {each["name"]: (each["values"], each["measure"], each["kind"]) for each in chart["series"]}
     assert found == {
         "errored": ([1.0, 0.0], "accounting/errored/timeout", "bars"),
