@@ -390,7 +390,7 @@ def probe(url: str, seconds: float = PROBE_SECONDS) -> None:
 def _end(supervisor: Supervisor, directory: Path) -> None:
     """End the embedded server; of its files only the log stays, until the next start."""
     supervisor.close()
-    _remove(*directory.glob(f"server-{os.getpid()}.[jp]*"))
+    _remove(*directory.glob(f"server-{os.getpid()}.[jps]*"))
 
 
 def _server(directory: Path, startup_seconds: float) -> ServiceSpec:
