@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from contextvars import copy_context
+from threading import Event
 from typing import Any
 
 from configs.algorithms import GrpoConfig
@@ -18,7 +19,7 @@ from flows.orchestration.states import EmptyBatch, GateRefused
 from flows.queries.scores import EvaluationScores, comparisons, score_rollouts
 from flows.runtime import pipeline
 from flows.runtime.executor import Executor
-from flows.runtime.pipeline import Ahead, Source
+from flows.runtime.pipeline import Ahead, Build, Building, Source
 from flows.runtime.session import Session
 from flows.runtime.step_report import Outcome, check_account, finish_step
 from flows.runtime.weights import WeightRetention
@@ -33,8 +34,8 @@ def loop_train(session: Session) -> dict[str, Any]:
     execute = Executor(session)
     with (
         session.context.queue_commits(),
-        _thread("ahead") as threads,
-        _thread("evaluation") as beside,
+        _threads("ahead", 2) as threads,  # a batch is packed while the next one is sampled
+        _threads("evaluation") as beside,
         ExitStack() as unfinished,
     ):
         # When this fails, threads that still sample end with their services; only then are they waited for.
@@ -83,8 +84,8 @@ def loop_evaluate(session: Session) -> dict[str, Any]:
     return {"policy_key": policy.key if policy else "", **found[0], "sets": found, **counts}
 
 
-def _thread(name: str) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+def _threads(name: str, number: int = 1) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=number, thread_name_prefix=name)
 
 
 def check_of(session: Session) -> pipeline.Check:
@@ -94,8 +95,21 @@ def check_of(session: Session) -> pipeline.Check:
 
 def in_thread(threads: ThreadPoolExecutor) -> Ahead:
     """Return a way to build a batch ahead in a thread that knows the current flow run."""
-    # The current flow run is a context variable, and threads begin with empty contexts.
-    return lambda build: threads.submit(copy_context().run, build).result
+
+    def ahead(build: Build) -> Building:
+        left_engine = Event()
+        # The current flow run is a context variable, and threads begin with empty contexts.
+        batch = threads.submit(copy_context().run, build, left_engine.set)
+        batch.add_done_callback(lambda _: left_engine.set())
+
+        def wait_for_engine() -> None:
+            left_engine.wait()
+            if batch.done():
+                batch.result()
+
+        return Building(wait_for_engine, batch.result)
+
+    return ahead
 
 
 def evaluation_contexts(context: RunContext) -> dict[str, RunContext]:

@@ -8,9 +8,9 @@ changed config would compute is known before anything starts.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from configs.run import RunConfig, only_teachers_sample, policy_scores
 from flows.orchestration.states import EmptyBatch, GateRefused
@@ -78,14 +78,37 @@ class FinishedStep:
 
 Check = Callable[[StepBatch], None]
 """Looks at a batch before training spends anything on it; raises where rows are unaccounted for."""
-Ahead = Callable[[Callable[[], StepBatch]], Callable[[], StepBatch]]
-"""Starts to build a batch ahead of time; returns a function that waits for it."""
+Build = Callable[[Callable[[], None]], StepBatch]
+"""Builds a batch; calls its argument once the batch has no more use for the engine, unless it turns out to be empty."""
+
+
+class Building(NamedTuple):
+    """A batch that is being built; both functions raise what building it raises."""
+
+    wait_for_engine: Callable[[], object]
+    """Waits until the batch leaves the engine to the next one."""
+    wait: Callable[[], StepBatch]
+    """Waits for the batch."""
+
+
+Ahead = Callable[[Build], Building]
+"""Starts to build a batch ahead of time."""
+
+
+def when_asked(build: Build) -> Building:
+    """Build a batch when somebody waits for it: nothing is ahead of anything."""
+    wait = cache(partial(build, lambda: None))
+    return Building(wait, wait)
+
+
+def _as_building(batch: StepBatch) -> Building:
+    return Building(lambda: None, lambda: batch)
 
 
 def run_steps(
     execute: Executor,
     source: Source,
-    ahead: Ahead = lambda build: build,
+    ahead: Ahead = when_asked,
     check: Check = lambda batch: None,
 ) -> Iterator[FinishedStep]:
     """Run all steps of the executor's config and yield each finished one.
@@ -95,41 +118,56 @@ def run_steps(
     """
     config = execute.config
     examples, policy = start(execute, source)
-    batch = build_batch(execute, 0, examples, policy)
+    building = _as_building(build_batch(execute, 0, examples, policy))
     for step in range(config.steps):
         # The batch of this step goes along: samplers and estimators with state go on from it.
-        build_next = partial(build_batch, execute, step + 1, examples, before=batch)
+        build_next = partial(build_batch, execute, step + 1, examples)
         last = step + 1 == config.steps
         # After the last step nothing would train on a further batch.
         overlaps = bool(config.rollout.max_off_policy_steps) and not last
-        # Before the gate and the training: that is the time in which it is sampled.
-        waiting = ahead(partial(build_next, policy=policy)) if overlaps else None
+        # First of all: while this batch is filtered, passes the gate and is trained on, the next one is sampled.
+        following = ahead(partial(build_next, policy, building.wait)) if overlaps else None
+        batch = building.wait()
         check(batch)
         pass_gate(execute, step, batch, policy)
         trained, policy = train(execute, step, batch, policy)
         measured = measure(execute, step, (*batch.refs, trained))
-        # Waited for before the step is handed out: whoever gets it may ask the engine for another policy.
-        following = waiting() if waiting else None
+        if following:
+            # Before the step is handed out: whoever gets it may ask the engine for another policy.
+            following.wait_for_engine()
         yield FinishedStep(step, batch, trained, measured, policy)
         if not last:
             # Not sampled ahead: with the policy that was just trained, so that no rollout is stale.
-            batch = following or build_next(policy=policy)
+            building = following or _as_building(build_next(policy, building.wait))
 
 
 def build_batch(
-    execute: Executor, step: int, examples: Ref, policy: Policy, before: StepBatch | None = None
+    execute: Executor,
+    step: int,
+    examples: Ref,
+    policy: Policy,
+    before: Callable[[], StepBatch] | None = None,
+    leave_engine: Callable[[], None] = lambda: None,
 ) -> StepBatch:
     """Make the packed batches of one step: assignment, rollout, filtering, advantage, packing.
 
     A batch of which the filters leave nothing is sampled again with other examples, unless groups were replaced already
-    (`assignment.refill`). `before` is the batch of the step before, whose state estimators and samplers go on from.
+    (`assignment.refill`). `before` waits for the batch of the step before, whose state estimators and samplers go on
+    from. `leave_engine` is called when the engine can go on to the next batch's policy.
 
     Raises EmptyBatch after `filtering.max_batch_attempts` empty batches.
     """
-    # What a sampler with state learns from; others do not have it in their keys (see `assign`).
-    earlier = (*before.assignments, *before.traces) if before else ()
-    credit_traces = partial(filter_and_credit, execute, step, policy=policy, before=before and before.advantage)
     config = execute.config
+    # What a sampler with state learns from; others do not have it in their keys (see `assign`).
+    earlier = (*before().assignments, *before().traces) if before and config.assignment.sampler.stateful else ()
+
+    def credit_traces(traces: tuple[Ref, ...]) -> tuple[Ref, Ref]:
+        if not config.assignment.refill and not config.scorers:  # which may ask the engine again
+            leave_engine()
+        # Only now, as the batch of the step before may still be in the making.
+        state = before().advantage if before and config.stateful else None
+        return filter_and_credit(execute, step, traces, policy, state)
+
     empty: list[StepBatch] = []
     # Where groups are replaced, `sample_groups` has used up all attempts already.
     for attempt in range(1 if config.assignment.refill else config.filtering.max_batch_attempts):

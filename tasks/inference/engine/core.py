@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from torch import distributed
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, PauseMode
+from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
@@ -33,8 +34,22 @@ def patch_core() -> None:
         # The CPU's own draws noise for the whole batch, and then again for each row with a seed. This one does not.
         return self.forward_native(logits, generators, *filters) if generators else sample(self, logits, {}, *filters)
 
+    AsyncLLM.pause_generation = _pause_generation  # type: ignore[method-assign]
     EngineCore.step = step_and_hold  # type: ignore[method-assign]
     TopKTopPSampler.forward_cpu = sample_seeded  # type: ignore[method-assign]
+
+
+async def _pause_generation(
+    self: AsyncLLM,
+    *,
+    mode: PauseMode = "abort",
+    wait_for_inflight_requests: bool | None = None,
+    clear_cache: bool = True,
+) -> None:
+    """Pause as vLLM's own does, without the 20 ms after it in which the last outputs would be returned first."""
+    if clear_cache:
+        await self.renderer.clear_mm_cache_async()
+    await self.engine_core.pause_scheduler_async("wait" if wait_for_inflight_requests else mode, clear_cache)
 
 
 def _share_process_group() -> None:

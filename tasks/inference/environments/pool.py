@@ -53,6 +53,11 @@ class WatchedPool(EnvServerPool):  # type: ignore[misc]
         # With the option set, an answer to a client that has gone (it gave up a health request) ends the whole broker.
         self.frontend.setsockopt(zmq.ROUTER_MANDATORY, 0)
 
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        asyncio.get_running_loop().set_exception_handler(_pass_over_late_polls)
+        await super().run()
+
     def _spawn_worker(self) -> None:
         super()._spawn_worker()
         index, process = self.workers[-1]["index"], self.workers[-1]["process"]
@@ -89,6 +94,15 @@ class WatchedPool(EnvServerPool):  # type: ignore[misc]
         self.ending.set()
         self.frontend.close()  # refuse connections at once: clients must not wait for the workers' ends
         super()._shutdown()
+
+
+def _pass_over_late_polls(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Handle errors of callbacks as asyncio does, but for a message that comes as the server's end cancels its poll.
+
+    pyzmq then gives a result to the cancelled poll, which would be a traceback at the end of a healthy server's log.
+    """
+    if not isinstance(context.get("exception"), asyncio.InvalidStateError):
+        loop.default_exception_handler(context)
 
 
 def serve_pool(

@@ -5,11 +5,13 @@ Each function patches one thing; where a version has it under no such name, noth
 
 import functools
 import gc
+import inspect
 import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import MethodType, SimpleNamespace
 from typing import Any, TypeVar
 
 from tasks.runtime.imports import quick_imports
@@ -38,6 +40,68 @@ def tune_verifiers() -> None:
     if hasattr(memory, "_TRIM_EVERY_ROLLOUTS"):
         memory._TRIM_EVERY_ROLLOUTS = ROLLOUTS_PER_TRIM
     use_cached_tokenizers()
+    make_directories_late()
+    look_once()
+
+
+def look_once() -> None:
+    """Look for a harness's module, and at the parameters of a method, once and not for every rollout. Idempotent."""
+    from verifiers.v1.utils import decorators, loaders
+
+    if hasattr(load := getattr(loaders, "_import_plugin", None), "__code__"):
+        loaders._import_plugin = functools.cache(load)
+    if getattr(decorators, "inspect", None) is inspect:
+        decorators.inspect = SimpleNamespace(signature=quick_signature)
+
+
+def quick_signature(function: Any) -> inspect.Signature:
+    """Return what `inspect.signature` does; that of a method does not depend on its object."""
+    return _method_signature(function.__func__) if isinstance(function, MethodType) else inspect.signature(function)
+
+
+@functools.lru_cache(1024)
+def _method_signature(function: Any) -> inspect.Signature:
+    return inspect.signature(MethodType(function, object()))
+
+
+def make_directories_late() -> None:
+    """Have a rollout in a local runtime make its working directory when something asks for it. Idempotent.
+
+    Most rollouts run no program and write no file; making and removing a directory takes as long as their bookkeeping.
+    """
+    from verifiers.v1.runtimes import subprocess as local
+
+    runtime = local.SubprocessRuntime
+    if isinstance(vars(runtime).get("workdir"), property) or not hasattr(local, "CACHE_DIR"):
+        return
+    teardown, cleanup = runtime.teardown, runtime.cleanup
+
+    def workdir(self: Any) -> Path | None:
+        place, made = vars(self).get("_place"), vars(self).get("_made")
+        if place and not made:
+            place.mkdir(parents=True)
+            self._made = True
+        return place
+
+    def set_workdir(self: Any, place: Path | None) -> None:
+        self._place, self._made = place, False
+
+    async def start(self: Any) -> None:
+        self.workdir = local.CACHE_DIR / "runtimes" / "subprocess" / self.name
+        self.info.id = str(self._place)
+
+    async def teardown_made(self: Any) -> None:
+        if not self._made:
+            self.workdir = None
+        await teardown(self)
+
+    def cleanup_made(self: Any) -> None:
+        if not self._made:
+            self.workdir = None
+        cleanup(self)
+
+    runtime.workdir = property(workdir, set_workdir)
+    runtime.start, runtime.teardown, runtime.cleanup = start, teardown_made, cleanup_made
 
 
 def use_cached_tokenizers() -> None:

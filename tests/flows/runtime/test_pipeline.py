@@ -1,9 +1,10 @@
 """The wiring: which stage is fed by which, with which policy, in which order; and what a walk foretells."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -12,12 +13,13 @@ from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
 from flows.orchestration.states import EmptyBatch
 from flows.runtime import pipeline
-from flows.runtime.loops import plan_work
-from flows.runtime.pipeline import Source, StepBatch
+from flows.runtime.loops import in_thread, plan_work
+from flows.runtime.pipeline import Build, Building, Source, StepBatch
 from storage.store import open_store
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref
+from tests.fixtures.waiting import PATIENCE
 
 SOURCE = Source("weights", "w" * 8)
 MEASURED = ("assignment", "rollout", "filtering", "advantage", "packing", "training")
@@ -83,10 +85,10 @@ def test_every_stage_is_fed_by_the_right_work_and_policy() -> None:
 def test_one_step_off_policy_draws_the_next_step_while_this_one_trains() -> None:
     do, drawn_early = Recorder(steps=3, rollout={"max_off_policy_steps": 1}), []
 
-    def ahead(drawing: Callable[[], StepBatch]) -> Callable[[], StepBatch]:
-        drawn = drawing()
+    def ahead(build: Build) -> Building:
+        drawn = build(lambda: None)
         drawn_early.append(drawn.traces[0].step)
-        return lambda: drawn
+        return Building(lambda: None, lambda: drawn)
 
     list(pipeline.run_steps(do, SOURCE, ahead))
     policies = {step: policy for name, step, _, policy in do.asked if name == "rollout"}
@@ -97,10 +99,42 @@ def test_one_step_off_policy_draws_the_next_step_while_this_one_trains() -> None
 
 def test_drawing_ahead_in_a_thread_gives_the_same_work() -> None:
     do, inline = (Recorder(steps=3, rollout={"max_off_policy_steps": 1}) for _ in range(2))
-    with ThreadPoolExecutor(1) as threads:
-        list(pipeline.run_steps(do, SOURCE, lambda drawing: threads.submit(drawing).result))
+    with ThreadPoolExecutor(2) as threads:
+        list(pipeline.run_steps(do, SOURCE, in_thread(threads)))
     list(pipeline.run_steps(inline, SOURCE))
     assert sorted(map(str, do.asked)) == sorted(map(str, inline.asked))
+
+
+class Slow(Recorder):
+    """Packs the batch of step 1 only when the rollouts of step 2 are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(steps=3, rollout={"max_off_policy_steps": 1})
+        self.sampling = Event()
+
+    def __call__(self, task: StageTask, step: int, *arguments: Any, **named: Any) -> Ref:
+        if (task.stage.name, step) == ("rollout", 2):
+            self.sampling.set()
+        if (task.stage.name, step) == ("packing", 1):
+            assert self.sampling.wait(PATIENCE), "nobody samples while the batch before is packed"
+        return super().__call__(task, step, *arguments, **named)
+
+
+def test_a_batch_is_packed_while_the_next_one_is_sampled() -> None:
+    do = Slow()
+    with ThreadPoolExecutor(2) as threads:
+        assert len(list(pipeline.run_steps(do, SOURCE, in_thread(threads)))) == 3
+
+
+def test_an_error_of_a_batch_that_is_built_ahead_ends_the_run() -> None:
+    class EmptyAhead(Recorder):
+        def __call__(self, task: StageTask, step: int, *arguments: Any, **named: Any) -> Ref:
+            self.empty = step
+            return super().__call__(task, step, *arguments, **named)
+
+    do = EmptyAhead(steps=3, rollout={"max_off_policy_steps": 1})
+    with ThreadPoolExecutor(2) as threads, pytest.raises(EmptyBatch, match="step 1: 3 batches"):
+        list(pipeline.run_steps(do, SOURCE, in_thread(threads)))
 
 
 @pytest.mark.parametrize(("empty", "batches"), [(0, 1), (1, 2), (2, 3)])

@@ -67,6 +67,10 @@ class Pools:
         """Process ids of the workers that were started, in their order."""
         return [int(process) for _, process in STARTED.findall(self.log(name))]
 
+    def sockets(self, name: str) -> list[str]:
+        """Addresses of the workers that are up."""
+        return re.findall(r"EnvServer up: .* address=(ipc://\S+)", self.log(name))
+
     def holders(self, name: str) -> list[int]:
         """Process ids of those that hold a rollout."""
         return [int(process) for _, process in HOLDING.findall(self.log(name))]
@@ -207,7 +211,10 @@ def test_a_server_that_someone_else_runs_is_used_and_left_alone(
     "services", "a worker of an environment server is stopped", "it is named and killed, the server is started again"
 )
 def test_a_worker_that_hangs_is_killed_and_named_and_the_server_ends_for_another_to_be_started(pools: Pools) -> None:
+    # One that still loads its environment may take as long as it likes.
+    until(lambda: pools.log("fixed").count("EnvServer up") == 2, lambda: pools.log("fixed"))
     workers, handle = pools.workers("fixed"), pools.servers._handles["fixed"]
+    assert all(environments.answers(each, PATIENCE) for each in pools.sockets("fixed"))
     os.kill(workers[1], signal.SIGSTOP)
     happened(f"SIGSTOP to {workers[1]}")
     with handle._changed:

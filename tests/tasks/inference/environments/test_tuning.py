@@ -1,6 +1,8 @@
 """What is kept between rollouts: the tokens of equal prompts; who renders holds the lock, in a thread if need be."""
 
 import asyncio
+import inspect
+import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from tasks.inference.environments import tuning
-from tasks.inference.environments.tuning import quick_slot, render_once
+from tasks.inference.environments.tuning import quick_signature, quick_slot, render_once
 
 
 @dataclass
@@ -105,3 +107,47 @@ def test_the_tokenizer_of_a_hub_id_is_read_from_the_cache(tmp_path: Path, monkey
     for name in (str(tmp_path), "another/model", kimi):
         assert base.load_tokenizer(name).name_or_path == name
     assert names == [str(snapshot), str(tmp_path), "another/model", kimi]
+
+
+def test_a_method_is_looked_at_once_whoever_it_belongs_to() -> None:
+    class Task:
+        def score(self, trace: Any, *, info: int = 0) -> None:
+            """Score nothing."""
+
+        @classmethod
+        def named(cls, name: str) -> None:
+            """Name nothing."""
+
+    def plain(trace: Any) -> None:
+        """Do nothing."""
+
+    for function in (Task().score, Task.named, plain, Task.score):
+        assert quick_signature(function) == inspect.signature(function)
+    assert quick_signature(Task().score) is quick_signature(Task().score)
+
+
+def test_a_rollout_makes_its_directory_when_something_asks_for_it(tmp_path: Path, monkeypatch: Any) -> None:
+    from verifiers.v1.runtimes import subprocess as local
+
+    # A copy of the class: the tests' own process keeps verifiers' behaviour.
+    runtime = type("Runtime", (local.SubprocessRuntime,), dict(vars(local.SubprocessRuntime)))
+    monkeypatch.setattr(local, "SubprocessRuntime", runtime)
+    monkeypatch.setattr(local, "CACHE_DIR", tmp_path)
+    tuning.make_directories_late()
+    tuning.make_directories_late()
+
+    async def run() -> None:
+        idle, busy = (runtime(local.SubprocessConfig(), name) for name in ("idle", "busy"))
+        for each in (idle, busy):
+            await each.start()
+            assert Path(each.info.id).parent == tmp_path / "runtimes/subprocess"
+        assert not list(tmp_path.iterdir())
+        done = await busy.run([sys.executable, "-c", "open('made', 'w')"], {})
+        assert done.exit_code == 0 and await busy.read("made") == b""
+        assert [path.name for path in (tmp_path / "runtimes/subprocess").iterdir()] == ["busy"]
+        for each in (idle, busy):
+            await each.teardown()
+            each.cleanup()
+        assert not list((tmp_path / "runtimes/subprocess").iterdir())
+
+    asyncio.run(run())
