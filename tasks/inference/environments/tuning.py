@@ -79,7 +79,7 @@ def make_directories_late() -> None:
     def workdir(self: Any) -> Path | None:
         place, made = vars(self).get("_place"), vars(self).get("_made")
         if place and not made:
-            place.mkdir(parents=True)
+            place.mkdir(parents=True, exist_ok=True)  # files are read in threads, which may ask at the same time
             self._made = True
         return place
 

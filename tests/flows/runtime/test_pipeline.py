@@ -4,7 +4,6 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
@@ -110,7 +109,7 @@ class Slow(Recorder):
 
     def __init__(self) -> None:
         super().__init__(steps=3, rollout={"max_off_policy_steps": 1})
-        self.sampling = Event()
+        self.sampling = threading.Event()
 
     def __call__(self, task: StageTask, step: int, *arguments: Any, **named: Any) -> Ref:
         if (task.stage.name, step) == ("rollout", 2):
