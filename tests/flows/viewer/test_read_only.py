@@ -3,8 +3,10 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -123,26 +125,20 @@ def test_a_store_that_nobody_may_write_to_can_be_looked_at(root: Path) -> None:
     """Root may write anywhere: a process of a user without rights looks."""
     if os.getuid() != 0:
         pytest.skip("only root can become another user")
-    above = [each for each in root.parents if not each.stat().st_mode & 0o001]
-    modes = {each: each.stat().st_mode for each in above}
-    paths = (root, *root.rglob("*"))
-    try:
-        for each in above:
-            each.chmod(modes[each] | 0o005)
-        for each in paths:
+    # Not below pytest's own directory, which others may not enter: every session of pytest that begins sees to that.
+    with tempfile.TemporaryDirectory() as place:
+        store = Path(place) / "store"
+        shutil.copytree(root, store)
+        Path(place).chmod(0o755)
+        for each in (store, *store.rglob("*")):
             each.chmod(0o555 if each.is_dir() else 0o444)
-        before = state(root)
+        before = state(store)
         code = OPENING.format(nobody=NOBODY)
         done = subprocess.run(
-            [sys.executable, "-c", code, str(root)], cwd=CHECKOUT, capture_output=True, text=True, timeout=240
+            [sys.executable, "-c", code, str(store)], cwd=CHECKOUT, capture_output=True, text=True, timeout=240
         )
         assert set(done.stdout.split()) == {"200"}, done.stdout + done.stderr
-        assert state(root) == before
-    finally:
-        for each, mode in modes.items():
-            each.chmod(mode)
-        for each in paths:
-            each.chmod(0o755 if each.is_dir() else 0o644)
+        assert state(store) == before
 
 
 def test_in_an_object_store_nothing_is_put(root: Path, s3: S3Host, s3_root: str) -> None:  # noqa: F811
