@@ -176,6 +176,12 @@ def _say(error: Exception) -> None:
     ours = type(error).__module__.partition(".")[0] in PACKAGES
     log.error(error_text(error), exc_info=None if ours else error)
 
+    def is_new(record: logging.LogRecord) -> bool:
+        return not (record.exc_info and record.exc_info[1] and error_text(record.exc_info[1]) == error_text(error))
+
+    # Prefect's engine logs the same error once more, with a traceback whatever it says.
+    logging.getLogger("prefect.flow_runs").addFilter(is_new)
+
 
 def note_end(flow: Any, flow_run: Any, state: Any) -> None:
     """Write into the store that a run's process was killed: a hook for Prefect's crashed and cancelled states.

@@ -54,6 +54,8 @@ def _exit_in_words(step: int, usual: float, now: float) -> str:
         return f"left its band at step {step}, and is back"
     if not usual:
         return f"above zero since step {step}"
+    if not now:
+        return f"fell to zero since step {step}"
     return f"{'grew' if now > usual else 'fell'} to {now / usual:.2g} x since step {step}"
 
 
