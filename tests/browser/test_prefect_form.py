@@ -169,10 +169,11 @@ def test_cancel_and_retry_in_the_pages(page: Any, served: Serving) -> None:
     press(page, served, flow_run, "Cancel")
     assert served.ended(flow_run, "CANCELLED")[0] == "CANCELLED"
     done = len(store.ledger.entries(run="long", stage="training"))
+    served.settled(flow_run)
+    assert served.state(flow_run)[1].startswith("cancelled in Prefect: safe, Retry goes on at ")
     page.goto(f"{served.url}/runs/flow-run/{flow_run}")
     page.get_by_text("Cancelled", exact=True).first.wait_for()
     picture(page, "cancelled")
-    served.settled(flow_run)
     press(page, served, flow_run, "Retry")
     until(lambda: len(store.ledger.entries(run="long", stage="training")) > done, served.log)
     assert [event.event for event in store.runs.events("long")] == ["started", "cancelled", "resumed"]
