@@ -178,7 +178,7 @@ def test_cancel_and_retry_in_the_pages(page: Any, served: Serving) -> None:
     until(lambda: len(store.ledger.entries(run="long", stage="training")) > done, served.log)
     assert [event.event for event in store.runs.events("long")] == ["started", "cancelled", "resumed"]
     page.goto(f"{served.url}/runs/flow-run/{flow_run}")
-    page.get_by_role("button", name="Cancel").first.wait_for()
+    page.get_by_text("Beginning flow run").first.wait_for()
     picture(page, "retried")
     press(page, served, flow_run, "Cancel")
     assert served.ended(flow_run, "CANCELLED")[0] == "CANCELLED"
