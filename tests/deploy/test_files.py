@@ -13,9 +13,11 @@ import yaml
 
 from configs.errors import ConfigError
 from configs.load import load
-from flows.evaluate import evaluate
+from flows.cli.launch import _parameters
+from flows.evaluate import EvaluationParameters, evaluate
 from flows.orchestration.deployments import FILE, _offer_choices
-from flows.runtime.entry import FileParameters, instead
+from flows.replay import ReplayParameters, replay
+from flows.runtime.entry import FileParameters, StoreParameters, instead
 from flows.runtime.prepare import DEFAULT_FILES
 from flows.sft import sft
 from flows.train import train
@@ -64,6 +66,30 @@ def test_rare_parameters_are_taken_as_such_or_as_json_and_checked() -> None:
     assert FileParameters.of(None).store == ""
     with pytest.raises(ConfigError, match=r"advanced\.stroe.*there are store, files"):
         FileParameters.of({"stroe": "/data"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "flow", "rare", "others"),
+    [
+        ("train", train, FileParameters, []),
+        ("sft", sft, FileParameters, []),
+        ("replay", replay, ReplayParameters, []),
+        ("evaluate", evaluate, EvaluationParameters, []),
+        (
+            "evaluate",
+            evaluate,
+            EvaluationParameters,
+            ["kind=evaluate", "evaluation.external.url=https://host/v1", "evaluation.external.model=m"],
+        ),
+    ],
+)
+def test_what_the_command_line_shows_of_a_run_is_what_its_flow_takes(
+    kind: str, flow: Any, rare: type[StoreParameters], others: list[str]
+) -> None:
+    config = load(["demo"], ["store=/data/runs", *others]).model_copy(update={"kind": kind})
+    shown = _parameters(config)
+    assert shown.keys() <= inspect.signature(flow.fn).parameters.keys()
+    assert rare.of(shown["advanced"]).store == "/data/runs"
 
 
 def test_the_form_offers_presets_of_the_flows_kind_and_installed_tasksets() -> None:
