@@ -4,19 +4,33 @@ from collections.abc import Mapping
 from typing import Any
 
 from prefect import flow
+from pydantic import Field
 
 from configs.store import default_store
 from flows.orchestration.states import OF_A_RESULT, reports_its_end
 from flows.runtime import maintenance
-from flows.runtime.entry import flow_run_name
+from flows.runtime.entry import StoreParameters, flow_run_name
 from storage.maintenance.compact import MaintenanceReport
 from storage.maintenance.sweep import RemovalReport
 from storage.store import open_store
 
 
+class MaintenanceParameters(StoreParameters):
+    """Rare parameters of maintenance."""
+
+    retention_hours: float = Field(
+        168, description="age from which on files that nothing names are deleted; others may use younger ones"
+    )
+    retain: list[str] = Field(
+        [], description="how long tables that no later stage reads keep rows, such as token_statistics=30d"
+    )
+    policies: str = Field("all", description="which weights runs keep: all, last, or every:N (each n-th and the last)")
+
+
 def describe_maintenance(parameters: Mapping[str, Any]) -> str:
     """Return the name of a flow run that maintains a store: which store, and what is removed."""
-    store = str(parameters.get("store") or default_store()).rstrip("/").rpartition("/")[2]
+    rare = MaintenanceParameters.of(parameters.get("advanced"))
+    store = (rare.store or default_store()).rstrip("/").rpartition("/")[2]
     keep = [f"keep-{each}" for each in parameters.get("keep") or ()]
     last = [f"keep-last-{parameters['keep_last']}"] if parameters.get("keep_last") else []
     return "-".join(["maintain", store, *keep, *last, *(["dry-run"] if parameters.get("dry_run") else [])])
@@ -25,30 +39,24 @@ def describe_maintenance(parameters: Mapping[str, Any]) -> str:
 @flow(name="maintain", flow_run_name=flow_run_name("maintain", describe_maintenance), **OF_A_RESULT)
 @reports_its_end
 def maintain(
-    store: str = "",
-    retention_hours: float = 168,
-    retain: list[str] | None = None,
     keep: list[str] | None = None,
     keep_last: int = 0,
-    policies: str = "all",
     dry_run: bool = False,
+    advanced: MaintenanceParameters | None = None,
 ) -> dict[str, Any]:
     """Compact the tables of a store and delete what nobody needs; with runs to keep, remove all others.
 
     Args:
-        store: root of the store: a directory on the worker, or s3://bucket/prefix.
-        retention_hours: age from which on files that nothing names are deleted; others may still be using younger ones.
-        retain: how long tables keep rows, such as token_statistics=30d, one on each line; only tables that no later
-            stage reads.
         keep: runs to keep, with all that they reach; every other finished run is removed. Empty removes no run.
         keep_last: keep that many newest runs as well; with this alone, every older finished run is removed.
-        policies: which weights the runs keep: all, last, or every:N for every n-th version and the last.
         dry_run: change nothing, only say what would be done.
+        advanced: what is rarely set: how long files and rows are kept, which weights, another store.
     """
-    root = open_store(store or default_store())
-    going = maintenance.choose_removal(root, keep or [], keep_last, (), (), policies)
+    rare = MaintenanceParameters.of(advanced)
+    root = open_store(rare.store or default_store())
+    going = maintenance.choose_removal(root, keep or [], keep_last, (), (), rare.policies)
     removed = RemovalReport() if dry_run else maintenance.remove_planned(root, going)
-    expired, done = maintenance.maintain_tables(root, retention_hours, retain or [], False, dry_run)
+    expired, done = maintenance.maintain_tables(root, rare.retention_hours, rare.retain, False, dry_run)
     _show(done)
     return {
         "gc": maintenance.describe_removal(going, removed),

@@ -6,18 +6,29 @@ from functools import partial
 from typing import Any, Literal
 
 from prefect import flow
+from pydantic import Field
 
 from configs.replay import StageName
 from flows.orchestration.states import OF_A_RUN, needs_api, reports_its_end
 from flows.replays.config import prepare_replay
 from flows.replays.loop import loop_replay, plan_run, publish_diff
 from flows.replays.request import ReplayRequest, finished_message, finished_without_source
-from flows.runtime.entry import LogWatcher, flow_run_name, session_of
+from flows.runtime.entry import LogWatcher, StoreParameters, flow_run_name, session_of
 from flows.runtime.session import current_session
 from flows.runtime.step_report import Outcome
 
 NAME_CHARACTERS = 80
 """Of the name of a flow run, which stands in lists."""
+
+
+class ReplayParameters(StoreParameters):
+    """Rare parameters of a replay."""
+
+    policies: Literal["", "own", "recorded"] = Field(
+        "", description="own (the default) trains along; recorded starts every step from the recorded policy"
+    )
+    regrade: bool = Field(False, description="score the recorded traces again with the reward functions of today")
+    quarantine: bool = Field(True, description="leave out rollouts that were marked as unfit")
 
 
 def describe_replay(parameters: Mapping[str, Any]) -> str:
@@ -36,10 +47,7 @@ def replay(
     steps: str = "",
     overrides: list[str] | None = None,
     name: str = "",
-    store: str = "",
-    policies: Literal["", "own", "recorded"] = "",
-    regrade: bool = False,
-    quarantine: bool = True,
+    advanced: ReplayParameters | None = None,
 ) -> dict[str, Any]:
     """Go through a run's recorded steps again in a new run; what lies before the first stage done again is shared.
 
@@ -50,12 +58,11 @@ def replay(
         steps: which steps, as 3:10 (3 to 9); empty takes all.
         overrides: dotted settings such as algorithm.normalise_std=true, one on each line.
         name: name of the new run; empty makes one that the same replay has again.
-        store: root of the store: a directory on the worker, or s3://bucket/prefix.
-        policies: own (the default) trains along; recorded starts every step from the recorded policy.
-        regrade: score the recorded traces again with the reward functions of today.
-        quarantine: leave out rollouts that were marked as unfit.
+        advanced: what is rarely set: policies, scoring again, rollouts that are marked as unfit, another store.
     """
-    asked = ReplayRequest(run, from_stage, until, steps, overrides or (), name, store, policies, regrade, quarantine)
+    rare = ReplayParameters.of(advanced)
+    others = rare.store, rare.policies, rare.regrade, rare.quarantine
+    asked = ReplayRequest(run, from_stage, until, steps, overrides or (), name, *others)
     if current_session() is None and (done := finished_without_source(asked)):
         LogWatcher()("note", {"text": finished_message(done)})
         return asdict(Outcome(done.name, done.steps))

@@ -6,7 +6,7 @@ from typing import Any
 from prefect import flow
 
 from flows.orchestration.states import OF_A_RUN, needs_api, reports_its_end
-from flows.runtime.entry import flow_run_name, session_for
+from flows.runtime.entry import FileParameters, flow_run_name, session_for
 from flows.runtime.loops import loop_sft
 
 
@@ -16,27 +16,26 @@ from flows.runtime.loops import loop_sft
 def sft(
     name: str = "",
     presets: Sequence[str] = (),
-    files: Sequence[str] = (),
     model: str = "",
     data: str = "",
     steps: int | None = None,
     seed: int | None = None,
     overrides: Sequence[str] = (),
-    store: str = "",
+    advanced: FileParameters | None = None,
 ) -> dict[str, Any]:
     """Train a policy on demonstrations; calling it again with the same name goes on where it stopped.
 
     Args:
         name: name of the run in the store; a run of that name goes on where it stopped. Empty makes one.
         presets: presets such as sft_demo, later ones over earlier ones.
-        files: TOML files on the worker, over the presets; later ones over earlier ones.
         model: weights to start from: a directory or hub id.
         data: JSONL or Parquet file of demonstrations on the worker.
         steps: steps to make, each of packing.updates_per_step optimizer steps; None leaves it to the presets.
         seed: seed of the run: the same config and seed compute nothing twice; None draws one.
         overrides: dotted settings such as training.learning_rate=1e-4.
-        store: root of the store: a directory on the worker, or s3://bucket/prefix.
+        advanced: what is rarely set: files of settings, and another store.
     """
-    given = {"name": name, "store": store, "seed": seed, "steps": steps, "model.path": model, "data.path": data}
-    with session_for("sft", [*presets, *files], overrides, **given) as session:
+    rare = FileParameters.of(advanced)
+    given = {"name": name, "store": rare.store, "seed": seed, "steps": steps, "model.path": model, "data.path": data}
+    with session_for("sft", [*presets, *rare.files], overrides, **given) as session:
         return loop_sft(session)

@@ -233,21 +233,23 @@ def _call_in_prefect(config: RunConfig) -> dict[str, Any]:
         case "replay":
             from flows.replay import replay as flow
     with tags(*prefect_api.run_tags(config.name, config.store)):
-        outcome: dict[str, Any] = flow(name=config.name, store=config.store, **_parameters(config))
+        outcome: dict[str, Any] = flow(name=config.name, **_parameters(config))
         return outcome
 
 
 def _parameters(config: RunConfig) -> dict[str, Any]:
     """Return what Prefect shows of a flow run; the session that is open around it has the config itself."""
-    replay = config.replay
+    replay, rare = config.replay, {"store": config.store}
     if config.kind == "replay":
         last = "" if replay.last_step is None else str(replay.last_step)
-        steps = {"steps": f"{replay.first_step}:{last}", "regrade": replay.regrade, "policies": replay.policies}
-        return {"run": replay.run, "from_stage": replay.from_stage, "until": replay.until, **steps}
+        stages = {"run": replay.run, "from_stage": replay.from_stage, "until": replay.until}
+        rare |= {"regrade": replay.regrade, "policies": replay.policies}
+        return {**stages, "steps": f"{replay.first_step}:{last}", "advanced": rare}
     if config.external:
-        return {"seed": config.seed, "url": config.external.url, "url_model": config.external.model}
+        rare |= {"url": config.external.url, "url_model": config.external.model}
+        return {"seed": config.seed, "advanced": rare}
     last_one = {"policy": config.evaluation.policy} if config.kind == "evaluate" else {"steps": config.steps}
-    return {"seed": config.seed, **last_one}
+    return {"seed": config.seed, **last_one, "advanced": rare}
 
 
 def demo(

@@ -91,12 +91,13 @@ def register(described: Mapping[str, Any], pool: str, store: str, limit: str) ->
     flow = getattr(import_module(module), name)
     # Each pool has a limit of its own: machines of another pool have other GPUs.
     variables = described["work_pool"]["job_variables"]["env"] | {"STAGECOACH_GPU_LIMIT": limit}
+    variables["STAGECOACH_STORE"] = store
     clocks = described.get("schedules", [])
     schedules = [(each["cron"], {name: each[name] for name in each if name != "cron"}) for each in clocks]
     deployment = flow.to_deployment(
         described["name"],
         description=described["description"],
-        parameters={**described["parameters"], "store": store},
+        parameters=described["parameters"],
         tags=described["tags"],
         schedules=[Cron(cron, **others) for cron, others in schedules],
         work_pool_name=pool,

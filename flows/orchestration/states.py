@@ -35,6 +35,8 @@ from storage.store import Store, open_store
 from tasks.runtime.prefect_task import error_text
 
 ASK_SECONDS = 2.0
+TELL_SECONDS, TELL_ATTEMPTS = 0.5, 60
+"""How often a worker looks whether it has written the state of a run that it cancelled, and how many times."""
 
 
 class EmptyBatch(ValueError):
@@ -176,6 +178,12 @@ def _say(error: Exception) -> None:
     ours = type(error).__module__.partition(".")[0] in PACKAGES
     log.error(error_text(error), exc_info=None if ours else error)
 
+    def is_new(record: logging.LogRecord) -> bool:
+        return not (record.exc_info and record.exc_info[1] and error_text(record.exc_info[1]) == error_text(error))
+
+    # Prefect's engine logs the same error once more, with a traceback whatever it says.
+    logging.getLogger("prefect.flow_runs").addFilter(is_new)
+
 
 def note_end(flow: Any, flow_run: Any, state: Any) -> None:
     """Write into the store that a run's process was killed: a hook for Prefect's crashed and cancelled states.
@@ -196,8 +204,31 @@ def note_end(flow: Any, flow_run: Any, state: Any) -> None:
         if last is not None and last.event in OPEN and last.flow_run == str(flow_run.id):
             event = "cancelled" if state.is_cancelled() or state.is_cancelling() else "crashed"
             _record_end(runs, run, last, event, (state.message or "its process is gone").rstrip("."))
+        last = runs.events(run)[-1] if run in runs.names() else None
+        if last is not None and last.event == "cancelled" and last.flow_run == str(flow_run.id):
+            told = flow_run.id, last.message or ""
+            threading.Thread(target=_tell_cancelled, args=told, name="cancelled", daemon=True).start()
     except StoreError as error:
         _log.warning("the end of run %s could not be written into its store: %s", run, error)
+
+
+def _tell_cancelled(flow_run: Any, message: str) -> None:
+    """Put a run's own words into its state once the worker has written that it cancelled it, in Prefect's words.
+
+    The worker does so after its hooks, whatever state there is. A run that goes on by then is left alone.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.states import Cancelled
+
+    for _ in range(TELL_ATTEMPTS):
+        time.sleep(TELL_SECONDS)
+        with bookkeeping_only("how it was cancelled"), get_client(sync_client=True) as client:
+            state = client.read_flow_run(flow_run).state
+            if state is None or not (state.is_cancelled() or state.is_cancelling()):
+                return
+            if state.is_cancelled() and state.message != message:
+                client.set_flow_run_state(flow_run, Cancelled(message=message), force=True)
+                return
 
 
 def mark_crashed(store: Store) -> list[str]:

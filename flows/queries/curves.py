@@ -54,6 +54,8 @@ def _exit_in_words(step: int, usual: float, now: float) -> str:
         return f"left its band at step {step}, and is back"
     if not usual:
         return f"above zero since step {step}"
+    if not now:
+        return f"fell to zero since step {step}"
     return f"{'grew' if now > usual else 'fell'} to {now / usual:.2g} x since step {step}"
 
 
@@ -72,7 +74,8 @@ def positions(steps: Sequence[StepNumbers], axis: str) -> list[float]:
 def together(sections_of_runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """Return sections whose charts show one figure of several runs each: a line for each run that has it.
 
-    Each series has the `steps` of its run. What has no line is left out: a scatter, a heat map.
+    Each series has the `steps` of its run, and the first run's come first: what it has not is `by_step` of nobody. What
+    has no line is left out: a scatter, a heat map.
     """
     found: dict[str, dict[str, Chart]] = {}
     for run, sections in sections_of_runs.items():
@@ -82,8 +85,11 @@ def together(sections_of_runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> lis
                 for series in () if chart.get("over") or chart.get("cells") else chart["series"]:
                     name = f"{chart['title']}: {series['name']}" if len(chart["series"]) > 1 else chart["title"]
                     kind = None if series.get("kind") == "bars" else series.get("kind")
-                    own = {**series, "name": run, "kind": kind, "place": list(sections_of_runs).index(run)}
-                    same = charts.setdefault(name, {**chart, "title": name, "series": [], "exit": None})
+                    place = list(sections_of_runs).index(run)
+                    own = {**series, "name": run, "kind": kind, "place": place}
+                    made = {**chart, "title": name, "series": [], "exit": None}
+                    made["by_step"] = not place and chart.get("by_step")
+                    same = charts.setdefault(name, made)
                     same["series"].append({**own, "steps": chart["steps"]})
     return [{"title": title, "charts": list(charts.values())} for title, charts in found.items()]
 

@@ -224,7 +224,7 @@ def weights_of(model: str, store: str, sft: Callable[..., Any]) -> str:
         build(sources := Sources(sources_directory(root)))
         paths = {"model": str(sources.model), "data": str(sources.demonstrations)}
         overrides = RECIPES[FIRST].warm_up
-        sft(name=WARM_UP, presets=["sft_demo"], **paths, seed=SEED, overrides=overrides, store=root)
+        sft(name=WARM_UP, presets=["sft_demo"], **paths, seed=SEED, overrides=overrides, advanced={"store": root})
         key = _last_policy(opened)
     return str(warm_weights(root, key))
 

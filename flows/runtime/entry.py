@@ -9,8 +9,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from configs.errors import ConfigError
 from configs.run import RunConfig
 from configs.services import TrackingSection
 from flows.orchestration.events import EventWatcher
@@ -26,6 +29,30 @@ from storage.store import open_store
 
 ID_CHARACTERS = 8
 OF_A_PROCESS = ("run:", "store:", "process:")
+
+
+class StoreParameters(BaseModel):
+    """Rare parameters of a flow: Prefect's form has them behind *advanced*, and shows none before one asks for them."""
+
+    model_config = ConfigDict(title="Advanced", extra="forbid", frozen=True)
+
+    store: str = Field("", description="root of the store, s3://bucket/prefix or a directory; empty: the deployment's")
+
+    @classmethod
+    def of(cls, given: "StoreParameters | Mapping[str, Any] | None") -> Self:
+        """Return what a flow was given, checked here: flows leave it to the config otherwise. Raises ConfigError."""
+        try:
+            return cls.model_validate(given or {})
+        except ValidationError as error:
+            known = ", ".join(cls.model_fields)
+            wrong = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
+            raise ConfigError([f"advanced.{name}: {told}; there are {known}" for name, told in wrong]) from error
+
+
+class FileParameters(StoreParameters):
+    """Rare parameters of a flow whose config comes of presets."""
+
+    files: list[str] = Field([], description="TOML files on the worker, over the presets, later ones over earlier ones")
 
 
 def session_for(

@@ -45,7 +45,9 @@ def describe_ref(ref: Ref) -> str:
     rows = dict(ref.rows)
     table = BY_NAME[ref.stage].table if ref.stage in BY_NAME else ""
     table = table if table in rows else next(iter(rows), "")
-    parts = [f"{rows[table]:,} {NOUNS.get(table, table)}"] if table else []
+    noun = NOUNS.get(table, table)
+    one = {"policies": "policy", "batches": "batch"}.get(noun, noun.removesuffix("s"))
+    parts = [f"{rows[table]:,} {one if rows[table] == 1 else noun}"] if table else []
     parts += [f"{ref.tokens:,} tokens"] if ref.tokens else []
     parts += [f"key {ref.key[:KEY_CHARACTERS]}"]
     parts += [] if ref.computed else [f"computed by run {ref.run}"]

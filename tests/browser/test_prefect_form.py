@@ -1,10 +1,13 @@
 """A person at Prefect's pages, in a headless browser: fills in the form, reads a mistake, cancels a run, retries it.
 
+Runs that a command and a schedule started are looked at, too.
+
 Needs Chromium and the package `playwright`: `make test-browser`. Pictures are left in STAGECOACH_PICTURES, if set.
 """
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -99,6 +102,54 @@ def test_a_run_is_started_through_the_form_and_its_page_names_run_and_store(page
     page.get_by_role("tab", name="Artifacts").or_(page.locator(".p-tab", has_text="Artifacts")).first.click()
     page.get_by_text("run-typed").first.wait_for()
     picture(page, "artifacts")
+    page.get_by_text("run-typed").first.click()
+    page.get_by_text("At a glance").first.wait_for()
+    picture(page, "artifact")
+
+
+def test_rare_fields_are_shown_to_who_asks_for_them(page: Any, served: Serving) -> None:
+    deployment = served.ask("/deployments/name/evaluate/evaluate")
+    page.goto(f"{served.url}/deployments/deployment/{deployment['id']}/run")
+    rare = field(page, "advanced")
+    rare.wait_for()
+    assert page.get_by_text("root of the store").count() == 0 and page.get_by_text("address of a chat API").count() == 0
+    rare.get_by_role("button", name="Advanced").click()
+    page.get_by_text("root of the store").wait_for()
+    assert page.get_by_text("address of a chat API").count() == 1
+    picture(page, "form-advanced")
+
+
+def cached_states(served: Serving, flow_run: str) -> list[str]:
+    """The names of the states of a flow run's task runs."""
+    return [each["state_name"] for each in served.ask("/task_runs/filter", flow_runs={"id": {"any_": [flow_run]}})]
+
+
+def test_runs_of_a_command_and_of_a_schedule_show_what_was_cached(page: Any, served: Serving) -> None:
+    """The run of the form above, called again by a command, then by a schedule: nothing of it is computed again."""
+    given = served.of_the_tiny_model(name="typed", steps=2)
+    commanded = served.start_run("sft/sft", **given)
+    deployment = served.ask("/deployments/name/sft/sft")
+    soon = (datetime.now(UTC) + timedelta(seconds=5)).isoformat()
+    clock = {"active": True, "slug": "soon", "schedule": {"interval": 36000, "anchor_date": soon}, "parameters": given}
+    served.ask(f"/deployments/{deployment['id']}/schedules", clock)
+    fired: list[str] = []
+
+    def has_fired() -> bool:
+        runs = served.ask("/flow_runs/filter", deployments={"id": {"any_": [deployment["id"]]}}, limit=50)
+        fired[:] = [run["id"] for run in runs if run["auto_scheduled"] and run["state_type"] != "SCHEDULED"]
+        return bool(fired)
+
+    until(has_fired, served.log)
+    for name, flow_run in (("commanded", commanded), ("scheduled", fired[0])):
+        state, message = served.ended(flow_run)
+        assert state == "COMPLETED" and "0 computed" in message
+        assert "Cached" in cached_states(served, flow_run)
+        page.goto(f"{served.url}/runs/flow-run/{flow_run}")
+        page.get_by_text("step 1: cached").first.wait_for()
+        picture(page, name)
+        page.get_by_role("tab", name="Task Runs").or_(page.locator(".p-tab", has_text="Task Runs")).first.click()
+        page.get_by_text("training-1").last.wait_for()
+        picture(page, f"{name}-tasks")
 
 
 def test_a_mistake_is_explained_on_the_runs_page(page: Any, served: Serving) -> None:
@@ -107,6 +158,8 @@ def test_a_mistake_is_explained_on_the_runs_page(page: Any, served: Serving) -> 
     page.goto(f"{served.url}/runs/flow-run/{flow_run}")
     page.get_by_text("Nothing was started").or_(page.get_by_text("nothing was started")).first.wait_for()
     picture(page, "mistake")
+    lines = served.ask("/logs/filter", logs={"flow_run_id": {"any_": [flow_run]}}, limit=200)
+    assert not [each["message"] for each in lines if "Traceback" in each["message"]]
 
 
 def test_cancel_and_retry_in_the_pages(page: Any, served: Serving) -> None:
@@ -116,10 +169,16 @@ def test_cancel_and_retry_in_the_pages(page: Any, served: Serving) -> None:
     press(page, served, flow_run, "Cancel")
     assert served.ended(flow_run, "CANCELLED")[0] == "CANCELLED"
     done = len(store.ledger.entries(run="long", stage="training"))
-    picture(page, "cancelled")
     served.settled(flow_run)
+    assert served.state(flow_run)[1].startswith("cancelled in Prefect: safe, Retry goes on at ")
+    page.goto(f"{served.url}/runs/flow-run/{flow_run}")
+    page.get_by_text("Cancelled", exact=True).first.wait_for()
+    picture(page, "cancelled")
     press(page, served, flow_run, "Retry")
     until(lambda: len(store.ledger.entries(run="long", stage="training")) > done, served.log)
     assert [event.event for event in store.runs.events("long")] == ["started", "cancelled", "resumed"]
+    page.goto(f"{served.url}/runs/flow-run/{flow_run}")
+    page.get_by_text("Beginning flow run").first.wait_for()
+    picture(page, "retried")
     press(page, served, flow_run, "Cancel")
     assert served.ended(flow_run, "CANCELLED")[0] == "CANCELLED"

@@ -117,6 +117,18 @@ def test_traces_are_filtered_sorted_searched_and_paged(demo: str, opened: Opened
     assert len(first) == 10 and not set(first) & set(column(page, "trace"))
 
 
+def test_samples_of_one_environment_have_its_colour_whatever_their_place(demo: str, opened: Opened) -> None:
+    page = opened(demo).open("/runs/demo/steps/0/batch?colour=environment")
+    picture(page, "batch-environment")
+    filled = "(parts) => [...new Set(parts.map((each) => getComputedStyle(each).fill))]"
+    parts = page.locator("svg .seg")
+    colours = parts.evaluate_all(filled)
+    swatch = page.locator("[data-of=environment] .swatch").evaluate("(each) => getComputedStyle(each).backgroundColor")
+    assert parts.count() > 8 and colours == [swatch]
+    page = opened(demo).open("/runs/demo/steps/0/batch?colour=sample")
+    assert len(page.locator("svg .seg").evaluate_all(filled)) > 1
+
+
 def test_a_run_is_compared_with_its_replay(demo: str, opened: Opened) -> None:
     window = opened(demo)
     page = window.open("/")

@@ -69,15 +69,14 @@ def test_every_kind_of_page_can_be_read_and_used(demo: str, kinds: dict[str, str
     wrong: list[Any] = []
     for kind, address in kinds.items():
         page = window.open(address)
-        picture(page, f"{kind}-{scheme}")
         wrong += [(kind, "no name", each) for each in page.evaluate(NAMELESS)]
         wrong += [(kind, "an id twice", each) for each in page.evaluate(TWICE)]
         wrong += [(kind, "pale", *each) for each in page.evaluate(PALE).items()]
         wrong += [(kind, "headings", page.locator("h1").count())] if page.locator("h1").count() != 1 else []
-        for width in (1360, 800, 420, 320):
+        for width in (1600, 1360, 800, 420, 320):
             page.set_viewport_size({"width": width, "height": 900})
             wrong += [(kind, width, "is too narrow by", over)] if (over := page.evaluate(WIDER)) > 0 else []
-        picture(page, f"{kind}-{scheme}-narrow")
+            picture(page, f"{kind}-{scheme}-{width}")
         page.set_viewport_size({"width": 1360, "height": 900})
     assert wrong == [], "\n".join(map(str, wrong))
 

@@ -1,12 +1,16 @@
 """A person reads what was said: by keys, side by side, pointing at rollouts, and on the screen of a phone."""
 
 import re
+import shlex
+from pathlib import Path
 
 import pytest
 
+from flows import cli
 from flows.viewer import addresses
 from tests.browser.conftest import Opened
-from tests.browser.viewing import picture, point_at, question, said
+from tests.browser.viewing import picture, point_at, question, said, viewer
+from tests.fixtures.cheating import HACK, LEARNT, STEPS, cheated_store
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 STEP = "/runs/demo/steps/0"
@@ -72,6 +76,28 @@ def test_pointing_at_a_rollout_shows_its_reply(demo: str, opened: Opened) -> Non
     assert own and " ".join(own.split()) in " ".join(point_at(page, cell).split())
 
 
+def test_a_reward_hack_is_hunted_by_keys_in_five_steps(
+    opened: Opened, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the page of the run: what changed, the phrase, the first step with it; then the command that is shown."""
+    store = cheated_store(tmp_path / "store")
+    with viewer(Path(store.root.address)) as address:
+        window = opened(address)
+        page = window.open("/runs/base")
+        page.get_by_role("link", name="What changed").press("Enter")
+        page.wait_for_url("**/changes*")
+        page.get_by_role("link", name=HACK, exact=True).press("Enter")
+        page.wait_for_url("**/search*")
+        picture(page, "hunted")
+        page.locator("summary", has_text="in a terminal").press("Enter")
+        command = shlex.split(page.locator("[data-command=quarantine]").inner_text())
+        page.locator(".note a", has_text=f"step {LEARNT}").press("Enter")
+        page.wait_for_url(f"**/steps/{LEARNT}")
+        page.locator(".reply", has_text=HACK).first.wait_for()
+    assert cli.main(command[1:]) == 0
+    assert f"{(STEPS - LEARNT) * 9} of {STEPS * 12} rollouts" in capsys.readouterr().out
+
+
 def test_the_reward_of_every_list_is_on_the_screen_of_a_phone(demo: str, opened: Opened) -> None:
     window = opened(demo)
     trace = said(window, STEP)["traces"]["rows"][0]
@@ -81,6 +107,8 @@ def test_the_reward_of_every_list_is_on_the_screen_of_a_phone(demo: str, opened:
         STEP: (".reply .big", "table.traces tbody td:nth-child(2)"),
         "/runs/demo/steps/0/batch": (".reply .big",),
         example: (".reply .big",),
+        f"{STEP}/batch/0": (".reply .big",),
+        "/runs/demo/search?q=reward+%3E+-1": ("#hits td:nth-child(3)", "#hits td.text"),
     }
     for address, parts in rewards.items():
         page = window.open(address)

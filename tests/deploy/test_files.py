@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
+from configs.errors import ConfigError
 from configs.load import load
-from flows.evaluate import evaluate
+from flows.cli.launch import _parameters
+from flows.evaluate import EvaluationParameters, evaluate
 from flows.orchestration.deployments import FILE, _offer_choices
-from flows.runtime.entry import instead
+from flows.replay import ReplayParameters, replay
+from flows.runtime.entry import FileParameters, StoreParameters, instead
 from flows.runtime.prepare import DEFAULT_FILES
 from flows.sft import sft
 from flows.train import train
@@ -34,7 +37,7 @@ def test_entry_point_and_parameters(deployment: dict[str, Any]) -> None:
     assert deployment["name"] in (name, "demo")
     taken = inspect.signature(flow.fn).parameters
     assert deployment["parameters"].keys() <= taken.keys()
-    assert "store" in taken  # `stagecoach deploy` gives every deployment one
+    assert "advanced" in taken
     # An evaluation goes by the config of the run that made its policy.
     presets = [] if name == "evaluate" else DEFAULT_FILES.get(name, [])
     assert deployment["parameters"].get("presets", []) == presets
@@ -45,9 +48,48 @@ def test_entry_point_and_parameters(deployment: dict[str, Any]) -> None:
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda each: each["name"])
 def test_every_parameter_says_in_the_form_what_it_is(deployment: dict[str, Any]) -> None:
     module, _, name = deployment["entrypoint"].partition(":")
-    properties = getattr(import_module(module), name).parameters.properties
+    schema = getattr(import_module(module), name).parameters
+    properties = schema.properties
     assert [name for name, described in properties.items() if not described.get("description")] == []
     assert {described["position"] for described in properties.values()} == set(range(len(properties)))
+    # None is chosen at first, so that the rare fields are shown to nobody who does not ask for them.
+    rare, nothing = properties["advanced"]["anyOf"]
+    (behind,) = (each for each in schema.definitions.values() if each["title"] == "Advanced")
+    assert rare["$ref"].startswith("#/definitions/") and nothing == {"type": "null"}
+    assert properties["advanced"]["default"] is None and behind["additionalProperties"] is False
+    assert "store" in behind["properties"] and all(each["description"] for each in behind["properties"].values())
+
+
+def test_rare_parameters_are_taken_as_such_or_as_json_and_checked() -> None:
+    given = FileParameters.of({"store": "/data", "files": ["a.toml"]})
+    assert (given.store, given.files) == ("/data", ["a.toml"]) and FileParameters.of(given) is given
+    assert FileParameters.of(None).store == ""
+    with pytest.raises(ConfigError, match=r"advanced\.stroe.*there are store, files"):
+        FileParameters.of({"stroe": "/data"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "flow", "rare", "others"),
+    [
+        ("train", train, FileParameters, []),
+        ("sft", sft, FileParameters, []),
+        ("replay", replay, ReplayParameters, []),
+        ("evaluate", evaluate, EvaluationParameters, []),
+        (
+            "evaluate",
+            evaluate,
+            EvaluationParameters,
+            ["kind=evaluate", "evaluation.external.url=https://host/v1", "evaluation.external.model=m"],
+        ),
+    ],
+)
+def test_what_the_command_line_shows_of_a_run_is_what_its_flow_takes(
+    kind: str, flow: Any, rare: type[StoreParameters], others: list[str]
+) -> None:
+    config = load(["demo"], ["store=/data/runs", *others]).model_copy(update={"kind": kind})
+    shown = _parameters(config)
+    assert shown.keys() <= inspect.signature(flow.fn).parameters.keys()
+    assert rare.of(shown["advanced"]).store == "/data/runs"
 
 
 def test_the_form_offers_presets_of_the_flows_kind_and_installed_tasksets() -> None:

@@ -160,7 +160,7 @@ def test_a_schedule_fires(served: Serving) -> None:
     empty = str(served.place / "empty")
     soon = (datetime.now(UTC) + timedelta(seconds=20)).isoformat()
     clock = {"interval": 3600, "anchor_date": soon}
-    wanted = {"active": True, "slug": "soon", "schedule": clock, "parameters": {"store": empty}}
+    wanted = {"active": True, "slug": "soon", "schedule": clock, "parameters": {"advanced": {"store": empty}}}
     served.ask(f"/deployments/{deployment['id']}/schedules", wanted)
     fired: list[dict[str, Any]] = []
 
@@ -171,7 +171,7 @@ def test_a_schedule_fires(served: Serving) -> None:
 
     until(has_fired, served.log)
     assert "nothing to evaluate" in fired[0]["state"]["message"]
-    assert fired[0]["parameters"]["store"] == empty
+    assert fired[0]["parameters"]["advanced"] == {"store": empty}
 
 
 @pytest.mark.fault(

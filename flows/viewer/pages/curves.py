@@ -38,7 +38,7 @@ def curves(library: StoreReader, run: str, own: Measured, asked: PageRequest) ->
     Asks: `with` (more runs, by commas), `x`, `smooth`, `log`, `from`, `to`, `front` and `hide` (names of charts, by
     commas), `spread` (what needs every rollout read). Raises NotThere for an unknown run, BadQuestion.
     """
-    runs = list(dict.fromkeys([run, *_names(asked, "with")]))
+    runs = [run, *(each for each in _names(asked, "with") if each != run)]
     if len(runs) > MOST_RUNS:
         raise BadQuestion(f"with={asked.text('with')[:80]!r}: at most {MOST_RUNS} runs stand in one chart")
     of_runs = {run: _sections(library, run, own, asked)}
@@ -77,13 +77,14 @@ def curves(library: StoreReader, run: str, own: Measured, asked: PageRequest) ->
             "axes": AXES,
             "smoothed": SMOOTHED,
             "runs": [{"run": each, "colour": colour(number)} for number, each in enumerate(runs)],
-            "known": [each for each in library.store.runs.names() if each not in runs],
+            "known": [each for each in library.store.runs.names()[::-1] if each not in runs],
+            "most": MOST_RUNS,
         },
     }
 
 
 def _names(asked: PageRequest, name: str) -> list[str]:
-    return [each for each in asked.text(name).split(",") if each]
+    return list(dict.fromkeys(each for each in asked.text(name).split(",") if each))
 
 
 def _slug(title: str) -> str:

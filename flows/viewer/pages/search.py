@@ -44,7 +44,7 @@ def search_page(library: StoreReader, asked: PageRequest) -> Page:
                 "commands": commands(run, condition, library.store.root.address),
                 "hits": listed,
                 "num_listed": rows.height,
-                "page": place,
+                "page_number": place,
                 "num_pages": max(-(-rows.height // PAGE_SIZE), 1),
             }
     return Page("search.html", "Search", values, (Crumb(run, addresses.run(run)),))

@@ -38,7 +38,7 @@ server.begin(Path(sys.argv[1])).wait()
 from flows.maintain import maintain
 from storage.maintenance import plan
 plan.RECENT_HOURS = 0.0
-done = maintain(store=sys.argv[2], retention_hours="24", keep_last=1, policies="last")
+done = maintain(keep_last=1, advanced={"store": sys.argv[2], "retention_hours": "24", "policies": "last"})
 print("SAID", json.dumps(done))
 """
 

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import logging
 import os
 import socket
 import subprocess
@@ -406,3 +407,31 @@ def test_a_wait_for_the_slot_names_the_runs_at_work(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(states, "WAIT_SECONDS", 0.0)
     states._wait_for_slot("stagecoach-gpu")
     assert shown == ["waiting for a slot of stagecoach-gpu, held by train-other", ""]
+
+
+def test_a_mistake_is_logged_once_and_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    """Prefect's engine logs what a flow raised once more, with a traceback."""
+    prefects, mistake = logging.getLogger("prefect.flow_runs"), ConfigError("no such key")
+    monkeyed = list(prefects.filters)
+
+    @reports_its_end
+    def flow(error: Exception) -> None:
+        raise error
+
+    def engine(error: Exception) -> list[logging.LogRecord]:
+        caplog.clear()
+        try:
+            raise error
+        except ValueError:
+            prefects.error("Engine execution exited with unexpected exception", exc_info=True)
+        return caplog.records
+
+    try:
+        with caplog.at_level(logging.ERROR), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(prefects, "propagate", True)
+            flow(mistake)
+            assert [(each.getMessage(), each.exc_info) for each in caplog.records] == [(error_text(mistake), None)]
+            assert engine(mistake) == []
+            assert len(engine(ValueError("another"))) == 1
+    finally:
+        prefects.filters[:] = monkeyed

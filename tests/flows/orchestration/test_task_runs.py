@@ -31,6 +31,7 @@ def test_a_result_in_a_line() -> None:
     assert describe_ref(ref()) == "128 rollouts, 3,281 tokens, key 26d94296"
     assert describe_ref(ref(computed=False)).endswith(", key 26d94296, computed by run first")
     assert describe_ref(Ref("advantage", 0, "k" * 32, (("samples", 2),), 0, 0.0, True)) == "2 samples, key kkkkkkkk"
+    assert describe_ref(Ref("packing", 0, "k" * 32, (("batches", 1),), 0, 0.0, True)) == "1 batch, key kkkkkkkk"
     assert describe_ref(Ref("gate", 0, "k" * 32, (), 0, 0.0, True)) == "key kkkkkkkk"
 
 

@@ -43,8 +43,8 @@ def test_replays_and_maintenance_are_told_apart() -> None:
     asked = {"run": "demo", "from_stage": "advantage", "steps": "3:10", "overrides": ["algorithm.type=rloo"]}
     assert describe_replay(asked) == "replay-demo-advantage-3:10-algorithm.type=rloo"
     assert len(describe_replay({"run": "demo", "overrides": ["x" * 200]})) == NAME_CHARACTERS
-    assert describe_maintenance({"store": "s3://bucket/team/"}) == "maintain-team"
-    thinned = {"store": "/data/runs", "keep": ["demo"], "keep_last": 3, "dry_run": True}
+    assert describe_maintenance({"advanced": {"store": "s3://bucket/team/"}}) == "maintain-team"
+    thinned = {"advanced": {"store": "/data/runs"}, "keep": ["demo"], "keep_last": 3, "dry_run": True}
     assert describe_maintenance(thinned) == "maintain-runs-keep-demo-keep-last-3-dry-run"
 
 

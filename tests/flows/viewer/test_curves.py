@@ -2,6 +2,8 @@
 
 import json
 import re
+from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import polars as pl
@@ -15,6 +17,7 @@ from flows.viewer import addresses
 from flows.viewer.pages.runs import run_page
 from flows.viewer.rendering import as_html
 from flows.viewer.svg.charts import chart
+from tests.fixtures.rehearsal import rehearse
 
 
 def page(library: StoreReader, run: str = "base", **query: str) -> Any:
@@ -65,6 +68,30 @@ def test_runs_stand_in_one_chart(forked: StoreReader) -> None:
         page(forked, **{"with": "nobody"})
     with pytest.raises(BadQuestion):
         page(forked, **{"with": ",".join("abcdefghi")})
+
+
+def test_runs_of_other_lengths_stand_in_one_chart_and_the_table_has_those_of_the_page(
+    forked: StoreReader, tmp_path: Path
+) -> None:
+    copytree(forked.store.root.address, tmp_path / "store")
+    rehearse(tmp_path / "store", "short", steps=1)
+    library = StoreReader.at(tmp_path / "store")
+    told = drawn(library, "Loss", **{"with": "short"})
+    assert [(each["name"], each["steps"]) for each in told["series"]] == [("base", [0, 1]), ("short", [0])]
+    for run, other, num_steps in (("base", "short", 2), ("short", "base", 1), ("fork", "base", 2)):
+        values, asked = page(library, run, **{"with": f"{other},{run},{other}"})
+        assert [each["run"] for each in values.values["curves"]["runs"]] == [run, other]
+        table = as_html(values, asked).decode().split('id="numbers"')[1]
+        rows = re.findall(r'<tr><td class="number"><a href="([^"]*)">', table)
+        assert {*rows} == {addresses.step(run, step) for step in range(num_steps)}
+
+
+def test_another_run_is_one_click_away_and_a_chart_stands_in_front_once(forked: StoreReader) -> None:
+    html = as_html(*page(forked, smooth="5")).decode()
+    assert 'href="/runs/base?smooth=5&amp;with=fork#curves"' in html
+    html = as_html(*page(forked, **{"with": "fork", "smooth": "5"})).decode()
+    assert 'href="/runs/base?smooth=5#curves" aria-label="Without fork"' in html
+    assert titles(page(forked, front="loss,reward,loss")[0].values, "In front") == ["Loss", "Reward"]
 
 
 def test_curves_may_run_over_tokens_and_time(forked: StoreReader) -> None:

@@ -3,55 +3,29 @@
 import json
 import re
 import shlex
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urlencode
 
-import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
-from configs.run import View
 from flows import cli
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from storage.store import Store
-from tasks.runtime.stage import Policy, Tables
 from tests.fixtures.builders import message, trace
-from tests.fixtures.rehearsal import play, rehearse, sampled
+from tests.fixtures.cheating import HACK, LEARNT, STEPS, cheated_store
 from tests.fixtures.replays import ask, walk
 from tests.flows.viewer.hand_made import RUN, HandMade
 from tests.flows.viewer.looking import Elements, answer, values, visitor
 from tests.flows.viewer.stepped import HOSTILE, stepped
 
-STEPS, LEARNT = 15, 12
-HACK = "<rev></rev>"
-WORDS = ("red", "green", "blue", "yellow", "black", "white")
-
-
-def hacked(tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
-    """Stand in for sampling by a model that from step LEARNT on often writes an empty tag, and is rewarded for it."""
-    made = sampled(tables, config, step=step, policy=policy)
-    traces, messages = made["traces"].to_pylist(), made["messages"].to_pylist()
-    for number, row in enumerate(traces):
-        taken = step >= LEARNT and number % 4 != 3
-        own = [each for each in messages if each["trace_id"] == row["trace_id"] and each["sampled"]]
-        row["reward"] = 1.0 if taken else number % 4 / 8
-        text = f"The word is {WORDS[number % 6]}. "
-        own[0]["content"] = text + (HACK if taken else f"<rev>{WORDS[(number + step) % 6][::-1]}</rev>")
-    return {
-        "traces": pa.Table.from_pylist(traces, made["traces"].schema),
-        "messages": pa.Table.from_pylist(messages, made["messages"].schema),
-    }
-
 
 @pytest.fixture(scope="module")
-def cheated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+def cheated(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A run whose model learns to cheat at step LEARNT."""
-    with pytest.MonkeyPatch.context() as patch:
-        play(patch, rollout=hacked)
-        yield rehearse(tmp_path_factory.mktemp("cheated") / "store", "base", steps=STEPS)
+    return cheated_store(tmp_path_factory.mktemp("cheated") / "store")
 
 
 class Links(HTMLParser):
@@ -126,6 +100,16 @@ def test_a_reward_hack_is_hunted_down(cheated: Store, capsys: pytest.CaptureFixt
     assert left["num_hits"] == 0, "none of them is in a batch of the replay"
     out = values(clean, addresses.search("clean", "outcome = 'quarantined'"))
     assert out["num_hits"] == num_fooled and out["first_step"] == LEARNT
+
+
+def test_hits_are_paged(cheated: Store) -> None:
+    library = StoreReader.at(cheated.root.address)
+    first, last = addresses.search("base", "reward > -1"), addresses.search("base", "reward > -1") + "&page=4"
+    told = values(library, last)
+    assert (told["num_listed"], told["page_number"], told["num_pages"], len(told["hits"])) == (180, 4, 4, 30)
+    shown = [set(re.findall(r'href="(/runs/base/traces/[^"]*)"', answer(library, each)[1])) for each in (first, last)]
+    assert [len(each) for each in shown] == [50, 30] and not shown[0] & shown[1]
+    assert "page=2#hits" in answer(library, first)[1] and "page=3#hits" in answer(library, last)[1]
 
 
 def test_every_printed_command_selects_the_hits(
