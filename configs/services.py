@@ -63,7 +63,13 @@ class LearnerConfig(Section):
     threads: int = operational(1, ge=1)
     """Threads of torch in the learner; small models are fastest with one."""
     processes: int = operational(1, ge=1)
-    """Processes under torchrun; 1 needs none."""
+    """Processes under torchrun; 1 needs none. They share the rows of a batch, whatever number it was packed for."""
+    replicas: int = operational(1, ge=1)
+    """Copies of the weights among the processes (hybrid sharding). Each is sharded over processes / replicas of them,
+    which gather weights among themselves, and gradients are added over all. 1 shards over all processes."""
+    context_parallel: int = operational(1, ge=1)
+    """Processes that share one row, each with a part of its tokens: for rows that are longer than one GPU can take. It
+    divides the model's attention heads."""
     gpus: Gpus = operational("")
     """Which GPUs the learner sees, as CUDA_VISIBLE_DEVICES has it, for example `2,3`; empty is all that we see."""
     attention: Literal["auto", "fa2", "fa3", "fa4"] = operational("auto")

@@ -24,11 +24,9 @@ def training_problems(config: RunConfig) -> Iterator[str]:
     yield from lora_problems(training.lora)
     if any(not 0 <= beta < 1 for beta in training.betas):
         yield f"training.betas: {training.betas}: each is at least 0 and below 1"
-    if config.packing.data_parallel != config.learner.processes:
-        yield (
-            f"packing.data_parallel: rows are dealt to {config.packing.data_parallel} ranks, but learner.processes is "
-            f"{config.learner.processes}"
-        )
+    for name in ("replicas", "context_parallel"):
+        if config.learner.processes % (number := getattr(config.learner, name)):
+            yield f"learner.{name}: {number} does not divide learner.processes {config.learner.processes}"
     if not training.deterministic and training.save_optimizer_every != 1:
         yield (
             f"training.deterministic: with training.save_optimizer_every {training.save_optimizer_every} a learner "

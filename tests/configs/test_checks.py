@@ -51,7 +51,8 @@ DEMO_FAULTS = [
     ("training.compile=true", "training.compile: layers are compiled on CUDA"),
     ("training.checkpoint_every=2", "training.checkpoint_every: without training.gradient_checkpointing"),
     ("training.offload_activations=true", "training.offload_activations: without training.gradient_ch"),
-    ("packing.data_parallel=2", "packing.data_parallel: rows are dealt to 2 ranks"),
+    ("learner.replicas=2", "learner.replicas: 2 does not divide learner.processes 1"),
+    ("learner.context_parallel=2", "learner.context_parallel: 2 does not divide learner.processes 1"),
     ("rollout.temperature=0", "rollout.temperature: training needs"),
     ("environments.0.temperature=0", "environments.0.temperature: training needs"),
     ('filtering.filters=[{type="truncated"}]', "filtering.filters: 'errored' may not be left out"),
@@ -293,7 +294,7 @@ def test_adapters_are_in_keys() -> None:
     [
         (["rollout.max_off_policy_steps=1"], "rollout.max_off_policy_steps: 1 lets the engine sample"),
         (["rollout.max_off_policy_steps=1", "engine.gpus=0,1", "learner.gpus=1"], "rollout.max_off_policy_steps"),
-        (["learner.gpus=1", "learner.processes=2", "packing.data_parallel=2"], "learner.gpus: '1' are fewer"),
+        (["learner.gpus=1", "learner.processes=2"], "learner.gpus: '1' are fewer"),
         (["rollout.max_off_policy_steps=1", "engine.gpus=0", "learner.gpus=1"], ""),
         (["rollout.max_off_policy_steps=1", "engine.url=http://127.0.0.1:1"], ""),
         ([], ""),

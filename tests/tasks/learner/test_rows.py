@@ -13,7 +13,7 @@ from tests.fixtures.packed import STREAMS, batches, changed, padding, sample
 
 def test_rows_are_what_was_packed():
     table = batches([[sample("a", 4, 1), sample("b", 3, 2)], [sample("c", 5, 3, "ce")]])
-    (batch,) = batches_from_table(table, 1)
+    (batch,) = batches_from_table(table)
     first = batch.rows[0]
     assert (first.sample_ids, first.borders) == (("a", "b"), (0, 4, 7))
     assert first.weighted.tolist() == [2, 3, 5, 6]
@@ -26,23 +26,23 @@ def test_rows_are_what_was_packed():
 
 def test_updates_are_batches_with_denominators_of_their_own():
     rows = [[sample("a", 4, 1)], [sample("b", 6, 2)], [sample("c", 8, 3)]]
-    found = batches_from_table(batches(rows, updates=[0, 1, 1]), 1)
+    found = batches_from_table(batches(rows, updates=[0, 1, 1]))
     assert [batch.denominators["rl"] for batch in found] == [2, 7]
     assert [[row.sample_ids for row in batch.rows] for batch in found] == [[("a",)], [("b",), ("c",)]]
 
 
 def test_a_rank_without_a_row_idles_with_two_weightless_tokens():
     rows = [[sample("a", 4, 1)], [sample("b", 4, 2)], [sample("c", 4, 3)]]
-    (batch,) = batches_from_table(batches(rows, places=[(0, 0), (1, 0), (0, 1)]), 2)
-    assert [row.sample_ids for row in batch.on_rank(0)] == [("a",), ("c",)]
-    idle = batch.on_rank(1)[1]
+    (batch,) = batches_from_table(batches(rows))
+    assert [row.sample_ids for row in batch.on_rank(0, 2)] == [("a",), ("c",)]
+    first, idle = batch.on_rank(1, 2)
+    assert first.sample_ids == ("b",)
     assert (len(idle.token_ids), idle.weighted.size, idle.sample_ids) == (2, 0, ())
-    assert (idle.rank, idle.micro_step) == (1, 1)
 
 
 def test_an_idle_row_is_exactly_this():
-    idle = idle_row(3, 5)
-    assert (idle.row, idle.rank, idle.micro_step, idle.sample_ids, idle.borders) == (-1, 3, 5, (), (0, 2))
+    idle = idle_row()
+    assert (idle.row, idle.sample_ids, idle.borders) == (-1, (), (0, 2))
     assert idle.token_ids.tolist() == [0, 0] and idle.token_ids.dtype == np.int64
     assert {name: stream.tolist() for name, stream in idle.streams.items()} == {
         name: [1, 1] if name == "temperatures" else [0, 0] for name in STREAMS
@@ -51,12 +51,12 @@ def test_an_idle_row_is_exactly_this():
 
 
 def test_a_segment_may_be_one_token():
-    (batch,) = batches_from_table(batches([[sample("a", 4, 1), replace(padding(1), sample_id="b")]]), 1)
+    (batch,) = batches_from_table(batches([[sample("a", 4, 1), replace(padding(1), sample_id="b")]]))
     assert batch.rows[0].borders == (0, 4, 5) and batch.rows[0].positions().tolist() == [0, 1, 2, 3, 0]
 
 
 def test_a_padding_row_is_welcome():
-    (batch,) = batches_from_table(batches([[sample("a", 4, 1)], [padding(3)]]), 1)
+    (batch,) = batches_from_table(batches([[sample("a", 4, 1)], [padding(3)]]))
     assert batch.rows[1].weighted.size == 0
 
 
@@ -98,13 +98,6 @@ LENGTHS = {"logprobs": 5, "temperatures": 5, "advantages": 5, "rl_weights": 5, "
         ),
         ("sample_ids", ["b", "c"], "batches row 1: 2 sample_ids for 1 segments"),
         ("sample_ids", [], "batches row 1: a padding row (no sample_ids) has weighted tokens"),
-        (
-            "rank",
-            2,
-            "batches: rows for ranks [0, 2], but the learner has 2: packing.data_parallel must not exceed "
-            "learner.processes",
-        ),
-        ("micro_step", 0, "batches: two rows of an update share a rank and a micro_step"),
         ("rl_tokens", 3, "batches: rl_tokens says [3, 5], but 5 tokens have rl weight"),
         ("ref_kl_tokens", 1, "batches: ref_kl_tokens says [0, 1], but 0 tokens have ref_kl weight"),
         ("update", 2, "batches: updates [0, 2] are not numbered from 0 without gaps"),
@@ -112,9 +105,9 @@ LENGTHS = {"logprobs": 5, "temperatures": 5, "advantages": 5, "rl_weights": 5, "
 )
 def test_the_row_and_the_column_are_named(column, values, said):
     table = batches([[sample("a", 4, 1)], [sample("b", 5, 2)]])
-    assert batches_from_table(table, 2)
+    assert batches_from_table(table)
     with pytest.raises(LearnerError, match=exactly(said)):
-        batches_from_table(changed(table, column, values, row=1), 2)
+        batches_from_table(changed(table, column, values, row=1))
 
 
 @pytest.mark.parametrize(
@@ -127,4 +120,4 @@ def test_the_row_and_the_column_are_named(column, values, said):
 )
 def test_that_nothing_was_trained_is_said(table, said):
     with pytest.raises(LearnerError, match=exactly(said)):
-        batches_from_table(table, 1)
+        batches_from_table(table)

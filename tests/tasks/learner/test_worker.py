@@ -62,7 +62,7 @@ def test_two_ranks_equal_one(model_directory, learners, tmp_path):
             with pytest.raises(LearnerError, match="is not a model directory"):
                 learner.load("bad", str(tmp_path / "nowhere"), fresh_optimizer=True)
             learner.load("p0", str(model_directory), fresh_optimizer=True)
-            found[processes] = [train(learner, step, directory, processes, save_optimizer=True) for step in range(3)]
+            found[processes] = [train(learner, step, directory, save_optimizer=True) for step in range(3)]
     for (one, one_statistics), (two, two_statistics) in zip(found[1], found[2], strict=True):
         assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-6)
         assert two["loss"] == pytest.approx(one["loss"], rel=1e-6)
@@ -82,7 +82,7 @@ def test_two_ranks_train_the_adapter_that_one_does(model_directory, learners, tm
     for processes, address in learners.items():
         directory = tmp_path / str(processes)
         with connect(address, model_directory, processes, lora={"rank": 3, "alpha": 6}) as learner:
-            found[processes] = [train(learner, step, directory, processes, True)[0] for step in range(2)]
+            found[processes] = [train(learner, step, directory, True)[0] for step in range(2)]
             probes[processes] = learner.probe([1, 2, 3, 4])
             if processes == 1:  # what two ranks need is what one has written, and the other way round
                 learner.load("p1", str(directory / "p1"), fresh_optimizer=False, base=str(model_directory))
@@ -111,7 +111,7 @@ def updates(address, directory, model_directory, processes):
     found = {}
     for name, loss in LOSSES.items():
         with connect(address, model_directory, processes, loss=loss) as learner:
-            found[name] = train(learner, 0, directory / name, processes)
+            found[name] = train(learner, 0, directory / name)
     return found
 
 
@@ -172,7 +172,7 @@ def test_kill_of_one_rank_ends_all(model_directory, tmp_path):
         other.kill()
         happened(f"SIGKILL to rank {other.pid}")
         with pytest.raises(LearnerLost):
-            train(learner, 0, tmp_path, processes=2)
+            train(learner, 0, tmp_path)
         assert child.wait(PATIENCE) != 0
         assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in ranks)
 
