@@ -206,7 +206,7 @@ def _learner(config: RunConfig, shape: ModelShape, recompute: bool) -> LearnerMe
         shape,
         training,
         tokens=-(-config.packing.tokens_per_row // config.learner.context_parallel),
-        ranks=config.learner.processes // config.learner.replicas,
+        ranks=config.learner.num_ranks // config.learner.replicas,
         recompute=recompute,
         compiled=training.compile is not False,
     )

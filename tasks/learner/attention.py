@@ -41,7 +41,7 @@ class Segments:
     """
 
     def __init__(self, borders: tuple[int, ...], device: torch.device, context: ContextGroup | None = None) -> None:
-        """`borders` are 0, then the running sum of the segments' lengths. `context` are the ranks that share the row."""
+        """`borders` are 0, then the running sum of the segments' lengths; `context` are ranks that share the row."""
         self._borders = borders
         self.context = context
         self.cu_seqlens = to_device(np.asarray(borders, np.int32), device)
@@ -98,9 +98,10 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Return causal attention within segments, (1, T, heads, D), of a query (1, heads, T, D).
 
-    Where ranks share the row, query and result have this rank's tokens. Keys and values may have fewer heads (grouped queries). Raises ValueError when the borders are missing, a mask
-    arrives, or the model wants a window, soft cap, sinks or dropout, none of which is computed here: the row would be
-    computed as one long sample, and its samples would attend to each other without any error.
+    Where ranks share the row, query and result have this rank's tokens. Keys and values may have fewer heads (grouped
+    queries). Raises ValueError when the borders are missing, a mask arrives, or the model wants a window, soft cap,
+    sinks or dropout, none of which is computed here: the row would be computed as one long sample, and its samples
+    would attend to each other without any error.
     """
     if segments is None:
         raise ValueError("packed attention got no segment borders: samples would attend to each other")

@@ -1,4 +1,4 @@
-"""Context parallelism: ranks share a packed row, each with a part of its tokens, and attention with a part of the heads.
+"""Context parallelism: ranks share a packed row, each with a part of its tokens, in attention with a part of the heads.
 
 Everything but attention looks at one token at a time. Around attention the ranks exchange what they have: tokens of all
 heads for all tokens of some heads, and back (DeepSpeed-Ulysses, arXiv 2309.14509). So attention is computed by the same

@@ -52,8 +52,8 @@ class PolicyModel(nn.Module):
         """Return log-probs and entropies (N,) of the tokens at `selected` (N,), given those before them.
 
         `token_ids` and `positions` are one packed row (T,), or a part of it, with the token behind the part;
-        `temperatures` (N,) belong to the selected tokens. No selected token may be the first of its segment. With a `loss`, see `fused_loss`, return it first, and
-        log-probs and entropies detached.
+        `temperatures` (N,) belong to the selected tokens. No selected token may be the first of its segment. With a
+        `loss`, see `fused_loss`, return it first, and log-probs and entropies detached.
         """
         hidden = self.causal.get_decoder()(
             input_ids=token_ids[None, : len(positions)],

@@ -38,7 +38,6 @@ class Row:
         starts = np.asarray(self.borders[:-1], np.int64)
         return np.arange(self.borders[-1]) - np.repeat(starts, np.diff(self.borders))
 
-
     def part(self, rank: int = 0, num_ranks: int = 1) -> "RowPart":
         """Return what one of the ranks that share this row computes: consecutive tokens, of each rank equally many."""
         padding = -len(self.token_ids) % num_ranks

@@ -22,11 +22,11 @@ def batch(step):
 
 
 @contextmanager
-def process(directory, processes=1, stdin=subprocess.PIPE):
+def process(directory, processes=1, stdin=subprocess.PIPE, **settings):
     """Run the learner's process; on the way out it must be gone, whatever was done to it."""
     directory.mkdir(parents=True, exist_ok=True)
     report = directory / "report.json"
-    argv, environment = command(LearnerConfig(processes=processes), str(report))
+    argv, environment = command(LearnerConfig(processes=processes, **settings), str(report))
     with (directory / "log").open("w") as log:
         child = subprocess.Popen(argv, env={**os.environ, **environment}, stdin=stdin, stdout=log, stderr=log)
     try:

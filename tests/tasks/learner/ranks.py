@@ -92,7 +92,9 @@ def gradient(policy: PolicyModel, rows: list, world: World, loss: str = "token")
     measured = {name: torch.tensor(value, dtype=torch.float64) for name, value in totals.sums.items()}
     for entry in statistics:
         for name, start, end in zip(entry.row.sample_ids, entry.row.borders, entry.row.borders[1:], strict=False):
-            measured[f"statistics of {name}"] = torch.from_numpy(np.stack([entry.logprobs, entry.entropies])[:, start:end])
+            measured[f"statistics of {name}"] = torch.from_numpy(
+                np.stack([entry.logprobs, entry.entropies])[:, start:end]
+            )
     measured["gradient"] = torch.cat([whole(p.grad).flatten() for p in policy.parameters()])
     measured["norm"] = torch.tensor(clip_gradients(policy, float("inf"), world), dtype=torch.float64)
     return measured

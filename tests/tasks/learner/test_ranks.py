@@ -150,5 +150,5 @@ def test_four_ranks_at_one_row_or_two_and_copies_of_the_weights_make_it(four, mo
 
 def test_heads_that_cannot_be_dealt_are_refused(model_directory):
     context = ContextGroup(None, 0, 3)
-    with pytest.raises(LearnerError, match="learner.context_parallel is 3, but the model has 4 attention heads and 2"):
+    with pytest.raises(LearnerError, match="the model has 4 attention heads and 2 of keys"):
         load_policy(model_directory, TrainingConfig(), ranks.CPU, world=replace(ALONE, context=context))

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tasks.learner.protocol import LearnerError
 from tasks.learner.rows import batches_from_table, idle_row
@@ -48,6 +50,35 @@ def test_an_idle_row_is_exactly_this():
         name: [1, 1] if name == "temperatures" else [0, 0] for name in STREAMS
     }
     assert {stream.dtype for stream in idle.streams.values()} == {np.dtype(np.float32)}
+
+
+@given(lengths=st.lists(st.integers(2, 9), min_size=1, max_size=6), num_ranks=st.integers(1, 8))
+def test_ranks_that_share_a_row_have_each_token_and_predict_each_weighted_one_once(lengths, num_ranks):
+    samples = [sample(f"s{number}", length, number) for number, length in enumerate(lengths)]
+    ((row,),) = (batch.rows for batch in batches_from_table(batches([samples])))
+    parts = [row.part(rank, num_ranks) for rank in range(num_ranks)]
+    own = [part.token_ids[: len(part.positions)] for part in parts]
+    (length,) = {len(each) for each in own}
+    padding = length * num_ranks - len(row.token_ids)
+    assert 0 <= padding < num_ranks and {part.borders[-1] for part in parts} == {length * num_ranks}
+    assert {part.borders[: len(row.borders)] for part in parts} == {row.borders}
+    assert np.concatenate(own).tolist() == [*row.token_ids.tolist(), *[0] * padding]
+    positions = np.concatenate([part.positions for part in parts]).tolist()
+    assert positions == [*row.positions().tolist(), *range(padding)]
+    predicted = [part.selected + rank * length for rank, part in enumerate(parts)]
+    assert np.concatenate(predicted).tolist() == row.weighted.tolist()
+    for part in parts:
+        assert ((part.selected >= 1) & (part.selected <= length)).all()
+        assert part.token_ids[part.selected].tolist() == row.token_ids[row.weighted[part.own]].tolist()
+
+
+@given(num_rows=st.integers(1, 9), num_ranks=st.integers(1, 5))
+def test_rows_are_dealt_in_turn_to_any_number_of_ranks(num_rows, num_ranks):
+    (batch,) = batches_from_table(batches([[sample(f"s{number}", 4, number)] for number in range(num_rows)]))
+    dealt = [[row.row for row in batch.on_rank(rank, num_ranks)] for rank in range(num_ranks)]
+    assert len({len(rows) for rows in dealt}) == 1
+    in_turn = [row for step in zip(*dealt, strict=True) for row in step]
+    assert in_turn[:num_rows] == list(range(num_rows)) and set(in_turn[num_rows:]) <= {-1}
 
 
 def test_a_segment_may_be_one_token():
