@@ -66,7 +66,7 @@ class LearnerConfig(Section):
     """Processes on a node, under torchrun; 1 needs none. They share the rows of a batch, whatever number it was packed
     for."""
     nodes: int = operational(1, ge=1)
-    """Machines whose processes train together. On each but the run's own, `stagecoach learner-node` waits for the run.
+    """Machines whose processes train together. On each but the run's own, `stagecoach join` waits for the run.
     All of them need the store and the model under the same paths."""
     rendezvous: str = operational("")
     """Where the processes of several nodes meet: HOST:PORT of the run's own machine, as the others reach it."""

@@ -93,13 +93,13 @@ def stop(run: Annotated[str, option("the run, `latest` for the newest", "RUN")],
     return stop_run(run, store=store)
 
 
-def learner_node(
+def join(
     *items: Items, node: Annotated[int, option("this machine's number, from 1; 0 is the run's own", "N")]
 ) -> int | None:
     """Train beside the learner of a run on another machine.
 
     FILES and OVERRIDES are those of the run. It waits for one run after the other until it is stopped."""
-    from flows.cli.learner_node import main
+    from flows.cli.join import main
 
     return main(*split_items(items), node=node)
 

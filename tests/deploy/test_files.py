@@ -155,7 +155,7 @@ def test_a_slurm_job_starts_the_run_on_its_first_node_and_joins_it_on_the_others
         ["bash", script, "mine.toml", "learner.processes=8", "--name", "big"], env=environment, check=True, timeout=60
     )
     config = "mine.toml learner.processes=8 learner.nodes=3 learner.rendezvous=alpha:29500"
-    expected = [f"run {config} --name big", *(f"learner-node {config} --node {number}" for number in (1, 2))]
+    expected = [f"run {config} --name big", *(f"join {config} --node {number}" for number in (1, 2))]
     assert sorted((tmp_path / "called").read_text().splitlines()) == sorted(expected)
 
 

@@ -107,7 +107,7 @@ def test_two_nodes_train_as_two_processes_of_one_and_a_node_joins_the_next_learn
         expected, _ = train(learner, 0, tmp_path / "one node")
     settings = {"nodes": 2, "rendezvous": f"127.0.0.1:{free_port()}"}
     overrides = [f"learner.{name}={value}" for name, value in settings.items()]
-    argv = [sys.executable, "-m", "flows.cli", "learner-node", "sft_demo", *overrides, "--node", "1"]
+    argv = [sys.executable, "-m", "flows.cli", "join", "sft_demo", *overrides, "--node", "1"]
     node = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     try:
         for generation in ("first", "second"):
