@@ -134,7 +134,8 @@ class PackingConfig(Section):
     updates_per_step: int = Field(1, ge=1)
     """Optimizer steps from one batch, one after the other: its samples are split into that many mini-batches."""
     data_parallel: int = Field(1, ge=1)
-    """Ranks that share the batch; rows are distributed by estimated cost."""
+    """Rows are filled evenly by estimated cost, their number a multiple of this: as many as the ranks that usually
+    train them. Other numbers of ranks train them too."""
     zero_advantages: bool = False
     """Whether tokens of the rl component with an advantage of zero are trained. They would only count in the
     denominator, and `kl_tau` would hold them to the engine's log-probs. False leaves them out, as

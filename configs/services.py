@@ -63,7 +63,20 @@ class LearnerConfig(Section):
     threads: int = operational(1, ge=1)
     """Threads of torch in the learner; small models are fastest with one."""
     processes: int = operational(1, ge=1)
-    """Processes under torchrun; 1 needs none."""
+    """Processes on a node, under torchrun; 1 needs none. They share the rows of a batch, whatever number it was packed
+    for."""
+    nodes: int = operational(1, ge=1)
+    """Machines whose processes train together. On each but the run's own, `stagecoach join` waits for the run.
+    All of them need the store and the model under the same paths."""
+    rendezvous: str = operational("")
+    """Where the processes of several nodes meet: HOST:PORT of the run's own machine, as the others reach it."""
+    replicas: int = operational(1, ge=1)
+    """Copies of the weights among the processes of all nodes (hybrid sharding). Each copy is sharded over its part of
+    them, which gather weights among themselves, and gradients are added over all. 1 shards over all processes; as many
+    as there are nodes gathers within a node alone."""
+    context_parallel: int = operational(1, ge=1)
+    """Processes that share one row, each with a part of its tokens: for rows that are longer than one GPU can take. It
+    divides the model's attention heads."""
     gpus: Gpus = operational("")
     """Which GPUs the learner sees, as CUDA_VISIBLE_DEVICES has it, for example `2,3`; empty is all that we see."""
     attention: Literal["auto", "fa2", "fa3", "fa4"] = operational("auto")
@@ -78,6 +91,11 @@ class LearnerConfig(Section):
     progress: loading or writing all weights, or one row forward and backward."""
     max_restarts: int = operational(3, ge=0)
     """Restarts of a learner that died or hung, in one run, before the run stops."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of all nodes."""
+        return self.nodes * self.processes
 
 
 class PrefectConfig(Section):

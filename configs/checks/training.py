@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from configs.losses import CispoLoss, LossConfig, TruncatedImportance
 from configs.run import RunConfig
+from configs.services import LearnerConfig
 from configs.training import LoraConfig, TrainingConfig
 
 MAX_RANK = 512
@@ -24,11 +25,7 @@ def training_problems(config: RunConfig) -> Iterator[str]:
     yield from lora_problems(training.lora)
     if any(not 0 <= beta < 1 for beta in training.betas):
         yield f"training.betas: {training.betas}: each is at least 0 and below 1"
-    if config.packing.data_parallel != config.learner.processes:
-        yield (
-            f"packing.data_parallel: rows are dealt to {config.packing.data_parallel} ranks, but learner.processes is "
-            f"{config.learner.processes}"
-        )
+    yield from _rank_problems(config.learner)
     if not training.deterministic and training.save_optimizer_every != 1:
         yield (
             f"training.deterministic: with training.save_optimizer_every {training.save_optimizer_every} a learner "
@@ -40,6 +37,18 @@ def training_problems(config: RunConfig) -> Iterator[str]:
             f"{training.dtype}; leave it at auto"
         )
     yield from loss_problems(training.loss)
+
+
+def _rank_problems(learner: LearnerConfig) -> Iterator[str]:
+    for name in ("replicas", "context_parallel"):
+        if learner.num_ranks % (number := getattr(learner, name)):
+            yield f"learner.{name}: {number} does not divide the {learner.num_ranks} processes of all nodes"
+    host, _, port = learner.rendezvous.rpartition(":")
+    if learner.nodes > 1 and not (host and port.isdigit()):
+        yield (
+            f"learner.rendezvous: {learner.rendezvous!r}, but {learner.nodes} nodes meet at HOST:PORT of the run's own "
+            "machine, for example node-0:29500"
+        )
 
 
 def _schedule_problems(training: TrainingConfig) -> Iterator[str]:

@@ -96,6 +96,7 @@ COMMANDS = {
         ),
     ),
     "gate": Command("Run", "run:gate", ("first", 'first --approve --reason "rewards look right"')),
+    "join": Command("Run", "run:join", ("qwen3_8b_node learner.nodes=2 --node 1",), ITEMS),
     "deploy": Command("Run", "run:deploy", ("", "--pool gpu --slots 2")),
     "show": Command("Look", "show:show", ("", "demo --last 30 --timing", "demo training.learning_rate=1e-5"), ITEMS),
     "runs": Command("Look", "show:runs", ("", "--kind replay --state failed")),

@@ -93,6 +93,17 @@ def stop(run: Annotated[str, option("the run, `latest` for the newest", "RUN")],
     return stop_run(run, store=store)
 
 
+def join(
+    *items: Items, node: Annotated[int, option("this machine's number, from 1; 0 is the run's own", "N")]
+) -> int | None:
+    """Train beside the learner of a run on another machine.
+
+    FILES and OVERRIDES are those of the run. It waits for one run after the other until it is stopped."""
+    from flows.cli.join import main
+
+    return main(*split_items(items), node=node)
+
+
 def _values_of_each(_: object, tokens: Sequence[Token]) -> list[list[str]]:
     """Return the values of an option, a list for each time that it was given: a first value has the index 0."""
     # cyclopts would join them to one list, and `--vary a=1 b=2 --vary a=3` would be one replay.

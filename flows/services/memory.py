@@ -205,8 +205,8 @@ def _learner(config: RunConfig, shape: ModelShape, recompute: bool) -> LearnerMe
     return learner_memory(
         shape,
         training,
-        tokens=config.packing.tokens_per_row,
-        ranks=config.learner.processes,
+        tokens=-(-config.packing.tokens_per_row // config.learner.context_parallel),
+        ranks=config.learner.num_ranks // config.learner.replicas,
         recompute=recompute,
         compiled=training.compile is not False,
     )
@@ -228,7 +228,7 @@ def _advice(plan: MemoryPlan) -> str:
     if plan.learner and plan.learner.weights + plan.learner.gradients + plan.learner.optimizer > 0.8 * plan.gpu.total:
         return (
             f"{missing}, and the learner's state alone takes most of the GPU. Train adapters (training.lora.rank=16), "
-            "take more GPUs (learner.processes and packing.data_parallel), or a smaller model"
+            "take more GPUs (learner.processes), or a smaller model"
         )
     return (
         f"{missing}. Lower packing.tokens_per_row or engine.max_model_len, set training.gradient_checkpointing=true or "

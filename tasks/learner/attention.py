@@ -16,6 +16,7 @@ from torch.nn.attention import activate_flash_attention_impl, restore_flash_atte
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
+from tasks.learner.context_parallel import ContextGroup
 from tasks.learner.distributed import to_device
 from tasks.learner.protocol import LearnerError
 
@@ -39,9 +40,10 @@ class Segments:
     of borders they would guard every number, and be compiled again for every row.
     """
 
-    def __init__(self, borders: tuple[int, ...], device: torch.device) -> None:
-        """`borders` are 0, then the running sum of the segments' lengths."""
+    def __init__(self, borders: tuple[int, ...], device: torch.device, context: ContextGroup | None = None) -> None:
+        """`borders` are 0, then the running sum of the segments' lengths; `context` are ranks that share the row."""
         self._borders = borders
+        self.context = context
         self.cu_seqlens = to_device(np.asarray(borders, np.int32), device)
         """The borders, int32 (segments + 1,)."""
         self.tokens = borders[-1]
@@ -96,23 +98,28 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Return causal attention within segments, (1, T, heads, D), of a query (1, heads, T, D).
 
-    Keys and values may have fewer heads (grouped queries). Raises ValueError when the borders are missing, a mask
-    arrives, or the model wants a window, soft cap, sinks or dropout, none of which is computed here: the row would be
-    computed as one long sample, and its samples would attend to each other without any error.
+    Where ranks share the row, query and result have this rank's tokens. Keys and values may have fewer heads (grouped
+    queries). Raises ValueError when the borders are missing, a mask arrives, or the model wants a window, soft cap,
+    sinks or dropout, none of which is computed here: the row would be computed as one long sample, and its samples
+    would attend to each other without any error.
     """
     if segments is None:
         raise ValueError("packed attention got no segment borders: samples would attend to each other")
     if attention_mask is not None:
         raise ValueError("packed attention got a mask: borders alone say who sees whom")
-    if query.shape[0] != 1 or query.shape[2] != segments.tokens:
+    context = segments.context
+    if query.shape[0] != 1 or query.shape[2] * (context.size if context else 1) != segments.tokens:
         raise ValueError(f"packed attention got {tuple(query.shape)} for one row of {segments.tokens} tokens")
     if sliding_window is not None and sliding_window < segments.longest:
         raise ValueError(f"packed attention has no sliding window, but the model has one of {sliding_window} tokens")
     if dropout or others.get("softcap") is not None or others.get("s_aux") is not None:
         raise ValueError("packed attention has no dropout, soft cap or attention sinks, but the model asks for one")
-    if has_kernel(query.device, query.dtype):
-        return _varlen(query, key, value, segments, scaling), None
-    return _by_segment(query, key, value, segments, scaling), None
+    if context:
+        key, value = context.repeat_keys(key), context.repeat_keys(value)
+        query, key, value = (context.exchange_tokens(states) for states in (query, key, value))
+    attend = _varlen if has_kernel(query.device, query.dtype) else _by_segment
+    attended = attend(query, key, value, segments, scaling)
+    return context.exchange_heads(attended) if context else attended, None
 
 
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:

@@ -24,8 +24,8 @@ ENVIRONMENT = {
 }
 
 
-def command(learner: LearnerConfig, report: str) -> tuple[list[str], dict[str, str]]:
-    """Return the argument list and the extra environment of the learner's process.
+def command(learner: LearnerConfig, report: str, node: int = 0) -> tuple[list[str], dict[str, str]]:
+    """Return the argument list and the extra environment of the learner's processes on one of its nodes.
 
     The process writes {"address": "127.0.0.1:PORT", "pulse": "127.0.0.1:PORT", "pid": N} to the file `report` once it
     answers. `pulse` is the address of its progress monitor (tasks.learner.pulse). Where its standard input is a pipe,
@@ -33,11 +33,20 @@ def command(learner: LearnerConfig, report: str) -> tuple[list[str], dict[str, s
     """
     python, *entry = module_command("tasks.learner.worker", "--report", report)
     variables = ENVIRONMENT | ({"CUDA_VISIBLE_DEVICES": learner.gpus} if learner.gpus else {})
-    if learner.processes > 1:
-        processes = ("--standalone", f"--nproc-per-node={learner.processes}")
+    if learner.num_ranks > 1:
+        meeting = _rendezvous(learner, node) if learner.nodes > 1 else ["--standalone"]
+        processes = (*meeting, f"--nproc-per-node={learner.processes}")
         # It starts a file with this same Python; the file sees to the path of modules by itself, without -P.
         return module_command("torch.distributed.run", *processes, *entry[1:]), variables
     return [python, *entry], variables
+
+
+def _rendezvous(learner: LearnerConfig, node: int) -> list[str]:
+    host, _, port = learner.rendezvous.rpartition(":")
+    # Static: node 0, on which rank 0 answers requests, must be the run's own machine. A rank that is lost ends them
+    # all, and whoever started them starts them again.
+    numbers = [f"--nnodes={learner.nodes}", f"--node-rank={node}", "--max-restarts=0"]
+    return [*numbers, "--rdzv-backend=static", f"--master-addr={host}", f"--master-port={port}"]
 
 
 class Learner:

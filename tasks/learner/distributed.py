@@ -6,7 +6,7 @@ divisor, so the loss is multiplied by the number of ranks instead.
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from tasks.learner.context_parallel import ContextGroup
+from tasks.learner.protocol import LearnerError
 
 # Ranks wait for the next request in a broadcast, as long as rollouts take. A long timeout costs nothing: the death of a
 # rank closes its connections, which the others notice at once.
@@ -29,6 +32,29 @@ class World:
     rank: int
     size: int
     local_rank: int
+    replicas: int = 1
+    """Copies of the weights. The ranks of one copy, which come one after the other, have a shard of it each."""
+    context: ContextGroup | None = None
+    """The ranks beside this one that share its rows; None where each rank has rows of its own."""
+
+    @property
+    def ranks_per_row(self) -> int:
+        """How many ranks share a row."""
+        return self.context.size if self.context else 1
+
+    def arrange(self, replicas: int, context_parallel: int) -> "World":
+        """Return the same ranks with so many copies of the weights, and so many of them at one row.
+
+        All ranks must call this together. Raises LearnerError where their number is no multiple of both.
+        """
+        if (self.replicas, self.ranks_per_row) == (replicas, context_parallel):
+            return self
+        for name, number in (("replicas", replicas), ("context_parallel", context_parallel)):
+            if self.size % number:
+                raise LearnerError(f"learner.{name} is {number}, which does not divide the {self.size} processes")
+        group = dist.new_subgroups(context_parallel)[0] if context_parallel > 1 else None
+        context = ContextGroup(group, self.rank % context_parallel, context_parallel) if group else None
+        return replace(self, replicas=replicas, context=context)
 
     def broadcast(self, message: Any) -> Any:
         """Return rank 0's `message` on every rank."""
@@ -47,25 +73,31 @@ class World:
         return parts
 
 
+ALONE = World(0, 1, 0)
+
+
 def start_world() -> World:
     """Join the ranks that torchrun started, or form a world of one rank, which needs no port. Once per process."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         dist.init_process_group(BACKEND, timeout=PATIENCE)
         return World(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(BACKEND, store=dist.HashStore(), rank=0, world_size=1, timeout=PATIENCE)
-    return World(0, 1, 0)
+    return ALONE
 
 
-def shard(policy: nn.Module, layers: nn.ModuleList, device: torch.device, half: bool) -> None:
+def shard(policy: nn.Module, layers: nn.ModuleList, device: torch.device, half: bool, replicas: int = 1) -> None:
     """Shard `policy` over all ranks, layer by layer, in place; `half` computes in bfloat16 from float32 weights.
 
-    One rank that does not compute in bfloat16 keeps its parameters as they are.
+    With `replicas`, there are so many copies: weights are gathered among the ranks of one of them alone, and gradients
+    are added over all (hybrid sharding). One rank that does not compute in bfloat16 keeps its parameters as they are.
     """
     if dist.get_world_size() == 1 and not half:
         return
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    mesh: DeviceMesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    size = dist.get_world_size()
+    axes, names = ((replicas, size // replicas), ("replicate", "shard")) if replicas > 1 else ((size,), ("shard",))
+    mesh: DeviceMesh = init_device_mesh(device.type, axes, mesh_dim_names=names)
     # Inputs keep their type: temperatures would lose digits in bfloat16.
     precision = (
         MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)

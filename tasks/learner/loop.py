@@ -9,7 +9,7 @@ import torch
 
 from tasks.learner.distributed import World, to_device
 from tasks.learner.loss import LossMetrics, Objective, WeightedTokens, loss_alone, token_loss
-from tasks.learner.model import PolicyModel, row_loss, run_row
+from tasks.learner.model import PolicyModel, own_tokens, row_loss, run_row
 from tasks.learner.rows import Array, PackedBatch, Row
 
 
@@ -46,7 +46,7 @@ def accumulate_gradients(
     The denominators are those of the whole batch, so the gradient does not depend on how samples fall on rows, rows on
     micro-steps, or micro-steps on ranks. `beat` is called after each row.
     """
-    rows = batch.on_rank(world.rank)
+    rows = batch.on_rank(world.rank // world.ranks_per_row, world.size // world.ranks_per_row)
     measured: list[MeasuredRow] = []
     for row in rows:
         measured.append(train_row(policy, row, batch.denominators, objective, world, device))
@@ -56,7 +56,8 @@ def accumulate_gradients(
         beat()
     # Idle rows of a rank (row -1) have no statistics.
     statistics = [entry for entry in _statistics(rows, measured) if entry.row.row >= 0]
-    gathered = world.gather((_add_up([each.metrics for each in measured]), statistics))
+    # Ranks that share a row measure the same of it: one of them counts.
+    gathered = world.gather((_add_up([each.metrics for each in measured]), statistics))[:: world.ranks_per_row]
     totals = [part for part, _ in gathered]
     return _combine(totals), sorted((entry for _, part in gathered for entry in part), key=lambda entry: entry.row.row)
 
@@ -87,10 +88,10 @@ def train_row(
     tokens = _tokens(row, device)
     if objective.is_elementwise:
         compiled = policy.compiled or _as_it_is
-        row_share = compiled(loss_alone)
+        row_share, own = compiled(loss_alone), tokens.at(own_tokens(policy, row))
 
         def loss_of(logprobs: torch.Tensor, part: slice) -> torch.Tensor:
-            return row_share(logprobs, tokens.at(part), denominators, objective, world.size)
+            return row_share(logprobs, own.at(part), denominators, objective, world.size)
 
         loss, logprobs, entropies = row_loss(policy, row, device, loss_of)
         _, metrics = compiled(token_loss)(logprobs, entropies, tokens, denominators, objective)

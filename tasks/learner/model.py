@@ -13,10 +13,11 @@ from configs.training import TrainingConfig
 from tasks.learner import adapters
 from tasks.learner.adapters import Adapter
 from tasks.learner.attention import ATTENTION, Segments, has_kernel, register_attention
-from tasks.learner.distributed import shard, to_device
+from tasks.learner.context_parallel import ContextGroup
+from tasks.learner.distributed import ALONE, World, shard, to_device
 from tasks.learner.head import PLAIN, compiled_kernels, default_chunk, fused_loss, token_logprobs
 from tasks.learner.protocol import LearnerError
-from tasks.learner.rows import Row
+from tasks.learner.rows import Row, RowPart
 
 HEAD_TOLERANCE = 1e-3
 """Largest difference of log-probs between the head applied here and the model's own."""
@@ -36,6 +37,8 @@ class PolicyModel(nn.Module):
         """Compiles what is called beside the layers, if they are compiled."""
         self.adapter = adapter
         """Trained in place of the weights, if not None."""
+        self.context: ContextGroup | None = None
+        """The ranks that share a row with this one."""
 
     def forward(
         self,
@@ -48,12 +51,15 @@ class PolicyModel(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Return log-probs and entropies (N,) of the tokens at `selected` (N,), given those before them.
 
-        `token_ids` and `positions` are one packed row (T,); `temperatures` (N,) belong to the selected tokens. No
-        selected token may be the first of its segment. With a `loss`, see `fused_loss`, return it first, and
-        log-probs and entropies detached.
+        `token_ids` and `positions` are one packed row (T,), or a part of it, with the token behind the part;
+        `temperatures` (N,) belong to the selected tokens. No selected token may be the first of its segment. With a
+        `loss`, see `fused_loss`, return it first, and log-probs and entropies detached.
         """
         hidden = self.causal.get_decoder()(
-            input_ids=token_ids[None], position_ids=positions[None], use_cache=False, segments=segments
+            input_ids=token_ids[None, : len(positions)],
+            position_ids=positions[None],
+            use_cache=False,
+            segments=segments,
         ).last_hidden_state[0]
         weight = self.causal.get_output_embeddings().weight
         inputs = hidden[selected - 1], weight, token_ids[selected], temperatures, self.chunk
@@ -68,13 +74,20 @@ class PolicyModel(nn.Module):
 
 
 def load_policy(
-    directory: Path, settings: TrainingConfig, device: torch.device, adapter: Adapter | None = None
+    directory: Path,
+    settings: TrainingConfig,
+    device: torch.device,
+    adapter: Adapter | None = None,
+    world: World = ALONE,
 ) -> PolicyModel:
     """Return the policy in `directory`, or `adapter` over its base; float32 master weights, sharded over the ranks.
 
-    Raises LearnerError when the directory is no complete model or the model's head is more than a linear map.
+    Raises LearnerError when the directory is no complete model, the model's head is more than a linear map, or its
+    heads cannot be dealt to the ranks that share a row.
     """
     causal = _load_causal(adapter.base_directory if adapter else directory)
+    if world.context:
+        world.context.require_heads(causal.config.get_text_config())
     if adapter:
         adapters.attach(causal, adapter)
     chunk = settings.logprob_chunk or default_chunk(causal.config.get_text_config().vocab_size, device)
@@ -89,7 +102,9 @@ def load_policy(
         compile_policy(policy, device, one_graph=settings.compile is True)
     # Layers recompute their activations in training mode alone; dropout is off by now.
     policy.train()
-    shard(policy, policy.layers(), device, half=computes_in_half(settings, device))
+    shard(policy, policy.layers(), device, half=computes_in_half(settings, device), replicas=world.replicas)
+    # Last: the head is checked by every rank for itself.
+    policy.context = world.context
     return policy
 
 
@@ -116,25 +131,44 @@ def compiles(settings: TrainingConfig, device: torch.device) -> bool:
 
 def run_row(policy: PolicyModel, row: Row, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return log-probs and entropies (N,) of the row's weighted tokens at the row's temperatures."""
-    logprobs, entropies = policy(*_inputs(row, device))
-    return logprobs, entropies
+    logprobs, entropies = policy(*_inputs(policy, row, device))
+    return _complete(policy, row, logprobs), _complete(policy, row, entropies)
 
 
 def row_loss(
     policy: PolicyModel, row: Row, device: torch.device, loss: Callable[[Tensor, slice], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss of the row's weighted tokens and, detached, what `run_row` returns; see `fused_loss`."""
-    total, logprobs, entropies = policy(*_inputs(row, device), loss)
-    return total, logprobs, entropies
+    """Return the loss of the row's weighted tokens and, detached, what `run_row` returns; see `fused_loss`.
+
+    Where ranks share the row it is the loss of this rank's tokens.
+    """
+    total, logprobs, entropies = policy(*_inputs(policy, row, device), loss)
+    return total, _complete(policy, row, logprobs), _complete(policy, row, entropies)
 
 
-def _inputs(row: Row, device: torch.device) -> tuple[Any, ...]:
+def own_tokens(policy: PolicyModel, row: Row) -> slice:
+    """Return which of a row's weighted tokens this rank predicts."""
+    return _part(policy, row).own
+
+
+def _part(policy: PolicyModel, row: Row) -> RowPart:
+    return row.part(policy.context.rank, policy.context.size) if policy.context else row.part()
+
+
+def _complete(policy: PolicyModel, row: Row, values: Tensor) -> Tensor:
+    if policy.context is None:
+        return values
+    return policy.context.complete(values, own_tokens(policy, row), len(row.weighted))
+
+
+def _inputs(policy: PolicyModel, row: Row, device: torch.device) -> tuple[Any, ...]:
     """Return what a policy is called with for a row."""
-    token_ids, positions, selected, temperatures = (
-        to_device(array, device)
-        for array in (row.token_ids, row.positions(), row.weighted, row.streams["temperatures"][row.weighted])
+    part = _part(policy, row)
+    temperatures = row.streams["temperatures"][row.weighted[part.own]]
+    token_ids, positions, selected, of_selected = (
+        to_device(array, device) for array in (part.token_ids, part.positions, part.selected, temperatures)
     )
-    return token_ids, positions, Segments(row.borders, device), selected, temperatures
+    return token_ids, positions, Segments(part.borders, device, policy.context), selected, of_selected
 
 
 def _load_causal(directory: Path) -> Any:

@@ -71,7 +71,9 @@ def clip_gradients(policy: PolicyModel, limit: float, world: World) -> float:
     shards = [local(p.grad) for p in policy.parameters() if p.grad is not None]
     # One kernel for many shards, and one copy to the host. Torch's own function for this sums in float32.
     norms = torch.stack(torch._foreach_norm(shards, 2, dtype=torch.float64)).tolist()
-    norm = math.sqrt(sum(world.gather(sum(each**2 for each in norms))))
+    # Of several copies the first one counts.
+    one_copy = world.gather(sum(each**2 for each in norms))[: world.size // world.replicas]
+    norm = math.sqrt(sum(one_copy))
     if limit < norm < math.inf:
         torch._foreach_mul_(shards, limit / norm)
     return norm

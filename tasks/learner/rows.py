@@ -21,8 +21,6 @@ class Row:
     """One packed row of T tokens; every stream is a float32 array (T,)."""
 
     row: int
-    rank: int
-    micro_step: int
     sample_ids: tuple[str, ...]
     borders: tuple[int, ...]
     """Segment borders: 0, then the running sum of segment lengths up to T."""
@@ -40,6 +38,39 @@ class Row:
         starts = np.asarray(self.borders[:-1], np.int64)
         return np.arange(self.borders[-1]) - np.repeat(starts, np.diff(self.borders))
 
+    def part(self, rank: int = 0, num_ranks: int = 1) -> "RowPart":
+        """Return what one of the ranks that share this row computes: consecutive tokens, of each rank equally many."""
+        padding = -len(self.token_ids) % num_ranks
+        # A segment of its own, so that no sample attends to it.
+        borders = (*self.borders, self.borders[-1] + padding) if padding else self.borders
+        length = borders[-1] // num_ranks
+        start, end = rank * length, (rank + 1) * length
+        # A token is predicted by the one before it, and belongs to the rank that has that one.
+        first, last = np.searchsorted(self.weighted, (start + 1, end + 1)).tolist()
+        return RowPart(
+            np.pad(self.token_ids, (0, padding))[start : end + 1],
+            np.append(self.positions(), np.arange(padding))[start:end],
+            borders,
+            self.weighted[first:last] - start,
+            slice(first, last),
+        )
+
+
+@dataclass(frozen=True)
+class RowPart:
+    """A rank's part of a row whose length is, with padding, a multiple of the number of ranks."""
+
+    token_ids: Array
+    """Its tokens, int64 (t,), and behind them the one that its last token predicts, where there is one."""
+    positions: Array
+    """Position ids of its tokens, int64 (t,)."""
+    borders: tuple[int, ...]
+    """Borders of the segments of the whole row, the padding's included."""
+    selected: Array
+    """Where in `token_ids` the weighted tokens are that its tokens predict, int64 (n,)."""
+    own: slice
+    """Where these are among all weighted tokens of the row."""
+
 
 @dataclass(frozen=True)
 class PackedBatch:
@@ -48,43 +79,46 @@ class PackedBatch:
     rows: tuple[Row, ...]
     denominators: dict[str, int]
 
-    def on_rank(self, rank: int) -> list[Row]:
-        """Return the rank's rows, one for each micro-step of the batch; an idle row where it has none."""
-        own = {row.micro_step: row for row in self.rows if row.rank == rank}
-        return [own.get(step) or idle_row(rank, step) for step in sorted({row.micro_step for row in self.rows})]
+    def on_rank(self, rank: int, num_ranks: int) -> list[Row]:
+        """Return the rank's rows, one for each micro-step of the batch; an idle row where it has none.
+
+        Rows are dealt in turn, whatever number of ranks the batch was packed for: they come costliest first, so that
+        those of one micro-step cost about the same.
+        """
+        own = list(self.rows[rank::num_ranks])
+        return own + [idle_row()] * (-(-len(self.rows) // num_ranks) - len(own))
 
 
-def idle_row(rank: int, micro_step: int) -> Row:
+def idle_row() -> Row:
     """Return two tokens without weight: a rank with nothing to do still takes part in every collective."""
     streams = {name: np.zeros(2, np.float32) for name in STREAMS} | {"temperatures": np.ones(2, np.float32)}
-    return Row(-1, rank, micro_step, (), (0, 2), np.zeros(2, np.int64), streams)
+    return Row(-1, (), (0, 2), np.zeros(2, np.int64), streams)
 
 
-def batches_from_table(table: pa.Table, num_ranks: int) -> list[PackedBatch]:
+def batches_from_table(table: pa.Table) -> list[PackedBatch]:
     """Return the checked rows of the table `batches`: one PackedBatch for each optimizer step, in order.
 
     Raises LearnerError naming row and column when streams differ in length, borders do not span the row, a value is not
     finite, a temperature is not positive, the first token of a segment has weight, a token has both rl and ref_kl
-    weight, a rank does not exist, or a denominator is not the number of weighted tokens.
+    weight, or a denominator is not the number of weighted tokens.
     """
     if not table.num_rows:
         raise LearnerError("batches: no rows; nothing was trained")
     updates = np.unique(table["update"].to_numpy()).tolist()
     if updates != list(range(len(updates))):
         raise LearnerError(f"batches: updates {updates} are not numbered from 0 without gaps")
-    return [_batch(table.filter(pc.equal(table["update"], update)), num_ranks) for update in updates]
+    return [_batch(table.filter(pc.equal(table["update"], update))) for update in updates]
 
 
-def _batch(table: pa.Table, num_ranks: int) -> PackedBatch:
+def _batch(table: pa.Table) -> PackedBatch:
     lists = {name: table[name].combine_chunks() for name in ("token_ids", *STREAMS)}
-    plain = table.select(["row", "rank", "micro_step", "sample_ids", "cu_seqlens"]).to_pylist()
+    plain = table.select(["row", "sample_ids", "cu_seqlens"]).to_pylist()
     rows = tuple(
         _row(record, {name: column[index].values.to_numpy() for name, column in lists.items()})
         for index, record in enumerate(plain)
     )
     for row in rows:
         _check_row(row)
-    _check_ranks(rows, num_ranks)
     return PackedBatch(rows, _denominators(table, rows))
 
 
@@ -99,8 +133,6 @@ def _row(record: dict[str, Any], arrays: dict[str, Array]) -> Row:
         )
     return Row(
         record["row"],
-        record["rank"],
-        record["micro_step"],
         tuple(record["sample_ids"]),
         borders,
         arrays["token_ids"].astype(np.int64),
@@ -124,19 +156,6 @@ def _check_row(row: Row) -> None:
         raise LearnerError(f"{where}: {len(row.sample_ids)} sample_ids for {len(row.borders) - 1} segments")
     if not row.sample_ids and row.weighted.size:
         raise LearnerError(f"{where}: a padding row (no sample_ids) has weighted tokens")
-
-
-def _check_ranks(rows: tuple[Row, ...], num_ranks: int) -> None:
-    slots = [(row.rank, row.micro_step) for row in rows]
-    # `on_rank` takes one row for each micro-step: of two it would silently train one.
-    if len(set(slots)) != len(slots):
-        raise LearnerError("batches: two rows of an update share a rank and a micro_step")
-    if not all(0 <= row.rank < num_ranks for row in rows):
-        ranks = sorted({row.rank for row in rows})
-        raise LearnerError(
-            f"batches: rows for ranks {ranks}, but the learner has {num_ranks}: packing.data_parallel must not exceed "
-            "learner.processes"
-        )
 
 
 def _denominators(table: pa.Table, rows: tuple[Row, ...]) -> dict[str, int]:

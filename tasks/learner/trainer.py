@@ -69,8 +69,10 @@ class Trainer:
         device = _device(settings, self._world)
         torch.set_num_threads(own.threads)
         self._attention = activate_attention(own.attention, device)
-        if settings != self._settings:
+        world = self._world.arrange(own.replicas, own.context_parallel)
+        if settings != self._settings or world != self._world:
             self._settings, self._device, self._loaded = settings, device, None
+        self._world = world
 
     def load(self, policy_key: str, directory: str, fresh_optimizer: bool, base: str = "") -> None:
         """Load weights and, unless `fresh_optimizer`, optimizer state; after an error no policy is loaded.
@@ -81,7 +83,7 @@ class Trainer:
         self._loaded = None
         path = Path(directory)
         adapter = open_adapter(policy_key, path, Path(base) if base else None, settings.lora)
-        policy = load_policy(path, settings, self._device, adapter)
+        policy = load_policy(path, settings, self._device, adapter, self._world)
         optimizer = new_optimizer(policy, settings)
         if not fresh_optimizer:
             load_optimizer(policy, optimizer, path)
@@ -102,7 +104,7 @@ class Trainer:
         loaded, directory = self._require_policy(policy_key_in), Path(directory_out)
         if directory.exists() and any(directory.iterdir()):
             raise LearnerError(f"{directory} is not empty: a policy is written once; nothing was trained")
-        batches = batches_from_table(table, self._world.size)
+        batches = batches_from_table(table)
         for batch in batches:
             _check_vocabulary(batch.rows, loaded.policy)
         digests, updates, statistics = [loaded.weights_sha256], list[dict[str, Any]](), list[RowStatistics]()
@@ -172,7 +174,7 @@ class Trainer:
         # Any weight makes a token a selected one; the first token has none, because nothing predicts it.
         streams["rl_weights"] = np.arange(size, dtype=np.float32)
         streams |= {name: np.zeros(size, np.float32) for name in ("ce_weights", "ref_kl_weights")}
-        row = Row(0, 0, 0, (), (0, size), np.asarray(token_ids, np.int64), streams)
+        row = Row(0, (), (0, size), np.asarray(token_ids, np.int64), streams)
         _check_vocabulary((row,), loaded.policy)
         logprobs, _ = run_row(loaded.policy, row, self._device)
         return [0.0, *logprobs.float().cpu().tolist()]

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import re
 import subprocess
 from importlib import import_module
@@ -158,6 +159,46 @@ def test_compose_services_depend_on_services_and_mount_volumes_that_there_are() 
     for service in compose["services"].values():
         assert service.get("depends_on", {}).keys() <= compose["services"].keys()
         assert {mount.split(":")[0] for mount in service.get("volumes", [])} <= compose["volumes"].keys()
+
+
+SRUN = """#!/bin/bash
+# Starts a command as often as it is told to, each with its number, as srun does.
+tasks=1
+while [[ "$1" == -* ]]; do
+    [[ "$1" != --ntasks=* ]] || tasks="${1#--ntasks=}"
+    shift
+done
+for ((number = 0; number < tasks; number++)); do SLURM_PROCID=$number "$@" & done
+wait
+"""
+
+
+STAGECOACH = """#!/bin/bash
+# A run that ends when the others are there, which end with it.
+called="$STAGECOACH_CHECKOUT/called"
+printf '%s\\n' "$*" >> "$called"
+while [[ "$1" == run && "$(wc -l < "$called")" -lt 3 ]]; do sleep 0.05; done
+"""
+
+
+def test_a_slurm_job_starts_the_run_on_its_first_node_and_joins_it_on_the_others(tmp_path):
+    """With srun and the command in place of which stand-ins say what they were given."""
+    programs = {"bin/srun": SRUN, "bin/scontrol": "#!/bin/bash\nprintf 'alpha\\nbeta\\ngamma\\n'\n"}
+    programs[".venv/bin/stagecoach"] = STAGECOACH
+    programs["deploy/slurm/clean_node.sh"] = "exit 0\n"
+    for name, text in programs.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    job = {"STAGECOACH_CHECKOUT": str(tmp_path), "SLURM_SUBMIT_DIR": "", "SLURM_JOB_NODELIST": "alpha,beta,gamma"}
+    environment = {**os.environ, **job, "SLURM_JOB_NUM_NODES": "3", "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    script = DEPLOY / "slurm" / "nodes.sbatch"
+    subprocess.run(
+        ["bash", script, "mine.toml", "learner.processes=8", "--name", "big"], env=environment, check=True, timeout=60
+    )
+    config = "mine.toml learner.processes=8 learner.nodes=3 learner.rendezvous=alpha:29500"
+    expected = [f"run {config} --name big", *(f"join {config} --node {number}" for number in (1, 2))]
+    assert sorted((tmp_path / "called").read_text().splitlines()) == sorted(expected)
 
 
 @pytest.mark.parametrize("script", sorted((DEPLOY / "slurm").iterdir()), ids=lambda path: path.name)

@@ -56,7 +56,7 @@ def test_flash_equals_segments_forward_and_backward(kv_heads):
 
 
 def logprobs(policy, samples):
-    (batch,) = batches_from_table(batches([samples]), 1)
+    (batch,) = batches_from_table(batches([samples]))
     with torch.no_grad():
         return run_row(policy, batch.rows[0], torch.device("cuda"))[0]
 

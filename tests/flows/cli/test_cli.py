@@ -135,6 +135,7 @@ def test_a_file_with_an_equals_sign_in_its_name_is_a_file(
         (["fly"], "fly"),
         (["shwo"], 'Did you mean "show"?'),
         (["runs", "--kind", "trian"], 'Did you mean "train"?'),
+        (["join", "demo", "--node", "1"], "learner.nodes is 1, and the run's own machine is node 0"),
         (["demo", "demmo"], "did you mean demo?"),
         (["run", "demmo"], "did you mean demo?"),
         (["check", "demo", "algorithm.type=gpro"], "did you mean grpo?"),

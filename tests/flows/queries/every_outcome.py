@@ -84,7 +84,7 @@ def learnt(tables: Tables, config: View, *, step: int, key: str, policy: Policy,
     """Stand in for training: an update for each that the batches hold, and a policy with weights of its own."""
     (row,) = trained(tables, config, step=step, key=key, policy=policy)["updates"].to_pylist()
     numbers = sorted({update for update in tables["batches"]["update"].to_pylist()})
-    assert batches_from_table(tables["batches"], 1), "the learner's own reader takes the rows apart"
+    assert batches_from_table(tables["batches"]), "the learner's own reader takes the rows apart"
     updates = table("updates", [row | {"update": number} for number in numbers])
     return {"updates": updates, **policy_of(key, directory, step + 1, policy.key)}
 

@@ -104,7 +104,7 @@ class Step:
 
     def train(self, drawn: StepBatch) -> Ref:
         """Hand the batches to a learner that takes them apart like the real one, and has no weights."""
-        learner = SimpleNamespace(train=lambda batches, **_: batches_from_table(batches, 1))
+        learner = SimpleNamespace(train=lambda batches, **_: batches_from_table(batches))
         services = Services(learner=SimpleNamespace(restore=lambda policy: learner, turn=nullcontext))
         return perform(TRAINING, self.context, STEP, (drawn.packing,), Policy("p", STEP), services)
 

@@ -16,18 +16,17 @@ from tests.fixtures.waiting import PATIENCE, until
 SAMPLES = [[sample(f"{step}{name}", 12 + 3 * i, 10 * step + i) for i, name in enumerate("abc")] for step in range(3)]
 
 
-def batch(step, processes=1):
-    """Return three rows; two ranks share them, and one has nothing to do in the second micro-step."""
-    places = [(0, 0), (0, 1), (0, 2)] if processes == 1 else [(0, 0), (1, 0), (0, 1)]
-    return batches([[each] for each in SAMPLES[step]], places=places)
+def batch(step):
+    """Return three rows; where two ranks share them, one has nothing to do in the second micro-step."""
+    return batches([[each] for each in SAMPLES[step]])
 
 
 @contextmanager
-def process(directory, processes=1, stdin=subprocess.PIPE):
+def process(directory, processes=1, stdin=subprocess.PIPE, **settings):
     """Run the learner's process; on the way out it must be gone, whatever was done to it."""
     directory.mkdir(parents=True, exist_ok=True)
     report = directory / "report.json"
-    argv, environment = command(LearnerConfig(processes=processes), str(report))
+    argv, environment = command(LearnerConfig(processes=processes, **settings), str(report))
     with (directory / "log").open("w") as log:
         child = subprocess.Popen(argv, env={**os.environ, **environment}, stdin=stdin, stdout=log, stderr=log)
     try:
@@ -43,7 +42,7 @@ def process(directory, processes=1, stdin=subprocess.PIPE):
             child.stdin.close()
 
 
-def train(learner, step, directory, processes=1, save_optimizer=False):
+def train(learner, step, directory, save_optimizer=False):
     """Train on three samples of the step; return the row of its one update, and the statistics."""
-    (update,), statistics = train_step(learner, step, directory, batch(step, processes), save_optimizer)
+    (update,), statistics = train_step(learner, step, directory, batch(step), save_optimizer)
     return update, statistics

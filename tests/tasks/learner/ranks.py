@@ -6,21 +6,22 @@ The same code makes the figures of one rank, in the test's own process, and thos
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from configs.losses import DppoLoss
+from configs.losses import DppoLoss, GspoLoss
 from configs.training import MuonOptimizer, SignSgdOptimizer, TrainingConfig
 from tasks.learner.attention import ATTENTION, register_attention
 from tasks.learner.checkpoint import moment_tensors
-from tasks.learner.distributed import World, like, shard, start_world, whole
+from tasks.learner.distributed import ALONE, World, like, shard, start_world, whole
 from tasks.learner.loop import accumulate_gradients
 from tasks.learner.loss import Objective
 from tasks.learner.model import PolicyModel, compile_policy
-from tasks.learner.optimizer import apply_gradients, new_optimizer
+from tasks.learner.optimizer import apply_gradients, clip_gradients, new_optimizer
 from tasks.learner.rows import batches_from_table
-from tests.fixtures.packed import batches, sample
+from tests.fixtures.packed import batches, padding, sample
 from tests.fixtures.varlen import varlen_on_cpu
 
 CPU = torch.device("cpu")
@@ -34,11 +35,15 @@ SAMPLES = [
     sample("g", 17, 7, "ce"),
 ]
 """Samples of one to twelve weighted tokens."""
-ALONE = [([each], (0, number)) for number, each in enumerate(SAMPLES)]
+APART = [([each], (0, number)) for number, each in enumerate(SAMPLES)]
 """Every sample in a row of its own, one micro-step after the other, on one rank."""
+ALL_IN_ONE = [(SAMPLES[:5], (0, 0)), (SAMPLES[5:], (0, 1))]
+"""Two rows, whose lengths are no multiple of a number of ranks."""
+LOSSES = {"token": DppoLoss(), "sequence": GspoLoss(clip_low=0.3, clip_high=0.3)}
+"""One whose gradient follows from a token alone, and one that needs all tokens of a sequence."""
 SPLITS = {
     "one row beside an idle rank": [(SAMPLES, (0, 0))],
-    "all on the second rank": [(row, (1, step)) for row, (_, step) in ALONE],
+    "all on the second rank": [(row, (1, step)) for row, (_, step) in APART],
     "one sample against six": [(SAMPLES[:1], (0, 0)), (SAMPLES[1:], (1, 0))],
     "a component on one rank alone": [
         ([SAMPLES[1], SAMPLES[6]], (0, 0)),
@@ -66,23 +71,40 @@ def plain_policy(directory: Path, dtype: torch.dtype) -> PolicyModel:
     return PolicyModel(causal, chunk=8).train()
 
 
-def policy_in(directory: Path, dtype: torch.dtype, compiled: bool = False) -> PolicyModel:
-    """Return the model, sharded over the ranks of this process's world."""
+def policy_in(directory: Path, dtype: torch.dtype, compiled: bool = False, world: World = ALONE) -> PolicyModel:
+    """Return the model, sharded over the ranks of this process's world, as `world` says."""
     policy = plain_policy(directory, dtype)
     if compiled:
         compile_policy(policy, CPU, one_graph=True)
-    shard(policy, policy.causal.get_decoder().layers, CPU, half=False)
+    shard(policy, policy.causal.get_decoder().layers, CPU, half=False, replicas=world.replicas)
+    policy.context = world.context
     return policy
 
 
-def gradient(policy: PolicyModel, rows: list, world: World) -> dict[str, Tensor]:
-    """Return the whole gradient of the rows, flat, and the sums that were measured."""
+def gradient(policy: PolicyModel, rows: list, world: World, loss: str = "token") -> dict[str, Tensor]:
+    """Return the whole gradient of the rows, flat, its norm before clipping, and what was measured.
+
+    Where `rows` say (rank, micro_step) of others, padding stands.
+    """
     policy.zero_grad()
-    table = batches([samples for samples, _ in rows], places=[place for _, place in rows])
-    (batch,) = batches_from_table(table, world.size)
-    totals, _ = accumulate_gradients(policy, batch, Objective(DppoLoss()), world, CPU)
+    (batch,) = batches_from_table(batches(dealt(rows, world.size // world.ranks_per_row)))
+    totals, statistics = accumulate_gradients(policy, batch, Objective(LOSSES[loss]), world, CPU)
     measured = {name: torch.tensor(value, dtype=torch.float64) for name, value in totals.sums.items()}
-    return {"gradient": torch.cat([whole(p.grad).flatten() for p in policy.parameters()]), **measured}
+    for entry in statistics:
+        for name, start, end in zip(entry.row.sample_ids, entry.row.borders, entry.row.borders[1:], strict=False):
+            measured[f"statistics of {name}"] = torch.from_numpy(
+                np.stack([entry.logprobs, entry.entropies])[:, start:end]
+            )
+    measured["gradient"] = torch.cat([whole(p.grad).flatten() for p in policy.parameters()])
+    measured["norm"] = torch.tensor(clip_gradients(policy, float("inf"), world), dtype=torch.float64)
+    return measured
+
+
+def dealt(rows: list, num_ranks: int) -> list:
+    """Return rows in the order in which they are dealt to the ranks and micro-steps that they name."""
+    places = {place: samples for samples, place in rows}
+    last = max(step for _, step in places)
+    return [places.get((rank, step), [padding(2)]) for step in range(last + 1) for rank in range(num_ranks)]
 
 
 def three_steps(directory: Path, name: str) -> dict[str, Tensor]:
@@ -102,6 +124,21 @@ def _named(policy, optimizer):
     yield from moment_tensors(policy, optimizer).items()
 
 
+def shared_rows(directory: Path, world: World) -> dict[str, Tensor]:
+    """Return the figures of ranks that share rows, of one copy of the weights and of two, for each loss."""
+    found = {}
+    for replicas, context in sorted({(1, 2), (2, 1), (world.size, 1), (2, 2), (1, world.size)}):
+        arranged = world.arrange(replicas, context)
+        policy = policy_in(directory, torch.float64, world=arranged)
+        for loss in LOSSES:
+            found[f"{replicas} x {context} {loss}"] = gradient(policy, ALL_IN_ONE, arranged, loss)
+    with varlen_on_cpu():
+        arranged = world.arrange(1, 2)
+        policy = policy_in(directory, torch.float32, compiled=True, world=arranged)
+        found["shared and compiled"] = gradient(policy, ALL_IN_ONE, arranged)
+    return found
+
+
 def main(directory: Path, out: Path) -> None:
     """Write the figures of every split and of every optimizer."""
     world = start_world()
@@ -114,6 +151,7 @@ def main(directory: Path, out: Path) -> None:
         policy = policy_in(directory, torch.float32, compiled=True)
         found |= {f"{name} compiled": gradient(policy, rows, world) for name, rows in SPLITS.items()}
     found["graphs"] = counters["stats"]["unique_graphs"]
+    found |= shared_rows(directory, world)
     if world.rank == 0:
         torch.save(found, out)
     torch.distributed.destroy_process_group()

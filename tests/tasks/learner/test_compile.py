@@ -37,7 +37,7 @@ def rows(count, seed=0):
     for number in range(count):
         lengths = rng.integers(2, 90, rng.integers(1, 7))
         samples = [sample(str(index), int(length), number) for index, length in enumerate(lengths)]
-        (batch,) = batches_from_table(batches([samples]), 1)
+        (batch,) = batches_from_table(batches([samples]))
         found.append(batch.rows[0])
     return found
 

@@ -67,7 +67,7 @@ class Products(TorchDispatchMode):
 def trained(policy, loss):
     """Return gradient, totals and statistics of two rows."""
     policy.zero_grad()
-    (batch,) = batches_from_table(batches(ROWS), 1)
+    (batch,) = batches_from_table(batches(ROWS))
     totals, rows = accumulate_gradients(policy, batch, Objective(loss), ALONE, CPU)
     found = [torch.from_numpy(getattr(row, name)) for row in rows for name in ("logprobs", "entropies", "masked")]
     return torch.cat([p.grad.flatten() for p in policy.parameters()]), totals, torch.cat(found)

@@ -34,7 +34,7 @@ SAMPLES = [
 def gradient(policy, rows, config=None):
     """Return the flat gradient, what was measured and the statistics by sample."""
     policy.zero_grad()
-    (batch,) = batches_from_table(batches(rows), 1)
+    (batch,) = batches_from_table(batches(rows))
     totals, statistics = accumulate_gradients(policy, batch, Objective(config or DppoLoss()), ALONE, CPU)
     by_sample = {}
     for entry in statistics:
@@ -132,7 +132,7 @@ def test_engine_and_learner_agreeing_gives_zero_mismatch(exact_policy):
 
 def test_what_a_row_is_told_of_its_tokens(exact_policy):
     """Log-probs and entropies at weighted tokens alone, and which of them were masked, as they are stored."""
-    (batch,) = batches_from_table(batches([SAMPLES]), 1)
+    (batch,) = batches_from_table(batches([SAMPLES]))
     loss = IpoLoss(threshold=0.001)
     totals, (found,) = accumulate_gradients(exact_policy, batch, Objective(loss), ALONE, CPU)
     assert (found.logprobs.dtype, found.entropies.dtype, found.masked.dtype) == (np.float32, np.float32, bool)
@@ -149,7 +149,7 @@ def test_gradients_that_are_averaged_over_ranks_are_made_a_sum(exact_policy):
         def gather(self, part):
             return [part]
 
-    (batch,) = batches_from_table(batches([SAMPLES[:1]]), 1)
+    (batch,) = batches_from_table(batches([SAMPLES[:1]]))
     alone, of_two = gradient(exact_policy, [SAMPLES[:1]])[0], None
     exact_policy.zero_grad()
     accumulate_gradients(exact_policy, batch, Objective(DppoLoss()), Two(rank=0, size=2, local_rank=0), CPU)
@@ -158,7 +158,7 @@ def test_gradients_that_are_averaged_over_ranks_are_made_a_sum(exact_policy):
 
 
 def test_a_row_is_computed_on_the_device_that_is_asked_for(exact_policy, monkeypatch):
-    (batch,) = batches_from_table(batches([SAMPLES]), 1)
+    (batch,) = batches_from_table(batches([SAMPLES]))
     (row,) = batch.rows
     meta = torch.device("meta")
     tokens = loop._tokens(row, meta)
@@ -190,7 +190,7 @@ def test_nothing_waits_for_the_device_row_by_row(exact_policy):
             self.count += op is torch.ops.aten._local_scalar_dense.default
             return op(*args, **(kwargs or {}))
 
-    (batch,) = batches_from_table(batches([[each] for each in SAMPLES]), 1)
+    (batch,) = batches_from_table(batches([[each] for each in SAMPLES]))
     exact_policy.zero_grad()
     with Read() as read:
         accumulate_gradients(exact_policy, batch, Objective(DppoLoss()), ALONE, CPU)

@@ -21,7 +21,7 @@ SAMPLES = [sample("a", 9, 1), sample("b", 5, 2, temperature=0.7), sample("c", 14
 
 
 def rows_of(samples):
-    (batch,) = batches_from_table(batches([samples]), 1)
+    (batch,) = batches_from_table(batches([samples]))
     return batch.rows[0]
 
 

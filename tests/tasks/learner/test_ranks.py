@@ -7,10 +7,16 @@ by the tokens of a row, a micro-step or a rank instead would show here: no two o
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
+from configs.training import TrainingConfig
+from tasks.learner.context_parallel import ContextGroup
+from tasks.learner.distributed import ALONE
+from tasks.learner.model import load_policy
+from tasks.learner.protocol import LearnerError
 from tests.tasks.learner import ranks
 
 pytestmark = pytest.mark.engine
@@ -47,7 +53,7 @@ def four(model_directory, tmp_path_factory):
 def one(request, world, model_directory):
     """The policy on one rank, and its figures with every sample in a row of its own."""
     policy = ranks.policy_in(model_directory, request.param)
-    return policy, request.param, ranks.gradient(policy, ranks.ALONE, world)
+    return policy, request.param, ranks.gradient(policy, ranks.APART, world)
 
 
 def assert_same(found, expected, dtype):
@@ -65,7 +71,7 @@ def test_two_ranks_make_the_gradient_of_one(one, two, split):
 
 
 def assert_compiled(found, model_directory, world):
-    expected = ranks.gradient(ranks.policy_in(model_directory, torch.float32), ranks.ALONE, world)
+    expected = ranks.gradient(ranks.policy_in(model_directory, torch.float32), ranks.APART, world)
     for split in ranks.SPLITS:
         assert_same(found[f"{split} compiled"], expected, torch.float32)
     # Of all layers one, of the last norm one, of losses, metrics and head four; these again where there is one token,
@@ -92,7 +98,7 @@ def test_one_rank_makes_it_in_any_rows_and_micro_steps(one, world):
 def test_every_component_takes_part_and_the_counts_are_uneven(one):
     _, _, alone = one
     assert all(alone[f"{name}_loss"].abs() > 1e-2 for name in ("rl", "ce", "ref_kl"))
-    counts = [sum(len(each.token_ids) for each in rows) for rows, _ in ranks.ALONE]
+    counts = [sum(len(each.token_ids) for each in rows) for rows, _ in ranks.APART]
     assert len(set(counts)) == len(counts)
 
 
@@ -100,9 +106,9 @@ def test_a_mean_of_means_would_be_seen(one, world):
     """What averages each rank's own mean gives: far from what is asked for."""
     policy, dtype, alone = one
     halves = [ranks.gradient(policy, [(rows, (0, 0))], world) for rows, _ in ranks.SPLITS["one sample against six"]]
-    averaged = {name: (halves[0][name] + halves[1][name]) / 2 for name in alone}
+    averaged = {"gradient": (halves[0]["gradient"] + halves[1]["gradient"]) / 2}
     with pytest.raises(AssertionError):
-        assert_same(averaged, alone, dtype)
+        assert_same(averaged, {"gradient": alone["gradient"]}, dtype)
 
 
 @pytest.mark.parametrize("name", ranks.OPTIMIZERS)
@@ -119,3 +125,30 @@ def test_two_ranks_make_the_steps_of_one(world, model_directory, two, name):
         if key.removeprefix("momentum_buffer.") in whole:
             assert torch.equal(two[name][key], value), key
         torch.testing.assert_close(two[name][key], value, rtol=1e-6, atol=1e-9)
+
+
+def shared(found, model_directory, world, arrangements):
+    """Compare ranks that share rows, and copies of the weights, with one rank."""
+    policy = ranks.policy_in(model_directory, torch.float64)
+    for loss in ranks.LOSSES:
+        expected = ranks.gradient(policy, ranks.ALL_IN_ONE, world, loss)
+        for arrangement in arrangements:
+            assert_same(found[f"{arrangement} {loss}"], expected, torch.float64)
+
+
+def test_two_ranks_at_one_row_and_two_copies_of_the_weights_make_it(two, model_directory, world):
+    shared(two, model_directory, world, ["1 x 2", "2 x 1", "2 x 2"])
+    expected = ranks.gradient(ranks.policy_in(model_directory, torch.float32), ranks.ALL_IN_ONE, world)
+    assert_same(two["shared and compiled"], expected, torch.float32)
+
+
+@pytest.mark.nightly
+def test_four_ranks_at_one_row_or_two_and_copies_of_the_weights_make_it(four, model_directory, world):
+    """Of two heads of keys and values, four ranks compute each twice."""
+    shared(four, model_directory, world, ["1 x 4", "1 x 2", "2 x 1", "4 x 1", "2 x 2"])
+
+
+def test_heads_that_cannot_be_dealt_are_refused(model_directory):
+    context = ContextGroup(None, 0, 3)
+    with pytest.raises(LearnerError, match="the model has 4 attention heads and 2 of keys"):
+        load_policy(model_directory, TrainingConfig(), ranks.CPU, world=replace(ALONE, context=context))

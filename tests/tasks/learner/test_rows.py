@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tasks.learner.protocol import LearnerError
 from tasks.learner.rows import batches_from_table, idle_row
@@ -13,7 +15,7 @@ from tests.fixtures.packed import STREAMS, batches, changed, padding, sample
 
 def test_rows_are_what_was_packed():
     table = batches([[sample("a", 4, 1), sample("b", 3, 2)], [sample("c", 5, 3, "ce")]])
-    (batch,) = batches_from_table(table, 1)
+    (batch,) = batches_from_table(table)
     first = batch.rows[0]
     assert (first.sample_ids, first.borders) == (("a", "b"), (0, 4, 7))
     assert first.weighted.tolist() == [2, 3, 5, 6]
@@ -26,23 +28,23 @@ def test_rows_are_what_was_packed():
 
 def test_updates_are_batches_with_denominators_of_their_own():
     rows = [[sample("a", 4, 1)], [sample("b", 6, 2)], [sample("c", 8, 3)]]
-    found = batches_from_table(batches(rows, updates=[0, 1, 1]), 1)
+    found = batches_from_table(batches(rows, updates=[0, 1, 1]))
     assert [batch.denominators["rl"] for batch in found] == [2, 7]
     assert [[row.sample_ids for row in batch.rows] for batch in found] == [[("a",)], [("b",), ("c",)]]
 
 
 def test_a_rank_without_a_row_idles_with_two_weightless_tokens():
     rows = [[sample("a", 4, 1)], [sample("b", 4, 2)], [sample("c", 4, 3)]]
-    (batch,) = batches_from_table(batches(rows, places=[(0, 0), (1, 0), (0, 1)]), 2)
-    assert [row.sample_ids for row in batch.on_rank(0)] == [("a",), ("c",)]
-    idle = batch.on_rank(1)[1]
+    (batch,) = batches_from_table(batches(rows))
+    assert [row.sample_ids for row in batch.on_rank(0, 2)] == [("a",), ("c",)]
+    first, idle = batch.on_rank(1, 2)
+    assert first.sample_ids == ("b",)
     assert (len(idle.token_ids), idle.weighted.size, idle.sample_ids) == (2, 0, ())
-    assert (idle.rank, idle.micro_step) == (1, 1)
 
 
 def test_an_idle_row_is_exactly_this():
-    idle = idle_row(3, 5)
-    assert (idle.row, idle.rank, idle.micro_step, idle.sample_ids, idle.borders) == (-1, 3, 5, (), (0, 2))
+    idle = idle_row()
+    assert (idle.row, idle.sample_ids, idle.borders) == (-1, (), (0, 2))
     assert idle.token_ids.tolist() == [0, 0] and idle.token_ids.dtype == np.int64
     assert {name: stream.tolist() for name, stream in idle.streams.items()} == {
         name: [1, 1] if name == "temperatures" else [0, 0] for name in STREAMS
@@ -50,13 +52,42 @@ def test_an_idle_row_is_exactly_this():
     assert {stream.dtype for stream in idle.streams.values()} == {np.dtype(np.float32)}
 
 
+@given(lengths=st.lists(st.integers(2, 9), min_size=1, max_size=6), num_ranks=st.integers(1, 8))
+def test_ranks_that_share_a_row_have_each_token_and_predict_each_weighted_one_once(lengths, num_ranks):
+    samples = [sample(f"s{number}", length, number) for number, length in enumerate(lengths)]
+    ((row,),) = (batch.rows for batch in batches_from_table(batches([samples])))
+    parts = [row.part(rank, num_ranks) for rank in range(num_ranks)]
+    own = [part.token_ids[: len(part.positions)] for part in parts]
+    (length,) = {len(each) for each in own}
+    padding = length * num_ranks - len(row.token_ids)
+    assert 0 <= padding < num_ranks and {part.borders[-1] for part in parts} == {length * num_ranks}
+    assert {part.borders[: len(row.borders)] for part in parts} == {row.borders}
+    assert np.concatenate(own).tolist() == [*row.token_ids.tolist(), *[0] * padding]
+    positions = np.concatenate([part.positions for part in parts]).tolist()
+    assert positions == [*row.positions().tolist(), *range(padding)]
+    predicted = [part.selected + rank * length for rank, part in enumerate(parts)]
+    assert np.concatenate(predicted).tolist() == row.weighted.tolist()
+    for part in parts:
+        assert ((part.selected >= 1) & (part.selected <= length)).all()
+        assert part.token_ids[part.selected].tolist() == row.token_ids[row.weighted[part.own]].tolist()
+
+
+@given(num_rows=st.integers(1, 9), num_ranks=st.integers(1, 5))
+def test_rows_are_dealt_in_turn_to_any_number_of_ranks(num_rows, num_ranks):
+    (batch,) = batches_from_table(batches([[sample(f"s{number}", 4, number)] for number in range(num_rows)]))
+    dealt = [[row.row for row in batch.on_rank(rank, num_ranks)] for rank in range(num_ranks)]
+    assert len({len(rows) for rows in dealt}) == 1
+    in_turn = [row for step in zip(*dealt, strict=True) for row in step]
+    assert in_turn[:num_rows] == list(range(num_rows)) and set(in_turn[num_rows:]) <= {-1}
+
+
 def test_a_segment_may_be_one_token():
-    (batch,) = batches_from_table(batches([[sample("a", 4, 1), replace(padding(1), sample_id="b")]]), 1)
+    (batch,) = batches_from_table(batches([[sample("a", 4, 1), replace(padding(1), sample_id="b")]]))
     assert batch.rows[0].borders == (0, 4, 5) and batch.rows[0].positions().tolist() == [0, 1, 2, 3, 0]
 
 
 def test_a_padding_row_is_welcome():
-    (batch,) = batches_from_table(batches([[sample("a", 4, 1)], [padding(3)]]), 1)
+    (batch,) = batches_from_table(batches([[sample("a", 4, 1)], [padding(3)]]))
     assert batch.rows[1].weighted.size == 0
 
 
@@ -98,13 +129,6 @@ LENGTHS = {"logprobs": 5, "temperatures": 5, "advantages": 5, "rl_weights": 5, "
         ),
         ("sample_ids", ["b", "c"], "batches row 1: 2 sample_ids for 1 segments"),
         ("sample_ids", [], "batches row 1: a padding row (no sample_ids) has weighted tokens"),
-        (
-            "rank",
-            2,
-            "batches: rows for ranks [0, 2], but the learner has 2: packing.data_parallel must not exceed "
-            "learner.processes",
-        ),
-        ("micro_step", 0, "batches: two rows of an update share a rank and a micro_step"),
         ("rl_tokens", 3, "batches: rl_tokens says [3, 5], but 5 tokens have rl weight"),
         ("ref_kl_tokens", 1, "batches: ref_kl_tokens says [0, 1], but 0 tokens have ref_kl weight"),
         ("update", 2, "batches: updates [0, 2] are not numbered from 0 without gaps"),
@@ -112,9 +136,9 @@ LENGTHS = {"logprobs": 5, "temperatures": 5, "advantages": 5, "rl_weights": 5, "
 )
 def test_the_row_and_the_column_are_named(column, values, said):
     table = batches([[sample("a", 4, 1)], [sample("b", 5, 2)]])
-    assert batches_from_table(table, 2)
+    assert batches_from_table(table)
     with pytest.raises(LearnerError, match=exactly(said)):
-        batches_from_table(changed(table, column, values, row=1), 2)
+        batches_from_table(changed(table, column, values, row=1))
 
 
 @pytest.mark.parametrize(
@@ -127,4 +151,4 @@ def test_the_row_and_the_column_are_named(column, values, said):
 )
 def test_that_nothing_was_trained_is_said(table, said):
     with pytest.raises(LearnerError, match=exactly(said)):
-        batches_from_table(table, 1)
+        batches_from_table(table)

@@ -22,7 +22,7 @@ LENGTHS = (9, 33, 4)
 @pytest.fixture
 def rows():
     samples = [sample(str(length), length, length) for length in LENGTHS]
-    (batch,) = batches_from_table(batches([samples, samples[:1]]), 1)
+    (batch,) = batches_from_table(batches([samples, samples[:1]]))
     return batch.rows
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import threading
 
 import psutil
@@ -14,15 +15,16 @@ from tasks.learner.client import Learner
 from tasks.learner.protocol import LearnerError, LearnerLost
 from tests.fixtures.faults import happened
 from tests.fixtures.learner_steps import configure
-from tests.fixtures.waiting import PATIENCE
+from tests.fixtures.serving import free_port
+from tests.fixtures.waiting import PATIENCE, until
 from tests.tasks.learner.processes import process, train
 
 pytestmark = pytest.mark.engine
 
 
-def connect(address, model_directory, processes=1, **training):
+def connect(address, model_directory, processes=1, nodes=1, rendezvous="", **training):
     learner = Learner(address)
-    configure(learner, processes, learning_rate=1e-2, **training)
+    configure(learner, processes, nodes=nodes, rendezvous=rendezvous, learning_rate=1e-2, **training)
     learner.load("p0", str(model_directory), fresh_optimizer=True)
     return learner
 
@@ -62,7 +64,7 @@ def test_two_ranks_equal_one(model_directory, learners, tmp_path):
             with pytest.raises(LearnerError, match="is not a model directory"):
                 learner.load("bad", str(tmp_path / "nowhere"), fresh_optimizer=True)
             learner.load("p0", str(model_directory), fresh_optimizer=True)
-            found[processes] = [train(learner, step, directory, processes, save_optimizer=True) for step in range(3)]
+            found[processes] = [train(learner, step, directory, save_optimizer=True) for step in range(3)]
     for (one, one_statistics), (two, two_statistics) in zip(found[1], found[2], strict=True):
         assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-6)
         assert two["loss"] == pytest.approx(one["loss"], rel=1e-6)
@@ -82,19 +84,45 @@ def test_two_ranks_train_the_adapter_that_one_does(model_directory, learners, tm
     for processes, address in learners.items():
         directory = tmp_path / str(processes)
         with connect(address, model_directory, processes, lora={"rank": 3, "alpha": 6}) as learner:
-            found[processes] = [train(learner, step, directory, processes, True)[0] for step in range(2)]
+            found[processes] = [train(learner, step, directory, True)[0] for step in range(2)]
             probes[processes] = learner.probe([1, 2, 3, 4])
             if processes == 1:  # what two ranks need is what one has written, and the other way round
                 learner.load("p1", str(directory / "p1"), fresh_optimizer=False, base=str(model_directory))
-                again, _ = train(learner, 1, tmp_path / "again", 1)
+                again, _ = train(learner, 1, tmp_path / "again")
                 assert again["weights_sha256"] == found[1][1]["weights_sha256"]
             else:
                 learner.load("p1", str(tmp_path / "1" / "p1"), fresh_optimizer=False, base=str(model_directory))
-                train(learner, 1, tmp_path / "handed over", 2)
+                train(learner, 1, tmp_path / "handed over")
                 assert learner.probe([1, 2, 3, 4]) == pytest.approx(probes[1], abs=1e-5)
     assert probes[2] == pytest.approx(probes[1], abs=1e-5)
     for one, two in zip(found[1], found[2], strict=True):
         assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-5)
+
+
+@pytest.mark.fault(
+    "services", "all processes of the learner's first node are killed", "the second node joins the next learner"
+)
+def test_two_nodes_train_as_two_processes_of_one_and_a_node_joins_the_next_learner(model_directory, learners, tmp_path):
+    with connect(learners[2], model_directory, 2) as learner:
+        expected, _ = train(learner, 0, tmp_path / "one node")
+    settings = {"nodes": 2, "rendezvous": f"127.0.0.1:{free_port()}"}
+    overrides = [f"learner.{name}={value}" for name, value in settings.items()]
+    argv = [sys.executable, "-m", "flows.cli", "join", "sft_demo", *overrides, "--node", "1"]
+    node = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    try:
+        for generation in ("first", "second"):
+            with process(tmp_path / generation, **settings) as (_, report):
+                with connect(report["address"], model_directory, **settings) as learner:
+                    assert learner.state()["processes"] == 2
+                    found, _ = train(learner, 0, tmp_path / generation)
+                assert found["weights_sha256"] == expected["weights_sha256"]
+                assert psutil.Process(node.pid).children(recursive=True)
+            happened("killed")
+            until(lambda: not psutil.Process(node.pid).children(recursive=True), lambda: "its processes are there")
+    finally:
+        node.terminate()
+        said, _ = node.communicate(timeout=PATIENCE)
+    assert said.count("joins it") >= 2 and said.count("waits for a learner") >= 2
 
 
 LOSSES = {
@@ -111,7 +139,7 @@ def updates(address, directory, model_directory, processes):
     found = {}
     for name, loss in LOSSES.items():
         with connect(address, model_directory, processes, loss=loss) as learner:
-            found[name] = train(learner, 0, directory / name, processes)
+            found[name] = train(learner, 0, directory / name)
     return found
 
 
@@ -172,7 +200,7 @@ def test_kill_of_one_rank_ends_all(model_directory, tmp_path):
         other.kill()
         happened(f"SIGKILL to rank {other.pid}")
         with pytest.raises(LearnerLost):
-            train(learner, 0, tmp_path, processes=2)
+            train(learner, 0, tmp_path)
         assert child.wait(PATIENCE) != 0
         assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in ranks)
 

@@ -1,0 +1,56 @@
+"""Processes of the learner on a machine beside the run's own: they join a learner wherever one is started."""
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+
+from configs.errors import ConfigError
+from configs.load import load
+from configs.services import LearnerConfig
+from tasks.learner.client import command
+from tasks.runtime.process_variables import inherited_variables
+
+PAUSE_SECONDS = 1.0
+"""Between two looks whether a learner is there to be joined."""
+
+
+def main(files: Sequence[str], overrides: Sequence[str], node: int) -> int:
+    """Join the learner that the config names, whenever it is started; returns only by a signal.
+
+    Raises ConfigError where the config has no such node.
+    """
+    learner = load(files, overrides).learner
+    if not 0 < node < learner.nodes:
+        raise ConfigError(
+            f"--node {node}: learner.nodes is {learner.nodes}, and the run's own machine is node 0. Give the config of "
+            "the run, and another number to each other machine"
+        )
+    name = f"node {node} of {learner.nodes}"
+    while True:
+        print(f"{name}: waits for a learner at {learner.rendezvous}", flush=True)
+        _wait_for(learner.rendezvous)
+        print(f"{name}: joins it", flush=True)
+        print(f"{name}: it ended (status {_train(learner, node)})", flush=True)
+        time.sleep(PAUSE_SECONDS)
+
+
+def _wait_for(address: str) -> None:
+    """Return when somebody listens at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=PAUSE_SECONDS).close()
+        except OSError:
+            time.sleep(PAUSE_SECONDS)
+        else:
+            return
+
+
+def _train(learner: LearnerConfig, node: int) -> int:
+    """Run this node's processes until they end; return their status."""
+    argv, variables = command(learner, os.devnull, node)
+    # They end when their standard input closes, so that none outlives this process however it ends.
+    with subprocess.Popen(argv, env=inherited_variables(()) | variables, stdin=subprocess.PIPE) as processes:
+        return processes.wait()
