@@ -21,7 +21,7 @@ from storage.refs import Entry
 from tasks.learner import client as learner_service
 from tasks.learner import pulse
 from tasks.learner.client import Learner
-from tasks.learner.digest import OPTIMIZER_FILE, relative_difference
+from tasks.learner.digest import INDEX_FILE, relative_difference, weight_paths
 from tasks.learner.protocol import LearnerLost
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy
@@ -29,6 +29,8 @@ from tasks.runtime.stage import Policy
 MOST_DIFFERENCE = 1e-5
 """Norm of the difference of weights that were trained again on CUDA, over the norm of the weights. A step at a learning
 rate of 1e-6 changes weights of 0.02 by about 5e-5 of their norm; sums in another order move a fraction of that."""
+MOST_ROUNDED_DIFFERENCE = 2e-4
+"""The same of weights in bfloat16. Such a difference turns one value in 400 to the next one, 1/256 away at most."""
 EngineAsleep = Callable[[], AbstractContextManager[None]]
 READY_SECONDS = 2.0
 """Longest wait for a starting learner's answer, before it is asked again."""
@@ -268,19 +270,19 @@ class LearnerRecovery:
             return False
         recorded = policies.directory(key)
         difference = relative_difference(made, recorded)
-        if not difference <= MOST_DIFFERENCE:
+        rounded = self._training.get("policy_dtype") == "bfloat16"
+        most = MOST_ROUNDED_DIFFERENCE if rounded else MOST_DIFFERENCE
+        if not difference <= most:
             return False
         logging.getLogger(__name__).warning(
             "policy %s (version %d): training its recorded batches again gave weights that differ by %.2g of their "
             "norm, of which %.2g is taken for rounding; the recorded weights are trained on",
-            *(key, row["version"], difference, MOST_DIFFERENCE),
+            *(key, row["version"], difference, most),
         )
-        for file in made.glob("*.safetensors"):
-            if file.name != OPTIMIZER_FILE:
-                file.unlink()
-        for file in recorded.glob("*.safetensors"):
-            if file.name != OPTIMIZER_FILE:
-                (made / file.name).symlink_to(file.resolve())
+        for file in (*weight_paths(made), made / INDEX_FILE):
+            file.unlink(missing_ok=True)
+        for file in (*weight_paths(recorded), *recorded.glob(INDEX_FILE)):
+            (made / file.name).symlink_to(file.resolve())
         below = adapter_base(recorded)
         base = str(policies.directory(below)) if below else ""
         self._learner.load(key, str(made), fresh_optimizer=False, base=base)

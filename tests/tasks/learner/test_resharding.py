@@ -12,11 +12,11 @@ from tasks.learner.digest import OPTIMIZER_FILE, weights_sha256
 pytestmark = pytest.mark.engine
 
 
-def through_ranks(number, source, target):
+def through_ranks(number, source, target, *dtype):
     """Load and save a policy by so many ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
     done = subprocess.run(
-        [*command, "-m", "tests.tasks.learner.resharding", str(source), str(target)],
+        [*command, "-m", "tests.tasks.learner.resharding", str(source), str(target), *dtype],
         env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
         capture_output=True,
         text=True,
