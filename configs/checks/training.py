@@ -34,6 +34,8 @@ def training_problems(config: RunConfig) -> Iterator[str]:
             f"training.deterministic: with training.save_optimizer_every {training.save_optimizer_every} a learner "
             "that was lost trains recorded batches again, which must give the same weights; make that 1"
         )
+    if config.learner.keep_state and not config.learner.memory_directory:
+        yield "learner.keep_state: there is no place for it; set learner.memory_directory, for example to /dev/shm"
     in_float = training.dtype == "float32" or (training.dtype == "auto" and training.device == "cpu")
     if training.policy_dtype == "bfloat16" and in_float:
         yield (

@@ -106,7 +106,7 @@ def save_rounded(
     written = write_shards(weights, "model", directory, world, dtype=torch.bfloat16, beat=beat)
     state: tuple[File, ...] = ()
     if optimizer is not None:
-        named = {MASTER + name: parameter for _, name, parameter in _trained_parameters(policy, optimizer)}
+        named = {MASTER + name: parameter for _, name, parameter in trained_parameters(policy, optimizer)}
         state = write_shards(named | moment_tensors(policy, optimizer), OPTIMIZER_PREFIX, directory, world, beat=beat)
     if world.rank == 0:
         write_index(file_layout(weights, "model", torch.bfloat16), written, directory)
@@ -165,7 +165,7 @@ def load_optimizer(policy: PolicyModel, optimizer: Optimizer, directory: Path) -
             "again, or ask for a fresh optimizer"
         )
     files = {name: file for path in paths for file in [safe_open(path, "pt")] for name in file.keys()}  # noqa: SIM118
-    masters = {MASTER + name for _, name, _ in _trained_parameters(policy, optimizer)}
+    masters = {MASTER + name for _, name, _ in trained_parameters(policy, optimizer)}
     wanted = moment_names(policy, optimizer) | (masters if masters & files.keys() else set())
     if files.keys() != wanted:
         raise LearnerError(
@@ -183,21 +183,21 @@ def _fill_masters(policy: PolicyModel, optimizer: Optimizer, stored: Callable[[s
     What was published counts: a value that would be rounded to another one stays as published. There are such only
     where weights were trained again on other kernels.
     """
-    for _, name, parameter in _trained_parameters(policy, optimizer):
+    for _, name, parameter in trained_parameters(policy, optimizer):
         exact = like(stored(name), parameter)
         parameter.copy_(torch.where(exact.to(torch.bfloat16) == parameter, exact, parameter))
 
 
 def moment_names(policy: PolicyModel, optimizer: Optimizer) -> set[str]:
     """Return the names of all tensors of optimizer state once a step has been made."""
-    names = {f"{moment}.{name}" for part, name, _ in _trained_parameters(policy, optimizer) for moment in part.moments}
+    names = {f"{moment}.{name}" for part, name, _ in trained_parameters(policy, optimizer) for moment in part.moments}
     return names | ({STEP} if any(part.counts_steps for part in optimizer.parts) else set())
 
 
 def moment_tensors(policy: PolicyModel, optimizer: Optimizer) -> dict[str, Tensor]:
     """Return the optimizer state by name, sharded as it is. All parameters have made the same number of steps."""
     state: dict[str, Tensor] = {}
-    for part, name, parameter in _trained_parameters(policy, optimizer):
+    for part, name, parameter in trained_parameters(policy, optimizer):
         own = part.inner.state[parameter]
         state |= {f"{moment}.{name}": own[moment] for moment in part.moments}
         if part.counts_steps:
@@ -207,7 +207,7 @@ def moment_tensors(policy: PolicyModel, optimizer: Optimizer) -> dict[str, Tenso
 
 def fill_moments(policy: PolicyModel, optimizer: Optimizer, stored: Callable[[str], Tensor]) -> None:
     """Fill an optimizer without state from the unsharded tensors that `stored` returns by name."""
-    for part, name, parameter in _trained_parameters(policy, optimizer):
+    for part, name, parameter in trained_parameters(policy, optimizer):
         # Copies: a tensor that was read is a view of the file, and a step counter shared by all parameters would be
         # raised once for each of them.
         state = {moment: like(stored(f"{moment}.{name}").clone(), parameter) for moment in part.moments}
@@ -217,7 +217,8 @@ def fill_moments(policy: PolicyModel, optimizer: Optimizer, stored: Callable[[st
             part.inner.state[parameter] = state
 
 
-def _trained_parameters(policy: PolicyModel, optimizer: Optimizer) -> Iterator[tuple[OptimizerPart, str, nn.Parameter]]:
+def trained_parameters(policy: PolicyModel, optimizer: Optimizer) -> Iterator[tuple[OptimizerPart, str, nn.Parameter]]:
+    """Yield what is trained, by name, with the part of the optimizer that updates it."""
     named = {id(parameter): name for name, parameter in policy.causal.named_parameters()}
     for part in optimizer.parts:
         for parameter in part.parameters():

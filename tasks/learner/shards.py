@@ -44,7 +44,7 @@ def write_shards(
     with ThreadPoolExecutor(WRITERS, thread_name_prefix="write") as threads:
         for number, (name, members) in enumerate(layout.items()):
             mine = number % world.size == world.rank
-            content = {each: full.cpu().contiguous() for each, full in _gathered(tensors, members, dtype) if mine}
+            content = {each: full.cpu().contiguous() for each, full in _gather_whole(tensors, members, dtype) if mine}
             if mine:
                 if len(own) >= WRITERS:  # not more in memory than is being written
                     own[-WRITERS].result()
@@ -82,7 +82,7 @@ def _stored_type(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     return dtype if dtype and tensor.is_floating_point() else tensor.dtype
 
 
-def _gathered(
+def _gather_whole(
     tensors: Mapping[str, Tensor], names: Sequence[str], dtype: torch.dtype | None
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield whole tensors, rounded before they are gathered: a collective, in which every rank takes part."""

@@ -4,6 +4,8 @@ They load weights, with optimizer state where there is some, and save both. With
 `bfloat16` as third argument policies are rounded, and all ranks write them.
 """
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -37,6 +39,20 @@ def save_again(world: World, source: Path, target: Path, dtype: str = "float32")
     save = save_rounded if dtype == "bfloat16" else save_policy
     save(policy, optimizer, companions(source, dtype), target, world)
     return policy
+
+
+def through_ranks(number: int, source: Path, target: Path, *dtype: str) -> Path:
+    """Load and save a policy by so many ranks, in processes of their own."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
+    done = subprocess.run(
+        [*command, "-m", "tests.tasks.learner.resharding", str(source), str(target), *dtype],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr
+    return target
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from configs.training import TrainingConfig
 from storage.policies.manifest import digest_files, weights_digest
 from storage.refs import File
 from tasks.learner import shards
@@ -17,8 +18,7 @@ from tasks.learner.optimizer import new_optimizer
 from tasks.learner.protocol import LearnerError
 from tests.fixtures.learner_steps import new_trainer, train_step
 from tests.fixtures.packed import batches, sample
-from tests.tasks.learner.resharding import CPU, SMALL, TrainingConfig, save_again
-from tests.tasks.learner.test_resharding import through_ranks
+from tests.tasks.learner.resharding import CPU, SMALL, save_again, through_ranks
 
 pytestmark = pytest.mark.engine
 ROUNDED = {"learning_rate": 1e-2, "dtype": "bfloat16", "policy_dtype": "bfloat16"}
@@ -53,6 +53,7 @@ def test_any_number_of_ranks_writes_the_same_bytes(number, by_one, model_directo
     assert bytes_of(tmp_path / "again") == bytes_of(made)
 
 
+@pytest.mark.essential
 def test_what_is_published_is_the_rounding_of_what_is_trained(by_one):
     made, policy = by_one
     published = content(made, "model")
