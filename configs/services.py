@@ -83,6 +83,14 @@ class LearnerConfig(Section):
     """Version of FlashAttention on CUDA. 2 is torch's own; 3 (flash_attn_interface) and 4 (flash-attn-4) are packages
     that torch calls in its place. auto takes what is fastest on this GPU of those that are installed and compute what
     they should. What it took is recorded with every optimizer step: sums are rounded in another order."""
+    memory_directory: str = operational("")
+    """A directory in this machine's memory, for example /dev/shm. New policies are written there, from where the engine
+    takes them while they are copied to the store, if there is room for eight times the policy before. Empty writes them
+    to the store's disk, where adapters always are."""
+    keep_state: bool = operational(False)
+    """Whether of policies without saved optimizer state the newest two keep theirs in `memory_directory`, with the
+    float32 weights, so that a learner that died goes on without training steps again. It is written beside the next
+    step, and takes 24 bytes a parameter, and 12 more meanwhile."""
     startup_seconds: float = operational(180.0, gt=0)
     """Longest wait until the learner answers."""
     hang_seconds: float = operational(1800.0, gt=0)

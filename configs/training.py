@@ -148,6 +148,10 @@ class TrainingConfig(Section):
     """Compute precision; auto is float32 on the CPU and bfloat16 on CUDA. Master weights are float32."""
     device: Literal["cpu", "cuda", "auto"] = "auto"
     """Where to train; auto takes CUDA when there is one. Filled in when resolved."""
+    policy_dtype: Literal["float32", "bfloat16"] = later("float32")
+    """Precision in which policies are published. bfloat16 needs `dtype` bfloat16, so that a policy is what the model is
+    computed with; all ranks then write it, and the float32 weights are saved with the optimizer state. Adapters are
+    always in float32."""
     compile: bool | Literal["auto"] = later("auto")
     """Whether the layers are compiled, which fuses their element-wise work: auto is on CUDA in bfloat16, where alone it
     can be. With true a layer that is not one graph is an error; auto takes it in parts."""

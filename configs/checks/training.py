@@ -31,6 +31,14 @@ def training_problems(config: RunConfig) -> Iterator[str]:
             f"training.deterministic: with training.save_optimizer_every {training.save_optimizer_every} a learner "
             "that was lost trains recorded batches again, which must give the same weights; make that 1"
         )
+    if config.learner.keep_state and not config.learner.memory_directory:
+        yield "learner.keep_state: there is no place for it; set learner.memory_directory, for example to /dev/shm"
+    in_float = training.dtype == "float32" or (training.dtype == "auto" and training.device == "cpu")
+    if training.policy_dtype == "bfloat16" and in_float:
+        yield (
+            "training.policy_dtype: bfloat16, but the model is computed in float32, so that what samples would not be "
+            "what is trained; set training.dtype=bfloat16"
+        )
     if training.compile is True and (training.device == "cpu" or training.dtype == "float32"):
         yield (
             f"training.compile: layers are compiled on CUDA in bfloat16 alone, not on {training.device} in "

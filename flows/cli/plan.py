@@ -17,7 +17,7 @@ from flows.runtime.loops import evaluation_configs
 from flows.runtime.pipeline import Source
 from flows.runtime.preflight import require_fit, require_gate
 from flows.runtime.versions import config_versions
-from flows.runtime.weights import most_bytes, num_parameters
+from flows.runtime.weights import file_bytes, most_bytes, num_parameters
 from flows.services.memory import Gpu, memory_plan, parse_gpu, plan_here, require_memory
 from flows.services.teachers import asked_teachers, is_here, local_teacher_facts
 from storage.keys import content_key
@@ -198,7 +198,7 @@ def disk(config: RunConfig) -> Iterator[str]:
     """Yield how much disk the weights of a run will take at most, where it trains those of a model that is here."""
     directory = Path(config.model.path).expanduser()
     if config.kind in ("train", "sft") and config.model.path and directory.is_dir() and config.training.lora is None:
-        most = size(most_bytes(config, num_parameters(directory)))
+        most = size(file_bytes(directory) + most_bytes(config, num_parameters(directory)))
         yield f"weights: up to {most} on disk at one time (training.keep_weights = {config.training.keep_weights!r})"
 
 

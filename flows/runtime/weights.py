@@ -17,8 +17,9 @@ from tasks.runtime.stage import Policy
 
 LEAST_FREE = 16 << 20
 """Bytes for tables, which are small beside weights."""
-MASTER_BYTES, STATE_BYTES = 4, 8
-"""Bytes a parameter of a policy's weights, and of the two moments of Adam beside them."""
+BYTES = {"float32": (4, 8), "bfloat16": (2, 12)}
+"""By `training.policy_dtype`, bytes a parameter of a policy's weights, and of what is saved beside them: the two
+moments of Adam and, where policies are rounded, the float32 weights."""
 
 
 class WeightRetention:
@@ -61,21 +62,23 @@ def kept_versions(config: RunConfig, versions: Iterable[int]) -> set[int]:
 
 
 def most_bytes(config: RunConfig, num_parameters: int) -> int:
-    """Return the most that the weights of a run's policies take at one time, the first one and one in the making.
+    """Return the most that the weights of a run's policies take at one time, one in the making among them.
 
-    Every policy is taken for whole weights in float32, with two moments where optimizer state is saved.
+    The first policy is left out: it has the precision of the files that it comes from.
+    Every policy is taken for whole weights, with two moments where optimizer state is saved.
     """
+    weights, state = BYTES[config.training.policy_dtype]
 
     def bytes_of(version: int) -> int:
         saves = version % config.training.save_optimizer_every == 0
-        return num_parameters * (MASTER_BYTES + (STATE_BYTES if saves else 0))
+        return num_parameters * (weights + (state if saves else 0))
 
     most, kept = 0, set[int]()
     for version in range(1, config.steps + 1):
         there = {*kept, version}
         most = max(most, sum(map(bytes_of, there)))
         kept = kept_versions(config, there)
-    return num_parameters * MASTER_BYTES + most
+    return most
 
 
 def require_space(store: Store, config: RunConfig, weights: Path | None) -> None:
@@ -89,10 +92,10 @@ def require_space(store: Store, config: RunConfig, weights: Path | None) -> None
     free = shutil.disk_usage(store.root.directory).free
     needed, what = LEAST_FREE, "the next step"
     if weights is not None:
-        needed += sum(file.stat().st_size for file in weight_files(weights))
+        needed += file_bytes(weights)
         known = bool(store.ledger.entries(run=config.name))
         if config.training.lora is None and not known:
-            needed, what = LEAST_FREE + most_bytes(config, num_parameters(weights)), f"{config.steps} steps"
+            needed, what = needed + most_bytes(config, num_parameters(weights)), f"{config.steps} steps"
     if free < needed:
         raise NoSpace(
             f"the disk has no room for the weights of this run: {size(free)} are free, {what} will need up to "
@@ -102,6 +105,11 @@ def require_space(store: Store, config: RunConfig, weights: Path | None) -> None
             "nothing was started; what is in the store stays as it is",
             "set training.keep_weights=last:3, make room there, or take a store on another disk (--store)",
         )
+
+
+def file_bytes(directory: Path) -> int:
+    """Return the size of the safetensors files of a model."""
+    return sum(file.stat().st_size for file in weight_files(directory))
 
 
 def num_parameters(directory: Path) -> int:

@@ -42,6 +42,7 @@ class Supervisor:
         # Not in `directory`, which may have a long name.
         self._scratches = ScratchDirectories(temporary_directory())
         self._temporary: Path | None = None
+        self._others: list[tuple[ScratchDirectories, Path]] = []
         self._logs: LogKeeper | None = None
         self._listeners: list[Callable[[ServiceNews], None]] = []
         self._unheard: list[ServiceNews] = []
@@ -73,6 +74,12 @@ class Supervisor:
         handle = Handle(spec, self._tell)
         self._handles.append(handle)
         return handle
+
+    def scratch_in(self, parent: Path) -> Path:
+        """Return an empty directory below another, for as long as the services; a killed flow's is swept away."""
+        scratches = ScratchDirectories(parent / f"stagecoach-{os.getuid()}")
+        self._others.append((scratches, scratches.make("state")))
+        return self._others[-1][1]
 
     @contextmanager
     def told_to(self, listener: Callable[[ServiceNews], None]) -> Iterator[None]:
@@ -113,6 +120,9 @@ class Supervisor:
         if self._temporary is not None:
             self._scratches.discard(self._temporary)
             self._temporary = None
+        for scratches, directory in self._others:
+            scratches.discard(directory)
+        self._others = []
 
 
 SOCKET_CHARACTERS = 107

@@ -7,6 +7,7 @@ optimizer state of a policy was not saved, recorded batches are trained again fr
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,23 @@ import pyarrow as pa
 from configs.fields import is_operational
 from configs.training import TrainingConfig
 from flows.services.base import RunService, Supervisor
-from flows.services.process import Handle, ServiceSpec
+from flows.services.process import Handle, ServiceFailed, ServiceSpec
+from storage.errors import PolicyAbsent
 from storage.policies.manifest import adapter_base
 from storage.refs import Entry
 from tasks.learner import client as learner_service
 from tasks.learner import pulse
 from tasks.learner.client import Learner
-from tasks.learner.digest import OPTIMIZER_FILE, relative_difference
-from tasks.learner.protocol import LearnerLost
+from tasks.learner.digest import INDEX_FILE, relative_difference, weight_paths
+from tasks.learner.protocol import LearnerError, LearnerLost, state_file
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy
 
 MOST_DIFFERENCE = 1e-5
 """Norm of the difference of weights that were trained again on CUDA, over the norm of the weights. A step at a learning
 rate of 1e-6 changes weights of 0.02 by about 5e-5 of their norm; sums in another order move a fraction of that."""
+MOST_ROUNDED_DIFFERENCE = 2e-4
+"""The same of weights in bfloat16. Such a difference turns one value in 400 to the next one, 1/256 away at most."""
 EngineAsleep = Callable[[], AbstractContextManager[None]]
 READY_SECONDS = 2.0
 """Longest wait for a starting learner's answer, before it is asked again."""
@@ -55,8 +59,23 @@ class LearnerProcess(RunService):
     def of(self, context: RunContext) -> "LearnerProcess":
         """Return the same process for the work of another run, to be used after this one's or before it."""
         other = LearnerProcess(self.supervisor, context, self._engine_asleep)
+        other.state_directory = self.state_directory  # the process is one, and so are its files
         other._lock, other._handles = self._lock, self._handles
         return other
+
+    @cached_property
+    def state_directory(self) -> str:
+        """Where the learner keeps optimizer state that is not saved; empty where it keeps none."""
+        config = self._context.config
+        memory = config.learner.memory_directory
+        if not config.learner.keep_state or config.training.save_optimizer_every == 1:
+            return ""
+        if not Path(memory).is_dir():
+            raise ServiceFailed(
+                f"learner.memory_directory: {memory} is no directory of this machine. Nothing was trained; name one, "
+                "for example /dev/shm, or leave it empty"
+            )
+        return str(self.supervisor.scratch_in(Path(memory)))
 
     def begin(self) -> None:
         """Start the learner; returns at once."""
@@ -88,7 +107,7 @@ class LearnerProcess(RunService):
         held = learner.state()["policy_key"]
         if held == policy.key:
             return learner
-        LearnerRecovery(learner, self._context, self._sections).recover(policy, held)
+        LearnerRecovery(learner, self._context, self._sections, self.state_directory).recover(policy, held)
         return learner
 
     def load_fresh(self, policy: Policy, directory: Path) -> Learner:
@@ -174,8 +193,16 @@ def ancestry(context: RunContext, policy: Policy) -> list[dict[str, Any]]:
 class LearnerRecovery:
     """Brings a learner to a recorded policy, optimizer state included, by training recorded batches again."""
 
-    def __init__(self, learner: Learner, context: RunContext, sections: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        learner: Learner,
+        context: RunContext,
+        sections: tuple[dict[str, Any], dict[str, Any]],
+        state_directory: str = "",
+    ) -> None:
+        """With a `state_directory` see `kept_state` of the learner."""
         self._learner = learner
+        self._state_directory = state_directory
         self._context = context
         self._training, self._own = sections
         """The sections training and learner that the learner is configured with, and is again in the end."""
@@ -192,7 +219,9 @@ class LearnerRecovery:
             return
         # From what it holds where that lies on the way: less is trained again.
         start = next((i for i, row in enumerate(way) if row["policy_key"] == held), 0)
-        if way[start]["policy_key"] != held:
+        kept = next((i for i in range(len(way) - 1, start, -1) if self._load_kept(way[i])), 0)
+        start = kept or start
+        if not kept and way[start]["policy_key"] != held:
             self._load(way[0], self._context.store.policies.directory(way[0]["policy_key"]), self._training)
         for row in way[start + 1 :]:
             # The learner writes what it trains; the recorded weights stay, these go.
@@ -227,13 +256,27 @@ class LearnerRecovery:
             self._learner.configure(self._training, self._own)
             self._load(before, directory, self._training)
 
-    def _load(self, row: dict[str, Any], directory: Path, training: dict[str, Any]) -> None:
+    def _load(self, row: dict[str, Any], directory: Path, training: dict[str, Any], state_directory: str = "") -> None:
         """Load a policy to train on with the settings `training`, from fresh state where theirs is of another kind."""
         trained = row["parent_key"] is not None  # weights that came in have no optimizer state, and need none
         trained = trained and _state_kind(self._settings(row)) == _state_kind(training)
         below = adapter_base(directory)
         base = str(self._context.store.policies.directory(below)) if below else ""
-        self._learner.load(row["policy_key"], str(directory), fresh_optimizer=not trained, base=base)
+        named = {"state_directory": state_directory} if state_directory else {}
+        self._learner.load(row["policy_key"], str(directory), fresh_optimizer=not trained, base=base, **named)
+
+    def _load_kept(self, row: dict[str, Any]) -> bool:
+        """Load a policy with the state that the learner kept of it on this machine; tell whether there was some."""
+        key, ranks = row["policy_key"], self._own.get("processes", 1)
+        names = [state_file(key, rank, ranks) for rank in range(ranks)] if self._state_directory else []
+        if not names or not all((Path(self._state_directory) / name).is_file() for name in names):
+            return False
+        try:
+            self._load(row, self._context.store.policies.directory(key), self._training, self._state_directory)
+        except (LearnerError, PolicyAbsent) as error:
+            logging.getLogger(__name__).warning("%s; recorded batches are trained again", error)
+            return False
+        return True
 
     def _train(self, row: dict[str, Any], directory: Path, save_optimizer: bool) -> None:
         """Train the recorded batches that made the policy of `row`; the weights must come out as recorded.
@@ -268,19 +311,19 @@ class LearnerRecovery:
             return False
         recorded = policies.directory(key)
         difference = relative_difference(made, recorded)
-        if not difference <= MOST_DIFFERENCE:
+        rounded = self._training.get("policy_dtype") == "bfloat16"
+        most = MOST_ROUNDED_DIFFERENCE if rounded else MOST_DIFFERENCE
+        if not difference <= most:
             return False
         logging.getLogger(__name__).warning(
             "policy %s (version %d): training its recorded batches again gave weights that differ by %.2g of their "
             "norm, of which %.2g is taken for rounding; the recorded weights are trained on",
-            *(key, row["version"], difference, MOST_DIFFERENCE),
+            *(key, row["version"], difference, most),
         )
-        for file in made.glob("*.safetensors"):
-            if file.name != OPTIMIZER_FILE:
-                file.unlink()
-        for file in recorded.glob("*.safetensors"):
-            if file.name != OPTIMIZER_FILE:
-                (made / file.name).symlink_to(file.resolve())
+        for file in (*weight_paths(made), made / INDEX_FILE):
+            file.unlink(missing_ok=True)
+        for file in (*weight_paths(recorded), *recorded.glob(INDEX_FILE)):
+            (made / file.name).symlink_to(file.resolve())
         below = adapter_base(recorded)
         base = str(policies.directory(below)) if below else ""
         self._learner.load(key, str(made), fresh_optimizer=False, base=base)

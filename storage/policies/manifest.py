@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,12 +135,30 @@ _hashed: dict[tuple[int, ...], str] = {}
 def file_sha256(path: Path) -> str:
     """The SHA-256 of a file, read once in a process for as long as it is the same file, unchanged."""
     with open(path, "rb") as stream:
-        found = os.fstat(stream.fileno())
-        # Weights are hashed when they are published, and again under another name: the path does not count. Who
-        # writes into a file and sets its time back changes the time of that change.
-        state = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        state = _state(os.fstat(stream.fileno()))
         digest = _hashed.get(state) or hashlib.file_digest(stream, "sha256").hexdigest()
+    _remember(state, digest)
+    return digest
+
+
+def remember_digests(directory: Path, files: Iterable[File]) -> None:
+    """Take the digests of files that were just written into a directory from who wrote them, in place of reading them.
+
+    A file of another size, or one that is not there, is left to be read. A file that is written to later is read again.
+    """
+    for file in files:
+        path = directory / file.path
+        if path.is_file() and path.stat().st_size == file.size:
+            _remember(_state(path.stat()), file.sha256)
+
+
+def _state(found: os.stat_result) -> tuple[int, ...]:
+    # Weights are hashed when they are published, and again under another name: the path does not count. Who
+    # writes into a file and sets its time back changes the time of that change.
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _remember(state: tuple[int, ...], digest: str) -> None:
     _hashed[state] = digest
     for old in list(_hashed)[:-MAX_HASHED]:
         _hashed.pop(old, None)  # another thread may have been first
-    return digest

@@ -167,6 +167,8 @@ class RemotePolicies:
             self._root.delete(path)
 
 
+MOST_HELD = 2
+"""Policies that stay in memory: the newest, and the one that an engine may be reading."""
 SCRATCH_DIRECTORY = "policies/.scratch"
 REMOVED = ".removed"
 """Directory of markers, by key, of policies whose weights were removed while the tables still speak of them."""
@@ -183,16 +185,49 @@ class Policies:
             copies / ".scratch" if root.directory is None else root.directory / SCRATCH_DIRECTORY
         )
         self._remote = RemotePolicies(root, copies, self._scratches)
+        self._in_memory: dict[Path, ScratchDirectories] = {}
+        self._held: dict[str, tuple[Path, PolicyManifest]] = {}
 
-    def scratch(self, name: str) -> Path:
+    def scratch(self, name: str, memory: Path | None = None) -> Path:
         """A new empty local directory to write weights in; on a local root on its disk, so that publishing renames.
 
-        What a process that died left in its own is never read, and removed when the next one is made.
+        What a process that died left in its own is never read, and removed when the next one is made. With `memory`
+        the directory is below that one, which is in the machine's memory: see `hold`.
         """
         _check_key(name)
+        if memory is not None:
+            below = memory / f"stagecoach-{os.getuid()}"
+            scratches = self._in_memory.setdefault(below, ScratchDirectories(below))
+            with border("making a directory for weights", str(below)):
+                return scratches.make(name)
         self._root.child(SCRATCH_DIRECTORY)  # what is left there is removed, which a link could make anything
         with border("making a directory for weights", str(self._scratches.directory)):
             return self._scratches.make(name)
+
+    def hold(self, directory: Path, policy_key: str) -> PolicyManifest:
+        """Hand a complete directory of weights out as the policy, to this process alone, until it is published.
+
+        The newest `MOST_HELD` stay where they are also when they were published, for who reads them.
+        """
+        files = tuple(digest_files(directory))
+        self._held[policy_key] = directory, PolicyManifest(policy_key, weights_digest(files), files, "")
+        for old in list(self._held)[:-MOST_HELD]:
+            if self._find_published(old):  # else the disk is slow, and what is held is all that there is
+                self._let_go(old)
+        return self._held[policy_key][1]
+
+    def is_in_memory(self, directory: Path) -> bool:
+        """Tell whether a directory out of `scratch` is in the machine's memory."""
+        return directory.parent in self._in_memory
+
+    def drop_held(self) -> None:
+        """Remove all directories that are held: what is not published by now is lost."""
+        for policy_key in list(self._held):
+            self._let_go(policy_key)
+
+    def _let_go(self, policy_key: str) -> None:
+        directory, _ = self._held.pop(policy_key)
+        self.discard(directory)
 
     def publish(self, directory: str | Path, policy_key: str, weights_sha256: str | None = None) -> PolicyManifest:
         """Make a directory of weights a policy, complete or not at all, and return what it consists of.
@@ -210,7 +245,7 @@ class Policies:
                 raise StoreError(f"{source} holds no files", "", "nothing was written", "write the weights first")
             weights = weights_sha256 or weights_digest(files)
             self._check_made_again(policy_key, weights)
-            standing = self.find(policy_key) or self._place(source, policy_key, weights, files)
+            standing = self._find_published(policy_key) or self._place(source, policy_key, weights, files)
             if standing.weights_sha256 != weights:
                 raise _conflict(standing, weights)
             if {file.path for file in files} - {file.path for file in standing.files}:
@@ -220,12 +255,19 @@ class Policies:
         return standing
 
     def discard(self, directory: str | Path) -> None:
-        """Remove a directory out of `scratch`; any other, or one that is gone, is left alone."""
-        self._scratches.discard(Path(directory))
+        """Remove a directory out of `scratch`; any other, one that is held, or one that is gone, is left alone."""
+        if any(held == directory for held, _ in list(self._held.values())):
+            return
+        for scratches in (self._scratches, *self._in_memory.values()):
+            scratches.discard(Path(directory))
 
     def find(self, policy_key: str) -> PolicyManifest | None:
-        """The complete policy of a key, by its manifest; None where it is absent."""
+        """The complete policy of a key, held or by its manifest; None where it is absent."""
         _check_key(policy_key)
+        held = self._held.get(policy_key)
+        return held[1] if held else self._find_published(policy_key)
+
+    def _find_published(self, policy_key: str) -> PolicyManifest | None:
         try:
             with border(f"looking for policy {policy_key!r}", self._root.address):
                 return parse_manifest(self._root.read(f"policies/{policy_key}/{MANIFEST}"), policy_key)
@@ -239,6 +281,8 @@ class Policies:
 
         Without `verify` only the sizes are checked: for who looks and loads nothing. Raises PolicyAbsent, DamagedSlice.
         """
+        if held := self._held.get(policy_key):
+            return held[0]
         policy = self.find(policy_key)
         if policy is None:
             raise self._absence(policy_key)
@@ -248,6 +292,8 @@ class Policies:
 
     def read_file(self, policy: PolicyManifest, file: File) -> bytes:
         """The verified bytes of one small file of a policy. Raises DamagedSlice; FileNotFoundError passes through."""
+        if held := self._held.get(policy.policy_key):
+            return (held[0] / file.path).read_bytes()
         data, place = self._root.read(policy.place_of(file)), self._root.child(policy.place_of(file))
         if hashlib.sha256(data).hexdigest() != file.sha256:
             raise damaged_file(f"{place} is not the file that was written: its SHA-256 differs", place)
@@ -306,7 +352,7 @@ class Policies:
     def _place(self, source: Path, policy_key: str, weights_sha256: str, files: Sequence[File]) -> PolicyManifest:
         place = self._remote.put if self._root.directory is None else self._move
         place(source, policy_key, weights_sha256, files)
-        standing = self.find(policy_key)
+        standing = self._find_published(policy_key)
         assert standing is not None, "a policy just published is there"
         return standing
 
@@ -316,7 +362,7 @@ class Policies:
         added = [file for file in files if file.path not in names]
         if self._root.directory is None:
             self._remote.add(source, standing, added)
-            return self.find(standing.policy_key) or standing
+            return self._find_published(standing.policy_key) or standing
         target = self._root.directory / standing.place
         for file in added:
             make_directory(Path(self._root.child(f"{standing.place}/{file.path}")).parent)
@@ -327,7 +373,7 @@ class Policies:
         draft = target / f".{uuid4().hex}"
         draft.write_text(manifest_text(standing.weights_sha256, (*standing.files, *added)))
         _rename_durably(draft, target / MANIFEST)
-        return self.find(standing.policy_key) or standing
+        return self._find_published(standing.policy_key) or standing
 
     def _adopt_copy(self, source: Path, standing: PolicyManifest, files: Sequence[File]) -> None:
         """Let what was just uploaded be the local copy, where it is ours to move and holds exactly the policy."""

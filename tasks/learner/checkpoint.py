@@ -1,7 +1,8 @@
 """Saves and loads a policy: a Hugging Face directory with optimizer state beside the weights, synced to disk.
 
-Weights are always stored in float32, as they are trained: rounding them would make a resumed run another run. An engine
-casts them when it loads.
+Weights in float32 are stored as they are trained, by one rank, and an engine casts them when it loads. Policies in
+bfloat16 (`training.policy_dtype`) are what the model is computed with, written by all ranks; the float32 weights behind
+them are kept beside the optimizer's moments, so that a resumed run is the same run.
 """
 
 import json
@@ -9,24 +10,30 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
+from storage.policies.manifest import weights_digest
+from storage.refs import File
 from tasks.learner import adapters
-from tasks.learner.digest import OPTIMIZER_FILE, tensors_sha256, weights_sha256
+from tasks.learner.digest import OPTIMIZER_FILE, OPTIMIZER_PREFIX, tensors_sha256, weight_paths, weights_sha256
 from tasks.learner.distributed import World, like, whole
 from tasks.learner.model import PolicyModel
 from tasks.learner.optimizer import Optimizer, OptimizerPart
 from tasks.learner.protocol import LearnerError, NoOptimizerState
+from tasks.learner.shards import file_layout, write_index, write_shards
 
 COMPANION_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken"}
 STEP = "step"
 """Name of the step counter among the tensors of optimizer state; the others are named `MOMENT.PARAMETER`."""
+MASTER = "master."
+"""What the names of float32 weights among them begin with."""
 
 
-def companions(directory: Path) -> dict[str, bytes]:
+def companions(directory: Path, dtype: str = "float32") -> dict[str, bytes]:
     """Return the files that later policies take over unchanged: config, tokenizer, chat template.
 
-    Kept in memory, because a published directory may be moved or evicted. The config's dtype becomes float32.
+    Kept in memory, because a published directory may be moved or evicted. The config's dtype becomes that of policies.
     """
     files = {
         path.name: path.read_bytes()
@@ -36,7 +43,7 @@ def companions(directory: Path) -> dict[str, bytes]:
     }
     config = json.loads(files["config.json"])
     config.pop("torch_dtype", None)
-    config["dtype"] = "float32"
+    config["dtype"] = dtype
     files["config.json"] = (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
     return files
 
@@ -80,11 +87,62 @@ def save_policy(
     return str(world.broadcast(digest))
 
 
-def memory_sha256(policy: PolicyModel, world: World) -> str:
-    """Return the digest that `save_policy` would, without writing: for weights between two updates of one batch."""
+def save_rounded(
+    policy: PolicyModel,
+    optimizer: Optimizer | None,
+    files: dict[str, bytes],
+    directory: Path,
+    world: World,
+    beat: Callable[[], None] = lambda: None,
+) -> tuple[str, tuple[File, ...]]:
+    """Write the policy in bfloat16 and, if `optimizer` is given, its state with the float32 weights beside.
+
+    As `save_policy`, but all ranks write. Returns the weights' digest, and those of all files of tensors.
+    """
+    if world.rank == 0:
+        directory.mkdir(parents=True, exist_ok=True)
+    world.broadcast(None)  # nobody writes before the directory is there
+    weights = own_tensors(policy.causal)
+    written = write_shards(weights, "model", directory, world, dtype=torch.bfloat16, beat=beat)
+    state: tuple[File, ...] = ()
+    if optimizer is not None:
+        named = {MASTER + name: parameter for _, name, parameter in trained_parameters(policy, optimizer)}
+        state = write_shards(named | moment_tensors(policy, optimizer), OPTIMIZER_PREFIX, directory, world, beat=beat)
+    if world.rank == 0:
+        write_index(file_layout(weights, "model", torch.bfloat16), written, directory)
+        for name, content in files.items():
+            (directory / name).write_bytes(content)
+        _sync(directory)
+    beat()
+    return weights_digest(written), written + state
+
+
+def own_tensors(causal: nn.Module) -> dict[str, Tensor]:
+    """Return what is stored of a model, by name: a tied output head is the embedding and is left out."""
+    once = {name for name, _ in (*causal.named_parameters(), *causal.named_buffers())}
+    return {name: tensor for name, tensor in causal.state_dict().items() if name in once}
+
+
+def check_stored_names(policy: PolicyModel, directory: Path) -> None:
+    """Raise LearnerError where a family stores its tensors under other names than it has them in memory."""
+    from safetensors import safe_open
+
+    stored = {name for path in weight_paths(directory) for name in safe_open(path, "pt").keys()}  # noqa: SIM118
+    own = own_tensors(policy.causal).keys()
+    if wrong := sorted((own - stored) | (stored - set(policy.causal.state_dict()))):
+        raise LearnerError(
+            f"training.policy_dtype is bfloat16, but {type(policy.causal).__name__} stores its weights in another form "
+            f"than it trains them ({wrong[:3]}); nothing was loaded. Set training.policy_dtype=float32"
+        )
+
+
+def memory_sha256(policy: PolicyModel, world: World, rounded: bool = False) -> str:
+    """Return the digest that saving would, without writing: for weights between two updates of one batch."""
     if policy.adapter:
         values = _gather(adapters.tensors(policy.causal), world)
         return str(world.broadcast(policy.adapter.sha256_of(values) if world.rank == 0 else None))
+    if rounded:
+        return weights_digest(write_shards(own_tensors(policy.causal), "model", None, world, dtype=torch.bfloat16))
     # A tied output head is the embedding under a second name, and is not stored.
     tied = set(policy.causal.state_dict()) - {name for name, _ in policy.causal.named_parameters()}
     weights = _gather({name: tensor for name, tensor in policy.causal.state_dict().items() if name not in tied}, world)
@@ -100,32 +158,46 @@ def load_optimizer(policy: PolicyModel, optimizer: Optimizer, directory: Path) -
     """
     from safetensors import safe_open
 
-    path = directory / OPTIMIZER_FILE
-    if not path.is_file():
+    paths = sorted(directory.glob(f"{OPTIMIZER_PREFIX}*.safetensors"))
+    if not paths:
         raise NoOptimizerState(
             f"{directory} holds no {OPTIMIZER_FILE}: load the last policy that has it and train the recorded batches "
             "again, or ask for a fresh optimizer"
         )
-    wanted = moment_names(policy, optimizer)
-    with safe_open(path, "pt") as stored:
-        names = set(stored.keys())
-        if names != wanted:
-            raise LearnerError(
-                f"{path} does not fit the model and its optimizer: differs in {sorted(names ^ wanted)[:4]}"
-            )
-        fill_moments(policy, optimizer, stored.get_tensor)
+    files = {name: file for path in paths for file in [safe_open(path, "pt")] for name in file.keys()}  # noqa: SIM118
+    masters = {MASTER + name for _, name, _ in trained_parameters(policy, optimizer)}
+    wanted = moment_names(policy, optimizer) | (masters if masters & files.keys() else set())
+    if files.keys() != wanted:
+        raise LearnerError(
+            f"{paths[0]} does not fit the model and its optimizer: differs in {sorted(files.keys() ^ wanted)[:4]}"
+        )
+    fill_moments(policy, optimizer, lambda name: files[name].get_tensor(name))
+    if masters & files.keys():
+        _fill_masters(policy, optimizer, lambda name: files[MASTER + name].get_tensor(MASTER + name))
+
+
+@torch.no_grad()
+def _fill_masters(policy: PolicyModel, optimizer: Optimizer, stored: Callable[[str], Tensor]) -> None:
+    """Give parameters, which hold the published weights, their float32 values.
+
+    What was published counts: a value that would be rounded to another one stays as published. There are such only
+    where weights were trained again on other kernels.
+    """
+    for _, name, parameter in trained_parameters(policy, optimizer):
+        exact = like(stored(name), parameter)
+        parameter.copy_(torch.where(exact.to(torch.bfloat16) == parameter, exact, parameter))
 
 
 def moment_names(policy: PolicyModel, optimizer: Optimizer) -> set[str]:
     """Return the names of all tensors of optimizer state once a step has been made."""
-    names = {f"{moment}.{name}" for part, name, _ in _trained_parameters(policy, optimizer) for moment in part.moments}
+    names = {f"{moment}.{name}" for part, name, _ in trained_parameters(policy, optimizer) for moment in part.moments}
     return names | ({STEP} if any(part.counts_steps for part in optimizer.parts) else set())
 
 
 def moment_tensors(policy: PolicyModel, optimizer: Optimizer) -> dict[str, Tensor]:
     """Return the optimizer state by name, sharded as it is. All parameters have made the same number of steps."""
     state: dict[str, Tensor] = {}
-    for part, name, parameter in _trained_parameters(policy, optimizer):
+    for part, name, parameter in trained_parameters(policy, optimizer):
         own = part.inner.state[parameter]
         state |= {f"{moment}.{name}": own[moment] for moment in part.moments}
         if part.counts_steps:
@@ -135,7 +207,7 @@ def moment_tensors(policy: PolicyModel, optimizer: Optimizer) -> dict[str, Tenso
 
 def fill_moments(policy: PolicyModel, optimizer: Optimizer, stored: Callable[[str], Tensor]) -> None:
     """Fill an optimizer without state from the unsharded tensors that `stored` returns by name."""
-    for part, name, parameter in _trained_parameters(policy, optimizer):
+    for part, name, parameter in trained_parameters(policy, optimizer):
         # Copies: a tensor that was read is a view of the file, and a step counter shared by all parameters would be
         # raised once for each of them.
         state = {moment: like(stored(f"{moment}.{name}").clone(), parameter) for moment in part.moments}
@@ -145,7 +217,8 @@ def fill_moments(policy: PolicyModel, optimizer: Optimizer, stored: Callable[[st
             part.inner.state[parameter] = state
 
 
-def _trained_parameters(policy: PolicyModel, optimizer: Optimizer) -> Iterator[tuple[OptimizerPart, str, nn.Parameter]]:
+def trained_parameters(policy: PolicyModel, optimizer: Optimizer) -> Iterator[tuple[OptimizerPart, str, nn.Parameter]]:
+    """Yield what is trained, by name, with the part of the optimizer that updates it."""
     named = {id(parameter): name for name, parameter in policy.causal.named_parameters()}
     for part in optimizer.parts:
         for parameter in part.parameters():

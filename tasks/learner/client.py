@@ -72,15 +72,19 @@ class Learner:
         """
         self._ask("configure", training=training, learner=learner)
 
-    def load(self, policy_key: str, directory: str, fresh_optimizer: bool, base: str = "") -> None:
+    def load(
+        self, policy_key: str, directory: str, fresh_optimizer: bool, base: str = "", state_directory: str = ""
+    ) -> None:
         """Load the weights in `directory`, and the optimizer state beside them unless `fresh_optimizer`.
 
-        Where the directory holds an adapter, `base` is the directory of the weights below it.
+        Where the directory holds an adapter, `base` is the directory of the weights below it. With a `state_directory`
+        the state is what was kept there, see `train`.
 
         Raises NoOptimizerState when there is none and a fresh one was not asked for, LearnerError for a directory that
         is not a complete model.
         """
         named = {"policy_key": policy_key, "directory": directory, "base": base}
+        named |= {"state_directory": state_directory} if state_directory else {}
         self._ask("load", **named, fresh_optimizer=fresh_optimizer)
 
     def train(
@@ -92,12 +96,16 @@ class Learner:
         policy_key_out: str,
         directory_out: str,
         save_optimizer: bool,
+        state_directory: str = "",
     ) -> tuple[list[dict[str, Any]], pa.Table]:
         """Make an optimizer step for each `update` of the packed rows and write the new policy into `directory_out`.
 
         `directory_out` must be absent or empty; it is complete and synced to disk when this returns, and not usable
         when this raises. Returns the rows of `updates`, with `metrics` as a dictionary, and the table
         `token_statistics` with the column `masked` of `token_masks`.
+
+        Where optimizer state is not saved and a `state_directory` is given, weights and state are written there while
+        the caller goes on, for a learner that is started again.
         """
         updates, statistics = self._ask(
             "train",
@@ -107,6 +115,7 @@ class Learner:
             policy_key_out=policy_key_out,
             directory_out=directory_out,
             save_optimizer=save_optimizer,
+            state_directory=state_directory,
         )
         assert statistics is not None
         return updates, statistics

@@ -27,6 +27,15 @@ class LearnerLost(ConnectionError):
 BY_NAME: dict[str, type[LearnerError]] = {error.__name__: error for error in (LearnerError, NoOptimizerState)}
 """The errors that travel from the learner to its client, by the name that is sent."""
 
+KEPT_STATES = 2
+"""Newest policies whose state a learner keeps in files of its machine."""
+
+
+def state_file(policy_key: str, rank: int, size: int) -> str:
+    """Return the name of the file in which a rank keeps weights and optimizer state of a policy."""
+    return f"{policy_key}.{rank}-of-{size}.safetensors"
+
+
 LENGTHS = struct.Struct("!IQ")
 LONGEST_HEADER = 1 << 26
 """Bytes. A step's answer has 1.5 kB for each of its updates, which may be thousands. A longer header comes from a

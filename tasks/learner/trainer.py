@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,25 @@ import transformers
 
 from configs.services import LearnerConfig
 from configs.training import TrainingConfig
+from storage.refs import File
 from storage.schemas.stage_tables import TOKEN_MASKS, TOKEN_STATISTICS
 from tasks.arrays.samples import COMPONENTS
 from tasks.learner.adapters import open_adapter
 from tasks.learner.attention import activate_attention
-from tasks.learner.checkpoint import companions, load_optimizer, memory_sha256, save_policy
+from tasks.learner.checkpoint import (
+    check_stored_names,
+    companions,
+    load_optimizer,
+    memory_sha256,
+    save_policy,
+    save_rounded,
+)
 from tasks.learner.digest import weights_sha256
 from tasks.learner.distributed import World
+from tasks.learner.kept_state import StateKeeper, load_kept
 from tasks.learner.loop import RowStatistics, Totals, accumulate_gradients
 from tasks.learner.loss import GROUPS, Objective
-from tasks.learner.model import PolicyModel, load_policy, run_row
+from tasks.learner.model import PolicyModel, computes_in_half, load_policy, run_row
 from tasks.learner.optimizer import Optimizer, apply_gradients, clip_gradients, learning_rate, new_optimizer
 from tasks.learner.protocol import LearnerError
 from tasks.learner.rows import STREAMS, PackedBatch, Row, batches_from_table
@@ -45,6 +54,8 @@ class _LoadedPolicy:
     optimizer: Optimizer
     files: dict[str, bytes]
     """See `checkpoint.companions`."""
+    written: tuple[File, ...] = ()
+    """The digests of its files, as far as they are known from writing them."""
 
 
 class Trainer:
@@ -54,6 +65,7 @@ class Trainer:
         """`beat` is called after each part of a request: progress for `tasks.learner.pulse`."""
         self._world = world
         self._beat = beat
+        self._keeper = StateKeeper(world)
         self._settings: TrainingConfig | None = None
         self._device = torch.device("cpu")
         self._attention = ""
@@ -69,26 +81,39 @@ class Trainer:
         device = _device(settings, self._world)
         torch.set_num_threads(own.threads)
         self._attention = activate_attention(own.attention, device)
+        if settings.policy_dtype == "bfloat16" and not computes_in_half(settings, device):
+            raise LearnerError(
+                "training.policy_dtype is bfloat16, but the model is computed in float32: what samples would not be "
+                "what is trained; set training.dtype=bfloat16, or leave policies in float32"
+            )
         world = self._world.arrange(own.replicas, own.context_parallel)
         if settings != self._settings or world != self._world:
             self._settings, self._device, self._loaded = settings, device, None
         self._world = world
 
-    def load(self, policy_key: str, directory: str, fresh_optimizer: bool, base: str = "") -> None:
+    def load(
+        self, policy_key: str, directory: str, fresh_optimizer: bool, base: str = "", state_directory: str = ""
+    ) -> None:
         """Load weights and, unless `fresh_optimizer`, optimizer state; after an error no policy is loaded.
 
-        Where `directory` holds an adapter, `base` is the directory of the weights below it.
+        Where `directory` holds an adapter, `base` is the directory of the weights below it. With a `state_directory`
+        the state is what `kept_state` kept there.
         """
         settings = self._require_settings()
         self._loaded = None
         path = Path(directory)
         adapter = open_adapter(policy_key, path, Path(base) if base else None, settings.lora)
         policy = load_policy(path, settings, self._device, adapter, self._world)
+        if rounded := _is_rounded(settings):
+            check_stored_names(policy, path)
         optimizer = new_optimizer(policy, settings)
-        if not fresh_optimizer:
+        if state_directory:
+            load_kept(policy_key, policy, optimizer, Path(state_directory), self._world)
+        elif not fresh_optimizer:
             load_optimizer(policy, optimizer, path)
         digest = adapter.weights_sha256 if adapter else weights_sha256(path)
-        self._loaded = _LoadedPolicy(policy_key, None, digest, policy, optimizer, {} if adapter else companions(path))
+        files = {} if adapter else companions(path, "bfloat16" if rounded else "float32")
+        self._loaded = _LoadedPolicy(policy_key, None, digest, policy, optimizer, files)
 
     def train(
         self,
@@ -99,9 +124,11 @@ class Trainer:
         policy_key_out: str,
         directory_out: str,
         save_optimizer: bool,
+        state_directory: str = "",
     ) -> tuple[list[dict[str, Any]], pa.Table]:
         """Make the batch's optimizer steps and save the new policy; see `client.Learner.train`."""
         loaded, directory = self._require_policy(policy_key_in), Path(directory_out)
+        rounded = _is_rounded(self._require_settings())
         if directory.exists() and any(directory.iterdir()):
             raise LearnerError(f"{directory} is not empty: a policy is written once; nothing was trained")
         batches = batches_from_table(table)
@@ -110,18 +137,22 @@ class Trainer:
         digests, updates, statistics = [loaded.weights_sha256], list[dict[str, Any]](), list[RowStatistics]()
         for number, batch in enumerate(batches):
             if number:  # the digest before the first update is that of the loaded policy
-                digests.append(memory_sha256(loaded.policy, self._world))
+                digests.append(memory_sha256(loaded.policy, self._world, rounded))
                 self._beat()
             measured, rows = self._update(loaded, batch, step * len(batches) + number)
             updates.append({"version": step + 1, "policy_key_in": policy_key_in, "update": number, **measured})
             statistics += rows
         optimizer = loaded.optimizer if save_optimizer else None
-        digests.append(save_policy(loaded.policy, optimizer, loaded.files, directory, self._world, self._beat))
+        parts = loaded.policy, optimizer, loaded.files, directory, self._world, self._beat
+        digest, written = save_rounded(*parts) if rounded else (save_policy(*parts), ())
+        digests.append(digest)
         for update, before, after in zip(updates, digests, digests[1:], strict=False):
             # Optimizer state is stored beside the last weights alone.
             update |= {"weights_sha256_in": before, "weights_sha256": after}
             update["has_optimizer"] = save_optimizer and update is updates[-1]
-        self._loaded = _LoadedPolicy(policy_key_out, step, digests[-1], loaded.policy, loaded.optimizer, loaded.files)
+        self._loaded = replace(loaded, policy_key=policy_key_out, step=step, weights_sha256=digest, written=written)
+        if state_directory and not save_optimizer:
+            self._keeper.keep(policy_key_out, loaded.policy, loaded.optimizer, Path(state_directory))
         return updates, statistics_table(statistics)
 
     def _update(
@@ -186,6 +217,7 @@ class Trainer:
             "policy_key": loaded and loaded.policy_key,
             "step": loaded and loaded.step,
             "weights_sha256": loaded and loaded.weights_sha256,
+            "files": [vars(file) for file in loaded.written] if loaded else [],
             "pid": os.getpid(),
             "processes": self._world.size,
             "device": self._device.type,
@@ -230,6 +262,11 @@ def _device(settings: TrainingConfig, world: World) -> torch.device:
     # Else each new tensor is filled first, which only shows who reads what nobody wrote.
     torch.utils.deterministic.fill_uninitialized_memory = False
     return device
+
+
+def _is_rounded(settings: TrainingConfig) -> bool:
+    """Tell whether policies are in bfloat16; adapters never are."""
+    return settings.policy_dtype == "bfloat16" and settings.lora is None
 
 
 def _check_vocabulary(rows: tuple[Row, ...], policy: PolicyModel) -> None:

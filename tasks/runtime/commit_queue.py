@@ -7,7 +7,7 @@ ledger, for this run as for others that look: dying before loses what waited, wh
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -34,6 +34,7 @@ class CommitQueue:
         """`linger_seconds` is how long a stage may wait for others where nobody hurries it."""
         self._slices, self._ledger, self._linger_seconds = slices, ledger, linger_seconds
         self._written: dict[str, list[WrittenSlice]] = {}
+        self._actions: dict[str, Callable[[], object]] = {}
         self._waiting: dict[str, Entry] = {}
         self._changed = threading.Condition()
         self._hurry = 0
@@ -66,6 +67,11 @@ class CommitQueue:
             # With its attempt: that of one that fails has no row in the ledger, and is never committed.
             self._written.setdefault(attempt, []).append(written)
         return written.piece
+
+    def before(self, attempt: str, action: Callable[[], object]) -> None:
+        """Have `action` done in the thread before the work of an attempt is committed; its failure is the commit's."""
+        with self._changed:
+            self._actions[attempt] = action
 
     def commit(self, entry: Entry, soon: bool = False) -> Entry:
         """Hand over the ledger row of finished work, which is committed `soon` or may wait for others; returns at once.
@@ -142,6 +148,9 @@ class CommitQueue:
     def _commit(self, entries: Sequence[Entry]) -> None:
         with self._changed:
             written = [each for entry in entries for each in self._written.get(entry.attempt, ())]
+            actions = [self._actions[entry.attempt] for entry in entries if entry.attempt in self._actions]
+        for action in actions:
+            action()
         # Tables before the ledger: a row must never name a slice that its table does not hold.
         for table in dict.fromkeys(each.piece.table for each in written):
             self._slices.commit(table, [each for each in written if each.piece.table == table])
@@ -152,4 +161,5 @@ class CommitQueue:
             for entry in entries:
                 del self._waiting[entry.key]
                 self._written.pop(entry.attempt, None)
+                self._actions.pop(entry.attempt, None)
             self._changed.notify_all()

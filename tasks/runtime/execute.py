@@ -199,8 +199,8 @@ class Attempt:
 
     @cached_property
     def directory(self) -> Path:
-        """An empty directory for the weights that the stage makes, on the policies' own file system."""
-        return self.context.store.policies.scratch(self.key)
+        """An empty directory for the weights that the stage makes; see `RunContext.scratch`."""
+        return self.context.scratch(self.key, self.policy.key if self.policy else None)
 
     @cached_property
     def parts(self) -> Parts:
@@ -220,7 +220,7 @@ class Attempt:
         self.tokens = count_tokens(outputs)
         if "policies" in self.stage.writes:
             # Before the ledger row: weights without a row are swept, a row without weights would be broken.
-            self.context.store.policies.publish(self.directory, self.key)
+            self.context.publish(self.directory, self.key, self.name)
         missing = [name for name in self.stage.writes if name not in outputs and name not in self.stage.optional]
         assert not missing and set(outputs) <= set(self.stage.writes), f"{self.stage.name} made {list(outputs)}"
         place: dict[str, Any] = {"step": self.step, "key": self.key, "attempt": self.name, "at_once": self.at_once}

@@ -1,11 +1,13 @@
 """What a run works with: its store, name and config, and how its stage results are keyed, found, written and read."""
 
 import math
+import shutil
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 # The tables of some steps: replays of one run read the same ones once for every setting.
 MAX_BYTES = 256 << 20
+MEMORY_RATIO = 8
+"""Free memory that a new policy is written into, in sizes of the one before."""
 LEDGER_SECONDS = 0.1
 """How old what is known of the ledger may be when it is decided what is still to be computed."""
 
@@ -115,6 +119,27 @@ class RunContext:
                 yield
         finally:
             self._queue = None
+            self.store.policies.drop_held()
+
+    def scratch(self, key: str, parent: str | None) -> Path:
+        """Return an empty directory for a policy's weights: in memory where the config and the room there allow it."""
+        policies, memory = self.store.policies, self.config.learner.memory_directory
+        usable = memory and self._queue and parent and not self.config.training.lora
+        if not (usable and (before := policies.find(str(parent)))):
+            return policies.scratch(key)
+        # With optimizer state and float32 weights beside, a policy has seven times the bytes of one in bfloat16.
+        weights = sum(file.size for file in before.files if not file.path.startswith("optimizer"))
+        fits = Path(memory).is_dir() and shutil.disk_usage(memory).free > MEMORY_RATIO * weights
+        return policies.scratch(key, Path(memory) if fits else None)
+
+    def publish(self, directory: Path, policy_key: str, attempt: str) -> None:
+        """Make weights a policy at once, or, if they are in memory, just before the work of `attempt` is committed."""
+        policies = self.store.policies
+        if self._queue and policies.is_in_memory(directory):
+            policies.hold(directory, policy_key)
+            self._queue.before(attempt, partial(policies.publish, directory, policy_key))
+        else:
+            policies.publish(directory, policy_key)
 
     def flush(self) -> None:
         """Commit what is finished so far; outside `queue_commits` there is nothing to do."""

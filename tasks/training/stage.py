@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.run import View
+from storage.policies.manifest import remember_digests
+from storage.refs import File
 from storage.schemas.stage_tables import TOKEN_MASKS, UPDATES
 from tasks.learner.protocol import LearnerLost
 from tasks.runtime.prefect_task import as_task
@@ -41,7 +43,9 @@ def training(
             policy_key_out=key,
             directory_out=str(directory),
             save_optimizer=save_optimizer,
+            state_directory=learner.state_directory,
         )
+        remember_digests(directory, [File(**file) for file in client.state()["files"]])
         row = policy_row(client, key, step + 1, policy.key, config.model.vocab_size, save_optimizer)
         return {"updates": updates_table(updates), **token_tables(statistics), "policies": row}
 

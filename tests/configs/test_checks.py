@@ -307,3 +307,20 @@ def test_engine_and_learner_do_not_work_at_once_on_one_gpu(settings: list[str], 
         return
     with pytest.raises(ConfigError, match=re.escape(where)):
         load(["qwen3_gpu"], settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        (["training.dtype=float32"], "training.policy_dtype: bfloat16, but the model is computed in float32"),
+        (["training.dtype=auto", "training.device=cpu"], "training.policy_dtype"),
+        (["learner.memory_directory="], "learner.keep_state: there is no place for it"),
+        (["training.dtype=auto"], ""),
+    ],
+)
+def test_what_is_published_and_kept_has_a_precision_and_a_place(settings: list[str], where: str) -> None:
+    if not where:
+        assert load(["qwen3_gpu"], settings)
+        return
+    with pytest.raises(ConfigError, match=re.escape(where)):
+        load(["qwen3_gpu"], settings)

@@ -17,11 +17,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def drive(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Driven]:
-    """Makes a run in a directory of its own, with settings of its own beside those that all have."""
+    """Makes a run in a directory of its own, which is DIRECTORY in settings of its own beside those that all have."""
 
     def make(*overrides: str) -> Driven:
         directory = tmp_path_factory.mktemp("crash")
-        return Driven(directory, (*SETTINGS, f"model.path={model}", *overrides))
+        own = (each.replace("DIRECTORY", str(directory)) for each in overrides)
+        return Driven(directory, (*SETTINGS, f"model.path={model}", *own))
 
     return make
 

@@ -50,6 +50,15 @@ INSIDE = [
 THROUGH_PREFECT = ["after commit rollout 0 part #2", "after commit advantage 0", "after request train"]
 OFF_POLICY = "rollout.max_off_policy_steps=1"
 AHEAD = ["after commit rollout 1 part", "after request train", "after commit training 0"]
+ROUNDED = ("training.dtype=bfloat16", "training.policy_dtype=bfloat16")
+IN_MEMORY = (*ROUNDED, "learner.memory_directory=DIRECTORY")
+HANDED_OVER = [
+    "before publish #2",  # the new policy is in memory alone
+    "sampling 1-0",  # the next step has begun on it, wherever it is by then
+    "before rename of weights #2",  # the copy of it is complete, but not in its place
+    "after publish #2",  # it is in its place, nothing else
+    "before commit training 0",
+]
 AT_A_TIME = 2
 SAME = "called again it makes the same rows, keys and weights, and samples no committed group again"
 IN_CI = {
@@ -60,6 +69,7 @@ IN_CI = {
     "after request train",
     "before publish #2",
     "before commit training 0",
+    "before rename of weights #2",
     "after commit rollout 1 part",
 }
 """The others are run at night."""
@@ -129,6 +139,26 @@ def test_the_moments_are_those_of_a_run(uninterrupted: Driven) -> None:
     assert seen >= {*BOUNDARIES, *INSIDE}
     boundaries = {entry.stage for entry in finished(open_store(uninterrupted.store))}
     assert boundaries == {moment.split()[2] for moment in BOUNDARIES}, "a stage has no boundary here"
+
+
+@pytest.fixture(scope="module")
+def rounded(drive: Callable[..., Driven]) -> Driven:
+    """A run that nobody killed, of policies in bfloat16 that are written to the disk at once."""
+    run = drive(*ROUNDED)
+    life = run.live()
+    assert life.status == 0, life.output
+    files = {path.name for path in (run.store / "policies").rglob("*.safetensors")}
+    assert "optimizer-00001-of-00001.safetensors" in files
+    return run
+
+
+@pytest.mark.fault("process", "a flow is killed while weights are in memory and on their way to the disk", SAME)
+@stories([Story(moment, overrides=IN_MEMORY) for moment in HANDED_OVER])
+def test_it_does_so_while_weights_are_on_their_way_to_the_disk(story: Story, ended: Ended, rounded: Driven) -> None:
+    ended_as(ended[story], rounded)
+    run, first = ended[story].result()
+    assert "after request train" in first.moments
+    assert not list(run.directory.glob("stagecoach-*/*")), "the memory is given back, that of the killed flow too"
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from tests.crash.checks import RARELY, check_clean, check_same, go_on, killed, r
 from tests.fixtures.driving import NAME, Driven, Life, check_once, finished, rows, side_by_side, weights, work
 from tests.fixtures.faults import happened
 
+SELDOM = "training.save_optimizer_every=9"
+KEPT = ("learner.memory_directory=DIRECTORY", "learner.keep_state=true")
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 
@@ -60,6 +62,29 @@ def test_a_run_that_keeps_few_weights_goes_on_from_them(drive: Callable[..., Dri
     ends = [rows(open_store(each.store))["policies"] for each in (run, reference)]
     assert [row["weights_sha256"] for row in ends[0]] == [row["weights_sha256"] for row in ends[1]]
     assert len(open_store(run.store).policies.names()) == 2, "the first one and the last, whose state is saved"
+
+
+@pytest.mark.fault("process", "the learner is killed between saved states", "no step is trained again")
+@pytest.mark.parametrize("overrides", [(), ("training.dtype=bfloat16", "training.policy_dtype=bfloat16")])
+def test_a_lost_learner_goes_on_from_what_it_kept_in_memory(
+    drive: Callable[..., Driven], overrides: tuple[str, ...]
+) -> None:
+    often, run = (
+        drive("steps=4", *overrides),
+        drive("steps=4", *overrides, SELDOM, *KEPT),
+    )
+    undisturbed, lost = side_by_side(often.live, lambda: run.live(lose="after request train #4"))
+    assert undisturbed.status == lost.status == 0, undisturbed.output + lost.output
+    happened(f"SIGKILL to the learner of {lost.receipts[0]['pid']}")
+    assert requests(lost.moments) == 5, "the step that it was at is trained again, and none before"
+    assert [state_saved(run, entry) for entry in trained(run)] == [False] * 4, "or the test shows nothing"
+    assert weights(open_store(run.store)) == weights(open_store(often.store))
+    assert not list(run.directory.glob("stagecoach-*/*")), "the memory is given back"
+
+
+def state_saved(run: Driven, entry: Entry) -> bool:
+    """Tell whether optimizer state lies beside the weights of a policy."""
+    return any((run.store / "policies" / entry.key).glob("optimizer*"))
 
 
 def trained(run: Driven) -> list[Entry]:

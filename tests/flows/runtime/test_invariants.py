@@ -105,7 +105,8 @@ class Step:
     def train(self, drawn: StepBatch) -> Ref:
         """Hand the batches to a learner that takes them apart like the real one, and has no weights."""
         learner = SimpleNamespace(train=lambda batches, **_: batches_from_table(batches))
-        services = Services(learner=SimpleNamespace(restore=lambda policy: learner, turn=nullcontext))
+        service = SimpleNamespace(restore=lambda policy: learner, turn=nullcontext, state_directory="")
+        services = Services(learner=service)
         return perform(TRAINING, self.context, STEP, (drawn.packing,), Policy("p", STEP), services)
 
     def finished(self) -> list[str]:

@@ -1,29 +1,12 @@
 """A policy that two real ranks saved is loaded by one, three and four, weights and optimizer state bit for bit."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 from safetensors.numpy import load_file
 
 from tasks.learner.digest import OPTIMIZER_FILE, weights_sha256
+from tests.tasks.learner.resharding import through_ranks
 
 pytestmark = pytest.mark.engine
-
-
-def through_ranks(number, source, target):
-    """Load and save a policy by so many ranks."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
-    done = subprocess.run(
-        [*command, "-m", "tests.tasks.learner.resharding", str(source), str(target)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr
-    return target
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,142 @@
+"""Policies in bfloat16: the rounding of what is trained, the same bytes from any number of ranks, one digest."""
+
+import hashlib
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from configs.training import TrainingConfig
+from storage.policies.manifest import digest_files, weights_digest
+from storage.refs import File
+from tasks.learner import shards
+from tasks.learner.checkpoint import MASTER, load_optimizer
+from tasks.learner.digest import INDEX_FILE, OPTIMIZER_PREFIX, weight_paths, weights_sha256
+from tasks.learner.model import load_policy
+from tasks.learner.optimizer import new_optimizer
+from tasks.learner.protocol import LearnerError
+from tests.fixtures.learner_steps import new_trainer, train_step
+from tests.fixtures.packed import batches, sample
+from tests.tasks.learner.resharding import CPU, SMALL, save_again, through_ranks
+
+pytestmark = pytest.mark.engine
+ROUNDED = {"learning_rate": 1e-2, "dtype": "bfloat16", "policy_dtype": "bfloat16"}
+BATCHES = [batches([[sample(f"{step}a", 9, step), sample(f"{step}b", 6, step + 50)]]) for step in range(3)]
+
+
+@pytest.fixture(scope="module")
+def by_one(world, model_directory, tmp_path_factory):
+    """A policy that one rank wrote, and what it had in memory."""
+    made = tmp_path_factory.mktemp("shards") / "one"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "SHARD_BYTES", SMALL)
+        return made, save_again(world, model_directory, made, "bfloat16")
+
+
+def content(directory, prefix=""):
+    return {
+        name: tensor for path in directory.glob(f"{prefix}*.safetensors") for name, tensor in load_file(path).items()
+    }
+
+
+def bytes_of(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.mark.parametrize("number", [pytest.param(2, marks=pytest.mark.nightly), 4])
+def test_any_number_of_ranks_writes_the_same_bytes(number, by_one, model_directory, world, tmp_path, monkeypatch):
+    made = through_ranks(number, model_directory, tmp_path / "ranks", "bfloat16")
+    assert bytes_of(made) == bytes_of(by_one[0]) and len(weight_paths(made)) > number
+    monkeypatch.setattr(shards, "SHARD_BYTES", SMALL)
+    save_again(world, made, tmp_path / "again", "bfloat16")  # with the state that they wrote
+    assert bytes_of(tmp_path / "again") == bytes_of(made)
+
+
+@pytest.mark.essential
+def test_what_is_published_is_the_rounding_of_what_is_trained(by_one):
+    made, policy = by_one
+    published = content(made, "model")
+    trained = {name: parameter.full_tensor() for name, parameter in policy.causal.named_parameters()}
+    assert published.keys() == trained.keys()
+    assert all(torch.equal(published[name], trained[name].to(torch.bfloat16)) for name in trained)
+    assert any(not torch.equal(published[name].float(), trained[name]) for name in trained), "or nothing is rounded"
+    state = content(made, OPTIMIZER_PREFIX)
+    assert all(torch.equal(state[MASTER + name], trained[name]) for name in trained)
+
+
+def test_the_digest_is_that_of_a_manifest_and_the_index_is_true(by_one):
+    made, _ = by_one
+    files = digest_files(made)
+    assert weights_sha256(made) == weights_digest(files)
+    index = json.loads((made / INDEX_FILE).read_text())
+    assert {name: set(load_file(made / name)) for name in set(index["weight_map"].values())} == {
+        path.name: {name for name, place in index["weight_map"].items() if place == path.name}
+        for path in weight_paths(made)
+    }
+
+
+def test_what_is_told_of_files_is_true(world, model_directory, tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "SHARD_BYTES", SMALL)
+    trainer = new_trainer(world, **ROUNDED)
+    trainer.load("p0", str(model_directory), fresh_optimizer=True)
+    (update,), _ = train_step(trainer, 0, tmp_path, BATCHES[0], save_optimizer=True)
+    told = [File(**file) for file in trainer.state()["files"]]
+    paths = (tmp_path / "p1").glob("*.safetensors")
+    assert {file.path: (file.size, file.sha256) for file in told} == {
+        path.name: (path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()) for path in paths
+    }
+    assert update["weights_sha256"] == weights_digest(told) == trainer.state()["weights_sha256"]
+
+
+def test_a_learner_goes_on_exactly_from_what_was_saved(world, model_directory, tmp_path):
+    def trained(directory, save_optimizer, reload):
+        trainer = new_trainer(world, **ROUNDED)
+        trainer.load("p0", str(model_directory), fresh_optimizer=True)
+        digests = []
+        for step, table in enumerate(BATCHES):
+            (update,), _ = train_step(trainer, step, directory, table, save_optimizer)
+            digests.append(update["weights_sha256"])
+            if reload:
+                trainer = new_trainer(world, **ROUNDED)
+                trainer.load(f"p{step + 1}", str(directory / f"p{step + 1}"), fresh_optimizer=False)
+        return digests
+
+    whole = trained(tmp_path / "whole", False, reload=False)
+    assert whole == trained(tmp_path / "reloaded", True, reload=True) and len(set(whole)) == 3
+
+
+def test_updates_of_one_step_have_the_digests_that_saving_would_give(world, model_directory, tmp_path):
+    trainer = new_trainer(world, **ROUNDED)
+    trainer.load("p0", str(model_directory), fresh_optimizer=True)
+    both = batches([[sample("0a", 9, 0)], [sample("1a", 7, 1)]], updates=[0, 1])
+    updates, _ = train_step(trainer, 0, tmp_path, both)
+    alone = new_trainer(world, **ROUNDED)
+    alone.load("p0", str(model_directory), fresh_optimizer=True)
+    (only,), _ = train_step(alone, 0, tmp_path / "alone", batches([[sample("0a", 9, 0)]]))
+    assert updates[0]["weights_sha256"] == updates[1]["weights_sha256_in"] == only["weights_sha256"]
+
+
+def test_what_was_published_counts_where_weights_behind_it_differ(by_one, tmp_path):
+    """As where recorded weights lie beside state that was made again on other kernels."""
+    made, _ = by_one
+    settings = TrainingConfig(device="cpu", dtype="bfloat16", policy_dtype="bfloat16")
+    policy = load_policy(made, settings, CPU)
+    parameter = policy.causal.model.norm.weight
+    published = torch.full_like(parameter.full_tensor(), 3.0)
+    with torch.no_grad():
+        parameter.copy_(torch.full_like(parameter, 3.0))
+    load_optimizer(policy, new_optimizer(policy, settings), made)
+    assert torch.equal(parameter.full_tensor(), published)
+
+
+def test_rounded_policies_of_what_is_computed_in_float32_are_refused(world):
+    with pytest.raises(LearnerError, match="what samples would not be what is trained"):
+        new_trainer(world, dtype="float32", policy_dtype="bfloat16")
+
+
+def test_a_family_that_stores_weights_under_other_names_is_refused(world, model_directory, monkeypatch):
+    monkeypatch.setattr("tasks.learner.checkpoint.own_tensors", lambda causal: {"fused.weight": torch.zeros(1)})
+    trainer = new_trainer(world, **ROUNDED)
+    with pytest.raises(LearnerError, match=r"stores its weights in another form.*fused.weight"):
+        trainer.load("p0", str(model_directory), fresh_optimizer=True)
