@@ -64,7 +64,7 @@ def packed_row(tokens: int, segments: int) -> Row:
     streams["rl_weights"][:] = 1
     streams["rl_weights"][borders[:-1]] = 0
     ids = np.random.default_rng(0).integers(0, 512, tokens)
-    return Row(0, 0, 0, tuple(map(str, range(segments))), tuple(borders.tolist()), ids, streams)
+    return Row(0, tuple(map(str, range(segments))), tuple(borders.tolist()), ids, streams)
 
 
 def measured(options: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:

@@ -144,6 +144,9 @@ class TrainingConfig(Section):
     """The ref_kl component."""
     lora: LoraConfig | None = None
     """Adapters to train in place of the weights; null trains the weights."""
+    vision: Literal["frozen", "trained"] = later("frozen")
+    """Whether the part of a model that looks at images is trained, or what reads its output alone. Models of text have
+    no such part."""
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     """Compute precision; auto is float32 on the CPU and bfloat16 on CUDA. Master weights are float32."""
     device: Literal["cpu", "cuda", "auto"] = "auto"

@@ -152,6 +152,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def seeing_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model that sees."""
+    from tasks.learner.tiny_vision import tiny_qwen3_vl
+
+    return tiny_qwen3_vl(tmp_path_factory.mktemp("models") / "seeing", seed=1)
+
+
+@pytest.fixture(scope="session")
 def small_engine(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One engine for all tests that leave it alive; it was started with the weights of model a."""
     from tests.fixtures.hosts import engine_of

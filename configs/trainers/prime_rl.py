@@ -213,7 +213,7 @@ MISSING = (
         names("inference"),
     ),
     Missing(
-        "images come with the environment and are kept; no setting names parts of a model that sees",
+        "images come with the environment; `training.vision` says whether what looks at them is trained",
         names("model.vlm trainer.model.vlm orchestrator.model.vlm"),
     ),
     Missing(

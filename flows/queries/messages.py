@@ -5,6 +5,7 @@ Parts are as a person reads them: thoughts, texts, tool calls with their results
 
 import base64
 import hashlib
+import io
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,8 +21,8 @@ from flows.queries.store_reader import StoreReader
 from flows.queries.trace import FoundTrace
 from flows.reporting.formats import cut
 from storage.read.lineage import Work
+from tasks.arrays.images import REFERENCE
 from tasks.arrays.message_graph import BrokenGraph, drop_rejected, find_branches
-from tasks.inference.trace_rows.images import REFERENCE
 
 GRAPH = ("trace_id", "message", "parent", "sampled")
 Path = list[int]
@@ -162,6 +163,8 @@ MAGIC = {
 """How the files of each kind that is shown begin. SVG is none of them: it can carry programs."""
 LARGEST = 4 * 2**20
 """Bytes of an image that is shown."""
+LARGEST_PIXELS = 16_000_000
+"""Pixels of an image that is shown."""
 MOST = 16 * 2**20
 """Bytes of all images of one page together."""
 
@@ -209,7 +212,21 @@ def refusal(media_type: str, data: bytes) -> str | None:
     # A browser goes by the bytes, not by the type that is said; RIFF is the beginning of sound files too.
     if not data.startswith(MAGIC[media_type]) or (media_type == "image/webp" and data[8:12] != b"WEBP"):
         return "its bytes are no image of this type"
-    return f"it has more than {LARGEST // 2**20} MiB" if len(data) > LARGEST else None
+    if len(data) > LARGEST:
+        return f"it has more than {LARGEST // 2**20} MiB"
+    # Few bytes can hold many pixels, all of which a browser would lay out in memory.
+    return f"it has more than {LARGEST_PIXELS // 10**6} megapixels" if _pixels(data) > LARGEST_PIXELS else None
+
+
+def _pixels(data: bytes) -> int:
+    """Return how many pixels an image has, by its header; 0 where it has none, and a browser shows nothing."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data)) as picture:
+            return picture.width * picture.height
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        return LARGEST_PIXELS + 1 if isinstance(error, Image.DecompressionBombError) else 0
 
 
 def images(library: StoreReader, found: FoundTrace, bodies: Iterable[str]) -> Images:

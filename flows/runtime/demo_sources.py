@@ -58,7 +58,9 @@ class Recipe:
     warm_up: tuple[str, ...] = ()
     """Overrides of the warm-up, which is the preset `sft_demo`."""
     model: str = MODEL
-    """Arguments for `tasks.learner.tiny`."""
+    """Arguments for the module that makes the model."""
+    maker: str = "tasks.learner.tiny"
+    """That module."""
     try_next: str = "algorithm.normalise_std=true"
     """A setting that `stagecoach show` may be asked about."""
 
@@ -84,6 +86,16 @@ RECIPES: Mapping[str, Recipe] = {
         "The model was trained to find its way from topic to topic",
         ("sample_wikispeedia --count 32000 --num-topics 12 --right 0.3 --back 0.2",),
         (NO_THOUGHTS, *QUICK, "packing.updates_per_step=1000", "training.decay_steps=1000"),
+    ),
+    "looking": Recipe(
+        "The model was trained to count the squares of a picture",
+        ("sample_looking --count 8000 --right 0.3",),
+        (
+            *("model.renderer=qwen3-vl", "training.vision=trained", "steps=1", "assignment.groups_per_step=8000"),
+            *("packing.updates_per_step=250", "training.decay_steps=250", "training.betas=[0.9,0.98]"),
+        ),
+        model="",
+        maker="tasks.learner.tiny_vision",
     ),
     "alphabet_sort": Recipe(
         "The model was trained to keep a list of names sorted over several turns",
@@ -155,7 +167,7 @@ def build(sources: Sources, recipe: Recipe = RECIPES[FIRST]) -> None:
         _demonstrate(sources, recipe)
     if not sources.model.is_dir():
         draft = _draft(sources.model)
-        _run("tasks.learner.tiny", str(draft), *recipe.model.split(), "--words", str(sources.words))
+        _run(recipe.maker, str(draft), *recipe.model.split(), "--words", str(sources.words))
         # At once, so that a model that is there is complete.
         draft.rename(sources.model)
 

@@ -20,6 +20,7 @@ from flows.services.process import Handle, ServiceFailed, ServiceSpec
 from storage.errors import PolicyAbsent
 from storage.policies.manifest import adapter_base
 from storage.refs import Entry
+from tasks.arrays.images import attach_images
 from tasks.learner import client as learner_service
 from tasks.learner import pulse
 from tasks.learner.client import Learner
@@ -301,8 +302,9 @@ class LearnerRecovery:
     def _batches(self, row: dict[str, Any]) -> tuple[int, pa.Table]:
         """Return the step that made a policy, and the batches that it was trained on."""
         training = recorded_work(self._context, row["policy_key"])
-        batches = recorded_work(self._context, training.inputs["packing"]).slices("batches")
-        return training.step, self._context.store.read(batches)
+        packing, read = recorded_work(self._context, training.inputs["packing"]), self._context.store.read
+        images = packing.slices("batch_images")
+        return training.step, attach_images(read(packing.slices("batches")), read(images) if images else None)
 
     def _adopt_recorded(self, row: dict[str, Any], made: Path) -> bool:
         """Load the recorded weights beside the optimizer state in `made`, if those made there hardly differ."""

@@ -32,6 +32,7 @@ NUMBERS = list_of(pa.float64())
 FLAGS = list_of(pa.bool_())
 INDICES = list_of(pa.int32())
 NAMES = list_of(pa.string())
+SHAPE = list_of(pa.int64())
 MOMENT = pa.timestamp("us", tz="UTC")
 
 

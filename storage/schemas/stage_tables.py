@@ -8,7 +8,19 @@ whole against `stored` and refuses anything else, because Delta Lake casts in si
 
 import pyarrow as pa
 
-from storage.schemas.contract import FLAGS, FLOATS, INDICES, MOMENT, NAMES, NUMBERS, TOKENS, Column, Table
+from storage.schemas.contract import (
+    FLAGS,
+    FLOATS,
+    INDICES,
+    MOMENT,
+    NAMES,
+    NUMBERS,
+    SHAPE,
+    TOKENS,
+    Column,
+    Table,
+    list_of,
+)
 from storage.schemas.system_tables import SYSTEM_TABLES
 
 EXAMPLES = Table(
@@ -109,6 +121,20 @@ IMAGES = Table(
         Column("message", pa.int32(), "the message of that trace; null where the trace's record has it", True),
     ),
 )
+IMAGE_TENSORS = Table(
+    "image_tensors",
+    "one tensor that the model's processor made of an image of a group, as the learner gives it to the model",
+    ("group_id", "digest", "name"),
+    (
+        Column("group_id", pa.string(), "the group whose messages brought the image in"),
+        Column("digest", pa.string(), "the image's digest in table images"),
+        Column("name", pa.string(), "the tensor's name, as the processor has it: pixel_values, image_grid_thw"),
+        Column("dtype", pa.string(), "the type of its values, as numpy spells it, little-endian"),
+        Column("shape", SHAPE, "its shape; images are joined along the first axis"),
+        Column("data", pa.binary(), "its values, row after row"),
+        Column("num_tokens", pa.int32(), "tokens that stand for the image in a prompt"),
+    ),
+)
 VERDICTS = Table(
     "verdicts",
     "what the filters found on a trace and whether it is kept",
@@ -169,6 +195,22 @@ BATCHES = Table(
     ),
     aligned=("token_ids", "logprobs", "temperatures", "advantages", "rl_weights", "ce_weights", "ref_kl_weights"),
     logprobs=("logprobs",),
+)
+BATCH_IMAGES = Table(
+    "batch_images",
+    "an image among the tokens of a packed row; its tensors stand where the batch has the image first",
+    ("row", "place"),
+    (
+        Column("row", pa.int32(), "the row's number in the batch"),
+        Column("place", pa.int32(), "the image's number in the row, in the order of its tokens; 0-based"),
+        Column("offset", pa.int32(), "the first token of the row that stands for it"),
+        Column("num_tokens", pa.int32(), "how many tokens stand for it"),
+        Column("digest", pa.string(), "the image's digest in table images"),
+        Column("names", NAMES, "its tensors' names; none where an earlier row or place has the image"),
+        Column("dtypes", NAMES, "the type of each tensor's values"),
+        Column("shapes", list_of(SHAPE), "the shape of each tensor"),
+        Column("data", list_of(pa.binary()), "the values of each tensor"),
+    ),
 )
 UPDATES = Table(
     "updates",
@@ -321,9 +363,11 @@ STAGE_TABLES = (
     TRACES,
     MESSAGES,
     IMAGES,
+    IMAGE_TENSORS,
     VERDICTS,
     SAMPLES,
     BATCHES,
+    BATCH_IMAGES,
     UPDATES,
     TOKEN_STATISTICS,
     TOKEN_MASKS,

@@ -14,6 +14,7 @@ from configs.run import View, for_environment
 from storage.schemas.contract import FLOATS
 from storage.schemas.stage_tables import REFERENCES
 from tasks.arrays.columns import texts
+from tasks.arrays.images import BY_DIGEST
 from tasks.arrays.message_graph import find_branches, owners
 from tasks.arrays.ragged import Integers, Ragged
 from tasks.inference.engine.client import EngineLost, NotScorable, ServedModel, score
@@ -105,6 +106,7 @@ def reference(
     """
     traces = _traces(tables, config)
     messages = _of(tables["messages"], traces["trace_id"])
+    _refuse_images(messages)
     scores = Scores(messages)
     paths = list(scores.paths(owners(messages, traces, "messages")))
     environments, rows = texts(traces["environment"]), traces.to_pylist()
@@ -177,6 +179,16 @@ def _traces(tables: Tables, config: View) -> pa.Table:
             "rollout.temperature=1, or choose an algorithm without a reference"
         )
     return chosen
+
+
+def _refuse_images(messages: pa.Table) -> None:
+    """Raise NotScorable for messages with images: an engine would score the tokens without them, and not say so."""
+    shown = messages.filter(pc.match_substring(messages["body"], BY_DIGEST))
+    if shown.num_rows:
+        raise NotScorable(
+            f"table messages: {shown.num_rows} messages of kept traces show images, first of trace "
+            f"{shown['trace_id'][0]}; a reference reads text alone. {SAFE}. Choose an algorithm without a reference"
+        )
 
 
 def _of(rows: pa.Table, trace_ids: "pa.ChunkedArray[pa.StringScalar]") -> pa.Table:

@@ -48,7 +48,7 @@ def gather_samples(credits: pa.Table, messages: pa.Table, traces: pa.Table, zero
     was sampled at temperature zero; BrokenGraph if a sample's trace is missing.
     """
     owner = owners(credits, traces, "samples")
-    path = _message_rows(credits, messages)
+    path = message_rows(credits, messages)
     tokens = Ragged.of(messages["token_ids"])
     where, borders_of_messages = places(tokens.offsets, path.values)
     offsets = borders_of_messages[path.offsets]
@@ -69,8 +69,8 @@ def gather_samples(credits: pa.Table, messages: pa.Table, traces: pa.Table, zero
     return Samples(texts(credits["sample_id"]), groups, owner, offsets, streams, np.unique(row))
 
 
-def _message_rows(credits: pa.Table, messages: pa.Table) -> Ragged:
-    """Return, per sample, the rows of the messages on its path."""
+def message_rows(credits: pa.Table, messages: pa.Table) -> Ragged:
+    """Return, per sample, the rows of the messages on its path. Raises PackingBreach for one that is not there."""
     path = Ragged.of(credits["path"])
     known = pc.unique(credits["trace_id"])
     # Messages of traces without a sample get a number that no sample has.

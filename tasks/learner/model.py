@@ -1,5 +1,6 @@
 """The policy: a causal language model that returns log-probs and entropies of selected tokens of a packed row."""
 
+import json
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from tasks.learner.distributed import ALONE, World, shard, to_device
 from tasks.learner.head import PLAIN, compiled_kernels, default_chunk, fused_loss, token_logprobs
 from tasks.learner.protocol import LearnerError
 from tasks.learner.rows import Row, RowPart
+from tasks.learner.vision import SeenImages, decoder_inputs, grid_positions, merge_size, tower_of
 
 HEAD_TOLERANCE = 1e-3
 """Largest difference of log-probs between the head applied here and the model's own."""
@@ -48,18 +50,19 @@ class PolicyModel(nn.Module):
         selected: Tensor,
         temperatures: Tensor,
         loss: Callable[[Tensor, slice], Tensor] | None = None,
+        images: SeenImages | None = None,
     ) -> tuple[Tensor, ...]:
         """Return log-probs and entropies (N,) of the tokens at `selected` (N,), given those before them.
 
         `token_ids` and `positions` are one packed row (T,), or a part of it, with the token behind the part;
         `temperatures` (N,) belong to the selected tokens. No selected token may be the first of its segment. With a
-        `loss`, see `fused_loss`, return it first, and log-probs and entropies detached.
+        `loss`, see `fused_loss`, return it first, and log-probs and entropies detached. Of a row that shows `images`,
+        `positions` are (3, T).
         """
+        given = decoder_inputs(self.causal, token_ids, images) or {"input_ids": token_ids[None, : positions.shape[-1]]}
+        positions = positions[:, None] if positions.ndim > 1 else positions[None]
         hidden = self.causal.get_decoder()(
-            input_ids=token_ids[None, : len(positions)],
-            position_ids=positions[None],
-            use_cache=False,
-            segments=segments,
+            position_ids=positions, use_cache=False, segments=segments, **given
         ).last_hidden_state[0]
         weight = self.causal.get_output_embeddings().weight
         inputs = hidden[selected - 1], weight, token_ids[selected], temperatures, self.chunk
@@ -86,8 +89,14 @@ def load_policy(
     heads cannot be dealt to the ranks that share a row.
     """
     causal = _load_causal(adapter.base_directory if adapter else directory)
+    tower = tower_of(causal)
     if world.context:
         world.context.require_heads(causal.config.get_text_config())
+    if tower is not None and (adapter or world.context):
+        setting = "training.lora" if adapter else "learner.context_parallel"
+        raise LearnerError(
+            f"{setting}: models that see are trained whole and with whole rows; nothing was loaded. Leave {setting} out"
+        )
     if adapter:
         adapters.attach(causal, adapter)
     chunk = settings.logprob_chunk or default_chunk(causal.config.get_text_config().vocab_size, device)
@@ -95,6 +104,8 @@ def load_policy(
     # Before the model is sharded: it is called from within here, past the hooks that gather sharded weights.
     _check_head(policy, device)
     _switch_off_dropout(policy)
+    if tower is not None and settings.vision == "frozen":
+        tower.requires_grad_(False)
     # Recompute around compiled layers, shards around both: what gathers weights must not be part of a graph.
     if settings.gradient_checkpointing is True:
         _enable_checkpointing(causal, settings, device)
@@ -131,7 +142,7 @@ def compiles(settings: TrainingConfig, device: torch.device) -> bool:
 
 def run_row(policy: PolicyModel, row: Row, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return log-probs and entropies (N,) of the row's weighted tokens at the row's temperatures."""
-    logprobs, entropies = policy(*_inputs(policy, row, device))
+    logprobs, entropies = policy(**_inputs(policy, row, device))
     return _complete(policy, row, logprobs), _complete(policy, row, entropies)
 
 
@@ -142,7 +153,7 @@ def row_loss(
 
     Where ranks share the row it is the loss of this rank's tokens.
     """
-    total, logprobs, entropies = policy(*_inputs(policy, row, device), loss)
+    total, logprobs, entropies = policy(**_inputs(policy, row, device), loss=loss)
     return total, _complete(policy, row, logprobs), _complete(policy, row, entropies)
 
 
@@ -161,18 +172,24 @@ def _complete(policy: PolicyModel, row: Row, values: Tensor) -> Tensor:
     return policy.context.complete(values, own_tokens(policy, row), len(row.weighted))
 
 
-def _inputs(policy: PolicyModel, row: Row, device: torch.device) -> tuple[Any, ...]:
+def _inputs(policy: PolicyModel, row: Row, device: torch.device) -> dict[str, Any]:
     """Return what a policy is called with for a row."""
-    part = _part(policy, row)
-    temperatures = row.streams["temperatures"][row.weighted[part.own]]
-    token_ids, positions, selected, of_selected = (
-        to_device(array, device) for array in (part.token_ids, part.positions, part.selected, temperatures)
-    )
-    return token_ids, positions, Segments(part.borders, device, policy.context), selected, of_selected
+    part, images = _part(policy, row), row.images
+    positions = part.positions
+    if images is not None:
+        positions = grid_positions(positions, row.borders, images, merge_size(policy.causal))
+    return {
+        "token_ids": to_device(part.token_ids, device),
+        "positions": to_device(positions, device),
+        "segments": Segments(part.borders, device, policy.context),
+        "selected": to_device(part.selected, device),
+        "temperatures": to_device(row.streams["temperatures"][row.weighted[part.own]], device),
+        "images": None if images is None else SeenImages.of(images, device),
+    }
 
 
 def _load_causal(directory: Path) -> Any:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     register_attention()
     if not (directory / "config.json").is_file() or not any(directory.glob("*.safetensors")):
@@ -180,10 +197,14 @@ def _load_causal(directory: Path) -> Any:
             f"{directory} is not a model directory: it needs config.json and *.safetensors; nothing was loaded"
         )
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        sees = "vision_config" in json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        loaded: Any = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_pretrained(
             directory,
             dtype=torch.float32,
-            attn_implementation=ATTENTION,
+            # Patches of an image all see each other, and it is attended to image by image.
+            attn_implementation={"": ATTENTION, "text_config": ATTENTION, "vision_config": "sdpa"}
+            if sees
+            else ATTENTION,
             local_files_only=True,
             trust_remote_code=False,  # no code that lies beside weights is run
             use_safetensors=True,  # and nothing is unpickled

@@ -8,8 +8,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tasks.arrays.images import Tensor, attached_tensors
 from tasks.arrays.samples import COMPONENTS
 from tasks.learner.protocol import LearnerError
+from tasks.learner.vision import RowImages, row_images
 
 STREAMS = ("logprobs", "temperatures", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
 
@@ -26,6 +28,8 @@ class Row:
     """Segment borders: 0, then the running sum of segment lengths up to T."""
     token_ids: Array
     streams: dict[str, Array]
+    images: RowImages | None = None
+    """What the row shows; None for a row of text alone."""
     weighted: Array = field(init=False)
     """Positions of the tokens with weight in any component, int64 (N,); never the first of a segment."""
 
@@ -104,17 +108,20 @@ def batches_from_table(table: pa.Table) -> list[PackedBatch]:
     """
     if not table.num_rows:
         raise LearnerError("batches: no rows; nothing was trained")
+    # Of the whole table: an update may show what an earlier one brought.
+    tensors = attached_tensors(table) if "images" in table.column_names else {}
     updates = np.unique(table["update"].to_numpy()).tolist()
     if updates != list(range(len(updates))):
         raise LearnerError(f"batches: updates {updates} are not numbered from 0 without gaps")
-    return [_batch(table.filter(pc.equal(table["update"], update))) for update in updates]
+    return [_batch(table.filter(pc.equal(table["update"], update)), tensors) for update in updates]
 
 
-def _batch(table: pa.Table) -> PackedBatch:
+def _batch(table: pa.Table, tensors: dict[str, list[Tensor]]) -> PackedBatch:
     lists = {name: table[name].combine_chunks() for name in ("token_ids", *STREAMS)}
     plain = table.select(["row", "sample_ids", "cu_seqlens"]).to_pylist()
+    shown = [row.as_py() for row in table["images"]] if "images" in table.column_names else [None] * len(plain)
     rows = tuple(
-        _row(record, {name: column[index].values.to_numpy() for name, column in lists.items()})
+        _row(record, {name: column[index].values.to_numpy() for name, column in lists.items()}, shown[index], tensors)
         for index, record in enumerate(plain)
     )
     for row in rows:
@@ -122,7 +129,12 @@ def _batch(table: pa.Table) -> PackedBatch:
     return PackedBatch(rows, _denominators(table, rows))
 
 
-def _row(record: dict[str, Any], arrays: dict[str, Array]) -> Row:
+def _row(
+    record: dict[str, Any],
+    arrays: dict[str, Array],
+    shown: list[dict[str, Any]] | None,
+    tensors: dict[str, list[Tensor]],
+) -> Row:
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) != 1:
         raise LearnerError(f"batches row {record['row']}: per-token columns differ in length: {lengths}")
@@ -137,6 +149,7 @@ def _row(record: dict[str, Any], arrays: dict[str, Array]) -> Row:
         borders,
         arrays["token_ids"].astype(np.int64),
         {name: arrays[name].astype(np.float32) for name in STREAMS},
+        row_images(f"batches row {record['row']}", shown, tensors) if shown else None,
     )
 
 

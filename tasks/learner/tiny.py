@@ -90,8 +90,10 @@ def tiny_qwen3(
     return directory
 
 
-def byte_tokenizer(vocab_size: int, max_length: int, words: Sequence[str] = ()) -> Any:
-    """Return a tokenizer whose first 256 ids are the byte values, then Qwen3's control and markup tokens, then `words`.
+def byte_tokenizer(
+    vocab_size: int, max_length: int, words: Sequence[str] = (), control: Sequence[str] = CONTROL_TOKENS
+) -> Any:
+    """Return a tokenizer whose first 256 ids are the byte values, then `control`, Qwen3's markup tokens, and `words`.
 
     Ids up to `vocab_size` are reserved tokens, so that every id the model can sample has a token. Raises ValueError
     when `vocab_size` has no room for the tokens.
@@ -99,7 +101,7 @@ def byte_tokenizer(vocab_size: int, max_length: int, words: Sequence[str] = ()) 
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    first_reserved = 256 + len(CONTROL_TOKENS) + len(MARKUP_TOKENS) + len(words)
+    first_reserved = 256 + len(control) + len(MARKUP_TOKENS) + len(words)
     if vocab_size < first_reserved:
         raise ValueError(f"vocab_size {vocab_size} is too small: bytes and special tokens need {first_reserved}")
     tokenizer = Tokenizer(models.BPE(vocab={char: byte for byte, char in enumerate(_byte_characters())}, merges=[]))
@@ -107,7 +109,7 @@ def byte_tokenizer(vocab_size: int, max_length: int, words: Sequence[str] = ()) 
     tokenizer.decoder = decoders.ByteLevel()
     reserved = [f"<|reserved_{index}|>" for index in range(first_reserved, vocab_size)]
     # Ids are given in the order of these calls.
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in CONTROL_TOKENS])
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in control])
     tokenizer.add_tokens([AddedToken(token, special=False) for token in (*MARKUP_TOKENS, *words)])
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in reserved])
     return PreTrainedTokenizerFast(

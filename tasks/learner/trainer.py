@@ -37,6 +37,7 @@ from tasks.learner.optimizer import Optimizer, apply_gradients, clip_gradients, 
 from tasks.learner.protocol import LearnerError
 from tasks.learner.rows import STREAMS, PackedBatch, Row, batches_from_table
 from tasks.learner.speed import StepTimer, training_cost
+from tasks.learner.vision import check_counts
 
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 """The quantiles of the importance ratio that are reported."""
@@ -133,7 +134,7 @@ class Trainer:
             raise LearnerError(f"{directory} is not empty: a policy is written once; nothing was trained")
         batches = batches_from_table(table)
         for batch in batches:
-            _check_vocabulary(batch.rows, loaded.policy)
+            _check_rows(batch.rows, loaded.policy)
         digests, updates, statistics = [loaded.weights_sha256], list[dict[str, Any]](), list[RowStatistics]()
         for number, batch in enumerate(batches):
             if number:  # the digest before the first update is that of the loaded policy
@@ -206,7 +207,7 @@ class Trainer:
         streams["rl_weights"] = np.arange(size, dtype=np.float32)
         streams |= {name: np.zeros(size, np.float32) for name in ("ce_weights", "ref_kl_weights")}
         row = Row(0, (), (0, size), np.asarray(token_ids, np.int64), streams)
-        _check_vocabulary((row,), loaded.policy)
+        _check_rows((row,), loaded.policy)
         logprobs, _ = run_row(loaded.policy, row, self._device)
         return [0.0, *logprobs.float().cpu().tolist()]
 
@@ -269,9 +270,12 @@ def _is_rounded(settings: TrainingConfig) -> bool:
     return settings.policy_dtype == "bfloat16" and settings.lora is None
 
 
-def _check_vocabulary(rows: tuple[Row, ...], policy: PolicyModel) -> None:
+def _check_rows(rows: tuple[Row, ...], policy: PolicyModel) -> None:
+    """Raise LearnerError for tokens that the model does not have, and images that do not fit their tokens."""
     size = policy.causal.config.get_text_config().vocab_size
     for row in rows:
+        if row.images is not None:
+            check_counts(f"batches row {row.row}", policy.causal, row.images)
         low, high = row.token_ids.min(), row.token_ids.max()
         if low < 0 or high >= size:
             raise LearnerError(

@@ -8,12 +8,13 @@ import pyarrow as pa
 
 from configs.run import View, for_environment
 from storage.schemas.contract import FLOATS, INDICES, NAMES, TOKENS
-from storage.schemas.stage_tables import BATCHES
+from storage.schemas.stage_tables import BATCH_IMAGES, BATCHES, IMAGE_TENSORS
 from tasks.arrays.columns import texts
 from tasks.arrays.finding import QUARANTINED, UNTRAINABLE, Flags
+from tasks.arrays.images import PlacedImage, SampleImages, batch_images, can_see
 from tasks.arrays.permutation import digest
 from tasks.arrays.ragged import Integers, Ragged, borders, places
-from tasks.arrays.samples import PackingBreach, Samples, gather_samples
+from tasks.arrays.samples import PackingBreach, Samples, gather_samples, message_rows
 from tasks.arrays.seats import JUDGE, OTHER_SEAT
 from tasks.packing.bin_packing import Rows, pack
 from tasks.runtime.prefect_task import as_task
@@ -98,6 +99,7 @@ def packing(tables: Tables, config: View) -> Tables:
         counted = counted_rollouts(samples, tables["traces"], tables.get("verdicts"))
         samples = by_constant_length(samples, parts, tables["traces"], config.constant_lengths, counted)
     batches = [BATCHES.arrow.empty_table()]
+    images = ImagePacker(tables, samples) if can_see(tables["traces"]) else None
     for number, members in enumerate(parts):
         lengths = samples.lengths[members].tolist()
         placed = pack(lengths, settings.tokens_per_row, settings.data_parallel)
@@ -105,7 +107,38 @@ def packing(tables: Tables, config: View) -> Tables:
         check_once(rows, members, samples.ids)
         first = sum(batch.num_rows for batch in batches)
         batches.append(_batch(samples, rows, number, first, settings.data_parallel))
-    return {"batches": pa.concat_tables(batches)}
+        if images:
+            images.add(rows, first)
+    return {"batches": pa.concat_tables(batches), **(images.tables() if images else {})}
+
+
+class ImagePacker:
+    """Finds the images of packed rows; an image's tensors are stored once for a batch, however many samples have it."""
+
+    def __init__(self, tables: Tables, samples: Samples) -> None:
+        self._tensors = tables.get("image_tensors", IMAGE_TENSORS.arrow.empty_table())
+        self._images = SampleImages(tables["messages"], tables["traces"], self._tensors)
+        self._paths = message_rows(tables["samples"], tables["messages"])
+        self._lengths = samples.lengths
+        self._known = set[str]()
+        self._made = list[pa.Table]()
+
+    def add(self, rows: Rows, first_row: int) -> None:
+        """Add the images of packed rows, numbered from `first_row`; raises ImageBreach where tokens do not fit them."""
+        self._made.append(batch_images([list(self._of(row)) for row in rows], first_row, self._tensors, self._known))
+
+    def tables(self) -> Tables:
+        """Return the table `batch_images`, where there is any image."""
+        made = pa.concat_tables(self._made) if self._made else BATCH_IMAGES.arrow.empty_table()
+        return {"batch_images": made} if made.num_rows else {}
+
+    def _of(self, row: list[int]) -> Iterator[PlacedImage]:
+        begin = 0
+        for sample in row:
+            path = self._paths.values[slice(*self._paths.offsets[sample : sample + 2])]
+            for image in self._images.along(path.tolist()):
+                yield image._replace(offset=begin + image.offset)
+            begin += int(self._lengths[sample])
 
 
 def updates(samples: Samples, num_updates: int) -> Iterator[Integers]:
@@ -182,9 +215,9 @@ STAGE = Stage(
     name="packing",
     version=1,
     reads=("samples", "messages", "traces"),
-    writes=("batches",),
+    writes=("batches", "batch_images"),
     sections=("packing", "constant_lengths"),
     function=packing,
-    optional=("verdicts",),
+    optional=("verdicts", "image_tensors", "batch_images"),
 )
 task = as_task(STAGE)

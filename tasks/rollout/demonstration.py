@@ -1,6 +1,6 @@
 """Demonstration: turn assigned rows of a demonstrations file into traces, as if they had been rolled out.
 
-Reads assignments and examples; writes traces and messages.
+Reads assignments and examples; writes traces and messages, and images with their tensors where there are any.
 """
 
 import json
@@ -12,6 +12,9 @@ import pyarrow as pa
 
 from configs.run import View
 from storage.schemas.stage_tables import MESSAGES, TRACES
+from tasks.arrays.images import TYPES
+from tasks.inference.trace_rows.image_tensors import tensors_of
+from tasks.inference.trace_rows.images import extract_images
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.stage import Stage, Tables
 
@@ -21,7 +24,11 @@ ID_LENGTH = 16
 
 
 class Renderer(Protocol):
-    """What the stage asks of whoever turns messages into the model's tokens."""
+    """What the stage asks of whoever turns messages into the model's tokens.
+
+    One of a model that sees has `token_types` besides: the type of each token id that stands for something else than
+    text.
+    """
 
     def __call__(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
@@ -44,12 +51,14 @@ def demonstration(tables: Tables, config: View, *, step: int, key: str, render: 
         # Cut, it would teach to end in the middle of an answer.
         too_long = num_tokens > config.data.max_length
         trace = _trace(row, (step, key), nodes, num_tokens, config.data.max_length if too_long else None)
+        if types := getattr(render, "token_types", None):
+            trace["record"] = json.dumps({TYPES: types}, separators=(",", ":"))
         traces.append(trace)
         messages += [{**node, "trace_id": trace["trace_id"]} for node in nodes]
-    return {
-        "traces": pa.Table.from_pylist(traces, schema=TRACES.arrow),
-        "messages": pa.Table.from_pylist(messages, schema=MESSAGES.arrow),
-    }
+    made = extract_images(
+        pa.Table.from_pylist(traces, schema=TRACES.arrow), pa.Table.from_pylist(messages, schema=MESSAGES.arrow)
+    )
+    return made | (tensors_of(made["images"], config.model) if "images" in made else {})
 
 
 def _trace(
@@ -90,7 +99,8 @@ STAGE = Stage(
     name="demonstration",
     version=2,
     reads=("assignments", "examples"),
-    writes=("traces", "messages"),
+    writes=("traces", "messages", "images", "image_tensors"),
+    optional=("images", "image_tensors"),
     sections=("data", "model"),
     function=demonstration,
 )

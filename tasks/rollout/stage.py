@@ -1,6 +1,7 @@
 """Rollout: try every assigned example with a policy and record what happened, group by group.
 
-Reads assignments and examples; writes traces and messages, and images where there are any.
+Reads assignments and examples; writes traces and messages, and images with their tensors where
+there are any.
 """
 
 from collections import Counter
@@ -134,8 +135,8 @@ STAGE = Stage(
     name="rollout",
     version=2,
     reads=("assignments", "examples"),
-    writes=("traces", "messages", "images"),
-    optional=("images",),
+    writes=("traces", "messages", "images", "image_tensors"),
+    optional=("images", "image_tensors"),
     sections=("rollout", "environments", "engine", "model", "teachers", "external", "oversampling"),
     function=rollout,
     unit=("traces", "group_id"),

@@ -14,6 +14,7 @@ from configs.run import View
 from storage.policies.manifest import remember_digests
 from storage.refs import File
 from storage.schemas.stage_tables import TOKEN_MASKS, UPDATES
+from tasks.arrays.images import attach_images
 from tasks.learner.protocol import LearnerLost
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.services import LearnerService, retry_lost
@@ -37,7 +38,7 @@ def training(
         for path in directory.iterdir():  # left by a learner that died: weights are written into an empty directory
             path.unlink()
         updates, statistics = client.train(
-            tables["batches"],
+            attach_images(tables["batches"], tables.get("batch_images")),
             step=step,
             policy_key_in=policy.key,
             policy_key_out=key,
@@ -72,7 +73,7 @@ STAGE = Stage(
     version=2,
     reads=("batches",),
     writes=("updates", "token_statistics", "token_masks", "policies"),
-    optional=("token_masks",),
+    optional=("batch_images", "token_masks"),
     sections=("training", "model"),
     function=training,
 )

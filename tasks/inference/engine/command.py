@@ -1,5 +1,6 @@
 """The command that starts the engine's process: its arguments and environment, those for adapters (LoRA) included."""
 
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The sizes of the engine's slots for adapters; a smaller adapter fits into a larger slot."""
 NUM_SLOTS = 2
 """Adapters that one batch may mix, beside the base: the learner's and one that is frozen."""
+MOST_IMAGES = 32
+"""Images of one prompt."""
 LAYER_WEIGHT = re.compile(r"\.layers\.\d+\..*?([^.]+)\.weight$")
 ADAPTER_ENVIRONMENT = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 
@@ -67,6 +70,9 @@ def command(
     # sampling defaults.
     argv += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     argv += ["--worker-extension-cls", f"{ReadBack.__module__}.{ReadBack.__name__}"]
+    if info.sees:
+        # The class of vLLM's own: the one that wraps transformers leaves out the features of DeepStack, without a word.
+        argv += ["--model-impl", "vllm", "--limit-mm-per-prompt", json.dumps({"image": MOST_IMAGES, "video": 0})]
     argv += ["--disable-uvicorn-access-log", *([] if metrics else ["--disable-log-stats"])]
     argv += (
         _cpu_arguments(config, untie=not frozen and has_tied_head(Path(directory)))

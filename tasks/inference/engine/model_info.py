@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 # What a policy is made of; optimizer state and manifests are not.
 WEIGHT_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 # What decides which tokens a conversation becomes.
-TOKENIZER_FILES = ("tokenizer*", "*.jinja", "vocab*", "merges*", "*.model", "*.tiktoken", "special_tokens_map.json")
+TOKENIZER_FILES = (
+    *("tokenizer*", "*.jinja", "vocab*", "merges*", "*.model", "*.tiktoken", "special_tokens_map.json"),
+    *("preprocessor_config.json", "processor_config.json"),  # what they scale images to says how many tokens these are
+)
 
 
 class ModelUnusable(ValueError):
@@ -31,6 +34,8 @@ class ModelInfo:
     vocab_size: int
     max_positions: int
     tied: bool
+    sees: bool = False
+    """Whether it takes images."""
 
 
 def read(directory: str | Path) -> ModelInfo:
@@ -58,6 +63,7 @@ def read(directory: str | Path) -> ModelInfo:
         max_positions=text.get("max_position_embeddings", 0),
         # transformers ties where the config does not say.
         tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", True))),
+        sees="vision_config" in config,
     )
 
 

@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tasks.inference.trace_rows.image_tensors import picture_problem
+
 if TYPE_CHECKING:
     import httpx
     from openai import APIConnectionError, AsyncOpenAI
@@ -241,6 +243,17 @@ _batches: dict[tuple[asyncio.AbstractEventLoop, str], Batches] = {}
 """By event loop and settings of the client: verifiers makes a client for every 32 rollouts, and all share a batch."""
 
 
+def require_own_pictures(body: Any, address: str) -> None:
+    """Raise openai's BadRequestError for a call with a picture that is elsewhere, too large or broken."""
+    for part in body.get("content_parts") or () if isinstance(body, dict) else ():
+        if problem := picture_problem(str(part.get("url"))):
+            import httpx
+            from openai import BadRequestError
+
+            response = httpx.Response(400, request=httpx.Request("POST", address), text=problem)
+            raise BadRequestError(problem, response=response, body=None)
+
+
 class BatchingClient:
     """An openai client whose calls of the generate route are sent in batches; everything else is the client's own."""
 
@@ -256,6 +269,7 @@ class BatchingClient:
     async def post(self, path: str, *, body: Any = None, options: Any = None, **others: Any) -> Any:
         """Return the engine's answer; raises openai's errors."""
         options = options or {}
+        require_own_pictures(body, str(self._client.base_url))
         batches = self._batches()
         if batches.served and path.endswith(SINGLE) and not MEDIA & body.keys():
             with suppress(NoBatches):

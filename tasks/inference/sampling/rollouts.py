@@ -18,6 +18,7 @@ from tasks.inference.sampling.attempts import RolloutRunner, Rows
 from tasks.inference.sampling.limits import AdaptiveLimit, GroupQuota, Limiter, StoppedEarly, straggler_failure
 from tasks.inference.sampling.lost_servers import InFlightRollout, ServiceLost, ServiceWatch, server_name
 from tasks.inference.trace_rows.failures import Failure
+from tasks.inference.trace_rows.image_tensors import tensors_of
 from tasks.inference.trace_rows.rows import Row, trace_tables
 from tasks.runtime.stage import Policy
 
@@ -77,6 +78,7 @@ class BatchSampler:
         self.watch = ServiceWatch(engines, addresses)
         self.clients: dict[str, RolloutClient] = {}
         self.runner = RolloutRunner(served, self.clients, self.watch, policy, step, config)
+        self.config = config
         self.plan = plan
         self.quota = GroupQuota(plan.num_groups)
         self.in_flight: set[InFlightRollout] = set()
@@ -148,6 +150,8 @@ class BatchSampler:
             self.quota.count_group(members[0]["environment"])
         rows = [rows for rows, _ in results]
         tables = trace_tables((t for traces, _ in rows for t in traces), (m for _, messages in rows for m in messages))
+        if "images" in tables:
+            tables |= await asyncio.to_thread(tensors_of, tables["images"], self.config.model)
         async with self.commit_lock:
             # Committing takes long enough to delay every rollout in flight, were it done on the event loop.
             await asyncio.to_thread(self.on_group, group_id, tables)

@@ -26,9 +26,22 @@ class DemonstrationUnusable(ValueError):
     """The renderer cannot turn a conversation into a training sample."""
 
 
+class DemonstrationRenderer:
+    """Turns messages, and optional tools, into rows of the messages table: see `demonstration_renderer`."""
+
+    def __init__(self, renderer: Any, prompt_end: list[int]) -> None:
+        self._renderer, self._prompt_end = renderer, prompt_end
+        self.token_types: dict[int, int] = dict(getattr(renderer, "mm_token_type_id_map", None) or {})
+        """The type of each token id that stands for something else than text."""
+
+    def __call__(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> list[Row]:
+        """Return the rows of a conversation."""
+        return _render_rows(messages, self._renderer, self._prompt_end, tools)
+
+
 def demonstration_renderer(
     tokenizer_dir: str | Path, name: str, settings: Mapping[str, Any] | None = None
-) -> Callable[..., list[Row]]:
+) -> DemonstrationRenderer:
     """Return a function from messages, and optional tools, to rows of the messages table without the trace's id.
 
     There is one row for each message. The rows' tokens joined together are the renderer's tokens of the conversation,
@@ -39,7 +52,7 @@ def demonstration_renderer(
     renderer = _load_renderer(str(tokenizer_dir), name, settings or {})
     # Only settings can make prompts end with more than the role, such as an empty thought, which is not sampled.
     prompt_end = _prompt_ending(renderer) if settings else []
-    return lambda messages, tools=None: _render_rows(messages, renderer, prompt_end, tools)
+    return DemonstrationRenderer(renderer, prompt_end)
 
 
 def _load_renderer(tokenizer: str, name: str, settings: Mapping[str, Any]) -> Any:
@@ -148,6 +161,8 @@ def _message_row(
     number: int, message: Message, span: slice, tokens: list[int], mask: list[bool], content: list[bool]
 ) -> Row:
     text = message.get("content")
+    if isinstance(text, list) and any(part.get(each) for part in text for each in MEDIA):
+        text = "\n".join(part["text"] for part in text if part.get("text")) or None
     return {
         "message": number,
         "parent": number - 1 if number else None,

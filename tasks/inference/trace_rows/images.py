@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 
 from storage.schemas.stage_tables import IMAGES
 from tasks.arrays.columns import texts
+from tasks.arrays.images import BY_DIGEST, REFERENCE
 
-REFERENCE = "stagecoach-image:"
 LITERAL = REFERENCE + "text:"
 """Escapes a text that itself begins like a reference, so that it can be restored."""
 UNREFERENCED = f"data:image/|{REFERENCE}"
@@ -52,7 +52,7 @@ class Image(NamedTuple):
     @property
     def reference(self) -> str:
         """What stands where the image was."""
-        return f"{REFERENCE}sha256:{self.digest}"
+        return f"{BY_DIGEST}{self.digest}"
 
     @property
     def url(self) -> str:
@@ -111,7 +111,7 @@ def extract_known_images(traces: pa.Table, images: pa.Table | None) -> pa.Table:
 def restore_images(traces: pa.Table, messages: pa.Table, images: pa.Table | None) -> dict[str, pa.Table]:
     """Return traces and messages as before `extract_images`. Raises MissingImage where an image is not there."""
     rows = [] if images is None else images.to_pylist()
-    urls = {f"{REFERENCE}sha256:{row['digest']}": Image(row["media_type"], row["data"]).url for row in rows}
+    urls = {f"{BY_DIGEST}{row['digest']}": Image(row["media_type"], row["data"]).url for row in rows}
 
     def change(trace_id: str, message: int | None, text: str) -> str:
         if text.startswith(LITERAL):

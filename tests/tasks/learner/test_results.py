@@ -29,7 +29,7 @@ def statistics(learner, engine, rl, masked=None, ids=("a",), borders=None):
     names = ("temperatures", "advantages", "ce_weights", "ref_kl_weights")
     streams = {name: np.zeros(size, np.float32) for name in names}
     streams |= {"logprobs": np.array(engine, np.float32), "rl_weights": np.array(rl, np.float32)}
-    row = Row(0, 0, 0, ids, borders or (0, size), np.zeros(size, np.int64), streams)
+    row = Row(0, ids, borders or (0, size), np.zeros(size, np.int64), streams)
     flags = np.array(masked or [False] * size)
     return RowStatistics(row, np.array(learner, np.float32), np.zeros(size, np.float32), flags)
 

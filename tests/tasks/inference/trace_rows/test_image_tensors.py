@@ -1,0 +1,92 @@
+"""What a model is given of an image, and which images no model is asked about."""
+
+import base64
+import io
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from configs.sections import ModelConfig
+from storage.schemas.stage_tables import IMAGE_TENSORS, IMAGES
+from tasks.inference.environments.batched_calls import require_own_pictures
+from tasks.inference.trace_rows.image_tensors import open_picture, picture_problem, tensors_of
+from tasks.inference.trace_rows.images import parse_image
+from tests.fixtures.pictures import picture_url
+
+
+def image_rows(*urls: str, message: int | None = 0) -> pa.Table:
+    rows = []
+    for url in urls:
+        image = parse_image(url)
+        assert image is not None
+        row = {"group_id": "g0", "digest": image.digest, "trace_id": "t0", "message": message}
+        rows.append({**row, **image._asdict()})
+    return pa.Table.from_pylist(rows, schema=IMAGES.arrow)
+
+
+def huge() -> str:
+    """A PNG of 20 megapixels in few bytes."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("1", (5000, 4000)).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("https://example.com/a.png", "Nothing is loaded from elsewhere"),
+        ("file:///etc/passwd", "Nothing is loaded from elsewhere"),
+        ("data:image/svg+xml;utf8,<svg/>", "is no image in base64"),
+        ("data:image/png;base64,AAAA", "cannot be opened"),
+        (picture_url(64, 64)[:-900] + "AAAA", "cannot be opened|is no image in base64"),
+        (huge(), r"5000 x 4000 pixels, and 16,000,000 are allowed"),
+    ],
+)
+def test_no_model_is_asked_about_a_picture_that_is_elsewhere_broken_or_huge(url: str, said: str) -> None:
+    import re
+
+    from openai import BadRequestError
+
+    assert re.search(said, picture_problem(url))
+    with pytest.raises(BadRequestError, match=said):
+        require_own_pictures({"content_parts": [{"type": "image_url", "url": url}]}, "http://127.0.0.1:1/v1")
+
+
+def test_a_whole_picture_is_let_through() -> None:
+    assert picture_problem(picture_url()) == "" and picture_problem(picture_url(form="JPEG")) == ""
+    require_own_pictures({"content_parts": [{"type": "image_url", "url": picture_url()}]}, "http://127.0.0.1:1/v1")
+    require_own_pictures({"token_ids": [1]}, "http://127.0.0.1:1/v1")
+
+
+def test_what_is_transparent_is_white() -> None:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(np.array([[[9, 9, 9, 0], [9, 9, 9, 255]]], np.uint8)).save(file, "PNG")
+    assert np.asarray(open_picture(file.getvalue())).tolist() == [[[255, 255, 255], [9, 9, 9]]]
+
+
+def test_a_model_that_is_unknown_or_blind_has_no_tensors(tmp_path) -> None:
+    rows = image_rows(picture_url())
+    assert tensors_of(rows, ModelConfig()) == {} and tensors_of(rows, ModelConfig(path=str(tmp_path))) == {}
+
+
+@pytest.mark.engine
+def test_tensors_are_those_of_the_models_processor(seeing_model) -> None:
+    from transformers import AutoProcessor
+
+    url = picture_url(48, 32)
+    broken = image_rows(url).to_pylist()[0] | {"digest": "broken", "data": b"\x89PNG"}
+    rows = pa.concat_tables([image_rows(url), pa.Table.from_pylist([broken], schema=IMAGES.arrow)])
+    made = tensors_of(rows, ModelConfig(path=str(seeing_model)))["image_tensors"]
+    assert made.schema.equals(IMAGE_TENSORS.arrow)
+    found = {row["name"]: np.frombuffer(row["data"], row["dtype"]).reshape(row["shape"]) for row in made.to_pylist()}
+    image = open_picture(rows["data"][0].as_py())
+    expected = AutoProcessor.from_pretrained(seeing_model).image_processor(images=[image], return_tensors="np")
+    assert found.keys() == {"pixel_values", "image_grid_thw"} and found["pixel_values"].shape == (24, 384)
+    assert all(np.array_equal(found[name], expected[name]) for name in found)
+    assert made["num_tokens"].to_pylist() == [6, 6] and "broken" not in made["digest"].to_pylist()
+    assert tensors_of(image_rows(url, message=None), ModelConfig(path=str(seeing_model))) == {}, "no message shows it"

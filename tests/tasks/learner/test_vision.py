@@ -1,0 +1,164 @@
+"""What the learner sees of packed rows: transformers' own positions and log-probs, and no sample sees another's."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.training import TrainingConfig
+from tasks.arrays.images import attach_images
+from tasks.learner.protocol import LearnerError
+from tasks.learner.rows import Row, batches_from_table
+from tasks.learner.vision import RowImages, check_counts, grid_positions
+from tests.fixtures.packed import STREAMS
+from tests.fixtures.pictures import packed_tables
+
+pytestmark = [pytest.mark.engine, pytest.mark.essential]
+PATCH_VALUES = 384
+START, END, PAD = 259, 260, 261
+
+
+def shown(sizes, seed, tail=6):
+    """The tokens of a sample with images of these sizes in tokens, and the images."""
+    random, tokens, offsets, counts, pixels, grids = np.random.default_rng(seed), [], [], [], [], []
+    for height, width in sizes:
+        tokens += [*random.integers(0, 256, 3).tolist(), START]
+        offsets.append(len(tokens))
+        counts.append(height * width)
+        tokens += [PAD] * counts[-1] + [END]
+        pixels.append(random.normal(size=(4 * counts[-1], PATCH_VALUES)).astype(np.float32))
+        grids.append([1, 2 * height, 2 * width])
+    return tokens + random.integers(0, 256, tail).tolist(), offsets, counts, pixels, grids
+
+
+def packed_row(samples):
+    """One row of samples, every token of it weighted but the first of each."""
+    tokens, borders, offsets, counts, pixels, grids = [], [0], [], [], [], []
+    for own, at, sizes, patches, shapes in samples:
+        offsets += [len(tokens) + each for each in at]
+        counts, pixels, grids = counts + sizes, pixels + patches, grids + shapes
+        tokens = tokens + own
+        borders.append(len(tokens))
+    streams = {name: np.ones(len(tokens), np.float32) for name in STREAMS}
+    streams |= {name: np.zeros(len(tokens), np.float32) for name in ("ce_weights", "ref_kl_weights")}
+    streams["rl_weights"][borders[:-1]] = 0
+    images = RowImages(tuple(offsets), tuple(counts), np.concatenate(pixels), np.array(grids)) if pixels else None
+    return Row(0, 0, 0, ("s",) * len(samples), tuple(borders), np.array(tokens), streams, images)
+
+
+SAMPLES = [shown([(1, 2)], 1), shown([], 2), shown([(2, 1), (1, 1)], 3)]
+
+
+def policy_of(directory, **training):
+    import torch
+
+    from tasks.learner.model import load_policy
+
+    return load_policy(directory, TrainingConfig(device="cpu", **training), torch.device("cpu"))
+
+
+def logprobs(policy, samples):
+    import torch
+
+    from tasks.learner.model import run_row
+
+    with torch.no_grad():
+        return run_row(policy, packed_row(samples), torch.device("cpu"))[0].numpy()
+
+
+@pytest.fixture(scope="module")
+def reference(seeing_model):
+    from transformers import AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText.from_pretrained(seeing_model).eval()
+
+
+def of_transformers(model, sample):
+    import torch
+
+    tokens, _, _, pixels, grids = sample
+    ids = torch.tensor([tokens])
+    seen = (
+        {"pixel_values": torch.tensor(np.concatenate(pixels)), "image_grid_thw": torch.tensor(grids)} if pixels else {}
+    )
+    types = {"mm_token_type_ids": (ids == PAD).int()} if pixels else {}
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **seen, **types).logits[0, :-1]
+    return logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].numpy()
+
+
+def test_packed_samples_are_as_each_alone_and_as_transformers_has_them(world, seeing_model, reference):
+    policy = policy_of(seeing_model)
+    together = logprobs(policy, SAMPLES)
+    alone = np.concatenate([logprobs(policy, [sample]) for sample in SAMPLES])
+    expected = np.concatenate([of_transformers(reference, sample) for sample in SAMPLES])
+    assert np.abs(together - alone).max() < 1e-5 and np.abs(together - expected).max() < 1e-5
+
+
+def test_another_picture_moves_its_own_sample_alone(world, seeing_model):
+    policy = policy_of(seeing_model)
+    tokens, at, counts, pixels, grids = SAMPLES[0]
+    other = [(tokens, at, counts, [-each for each in pixels], grids), *SAMPLES[1:]]
+    moved = np.abs(logprobs(policy, SAMPLES) - logprobs(policy, other))
+    size = len(tokens) - 1
+    assert moved[:size].max() > 0.01 and moved[size:].max() < 1e-6
+
+
+def test_a_token_that_stands_for_an_image_and_was_sampled_is_text(world, seeing_model):
+    """The model's own rule, by the token's id, would want an image for it."""
+    sample = shown([(1, 2)], 5)
+    sample[0][-3] = PAD
+    found = logprobs(policy_of(seeing_model), [sample])
+    assert np.isfinite(found).all()
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), max_size=3), min_size=1, max_size=3))
+@settings(max_examples=20)
+def test_positions_are_those_of_transformers(reference, turns):
+    import torch
+
+    samples = [shown(sizes, 0) for sizes in turns]
+    row = packed_row(samples)
+    if row.images is None:
+        return
+    ours = grid_positions(row.positions(), row.borders, row.images, 2)
+    for sample, begin, end in zip(samples, row.borders, row.borders[1:], strict=False):
+        ids = torch.tensor([sample[0]])
+        grids = torch.tensor(sample[4]) if sample[4] else None
+        theirs, _ = reference.model.get_rope_index(ids, (ids == PAD).int(), image_grid_thw=grids)
+        assert (ours[:, begin:end] == theirs[:, 0].numpy()).all()
+
+
+def test_the_tower_is_trained_where_that_is_asked_for(world, seeing_model):
+    import torch
+
+    from tasks.learner.model import run_row
+
+    for setting, sees in (("frozen", False), ("trained", True)):
+        policy = policy_of(seeing_model, vision=setting)
+        for samples, of_image in ((SAMPLES, sees), (SAMPLES[1:2], False)):
+            policy.zero_grad()
+            run_row(policy, packed_row(samples), torch.device("cpu"))[0].sum().backward()
+            tower = [p.grad for name, p in policy.named_parameters() if ".visual." in name]
+            # Of a row of text too each has a gradient, of zeros: other ranks may have an image, and wait for it.
+            assert all((grad is not None) == sees for grad in tower)
+            assert any(grad is not None and grad.abs().sum() > 0 for grad in tower) == of_image
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_trained(world, seeing_model, models):
+    policy, blind = policy_of(seeing_model).causal, policy_of(models["a"]).causal
+    row = packed_row(SAMPLES[:1])
+    check_counts("row", policy, row.images)
+    wrong = RowImages(row.images.offsets, (3,), row.images.pixels, row.images.grids)
+    with pytest.raises(LearnerError, match=r"\[3\] tokens stand for images of which the model makes \[2\] embeddings"):
+        check_counts("row", policy, wrong)
+    with pytest.raises(LearnerError, match="takes no images"):
+        check_counts("row", blind, row.images)
+
+
+def test_rows_come_with_their_images():
+    made = packed_tables()
+    (batch,) = batches_from_table(attach_images(made["batches"], made["batch_images"]))
+    shown_images = [row.images for row in batch.rows if row.images is not None]
+    assert sum(len(images.places) for images in shown_images) == 7
+    assert all(len(images.pixels) == images.grids.prod(1).sum() for images in shown_images)
