@@ -85,5 +85,7 @@ fi
 echo "$lock" > .venv/lock
 rm -f .venv/installed-*
 .venv/bin/python requirements/install.py "$@"
+# Prefect's tables, seven seconds that the first run would wait for. It makes them itself where this fails.
+.venv/bin/python -P flows/orchestration/server_process.py >/dev/null 2>&1 || true
 touch "$stamp"
 echo "Installed; the next call finds it done"

@@ -4,16 +4,19 @@ It binds its port before it imports Prefect, so that its address is known in mil
 the port, and the UI is told the right one (`prefect server start --port` tells it 4200). The port is kept in PORT_FILE:
 a server started again answers where the flow expects it.
 
-Prefect fills a new database by some hundred migrations, seven processor seconds. The first server of an installation
-keeps the result without its rows, and later ones of the same version begin with a copy.
+Prefect fills a new database by some hundred migrations, seven processor seconds. `make install` keeps the result, by
+this file without arguments, or else the first server of an installation does, without its rows. Later servers of the
+same version begin with a copy.
 """
 
+import asyncio
 import json
 import os
 import shutil
 import socket
 import sqlite3
 import sys
+import tempfile
 from contextlib import closing, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -43,7 +46,7 @@ def serve(bound: socket.socket) -> None:
     port = bound.getsockname()[1]
     os.environ |= {"PREFECT_SERVER_API_PORT": str(port), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
     database = Path(os.environ["PREFECT_HOME"]) / "prefect.db"
-    template = Path(sys.prefix) / f"share/stagecoach/prefect-{version('prefect')}.db"
+    template = template_of_installation()
     is_new = not database.exists()
     if is_new and template.exists():
         begin_database(database, template)
@@ -59,6 +62,30 @@ def serve(bound: socket.socket) -> None:
     # open event streams of browsers and flows would otherwise hold the end up
     config = uvicorn.Config(create_app(final=True), log_level="warning", timeout_graceful_shutdown=2)
     PrefectServer(config).run(sockets=[bound])
+
+
+def template_of_installation() -> Path:
+    """Return where this installation keeps the migrated database of its Prefect."""
+    return Path(sys.prefix) / f"share/stagecoach/prefect-{version('prefect')}.db"
+
+
+def prepare(template: Path) -> None:
+    """Migrate a new database and keep it as the template, unless there is one; no server is started."""
+    if template.exists():
+        return
+    with tempfile.TemporaryDirectory(prefix="stagecoach-prefect-") as home:
+        database = Path(home, "prefect.db")
+        # Read when Prefect is imported; a profile of the user may name a database that is in use.
+        os.environ |= {
+            "PREFECT_HOME": home,
+            "PREFECT_PROFILES_PATH": f"{home}/profiles.toml",
+            "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{database}",
+            "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{database}",
+        }
+        from prefect.server.database import provide_database_interface
+
+        asyncio.run(provide_database_interface().create_db())
+        keep_template(database, template)
 
 
 def begin_database(database: Path, template: Path) -> None:
@@ -91,6 +118,8 @@ def keep_template(database: Path, template: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        sys.exit(prepare(template_of_installation()))
     ready = bind(Path(sys.argv[2]))
     report(Path(sys.argv[1]), ready.getsockname()[1])
     serve(ready)

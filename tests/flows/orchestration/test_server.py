@@ -193,6 +193,24 @@ def test_a_new_database_begins_as_the_first_one_was_migrated_and_without_its_row
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.engine
+def test_an_installation_is_prepared_with_prefects_tables_and_no_rows(tmp_path: Path) -> None:
+    template, database = tmp_path / "kept/template.db", tmp_path / "new.db"
+    code = "from pathlib import Path; import sys; from flows.orchestration import server_process"
+    command = [sys.executable, "-c", f"{code}; server_process.prepare(Path(sys.argv[1]))", str(template)]
+    # What a user has set up for servers of their own is not touched.
+    own = {"PREFECT_HOME": str(tmp_path / "mine"), "PREFECT_SERVER_DATABASE_CONNECTION_URL": "sqlite+aiosqlite:///no/x"}
+    subprocess.run(command, env=os.environ | own, check=True, timeout=PATIENCE)
+    server_process.begin_database(database, template)
+    with closing(sqlite3.connect(database)) as opened:
+        assert opened.execute("SELECT count(*) FROM alembic_version").fetchone() == (1,)
+        assert opened.execute("SELECT count(*) FROM flow_run").fetchone() == (0,)
+    assert not (tmp_path / "mine").exists()
+    template.write_bytes(b"kept")
+    server_process.prepare(template)
+    assert template.read_bytes() == b"kept", "a template that is there stays"
+
+
 def test_no_template_is_kept_of_a_database_that_prefect_does_not_use(tmp_path: Path) -> None:
     server_process.keep_template(tmp_path / "absent.db", tmp_path / "kept/template.db")
     assert not list(tmp_path.iterdir())
