@@ -167,7 +167,7 @@ def _to_do(found: "Translation") -> Iterator[str]:
             if "hub" in each["taskset"]:
                 yield (
                     "To do: name the columns of the dataset in the taskset, prompt_column and answer_column; without "
-                    "them they are `prompt` and `answer`. Datasets of the hub need the package `datasets`."
+                    "them they are `prompt` and `answer`."
                 )
             continue
         try:

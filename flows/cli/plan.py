@@ -191,7 +191,7 @@ def sizes(config: RunConfig) -> Iterator[str]:
             count = each.num_examples * len(each.environments or config.environments)
             yield f"evaluation{name and f' {name}'}: {count} examples, {count * each.attempts} rollouts"
     if config.kind != "evaluate":
-        yield f"rows of {config.packing.tokens_per_row} tokens for {config.packing.data_parallel} rank(s)"
+        yield f"rows of {config.packing.tokens_per_row} tokens for {config.packing.data_parallel} learner process(es)"
 
 
 def disk(config: RunConfig) -> Iterator[str]:

@@ -78,7 +78,7 @@ def compare(library: StoreReader, a: str, b: str, step: int | None = None) -> di
 
 
 def _pairs(library: StoreReader, works: Sequence[Works]) -> dict[int, tuple[StepRows, StepRows]]:
-    """Return of each step that either run has the rows that both made of it, and of shared steps one object for both."""
+    """Return for each step of either run the rows that both made of it: of shared steps one object."""
     own = {step: [work.get(step, {}) for work in works] for step in _steps_of(works)}
     shared = [step for step, both in own.items() if same_rows(*both)]
     parted = [step for step in own if step not in {*shared}]

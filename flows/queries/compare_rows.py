@@ -240,9 +240,7 @@ def _of(table: str, works: Sequence[Work], rows: Mapping[str, pl.DataFrame]) -> 
     return parts[0] if len(parts) == 1 else pl.concat([rows[""], *parts])
 
 
-def rows_of_steps(
-    library: StoreReader, works: Sequence[Mapping[str, Work]], *, shared: bool = False
-) -> list[StepRows]:
+def rows_of_steps(library: StoreReader, works: Sequence[Mapping[str, Work]], *, shared: bool = False) -> list[StepRows]:
     """Return the rows that the work of steps, by stage, has made, read together; with `shared` as `read_steps` does.
 
     What was read is held by what names the rows. Steps that have all work in common have one object.
