@@ -15,7 +15,7 @@ from configs.trainers.translation import ForeignTrainer, flat, matches, names
 COMPONENTS = ("orchestrator", "trainer", "inference")
 TABLES: Mapping[str, frozenset[str]] = {
     "orchestrator": frozenset(names("train env sampling algo advantage buffer eval")),
-    "trainer": frozenset(names("optim scheduler loss")),
+    "trainer": frozenset(names("optim scheduler loss data")),
     "inference": frozenset(names("vllm server parallel router")),
 }
 """Tables by which a file of prime-rl for one component alone is known."""
