@@ -162,7 +162,7 @@ def section(task: StageTask, config: RunConfig) -> dict[str, Any]:
 def unknown_keys(config: RunConfig) -> str:
     """Return why the keys of a run cannot be known before it starts, or an empty string where they can."""
     if config.seed is None:
-        return "no seed is given, so each new run draws its own and samples anew"
+        return "no seed is given, so each new run draws its own and samples again"
     # Their digest is part of the first key, and a plan reads no data.
     if config.kind == "sft":
         return "they depend on the rows of the file"

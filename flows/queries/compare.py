@@ -74,19 +74,20 @@ def compare(library: StoreReader, a: str, b: str, step: int | None = None) -> di
     if step not in pairs:
         known = ", ".join(map(str, pairs)) or "none"
         raise ConfigError([f"step {step}: neither run has it; there are the steps {known}"])
-    return found | {"detail": step_detail(*rows_of_steps(library, [work.get(step, {}) for work in works]))}
+    one, other = rows_of_steps(library, [work.get(step, {}) for work in works])
+    return found | {"detail": step_detail(one, other)}
 
 
 def _pairs(library: StoreReader, works: Sequence[Works]) -> dict[int, tuple[StepRows, StepRows]]:
     """Return for each step of either run the rows that both made of it: of shared steps one object."""
     own = {step: [work.get(step, {}) for work in works] for step in _steps_of(works)}
-    shared = [step for step, both in own.items() if same_rows(*both)]
-    parted = [step for step in own if step not in {*shared}]
-    found = rows_of_steps(library, [work for step in parted for work in own[step]])
-    pairs = dict(zip(parted, zip(found[::2], found[1::2], strict=True), strict=True))
-    # Long runs that part late share nearly all of their rows: those need not be read to be counted.
-    same = rows_of_steps(library, [own[step][0] for step in shared], shared=True)
-    pairs |= {step: (rows, rows) for step, rows in zip(shared, same, strict=True)}
+    # Nothing can differ in these, so that their rows need not be read: long runs that part late share nearly all steps,
+    # and a replay of the last steps has none of the others.
+    equal = [step for step, both in own.items() if same_rows(*both) or not all(map(is_step, both))]
+    pairs: dict[int, tuple[StepRows, StepRows]] = {}
+    for steps, shared in ((equal, True), ([step for step in own if step not in {*equal}], False)):
+        found = rows_of_steps(library, [work for step in steps for work in own[step]], shared=shared)
+        pairs |= dict(zip(steps, zip(found[::2], found[1::2], strict=True), strict=True))
     return {step: pairs[step] for step in own}
 
 

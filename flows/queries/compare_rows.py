@@ -45,6 +45,13 @@ READ_COLUMNS = {
 }
 
 
+FIGURES_OF_STEPS = (pl.col("scope") == "") & pl.any_horizontal(
+    *(pl.col("name").str.starts_with(begin) for begin in ("batch/", REASONS)),
+    pl.col("name").is_in([f"updates/{name}/mean" for name in MEASURES]),
+)
+"""The metrics of a step that are compared: an eighth of all that a step has."""
+
+
 @dataclass(frozen=True)
 class StepRows:
     """The rows that a step made, or several steps: a table is None where no step came that far.
@@ -61,7 +68,7 @@ class StepRows:
     tokens_per_row: int = 0
     """Tokens that a packed row has room for."""
     metrics: Values | None = None
-    """What the step wrote of itself; None where it is not finished, and of several steps together."""
+    """What the step wrote of itself, as far as it is compared; None of an unfinished step, and of several together."""
 
     @cached_property
     def weights(self) -> str | None:
@@ -127,7 +134,7 @@ def read_steps(store: Store, steps: Iterable[Mapping[str, Work]], *, shared: boo
     ]
     wanted = {name for each in found for name in each}
     rows = {name: _read(frames, name, [work for each in found for work in each.get(name, ())]) for name in wanted}
-    metrics = read_metrics(frames, [step["metrics"] for step in steps if done(step)])
+    metrics = read_metrics(frames, [step["metrics"] for step in steps if done(step)], where=FIGURES_OF_STEPS)
     return [
         replace(_step_rows(step, works, rows), metrics=metrics.get(step["metrics"].key) if done(step) else None)
         for step, works in zip(steps, found, strict=True)

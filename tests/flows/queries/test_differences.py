@@ -78,7 +78,7 @@ def test_two_runs_with_the_same_keys_are_the_same_work(store: Store) -> None:
     assert [(each["key"], each["b"], each["in_keys"]) for each in found["config"]] == [("engine.threads", 2, False)]
     assert found["together"]["a"] == found["together"]["b"]
     assert found["together"]["between"]["max_advantage_difference"] == 0.0
-    assert sentences(found)[1].startswith("The same work: all 14 pieces have the same keys")
+    assert sentences(found)[1].startswith("The same work: all 14 results have the same keys")
 
 
 def test_another_advantage_parts_there_with_the_traces_shared(store: Store) -> None:
@@ -176,7 +176,7 @@ def test_a_decision_at_a_gate_is_no_difference_in_work(store: Store) -> None:
     assert states(found, 0)["gate"] == "only in b" and found["parting"] is None
     assert found["together"]["between"]["weights_equal"] is True
     assert sentences(found)[1:] == [
-        "The same work as far as both go: 8 pieces have the same keys.",
+        "The same work as far as both go: 8 results have the same keys.",
         "Only in a: step 1.",
         "The weights are equal.",
     ]
@@ -231,7 +231,7 @@ def test_unknown_runs_and_steps_are_refused_with_those_that_there_are(store: Sto
 def test_differences_are_printed_for_people_and_for_programs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["diff", "base", "spread", "--step", "0", "--store", str(root)]) == 0
     printed = capsys.readouterr().out
-    assert "They part at step 0, stage advantage: the key is another one. 5 pieces are shared." in printed
+    assert "They differ from step 0, stage advantage on: another key. Shared results: 5." in printed
     assert "algorithm.normalise_std" in printed and "The weights part at step 0." in printed
     assert "shared samples whose advantages differ most" in printed
     assert cli.main(["diff", "base", "spread", "--json", "--store", str(root)]) == 0
