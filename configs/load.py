@@ -168,6 +168,9 @@ def _line(details: ErrorDetails, origin: Origin) -> str:
     if details["type"] == "union_tag_not_found":
         return f"{dotted_key(location)}: say of which `type` it is{where}"
     near = _nearest_choice(details)
+    if details["type"] == "union_tag_invalid":
+        choice = details["ctx"]
+        return f"{dotted_key(location)}.type: {choice['tag']!r} is none of {choice['expected_tags']}{where}{near}"
     message = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
     given = "" if details["type"] in ("missing", "value_error") else f"; it is {reprlib.repr(details['input'])}"
     if isinstance(details["input"], date | time):

@@ -96,7 +96,7 @@ def edited_environments(config: RunConfig, here: Mapping[str, str]) -> list[str]
     return [
         f"environments.{index}.version: the code of environment {each.name!r} is not what run {config.name!r} began "
         f"with: recorded as {old}, here it is {new}. Bring that code back, or start a new run: its examples and "
-        f"rollouts are computed anew{scores}"
+        f"rollouts are computed again{scores}"
         for index, each in enumerate(config.environments)
         if each.version and (found := here.get(each.name)) and found != each.version
         for old, new in [differing_parts(each.version, found)]

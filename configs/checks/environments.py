@@ -15,7 +15,10 @@ OF_OUR_SERVERS = ("pool", "variables", "sandbox_labels", "startup_seconds", "han
 def environment_problems(config: RunConfig) -> Iterator[str]:
     """Yield one line for each thing in the environments' sections that cannot work."""
     if not config.environments:
-        yield f"environments: a run of kind {config.kind} needs at least one"
+        yield (
+            f"environments: a run of kind {config.kind} needs at least one: write [[environments]], or name a preset "
+            "before the file, such as demo"
+        )
     names = Counter(environment.name for environment in config.environments)
     for name, count in names.items():
         if count > 1:

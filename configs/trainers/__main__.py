@@ -26,7 +26,7 @@ def tables(trainer: ForeignTrainer) -> Iterator[str]:
 
 
 def _row(row: KeyRow) -> str:
-    written = "; its default is written where it is not said" if row.always else ""
+    written = "; if it is not given, its default is written" if row.always else ""
     note = f"{row.note}{written}" if row.note else written.removeprefix("; ")
     return f"| {_names(row.old)} | `{row.new}` | {note} |".replace("|  |", "| |")
 

@@ -202,7 +202,7 @@ def decay_steps(given: Given) -> int:
     if schedule(given)["type"] == "constant":
         raise NotNeeded
     if (steps := given.first(*MAX_STEPS)) is None:
-        raise NoCounterpart("the rate falls until max_steps, which is not said: set training.decay_steps")
+        raise NoCounterpart("the rate falls until max_steps, which is not given: set training.decay_steps")
     return int(steps)
 
 

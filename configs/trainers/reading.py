@@ -15,7 +15,7 @@ from configs.trainers.translation import ForeignTrainer, flat, matches, names
 COMPONENTS = ("orchestrator", "trainer", "inference")
 TABLES: Mapping[str, frozenset[str]] = {
     "orchestrator": frozenset(names("train env sampling algo advantage buffer eval")),
-    "trainer": frozenset(names("optim scheduler loss")),
+    "trainer": frozenset(names("optim scheduler loss data")),
     "inference": frozenset(names("vllm server parallel router")),
 }
 """Tables by which a file of prime-rl for one component alone is known."""
@@ -66,6 +66,10 @@ def read_foreign(files: Sequence[str]) -> ForeignConfig:
         told = ", ".join(f"{file} of {each.trainer.name}" for file, each in zip(files, read, strict=True))
         raise ConfigError([f"--from: the files are of different trainers: {told}; give those of one"])
     keys = {key: value for each in read for key, value in each.keys.items()}
+    if keys and all(key.startswith("inference.") for key in keys):
+        raise ConfigError(
+            [f"{', '.join(files)}: serves a model and trains none; give the file of the orchestrator as well"]
+        )
     return ForeignConfig(read[0].trainer, keys, [line for each in read for line in each.unread])
 
 
@@ -77,8 +81,9 @@ def _read(path: Path) -> ForeignConfig:
     if path.suffix == ".py":
         return ForeignConfig(trl.TRAINER, *_script(path, text))
     tree = _tables(path, text)
+    _refuse_other_programs(path, tree)
     if component := _component(tree):
-        return ForeignConfig(prime_rl.TRAINER, _prime_rl(path, component, tree), [])
+        return ForeignConfig(prime_rl.TRAINER, _prime_rl(component, tree), [])
     keys = {key: _number(value) for key, value in tree.items()}
     if not any(matches(key, old) for key in keys for old in trl.TRAINER.known):
         raise ConfigError(
@@ -89,6 +94,26 @@ def _read(path: Path) -> ForeignConfig:
             ]
         )
     return ForeignConfig(trl.TRAINER, keys, [])
+
+
+def _refuse_other_programs(path: Path, tree: Mapping[str, Any]) -> None:
+    """Refuse configs of prime-rl's programs that do no reinforcement learning. Raises ConfigError."""
+    data, keys = tree.get("data"), set(tree)
+    whole = any(isinstance(tree.get(name), dict) for name in ("orchestrator", "trainer"))
+    if isinstance(data, dict) and "fake" not in data and not whole:
+        raise ConfigError(
+            [
+                f"{path}: a config of prime-rl for supervised training. `--from` reads those of reinforcement "
+                "learning: write one for `stagecoach sft` by hand, after the preset sft_demo"
+            ]
+        )
+    if isinstance(tree.get("eval"), dict) and not whole and not keys & (ORCHESTRATOR | {"train", "env", "max_steps"}):
+        raise ConfigError(
+            [
+                f"{path}: a config of prime-rl for evaluations. `--from` reads those of reinforcement learning: name "
+                "its environments in a config of your own for `stagecoach eval`"
+            ]
+        )
 
 
 def _tables(path: Path, text: str) -> dict[str, Any]:
@@ -123,12 +148,7 @@ def _component(tree: Mapping[str, Any]) -> str:
     return best if hits[best] else ""
 
 
-def _prime_rl(path: Path, component: str, tree: Mapping[str, Any]) -> dict[str, Any]:
-    data = tree.get("data")
-    if component == "trainer" and isinstance(data, dict) and "fake" not in data:
-        raise ConfigError(
-            [f"{path}: a config of prime-rl for supervised training; write one for `stagecoach sft` by hand: sft_demo"]
-        )
+def _prime_rl(component: str, tree: Mapping[str, Any]) -> dict[str, Any]:
     prefix = "" if component == "rl" else f"{component}."
     # An empty table of a component says that it is there, as it always is.
     return {key: value for key, value in flat(tree, prefix) if key not in COMPONENTS}

@@ -123,7 +123,7 @@ MISSING = (
         names("beta sync_ref_model ref_model_mixup_alpha ref_model_sync_steps use_bias_correction_kl"),
     ),
     Missing(
-        "a batch is gone through once; packing.updates_per_step splits it",
+        "a batch is used once; packing.updates_per_step splits it",
         names("num_iterations"),
         (1,),
     ),

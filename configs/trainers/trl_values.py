@@ -22,7 +22,7 @@ OPTIMIZERS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": 
 LOSSES = {"grpo": "ppo", "bnpo": "ppo", "dr_grpo": "ppo", "dapo": "ppo", "cispo": "cispo"}
 PROMPT_TOKENS = 512
 """Room for a prompt where its length is not said; what TRL's `max_prompt_length` was by default."""
-UNKNOWN_STEPS = "how many steps there are is not said, only how often the data is gone through; set it by hand"
+UNKNOWN_STEPS = "the number of steps is not given, only the number of passes over the data: set it by hand"
 
 
 def _per_update(given: Given) -> int:

@@ -91,8 +91,30 @@ def _report(error: BaseException, command: Callable[[], Any] | None) -> int:
         return INTERRUPTED
     if message is None:
         raise
-    print(f"stagecoach: {_visible(message)}", file=sys.stderr)
+    print(_fitting(f"stagecoach: {_visible(message)}"), file=sys.stderr)
     return 2
+
+
+def _fitting(text: str) -> str:
+    """Return a message in lines that a terminal does not cut within words; a file gets it as it is."""
+    if not sys.stderr.isatty():
+        return text
+    import shutil
+    import textwrap
+
+    width = max(shutil.get_terminal_size().columns, 20)
+    return "\n".join(
+        piece
+        for line in text.splitlines()
+        for piece in textwrap.wrap(
+            line,
+            width,
+            subsequent_indent=" " * (len(line) - len(line.lstrip()) + 2),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        or [""]
+    )
 
 
 def _visible(text: str) -> str:

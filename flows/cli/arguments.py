@@ -39,7 +39,13 @@ app = App(
 )
 for _name, _command in COMMANDS.items():
     # By its path: a command is imported when it is called, or its help is asked for.
-    app.command(f"flows.cli.{_command.function}", name=_name, group=_command.group, help_epilogue=epilogue(_name))
+    app.command(
+        f"flows.cli.{_command.function}",
+        name=_name,
+        group=_command.group,
+        help_epilogue=epilogue(_name),
+        usage=f"Usage: {PROGRAM} {_name} {_command.usage} [OPTIONS]" if _command.usage else None,
+    )
 app.register_install_completion_command(help="Install shell completion for bash, zsh or fish, and say where.")
 
 
@@ -146,8 +152,8 @@ Force = Annotated[bool, option("replace an existing file")]
 DryRun = Annotated[bool, option("change nothing, only print what would be done")]
 Name = Annotated[str, option("name of the run")]
 OfRun = Annotated[str, option("only the rows that this run uses", "RUN")]
-Items = Annotated[str, option("see below", "[FILES] [OVERRIDES]")]
-RunItems = Annotated[str, option("see below", "[RUN] [OVERRIDES]")]
+Items = Annotated[str, option("FILES and OVERRIDES, in any order; see below", "[FILES] [OVERRIDES]")]
+RunItems = Annotated[str, option("a RUN of the store and OVERRIDES; see below", "[RUN] [OVERRIDES]")]
 
 
 def split_items(items: Iterable[str]) -> tuple[list[str], list[str]]:

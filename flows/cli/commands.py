@@ -14,19 +14,33 @@ ITEMS = """\
 FILES are presets (demo, sft_demo, qwen3_gpu) or TOML files, merged from left to right.
 OVERRIDES are written dotted.key=value, for example training.learning_rate=1e-5 or environments.0.max_turns=3.
 """
+CONFIG = "[FILES] [OVERRIDES]"
+DEMOS = """\
+PRESET is one that has a demo; without it, `demo`. A wrong name lists them.
+OVERRIDES are written dotted.key=value, for example steps=5.
+"""
+IMPORT = """\
+FILES have a rollout in each line, as JSON.
+OVERRIDES are written dotted.key=value, for example seed=3.
+"""
+RUNS = """\
+RUN is a run of the store; without it, the newest.
+OVERRIDES are written dotted.key=value, for example steps=40 or training.learning_rate=1e-5.
+"""
 INIT = """\
-Without an option the project has data of its own: a config, a reward function and examples that train at the first try.
+Without an option, the project is for your own data: a config, a reward function and examples.
+It trains at the first try.
 """
 IDS = """\
 ID is a policy (RUN, RUN:VERSION), a batch row (RUN:STEP:ROW, KEY/ROW), a rollout (TRACE), a training sample
 (TRACE/BRANCH), an assignment (GROUP/MEMBER), an example (ENVIRONMENT/EXAMPLE), or any work by its KEY in the ledger.
-Traces and keys may be cut to eight characters. For an id that several runs use, all of them are shown.
+The first eight characters of a trace or key are enough. If several runs use an ID, all of them are shown.
 """
 QUERY = """\
 A table by its name has each row once: select avg(reward) from traces where run = 'demo'
-RUN.table has the rows that a run uses, with those that another run computed: select avg(reward) from "my-replay".traces
-rollouts has a row for each rollout of a run, with its reply, prompt, outcome and advantage: what conditions speak of
-outcomes and accounting have the outcome of every rollout; uses has the slices that each run uses.
+RUN.table has the rows that a run uses, also those that another run computed: select avg(reward) from "my-replay".traces
+rollouts has a row for each rollout of a run, with its reply, prompt, outcome and advantage. Conditions use its columns.
+outcomes and accounting have the outcome of every rollout. uses has the slices of each run.
 Without a query, the command lists the tables and their columns.
 """
 VIEW = """\
@@ -35,16 +49,17 @@ visitors need a token: the printed address contains it, or STAGECOACH_VIEW_TOKEN
 --save /runs/demo/steps/3 step3.html writes one page as a static file, and starts no server.
 """
 TRACES = """\
-The list and its columns are those of the viewer's step page: outcome, reward, advantage, num_turns, ...; an unknown
-column lists all of them. Traces without a value come last. A pipe gets one line for each trace, with complete ids.
---where takes a condition as `quarantine --where` does, and without --step looks at the whole run.
+The list has the columns of the viewer's step page: outcome, reward, advantage, num_turns and others. The message for an
+unknown column lists all. Traces without a value come last. A pipe gets one line for each trace, with complete ids.
+--where takes a condition, as `quarantine --where` does. Without --step, it searches the whole run.
 """
 TRACE = """\
 ID is the id of a rollout; its first eight characters are enough. If several runs use it, --run chooses one.
 Sampled messages are printed as tokens, coloured by --color; a pipe, or NO_COLOR, gets plain text.
 """
 TRACK = """\
-OVERRIDES are settings of the section tracking, for example tracking.mode=online; all others are those of the run.
+OVERRIDES are settings of the section tracking, for example tracking.mode=online.
+The other settings are those of the run.
 W&B writes files on this machine unless the mode is online.
 """
 
@@ -60,6 +75,8 @@ class Command(NamedTuple):
     """Arguments of calls that are shown in its help."""
     more: str = ""
     """What help says below them."""
+    usage: str = ""
+    """Its arguments in the line of usage, where their names alone do not say enough."""
 
 
 QUESTIONS = frozenset(
@@ -68,9 +85,15 @@ QUESTIONS = frozenset(
 """Commands that print an answer and end at once: their processes are made quick."""
 
 COMMANDS = {
-    "demo": Command("Run", "run:demo", ("", "kuhn_poker --name poker", "steps=5 --plain"), ITEMS),
+    "demo": Command(
+        "Run", "run:demo", ("", "kuhn_poker --name poker", "steps=5 --plain"), DEMOS, "[PRESET] [OVERRIDES]"
+    ),
     "run": Command(
-        "Run", "run:run", ("demo model.path=path/to/model --name first", "mine.toml training.learning_rate=1e-5"), ITEMS
+        "Run",
+        "run:run",
+        ("demo model.path=path/to/model --name first", "mine.toml training.learning_rate=1e-5"),
+        ITEMS,
+        CONFIG,
     ),
     "init": Command(
         "Run",
@@ -78,14 +101,17 @@ COMMANDS = {
         ("my-project", "chess --environment own_data", "moved --from rl.toml", "moved --from train_grpo.py"),
         INIT,
     ),
-    "sft": Command("Run", "run:sft", ("sft_demo data.path=rows.jsonl model.path=path/to/model --name warm",), ITEMS),
+    "sft": Command(
+        "Run", "run:sft", ("sft_demo data.path=rows.jsonl model.path=path/to/model --name warm",), ITEMS, CONFIG
+    ),
     "eval": Command(
         "Run",
         "run:evaluate",
         ("demo --policy first", "demo --url https://host/v1 --model NAME --retry-errors 2"),
         ITEMS,
+        CONFIG,
     ),
-    "resume": Command("Run", "run:resume", ("first", "first steps=40"), ITEMS),
+    "resume": Command("Run", "run:resume", ("first", "first steps=40"), RUNS, "[RUN] [OVERRIDES]"),
     "stop": Command("Run", "run:stop", ("first",)),
     "replay": Command(
         "Run",
@@ -98,15 +124,23 @@ COMMANDS = {
     "gate": Command("Run", "run:gate", ("first", 'first --approve --reason "rewards look right"')),
     "join": Command("Run", "run:join", ("qwen3_8b_node learner.nodes=2 --node 1",), ITEMS),
     "deploy": Command("Run", "run:deploy", ("", "--pool gpu --slots 2")),
-    "show": Command("Look", "show:show", ("", "demo --last 30 --timing", "demo training.learning_rate=1e-5"), ITEMS),
+    "show": Command(
+        "Look",
+        "show:show",
+        ("", "demo --last 30 --timing", "demo training.learning_rate=1e-5"),
+        RUNS,
+        "[RUN] [OVERRIDES]",
+    ),
     "runs": Command("Look", "show:runs", ("", "--kind replay --state failed")),
     "status": Command("Look", "show:status", ("", "demo")),
     "watch": Command("Look", "watch:watch", ("", "demo", "demo --read")),
     "logs": Command("Look", "show:logs", ("demo engine --follow",)),
-    "check": Command("Look", "show:check", ("demo --load", "qwen3_gpu --gpu H200"), ITEMS),
-    "config": Command("Look", "show:config", ("rollout.max_tokens", "training demo mine.toml"), ITEMS),
+    "check": Command("Look", "show:check", ("demo --load", "qwen3_gpu --gpu H200"), ITEMS, CONFIG),
+    "config": Command(
+        "Look", "show:config", ("rollout.max_tokens", "training demo mine.toml"), ITEMS, f"[KEY] {CONFIG}"
+    ),
     "doctor": Command("Look", "show:doctor", ("",)),
-    "lora-smoke": Command("Look", "show:lora_smoke", ("model.path=path/to/model",), ITEMS),
+    "lora-smoke": Command("Look", "show:lora_smoke", ("model.path=path/to/model",), ITEMS, CONFIG),
     "lineage": Command("Look", "show:lineage", ("demo:20 --up", "0f3a9c1d --json"), IDS),
     "why": Command("Look", "show:why", ("0f3a9c1d",)),
     "sql": Command(
@@ -143,9 +177,13 @@ COMMANDS = {
     "maintain": Command("Keep", "store:maintain", ("", "--retain messages=30d --dry-run")),
     "gc": Command("Keep", "store:gc", ("--remove slower", "--keep demo --keep-last 3 --dry-run")),
     "track": Command(
-        "Move", "track:track", ("demo --to wandb", "demo --to wandb tracking.mode=online tracking.project=words"), TRACK
+        "Move",
+        "track:track",
+        ("demo --to wandb", "demo --to wandb tracking.mode=online tracking.project=words"),
+        TRACK,
+        "[RUN] [OVERRIDES] --to CHOICE",
     ),
-    "import": Command("Move", "export:import_rollouts", ("traces.jsonl --name theirs",), ITEMS),
+    "import": Command("Move", "export:import_rollouts", ("traces.jsonl --name theirs",), IMPORT, "FILES [OVERRIDES]"),
     "export": Command(
         "Move",
         "export:export_rollouts",

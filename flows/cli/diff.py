@@ -6,8 +6,8 @@ from flows.cli.arguments import Force, Index, Json, Plain, Store, option
 
 
 def diff(
-    run_a: Annotated[str, option("", "RUN_A")],
-    run_b: Annotated[str, option("", "RUN_B")],
+    run_a: Annotated[str, option("the first run", "RUN_A")],
+    run_b: Annotated[str, option("the run that is compared with it", "RUN_B")],
     /,
     *,
     step: Annotated[Index | None, option("compare one step: its traces, samples and groups")] = None,
@@ -44,7 +44,7 @@ def algorithms(
 
 
 def curves(
-    *runs: Annotated[str, option("", "RUN", required=True)],
+    *runs: Annotated[str, option("one run or several", "RUN", required=True)],
     output: Annotated[str, option("write a page in Markdown, and its picture", "FILE")] = "",
     force: Force = False,
     store: Store = "",

@@ -8,7 +8,7 @@ from flows.cli.arguments import Count, Name, Number, Store, UsageError, option, 
 
 
 def import_rollouts(
-    *items: Annotated[str, option("see below", "FILE... [OVERRIDES]")],
+    *items: Annotated[str, option("FILES of rollouts, and OVERRIDES; see below", "FILE... [OVERRIDES]")],
     form: Annotated[
         Literal["auto", "verifiers", "messages", "prompt"],
         option("form of the lines; without it, recognised line by line", name="--format"),
@@ -65,7 +65,7 @@ def export_rollouts(
     force: Annotated[bool, option("replace the file, or the directory of weights, at PATH")] = False,
     store: Store = "",
 ) -> int | None:
-    """Rollouts or weights as files, or a run in another store."""
+    """Export rollouts or weights, or copy a run to another store."""
     from configs.store import default_store
     from flows.exchange.export import ExportRequest, copy, main
     from flows.exchange.export_rows import RolloutChoice

@@ -153,21 +153,21 @@ def _to_do(found: "Translation") -> Iterator[str]:
     settings = found.settings
     path = settings.get("model.path", "")
     if not path:
-        yield 'To do: no model is named. Set model.path: a directory, or a model of the hub, "Qwen/Qwen3-0.6B" say.'
+        yield 'To do: no model is named. Set model.path: a directory or a model of the hub, such as "Qwen/Qwen3-0.6B".'
     elif not Path(path).is_dir():
         try:
             renderer_name(settings.get("model.renderer", ""), path)
         except ModelUnusable as problem:
             yield f"To do: {problem}"
     if "steps" not in settings:
-        yield "To do: how many steps there are is not said. Set steps; without it a run makes 20."
+        yield "To do: the number of steps is not given. Set steps; without it, a run makes 20."
     for each in settings["environments"]:
         if _has_our_reward(each["taskset"]):
             yield "To do: put your reward into my_reward.py; what is there is a sample."
             if "hub" in each["taskset"]:
                 yield (
                     "To do: name the columns of the dataset in the taskset, prompt_column and answer_column; without "
-                    "them they are `prompt` and `answer`. Datasets of the hub need the package `datasets`."
+                    "them they are `prompt` and `answer`."
                 )
             continue
         try:

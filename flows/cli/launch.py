@@ -214,7 +214,7 @@ def _call_flow(config: RunConfig, api: prefect_api.PrefectApi, tell: Callable[[s
                 raise prefect_api.failure(api.url, problem) from problem
             if isinstance(ends[0], BaseException):
                 raise ends[0] from problem
-            tell(f"Prefect was not told of the end of the run, which is safe: {one_line(problem)}")
+            tell(f"Prefect did not get the end of the run, which is safe: {one_line(problem)}")
             outcome: dict[str, Any] = ends[0]
             return outcome
 

@@ -162,7 +162,7 @@ def section(task: StageTask, config: RunConfig) -> dict[str, Any]:
 def unknown_keys(config: RunConfig) -> str:
     """Return why the keys of a run cannot be known before it starts, or an empty string where they can."""
     if config.seed is None:
-        return "no seed is given, so each new run draws its own and samples anew"
+        return "no seed is given, so each new run draws its own and samples again"
     # Their digest is part of the first key, and a plan reads no data.
     if config.kind == "sft":
         return "they depend on the rows of the file"
@@ -191,7 +191,7 @@ def sizes(config: RunConfig) -> Iterator[str]:
             count = each.num_examples * len(each.environments or config.environments)
             yield f"evaluation{name and f' {name}'}: {count} examples, {count * each.attempts} rollouts"
     if config.kind != "evaluate":
-        yield f"rows of {config.packing.tokens_per_row} tokens for {config.packing.data_parallel} rank(s)"
+        yield f"rows of {config.packing.tokens_per_row} tokens for {config.packing.data_parallel} learner process(es)"
 
 
 def disk(config: RunConfig) -> Iterator[str]:

@@ -24,7 +24,7 @@ ANSWER = one_of()
 
 
 def demo(
-    *items: Annotated[str, option("see below", "[PRESET] [OVERRIDES]")],
+    *items: Annotated[str, option("a PRESET that has a demo, and OVERRIDES; see below", "[PRESET] [OVERRIDES]")],
     name: Name = "",
     store: Store = "",
     plain: Plain = False,
@@ -44,7 +44,7 @@ def demo(
 
 
 def run(*items: Items, name: Name = "", store: Store = "", plain: Plain = False) -> int | None:
-    """Reinforcement learning; the same name again resumes the run."""
+    """Train with reinforcement learning; the same name resumes the run."""
     from flows.cli.launch import start
 
     return start("train", *split_items(items), name=name, store=store, plain=plain)
@@ -123,7 +123,7 @@ def replay(
         str, option("first stage to repeat; without it, the first that reads a changed setting", "STAGE", name="--from")
     ] = "",
     until: Annotated[str, option("last stage to repeat; without it, training", "STAGE")] = "",
-    steps: Annotated[str, option("which steps: 3:10 is 3 to 9, also 3: or :10, or one step", "A:B")] = "",
+    steps: Annotated[str, option("which steps: 3:10 is 3 to 9; also 3: or :10 or one number", "A:B")] = "",
     overrides: Annotated[
         tuple[str, ...],
         option(
@@ -150,7 +150,7 @@ def replay(
     store: Store = "",
     plain: Plain = False,
 ) -> int | None:
-    """Recorded steps again in a new run, computed from one stage on."""
+    """Do recorded steps again in a new run, from one stage on."""
     from flows.cli.launch import replays
     from flows.replays.request import ReplayRequest
 
@@ -175,7 +175,7 @@ def replay(
 
 
 def gate(
-    run: Annotated[str, option("", "RUN")] = "latest",
+    run: Annotated[str, option("the run, `latest` for the newest", "RUN")] = "latest",
     /,
     *,
     approve: Annotated[bool, option("train on the batch that waits", group=ANSWER)] = False,
@@ -201,7 +201,10 @@ def deploy(
         str, option("another file of deployments than the one of the program, flows/orchestration/prefect.yaml")
     ] = "",
     notify: Annotated[
-        str, option("notification block, such as slack-webhook/ops, that is told of evaluations, gates, drops and ends")
+        str,
+        option(
+            "notification block, such as slack-webhook/ops, that gets messages about evaluations, gates, drops and ends"
+        ),
     ] = "",
     store: Store = "",
 ) -> int | None:

@@ -30,7 +30,7 @@ def list_runs(store: str = "", kind: str = "", state: str = "", as_json: bool = 
 
     Raises LayoutError where there is no store; none is made.
     """
-    library = StoreReader.at(store or default_store())
+    library = StoreReader.at(store or default_store(), most_bytes=None)
     found = [row for row in runs(library).to_dicts() if kind in ("", row["kind"]) and state in ("", row["state"])]
     if as_json:
         print(json.dumps(found, default=lambda moment: moment.isoformat()))

@@ -46,6 +46,7 @@ FIGURES = {
 }
 """The scope and the name of the metric that each figure of a step is."""
 SHOWN = [name for _, name in FIGURES.values()]
+LONGEST_CURVE = 48
 CURVES = {"reward": "reward", "length": "length", "entropy": "entropy", "gap (KL)": "mismatch_kl", "loss": "loss"}
 """Figures of a step that are drawn, by the name of the line; the gap is the one between engine and learner."""
 
@@ -194,7 +195,8 @@ def _curves(found: dict[str, Any]) -> Iterator[str]:
     for name, values in {"reward": series.pop("reward"), "held out": held_out, **series}.items():
         known = [each for each in values if each is not None]
         if len(known) > 1:
-            yield f"{name:<9} {compact_number(known[0]):>9} to {compact_number(known[-1]):<9} {sparkline(values)}"
+            begin = f"{name:<9} {compact_number(known[0]):>9} to {compact_number(known[-1]):<9} "
+            yield begin + sparkline(values, max(1, min(LONGEST_CURVE, console().width - len(begin))))
 
 
 def _table(steps: Sequence[dict[str, Any]]) -> Grid:

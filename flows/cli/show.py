@@ -31,7 +31,8 @@ def show(
 ) -> int | None:
     """Show a run: curves, last steps, held-out scores.
 
-    With OVERRIDES, the stages that they would run again."""
+    With OVERRIDES, it lists the stages that they would run again.
+    """
     from flows.cli.run_summary import main
 
     runs, overrides = split_items(items)
@@ -46,7 +47,7 @@ def runs(
     store: Store = "",
     as_json: Json = False,
 ) -> int | None:
-    """All runs of a store: state, steps, rewards, age, size."""
+    """List the runs of a store: state, steps, rewards, age, size."""
     from flows.cli.run_list import list_runs
 
     return list_runs(store=store, kind=kind or "", state=state, as_json=as_json)
@@ -59,7 +60,7 @@ def status(
     store: Store = "",
     as_json: Json = False,
 ) -> int | None:
-    """What is at work now: runs, services, gates that wait, schedules.
+    """Show what is at work: runs, services, waiting gates, schedules.
 
     The exit status is 0 where a run is at work, 1 where none is.
     """
@@ -77,7 +78,7 @@ def logs(
     follow: Annotated[bool, option("print new lines as they come, until Ctrl-C")] = False,
     store: Store = "",
 ) -> int | None:
-    """What the services of a run wrote to their logs."""
+    """Print what the services of a run wrote to their logs."""
     from flows.cli.run_list import show_logs
 
     return show_logs(run, service=service, lines=lines, follow=follow, store=store)
@@ -91,7 +92,7 @@ def check(
     gpu: Annotated[str, option("plan the memory of this GPU, such as H200 or 80GiB, which need not be here")] = "",
     as_json: Annotated[bool, option("print the resolved config as JSON instead", name="--json")] = False,
 ) -> int | None:
-    """Check a config and print the plan of its run; starts nothing."""
+    """Check a config and print the plan of its run; this starts nothing."""
     from flows.cli.plan import main
     from flows.runtime.prepare import assignments
 
@@ -101,10 +102,12 @@ def check(
 
 
 def config(
-    *items: Annotated[str, option("see below; KEY is a setting or a section", "[KEY] [FILES] [OVERRIDES]")],
+    *items: Annotated[
+        str, option("a KEY (a setting or a section), FILES and OVERRIDES; see below", "[KEY] [FILES] [OVERRIDES]")
+    ],
     as_json: Json = False,
 ) -> int | None:
-    """What settings mean, their values and where each came from."""
+    """Explain settings: meaning, value, and where the value came from."""
     from flows.cli.config import main
 
     names, overrides = split_items(items)
@@ -118,7 +121,9 @@ def doctor(*, store: Annotated[str, option("store whose disk is checked")] = "")
     return main(store=store)
 
 
-def lora_smoke(*items: Annotated[str, option("model.path=DIR; see below", "[FILES] [OVERRIDES]")]) -> int | None:
+def lora_smoke(
+    *items: Annotated[str, option("FILES and OVERRIDES, model.path=DIR among them; see below", "[FILES] [OVERRIDES]")],
+) -> int | None:
     """Test whether this machine's engine serves adapters correctly.
 
     It runs three probes over random adapters: base and adapter in one batch, swaps, slowdown. It stores nothing.
@@ -173,9 +178,9 @@ def sql(
     run: OfRun = "",
     store: Store = "",
 ) -> int | None:
-    """Ask the tables of a store in SQL; nothing can be changed.
+    """Ask the tables of a store in SQL; a query changes nothing.
 
-    Ctrl-C ends a question.
+    Ctrl-C ends a query.
     """
     from flows.cli.questions import sql
     from storage.read.sql import Bounds
@@ -248,7 +253,7 @@ def traces(
     store: Store = "",
     as_json: Json = False,
 ) -> int | None:
-    """The rollouts of a step: filter, sort and search."""
+    """List the rollouts of a step: filter, sort and search."""
     from flows.queries.request import BadQuestion
     from flows.queries.rollout_list import TraceChoice, read_names
     from flows.viewer.terminal.traces import main
@@ -292,7 +297,7 @@ def trace(
     force: Force = False,
     store: Store = "",
 ) -> int | None:
-    """A rollout: its outcome, its messages, its tokens."""
+    """Show a rollout: its outcome, its messages, its tokens."""
     from flows.viewer.terminal.trace import main
     from flows.viewer.terminal.trace_body import Wanted
 

@@ -29,7 +29,7 @@ def main(run: str = "", store: str = "", as_json: bool = False) -> int:
 
     Raises ConfigError for an unknown run, LayoutError where there is no store; none is made.
     """
-    library = StoreReader.at(store or default_store())
+    library = StoreReader.at(store or default_store(), most_bytes=None)
     names = [recorded_run(library.store, run)[0]] if run else library.store.runs.names()
     last = {name: library.store.runs.events(name)[-1] for name in names}
     at_work = [describe(library, name, event) for name, event in last.items() if is_going(event)]

@@ -350,7 +350,7 @@ def bookkeeping_only(what: str) -> Iterator[None]:
     try:
         yield
     except httpx.HTTPError as problem:
-        logging.getLogger("stagecoach").warning("Prefect was not told of %s: %s", what, one_line(problem))
+        logging.getLogger("stagecoach").warning("Prefect did not get %s: %s", what, one_line(problem))
 
 
 def failure(url: str, problem: BaseException) -> PrefectFailed:

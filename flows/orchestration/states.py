@@ -110,7 +110,7 @@ def event_of(error: BaseException, where: str = "") -> tuple[str, str]:
             f"cancelled in Prefect{SAFE}"
         )
     if is_end(error):
-        return "interrupted", f"told to end by SIGTERM{SAFE}"
+        return "interrupted", f"ended by SIGTERM{SAFE}"
     return "failed", error_text(error)
 
 

@@ -4,7 +4,7 @@ The keys are compared piece by piece along the ledger. A key that two runs share
 decision at a gate changes no weights and is no difference in work.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,17 @@ import pyarrow.compute as pc
 
 from configs.errors import ConfigError
 from configs.run import RunConfig, content
-from flows.queries.compare_rows import MEASURES, StepRows, differences_between, join_steps, rows_of_steps, step_detail
+from flows.queries.compare_rows import (
+    MEASURES,
+    StepRows,
+    differences_between,
+    differences_together,
+    figures_together,
+    read_values,
+    rows_of_steps,
+    same_rows,
+    step_detail,
+)
 from flows.queries.request import NotThere
 from flows.queries.scores import compare_scores, recorded_evaluations, scored_evaluations
 from flows.queries.store_reader import StoreReader, flat, recorded_run
@@ -36,7 +46,7 @@ def compare(library: StoreReader, a: str, b: str, step: int | None = None) -> di
     (a, first), (b, second) = (recorded_run(library.store, run) for run in (a, b))
     runs, configs, works = (a, b), (first, second), [works_of(library, run) for run in (a, b)]
     pieces = compared_keys(*works)
-    pairs = dict(_pairs(library, works))
+    pairs = _pairs(library, works)
     parted = by_step(pieces)
     averages = [_averages(library, run) for run in runs]
     steps = [
@@ -52,7 +62,7 @@ def compare(library: StoreReader, a: str, b: str, step: int | None = None) -> di
         "same_work": not pieces or {piece["state"] for piece in counting(pieces)} == {SAME},
         "parting": parting(pieces),
         "steps": steps,
-        "together": _together(works, pairs),
+        "together": _together(library, works, pairs),
         "weights_part_at": next((each["step"] for each in steps if each["between"]["weights_equal"] is False), None),
         "evaluations": [
             {"version": version, "a": averages[0].get(version), "b": averages[1].get(version)}
@@ -64,14 +74,21 @@ def compare(library: StoreReader, a: str, b: str, step: int | None = None) -> di
     if step not in pairs:
         known = ", ".join(map(str, pairs)) or "none"
         raise ConfigError([f"step {step}: neither run has it; there are the steps {known}"])
-    return found | {"detail": step_detail(*pairs[step])}
+    one, other = rows_of_steps(library, [work.get(step, {}) for work in works])
+    return found | {"detail": step_detail(one, other)}
 
 
-def _pairs(library: StoreReader, works: Sequence[Works]) -> Iterator[tuple[int, tuple[StepRows, StepRows]]]:
-    """Yield each step that either run has, with the rows that both made of it."""
-    steps = _steps_of(works)
-    rows = rows_of_steps(library, [work.get(each, {}) for work in works for each in steps])
-    yield from zip(steps, zip(rows[: len(steps)], rows[len(steps) :], strict=True), strict=True)
+def _pairs(library: StoreReader, works: Sequence[Works]) -> dict[int, tuple[StepRows, StepRows]]:
+    """Return for each step of either run the rows that both made of it: of shared steps one object."""
+    own = {step: [work.get(step, {}) for work in works] for step in _steps_of(works)}
+    # Nothing can differ in these, so that their rows need not be read: long runs that part late share nearly all steps,
+    # and a replay of the last steps has none of the others.
+    equal = [step for step, both in own.items() if same_rows(*both) or not all(map(is_step, both))]
+    pairs: dict[int, tuple[StepRows, StepRows]] = {}
+    for steps, shared in ((equal, True), ([step for step in own if step not in {*equal}], False)):
+        found = rows_of_steps(library, [work for step in steps for work in own[step]], shared=shared)
+        pairs |= dict(zip(steps, zip(found[::2], found[1::2], strict=True), strict=True))
+    return {step: pairs[step] for step in own}
 
 
 def step_pair(library: StoreReader, a: str, b: str, step: int) -> tuple[StepRows, StepRows]:
@@ -214,11 +231,19 @@ def _both(pair: tuple[StepRows, StepRows]) -> dict[str, Any]:
     return {"a": a.figures(), "b": b.figures(), "between": differences_between(a, b)}
 
 
-def _together(works: Sequence[Works], pairs: Mapping[int, tuple[StepRows, StepRows]]) -> dict[str, Any]:
+def _together(
+    library: StoreReader, works: Sequence[Works], pairs: Mapping[int, tuple[StepRows, StepRows]]
+) -> dict[str, Any]:
     """Return the figures over all steps that both runs have, so that they can be set side by side."""
     both = [step for step in pairs if all(is_step(work.get(step, {})) for work in works)]
-    a, b = (join_steps(pairs[step][run] for step in both) for run in (0, 1))
-    return {"steps": both, **_both((a, b))}
+    shared = [step for step in both if pairs[step][0] is pairs[step][1]]
+    same = read_values(library.store, [works[0][step] for step in shared])
+    found: dict[str, Any] = {"steps": both}
+    for name, side in (("a", 0), ("b", 1)):
+        own = read_values(library.store, [works[side][step] for step in both if step not in {*shared}])
+        rewards, advantages = (pl.concat(parts) for parts in zip(same, own, strict=True))
+        found[name] = figures_together([pairs[step][side] for step in both], rewards, advantages)
+    return found | {"between": differences_together([pairs[step] for step in both], same[1].count())}
 
 
 def _averages(library: StoreReader, run: str) -> dict[int, float | None]:

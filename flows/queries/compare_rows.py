@@ -1,5 +1,7 @@
 """Rows of two runs, read once to be compared, and what differs between those that both made of a step."""
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +24,7 @@ from tasks.metrics.figures import (
     Values,
     credit_figures,
     packing_figures,
+    spread,
     trace_figures,
     verdict_figures,
 )
@@ -42,11 +45,19 @@ READ_COLUMNS = {
 }
 
 
+FIGURES_OF_STEPS = (pl.col("scope") == "") & pl.any_horizontal(
+    *(pl.col("name").str.starts_with(begin) for begin in ("batch/", REASONS)),
+    pl.col("name").is_in([f"updates/{name}/mean" for name in MEASURES]),
+)
+"""The metrics of a step that are compared: an eighth of all that a step has."""
+
+
 @dataclass(frozen=True)
 class StepRows:
     """The rows that a step made, or several steps: a table is None where no step came that far.
 
-    Each row has the `key` of the work that made it.
+    Each row has the `key` of the work that made it. Of a finished step that two runs share, only metrics and updates
+    are read: nothing in it differs.
     """
 
     traces: pl.DataFrame | None = None
@@ -54,12 +65,10 @@ class StepRows:
     samples: pl.DataFrame | None = None
     batches: pl.DataFrame | None = None
     updates: pl.DataFrame | None = None
-    capacity: int = 0
-    """Tokens that the packed rows have room for."""
+    tokens_per_row: int = 0
+    """Tokens that a packed row has room for."""
     metrics: Values | None = None
-    """What the step wrote of itself; None where it is not finished, and of several steps together."""
-    several: bool = False
-    """Whether these are the rows of several steps, of which nobody has written metrics."""
+    """What the step wrote of itself, as far as it is compared; None of an unfinished step, and of several together."""
 
     @cached_property
     def weights(self) -> str | None:
@@ -71,27 +80,32 @@ class StepRows:
     def figures(self) -> dict[str, Any]:
         """Return the figures of `tasks.metrics.figures`, counts by reason, means of measures, weights digest.
 
-        Those of a finished step are in its metrics, those of an unfinished one are not there; of several steps together
-        they are made of all their rows.
+        They are those that the finished step wrote; an unfinished one has none.
         """
-        return dict(self._figures_together if self.several else self._figures_written)
+        return {} if self.metrics is None else dict(self.numbers)
 
     @cached_property
-    def _figures_written(self) -> dict[str, Any]:
-        if self.metrics is None:
-            return {}
-        written = {name: value for (scope, name), value in dict(self.metrics).items() if not scope}
+    def numbers(self) -> dict[str, Any]:
+        """The same; those of an unfinished step are made of its rows."""
+        return self._numbers_of_rows() if self.metrics is None else self._numbers_written(self.metrics)
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer steps on the batch."""
+        return 0 if self.updates is None else self.updates.height
+
+    def _numbers_written(self, metrics: Values) -> dict[str, Any]:
+        written = {name: value for (scope, name), value in metrics.items() if not scope}
         found: dict[str, Any] = {name: written[f"batch/{name}"] for name in MEANINGS if f"batch/{name}" in written}
         found |= {name: int(value) for name, value in found.items() if name.startswith("num_")}
-        if self.verdicts is not None:
+        if "num_kept" in found:
             named = {name: int(value) for name, value in written.items() if name.startswith(REASONS)}
             found["reasons"] = {name.removeprefix(REASONS): count for name, count in named.items()}
         if self.updates is not None:
             found |= {name: written.get(f"updates/{name}/mean") for name in MEASURES} | {"weights": self.weights}
         return found
 
-    @cached_property
-    def _figures_together(self) -> dict[str, Any]:
+    def _numbers_of_rows(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
         if self.traces is not None:
             found |= trace_figures(as_arrow(self.traces))
@@ -102,23 +116,45 @@ class StepRows:
         if self.samples is not None:
             found |= credit_figures(as_arrow(self.samples))
         if self.batches is not None:
-            found |= packing_figures(as_arrow(self.batches), self.capacity)
+            found |= packing_figures(as_arrow(self.batches), self.tokens_per_row * self.batches.height)
         if self.updates is not None:
-            found |= {name: self.updates[name].mean() for name in MEASURES}
-            found["weights"] = self.weights
+            found |= {name: self.updates[name].mean() for name in MEASURES} | {"weights": self.weights}
         return found
 
 
-def read_steps(store: Store, steps: Iterable[Mapping[str, Work]]) -> list[StepRows]:
-    """Return what the work of each of the given steps, by stage, has made; the tables are read together."""
+def read_steps(store: Store, steps: Iterable[Mapping[str, Work]], *, shared: bool = False) -> list[StepRows]:
+    """Return what the work of each of the given steps, by stage, has made; the tables are read together.
+
+    With `shared`, of finished steps only their metrics and updates.
+    """
     steps, frames = list(steps), Frames(store)
-    found = [_by_table(step) for step in steps]
-    rows = {name: _read(frames, name, [work for each in found for work in each.get(name, ())]) for name in READ_COLUMNS}
-    metrics = read_metrics(frames, [step["metrics"] for step in steps if "metrics" in step])
+    found = [
+        {name: works for name, works in _by_table(step).items() if name == "updates" or not (shared and done(step))}
+        for step in steps
+    ]
+    wanted = {name for each in found for name in each}
+    rows = {name: _read(frames, name, [work for each in found for work in each.get(name, ())]) for name in wanted}
+    metrics = read_metrics(frames, [step["metrics"] for step in steps if done(step)], where=FIGURES_OF_STEPS)
     return [
-        replace(_step_rows(step, works, rows), metrics=metrics.get(step["metrics"].key) if "metrics" in step else None)
+        replace(_step_rows(step, works, rows), metrics=metrics.get(step["metrics"].key) if done(step) else None)
         for step, works in zip(steps, found, strict=True)
     ]
+
+
+def done(step: Mapping[str, Work]) -> bool:
+    """Say whether a step has written its metrics, which is the last that it does."""
+    return "metrics" in step
+
+
+def read_values(store: Store, steps: Iterable[Mapping[str, Work]]) -> tuple[pl.Series, pl.Series]:
+    """Return the rewards of all traces of some steps, and the advantages of all samples, in whatever order."""
+    frames, found = Frames(store), [_by_table(step) for step in steps]
+    columns = {"traces": "reward", "samples": "advantage"}
+    rewards, advantages = (
+        frames.rows([work for each in found for work in each.get(table, ())], table).select(column).collect()[column]
+        for table, column in columns.items()
+    )
+    return rewards, advantages
 
 
 def join_steps(parts: Iterable[StepRows]) -> StepRows:
@@ -126,7 +162,44 @@ def join_steps(parts: Iterable[StepRows]) -> StepRows:
     steps = list(parts)
     made = {name: [rows for step in steps if (rows := getattr(step, name)) is not None] for name in READ_COLUMNS}
     tables: dict[str, Any] = {name: pl.concat(parts, rechunk=True) for name, parts in made.items() if parts}
-    return StepRows(**tables, capacity=sum(step.capacity for step in steps), several=True)
+    return StepRows(**tables)
+
+
+def figures_together(steps: Sequence[StepRows], rewards: pl.Series, advantages: pl.Series) -> dict[str, Any]:
+    """Return the figures over several steps, out of those of each and all `rewards` and `advantages` of theirs.
+
+    Counts are sums, and shares are of the sums. Means of the learner's measures are over all optimizer steps.
+    """
+    own = [step.numbers for step in steps]
+    names = {name for each in own for name in each}
+    found: dict[str, Any] = {name: sum(each.get(name, 0) for each in own) for name in names if name[:4] == "num_"}
+    for figure, values in (("reward", rewards), ("advantage", advantages)):
+        known = spread(values.drop_nulls().to_list())
+        found |= {name: known.get(name.removeprefix(f"{figure}_")) for name in names if name.startswith(f"{figure}_")}
+    for name in names & {"truncated_ratio", "errored_ratio", "output_tokens_mean"}:
+        found[name] = _weighted((each.get(name), each.get("num_traces", 0)) for each in own)
+    if "num_kept" in names:
+        found["trainable_ratio"] = found["num_trainable"] / found["num_traces"] if found["num_traces"] else None
+        found["reasons"] = dict(sum((Counter(each.get("reasons", {})) for each in own), Counter[str]()))
+    if "num_rows" in names:
+        room = sum(step.tokens_per_row * step.numbers.get("num_rows", 0) for step in steps)
+        found["fill"] = found["num_tokens"] / room if room else None
+    if "weights" in names:
+        counts = [step.num_updates for step in steps]
+        found |= {
+            name: _weighted((each.get(name), count) for each, count in zip(own, counts, strict=True))
+            for name in MEASURES
+        }
+        found["weights"] = [step.weights for step in steps if step.weights is not None][-1:]
+        found["weights"] = found["weights"][0] if found["weights"] else None
+    return {name: found[name] for name in (*MEANINGS, "reasons", *MEASURES, "weights") if name in found}
+
+
+def _weighted(values: Iterable[tuple[float | None, int]]) -> float | None:
+    """Return the mean of values, each with how many it stands for; None where none is known."""
+    known = [(value, count) for value, count in values if value is not None and count]
+    num = sum(count for _, count in known)
+    return math.fsum(value * count for value, count in known) / num if num else None
 
 
 def as_arrow(frame: pl.DataFrame) -> pa.Table:
@@ -164,7 +237,7 @@ def _step_rows(
     tables: dict[str, Any] = {name: _of(name, own, rows[name]) for name, own in works.items()}
     # As it was when it was packed: the config may be another one after a resume.
     budget = step["packing"].entry.section["packing"]["tokens_per_row"] if "packing" in step else 0
-    return StepRows(**tables, capacity=budget * len(tables.get("batches", ())))
+    return StepRows(**tables, tokens_per_row=budget)
 
 
 def _of(table: str, works: Sequence[Work], rows: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
@@ -174,18 +247,24 @@ def _of(table: str, works: Sequence[Work], rows: Mapping[str, pl.DataFrame]) -> 
     return parts[0] if len(parts) == 1 else pl.concat([rows[""], *parts])
 
 
-def rows_of_steps(library: StoreReader, works: Sequence[Mapping[str, Work]]) -> list[StepRows]:
-    """Return the rows that the work of steps, by stage, has made, read together; steps that share all work share them.
+def rows_of_steps(library: StoreReader, works: Sequence[Mapping[str, Work]], *, shared: bool = False) -> list[StepRows]:
+    """Return the rows that the work of steps, by stage, has made, read together; with `shared` as `read_steps` does.
 
-    What was read is held by what names the rows.
+    What was read is held by what names the rows. Steps that have all work in common have one object.
     """
     named = {_name(work): work for work in works}
 
     def read(names: list[tuple[tuple[str, ...], ...]]) -> dict[tuple[tuple[str, ...], ...], StepRows]:
-        return dict(zip(names, read_steps(library.store, [named[name] for name in names]), strict=True))
+        found = read_steps(library.store, [named[name] for name in names], shared=shared)
+        return dict(zip(names, found, strict=True))
 
-    found = library.cache.each_once("compared rows", list(named), read)
+    found = library.cache.each_once(("compared rows", shared), list(named), read)
     return [found[_name(work)] for work in works]
+
+
+def same_rows(a: Mapping[str, Work], b: Mapping[str, Work]) -> bool:
+    """Say whether two steps, each its work by stage, have all rows in common."""
+    return _name(a) == _name(b)
 
 
 def _name(work: Mapping[str, Work]) -> tuple[tuple[str, ...], ...]:
@@ -210,20 +289,45 @@ def differences_between(a: StepRows, b: StepRows) -> dict[str, Any]:
 
 
 def _no_differences(rows: StepRows) -> dict[str, Any]:
-    traces, samples = rows.traces, rows.samples
-    none_kept: list[str] | None = None if traces is None or rows.verdicts is None else []
-    no_distance = 0.0 if samples is not None and samples["advantage"].count() else None
+    known = rows.numbers
+    none_kept: list[str] | None = [] if "num_kept" in known else None
+    no_distance = None if known.get("advantage_mean") is None else 0.0
     return {
-        "num_shared_traces": None if traces is None else traces.height,
-        "num_rewards_changed": None if traces is None else 0,
+        "num_shared_traces": known.get("num_traces"),
+        "num_rewards_changed": 0 if "num_traces" in known else None,
         "kept_only_a": none_kept,
         "kept_only_b": none_kept,
-        "num_shared_samples": None if samples is None else samples.height,
-        "num_advantages_changed": None if samples is None else 0,
+        "num_shared_samples": known.get("num_samples"),
+        "num_advantages_changed": 0 if "num_samples" in known else None,
         "max_advantage_difference": no_distance,
         "mean_advantage_difference": no_distance,
         "weights_equal": None if rows.weights is None else True,
     }
+
+
+def differences_together(pairs: Sequence[tuple[StepRows, StepRows]], num_equal: int) -> dict[str, Any]:
+    """Return what differs over several steps, the pairs of both runs' rows in order.
+
+    `num_equal` is how many samples with an advantage the steps have that both share.
+    """
+    parted = [pair for pair in pairs if pair[0] is not pair[1]]
+    a, b = (join_steps(pair[side] for pair in parted) for side in (0, 1))
+    found = differences_between(a, b)
+    for shared in (_no_differences(pair[0]) for pair in pairs if pair[0] is pair[1]):
+        for name in ("num_shared_traces", "num_rewards_changed", "num_shared_samples", "num_advantages_changed"):
+            found[name] = _sum(found[name], shared[name])
+        for name in ("kept_only_a", "kept_only_b", "max_advantage_difference"):
+            found[name] = shared[name] if found[name] is None else found[name]
+    both = a.samples is not None and b.samples is not None
+    num_apart = shared_advantages(a, b)["difference"].count() if both else 0
+    found["mean_advantage_difference"] = _weighted(((found["mean_advantage_difference"], num_apart), (0.0, num_equal)))
+    last = [[pair[side].weights for pair in pairs if pair[side].weights is not None][-1:] for side in (0, 1)]
+    return found | {"weights_equal": last[0] == last[1] if all(last) else None}
+
+
+def _sum(*counts: int | None) -> int | None:
+    known = [each for each in counts if each is not None]
+    return sum(known) if known else None
 
 
 def step_detail(a: StepRows, b: StepRows, most: int = SHOWN) -> dict[str, Any]:

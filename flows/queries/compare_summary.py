@@ -61,11 +61,13 @@ def _work(found: Found) -> list[str]:
     counts = Counter(piece["state"] for piece in found["pieces"] if piece["stage"] != "gate")
     parting = found["parting"]
     if found["same_work"]:
-        return [f"The same work: all {counts[SAME]} pieces have the same keys, so nothing that came of them differs."]
+        return [f"The same work: all {counts[SAME]} results have the same keys, so their rows are equal."]
     if parting is None:
-        return [f"The same work as far as both go: {counts[SAME]} pieces have the same keys.", *_only(found)]
-    how = {DIFFERENT: "the key is another one", ONLY_A: "only a has it", ONLY_B: "only b has it"}[parting["state"]]
-    told = f"They part at step {parting['step']}, stage {parting['stage']}: {how}. {counts[SAME]} pieces are shared."
+        return [f"The same work as far as both go: {counts[SAME]} results have the same keys.", *_only(found)]
+    how = {DIFFERENT: "another key", ONLY_A: "only a has it", ONLY_B: "only b has it"}[parting["state"]]
+    told = (
+        f"They differ from step {parting['step']}, stage {parting['stage']} on: {how}. Shared results: {counts[SAME]}."
+    )
     return [told, *_only(found)]
 
 
@@ -99,7 +101,7 @@ def _stages(found: Found) -> Sheet:
     counts = {stage: Counter(p["state"] for p in found["pieces"] if p["stage"] == stage) for stage in COMPARED}
     states = (SAME, DIFFERENT, ONLY_A, ONLY_B)
     rows = tuple((stage, *(str(count[state]) for state in states)) for stage, count in counts.items() if count)
-    return Sheet("stages", "pieces of work", ("stage", *states), rows)
+    return Sheet("stages", "results", ("stage", *states), rows)
 
 
 def _figures(found: Found) -> Sheet:
@@ -199,9 +201,9 @@ def summary_sentences(found: Mapping[str, Any]) -> list[str]:
         return ["This is the same run on both sides."]
     shared = sum(piece["state"] == SAME for piece in found["pieces"])
     if not shared:
-        return ["They have nothing in common: no piece of work has the same key in both."]
+        return ["They have nothing in common: no result has the same key in both."]
     if found["parting"] is None and not found["together"]["steps"]:
-        return [f"No step is in both. Pieces of work with the same keys: {shared}."]
+        return [f"No step is in both. Results with the same keys: {shared}."]
     return sentences(found)[1:]
 
 

@@ -28,15 +28,19 @@ class Span:
     tokens: int
 
 
-def read_metrics(frames: Frames, works: Iterable[Work], names: Iterable[str] = ()) -> dict[str, Values]:
+def read_metrics(
+    frames: Frames, works: Iterable[Work], names: Iterable[str] = (), where: pl.Expr | None = None
+) -> dict[str, Values]:
     """Return the metrics that some works have written, by key, in one look at the table; of other works none.
 
-    Those of some names alone where any are given: a step has a hundred, and a long run is shown by a few.
+    Only those of some `names`, or that meet a condition: a step has a hundred, and a long run is shown by a few.
     """
     found: dict[str, Values] = {}
     rows = frames.rows(works, "metrics").select("key", "scope", "name", "value")
     if wanted := [*names]:
         rows = rows.filter(pl.col("name").is_in(wanted))
+    if where is not None:
+        rows = rows.filter(where)
     # A key at a time, and columns as lists: of 300,000 rows one object each would take seconds.
     for (key,), own in rows.collect().partition_by("key", as_dict=True, include_key=False).items():
         found[key] = dict(zip(zip(own["scope"], own["name"], strict=True), own["value"], strict=True))

@@ -66,9 +66,12 @@ Value = TypeVar("Value")
 
 
 class Cache:
-    """Things by name, the one that was not asked for longest going first when there is no room."""
+    """Things by name, the one that was not asked for longest going first when there is no room.
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+    Without `most_bytes` all of them stay, and nothing is weighed: for a process that answers one question and ends.
+    """
+
+    def __init__(self, most_bytes: int | None = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
         self._lock = Lock()
         self._things: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
@@ -87,14 +90,17 @@ class Cache:
 
     def put(self, name: Hashable, value: Value, num_bytes: int | None = None) -> Value:
         """Hold a value under a name, in place of what is held there, and return it; it is weighed if nobody says."""
-        weighs = size_in_bytes(value) if num_bytes is None else num_bytes  # outside the lock: it may take a while
+        weighs = self._weigh(value) if num_bytes is None else num_bytes  # outside the lock: it may take a while
         with self._lock:
             self.num_bytes += weighs - self._things.pop(name, (None, 0))[1]
             self._things[name] = value, weighs
             # The newest stays even where it alone is too large: it was asked for just now.
-            while self.num_bytes > self._most_bytes and len(self._things) > 1:
+            while self._most_bytes is not None and self.num_bytes > self._most_bytes and len(self._things) > 1:
                 self.num_bytes -= self._things.popitem(last=False)[1][1]
         return value
+
+    def _weigh(self, value: Any) -> int:
+        return 0 if self._most_bytes is None else size_in_bytes(value)
 
     def peek(self, name: Hashable) -> Any | None:
         """Return what is held under a name; None where there is nothing."""
@@ -116,7 +122,7 @@ class Cache:
         found = read(new) if new else {}
         some = list(found.values())[:: -(-len(found) // MOST_ITEMS) or 1]
         # What is read together is alike: to weigh each of a thousand steps would take longer than to read them.
-        like = sum(map(size_in_bytes, some)) // len(some) if len(found) > MOST_ITEMS else None
+        like = sum(map(self._weigh, some)) // len(some) if len(found) > MOST_ITEMS else None
         for name, value in found.items():
             held[name] = self.put((purpose, name), value, like)
         return {name: value for name, value in held.items() if value is not None}
@@ -194,18 +200,18 @@ class Moment:
 class StoreReader:
     """Answers questions about a store without ever writing to it. Safe to share between threads."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, cache: Cache | None = None) -> None:
         self.store = store
         self._lock = RLock()
         self._moment: Moment | None = None
         self._still: Moment | None = None
-        self.cache = Cache()
+        self.cache = cache or Cache()
         """What was derived of finished rows; shared by all that `still` returns."""
 
     @classmethod
-    def at(cls, root: str | Path) -> "StoreReader":
+    def at(cls, root: str | Path, most_bytes: int | None = MOST_BYTES) -> "StoreReader":
         """Open the store at a root, a directory or a URL. Raises LayoutError where there is none; none is made."""
-        return cls(existing_store(root, read_only=True))
+        return cls(existing_store(root, read_only=True), Cache(most_bytes))
 
     def still(self) -> "StoreReader":
         """The same library at this moment: all that one page reads is then of one look, whoever commits meanwhile."""

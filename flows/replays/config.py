@@ -233,8 +233,8 @@ def _refuse_lost_scores(requested: RunConfig, steps: list[RecordedStep]) -> None
     if "rollout" in replayed_stages(requested.replay) and any("regrade" in past.work for past in steps):
         run, origin = requested.replay.run, next(past.work["rollout"] for past in steps).computed_by
         raise ConfigError(
-            f"--from {requested.replay.from_stage}: the rollouts of {run!r} were scored anew, which it would lose; "
-            f"use --from filtering to keep those scores, or replay {origin!r} to sample anew"
+            f"--from {requested.replay.from_stage}: the rollouts of {run!r} were scored again, and the replay "
+            f"would lose these scores; use --from filtering to keep those scores, or replay {origin!r} to sample again"
         )
 
 

@@ -130,7 +130,7 @@ def _notes(done: Replayed, described: dict[str, Any], apart: PolicyDistance) -> 
     return [
         f"step {done.step}: {masked:.0%} of the tokens are outside the trust region (recorded: {share}); the policy is "
         f"{updates} away from the one that sampled. What it learns from these rollouts is less and less its own; to "
-        "sample anew: stagecoach replay --from rollout"
+        "sample again: stagecoach replay --from rollout"
     ]
 
 
@@ -171,7 +171,7 @@ def going_through_source(store: Store, config: RunConfig) -> Iterator[None]:
         if isinstance(error, NoSpace) or not _is_gone(store, config):
             raise
         raise WorkRemoved(
-            f"run {config.replay.run!r} was removed from the store while it was gone through again",
+            f"run {config.replay.run!r} was removed from the store while it was replayed",
             f"replay {config.name!r}",
             f"all that {config.name!r} has finished, with the recorded work that it shares",
             removal_advice(config),

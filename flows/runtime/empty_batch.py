@@ -103,7 +103,7 @@ def _advice(outcomes: Collection[tuple[str, str]], config: RunConfig, step: int)
         yield (
             f"see the errors with stagecoach traces {at} --step {step} --outcome errored, and mend what fails (a class "
             "says where: infrastructure is servers and machines, timeout is rollout.timeout_seconds, model is what the "
-            f"engine answered, environment is its own code); then sample anew: stagecoach resume {at} {more}"
+            f"engine answered, environment is its own code); then sample again: stagecoach resume {at} {more}"
         )
     for detail in sorted(detail for outcome, detail in outcomes if outcome == FILTERED):
         yield (

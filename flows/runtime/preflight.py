@@ -91,8 +91,8 @@ def edits_since(context: RunContext, stages: Collection[str]) -> list[str]:
         run = next(iter(earlier))
         old, new = differing_parts(earlier[run], each.version)
         lines.append(
-            f"environment {each.name!r} is other code than in run {run!r}: there {old}, here {new}. Computed anew with "
-            f"it: {', '.join(anew)}"
+            f"environment {each.name!r} is other code than in run {run!r}: there {old}, here {new}. Computed again "
+            f"with it: {', '.join(anew)}"
         )
         # An evaluation's rollouts are no steps that could be gone through again.
         if "rollout" in anew and {context.config.kind, recorded[run].get("kind")} == {"train"}:

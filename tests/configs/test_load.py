@@ -127,7 +127,19 @@ def test_wrong_types_are_told_all_at_once() -> None:
 
 def test_an_unknown_type_names_the_known_ones() -> None:
     (line,) = problems("algorithm.type=grop")
-    assert line.startswith("algorithm: tag 'grop'") and "'grpo'" in line and "'supervised'" in line
+    assert line.startswith("algorithm.type: 'grop' is none of 'grpo'") and "'grpo'" in line and "'supervised'" in line
+
+
+def test_a_file_of_a_few_sections_is_checked_alone(tmp_path: Path) -> None:
+    """`stagecoach config` reads it; what a run needs besides is no mistake there."""
+    part = tmp_path / "part.toml"
+    part.write_text("[training]\nlearning_rate = 1e-5\n")
+    (rate,) = [each for each in settings([part]) if each.key == "training.learning_rate"]
+    assert (rate.value, rate.source) == (1e-5, str(part))
+    part.write_text("[training]\nlearning_rate = 0\nlearning_rat = 1\n")
+    with pytest.raises(ConfigError, match=r"training\.learning_rat: unknown key") as refused:
+        settings([part])
+    assert "training.learning_rate: " in str(refused.value)
 
 
 def test_a_pool_without_type_is_refused_plainly() -> None:

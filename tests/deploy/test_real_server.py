@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from flows.cli.status import next_runs
 from flows.services.ownership import owned_processes, start_time
 from storage.store import Store, open_store
 from tests.fixtures.faults import happened
@@ -154,14 +155,16 @@ def test_a_notification_block_is_told_of_the_end_of_a_run(
 
 
 @pytest.mark.nightly
-def test_a_schedule_fires(served: Serving) -> None:
-    """Of the evaluation, which finds no policy in an empty store, says so and is content."""
+def test_a_schedule_fires(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the evaluation, which finds no policy in an empty store, says so and is content; `status` names it before."""
     deployment = served.ask("/deployments/name/evaluate/evaluate")
     empty = str(served.place / "empty")
     soon = (datetime.now(UTC) + timedelta(seconds=20)).isoformat()
     clock = {"interval": 3600, "anchor_date": soon}
     wanted = {"active": True, "slug": "soon", "schedule": clock, "parameters": {"advanced": {"store": empty}}}
     served.ask(f"/deployments/{deployment['id']}/schedules", wanted)
+    monkeypatch.setenv("PREFECT_API_URL", f"{served.url}/api")
+    until(lambda: soon[:19] in [each["at"][:19] for each in next_runs()], served.log)
     fired: list[dict[str, Any]] = []
 
     def has_fired() -> bool:

@@ -52,7 +52,7 @@ def main(
         raise BadQuestion(f"--color {wanted.colour}: there are {', '.join(MEASURES)}")
     if width is not None and width < NARROWEST:
         raise BadQuestion(f"--width {width}: at least {NARROWEST}, or nothing can be read")
-    library, out = StoreReader.at(store or default_store()), terminal(width)
+    library, out = StoreReader.at(store or default_store(), most_bytes=None), terminal(width)
     with reading(library.store):
         found = trace_use(library, text, library.latest() if run == "latest" else run)
         if save:

@@ -53,7 +53,7 @@ def main(
     Of a condition, `where`, they are those of the whole run that meet it, unless a step or an evaluation is named.
     Raises NotThere, BadQuestion, and LayoutError where there is no store.
     """
-    library = StoreReader.at(store or default_store())
+    library = StoreReader.at(store or default_store(), most_bytes=None)
     with reading(library.store):
         name = library.latest() if run == "latest" else run
         if where and step is None and evaluation is None:

@@ -173,8 +173,7 @@ def _label(environment: Section, kind: str, name: str, module: str, group: str) 
         advice = (
             f"Did you mean {near[0]!r}, which is installed?"
             if near
-            else f"Install the package that has it, for example `pip install {name.replace('_', '-')}`, or for one of "
-            f"the samples `pip install ./examples/{module}`"
+            else f"Install the package that has it, for example `pip install {name.replace('_', '-')}`"
         )
         raise EnvironmentUnavailable(
             f"environment {environment['name']!r}: {kind} {name!r} is not installed: there is no module {module!r}. "

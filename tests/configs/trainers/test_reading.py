@@ -64,6 +64,10 @@ def test_a_script_is_read_and_not_run(tmp_path: Path) -> None:
         ("a.ini", "a", "want a file"),
         ("a.toml", "steps = 3", "neither prime-rl's"),
         ("a.toml", '[optim]\nlr = 1\n[data]\nname = "x"', "supervised"),
+        ("a.toml", 'max_steps = 5\n[inference]\n[data]\nname = "x"\n[eval]\ninterval = 2', "supervised"),
+        ("a.toml", '[slurm]\njob_name = "x"\n[data]\ntype = "fake"', "supervised"),
+        ("a.toml", 'model = "x"\n[[eval.source]]\nname = "y"', "for evaluations"),
+        ("a.toml", "[inference.vllm]\nmax_model_len = 5", "trains none"),
     ],
 )
 def test_what_cannot_be_read_is_refused(tmp_path: Path, name: str, text: str, keyword: str) -> None:

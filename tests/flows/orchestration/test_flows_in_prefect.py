@@ -18,7 +18,7 @@ def test_a_flow_shows_the_differences_as_a_page_and_a_table(tmp_path: Path) -> N
     assert said["shown"].keys() == {"diff-base-spread", "diff-steps-base-spread"}
     assert said["shown"]["diff-base-spread"] == diff_markdown(said["found"])
     assert json.loads(said["shown"]["diff-steps-base-spread"]) == diff_rows(said["found"])
-    assert "They part at step 0, stage advantage" in said["shown"]["diff-base-spread"]
+    assert "They differ from step 0, stage advantage on" in said["shown"]["diff-base-spread"]
 
 
 def test_a_stage_is_called_again_only_where_that_can_help_and_leaves_its_rows_once(tmp_path: Path) -> None:

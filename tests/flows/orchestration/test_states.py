@@ -91,7 +91,7 @@ def test_what_a_flow_returns_is_its_own() -> None:
         (GateRefused("no"), ("refused", "no")),
         (noted(ValueError("broken"), "All is safe."), ("failed", "ValueError: broken\nAll is safe.")),
         (KeyboardInterrupt(), ("interrupted", f"interrupted from the keyboard{states.SAFE}")),
-        (SystemExit(143), ("interrupted", f"told to end by SIGTERM{states.SAFE}")),
+        (SystemExit(143), ("interrupted", f"ended by SIGTERM{states.SAFE}")),
         (SystemExit(2), ("failed", "SystemExit: 2")),
     ],
 )
@@ -236,7 +236,7 @@ def test_a_prefect_that_cannot_write_down_an_end_does_not_change_it(
     arguments = (config_of(tmp_path), server.PrefectApi("http://x/api"), told.append)
     if isinstance(end, dict):
         assert launch._call_flow(*arguments) == end
-        assert len(told) == 1 and told[0].startswith("Prefect was not told of the end") and "\n" not in told[0]
+        assert len(told) == 1 and told[0].startswith("Prefect did not get the end") and "\n" not in told[0]
         return
     with pytest.raises(ValueError if end else server.PrefectFailed) as raised:
         launch._call_flow(*arguments)
@@ -259,9 +259,9 @@ def test_what_prefect_is_only_told_of_costs_a_line_where_it_answers_with_an_erro
     server.PrefectApi("http://x/api").wait()
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [line.partition(":")[0] for line in told] == [
-        "Prefect was not told of its run and store",
-        "Prefect was not told of the wait for a slot",
-        "Prefect was not told of the end of dead processes",
+        "Prefect did not get its run and store",
+        "Prefect did not get the wait for a slot",
+        "Prefect did not get the end of dead processes",
     ]
     assert all("500" in line and "\n" not in line for line in told)
 

@@ -11,7 +11,16 @@ import pytest
 from configs.errors import ConfigError
 from flows import cli
 from flows.queries.compare import compare
-from flows.queries.compare_rows import MEASURES, differences_between, read_steps
+from flows.queries.compare_rows import (
+    MEASURES,
+    StepRows,
+    differences_between,
+    differences_together,
+    figures_together,
+    join_steps,
+    read_steps,
+    read_values,
+)
 from flows.queries.compare_summary import both_numbers, ranges, sentences
 from flows.queries.store_reader import StoreReader
 from flows.replays.loop import diff_markdown, diff_rows
@@ -69,7 +78,7 @@ def test_two_runs_with_the_same_keys_are_the_same_work(store: Store) -> None:
     assert [(each["key"], each["b"], each["in_keys"]) for each in found["config"]] == [("engine.threads", 2, False)]
     assert found["together"]["a"] == found["together"]["b"]
     assert found["together"]["between"]["max_advantage_difference"] == 0.0
-    assert sentences(found)[1].startswith("The same work: all 14 pieces have the same keys")
+    assert sentences(found)[1].startswith("The same work: all 14 results have the same keys")
 
 
 def test_another_advantage_parts_there_with_the_traces_shared(store: Store) -> None:
@@ -167,7 +176,7 @@ def test_a_decision_at_a_gate_is_no_difference_in_work(store: Store) -> None:
     assert states(found, 0)["gate"] == "only in b" and found["parting"] is None
     assert found["together"]["between"]["weights_equal"] is True
     assert sentences(found)[1:] == [
-        "The same work as far as both go: 8 pieces have the same keys.",
+        "The same work as far as both go: 8 results have the same keys.",
         "Only in a: step 1.",
         "The weights are equal.",
     ]
@@ -222,7 +231,7 @@ def test_unknown_runs_and_steps_are_refused_with_those_that_there_are(store: Sto
 def test_differences_are_printed_for_people_and_for_programs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["diff", "base", "spread", "--step", "0", "--store", str(root)]) == 0
     printed = capsys.readouterr().out
-    assert "They part at step 0, stage advantage: the key is another one. 5 pieces are shared." in printed
+    assert "They differ from step 0, stage advantage on: another key. Shared results: 5." in printed
     assert "algorithm.normalise_std" in printed and "The weights part at step 0." in printed
     assert "shared samples whose advantages differ most" in printed
     assert cli.main(["diff", "base", "spread", "--json", "--store", str(root)]) == 0
@@ -256,6 +265,45 @@ def test_a_pair_of_numbers_is_told_apart(a: float | None, b: float | None, text:
 
 def test_steps_are_written_as_ranges() -> None:
     assert ranges([0, 1, 2, 4, 7, 8]) == "0-2, 4, 7-8" and ranges([]) == ""
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_figures_over_steps_are_those_of_all_their_rows(store: Store, finished: bool) -> None:
+    """Out of what each step wrote, and for steps that are not finished out of their rows: as of one large step."""
+    steps = [step.work | ({"metrics": step.metrics} if finished else {}) for step in history(store, "base")]
+    read = read_steps(store, steps)
+    rows = [getattr(join_steps(read), name) for name in ("traces", "verdicts", "samples", "batches", "updates")]
+    whole = StepRows(*rows, tokens_per_row=64).numbers
+    found = figures_together(read, *read_values(store, steps))
+    assert len(steps) == 2 and found.keys() == whole.keys() and found["reasons"] == whole["reasons"]
+    assert found["weights"] == whole["weights"] == read[1].weights != read[0].weights
+    numbers = [name for name in found if name not in ("reasons", "weights")]
+    assert {name: found[name] for name in numbers} == pytest.approx({name: whole[name] for name in numbers})
+
+
+def test_shared_steps_are_counted_without_their_rows(store: Store) -> None:
+    steps = [step.work | {"metrics": step.metrics} for step in history(store, "base")]
+    thin, full = read_steps(store, steps, shared=True), read_steps(store, steps)
+    assert [each.traces for each in thin] == [None, None] and [each.numbers for each in thin] == [
+        each.numbers for each in full
+    ]
+    samples = join_steps(full).samples
+    assert samples is not None
+    together = differences_together([(each, each) for each in thin], samples["advantage"].count())
+    assert together == differences_between(join_steps(full), join_steps(full))
+
+
+def test_a_shared_step_beside_one_that_differs_is_in_the_means(store: Store) -> None:
+    """Of the longest run that parts at its second step: the first is not read, and both count."""
+    found = compare(StoreReader(store), "base", "faster")
+    assert [each["first_difference"] for each in found["steps"]] == ["training", "rollout"]
+    shared = differences_together([(each, each) for each in read_steps(store, [history(store, "base")[0].work])], 12)
+    assert shared["mean_advantage_difference"] == 0.0 and shared["num_shared_samples"] == 12
+
+
+def history(store: Store, run: str) -> list[Any]:
+    """The steps of a run with their work."""
+    return list(StoreReader(store).history(run).steps.values())
 
 
 def test_a_step_differs_from_itself_as_from_a_copy_of_its_rows(store: Store) -> None:

@@ -67,7 +67,7 @@ def test_a_replay_that_loses_its_source_says_what_can_still_be_done(
     root: Path, monkeypatch: pytest.MonkeyPatch, last: str
 ) -> None:
     error = dying(root, monkeypatch, last)
-    assert "run 'base' was removed from the store while it was gone through again" in str(error)
+    assert "run 'base' was removed from the store while it was replayed" in str(error)
     assert "This replay cannot go on" in error.do and "the same again" not in str(error)
     assert f"stagecoach replay kept --store {root}" in error.do
     assert not getattr(error, "__notes__", [])

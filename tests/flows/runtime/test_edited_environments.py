@@ -113,7 +113,7 @@ def test_a_new_run_says_what_is_computed_anew_and_how_to_keep_rollouts(tmp_path:
     rehearse(root, "before", steps=1, **with_version("game 1 sha256:aa, verifiers 0.4.0"))
     (line,) = told(root, "after", "game 1 sha256:bb, verifiers 0.4.0")
     assert "other code than in run 'before': there game 1 sha256:aa, here game 1 sha256:bb." in line
-    assert "Computed anew with it: examples, assignment, rollout" in line
+    assert "Computed again with it: examples, assignment, rollout" in line
     assert line.endswith("stagecoach replay before --regrade")
     assert told(root, "same", "game 1 sha256:aa, verifiers 0.4.0", seed=8) == []
     rehearse(root, "newer", steps=1, **with_version("game 1 sha256:bb, verifiers 0.4.0"))
@@ -133,7 +133,7 @@ def test_a_replay_is_compared_with_the_run_that_it_goes_through(tmp_path: Path) 
     context = RunContext(open_store(root), "again", config.model_copy(update={"environments": environments}), {})
     assert edits_since(context, {"filtering", "advantage"}) == [], "the environment's code has no part in these"
     (line,) = edits_since(context, {"regrade", "advantage"})
-    assert "run 'base'" in line and line.endswith("Computed anew with it: regrade")
+    assert "run 'base'" in line and line.endswith("Computed again with it: regrade")
 
 
 def test_recorded_rollouts_can_be_scored_by_edited_code(tmp_path: Path, code: Path) -> None:

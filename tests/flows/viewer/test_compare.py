@@ -56,12 +56,12 @@ def test_what_the_page_says_is_what_the_command_says_to_the_last_bit(ten_runs: S
 
 
 SAID = {
-    ("base", "twin"): "The same work: all 14 pieces have the same keys, so nothing that came of them differs.",
-    ("base", "credited"): "They part at step 0, stage advantage: the key is another one. 7 pieces are shared.",
-    ("base", "seeded"): "They part at step 0, stage assignment: the key is another one. 2 pieces are shared.",
-    ("base", "longer"): "The same work as far as both go: 14 pieces have the same keys.",
-    ("base", "broken"): "They part at step 0, stage training: the key is another one. 8 pieces are shared.",
-    ("first", "later"): "No step is in both. Pieces of work with the same keys: 1.",
+    ("base", "twin"): "The same work: all 14 results have the same keys, so their rows are equal.",
+    ("base", "credited"): "They differ from step 0, stage advantage on: another key. Shared results: 7.",
+    ("base", "seeded"): "They differ from step 0, stage assignment on: another key. Shared results: 2.",
+    ("base", "longer"): "The same work as far as both go: 14 results have the same keys.",
+    ("base", "broken"): "They differ from step 0, stage training on: another key. Shared results: 8.",
+    ("first", "later"): "No step is in both. Results with the same keys: 1.",
     ("base", "base"): "This is the same run on both sides.",
 }
 
@@ -98,7 +98,7 @@ def test_a_replay_beside_its_source_is_told_first_with_what_it_changed(ten_runs:
         ("b", False, []),
     ]
     _, html = answer(ten_runs, "credited", "base")
-    assert html.index("is a replay of") < html.index("They part at") and "&#34;grpo&#34; → &#34;rloo&#34;" in html
+    assert html.index("is a replay of") < html.index("They differ from") and "&#34;grpo&#34; → &#34;rloo&#34;" in html
 
 
 def test_the_ledger_of_both_is_one_picture_of_states(ten_runs: StoreReader) -> None:
@@ -173,7 +173,7 @@ def test_a_run_that_has_only_begun_is_compared_live_and_has_nothing_yet(tmp_path
 def test_a_step_that_is_there_for_its_examples_alone_is_not_in_both(ten_runs: StoreReader) -> None:
     """A replay of later steps has the examples of step 0, and no step 0."""
     assert summary_sentences(compare_cached(ten_runs, "base", "later")) == [
-        "They part at step 1, stage advantage: the key is another one. 4 pieces are shared.",
+        "They differ from step 1, stage advantage on: another key. Shared results: 4.",
         "Only in a: step 0.",
     ]
     said = json.loads(answer(ten_runs, "base", "later", format="json")[1])
