@@ -13,6 +13,7 @@ FINGERPRINTS = {
     "traces": "6cb292021ba4b8dc",
     "messages": "3a26c927918e86eb",
     "images": "c1f772282822a36d",
+    "intakes": "d57b29e3897eface",
     "verdicts": "e29a2ca7a4b8baa4",
     "samples": "d205ab7633c081bb",
     "batches": "abc94916d492f093",
