@@ -137,6 +137,11 @@ class RunConfig(Section):
         return self.assignment.oversampling if self.assignment.oversampling > 1 else None
 
     @property
+    def streams(self) -> bool:
+        """Whether steps take their rollouts from one stream, which is sampled ahead of the training."""
+        return self.kind == "train" and self.rollout.max_off_policy_steps > 1
+
+    @property
     def external(self) -> ExternalModelConfig | None:
         """The model that an evaluation tries in place of a policy; None where it tries one."""
         return self.evaluation.external if self.kind == "evaluate" else None

@@ -115,8 +115,10 @@ class RolloutConfig(Section):
     """Nucleus sampling threshold; 1 is off. Below 1 the recorded log-probs are not those of the policy."""
     max_tokens: int = Field(128, ge=1)
     """Most tokens sampled in one model call."""
-    max_off_policy_steps: Literal[0, 1] = operational(0)
-    """0 runs the stages in turn; 1 samples the next step with the last policy while this step trains."""
+    max_off_policy_steps: int = operational(0, ge=0)
+    """Most steps from the policy that samples a rollout to the one that is trained on it. 0 runs the stages in turn; 1
+    samples the next step with the last policy while this step trains. With 2 or more, groups are sampled in one stream
+    ahead of the training, and a step takes those that finish first."""
     max_in_flight: int = operational(128, ge=1)
     """Most rollouts that run at the same time."""
     adaptive_in_flight: bool = operational(False)

@@ -14,6 +14,9 @@ EVALUATION: Final = "evaluation"
 EVALUATION_ASSIGNMENT: Final = "evaluation_assignment"
 """The stage that says which held-out examples are tried: whatever has it for an input scores a policy."""
 ROLLOUT: Final = "rollout"
+STREAM_ASSIGNMENT, STREAM_POLICY = "stream.assignment.", "stream.policy."
+"""Names of inputs of a step that took its rollouts from a stream: the step or the version follows. They are in the
+ledger and not in the key, as only time tells which groups are taken."""
 OTHER_COLOUR = 7
 
 

@@ -10,7 +10,7 @@ from configs.checks.environments import environment_problems, evaluation_problem
 from configs.checks.training import training_problems
 from configs.errors import ConfigError
 from configs.filters import RESERVED_NAMES, CustomFilter, filter_name
-from configs.run import RunConfig
+from configs.run import RunConfig, only_teachers_sample, policy_scores
 
 
 def problems(config: RunConfig) -> list[str]:
@@ -18,6 +18,7 @@ def problems(config: RunConfig) -> list[str]:
     checks = [
         _engine_problems(config),
         _placement_problems(config),
+        _stream_problems(config),
         training_problems(config),
         _filter_problems(config),
         algorithm_problems(config),
@@ -106,6 +107,30 @@ def _placement_problems(config: RunConfig) -> Iterator[str]:
             "learner trains, and both have the same GPU, which slows each by the other; take 0, or give them GPUs of "
             "their own, for example engine.gpus=0 and learner.gpus=1"
         )
+
+
+def _stream_problems(config: RunConfig) -> Iterator[str]:
+    """Yield what a stream of rollouts cannot do: a step of it takes what ends first, of whichever step's examples."""
+    if not config.streams:
+        return
+    assignment = config.assignment
+    unfit = {
+        "assignment.refill samples further groups for one step": assignment.refill,
+        "assignment.oversampling stops groups of one step": assignment.oversampling > 1,
+        "assignment.sampler.type 'difficulty_pools' goes on from the rollouts of the step before": (
+            assignment.sampler.stateful
+        ),
+        "an algorithm has rollouts scored by the policy that sampled them, which is not served any more": (
+            policy_scores(config)
+        ),
+        "teachers sample all environments, so that no rollout can be off-policy": only_teachers_sample(config),
+    }
+    for what, is_so in unfit.items():
+        if is_so:
+            yield (
+                f"rollout.max_off_policy_steps: {config.rollout.max_off_policy_steps} lets steps take their rollouts "
+                f"from one stream, but {what}; take 0 or 1"
+            )
 
 
 def _filter_problems(config: RunConfig) -> Iterator[str]:

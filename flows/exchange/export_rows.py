@@ -18,6 +18,7 @@ from storage.store import Store
 from tasks.arrays.columns import texts
 from tasks.exchange.episodes import TRAIN, Row
 from tasks.inference.trace_rows.images import restore_images
+from tasks.stages import STREAM_ASSIGNMENT
 
 
 class ExportRefused(ValueError):
@@ -216,6 +217,10 @@ def _step(store: Store, work: RunRollouts) -> StepRollouts:
     for row in whole["messages"].to_pylist():
         messages.setdefault(row["trace_id"], []).append(row)
     assigned = _inputs(store, entry, "assignments", ("assignment", "evaluation_assignment"))
+    # A step that took its groups from a stream took some that other steps' assignments name.
+    for name in entry.inputs:
+        if name.startswith(STREAM_ASSIGNMENT):
+            assigned += _inputs(store, entry, "assignments", (name,))
     examples = _inputs(store, entry, "examples", ("examples",))
     return StepRollouts(
         run=entry.run,

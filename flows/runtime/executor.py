@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from configs.run import RunConfig
 from flows.runtime.empty_batch import explain_empty_batches, missing_groups
 from storage.refs import Entry
@@ -108,6 +110,12 @@ class Executor:
         """Return how many assignments of rollouts ended with an error; none where they are still to be made."""
         context = self._context_of(ref)
         return len(errored_assignments(context.table("traces", (ref,), ERROR_COLUMNS))) if context else 0
+
+    def rows(self, table: str, ref: Ref) -> pa.Table:
+        """Return the rows of a table that a result made, in a run that computes or where they are recorded."""
+        context = self._context_of(ref)
+        assert context is not None, f"{ref.stage} {ref.key} is still to come, and so are its rows"
+        return context.table(table, (ref,))
 
     def explain_empty(self, batches: "Sequence[StepBatch]") -> str:
         """Return why some batches hold nothing to train on, and what to do, in lines; nothing in a dry run."""

@@ -19,7 +19,7 @@ from flows.orchestration.states import EmptyBatch, GateRefused
 from flows.queries.scores import EvaluationScores, comparisons, score_rollouts
 from flows.runtime import pipeline
 from flows.runtime.executor import Executor
-from flows.runtime.pipeline import Ahead, Build, Building, Source
+from flows.runtime.pipeline import Ahead, Begin, Build, Building, Source
 from flows.runtime.session import Session
 from flows.runtime.step_report import Outcome, check_account, finish_step
 from flows.runtime.weights import WeightRetention
@@ -35,6 +35,7 @@ def loop_train(session: Session) -> dict[str, Any]:
     with (
         session.context.queue_commits(),
         _threads("ahead", 2) as threads,  # a batch is packed while the next one is sampled
+        _threads("intake") as intakes,  # one: a step takes its groups from the stream when all before it have theirs
         _threads("evaluation") as beside,
         ExitStack() as unfinished,
     ):
@@ -46,7 +47,9 @@ def loop_train(session: Session) -> dict[str, Any]:
             # Before any step is paid for.
             evaluations.choose()
             evaluations.begin(pipeline.first_policy(execute, session.source))
-        steps = pipeline.run_steps(execute, session.source, in_thread(threads), check_of(session))
+        steps = pipeline.run_steps(
+            execute, session.source, in_thread(threads), check_of(session), begin_in_thread(intakes)
+        )
         retention = WeightRetention(session.context)
         for finished in steps:
             outcome.steps.append(finish_step(session, finished))
@@ -110,6 +113,11 @@ def in_thread(threads: ThreadPoolExecutor) -> Ahead:
         return Building(wait_for_engine, batch.result)
 
     return ahead
+
+
+def begin_in_thread(threads: ThreadPoolExecutor) -> Begin:
+    """Return a way to begin work in a thread that knows the current flow run."""
+    return lambda work: threads.submit(copy_context().run, work).result
 
 
 def evaluation_contexts(context: RunContext) -> dict[str, RunContext]:

@@ -7,14 +7,16 @@ changed config would compute is known before anything starts.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import count
 from typing import Any, NamedTuple
 
-from configs.run import RunConfig, only_teachers_sample, policy_scores
+from configs.run import RunConfig, View, only_teachers_sample, policy_scores
 from flows.orchestration.states import EmptyBatch, GateRefused
 from flows.runtime.executor import Executor
+from storage.keys import content_key
 from tasks.advantage import reference
 from tasks.advantage import stage as advantage
 from tasks.assignment import examples as example_list
@@ -24,8 +26,9 @@ from tasks.gate import stage as gate
 from tasks.metrics import stage as metrics
 from tasks.metrics.figures import in_words
 from tasks.packing import stage as packing
-from tasks.rollout import demonstration
+from tasks.rollout import demonstration, intake
 from tasks.rollout import stage as rollout
+from tasks.rollout.stream import Stream
 from tasks.runtime.stage import Policy, Ref
 from tasks.training import policy as policy_import
 from tasks.training import stage as training
@@ -93,6 +96,10 @@ class Building(NamedTuple):
 
 Ahead = Callable[[Build], Building]
 """Starts to build a batch ahead of time."""
+Begin = Callable[[Callable[[], Ref]], Callable[[], Ref]]
+"""Begins some work, after what was begun before; returns what waits for its result and raises what it raises."""
+MAKE_POLICIES = (filtering.task, reference.task, advantage.task, packing.task, training.task)
+"""The stages between rollouts and the policy that is trained on them."""
 
 
 def when_asked(build: Build) -> Building:
@@ -110,13 +117,18 @@ def run_steps(
     source: Source,
     ahead: Ahead = when_asked,
     check: Check = lambda batch: None,
+    begin: Begin = cache,
 ) -> Iterator[FinishedStep]:
     """Run all steps of the executor's config and yield each finished one.
 
     With `rollout.max_off_policy_steps` 0 the stages run in turn. With 1, the batch of step k + 1 is sampled with the
     policy that step k trains, while it trains: one step off-policy, and neither engine nor learner waits for the other.
+    With more, steps take their rollouts from a stream (`run_stream`).
     """
     config = execute.config
+    if config.streams:
+        yield from run_stream(execute, source, begin, check)
+        return
     examples, policy = start(execute, source)
     building = _as_building(build_batch(execute, 0, examples, policy))
     for step in range(config.steps):
@@ -127,18 +139,79 @@ def run_steps(
         overlaps = bool(config.rollout.max_off_policy_steps) and not last
         # First of all: while this batch is filtered, passes the gate and is trained on, the next one is sampled.
         following = ahead(partial(build_next, policy, building.wait)) if overlaps else None
-        batch = building.wait()
-        check(batch)
-        pass_gate(execute, step, batch, policy)
-        trained, policy = train(execute, step, batch, policy)
-        measured = measure(execute, step, (*batch.refs, trained))
+        finished = learn(execute, step, building.wait(), policy, check)
+        policy = finished.policy
         if following:
             # Before the step is handed out: whoever gets it may ask the engine for another policy.
             following.wait_for_engine()
-        yield FinishedStep(step, batch, trained, measured, policy)
+        yield finished
         if not last:
             # Not sampled ahead: with the policy that was just trained, so that no rollout is stale.
             building = following or _as_building(build_next(policy, building.wait))
+
+
+def run_stream(execute: Executor, source: Source, begin: Begin, check: Check) -> Iterator[FinishedStep]:
+    """Run all steps with rollouts of a stream, which is sampled while steps train, and yield each finished one.
+
+    As soon as policy v is there, it samples, and the assignments of step v + n are given to the stream, n being
+    `rollout.max_off_policy_steps`. A step is made of the first groups that end, whichever step assigned them; all of
+    them were sampled at most n policies before. A gate stops the training, while sampling goes on to that bound.
+
+    Raises EmptyBatch where the filters leave nothing of a step: the next groups of the stream are of other steps.
+    """
+    config = execute.config
+    examples, policy = start(execute, source)
+    assigned: list[Ref] = []
+    sampled: list[Callable[[], Ref]] = []
+    credits: Ref | None = None
+    digest = stream_digest(config)
+    with closing(Stream(execute.rows)) as stream:
+        for step in range(config.steps):
+            new = range(len(assigned), min(step + config.rollout.max_off_policy_steps + 1, config.steps))
+            if new:  # all at once, as whatever comes later makes the stream look again
+                assigned += [assign(execute, each, examples, 0, ()) for each in new]
+                stream.feed(assigned[new.start :], policy)
+            for each in new:
+                take = partial(take_in, execute, each, (assigned[each], examples), policy, stream, digest)
+                sampled.append(begin(take))
+            traces = (sampled[step](),)
+            verdicts, credits = filter_and_credit(execute, step, traces, policy, credits)
+            batches = pack(execute, step, traces, verdicts, credits)
+            batch = StepBatch((assigned[step],), traces, verdicts, credits, batches)
+            if not batches.num_rows("batches"):
+                measure(execute, step, batch.refs)
+                raise EmptyBatch(f"step {step}: nothing to train on. {execute.explain_empty([batch])}")
+            finished = learn(execute, step, batch, policy, check)
+            policy = finished.policy
+            yield finished
+
+
+def take_in(execute: Executor, step: int, refs: tuple[Ref, Ref], policy: Policy, stream: Stream, digest: str) -> Ref:
+    """Take the rollouts of a step from the stream; `policy` is the oldest one that may sample them.
+
+    `refs` are the step's own assignments and the examples, `digest` is that of the stream.
+    """
+    taken = execute(intake.task, step, refs, policy, parameters={"stream": stream}, extra_inputs={"stream": digest})
+    stream.settle(taken)
+    return taken
+
+
+def stream_digest(config: RunConfig) -> str:
+    """Return the digest of how policies are made from rollouts, and of how far these are ahead.
+
+    With the oldest policy that may sample for a step it stands for the younger ones, which are not known beforehand.
+    """
+    stages = (task.stage for task in MAKE_POLICIES)
+    made = [[each.name, each.version, View(config, each.sections, each.name).content()] for each in stages]
+    return content_key([config.rollout.max_off_policy_steps, made])
+
+
+def learn(execute: Executor, step: int, batch: StepBatch, policy: Policy, check: Check) -> FinishedStep:
+    """Train a policy on a step's batch, once that is checked and let pass, and measure the step."""
+    check(batch)
+    pass_gate(execute, step, batch, policy)
+    trained, made = train(execute, step, batch, policy)
+    return FinishedStep(step, batch, trained, measure(execute, step, (*batch.refs, trained)), made)
 
 
 def build_batch(

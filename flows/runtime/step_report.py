@@ -12,7 +12,7 @@ from flows.runtime.empty_batch import short_of_groups
 from flows.runtime.pipeline import FinishedStep, StepBatch
 from flows.runtime.session import Session
 from tasks.metrics.accounting import COLUMNS as TRACE_COLUMNS
-from tasks.metrics.accounting import ERRORED, TRAINED, AccountBreach, account
+from tasks.metrics.accounting import ERRORED, TRAINED, AccountBreach, account, taken_assignments
 from tasks.metrics.figures import ALL, Values, full_name, metric_values
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref, rows_of
@@ -47,8 +47,14 @@ class Outcome:
 def check_account(session: Session, batch: StepBatch) -> None:
     """Account for every rollout of a step. Raises AccountBreach where one is lost or counted twice."""
     context = session.context
+    streamed = _makes(batch.traces, "intakes")  # then groups of other steps' assignments are among them
+    assigned = (
+        taken_assignments(context.table("intakes", batch.traces))
+        if streamed
+        else context.table("assignments", batch.assignments, ["assignment_id"])
+    )
     tables = (
-        context.table("assignments", batch.assignments, ["assignment_id"]),
+        assigned,
         context.table("traces", batch.traces, TRACE_COLUMNS),
         context.table("verdicts", [batch.filtering], ["trace_id", "keep", "reason"]),
         context.table("samples", [batch.advantage], ["sample_id", "trace_id"]),

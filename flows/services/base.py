@@ -191,13 +191,16 @@ class PolicyLock:
     """Shared by all who want the same policy; whoever wants another waits until nobody holds this one.
 
     Those who want the policy that is held are let in also while others wait for another: a policy is only asked for as
-    long as its step, or its evaluation, goes on, so that all come to their turn.
+    long as its step, or its evaluation, goes on, so that all come to their turn. When nobody holds it any more, who has
+    waited longest is next: an evaluation does not wait for ever behind sampling that goes from policy to policy.
     """
 
     def __init__(self) -> None:
         self._free = threading.Condition()
         self._held = ""
         self._holders = 0
+        self._waiting: list[str] = []
+        """The policies that are waited for, in the order in which they were asked for."""
 
     @contextmanager
     def hold(self, policy_key: str) -> Iterator[None]:
@@ -206,10 +209,15 @@ class PolicyLock:
         Who holds one policy and asks for another within would wait for itself.
         """
         with self._free:
-            # Not first come, first served: those who share the policy must not wait behind one who wants another.
-            self._free.wait_for(lambda: not self._holders or self._held == policy_key)
-            self._held = policy_key
-            self._holders += 1
+            self._waiting.append(policy_key)
+            try:
+                # Those who share the policy must not wait behind one who wants another.
+                self._free.wait_for(lambda: policy_key == (self._held if self._holders else self._waiting[0]))
+                self._held = policy_key
+                self._holders += 1
+            finally:
+                self._waiting.remove(policy_key)
+                self._free.notify_all()  # the first of those who wait may be another one now
         try:
             yield
         finally:

@@ -135,6 +135,22 @@ IMAGE_TENSORS = Table(
         Column("num_tokens", pa.int32(), "tokens that stand for the image in a prompt"),
     ),
 )
+INTAKES = Table(
+    "intakes",
+    "one group that a step took from the stream of rollouts ahead of the training",
+    ("group_id",),
+    (
+        Column(
+            "place", pa.int32(), "its place among the groups of the step, in the order in which they ended; 0-based"
+        ),
+        Column("group_id", pa.string(), "the group"),
+        Column("assigned_step", pa.int64(), "the step whose assignment named it"),
+        Column("policy_key", pa.string(), "the policy that sampled it; frozen models have their own"),
+        Column("policy_version", pa.int64(), "the version of that policy"),
+        Column("age", pa.int64(), "steps from that policy to the one that is trained on it"),
+        Column("assignment_ids", NAMES, "the assignments of its members"),
+    ),
+)
 VERDICTS = Table(
     "verdicts",
     "what the filters found on a trace and whether it is kept",
@@ -364,6 +380,7 @@ STAGE_TABLES = (
     MESSAGES,
     IMAGES,
     IMAGE_TENSORS,
+    INTAKES,
     VERDICTS,
     SAMPLES,
     BATCHES,

@@ -77,6 +77,11 @@ def account(
     ]
 
 
+def taken_assignments(intakes: pa.Table) -> pa.Table:
+    """Return the assignments that a step has to account for where it took its groups from a stream."""
+    return pa.table({"assignment_id": pc.list_flatten(intakes["assignment_ids"])})
+
+
 def _outcome(row: dict[str, Any], reason: str | None, trained: set[str]) -> tuple[str, str]:
     excluded = reason is not None or row["error_class"] is not None
     if excluded and row["trace_id"] in trained:
@@ -158,7 +163,8 @@ def account_metrics(tables: Tables) -> dict[str, float]:
     refused = "decisions" in tables and not all(tables["decisions"]["approved"].to_pylist())
     of_packed = TRAINED if "updates" in tables else REFUSED if refused else PENDING
     if all(name in tables for name in CHECKED):
-        shares = account(*(tables[name] for name in CHECKED))
+        taken = {"assignments": taken_assignments(tables["intakes"])} if "intakes" in tables else {}
+        shares = account(*({**tables, **taken}[name] for name in CHECKED))
         counts = {
             (of_packed if each.outcome == TRAINED else each.outcome, each.detail): each.num_traces for each in shares
         }

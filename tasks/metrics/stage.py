@@ -1,7 +1,7 @@
 """Metrics: what a step came to in numbers, one row for each, written once for all that show or export them.
 
-Reads traces and, as far as the step came, assignments, messages, verdicts, samples, batches, decisions, updates,
-token_statistics and token_masks; writes metrics.
+Reads traces and, as far as the step came, assignments, messages, intakes, verdicts, samples, batches, decisions,
+updates, token_statistics and token_masks; writes metrics.
 
 Only what the tables say is here, the measured seconds of rollouts and of optimizer steps among it. How long
 stages took is of one attempt at them and stands in the ledger: `timing/stage/...`, `tokens/stage/...` and
@@ -96,7 +96,7 @@ STAGE = Stage(
     reads=("traces",),
     writes=("metrics",),
     optional=(
-        *("assignments", "messages", "verdicts", "samples", "batches", "decisions"),
+        *("assignments", "messages", "intakes", "verdicts", "samples", "batches", "decisions"),
         *("updates", "token_statistics", "token_masks"),
     ),
     sections=("filter_names", "wanted_groups", "packing"),

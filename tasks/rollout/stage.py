@@ -5,9 +5,9 @@ there are any.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +24,9 @@ from tasks.runtime.execute import Parts
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.services import EngineService, EnvironmentService, TeacherService, retry_lost
 from tasks.runtime.stage import Policy, Stage, Tables
+
+Put = Callable[[Mapping[str, pa.Table]], None]
+"""Takes the rows of a finished group."""
 
 
 def rollout(
@@ -46,14 +49,14 @@ def rollout(
     its server down again when it is alone there is a row with that error. Raises what the services raise when a service
     does not come back.
     """
-    runner, crashers = _Runner(config, step, policy, engine, environments, teachers), Crashers()
-    retry_lost(lambda: runner.sample_missing(tables, parts, crashers), ServiceLost)
+    runner = Runner(config, step, policy, engine, environments, teachers)
+    retry_lost(lambda: runner.sample_missing(tables, parts), ServiceLost)
     return {}
 
 
 @dataclass(frozen=True)
-class _Runner:
-    """What a stage samples with: its policy, and whoever keeps the services alive."""
+class Runner:
+    """What a stage samples with: its policy, whoever keeps the services alive, and what it knows of crashes."""
 
     config: View
     step: int
@@ -61,22 +64,30 @@ class _Runner:
     engine: EngineService
     environments: EnvironmentService
     teachers: TeacherService
+    crashers: Crashers = field(default_factory=Crashers)
 
-    def sample_missing(self, tables: Tables, parts: Parts, crashers: Crashers) -> None:
-        """Sample until no group is missing; raises ServiceLost, unless a rollout is found out that took its server."""
+    def sample_missing(self, tables: Tables, parts: Parts) -> None:
+        """Sample until no group is missing; raises as `sample_some` does."""
         assigned, oversampling = tables["assignments"], self.config.oversampling
         while (missing := _missing(assigned, parts)).num_rows:
-            chosen, one_at_a_time = crashers.next_assignments(missing)
             wanted = _wanted_groups(assigned, missing, oversampling) if oversampling else {}
-            plan = SamplingPlan(wanted, one_at_a_time, crashers.find_given_up(chosen))
-            try:
-                self._sample(chosen, tables["examples"], parts, plan)
-            except ServiceLost as lost:
-                # Of one that is found out the restarts of its server are the bound, which its own section has.
-                if not crashers.record_loss(lost.service, lost.in_flight, alone=one_at_a_time):
-                    raise
+            self.sample_some(missing, tables["examples"], parts.put, SamplingPlan(wanted))
 
-    def _sample(self, assignments: pa.Table, examples: pa.Table, parts: Parts, plan: SamplingPlan) -> None:
+    def sample_some(self, missing: pa.Table, examples: pa.Table, put: Put, plan: SamplingPlan) -> None:
+        """Sample missing assignments, those that may crash their server after all others; `put` gets finished groups.
+
+        Raises ServiceLost, unless a rollout is found out that took its server down.
+        """
+        chosen, one_at_a_time = self.crashers.next_assignments(missing)
+        plan = replace(plan, one_at_a_time=one_at_a_time, given_up=self.crashers.find_given_up(chosen))
+        try:
+            self._sample(chosen, examples, put, plan)
+        except ServiceLost as lost:
+            # Of one that is found out the restarts of its server are the bound, which its own section has.
+            if not self.crashers.record_loss(lost.service, lost.in_flight, alone=one_at_a_time):
+                raise
+
+    def _sample(self, assignments: pa.Table, examples: pa.Table, put: Put, plan: SamplingPlan) -> None:
         addresses = self.environments.addresses()  # first: it imports for seconds, and an engine may be starting
         served = _frozen(assignments, self.config, self.teachers)
         # In this order everywhere: who has the servers may wait for the engine, and never the other way round.
@@ -90,7 +101,7 @@ class _Runner:
                 policy=self.policy or Policy("", self.step),  # without one, every row is a teacher's
                 step=self.step,
                 config=self.config,
-                on_group=lambda _group_id, rows: parts.put(rows),
+                on_group=lambda _group_id, rows: put(rows),
                 plan=plan,
             ).sample(assignments, examples)
 

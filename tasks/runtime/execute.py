@@ -171,8 +171,8 @@ def count_tokens(tables: Mapping[str, pa.Table]) -> int:
     return 0
 
 
-OWN = ("step", "key", "policy", "directory", "parts")
-"""Keywords of stages whose values an attempt has itself."""
+OWN = ("step", "key", "policy", "directory", "parts", "inputs")
+"""Keywords of stages whose values an attempt has itself. A stage may add to `inputs` what it turns out to take."""
 
 
 @dataclass

@@ -47,9 +47,15 @@ class SamplingPlan:
     """Whether at most one rollout is in flight."""
     given_up: Mapping[str, Failure] = field(default_factory=dict)
     """Assignments that are not sampled, by id, with the reason: each becomes a failed row at once."""
+    outdated: Callable[[], bool] = lambda: False
+    """Whether no further group may be begun; what is begun is sampled to its end, the others leave nothing."""
 
 
 DEFAULT_PLAN = SamplingPlan()
+
+
+class NotBegun(Exception):
+    """A group was not begun, because the plan is outdated."""
 
 
 class BatchSampler:
@@ -82,6 +88,7 @@ class BatchSampler:
         self.plan = plan
         self.quota = GroupQuota(plan.num_groups)
         self.in_flight: set[InFlightRollout] = set()
+        self.begun: set[str] = set()
         self.limiter = Limiter(1 if plan.one_at_a_time else config.rollout.max_in_flight)
         adaptive = config.rollout.adaptive_in_flight and not plan.one_at_a_time
         self.adaptive_limit = AdaptiveLimit(self.limiter, engines) if adaptive else None
@@ -134,7 +141,13 @@ class BatchSampler:
             groups.setdefault(row["group_id"], []).append(row)
         async with asyncio.TaskGroup() as running:
             for group_id, members in groups.items():
-                running.create_task(self._sample_group(group_id, members, tasks))
+                running.create_task(self._sample_or_leave(group_id, members, tasks))
+
+    async def _sample_or_leave(self, group_id: str, members: list[Row], tasks: Mapping[tuple[str, str], str]) -> None:
+        try:
+            await self._sample_group(group_id, members, tasks)
+        except* NotBegun:  # its other members wait for the limit, or have seen the same
+            pass
 
     async def _sample_group(self, group_id: str, members: list[Row], tasks: Mapping[tuple[str, str], str]) -> None:
         texts = {tasks[row["environment"], row["example_id"]] for row in members}  # nearly always one
@@ -164,6 +177,7 @@ class BatchSampler:
         rollout = InFlightRollout(assignment["assignment_id"], assignment["group_id"], assignment["environment"])
         try:
             async with self.quota.stop_when_reached(assignment["environment"]), self.limiter:
+                self._begin(assignment["group_id"])
                 started = time.time()
                 self.in_flight.add(rollout)
                 rows = await self.runner.run(assignment, task)
@@ -176,6 +190,12 @@ class BatchSampler:
         # Not in a `finally`: one that is cancelled by the loss of a server stays in flight, for `_add_in_flight`.
         self.in_flight.discard(rollout)
         return rows, False
+
+    def _begin(self, group_id: str) -> None:
+        """Begin a group with the first of its members that the limit admits; raises NotBegun where it is too late."""
+        if group_id not in self.begun and self.plan.outdated():
+            raise NotBegun
+        self.begun.add(group_id)
 
     def _add_in_flight(self, error: Exception) -> Exception:
         """Add to the loss of an environment server the rollouts that were in flight there."""

@@ -44,7 +44,7 @@ def test_the_guard_sees_a_service_that_is_started(
         ("seed=soon", ["seed: ", "'soon'"]),
         ("steps=0", ["steps: ", "greater than or equal to 1"]),
         ("steps=2.5", ["steps: ", "2.5"]),
-        ("rollout.max_off_policy_steps=2", ["rollout.max_off_policy_steps: "]),
+        ("rollout.max_off_policy_steps=-1", ["rollout.max_off_policy_steps: "]),
         ("name=a b", ["name: 'a b'"]),
         ("packing.tokens_per_row=128", ["packing.tokens_per_row: a row of 128 tokens", "engine.max_model_len 256"]),
         ("rollout.max_tokens=256", ["rollout.max_tokens: 256 leaves no room for a prompt"]),

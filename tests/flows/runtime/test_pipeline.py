@@ -6,8 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from configs.checks.run import problems
 from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
 from flows.orchestration.states import EmptyBatch
@@ -48,6 +50,9 @@ class Recorder:
             if name == "packing" and self.empty:
                 self.empty, rows = self.empty - 1, 0
         return Ref(name, step, f"{name}{step}", tuple((table, rows) for table in task.stage.writes), 0, 0.0, True)
+
+    def rows(self, table: str, ref: Ref) -> pa.Table:
+        raise AssertionError(f"nothing is sampled, so nobody reads {table}")
 
     def explain_empty(self, empty: Sequence[StepBatch]) -> str:
         return f"{len(empty)} were empty"
@@ -214,3 +219,54 @@ def test_evaluations_during_training_are_foretold_too(tmp_path: Path) -> None:
     assert len({piece.key for piece in with_evaluation}) == len(with_evaluation)
     versions = [piece.step for piece in with_evaluation if piece.stage == "rollout"]
     assert sorted(versions) == sorted([0, 1, 2, 3, 0, 2, 4])
+
+
+STREAM: dict[str, Any] = {"steps": 5, "rollout": {"max_off_policy_steps": 2}}
+
+
+def test_a_step_is_keyed_by_the_oldest_policy_that_may_sample_for_it() -> None:
+    do = Recorder(**STREAM)
+    list(pipeline.run_steps(do, SOURCE))
+    policies = {step: policy for name, step, _, policy in do.asked if name == "rollout"}
+    oldest = "policy_import0"
+    assert policies == {0: oldest, 1: oldest, 2: oldest, 3: "training0", 4: "training1"}
+    assert [step for name, step in do.stages if name == "training"] == [*range(5)]
+    # Nothing is assigned before a policy is there that may sample it.
+    assert do.stages.index(("assignment", 3)) > do.stages.index(("training", 0))
+
+
+def test_an_empty_batch_ends_the_run_before_it_is_trained_on() -> None:
+    do = Recorder(1, **STREAM)
+    with pytest.raises(EmptyBatch, match="step 0: nothing to train on"):
+        list(pipeline.run_steps(do, SOURCE))
+    assert ("training", 0) not in do.stages and do.stages[-1] == ("metrics", 0)
+
+
+def test_how_policies_are_made_is_in_the_key_and_the_length_of_the_run_is_not(tmp_path: Path) -> None:
+    def keys(**changes: Any) -> dict[int, str]:
+        planned = foretold(tmp_path, **(STREAM | changes))
+        return {ref.step: ref.key for ref in planned if ref.stage == "rollout"}
+
+    base = keys()
+    assert keys(steps=7).items() >= base.items()
+    assert keys(evaluation={"pass_at": (1,)}) == base
+    for change in ({"training": {"learning_rate": 1e-3}}, {"algorithm": {"type": "rloo"}}):
+        assert not {*keys(**change).values()} & {*base.values()}
+    assert keys(rollout={"max_off_policy_steps": 3})[0] != base[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"assignment": {"refill": True}}, "assignment.refill"),
+        ({"assignment": {"oversampling": 1.5}}, "assignment.oversampling"),
+        ({"assignment": {"sampler": {"type": "difficulty_pools"}}}, "difficulty_pools"),
+        ({"algorithm": {"type": "opsd"}}, "scored by the policy"),
+        ({}, ""),
+    ],
+)
+def test_what_a_stream_cannot_do_is_refused(changes: dict[str, Any], said: str) -> None:
+    found = [line for line in problems(config(**(STREAM | changes))) if line.startswith("rollout.max_off_policy")]
+    assert len(found) == bool(said) and all(said in line for line in found)
+    one = {"steps": 5, "rollout": {"max_off_policy_steps": 1}}
+    assert not [line for line in problems(config(**(one | changes))) if line.startswith("rollout.max_off_policy")]

@@ -11,7 +11,7 @@ from flows.services.base import PolicyLock
 from tasks.inference.engine.client import ServedModel
 from tasks.runtime.stage import Policy
 from tests.fixtures.rehearsal import session_for
-from tests.fixtures.waiting import PATIENCE
+from tests.fixtures.waiting import PATIENCE, until
 
 SECONDS = PATIENCE
 
@@ -43,6 +43,25 @@ def test_another_policy_waits_until_nobody_holds_the_first() -> None:
             left.append("a")
         done.result(SECONDS)
     assert left == ["a", "b"]
+
+
+def test_who_has_waited_longest_is_next() -> None:
+    lock, order = PolicyLock(), list[str]()
+
+    def other(policy: str) -> None:
+        with lock.hold(policy):
+            order.append(policy)
+
+    with ThreadPoolExecutor(2) as threads:
+        with lock.hold("a"):
+            waiting = [threads.submit(other, "b")]
+            until(lambda: lock._waiting == ["b"], lambda: "nobody waits", every=0.01)
+            waiting.append(threads.submit(other, "c"))
+            until(lambda: lock._waiting == ["b", "c"], lambda: "only one waits", every=0.01)
+        with lock.hold("a"):  # asked for again at once, and not before the others had their turns
+            assert order == ["b", "c"]
+        for done in waiting:
+            done.result(SECONDS)
 
 
 def test_who_fails_lets_go() -> None:

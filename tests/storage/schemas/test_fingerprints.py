@@ -14,6 +14,7 @@ FINGERPRINTS = {
     "messages": "3a26c927918e86eb",
     "images": "c1f772282822a36d",
     "image_tensors": "b238578589a1b3c9",
+    "intakes": "d57b29e3897eface",
     "verdicts": "e29a2ca7a4b8baa4",
     "samples": "d205ab7633c081bb",
     "batches": "abc94916d492f093",
