@@ -107,6 +107,7 @@ COMMANDS = {
     "config": Command("Look", "show:config", ("rollout.max_tokens", "training demo mine.toml"), ITEMS),
     "doctor": Command("Look", "show:doctor", ("",)),
     "lora-smoke": Command("Look", "show:lora_smoke", ("model.path=path/to/model",), ITEMS),
+    "gpu-smoke": Command("Look", "show:gpu_smoke", ("", "model.path=path/to/model --tokens 16384"), ITEMS),
     "lineage": Command("Look", "show:lineage", ("demo:20 --up", "0f3a9c1d --json"), IDS),
     "why": Command("Look", "show:why", ("0f3a9c1d",)),
     "sql": Command(
