@@ -122,7 +122,7 @@ COMMANDS = {
         ),
     ),
     "gate": Command("Run", "run:gate", ("first", 'first --approve --reason "rewards look right"')),
-    "join": Command("Run", "run:join", ("qwen3_8b_node learner.nodes=2 --node 1",), ITEMS),
+    "join": Command("Run", "run:join", ("qwen3_8b_node learner.nodes=2 --node 1",), ITEMS, CONFIG),
     "deploy": Command("Run", "run:deploy", ("", "--pool gpu --slots 2")),
     "show": Command(
         "Look",
@@ -141,6 +141,7 @@ COMMANDS = {
     ),
     "doctor": Command("Look", "show:doctor", ("",)),
     "lora-smoke": Command("Look", "show:lora_smoke", ("model.path=path/to/model",), ITEMS, CONFIG),
+    "gpu-smoke": Command("Look", "show:gpu_smoke", ("", "model.path=path/to/model --tokens 16384"), ITEMS, CONFIG),
     "lineage": Command("Look", "show:lineage", ("demo:20 --up", "0f3a9c1d --json"), IDS),
     "why": Command("Look", "show:why", ("0f3a9c1d",)),
     "sql": Command(

@@ -133,6 +133,21 @@ def lora_smoke(
     return main(*split_items(items))
 
 
+def gpu_smoke(
+    *items: Annotated[str, option("model.path=DIR; see below", "[FILES] [OVERRIDES]")],
+    tokens: Annotated[Count, option("tokens of the row that is trained")] = 4096,
+    as_json: Json = False,
+) -> int | None:
+    """Test whether this machine's GPU trains and samples correctly.
+
+    It prints what was measured beside what is expected. The exit status is 1 where something is wrong. Without
+    `model.path` the model is a small random one. It stores nothing.
+    """
+    from flows.cli.gpu_smoke import main
+
+    return main(*split_items(items), tokens=tokens, as_json=as_json)
+
+
 def lineage(
     id: Annotated[str, option("see below", "ID")],
     /,

@@ -69,7 +69,6 @@ IN_CI = {
     "after request train",
     "before publish #2",
     "before commit training 0",
-    "before rename of weights #2",
     "after commit rollout 1 part",
 }
 """The others are run at night."""

@@ -16,6 +16,7 @@ from tests.crash.checks import RARELY, check_clean, check_same, go_on, killed, r
 from tests.fixtures.driving import NAME, Driven, Life, check_once, finished, rows, side_by_side, weights, work
 from tests.fixtures.faults import happened
 
+ROUNDED = ("training.dtype=bfloat16", "training.policy_dtype=bfloat16")
 SELDOM = "training.save_optimizer_every=9"
 KEPT = ("learner.memory_directory=DIRECTORY", "learner.keep_state=true")
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
@@ -65,7 +66,7 @@ def test_a_run_that_keeps_few_weights_goes_on_from_them(drive: Callable[..., Dri
 
 
 @pytest.mark.fault("process", "the learner is killed between saved states", "no step is trained again")
-@pytest.mark.parametrize("overrides", [(), ("training.dtype=bfloat16", "training.policy_dtype=bfloat16")])
+@pytest.mark.parametrize("overrides", [ROUNDED, pytest.param((), marks=pytest.mark.nightly)])
 def test_a_lost_learner_goes_on_from_what_it_kept_in_memory(
     drive: Callable[..., Driven], overrides: tuple[str, ...]
 ) -> None:

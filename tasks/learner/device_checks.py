@@ -1,0 +1,156 @@
+"""Checks the learner on this machine's device: `python -m tasks.learner.device_checks REQUEST`, a line of JSON each.
+
+REQUEST is JSON: `model` (a directory; a small model is made there where it is empty), `scratch`, `training`, `learner`
+and `tokens` of a row. What is right on one machine is known on the next one only after it was looked at there.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from configs.training import TrainingConfig
+from tasks.learner.attention import has_kernel, largest_difference
+from tasks.learner.checkpoint import companions, memory_sha256, save_rounded
+from tasks.learner.distributed import World, start_world
+from tasks.learner.loop import train_row
+from tasks.learner.loss import Objective
+from tasks.learner.memory import learner_memory
+from tasks.learner.model import PolicyModel, compiles, load_policy, run_row
+from tasks.learner.optimizer import apply_gradients, clip_gradients, new_optimizer
+from tasks.learner.rows import STREAMS, Row
+from tasks.learner.speed import StepTimer, training_cost
+from tasks.learner.tiny import tiny_qwen3
+from tasks.learner.trainer import Trainer
+from tasks.runtime.model_shape import model_shape
+
+Check = dict[str, Any]
+SEGMENTS = 8
+STEPS = 4
+"""Timed steps, of which the first compiles."""
+BOUNDS = {"attention": 0.03, "apart": 0.02, "compiled": 0.02, "plan": 1.1}
+"""Largest differences: of attention by value, of log-probs in nats, of a gradient's norm and of memory by share."""
+HALF = {"dtype": "bfloat16", "policy_dtype": "bfloat16"}
+
+
+def checks(request: dict[str, Any]) -> Iterator[Check]:
+    """Yield what was measured: `name`, `measured`, `expected`, and `passed`, null where a figure is only noted."""
+    model, world = Path(request["model"]), start_world()
+    if not model.exists():
+        tiny_qwen3(model, hidden=256, heads=4, layers=2, seed=3)
+    settings = TrainingConfig(**request["training"] | HALF)
+    trainer = Trainer(world)
+    trainer.configure(settings.model_dump(mode="json"), request["learner"])  # which makes the device ready
+    device = torch.device(trainer.state()["device"])
+    row = _row(request["tokens"], SEGMENTS)
+    if has_kernel(device, torch.bfloat16):
+        name = f"attention {trainer.state()['attention']} beside segments in float32"
+        yield _at_most(name, largest_difference(device, torch.bfloat16), BOUNDS["attention"])
+    yield _at_most("samples of a row apart, nats", _leak(model, settings, row, device), BOUNDS["apart"])
+    first, second = (_one_step(model, settings, row, device, world) for _ in range(2))
+    if settings.deterministic:
+        yield _same("the same weights twice", first[1], second[1])
+    if compiles(settings, device):
+        eager = _one_step(model, settings.model_copy(update={"compile": False}), row, device, world)
+        yield _at_most("compiled beside eager, norm", abs(first[0] / eager[0] - 1), BOUNDS["compiled"])
+    yield _read_back(model, Path(request["scratch"]), settings, device, world)
+    yield from _speed(model, settings, row, device, world)
+
+
+def _row(tokens: int, segments: int) -> Row:
+    """Return a row of equal segments in which every token but the first of each has weight."""
+    borders = np.linspace(0, tokens, segments + 1).astype(int)
+    streams = {name: np.zeros(tokens, np.float32) for name in STREAMS} | {"temperatures": np.ones(tokens, np.float32)}
+    streams["rl_weights"][:] = streams["advantages"][:] = 1
+    streams["rl_weights"][borders[:-1]] = 0
+    ids = np.random.default_rng(0).integers(0, 256, tokens)
+    return Row(0, 0, 0, tuple(map(str, range(segments))), tuple(borders.tolist()), ids, streams)
+
+
+@torch.no_grad()
+def _leak(model: Path, settings: TrainingConfig, row: Row, device: torch.device) -> float:
+    """Return how far log-probs of a row's last segment are from those of a row that has it alone."""
+    policy, start = load_policy(model, settings, device), row.borders[-2]
+    size = len(row.token_ids) - start
+    streams = {name: stream[start:] for name, stream in row.streams.items()}
+    alone = Row(0, 0, 0, row.sample_ids[-1:], (0, size), row.token_ids[start:], streams)
+    packed, single = (run_row(policy, each, device)[0][1 - size :].float() for each in (row, alone))
+    return float((packed - single).abs().max())
+
+
+def _one_step(model: Path, settings: TrainingConfig, row: Row, device: torch.device, world: World) -> tuple[float, str]:
+    """Return the gradient's norm of a row, and the digest of the weights after a step."""
+    policy = load_policy(model, settings, device)
+    norm = _train(policy, new_optimizer(policy, settings), settings, row, device, world)
+    return norm, memory_sha256(policy, world, rounded=True)
+
+
+def _train(
+    policy: PolicyModel, optimizer: Any, settings: TrainingConfig, row: Row, device: torch.device, world: World
+) -> float:
+    denominators = {"rl": len(row.weighted), "ce": 0, "ref_kl": 0}
+    train_row(policy, row, denominators, Objective(settings.loss, settings.ref_kl), world, device)
+    norm = clip_gradients(policy, settings.max_grad_norm, world)
+    apply_gradients(optimizer, 1e-3)
+    return norm
+
+
+def _read_back(model: Path, scratch: Path, settings: TrainingConfig, device: torch.device, world: World) -> Check:
+    """Compare a policy that was written with what is loaded of it."""
+    policy = load_policy(model, settings, device)
+    digest, _ = save_rounded(policy, None, companions(model, "bfloat16"), scratch / "written", world)
+    return _same(
+        "a policy written and read",
+        digest,
+        memory_sha256(load_policy(scratch / "written", settings, device), world, True),
+    )
+
+
+def _speed(model: Path, settings: TrainingConfig, row: Row, device: torch.device, world: World) -> Iterator[Check]:
+    """Time steps of a row; the last one counts."""
+    policy = load_policy(model, settings, device)
+    optimizer, cost, found = new_optimizer(policy, settings), training_cost(policy), dict[str, float | None]()
+    for _ in range(STEPS):
+        timer = StepTimer(device)
+        _train(policy, optimizer, settings, row, device, world)
+        timer.end("gradients")
+        found = timer.figures([row], cost, 1)
+    yield _note("tokens a second", f"{found['tokens_per_second']:.0f}")
+    if found["mfu"] is not None:
+        yield _note("MFU", f"{found['mfu']:.1%}", "docs/gpu.md has predictions for 0.6B and 4B")
+    shape, reserved = model_shape(str(model)), found["peak_reserved_gib"]
+    if shape and reserved is not None:
+        options = {"tokens": len(row.token_ids), "ranks": 1, "recompute": settings.gradient_checkpointing is True}
+        plan = learner_memory(shape, settings, **options, compiled=compiles(settings, device)).total / 2**30
+        yield {
+            "name": "memory of the learner",
+            "measured": f"{reserved:.2f} GiB",
+            "expected": f"at most {BOUNDS['plan']:g} x the plan's {plan:.2f} GiB",
+            "passed": reserved <= BOUNDS["plan"] * plan,
+        }
+
+
+def _at_most(name: str, found: float, most: float) -> Check:
+    return {"name": name, "measured": f"{found:.3g}", "expected": f"at most {most:g}", "passed": found <= most}
+
+
+def _same(name: str, found: str, expected: str) -> Check:
+    return {"name": name, "measured": found[:12], "expected": expected[:12], "passed": found == expected}
+
+
+def _note(name: str, found: str, expected: str = "noted") -> Check:
+    return {"name": name, "measured": found, "expected": expected, "passed": None}
+
+
+def main() -> None:
+    """Print a line for each check as it is made."""
+    for check in checks(json.loads(sys.argv[1])):
+        print(json.dumps(check), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""The acceptance of a GPU: what it prints and returns, and that a machine without one passes all the rest."""
+
+import json
+
+import pytest
+
+from configs.load import load
+from flows.cli import gpu_smoke
+from flows.services.memory import smallest_gpu
+
+RIGHT = {"name": "checksum", "measured": "equal", "expected": "that of the files", "passed": True}
+NOTED = {"name": "MFU", "measured": "40%", "expected": "noted", "passed": None}
+WRONG = {"name": "GPU", "measured": "none", "expected": "one by NVIDIA", "passed": False}
+
+
+@pytest.mark.parametrize(("found", "status"), [([RIGHT, NOTED], 0), ([WRONG, RIGHT], 1)])
+def test_every_check_has_its_line_and_one_that_is_wrong_decides(found, status, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(gpu_smoke, "checks", lambda config, tokens: iter(found))
+    assert gpu_smoke.main([], []) == status
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert "measured" in head and "expected" in head
+    verdicts = {True: "OK", False: "WRONG"}
+    assert [line.split()[0] for line in lines] == [verdicts.get(check["passed"], check["name"]) for check in found]
+    assert gpu_smoke.main([], [], as_json=True) == status
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == found
+
+
+def test_a_process_that_ends_early_is_wrong(tmp_path) -> None:
+    (check,) = gpu_smoke.learner_checks({"model": str(tmp_path / "model")})
+    assert check["passed"] is False and "scratch" not in check["name"] and "training" in check["measured"]
+
+
+@pytest.mark.engine
+@pytest.mark.nightly
+def test_the_processor_passes_all_but_that_it_is_no_gpu() -> None:
+    if smallest_gpu():
+        pytest.skip("this machine has a GPU")
+    settings = ["engine.startup_seconds=600", "engine.memory_gib=0.25", "engine.max_model_len=256"]
+    found = {check["name"]: check for check in gpu_smoke.checks(load(["demo"], settings), 256)}
+    assert {name for name, check in found.items() if check["passed"] is False} == {"GPU"}, found
+    assert {"the same weights twice", "a policy written and read", "checksum of the engine's weights"} <= found.keys()
+    assert {"engine killed, serves again after", "learner killed, holds its policy after"} <= found.keys()
