@@ -129,19 +129,23 @@ def read_steps(store: Store, steps: Iterable[Mapping[str, Work]], *, shared: boo
     """
     steps, frames = list(steps), Frames(store)
     found = [
-        {name: works for name, works in _by_table(step).items() if name == "updates" or not (shared and done(step))}
+        {
+            name: works
+            for name, works in _by_table(step).items()
+            if name == "updates" or not (shared and is_finished(step))
+        }
         for step in steps
     ]
     wanted = {name for each in found for name in each}
     rows = {name: _read(frames, name, [work for each in found for work in each.get(name, ())]) for name in wanted}
-    metrics = read_metrics(frames, [step["metrics"] for step in steps if done(step)], where=FIGURES_OF_STEPS)
+    metrics = read_metrics(frames, [step["metrics"] for step in steps if is_finished(step)], where=FIGURES_OF_STEPS)
     return [
-        replace(_step_rows(step, works, rows), metrics=metrics.get(step["metrics"].key) if done(step) else None)
+        replace(_step_rows(step, works, rows), metrics=metrics.get(step["metrics"].key) if is_finished(step) else None)
         for step, works in zip(steps, found, strict=True)
     ]
 
 
-def done(step: Mapping[str, Work]) -> bool:
+def is_finished(step: Mapping[str, Work]) -> bool:
     """Say whether a step has written its metrics, which is the last that it does."""
     return "metrics" in step
 
@@ -177,7 +181,7 @@ def figures_together(steps: Sequence[StepRows], rewards: pl.Series, advantages: 
         known = spread(values.drop_nulls().to_list())
         found |= {name: known.get(name.removeprefix(f"{figure}_")) for name in names if name.startswith(f"{figure}_")}
     for name in names & {"truncated_ratio", "errored_ratio", "output_tokens_mean"}:
-        found[name] = _weighted((each.get(name), each.get("num_traces", 0)) for each in own)
+        found[name] = _weighted_mean((each.get(name), each.get("num_traces", 0)) for each in own)
     if "num_kept" in names:
         found["trainable_ratio"] = found["num_trainable"] / found["num_traces"] if found["num_traces"] else None
         found["reasons"] = dict(sum((Counter(each.get("reasons", {})) for each in own), Counter[str]()))
@@ -187,7 +191,7 @@ def figures_together(steps: Sequence[StepRows], rewards: pl.Series, advantages: 
     if "weights" in names:
         counts = [step.num_updates for step in steps]
         found |= {
-            name: _weighted((each.get(name), count) for each, count in zip(own, counts, strict=True))
+            name: _weighted_mean((each.get(name), count) for each, count in zip(own, counts, strict=True))
             for name in MEASURES
         }
         found["weights"] = [step.weights for step in steps if step.weights is not None][-1:]
@@ -195,7 +199,7 @@ def figures_together(steps: Sequence[StepRows], rewards: pl.Series, advantages: 
     return {name: found[name] for name in (*MEANINGS, "reasons", *MEASURES, "weights") if name in found}
 
 
-def _weighted(values: Iterable[tuple[float | None, int]]) -> float | None:
+def _weighted_mean(values: Iterable[tuple[float | None, int]]) -> float | None:
     """Return the mean of values, each with how many it stands for; None where none is known."""
     known = [(value, count) for value, count in values if value is not None and count]
     num = sum(count for _, count in known)
@@ -320,7 +324,9 @@ def differences_together(pairs: Sequence[tuple[StepRows, StepRows]], num_equal: 
             found[name] = shared[name] if found[name] is None else found[name]
     both = a.samples is not None and b.samples is not None
     num_apart = shared_advantages(a, b)["difference"].count() if both else 0
-    found["mean_advantage_difference"] = _weighted(((found["mean_advantage_difference"], num_apart), (0.0, num_equal)))
+    found["mean_advantage_difference"] = _weighted_mean(
+        ((found["mean_advantage_difference"], num_apart), (0.0, num_equal))
+    )
     last = [[pair[side].weights for pair in pairs if pair[side].weights is not None][-1:] for side in (0, 1)]
     return found | {"weights_equal": last[0] == last[1] if all(last) else None}
 
