@@ -22,6 +22,7 @@ OTHERS = {
     "policies": ("whoever goes on from a policy",),
     "decisions": ("the account of a gate",),
     "regrades": ("why",),
+    "intakes": ("a run that goes on",),
 }
 """What reads a table and is no stage."""
 NO_READERS = ("gate", "metrics", "import", EVALUATION)

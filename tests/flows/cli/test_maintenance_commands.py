@@ -180,3 +180,4 @@ def test_only_token_statistics_may_go_without_being_missed() -> None:
         "token_masks",
     ]
     assert readers("batches") == ["training"]
+    assert readers("intakes") == ["a run that goes on"]

@@ -86,7 +86,8 @@ def test_request_and_answer(server):
         seen.append(protocol.receive(connection))
         protocol.send(connection, {"result": [{"loss": 1.0}]}, TABLE)
 
-    given = {"step": 3, "policy_key_in": "a", "policy_key_out": "b", "directory_out": "d", "save_optimizer": False}
+    names = {"policy_key_in": "a", "policy_key_out": "b", "directory_out": "d", "state_directory": "s"}
+    given = {"step": 3, "save_optimizer": False, **names}
     with Learner(server(behave)) as learner:
         updates, statistics = learner.train(TABLE, **given)
     assert (updates, statistics.equals(TABLE)) == ([{"loss": 1.0}], True)
