@@ -278,7 +278,7 @@ def train_demo(
     # Before anything else lies there: a store is made in an empty directory.
     fresh = not open_store(root).ledger.entries(run=f"{name}-warm-up", stage="training")
     sources = Sources(sources_directory(root, preset))
-    loaded = load([preset], [*overrides, "model.path=", f"name={name}", f"store={root}", f"seed={SEED}"])
+    loaded = demo_config(preset, overrides, name, root)
     resolved = resolve(loaded, config_versions(loaded))
     with Supervisor(name, log_directory(resolved)) as supervisor:
         early = early_services(supervisor, resolved, sources.model)
@@ -297,9 +297,15 @@ def train_demo(
         warm_up = prepare("sft", ["sft_demo"], settings, name=f"{name}-warm-up", store=root, seed=SEED)
         policy = watch(warm_up, (early.learner,), before=early.engine.begin, plain=plain)["policy"]
         weights = warm_weights(root, policy["key"])
-        config = prepare("train", [preset], [f"model.path={weights}", *overrides], name=name, store=root, seed=SEED)
+        settings = [f"model.path={weights}", *overrides]
+        config = prepare("train", [preset], settings, name=name, store=root, seed=loaded.seed)
         outcome = watch(config, early, plain=plain)
     return config, outcome
+
+
+def demo_config(preset: str, overrides: Sequence[str], name: str, root: str) -> RunConfig:
+    """Return the config of a demo's training before its model is there; a seed that is given counts."""
+    return load([preset], [f"seed={SEED}", *overrides, "model.path=", f"name={name}", f"store={root}"])
 
 
 class EarlyServices(NamedTuple):

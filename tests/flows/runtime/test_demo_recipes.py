@@ -129,3 +129,8 @@ def test_the_summary_says_what_the_recipe_says() -> None:
     assert f"  stagecoach show poker --store /s {recipe.try_next}" in lines
     assert "  stagecoach view --run poker --store /s" in lines
     assert "7 pieces of work computed, 3 cached; 12 s." in lines
+
+
+def test_a_seed_that_is_given_is_the_one_of_the_training() -> None:
+    seeds = [launch.demo_config("demo", overrides, "demo", "store").seed for overrides in ([], ["seed=5"])]
+    assert seeds == [demo_sources.SEED, 5]
