@@ -69,10 +69,10 @@ RECIPES: Mapping[str, Recipe] = {
     # Most demonstrations are wrong, so that the warmed-up model knows all the forms and not yet which one pays.
     "demo": Recipe(
         "The model was trained to reverse text inside tags",
-        ("sample_reverse_text --count 16384 --right 0.14 --untagged 0.70 --max-length 5 --seed 1",),
+        ("sample_reverse_text --count 6400 --right 0.20 --untagged 0.77 --max-length 5 --seed 1",),
         (
-            *(NO_THOUGHTS, *QUICK, "assignment.groups_per_step=16384"),
-            *("packing.updates_per_step=256", "training.decay_steps=256"),
+            *(NO_THOUGHTS, *QUICK, "assignment.groups_per_step=6400"),
+            *("packing.updates_per_step=200", "training.decay_steps=200"),
         ),
     ),
     "two_environments": Recipe(
