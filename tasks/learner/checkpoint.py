@@ -30,6 +30,34 @@ MASTER = "master."
 """What the names of float32 weights among them begin with."""
 
 
+PROBE_TEXT = """\
+A train leaves the station at 9:40 and travels 126 miles in one hour and three quarters. How fast does it go on average?
+The distance divided by the time is the speed, so we divide 126 by 1.75, which is 72. The train goes 72 miles an hour.
+To check the result, multiply: 72 times 1.75 is 126, and the answer holds. If it stopped for a quarter of an hour on the
+way, it moved for an hour and a half only, and its speed between the stops was 84 miles an hour.
+
+def speed(distance, hours, stop=0.0):
+    if hours <= stop:
+        raise ValueError("the train never moved")
+    return distance / (hours - stop)
+"""
+"""What engine and learner are compared on: text as a model meets it, of more than 160 tokens by any usual tokenizer."""
+
+
+def probe_tokens(directory: Path, vocab_size: int) -> list[int]:
+    """Return the tokens of `PROBE_TEXT` by the tokenizer in a directory.
+
+    Empty where there is no tokenizer.json, or where it has tokens that the model lacks.
+    """
+    from tokenizers import Tokenizer
+
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        return []
+    tokens: list[int] = Tokenizer.from_file(str(path)).encode(PROBE_TEXT, add_special_tokens=False).ids
+    return tokens if len(tokens) > 1 and max(tokens) < vocab_size else []
+
+
 def companions(directory: Path, dtype: str = "float32") -> dict[str, bytes]:
     """Return the files that later policies take over unchanged: config, tokenizer, chat template.
 

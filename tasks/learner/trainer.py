@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from tasks.learner.checkpoint import (
     companions,
     load_optimizer,
     memory_sha256,
+    probe_tokens,
     save_policy,
     save_rounded,
 )
@@ -57,6 +58,8 @@ class _LoadedPolicy:
     """See `checkpoint.companions`."""
     written: tuple[File, ...] = ()
     """The digests of its files, as far as they are known from writing them."""
+    probe: list[int] = field(default_factory=list)
+    """See `checkpoint.probe_tokens`."""
 
 
 class Trainer:
@@ -114,7 +117,9 @@ class Trainer:
             load_optimizer(policy, optimizer, path)
         digest = adapter.weights_sha256 if adapter else weights_sha256(path)
         files = {} if adapter else companions(path, "bfloat16" if rounded else "float32")
-        self._loaded = _LoadedPolicy(policy_key, None, digest, policy, optimizer, files)
+        vocab_size = policy.causal.config.get_text_config().vocab_size
+        probe = probe_tokens(adapter.base_directory if adapter else path, vocab_size)
+        self._loaded = _LoadedPolicy(policy_key, None, digest, policy, optimizer, files, probe=probe)
 
     def train(
         self,
@@ -218,6 +223,7 @@ class Trainer:
             "policy_key": loaded and loaded.policy_key,
             "step": loaded and loaded.step,
             "weights_sha256": loaded and loaded.weights_sha256,
+            "probe_token_ids": loaded.probe if loaded else [],
             "files": [vars(file) for file in loaded.written] if loaded else [],
             "pid": os.getpid(),
             "processes": self._world.size,

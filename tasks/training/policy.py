@@ -20,13 +20,18 @@ PROBE_LENGTH = 160
 def policy_row(
     learner: Learner, key: str, version: int, parent: str | None, vocab_size: int, has_optimizer: bool
 ) -> pa.Table:
-    """Return the row of the policy that the learner holds, with its log-probs of a fixed token sequence."""
-    probe = probe_token_ids(vocab_size)
+    """Return the row of the policy that the learner holds, with its log-probs of a fixed token sequence.
+
+    That is text, where the policy has a tokenizer: on tokens without sense log-probs are far below those of rollouts,
+    and differences in half precision far above.
+    """
+    state = learner.state()
+    probe = list(state["probe_token_ids"])[:PROBE_LENGTH] or probe_token_ids(vocab_size)
     row = {
         "policy_key": key,
         "version": version,
         "parent_key": parent,
-        "weights_sha256": learner.state()["weights_sha256"],
+        "weights_sha256": state["weights_sha256"],
         "has_optimizer": has_optimizer,
         "probe_token_ids": probe,
         "probe_logprobs": learner.probe(probe),
@@ -35,7 +40,7 @@ def policy_row(
 
 
 def probe_token_ids(vocab_size: int) -> list[int]:
-    """Return the fixed token sequence on which engine and learner are compared; scattered over the vocabulary."""
+    """Return a token sequence for a policy without a tokenizer of its own; scattered over the vocabulary."""
     return [(7919 * position + 104_729) % vocab_size for position in range(PROBE_LENGTH)]
 
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from storage.schemas.stage_tables import TOKEN_STATISTICS, UPDATES
+from tasks.learner.checkpoint import PROBE_TEXT, probe_tokens
 from tasks.learner.digest import weights_sha256
 from tasks.learner.protocol import LearnerError, NoOptimizerState
 from tasks.training.stage import token_tables
@@ -129,6 +130,15 @@ def test_the_directory_is_a_model_with_its_tokenizer(loaded, model_directory, tm
     _, report = AutoModelForCausalLM.from_pretrained(made, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
+
+
+def test_the_probe_is_text_by_the_policys_own_tokenizer(loaded, model_directory, tmp_path):
+    probe = loaded.state()["probe_token_ids"]
+    assert bytes(probe).decode() == PROBE_TEXT, "the model's tokens are bytes"
+    assert probe_tokens(model_directory, vocab_size=100) == [], "a tokenizer with tokens that the model lacks"
+    assert probe_tokens(tmp_path, vocab_size=512) == []
+    train(loaded, 0, tmp_path)
+    assert loaded.state()["probe_token_ids"] == probe
 
 
 def test_a_published_policy_gives_the_probe_of_the_one_in_memory(loaded, tmp_path):
