@@ -194,8 +194,8 @@ BATCHES = Table(
     (
         Column("row", pa.int32(), "the row's number in the batch; 0-based"),
         Column("update", pa.int32(), "the optimizer step within the batch that it belongs to; 0-based"),
-        Column("rank", pa.int32(), "the data-parallel rank that trains it"),
-        Column("micro_step", pa.int32(), "the micro-batch within the rank; rows of one micro-step run side by side"),
+        Column("rank", pa.int32(), "the data-parallel rank for which it was packed; the learner deals rows anew"),
+        Column("micro_step", pa.int32(), "the micro-batch within that rank"),
         Column("sample_ids", NAMES, "the samples in the row, in order; empty in a padding row"),
         Column("cu_seqlens", INDICES, "segment borders: 0, then the running sum of segment lengths"),
         Column("token_ids", TOKENS, "per token"),
