@@ -43,7 +43,7 @@ def packed_row(samples):
     streams |= {name: np.zeros(len(tokens), np.float32) for name in ("ce_weights", "ref_kl_weights")}
     streams["rl_weights"][borders[:-1]] = 0
     images = RowImages(tuple(offsets), tuple(counts), np.concatenate(pixels), np.array(grids)) if pixels else None
-    return Row(0, 0, 0, ("s",) * len(samples), tuple(borders), np.array(tokens), streams, images)
+    return Row(0, ("s",) * len(samples), tuple(borders), np.array(tokens), streams, images)
 
 
 SAMPLES = [shown([(1, 2)], 1), shown([], 2), shown([(2, 1), (1, 1)], 3)]
