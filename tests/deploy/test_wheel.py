@@ -81,7 +81,7 @@ def test_nothing_but_the_wheel_is_used(installed: Installed) -> None:
 def test_the_wheel_has_what_presets_name_and_commands_read(installed: Installed) -> None:
     names = zipfile.ZipFile(installed.wheel).namelist()
     named = {each.taskset["id"] for name in presets() for each in load([name]).environments}
-    assert len(named) == 8 and {f"{each}/__init__.py" for each in (*named, "chat_loop", "own_data")} <= {*names}
+    assert len(named) == 9 and {f"{each}/__init__.py" for each in (*named, "chat_loop", "own_data")} <= {*names}
     assert {f"configs/presets/{name}.toml" for name in presets()} <= {*names}
     assert {"flows/orchestration/prefect.yaml", "flows/viewer/templates/run.html", "flows/viewer/static/base.css"} <= {
         *names

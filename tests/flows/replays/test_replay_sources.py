@@ -100,7 +100,7 @@ def test_a_finished_replay_is_told_to_be_finished_without_its_source(
     assert "replay 'kept' is finished: nothing is left to do" in capsys.readouterr().out
     assert launched([ReplayRequest(run="base", name="kept", store=str(root), until="packing")]) == 0
     with disable_run_logger():  # which only flow runs have
-        assert replay.fn("base", name="kept", store=str(root))["steps"] == []
+        assert replay.fn("base", name="kept", advanced={"store": str(root)})["steps"] == []
     assert len(open_store(root).runs.events("kept")) == before
 
 
