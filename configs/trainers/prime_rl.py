@@ -200,8 +200,7 @@ MISSING = (
         names("orchestrator.client orchestrator.model inference.server inference.router inference.api_server_count"),
     ),
     Missing(
-        "the learner has its own kernels and parallelism: float32 master weights, learner.processes with all weights "
-        "each",
+        "the learner has its own kernels and parallelism: float32 master weights, sharded over learner.processes",
         names(
             "trainer.model trainer.matmul_precision trainer.enable_router_replay trainer.dist_timeout_seconds "
             "trainer.tokenizer trainer.gc trainer.optim trainer.scheduler enable_fp32_lm_head dist_timeout_seconds"

@@ -209,7 +209,7 @@ MISSING = (
         ),
     ),
     Missing(
-        "one process trains, or learner.processes of them, each with all weights",
+        "one process trains, or learner.processes of them, each with a shard of the weights",
         names(
             "accelerator_config parallelism_config deepspeed fsdp fsdp_config ddp_find_unused_parameters "
             "ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout local_rank "
