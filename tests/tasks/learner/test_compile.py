@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 GRAPHS = 4
 """One for all layers, one for the last norm, and two for the output head: of log-probs, and of the gradient in its
 logits."""
-FIRST = idle_row(0, 0)
+FIRST = idle_row()
 """As many borders as tokens, which are not to be taken for one number."""
 
 

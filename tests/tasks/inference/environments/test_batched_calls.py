@@ -12,6 +12,7 @@ from aiohttp import web
 
 from tasks.inference.environments import batched_calls
 from tasks.inference.environments.batched_calls import BATCH, SINGLE, BatchingClient
+from tests.fixtures.pictures import picture_url
 
 pytestmark = pytest.mark.engine
 
@@ -240,7 +241,7 @@ def test_calls_with_images_go_one_by_one() -> None:
 
     async def go() -> list[Any]:
         async with asking(engine) as ask:
-            return await asyncio.gather(ask(1, content_parts=[{"type": "image_url", "url": "data:"}]), ask(2))
+            return await asyncio.gather(ask(1, content_parts=[{"type": "image_url", "url": picture_url()}]), ask(2))
 
     asyncio.run(go())
     assert engine.sizes == [1] and [body["token_ids"] for body in engine.singles] == [[1]]
