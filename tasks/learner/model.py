@@ -159,7 +159,8 @@ def row_loss(
 
 def own_tokens(policy: PolicyModel, row: Row) -> slice:
     """Return which of a row's weighted tokens this rank predicts."""
-    return _part(policy, row).own
+    # Most rows are a rank's own: their parts are not cut a second time.
+    return _part(policy, row).own if policy.context else slice(None)
 
 
 def _part(policy: PolicyModel, row: Row) -> RowPart:
