@@ -3,7 +3,7 @@
 `python -m benchmarks.async_sampling` prints the table of `benchmarks/async_sampling.md`. In the model a rollout lasts
 as long as it is drawn to, however many run beside it, up to a limit; the learner takes the same time for each step; a
 policy is exchanged in no time. The rules are those of the pipeline: with 0 in turn, with 1 the next step is sampled
-while one trains, with more in a stream, where a newer policy begins no group before what was begun has ended.
+while one trains, with more in a stream, by each value of `rollout.weight_update`. Real runs are in async_running.py.
 """
 
 import heapq
@@ -11,10 +11,10 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count, product
 from statistics import mean
 
 STEPS, GROUPS, GROUP_SIZE, SEEDS = 60, 8, 8, 5
-BOUNDS = (0, 1, 2, 4)
 LENGTHS: dict[str, Callable[[random.Random], float]] = {
     "0.8 to 1.2 s": lambda chance: chance.uniform(0.8, 1.2),
     "log-normal, median 1 s, sigma 1": lambda chance: chance.lognormvariate(0, 1),
@@ -58,65 +58,115 @@ def run_in_steps(groups: Groups, ahead: bool, places: int, learner: float) -> Ou
 
 @dataclass
 class StreamModel:
-    """A run whose steps take the groups that end first."""
+    """A run whose steps take groups from a stream, with room left for those that are due."""
 
     groups: Groups
     bound: int
     places: int
     learner: float
+    update: str
+    """What becomes of what is under way when a newer policy is there: rollout.weight_update."""
     version: int = 0
     sampler: int = 0
-    """The version of the policy that samples; behind `version` while what it began is ending."""
-    running: int = 0
+    """The version of the policy that begins groups; with `wait` behind `version` while what it began is ending."""
     trains: bool = False
     waiting: deque[tuple[int, float]] = field(default_factory=deque)
     """Rollouts of groups that were begun, without a place yet."""
+    running: dict[int, int] = field(default_factory=dict)
+    """Rollouts under way, by number, with their groups."""
     events: list[tuple[float, int]] = field(default_factory=list)
-    """When rollouts of a group end; group -1 is the learner's step."""
-    begun: list[int] = field(default_factory=list)
-    """The version that sampled each group, in order."""
+    """When rollouts end, by number; number -1 is the learner's step."""
+    begun: dict[int, int] = field(default_factory=dict)
+    """The version that began each group."""
     ended: list[int] = field(default_factory=list)
+    """Groups that no step has taken yet."""
+    taken: list[int] = field(default_factory=list)
+    busy: float = 0.0
 
     def run(self) -> Outcome:
         """Go from event to event until the last step is trained."""
-        left, now, steps = [len(group) for group in self.groups], 0.0, len(self.groups) // GROUPS
+        steps, now, oldest = len(self.groups) // GROUPS, 0.0, 0
+        self.left = [len(group) for group in self.groups]
+        self.queue = deque(range(len(self.groups)))
+        self.numbers = count()
         while self.version < steps:
             self._fill(now)
-            if not self.trains and len(self.ended) >= (self.version + 1) * GROUPS:
+            self._take()
+            if not self.trains and len(self.taken) >= (self.version + 1) * GROUPS:
+                own = self.taken[self.version * GROUPS : (self.version + 1) * GROUPS]
+                oldest = max(oldest, *(self.version - self.begun[group] for group in own))
                 self.trains = True
                 heapq.heappush(self.events, (now + self.learner, -1))
-            now, group = heapq.heappop(self.events)
-            if group < 0:
+            before, (now, number) = now, heapq.heappop(self.events)
+            self.busy += (now - before) * len(self.running)
+            if number < 0:
                 self.version, self.trains = self.version + 1, False
-                continue
-            self.running, left[group] = self.running - 1, left[group] - 1
-            if not left[group]:
-                self.ended.append(group)
-        ages = [place // GROUPS - self.begun[group] for place, group in enumerate(self.ended)]
-        return Outcome(now, sum(map(sum, self.groups)) / (now * self.places), max(ages))
+                self._update()
+            elif number in self.running:  # else it was dropped
+                group = self.running.pop(number)
+                self.left[group] -= 1
+                if not self.left[group]:
+                    self.ended.append(group)
+        return Outcome(now, self.busy / (now * self.places), oldest)
+
+    def _newest(self) -> int:
+        # As in the pipeline, the last policies bring no further assignments, and the one before goes on.
+        return min(self.version, max(0, len(self.groups) // GROUPS - 1 - self.bound))
+
+    def _update(self) -> None:
+        """Let the newest policy sample, if the rules let it."""
+        if self.update == "keep":
+            self.sampler = self._newest()
+        elif self.update == "abort" and self.sampler != self._newest():
+            self.sampler = self._newest()
+            dropped = sorted({*self.running.values()} | {group for group, _ in self.waiting})
+            self.running.clear()
+            self.waiting.clear()
+            for group in reversed(dropped):
+                self.queue.appendleft(group)
+                self.left[group] = len(self.groups[group])
+                del self.begun[group]
 
     def _fill(self, now: float) -> None:
         if not self.running and not self.waiting:
-            self.sampler = self.version
-        # As in the pipeline, the last policies bring no further assignments, and the one before goes on.
-        newest = min(self.version, max(0, len(self.groups) // GROUPS - 1 - self.bound))
-        assigned = min((newest + self.bound + 1) * GROUPS, len(self.groups))
-        while self.running < self.places:
+            self.sampler = self._newest()
+        assigned = min((self._newest() + self.bound + 1) * GROUPS, len(self.groups))
+        while len(self.running) < self.places:
             if not self.waiting:
-                if self.sampler < newest or len(self.begun) == assigned:
+                if self.sampler < self._newest() or len(self.begun) == assigned:
                     return
-                group = len(self.begun)
-                self.begun.append(self.sampler)
+                group = self.queue.popleft()
+                self.begun[group] = self.sampler
                 self.waiting.extend((group, seconds) for seconds in self.groups[group])
             group, seconds = self.waiting.popleft()
-            self.running += 1
-            heapq.heappush(self.events, (now + seconds, group))
+            number = next(self.numbers)
+            self.running[number] = group
+            heapq.heappush(self.events, (now + seconds, number))
+
+    def _take(self) -> None:
+        """Give groups that have ended to the steps that may be filled, by the rule of `tasks.rollout.stream`."""
+        last = min(self._newest() + self.bound + 1, len(self.groups) // GROUPS) * GROUPS
+        while len(self.taken) < last:
+            group = next((each for each in self.ended if self._fits(each)), None)
+            if group is None:
+                return
+            self.ended.remove(group)
+            self.taken.append(group)
+
+    def _fits(self, group: int) -> bool:
+        step, left = len(self.taken) // GROUPS, GROUPS - len(self.taken) % GROUPS
+        taken = {*self.taken}
+        dues = [version + self.bound for each, version in self.begun.items() if each not in taken]
+        return all(
+            sum(each <= due for each in dues) < left + (due - step) * GROUPS
+            for due in range(step, self.begun[group] + self.bound)
+        )
 
 
-def outcome(bound: int, groups: Groups, places: int, learner: float) -> Outcome:
-    """Return how a run goes with a value of `rollout.max_off_policy_steps`."""
+def outcome(bound: int, groups: Groups, places: int, learner: float, update: str = "wait") -> Outcome:
+    """Return how a run goes with values of `rollout.max_off_policy_steps` and `rollout.weight_update`."""
     if bound > 1:
-        return StreamModel(groups, bound, places, learner).run()
+        return StreamModel(groups, bound, places, learner, update).run()
     return run_in_steps(groups, bool(bound), places, learner)
 
 
@@ -126,15 +176,20 @@ def draw(kind: str, seed: int, steps: int = STEPS) -> Groups:
     return [[LENGTHS[kind](chance) for _ in range(GROUP_SIZE)] for _ in range(steps * GROUPS)]
 
 
+SIDES = [(0, "wait"), (1, "wait"), *((bound, update) for bound in (2, 4) for update in ("wait", "keep", "abort"))]
+PLACES = {"as many places as a step has rollouts": GROUPS * GROUP_SIZE, "half as many": GROUPS * GROUP_SIZE // 2}
+
+
 def main() -> None:
-    """Print the table: seconds a step, and the share of places that had a rollout."""
-    print("| rollouts | learner | " + " | ".join(f"n = {bound}" for bound in BOUNDS) + " |")
-    print("|---|---|" + "---|" * len(BOUNDS))
-    for kind in LENGTHS:
-        for learner in (1.0, 4.0):
+    """Print the tables: seconds a step, and the share of places that had a rollout."""
+    names = [f"n = {bound}{f', {update}' if bound > 1 else ''}" for bound, update in SIDES]
+    for told, places in PLACES.items():
+        print(f"\n{told.capitalize()}:\n\n| rollouts | learner | " + " | ".join(names) + " |")
+        print("|---|---|" + "---|" * len(names))
+        for kind, learner in product(LENGTHS, (1.0, 4.0)):
             cells = []
-            for bound in BOUNDS:
-                found = [outcome(bound, draw(kind, seed), GROUPS * GROUP_SIZE, learner) for seed in range(SEEDS)]
+            for bound, update in SIDES:
+                found = [outcome(bound, draw(kind, seed), places, learner, update) for seed in range(SEEDS)]
                 seconds, busy = mean(each.seconds for each in found) / STEPS, mean(each.busy for each in found)
                 cells.append(f"{seconds:.1f} s, {busy:.0%}")
             print(f"| {kind} | {learner:g} s | " + " | ".join(cells) + " |")

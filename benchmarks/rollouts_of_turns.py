@@ -128,7 +128,7 @@ def measured(engine: Engine, model: Path, directory: Path, turns: int, num: int)
         sampler = partial(
             BatchSampler,
             served={OF_POLICY: ServedModel(engine.url, KEY, salt="policy")},
-            addresses={environment.name: told["address"]},
+            addresses={environment.name: (told["address"],)},
             policy=Policy("policy", 0),
             step=0,
             config=View(settings, SECTIONS, "rollout"),

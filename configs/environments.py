@@ -92,7 +92,11 @@ class EnvironmentConfig(Section):
     version: str = ""
     """Version of the environment's package; filled in when the config is resolved."""
     address: str = operational("")
-    """Address of an environment server that someone else runs (tcp://host:port); empty starts one here."""
+    """Address of an environment server that someone else runs (tcp://host:port), or of several, with commas between;
+    empty starts them here."""
+    servers: int = operational(1, ge=1)
+    """Servers of this environment, side by side. A rollout goes to the one that has fewest. One that is lost is started
+    again, and its rollouts in flight are sampled by the others; `max_restarts` holds for each."""
     pool: PoolConfig = operational(StaticPool())
     """Worker processes of the environment server."""
     variables: tuple[str, ...] = operational(())
@@ -111,6 +115,17 @@ class EnvironmentConfig(Section):
     max_restarts: int = operational(20, ge=0)
     """Restarts of the server in one run, after it died or hung, before the run fails. A single example that always
     kills the server costs four restarts before it is given up."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Addresses of the servers that others run; none where all are started here."""
+        return tuple(each.strip() for each in self.address.split(",") if each.strip())
+
+    @property
+    def server_names(self) -> tuple[str, ...]:
+        """The names of the environment's servers: its own, and for further ones a number after that."""
+        count = len(self.addresses) or self.servers
+        return (self.name, *(f"{self.name}-{number}" for number in range(2, count + 1)))
 
     @property
     def seat_rule(self) -> SeatRule:

@@ -103,7 +103,7 @@ class FilteringConfig(Section):
         RepetitionFilter(),
     )
     """The filters, in the order in which a verdict names its reason."""
-    max_batch_attempts: int = operational(3, ge=1)
+    max_batch_attempts: int = operational(3, ge=1, le=1000)
     """Batches sampled for one step before the run gives up because none holds a kept trace."""
 
 

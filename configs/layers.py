@@ -17,8 +17,8 @@ from configs.errors import ConfigError, did_you_mean
 PRESETS = Path(__file__).parent / "presets"
 Location = tuple[str | int, ...]
 REMOVED_KEYS = {
-    "async_level": "rollout.max_off_policy_steps bounds how old a rollout may be, 0 or 1",
-    "max_async_level": "rollout.max_off_policy_steps bounds how old a rollout may be, 0 or 1",
+    "async_level": "rollout.max_off_policy_steps bounds how old a rollout may be",
+    "max_async_level": "rollout.max_off_policy_steps bounds how old a rollout may be",
     "max_steps": "it is `steps`",
     "environments.*.args": "settings of an environment nest under `taskset` and `harness`",
     "environments.*.id": "the package is named by `taskset.id`",

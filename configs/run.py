@@ -27,7 +27,14 @@ from configs.sections import (
     RolloutConfig,
     SupervisedDataConfig,
 )
-from configs.services import EngineConfig, LearnerConfig, NoTracking, PrefectConfig, TrackingConfig
+from configs.services import (
+    EngineConfig,
+    LearnerConfig,
+    NoTracking,
+    PlacementConfig,
+    PrefectConfig,
+    TrackingConfig,
+)
 from configs.store import default_store
 from configs.training import TrainingConfig
 
@@ -65,6 +72,7 @@ class RunConfig(Section):
     data: SupervisedDataConfig = SupervisedDataConfig()
     replay: ReplayConfig = operational(ReplayConfig())
     """What a replay computes again; the keys follow from the recorded work."""
+    placement: PlacementConfig = operational(PlacementConfig())
     prefect: PrefectConfig = PrefectConfig()
     tracking: TrackingConfig = NoTracking()
 

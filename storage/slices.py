@@ -84,9 +84,13 @@ def _borders(values: Any) -> Any:
 SAFE = "nothing was written; everything in the ledger stands"
 
 
+DESCRIBED = ["step", "attempt"]
+"""The columns of which a commit says the least and the greatest value."""
+
+
 @dataclass(frozen=True)
 class WrittenSlice:
-    """A slice whose file is durable and not yet in a commit of its table, with its rows as they are stored."""
+    """A slice whose file is durable and not yet in a commit of its table, with the columns that a commit describes."""
 
     piece: Slice
     rows: pa.Table
@@ -96,7 +100,7 @@ class Slices:
     """Appends and reads slices of the stage tables; a table is opened when it is first used."""
 
     def __init__(self, root: Root) -> None:
-        self._root = root
+        self.root = root
         self.expired_slices = ExpiredSlices(root)
         self._tables: dict[str, StoredTable] = {}
         self._attempts: dict[tuple[str, str], int] = {}
@@ -106,11 +110,11 @@ class Slices:
         """The open table of a name; SchemaError if the contract has none."""
         if name not in TABLES or TABLES[name] in SYSTEM_TABLES:
             raise SchemaError(
-                f"there is no stage table {name!r}", self._root.address, SAFE, "see storage/schemas/stage_tables.py"
+                f"there is no stage table {name!r}", self.root.address, SAFE, "see storage/schemas/stage_tables.py"
             )
         with self._lock:
             if name not in self._tables:
-                self._tables[name] = StoredTable(self._root, name, TABLES[name].stored)
+                self._tables[name] = StoredTable(self.root, name, TABLES[name].stored)
             return self._tables[name]
 
     def append(self, table: str, rows: pa.Table, *, run: str, step: int, key: str, attempt: str) -> Slice:
@@ -133,8 +137,9 @@ class Slices:
         files: tuple[File, ...] = ()
         whole = _add_slice_columns(rows, stored.data_schema, step, key, name)
         if rows.num_rows:
-            files = (stored.write([whole], run),)
-        return WrittenSlice(Slice(table, run, name, rows.num_rows, content_digest(rows), files), whole)
+            files = (stored.write(TABLES[table].row_groups(whole), run),)
+        piece = Slice(table, run, name, rows.num_rows, content_digest(rows), files)
+        return WrittenSlice(piece, whole.select(DESCRIBED))  # the others may be large, and a commit may wait
 
     def commit(self, table: str, written: Sequence[WrittenSlice]) -> None:
         """Add the files of written slices of one run to their table, in one commit."""
@@ -145,13 +150,15 @@ class Slices:
     def read(self, slices: Sequence[Slice], columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of slices of one table, slice after slice in the order given, each in its own order.
 
-        Listed files are checked by size and SHA-256. Where compaction has moved a slice, its rows are found by attempt
-        and checked by the content digest. Raises DamagedSlice, SliceExpired, InvariantBreach, StoreUnavailable.
+        Listed files are checked by size and SHA-256, and where all columns are read also by the content digest. Where
+        compaction has moved a slice, its rows are found by attempt and checked by the content digest. Raises
+        DamagedSlice, SliceExpired, InvariantBreach, StoreUnavailable.
         """
         name = common_table(slices)
-        schema = TABLES[name].arrow
+        arrow = TABLES[name].arrow
+        schema = arrow if columns is None else pa.schema([arrow.field(column) for column in columns])
         # The files that the ledger lists come first: to read them the table's log is not needed.
-        listed = {each: self._read_listed(each) for each in slices}
+        listed = {each: self._read_listed(each, columns) for each in slices}
         try:
             compacted = self._read_compacted(name, [each for each, found in listed.items() if found is None])
         except DamagedSlice as error:
@@ -159,9 +166,9 @@ class Slices:
             if expired := self.expired_slices.read_error(slices):
                 raise expired from error
             raise
-        pieces = {**{each: rows for each, rows in listed.items() if rows is not None}, **compacted}
-        rows = pa.concat_tables([schema.empty_table(), *(pieces[each] for each in slices)])
-        return rows if columns is None else rows.select(list(columns))
+        pieces = {each: rows for each, rows in listed.items() if rows is not None}
+        pieces |= {each: rows.select(schema.names) for each, rows in compacted.items()}
+        return pa.concat_tables([schema.empty_table(), *(pieces[each] for each in slices)])
 
     def read_stored(self, piece: Slice) -> pa.Table:
         """The verified rows of a slice as they are stored, out of its listed files; without the run column."""
@@ -177,7 +184,8 @@ class Slices:
         rows = source.rows_to_copy(piece)
         # `write` makes one file of a slice.
         table, path = self.table(piece.table), piece.files[0].path
-        return WrittenSlice(replace(piece, files=(table.write_at(path, rows),)), rows.select(["step", "attempt"]))
+        file = table.write_at(path, TABLES[piece.table].row_groups(rows))
+        return WrittenSlice(replace(piece, files=(file,)), rows.select(DESCRIBED))
 
     def rows_to_copy(self, piece: Slice) -> pa.Table:
         """The verified rows of a slice as they are stored, in their order, wherever compaction has put them."""
@@ -219,24 +227,34 @@ class Slices:
             self._attempts[table, attempt] = count + 1
         return f"{attempt}.{count}" if count else attempt
 
-    def _read_listed(self, piece: Slice) -> pa.Table | None:
+    def _read_listed(self, piece: Slice, columns: Sequence[str] | None) -> pa.Table | None:
         """The rows out of the slice's own files; None where compaction has put them elsewhere."""
         try:
-            rows = self._listed_rows(piece)
+            rows = self._listed_rows(piece, columns)
         except DamagedSlice as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 return None
             raise
-        return _stage_rows(rows, piece)
+        if columns is None:
+            return _stage_rows(rows, piece)
+        check_count(piece, rows.num_rows)
+        return _in_order(rows).select(list(columns))
 
-    def _listed_rows(self, piece: Slice) -> pa.Table:
+    def _listed_rows(self, piece: Slice, columns: Sequence[str] | None = None) -> pa.Table:
         schema = self.table(piece.table).data_schema
+        if columns is not None:
+            schema = pa.schema([field for field in schema if field.name == "seq" or field.name in columns])
         return pa.concat_tables([schema.empty_table(), *(self._read_file(piece, each, schema) for each in piece.files)])
 
     def _read_file(self, piece: Slice, file: File, schema: pa.Schema) -> pa.Table:
-        path = f"tables/{piece.table}/{file.path}"
+        data = self.file_bytes(piece, file)
+        return decode(buffer_reader(data), schema, where=self.root.child(file_place(piece, file)))
+
+    def file_bytes(self, piece: Slice, file: File) -> bytes:
+        """The bytes of a file of a slice, if size and SHA-256 are those that the ledger names; else DamagedSlice."""
+        path = file_place(piece, file)
         try:
-            data = self._root.read(path)
+            data = self.root.read(path)
         except OSError as error:
             raise damage_error(piece, f"{path} cannot be read: {error}") from error
         # The size first: a file that was cut is told apart from one of other content.
@@ -244,7 +262,7 @@ class Slices:
             raise damage_error(piece, f"{path} has {len(data)} bytes instead of {file.size}")
         if hashlib.sha256(data).hexdigest() != file.sha256:
             raise damage_error(piece, f"{path} is not the file that was written: its SHA-256 differs")
-        return decode(buffer_reader(data), schema, where=self._root.child(path))
+        return data
 
     def _read_compacted(self, name: str, pieces: Sequence[Slice]) -> Mapping[Slice, pa.Table]:
         """The rows of slices whose files are gone, out of the files that took their place."""
@@ -297,6 +315,11 @@ def _holds(table: StoredTable, file: ActiveFile, attempt: str) -> bool:
         return True
 
 
+def file_place(piece: Slice, file: File) -> str:
+    """Where a file of a slice lies below the root."""
+    return f"tables/{piece.table}/{file.path}"
+
+
 def common_table(slices: Sequence[Slice]) -> str:
     """The name of the one table that all slices are of. Raises SchemaError where they are of several, or of none."""
     names = sorted({each.table for each in slices})
@@ -313,6 +336,18 @@ def damage_error(piece: Slice, what: str, key: str = "") -> DamagedSlice:
     return DamagedSlice(what, where, safe, do)
 
 
+def check_count(piece: Slice, num_rows: int, key: str = "") -> None:
+    """Raise DamagedSlice unless a slice has as many rows as were found of it."""
+    if num_rows != piece.rows:
+        raise damage_error(piece, f"{num_rows} rows were found instead of {piece.rows}", key)
+
+
+def check_digest(piece: Slice, found: str, written: str, key: str = "") -> None:
+    """Raise DamagedSlice unless the digest of rows of a slice is that of the rows that were written."""
+    if found != written:
+        raise damage_error(piece, "the rows are not those that were written: their digest differs", key)
+
+
 def _add_slice_columns(rows: pa.Table, schema: pa.Schema, step: int, key: str, attempt: str) -> pa.Table:
     number = rows.num_rows
     given = {
@@ -326,20 +361,17 @@ def _add_slice_columns(rows: pa.Table, schema: pa.Schema, step: int, key: str, a
 
 def _stage_rows(stored: pa.Table, piece: Slice) -> pa.Table:
     """The slice's rows in order and without slice columns, or DamagedSlice if they are not the rows written."""
-    # Sorting copies every column, and the rows of a file that was never merged are in order.
-    ordered = stored.sort_by("seq") if not _in_order(stored) else stored
-    rows = ordered.select(TABLES[piece.table].arrow.names)
+    rows = _in_order(stored).select(TABLES[piece.table].arrow.names)
     place = _place(stored, piece)
-    if rows.num_rows != piece.rows:
-        raise damage_error(piece, f"{rows.num_rows} rows were found instead of {piece.rows}", place.key)
-    if content_digest(rows) != piece.digest:
-        raise damage_error(piece, "the rows are not those that were written: their digest differs", place.key)
+    check_count(piece, rows.num_rows, place.key)
+    check_digest(piece, content_digest(rows), piece.digest, place.key)
     check_rows(rows, TABLES[piece.table], place)
     return rows
 
 
-def _in_order(stored: pa.Table) -> bool:
-    return bool((stored["seq"].to_numpy() == np.arange(stored.num_rows)).all())
+def _in_order(stored: pa.Table) -> pa.Table:
+    # Sorting copies every column, and the rows of a file that was never merged are in order.
+    return stored if (stored["seq"].to_numpy() == np.arange(stored.num_rows)).all() else stored.sort_by("seq")
 
 
 def _place(stored: pa.Table, piece: Slice) -> RowPlace:

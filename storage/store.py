@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import polars as pl
 import pyarrow as pa
 
 from storage.delta.table import StoredTable
@@ -18,6 +18,9 @@ from storage.refs import Slice, attempts_by_run
 from storage.roots import Root, open_root
 from storage.schemas.system_tables import EXPIRED_SLICES, LEDGER, NOTES_TABLE, QUARANTINES, RUNS
 from storage.slices import Slices
+
+if TYPE_CHECKING:
+    import polars as pl
 
 # Raised by a change that a program before it would read wrongly: it then refuses the store.
 LAYOUT = 2
@@ -57,7 +60,7 @@ class Store:
         }
         return system_tables[name].table if name in system_tables else self.slices.table(name)
 
-    def scan(self, table: str) -> pl.LazyFrame:
+    def scan(self, table: str) -> "pl.LazyFrame":
         """The rows of a table that the ledger names, of all runs, with run, step, key, attempt and seq.
 
         For exploration: filters and columns are pushed into the files. Digests are not checked; stages use `read`.

@@ -28,11 +28,11 @@ def imported(tables: Tables, config: View, *, key: str, source: str, directory: 
     return {"policies": _policy(key, 0, None, config)}
 
 
-def trained(tables: Tables, config: View, *, step: int, key: str, policy: Policy, directory: Path) -> Tables:
+def trained(tables: Mapping[str, Any], config: View, *, step: int, key: str, policy: Policy, directory: Path) -> Tables:
     """Stand in for training: the learner's log-probs are the engine's with some noise, more at every seventh step."""
     _weights(directory, key)
     chance = np.random.default_rng(int(key[:16], 16))
-    batches = tables["batches"]
+    batches = tables["batches"].table()
     engine = Ragged.of(batches["logprobs"]).values.astype(np.float64)
     weights = {name: Ragged.of(batches[f"{name}_weights"]).values for name in ("rl", "ce", "ref_kl")}
     weighed = np.any([values != 0 for values in weights.values()], axis=0)

@@ -106,7 +106,9 @@ def assignment_problems(config: RunConfig) -> Iterator[str]:
         )
     if assignment.sampler.stateful and not assignment.shuffle:
         yield f"assignment.shuffle: {assignment.sampler.type} draws at random; dataset order needs sampler 'standard'"
-    if assignment.oversampling > 1 and config.computes("filtering") and not drops_incomplete:
+    # In a stream no member of a group is stopped without the others.
+    in_turn = config.rollout.max_off_policy_steps < 2 or (config.kind == "replay" and config.computes("rollout"))
+    if assignment.oversampling > 1 and in_turn and config.computes("filtering") and not drops_incomplete:
         yield (
             f"assignment.oversampling: {assignment.oversampling:g} begins more groups than are trained on, and what "
             "has ended of a stopped group are its short rollouts: a baseline of those rewards being short. Add "

@@ -8,7 +8,7 @@ from configs.environments import EnvironmentConfig, SeatConfig
 from configs.evaluation import EvaluationConfig
 from configs.run import RunConfig
 
-OF_OUR_SERVERS = ("pool", "variables", "sandbox_labels", "startup_seconds", "hang_seconds", "max_restarts")
+OF_OUR_SERVERS = ("servers", "pool", "variables", "sandbox_labels", "startup_seconds", "hang_seconds", "max_restarts")
 """What is said about a server that the run starts, and means nothing to one that is there."""
 
 
@@ -23,6 +23,12 @@ def environment_problems(config: RunConfig) -> Iterator[str]:
     for name, count in names.items():
         if count > 1:
             yield f"environments: {count} of them are named {name!r}; the tables tell them apart by name"
+    for name, count in Counter(name for each in config.environments for name in each.server_names).items():
+        if count > 1 and names[name] < 2:
+            yield (
+                f"environments: {count} servers are named {name!r}, of which one is that of an environment with "
+                "several; logs tell them apart by name: give the environments other names"
+            )
     for index, environment in enumerate(config.environments):
         where = f"environments.{index}"
         if not isinstance(environment.taskset.get("id"), str) or not environment.taskset["id"]:

@@ -99,9 +99,15 @@ def _placement_problems(config: RunConfig) -> Iterator[str]:
     engine, learner = ({each for each in text.split(",") if each} for text in (config.engine.gpus, config.learner.gpus))
     if learner and len(learner) < config.learner.processes:
         yield f"learner.gpus: {config.learner.gpus!r} are fewer than learner.processes, {config.learner.processes}"
-    own_engine = config.kind == "train" and not config.engine.url
+    here = config.training.device == "cuda" and not config.engine.url and config.placement.services == "local"
+    replicas = config.engine.replicas if here else 1
+    if replicas > 1 and (not engine or len(engine) % replicas):
+        yield (
+            f"engine.replicas: {replicas} need GPUs of their own, as many for each, and engine.gpus is "
+            f"{config.engine.gpus!r}; name them, for example engine.gpus={','.join(map(str, range(replicas)))}"
+        )
     shared = not engine or not learner or engine & learner
-    if config.training.device == "cuda" and own_engine and shared and config.rollout.max_off_policy_steps:
+    if here and config.kind == "train" and shared and config.rollout.max_off_policy_steps:
         yield (
             f"rollout.max_off_policy_steps: {config.rollout.max_off_policy_steps} lets the engine sample while the "
             "learner trains, and both have the same GPU, which slows each by the other; take 0, or give them GPUs of "
@@ -111,15 +117,20 @@ def _placement_problems(config: RunConfig) -> Iterator[str]:
 
 def _stream_problems(config: RunConfig) -> Iterator[str]:
     """Yield what a stream of rollouts cannot do: a step of it takes what ends first, of whichever step's examples."""
+    if not config.rollout.recompute_states and config.rollout.weight_update != "keep":
+        yield "rollout.recompute_states: false is for rollout.weight_update 'keep'; states are computed again otherwise"
+    if config.rollout.weight_update != "wait" and config.kind == "train":
+        yield from _weight_update_problems(config)
+    if config.rollout.stale != "wait" and config.kind == "train":
+        yield from _stale_problems(config)
     if not config.streams:
         return
-    assignment = config.assignment
+    if config.oversampling and config.rollout.stale == "wait":
+        yield (
+            f"assignment.oversampling: {config.oversampling:g} assigns more groups than steps of a stream can take, "
+            "and with rollout.stale 'wait' each would be waited for; take rollout.stale=drop"
+        )
     unfit = {
-        "assignment.refill samples further groups for one step": assignment.refill,
-        "assignment.oversampling stops groups of one step": assignment.oversampling > 1,
-        "assignment.sampler.type 'difficulty_pools' goes on from the rollouts of the step before": (
-            assignment.sampler.stateful
-        ),
         "an algorithm has rollouts scored by the policy that sampled them, which is not served any more": (
             policy_scores(config)
         ),
@@ -131,6 +142,41 @@ def _stream_problems(config: RunConfig) -> Iterator[str]:
                 f"rollout.max_off_policy_steps: {config.rollout.max_off_policy_steps} lets steps take their rollouts "
                 f"from one stream, but {what}; take 0 or 1"
             )
+
+
+def _stale_problems(config: RunConfig) -> Iterator[str]:
+    """Yield why no group can come to be stale."""
+    stale, update = config.rollout.stale, config.rollout.weight_update
+    unfit = {
+        "no rollouts are under way then: rollout.max_off_policy_steps is below 2": not config.streams,
+        f"with rollout.weight_update {update!r} and as many groups as the steps take, none is under way any more when "
+        "it comes to be too old; take rollout.weight_update=keep, or assignment.oversampling above 1": (
+            config.streams and update != "keep" and not config.oversampling
+        ),
+    }
+    for what, is_so in unfit.items():
+        if is_so:
+            yield f"rollout.stale: {stale!r} says what becomes of groups that are too old for any step, but {what}"
+
+
+def _weight_update_problems(config: RunConfig) -> Iterator[str]:
+    """Yield why no weights can be exchanged while rollouts are under way."""
+    update = config.rollout.weight_update
+    unfit = {
+        "no rollouts are under way then: rollout.max_off_policy_steps is below 2": not config.streams,
+        "training.lora serves each policy as an adapter, whose requests end with it": (
+            update == "keep" and config.training.lora is not None
+        ),
+        "the engine of someone else (engine.url) does not say which policy sampled which token": (
+            update == "keep" and bool(config.engine.url)
+        ),
+        "environments of someone else (environments.N.address) do not pass on which policy sampled which token": (
+            update == "keep" and any(each.address for each in config.environments)
+        ),
+    }
+    for what, is_so in unfit.items():
+        if is_so:
+            yield f"rollout.weight_update: {update!r} says what becomes of rollouts under way, but {what}; take 'wait'"
 
 
 def _filter_problems(config: RunConfig) -> Iterator[str]:

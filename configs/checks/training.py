@@ -25,7 +25,12 @@ def training_problems(config: RunConfig) -> Iterator[str]:
     yield from lora_problems(training.lora)
     if any(not 0 <= beta < 1 for beta in training.betas):
         yield f"training.betas: {training.betas}: each is at least 0 and below 1"
-    yield from _rank_problems(config.learner)
+    yield from _rank_problems(config.learner, on_pool := config.placement.services == "pools")
+    if on_pool and config.learner.memory_directory:
+        yield (
+            "learner.memory_directory: it is the memory of one machine, and with placement.services=pools the learner "
+            "has another one than the run; leave it empty, and learner.keep_state false"
+        )
     if not training.deterministic and training.save_optimizer_every != 1:
         yield (
             f"training.deterministic: with training.save_optimizer_every {training.save_optimizer_every} a learner "
@@ -47,10 +52,17 @@ def training_problems(config: RunConfig) -> Iterator[str]:
     yield from loss_problems(training.loss)
 
 
-def _rank_problems(learner: LearnerConfig) -> Iterator[str]:
+def _rank_problems(learner: LearnerConfig, on_pool: bool) -> Iterator[str]:
     for name in ("replicas", "context_parallel"):
         if learner.num_ranks % (number := getattr(learner, name)):
             yield f"learner.{name}: {number} does not divide the {learner.num_ranks} processes of all nodes"
+    if on_pool:
+        if learner.rendezvous:
+            yield (
+                f"learner.rendezvous: {learner.rendezvous!r}, but with placement.services=pools the first node says by "
+                "itself where the others meet it; leave it empty"
+            )
+        return
     host, _, port = learner.rendezvous.rpartition(":")
     if learner.nodes > 1 and not (host and port.isdigit()):
         yield (

@@ -10,7 +10,7 @@ from configs.trainers import prime_rl_values as values
 from configs.trainers.translation import ForeignTrainer, KeyRow, Missing, names
 
 ROWS = (
-    KeyRow("name", ("run.name", "monitors.wandb.name", "wandb.name")),
+    KeyRow("name", names("run.name monitors.wandb.name wandb.name orchestrator.monitors.wandb.name")),
     KeyRow("seed", ("orchestrator.seed",)),
     KeyRow("steps", ("max_steps", "orchestrator.max_steps", "trainer.max_steps")),
     KeyRow("model.path", values.MODEL),
@@ -58,7 +58,7 @@ ROWS = (
         "rollout.max_off_policy_steps",
         names("orchestrator.max_off_policy_steps max_async_level orchestrator.max_async_level trainer.max_async_level"),
         values.max_off_policy_steps,
-        "0 or 1 here: all rollouts of a step are sampled by one policy, at most one step old",
+        "rollout.weight_update = 'keep' changes weights under rollouts",
         always=True,
     ),
     KeyRow(
@@ -129,10 +129,8 @@ ROWS = (
         ("orchestrator.eval.skip_first_step", "orchestrator.eval.eval_base_model"),
         values.evaluates_at_start,
     ),
-    KeyRow("tracking.type", ("monitors.wandb.project", "wandb.project", "wandb.tags"), lambda given: "wandb"),
-    KeyRow(
-        "tracking.project", ("monitors.wandb.project", "wandb.project"), note="nothing is sent: the mode is offline"
-    ),
+    KeyRow("tracking.type", (*values.PROJECT, "wandb.tags"), lambda given: "wandb"),
+    KeyRow("tracking.project", values.PROJECT, note="nothing is sent: the mode is offline"),
     KeyRow("tracking.tags", ("wandb.tags",)),
 )
 

@@ -15,6 +15,7 @@ MAX_TOKENS = names(
     "orchestrator.train.sampling.max_completion_tokens orchestrator.train.sampling.max_tokens "
     "orchestrator.sampling.max_completion_tokens orchestrator.sampling.max_tokens"
 )
+PROJECT = names("monitors.wandb.project wandb.project orchestrator.monitors.wandb.project")
 TIMEOUT = (
     "orchestrator.train.source.*.env.*.timeout.rollout",
     "orchestrator.train.env.*.timeout.rollout",
@@ -28,8 +29,8 @@ SOURCE = frozenset(names("env name ratio algo sampling serve address curriculum 
 FILTERS = {each.type: each for each in FilteringConfig().filters}
 
 
-def section(given: Given, name: str) -> dict[str, Any]:
-    """Return what is given below `name` as nested tables."""
+def section(given: Given, name: str) -> Any:
+    """Return what is given below `name` as nested tables and lists of tables; an empty table where there is nothing."""
     tree: dict[str, Any] = {}
     for key, value in given.items():
         if key != name and not key.startswith(f"{name}."):
@@ -40,12 +41,15 @@ def section(given: Given, name: str) -> dict[str, Any]:
             node = node.setdefault(parent, {})
         if last:
             node[last] = value
-    return tree
+    return _with_lists(tree)
 
 
-def items(tree: Mapping[str, Any]) -> list[Any]:
-    """Return the items of a list that was numbered."""
-    return [tree[key] for key in sorted(tree, key=int)]
+def _with_lists(tree: Any) -> Any:
+    """Return nested tables with lists where items were numbered."""
+    if not isinstance(tree, Mapping) or not tree:
+        return tree
+    found = {key: _with_lists(value) for key, value in tree.items()}
+    return [found[key] for key in sorted(found, key=int)] if all(key.isdecimal() for key in found) else found
 
 
 def renderer(given: Given) -> str:
@@ -57,7 +61,7 @@ def renderer(given: Given) -> str:
 
 def renderer_settings(given: Given) -> dict[str, Any]:
     """Return the settings of the renderer but its name."""
-    settings = section(given, "orchestrator.renderer")
+    settings: dict[str, Any] = section(given, "orchestrator.renderer")
     settings.pop("name", None)
     if not settings:
         raise NotNeeded
@@ -93,9 +97,9 @@ def max_tokens(given: Given) -> int:
 
 
 def max_off_policy_steps(given: Given) -> int:
-    """Return 1 where rollouts may be older than the weights that are trained."""
+    """Return how many steps old rollouts may be: earlier versions said by how many the trainer is behind."""
     async_level = given.first("max_async_level", "orchestrator.max_async_level", "trainer.max_async_level")
-    return min(int(given["orchestrator.max_off_policy_steps"] if async_level is None else async_level), 1)
+    return int(given["orchestrator.max_off_policy_steps"] if async_level is None else async_level)
 
 
 def timeout(given: Given) -> float:
@@ -161,7 +165,7 @@ def filters(given: Given) -> list[dict[str, Any]]:
     """Return the default filters, with `enforce` of those that are given."""
     chosen: dict[str, dict[str, Any]] = {name: {"type": name} for name in FILTERS}
     for place in ("orchestrator.filters", "orchestrator.pre_batch_filters", "orchestrator.post_batch_filters"):
-        for index, each in enumerate(items(section(given, place))):
+        for index, each in enumerate(section(given, place)):
             kind = str(each.get("type"))
             if kind not in chosen:
                 given.drop(f"{place}.{index}", f"there is no filter {kind!r}; they are {', '.join(chosen)}")
@@ -272,7 +276,7 @@ def admission(given: Given) -> dict[str, Any]:
 
 
 def _curricula(given: Given, name: str) -> Iterator[dict[str, Any]]:
-    for source in items(section(given, LISTS[0])):
+    for source in section(given, LISTS[0]):
         if name in (source.get("curriculum") or {}):
             yield source["curriculum"][name]
 
@@ -281,7 +285,7 @@ def environments(given: Given) -> list[dict[str, Any]]:
     """Return the environments that are trained on; where none is named, the rows of a file."""
     found = []
     for place in LISTS:
-        for index, source in enumerate(items(section(given, place))):
+        for index, source in enumerate(section(given, place)):
             found.append(_environment(given, f"{place}.{index}", source))
     return found or SAMPLE
 

@@ -1,8 +1,9 @@
-"""Reads configs of other trainers: TOML, YAML or JSON files, and calls in a Python script, which is never run."""
+"""Reads configs of other trainers: TOML, YAML or JSON files, command lines, and scripts, none of which is ever run."""
 
 import ast
 import json
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -78,8 +79,10 @@ def _read(path: Path) -> ForeignConfig:
         text = path.expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"]) from error
-    if path.suffix == ".py":
-        return ForeignConfig(trl.TRAINER, *_script(path, text))
+    if path.suffix in (".py", ".ipynb"):
+        return ForeignConfig(trl.TRAINER, *_script(path, _cells(path, text) if path.suffix == ".ipynb" else text))
+    if path.suffix == ".sh":
+        return ForeignConfig(trl.TRAINER, _command(path, text), [])
     tree = _tables(path, text)
     _refuse_other_programs(path, tree)
     if component := _component(tree):
@@ -127,7 +130,7 @@ def _tables(path: Path, text: str) -> dict[str, Any]:
 
             tree = yaml.safe_load(text)
         else:
-            raise ConfigError([f"{path}: want a file that ends in .toml, .yaml, .json or .py"])
+            raise ConfigError([f"{path}: want a file that ends in .toml, .yaml, .json, .py, .ipynb or .sh"])
     except ConfigError:
         raise
     except Exception as error:  # whatever a parser raises, RecursionError among it
@@ -159,6 +162,51 @@ def _number(value: Any) -> Any:
     return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
 
 
+def _command(path: Path, text: str) -> dict[str, Any]:
+    """Return the arguments of the one command in a file that runs a script, or TRL's own."""
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise ConfigError([f"{path}: not a command line: {error}"]) from error
+    # What stands before the script is of the program that starts it.
+    begins = [at for at, word in enumerate(words) if word.endswith(".py") or words[at - 1 : at + 1] == ["trl", "grpo"]]
+    if len(begins) != 1:
+        raise ConfigError([f"{path}: want one command that runs a script, or `trl grpo`; this has {len(begins)}"])
+    given: dict[str, list[Any]] = {}
+    name = ""
+    for word in words[begins[0] + 1 :]:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            given[name] = [_literal(value)] if equals else []
+        elif name:
+            given[name].append(_literal(word.rstrip(",")))
+    keys = {key: values[0] if len(values) == 1 else values or True for key, values in given.items()}
+    if any(key.startswith("lora_") for key in keys):
+        keys.setdefault("use_peft", False)  # without it TRL's own scripts take no notice of them
+    return keys
+
+
+def _literal(word: str) -> Any:
+    """Return a word of a command line as the number or truth that it is, else as it stands."""
+    try:
+        return ast.literal_eval({"true": "True", "false": "False"}.get(word, word))
+    except (ValueError, SyntaxError):
+        return word
+
+
+def _cells(path: Path, text: str) -> str:
+    """Return the code of a notebook; lines for its shell are left out."""
+    try:
+        cells = [each for each in json.loads(text)["cells"] if each["cell_type"] == "code"]
+        lines = [line for each in cells for line in "".join(each["source"]).splitlines()]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError([f"{path}: not a notebook: {error}"]) from error
+    return "\n".join(
+        f"{line[: -len(line.lstrip())]}pass" if line.lstrip()[:1] in ("!", "%") else line for line in lines
+    )
+
+
 def _script(path: Path, text: str) -> tuple[dict[str, Any], list[str]]:
     """Return the arguments of GRPOConfig and of the calls around it in a script, and those that are no literals."""
     try:
@@ -172,10 +220,10 @@ def _script(path: Path, text: str) -> tuple[dict[str, Any], list[str]]:
         raise ConfigError(
             [
                 f"{path}: want one call of GRPOConfig(...), this has {len(configs)}{lines}. A script that takes its "
-                "arguments from the command line has them in a YAML file: give that"
+                "arguments from the command line has them in a YAML file, or in the command: give that, as .sh"
             ]
         )
-    constants = dict(_constants(tree))
+    constants = {**dict(_constants(tree)), **dict(_argument_defaults(calls))}
     keys: dict[str, Any] = {}
     unread: list[str] = []
     for name, node in calls:
@@ -202,6 +250,16 @@ def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
                 continue
 
 
+def _argument_defaults(calls: Sequence[tuple[str, ast.Call]]) -> Iterator[tuple[str, Any]]:
+    """Yield the arguments of the script's own command line that have a literal for a default, as `args.NAME`."""
+    for name, call in calls:
+        last = call.args[-1] if name == "add_argument" and call.args else None
+        flag = last.value if isinstance(last, ast.Constant) else None
+        for keyword in call.keywords if isinstance(flag, str) else ():
+            if keyword.arg == "default" and isinstance(keyword.value, ast.Constant):
+                yield f"args.{str(flag).lstrip('-').replace('-', '_')}", keyword.value.value
+
+
 def _arguments(name: str, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
     if name == "load_dataset":
         yield from zip(("path", "name"), call.args, strict=False)
@@ -210,8 +268,8 @@ def _arguments(name: str, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _keep(keys: dict[str, Any], unread: list[str], key: str, value: ast.expr, constants: Mapping[str, Any]) -> None:
-    if isinstance(value, ast.Name) and value.id in constants:
-        keys[key] = constants[value.id]
+    if isinstance(value, ast.Name | ast.Attribute) and (named := ast.unparse(value)) in constants:
+        keys[key] = constants[named]
         return
     if key in ("reward_funcs", "tools", "environment_factory"):  # functions: their names say which
         keys[key] = ast.unparse(value)

@@ -4,7 +4,7 @@
 set -uo pipefail
 
 # By command line, and by name: an engine's processes rename themselves.
-lines=(tasks.inference.engine.host tasks.inference.environments.host tasks.learner.worker flows/services/guardian.py torchrun)
+lines=(tasks.inference.engine.host tasks.inference.environments.host tasks.learner.worker flows.services.stand_in flows/services/guardian.py torchrun)
 names=('VLLM::' 'vllm')
 
 left() {

@@ -145,7 +145,12 @@ Index = Annotated[int, _whole_number(0)]
 Port = Annotated[int, _whole_number(0, 65535)]
 Number = Annotated[float, Parameter(converter=_finite)]
 Positive = Annotated[float, Parameter(converter=_positive)]
-Store = Annotated[str, option("the store: a directory, or a URL of an object store")]
+Store = Annotated[
+    str,
+    option(
+        "the store: a directory, or a URL of an object store; by default STAGECOACH_STORE, else stagecoach-store here"
+    ),
+]
 Json = Annotated[bool, option("print JSON for programs", name="--json")]
 Plain = Annotated[bool, option("plain lines instead of a live panel")]
 Force = Annotated[bool, option("replace an existing file")]

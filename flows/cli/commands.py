@@ -4,7 +4,9 @@ Nothing is imported here but what Python has at hand: who asks for the list wait
 the one that is called is the only one that is imported.
 """
 
-from importlib.util import find_spec
+import os
+from functools import cache
+from importlib.machinery import SourceFileLoader
 from types import CodeType
 from typing import NamedTuple
 
@@ -32,7 +34,7 @@ Without an option, the project is for your own data: a config, a reward function
 It trains at the first try.
 """
 IDS = """\
-ID is a policy (RUN, RUN:VERSION), a batch row (RUN:STEP:ROW, KEY/ROW), a rollout (TRACE), a training sample
+ID is a policy (RUN, RUN:VERSION), a batch row (RUN:STEP:ROW, KEY/ROW), a rollout (TRACE), a training sample \
 (TRACE/BRANCH), an assignment (GROUP/MEMBER), an example (ENVIRONMENT/EXAMPLE), or any work by its KEY in the ledger.
 The first eight characters of a trace or key are enough. If several runs use an ID, all of them are shown.
 """
@@ -44,13 +46,14 @@ outcomes and accounting have the outcome of every rollout. uses has the slices o
 Without a query, the command lists the tables and their columns.
 """
 VIEW = """\
-The page is on 127.0.0.1. It needs no account, loads nothing from other hosts, and only reads. With another --host,
-visitors need a token: the printed address contains it, or STAGECOACH_VIEW_TOKEN sets it.
+The page is on 127.0.0.1. It needs no account, loads nothing from other hosts, and only reads.
+With another --host, visitors need a token: the printed address contains it, or STAGECOACH_VIEW_TOKEN sets it.
 --save /runs/demo/steps/3 step3.html writes one page as a static file, and starts no server.
 """
 TRACES = """\
-The list has the columns of the viewer's step page: outcome, reward, advantage, num_turns and others. The message for an
-unknown column lists all. Traces without a value come last. A pipe gets one line for each trace, with complete ids.
+The list has the columns of the viewer's step page: outcome, reward, advantage, num_turns and others.
+The message for an unknown column lists all columns. Traces without a value come last.
+A pipe gets one line for each trace, with complete ids.
 --where takes a condition, as `quarantine --where` does. Without --step, it searches the whole run.
 """
 TRACE = """\
@@ -121,7 +124,7 @@ COMMANDS = {
             "demo --from training --vary training.learning_rate=1e-4 --vary training.learning_rate=1e-5",
         ),
     ),
-    "gate": Command("Run", "run:gate", ("first", 'first --approve --reason "rewards look right"')),
+    "gate": Command("Run", "run:gate", ("first", 'first --approve --reason "rewards look right"'), usage="[RUN]"),
     "join": Command("Run", "run:join", ("qwen3_8b_node learner.nodes=2 --node 1",), ITEMS, CONFIG),
     "deploy": Command("Run", "run:deploy", ("", "--pool gpu --slots 2")),
     "show": Command(
@@ -132,9 +135,9 @@ COMMANDS = {
         "[RUN] [OVERRIDES]",
     ),
     "runs": Command("Look", "show:runs", ("", "--kind replay --state failed")),
-    "status": Command("Look", "show:status", ("", "demo")),
-    "watch": Command("Look", "watch:watch", ("", "demo", "demo --read")),
-    "logs": Command("Look", "show:logs", ("demo engine --follow",)),
+    "status": Command("Look", "show:status", ("", "demo"), usage="[RUN]"),
+    "watch": Command("Look", "watch:watch", ("", "demo", "demo --read"), usage="[RUN]"),
+    "logs": Command("Look", "show:logs", ("demo", "demo engine --follow"), usage="[RUN] [SERVICE]"),
     "check": Command("Look", "show:check", ("demo --load", "qwen3_gpu --gpu H200"), ITEMS, CONFIG),
     "config": Command(
         "Look", "show:config", ("rollout.max_tokens", "training demo mine.toml"), ITEMS, f"[KEY] {CONFIG}"
@@ -149,6 +152,7 @@ COMMANDS = {
         "show:sql",
         ("", '"select outcome, count(*) from demo.outcomes group by all"', '"from demo.updates" --output updates.csv'),
         QUERY,
+        "[QUERY]",
     ),
     "view": Command("Look", "show:view", ("--run latest --open", "--save /runs/demo demo.html"), VIEW),
     "traces": Command(
@@ -160,16 +164,20 @@ COMMANDS = {
             """demo --where "reply ~ 'a'\"""",
         ),
         TRACES,
+        "[RUN]",
     ),
     "trace": Command("Look", "show:trace", ("0f3a9c1d", "0f3a9c1d --color ratio --messages 0:2"), TRACE),
     "diff": Command("Compare", "diff:diff", ("demo slower", "demo slower --step 3")),
-    "algorithms": Command("Compare", "diff:algorithms", ("demo", "demo grpo rloo --steps 3:10 --output page.md")),
-    "curves": Command("Compare", "diff:curves", ("demo slower", "demo slower --output curves.md")),
-    "evals": Command("Compare", "diff:evals", ("first", "first second --by tier")),
+    "algorithms": Command(
+        "Compare", "diff:algorithms", ("demo", "demo grpo rloo --steps 3:10 --output page.md"), usage="RUN [NAMES]"
+    ),
+    "curves": Command("Compare", "diff:curves", ("demo slower", "demo slower --output curves.md"), usage="RUNS"),
+    "evals": Command("Compare", "diff:evals", ("first", "first second --by tier"), usage="[RUNS]"),
     "note": Command(
         "Correct",
         "note:note",
         ('demo "length grew from step 41 on" --tag odd', 'demo "empty tag" --trace 0f3a9c1d', "demo"),
+        usage="RUN [TEXT]",
     ),
     "quarantine": Command(
         "Correct", "store:quarantine", ("""--where "reward > 0.9" --reason "checker was fooled" --dry-run""", "--list")
@@ -189,6 +197,7 @@ COMMANDS = {
         "Move",
         "export:export_rollouts",
         ("demo --format sft --kept --to good.parquet", "demo --format weights --to dir"),
+        usage="[RUN] --format CHOICE --to PATH",
     ),
 }
 """All commands by name, in the order in which help lists them."""
@@ -216,8 +225,18 @@ def overview() -> str:
 def summary(name: str) -> str:
     """Return the first line of the docstring of the function that a command calls."""
     module, _, function = COMMANDS[name].function.partition(":")
-    spec = find_spec(f"{__package__}.{module}")
-    # Out of its compiled code: to import the module would import the library that reads arguments.
-    code = spec.loader.get_code(spec.name)
-    own = next(each for each in code.co_consts if isinstance(each, CodeType) and each.co_name == function)
+    own = next(each for each in _code(module).co_consts if isinstance(each, CodeType) and each.co_name == function)
     return str(own.co_consts[0]).partition("\n")[0]
+
+
+@cache
+def _code(module: str) -> CodeType:
+    """Return the compiled code of a module of this package.
+
+    To import it would import the library that reads arguments. It is read from this directory: a search, as an import
+    makes it, asks a finder for each package that is installed as editable.
+    """
+    name = f"{__package__}.{module}"
+    path = os.path.join(os.path.dirname(__file__), f"{module}.py")
+    code: CodeType = SourceFileLoader(name, path).get_code(name)
+    return code

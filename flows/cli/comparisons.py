@@ -49,7 +49,7 @@ def diff(a: str, b: str, step: int | None = None, as_json: bool = False, store: 
 
     Raises ConfigError for an unknown run or step, LayoutError where there is no store.
     """
-    found = compare(StoreReader.at(store or default_store(), most_bytes=None), a, b, step)
+    found = compare(StoreReader.at(store or default_store(), most_bytes=None), a, b, step, lone=as_json)
     if as_json:
         print(json.dumps(found, sort_keys=True))
         return 0

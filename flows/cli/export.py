@@ -15,7 +15,9 @@ def import_rollouts(
     ] = "auto",
     model: Annotated[str, option("model whose tokenizer is used for texts", "DIR")] = "",
     environment: Annotated[str, option("the environment of all rollouts", "NAME")] = "",
-    groups_per_step: Annotated[Count, option("distribute the groups over steps of N; as the files say", "N")] = 0,
+    groups_per_step: Annotated[
+        Count, option("put N groups into each step; by default the steps are those of the files", "N")
+    ] = 0,
     skip_bad: Annotated[bool, option("leave out lines that cannot be imported")] = False,
     held_out: Annotated[bool, option("import attempts at held-out examples too, to train on them")] = False,
     name: Name = "",
@@ -56,7 +58,7 @@ def export_rollouts(
     sql: Annotated[str, option("query whose answer has the column trace_id", "QUERY")] = "",
     steps: Annotated[str, option("3:10 is 3 to 9, also 3: or :10, or one step", "A:B")] = "",
     kept: Annotated[bool, option("only rollouts that the run's filters kept")] = False,
-    min_reward: Annotated[Number | None, option("only rewards of at least R", "R")] = None,
+    min_reward: Annotated[Number | None, option("only rollouts with a reward of at least R", "R")] = None,
     held_out: Annotated[bool, option("also attempts at held-out examples")] = False,
     quarantined: Annotated[bool, option("also rollouts in quarantine, in datasets too")] = False,
     pairs: Annotated[Literal["extremes", "all"], option("the best and the worst of a group, or all")] = "extremes",

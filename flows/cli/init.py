@@ -23,7 +23,8 @@ def init(
         tuple[str, ...],
         option(
             "a config of prime-rl (rl.toml, or its files for single components), or arguments of TRL's GRPOConfig: a "
-            "YAML, TOML or JSON file, or the script that calls it, which is read and not run",
+            "YAML, TOML or JSON file, the script or notebook that calls it, or the command that starts its script, as "
+            ".sh; nothing of it is run",
             "FILE",
             name="--from",
             consume_multiple=(1, None),

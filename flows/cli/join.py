@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from configs.errors import ConfigError
 from configs.load import load
 from configs.services import LearnerConfig
+from flows.services.learner import NEEDS
 from tasks.learner.client import command
 from tasks.runtime.process_variables import inherited_variables
 
@@ -52,5 +53,5 @@ def _train(learner: LearnerConfig, node: int) -> int:
     """Run this node's processes until they end; return their status."""
     argv, variables = command(learner, os.devnull, node)
     # They end when their standard input closes, so that none outlives this process however it ends.
-    with subprocess.Popen(argv, env=inherited_variables(()) | variables, stdin=subprocess.PIPE) as processes:
+    with subprocess.Popen(argv, env=inherited_variables(NEEDS) | variables, stdin=subprocess.PIPE) as processes:
         return processes.wait()

@@ -74,12 +74,18 @@ def _demo_weights(kind: str, files: Sequence[str], overrides: Sequence[str], sto
     """Return the override that names the demo's weights where a config has the model `demo`, which is made if need "
     "be."""
 
-    def warm_up(
-        name: str, presets: Sequence[str], model: str, data: str, seed: int, overrides: Sequence[str], store: str
+    def warm_up(  # called as the flow sft is
+        name: str,
+        presets: Sequence[str],
+        model: str,
+        data: str,
+        seed: int,
+        overrides: Sequence[str],
+        advanced: Mapping[str, str],
     ) -> None:
         print(f"The model `{DEMO}` is made and warmed up first, by the run {name}; later runs find it in the store.")
         settings = [f"model.path={model}", f"data.path={data}", *overrides]
-        watch(prepare("sft", presets, settings, name=name, store=store, seed=seed), plain=plain)
+        watch(prepare("sft", presets, settings, name=name, store=advanced["store"], seed=seed), plain=plain)
 
     if kind == "sft" or not files:
         return []

@@ -10,6 +10,7 @@ from configs.errors import ConfigError
 from configs.load import dump, load
 from configs.resolve import resolve
 from configs.run import RunConfig, View
+from flows.orchestration.table_workers import require_package
 from flows.reporting.formats import say, size
 from flows.runtime import pipeline
 from flows.runtime.executor import Executor
@@ -57,6 +58,7 @@ def main(
     if absent:
         raise ConfigError(absent)
     require_gate(config)
+    require_package(config.prefect)
     # A model that would have to be downloaded is not looked at: a plan fetches nothing.
     is_local = Path(config.model.path).expanduser().is_dir()
     here = config if is_local else _without_model(config)
@@ -206,6 +208,8 @@ def _settings(config: RunConfig, resolved: RunConfig) -> Iterator[str]:
     yield f"model        {resolved.model.path or 'none given: `stagecoach demo` makes one, others need model.path'}"
     for environment in resolved.environments:
         yield f"environment  {environment.name}: {environment.taskset['id']} {environment.version}".rstrip()
+        if len(environment.server_names) > 1:
+            yield f"servers      {', '.join(environment.addresses or environment.server_names)}"
     for where, algorithm in resolved.used_algorithms.items():
         if isinstance(algorithm, RaeConfig):
             yield f"baseline     {where}.key={algorithm.key}: {BASELINES[algorithm.key]}"

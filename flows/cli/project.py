@@ -20,7 +20,9 @@ MODEL = """\
 # The starting weights. `demo` is a small model that the first run makes and warms up on this machine: it can reverse
 # short words and nothing else. For your own task name a directory or a model of the hub, such as "Qwen/Qwen3-0.6B".
 path = "demo"
-renderer = "qwen3"                  # the chat format; leave this line out where the hub's model is a known one
+# The chat format. For a model of the hub that is known, leave out both lines.
+renderer = "qwen3"
+renderer_settings = { enable_thinking = false }   # no thoughts before the answer: as the small model was warmed up
 """
 SIZES = """\
 [assignment]

@@ -9,7 +9,8 @@ import polars as pl
 
 from configs.store import default_store
 from flows.queries.conditions import BadCondition, condition_of, matching_rows
-from flows.queries.rollout_table import DERIVED, SCHEMA
+from flows.queries.derived_tables import DERIVED
+from flows.queries.rollout_table import SCHEMA
 from flows.reporting.formats import console, grid
 from flows.reporting.panel import printable
 from storage.errors import SliceExpired

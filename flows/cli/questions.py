@@ -1,32 +1,19 @@
-"""Questions about rows: where one came from and went (lineage), why a rollout was trained on (why), and SQL."""
+"""Questions about rows: where one came from and went (lineage), and why a rollout was trained on (why)."""
 
 import json
-import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
-from decimal import Decimal
-from pathlib import Path
-from threading import Timer
 from typing import Any
-
-import pyarrow as pa
-import pyarrow.csv as pacsv
-import pyarrow.parquet as pq
 
 from configs.store import default_store
 from flows.queries.outcomes import explain
-from flows.queries.rollout_table import DERIVED
 from flows.queries.row_lineage import WORK, RowNode, RowTree, identify, policy_names, policy_version, traverse
 from flows.queries.sentences import KEY, flat, head, in_quarantine, row_line, sentence, title_of, work_line
-from flows.reporting.formats import console, grid, say, visible
-from flows.reporting.output_files import check_output, write_whole
+from flows.reporting.formats import say
 from storage.read.damage import reading
 from storage.read.frames import Frames, existing_store
 from storage.read.lineage import Graph, Work
-from storage.read.sql import DEFAULT, Bounds, QuestionError, ask, columns_of
 
 MOST_SIBLINGS = 6
 """Rows of one kind below one row that are printed; JSON has all."""
@@ -228,137 +215,3 @@ def why(text: str, as_json: bool = False, store: str = "", run: str = "") -> int
         print()
         say(in_quarantine(each))
     return 0
-
-
-PATIENCE_SECONDS = 2.0
-"""After so long a person is told that a question can be ended."""
-MOST_ROWS = 100
-"""Rows that are printed as a table."""
-SAFE = "the store was only read"
-ENDINGS = {".json": "json", ".csv": "csv", ".parquet": "parquet"}
-
-
-def sql(
-    query: str,
-    form: str = "",
-    output: str = "",
-    tokens: bool = False,
-    store: str = "",
-    run: str = "",
-    force: bool = False,
-    bounds: Bounds = DEFAULT,
-) -> int:
-    """Answer a question, or list the tables where there is none; return the exit status.
-
-    Raises QuestionError with the database's message, RunUnknown, and LayoutError where there is no store.
-    """
-    frames = Frames(existing_store(store or default_store()), DERIVED)
-    # The tables under their plain names are then those of the run.
-    frames = frames.run(run) if run else frames
-    if not query:
-        for name in frames.names:
-            say(f"{name}: {', '.join(columns_of(frames, name, tokens))}")
-        return 0
-    form = _form(form, output)
-    if output:
-        check_output(Path(output), force)  # before a long question, not after it
-    with reading(frames.store), told_of_a_long_question(bounds):
-        answer = ask(frames, query, tokens, bounds)
-    try:
-        if output:
-            write_whole(Path(output), lambda draft: write(answer, form, draft), force)
-            print(f"{answer.num_rows} rows in {output}")
-        else:
-            show(answer, form)
-    # A value that Python, CSV or Parquet cannot hold: a date of the year 290,000, an interval, a union.
-    except (OverflowError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        advice = "cast the column to varchar"
-        raise QuestionError(f"the answer cannot be shown as {form}: {error}", query, SAFE, advice) from error
-    return 0
-
-
-@contextmanager
-def told_of_a_long_question(bounds: Bounds) -> Iterator[None]:
-    """Say, where what is done within the block takes long, how it can be ended and when it will be."""
-    ends = f"after {bounds.seconds:g} s (--seconds), or with Ctrl-C, which harms nothing"
-    timer = Timer(
-        PATIENCE_SECONDS, lambda: print(f"The question is still being answered. It ends {ends}.", file=sys.stderr)
-    )
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def _form(form: str, output: str) -> str:
-    """Return the format asked for, or that of the file's ending."""
-    form = form or ENDINGS.get(Path(output).suffix, "" if output else "table")
-    if form == "parquet" and not output:
-        raise QuestionError("Parquet is not for the terminal", "", SAFE, "name a file with --output FILE")
-    if output and form in ("", "table"):
-        endings = ", ".join(ENDINGS)
-        raise QuestionError("in which format?", output, SAFE, f"let the file end in {endings}, or give --format")
-    return form
-
-
-def write(answer: pa.Table, form: str, path: Path) -> None:
-    """Write an answer to a file."""
-    if form == "parquet":
-        pq.write_table(answer, path)
-    elif form == "csv":
-        pacsv.write_csv(_without_lists(answer), path)
-    else:
-        path.write_text(json_text(answer))
-
-
-def show(answer: pa.Table, form: str) -> None:
-    """Print an answer."""
-    if form == "json":
-        print(json_text(answer))
-    elif form == "csv":
-        sink = pa.BufferOutputStream()
-        pacsv.write_csv(_without_lists(answer), sink)
-        text = sink.getvalue().to_pybytes().decode()
-        # On a terminal a cell could move the cursor or colour the screen.
-        sys.stdout.write(visible(text) if sys.stdout.isatty() else text)  # a program gets it exactly
-    else:
-        _print_answer(answer)
-
-
-def json_text(answer: pa.Table) -> str:
-    """Return an answer as a JSON array of objects; times are ISO 8601."""
-    return json.dumps(answer.to_pylist(), default=_plain)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    return float(value) if isinstance(value, Decimal) else str(value)
-
-
-def _without_lists(answer: pa.Table) -> pa.Table:
-    """Write lists and structs as JSON text: CSV has no word for them."""
-    for place, field in enumerate(answer.schema):
-        if pa.types.is_nested(field.type):
-            values = answer[place].to_pylist()
-            texts = [None if value is None else json.dumps(value, default=_plain) for value in values]
-            answer = answer.set_column(place, field.name, pa.array(texts, pa.string()))
-    return answer
-
-
-def _print_answer(answer: pa.Table) -> None:
-    types = [field.type for field in answer.schema]
-    left = [n for n, each in enumerate(types) if not (pa.types.is_integer(each) or pa.types.is_floating(each))]
-    rows = answer.slice(0, MOST_ROWS).to_pylist()
-    out = console()
-    out.print(grid(answer.column_names, (map(_cell, row.values()) for row in rows), left))
-    if answer.num_rows > MOST_ROWS:
-        out.print(f"... and {answer.num_rows - MOST_ROWS} more rows: --format csv or --output FILE has all")
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, datetime):
-        return value.isoformat(sep=" ", timespec="seconds")
-    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -87,14 +87,14 @@ def resume(*items: RunItems, name: Name = "", store: Store = "", plain: Plain = 
 
 
 def stop(run: Annotated[str, option("the run, `latest` for the newest", "RUN")], /, *, store: Store = "") -> int | None:
-    """End a run on this machine in order; it can be resumed."""
+    """Stop a run of this machine; `resume` goes on with it."""
     from flows.cli.run_list import stop_run
 
     return stop_run(run, store=store)
 
 
 def join(
-    *items: Items, node: Annotated[int, option("this machine's number, from 1; 0 is the run's own", "N")]
+    *items: Items, node: Annotated[int, option("number of this machine, from 1 on; 0 is the machine of the run", "N")]
 ) -> int | None:
     """Train beside the learner of a run on another machine.
 
@@ -145,7 +145,7 @@ def replay(
         Literal["own", "recorded"] | None,
         option("own: each step starts from the policy made before; recorded: each step from the recorded policy"),
     ] = None,
-    regrade: Annotated[bool, option("score the traces again with today's reward functions")] = False,
+    regrade: Annotated[bool, option("score the rollouts again with the reward functions as they are now")] = False,
     no_quarantine: Annotated[bool, option("keep quarantined rollouts")] = False,
     store: Store = "",
     plain: Plain = False,
@@ -203,7 +203,8 @@ def deploy(
     notify: Annotated[
         str,
         option(
-            "notification block, such as slack-webhook/ops, that gets messages about evaluations, gates, drops and ends"
+            "notification block, such as slack-webhook/ops, that gets messages: evaluations, "
+            "gates that wait, rewards that fall, ends of runs"
         ),
     ] = "",
     store: Store = "",

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -45,7 +45,15 @@ FIGURES = {
     **{name: ("", f"updates/{name}/mean") for name in ("loss", "grad_norm", "mismatch_kl", "entropy")},
 }
 """The scope and the name of the metric that each figure of a step is."""
-SHOWN = [name for _, name in FIGURES.values()]
+STREAM = [
+    f"stream/{name}" for name in ("seconds", "learner_waited", "engine_idle", "fullness", "stale", "token_age/mean")
+]
+"""Metrics of steps that took their rollouts from a stream."""
+SHOWN = [*(name for _, name in FIGURES.values()), *STREAM]
+OFTEN = 0.1
+"""Share of the time from which on a wait is worth a change of settings."""
+FULL = 0.9
+"""Share of `rollout.max_in_flight` from which on that is what holds rollouts back."""
 LONGEST_CURVE = 48
 CURVES = {"reward": "reward", "length": "length", "entropy": "entropy", "gap (KL)": "mismatch_kl", "loss": "loss"}
 """Figures of a step that are drawn, by the name of the line; the gap is the one between engine and learner."""
@@ -136,6 +144,7 @@ def _step(run: str, step: RecordedStep, values: Values) -> dict[str, Any]:
         "step": step.step,
         "finished": step.finished,
         **{field: values.get(metric) for field, metric in FIGURES.items()},
+        "stream": {name.partition("/")[2]: values["", name] for name in STREAM if ("", name) in values},
         "seconds": {stage: sum(ref.seconds for ref in own) for stage, own in refs.items()},
         "tokens": {stage: count for stage, count in tokens.items() if count},
         "rows": {stage: rows_of(own)[stage] for stage, own in refs.items()},
@@ -164,6 +173,8 @@ def _print(found: dict[str, Any], last: int, timing: bool) -> None:
         out.print(printable(note_line(each)))
     for line in _curves(found):
         out.print(line)
+    if verdict := stream_verdict([step["stream"] for step in found["steps"]]):
+        out.print(printable(f"{'stream':<13} {verdict}"))
     out.print(_table(found["steps"][-last:]))
     if timing:
         out.print("seconds of each stage (* shared with another run):")
@@ -197,6 +208,37 @@ def _curves(found: dict[str, Any]) -> Iterator[str]:
         if len(known) > 1:
             begin = f"{name:<9} {compact_number(known[0]):>9} to {compact_number(known[-1]):<9} "
             yield begin + sparkline(values, max(1, min(LONGEST_CURVE, console().width - len(begin))))
+
+
+def stream_verdict(steps: Sequence[Mapping[str, float]]) -> str:
+    """Say who waited in a run whose steps took their rollouts from a stream, and what to change; empty for others.
+
+    Each step has its metrics `stream/NAME` by name; means are over time.
+    """
+    measured = [step for step in steps if step.get("seconds")]
+    if not measured:
+        return ""
+    total = sum(step["seconds"] for step in measured)
+    names = ("learner_waited", "engine_idle", "fullness")
+    waited, idle, full = (sum(step["seconds"] * step[name] for step in measured) / total for name in names)
+    ages = [step["token_age/mean"] for step in measured if "token_age/mean" in step]
+    age = f", tokens were {mean(ages):.1f} steps old" if ages else ""
+    told = (
+        f"the learner waited {waited:.0%} of the time; the engine was idle {idle:.0%} of it, on average {full:.0%} full"
+    )
+    told += age
+    stale = sum(step["seconds"] * step.get("stale", 0.0) for step in measured) / total
+    if stale:
+        told += f", {stale:.0%} of the groups came to be too old"
+    if stale >= OFTEN:
+        return f"{told}: raise rollout.max_off_policy_steps, or lower assignment.oversampling where it is above 1"
+    if waited >= OFTEN and full >= FULL:
+        return f"{told}: raise rollout.max_in_flight if the engine has room, or give it more of the machine"
+    if waited >= OFTEN:
+        return f"{told}: raise rollout.max_off_policy_steps, so that more groups may be begun"
+    if idle >= OFTEN:
+        return f"{told}: the learner is what the run waits for; fewer rollout.max_off_policy_steps may do"
+    return f"{told}: neither has to be changed"
 
 
 def _table(steps: Sequence[dict[str, Any]]) -> Grid:

@@ -60,9 +60,9 @@ def status(
     store: Store = "",
     as_json: Json = False,
 ) -> int | None:
-    """Show what is at work: runs, services, waiting gates, schedules.
+    """Show what is running: runs, services, waiting gates, schedules.
 
-    The exit status is 0 where a run is at work, 1 where none is.
+    The exit status is 0 if a run is running, else 1.
     """
     from flows.cli.status import main
 
@@ -89,7 +89,9 @@ def check(
     name: Name = "",
     store: Store = "",
     load: Annotated[bool, option("load each environment too, and check what it says of itself")] = False,
-    gpu: Annotated[str, option("plan the memory of this GPU, such as H200 or 80GiB, which need not be here")] = "",
+    gpu: Annotated[
+        str, option("plan the memory of this GPU, such as H200 or 80GiB; this machine need not have it")
+    ] = "",
     as_json: Annotated[bool, option("print the resolved config as JSON instead", name="--json")] = False,
 ) -> int | None:
     """Check a config and print the plan of its run; this starts nothing."""
@@ -180,7 +182,7 @@ def why(
 
 
 def sql(
-    query: Annotated[str, option("one SELECT")] = "",
+    query: Annotated[str, option("one SELECT statement; without it, the tables are listed")] = "",
     /,
     *,
     form: Annotated[Literal["table", "json", "csv", "parquet"] | None, option("output format", name="--format")] = None,
@@ -189,25 +191,27 @@ def sql(
     force: Force = False,
     rows: Annotated[Count, option("maximum number of rows in the answer")] = 10_000_000,
     memory: Annotated[Positive, option("maximum memory, in GiB")] = 4.0,
-    seconds: Annotated[Positive, option("maximum time")] = 600.0,
+    seconds: Annotated[Positive, option("maximum time, in seconds")] = 600.0,
     run: OfRun = "",
     store: Store = "",
 ) -> int | None:
-    """Ask the tables of a store in SQL; a query changes nothing.
+    """Query the tables of a store in SQL; this changes nothing.
 
     Ctrl-C ends a query.
     """
-    from flows.cli.questions import sql
+    from flows.cli.sql import sql
     from storage.read.sql import Bounds
 
     bounds = Bounds(rows, memory, seconds)
     return sql(query, form=form or "", output=output, tokens=tokens, store=store, run=run, force=force, bounds=bounds)
 
 
-OUTCOMES = "trained, filtered, errored, stopped, quarantined, 'no weight', refused, pending, evaluated or expired"
+OUTCOMES = (
+    "trained, filtered, errored, stopped, stale, quarantined, 'no weight', refused, pending, evaluated or expired"
+)
 COLOURS = """\
 the measure that colours tokens: advantage, weight (the component of the loss), rl_weight, ce_weight, ref_kl_weight, \
-trained_rl_weight, engine, learner, ratio, mismatch, entropy, reference, signal, outside, mask, trained"""
+trained_rl_weight, engine, learner, ratio, mismatch, entropy, reference, signal, outside, policy, mask, trained"""
 SOURCE, ORDER, CONTENT, FORM = one_of(), one_of(), one_of(), one_of()
 
 
@@ -239,7 +243,7 @@ def traces(
     /,
     *,
     step: Annotated[Index | None, option("the step; by default the last one", group=SOURCE)] = None,
-    evaluation: Annotated[Index | None, option("an evaluation instead of a step", "VERSION", group=SOURCE)] = None,
+    evaluation: Annotated[Index | None, option("the evaluation of this version", "VERSION", group=SOURCE)] = None,
     of_set: Annotated[str | None, option("only this set of the evaluation", "NAME", name="--set")] = None,
     env: Annotated[str, option("only of this environment", "X")] = "",
     agent: Annotated[str, option("only of this agent", "X")] = "",

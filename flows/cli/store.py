@@ -48,7 +48,7 @@ def maintain(
     *,
     retention_hours: Annotated[Number, option("delete unused files that are older than this")] = 168.0,
     retain: Annotated[Runs, option("drop rows of a table that are older than this", "TABLE=30d")] = (),
-    force: Annotated[bool, option("also for tables that later stages read")] = False,
+    force: Annotated[bool, option("drop rows also from tables that later stages read")] = False,
     dry_run: DryRun = False,
     store: Store = "",
     as_json: Json = False,

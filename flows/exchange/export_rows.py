@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from flows.queries.rollout_table import DERIVED
+from flows.queries.derived_tables import DERIVED
 from flows.queries.step_history import StepHistory
 from storage.read.frames import Frames
 from storage.read.lineage import Graph, Work

@@ -7,7 +7,7 @@ The files' content and how they are read are in the keys, so that the same files
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from tasks.exchange.files import STEP, Format, read_files, require_regular
 from tasks.exchange.trace_import import ImportedRollouts, arrange, split_repeated, with_unique_ids
 from tasks.exchange.traces import MARK
 from tasks.inference.engine.model_info import TOKENIZER_FILES, file_digest, files_of, model_directory
+from tasks.inference.trace_rows.image_tensors import processor_directory
 from tasks.metrics import stage as metrics
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext, StageKeys
@@ -160,7 +161,8 @@ def _read(request: ImportRequest, config: RunConfig) -> tuple[ImportedRollouts, 
     if not episodes:
         reasons = "".join(f"; {number} x {reason}" for reason, number in left_out.items())
         raise ImportRefused(f"the files hold no rollouts{reasons}. Nothing was written.")
-    return arrange(with_unique_ids(episodes), request.groups_per_step), _figures(episodes), left_out
+    found = arrange(with_unique_ids(episodes), request.groups_per_step)
+    return replace(found, model=config.model), _figures(episodes), left_out
 
 
 def _figures(episodes: Sequence[Episode]) -> dict[str, int]:
@@ -250,6 +252,8 @@ def inputs_of_import(request: ImportRequest, config: RunConfig) -> dict[str, str
     # Only where it is asked for, so that imports of before this option keep their keys.
     if request.held_out:
         reading["held_out"] = True
+    if processor_directory(config.model):
+        reading["tensors_of_images"] = True
     if config.model.renderer_settings:
         reading["model"]["renderer_settings"] = config.model.renderer_settings
     return {"files": content_key(digests), "reading": content_key(reading)}

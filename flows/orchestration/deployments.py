@@ -1,6 +1,6 @@
 """Registers the deployments of `prefect.yaml` on a Prefect server, with work pool, limit, automation."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
@@ -46,7 +46,8 @@ def main(pool: str = POOL, store: str = "", slots: int = 1, file: str = "", noti
     for name in prefect_api.crash_stale_runs(embedded=False):
         print(f"  flow run {name}: its process is gone, its state says how it ended")
     # Pool and limit before the deployments that name them: a schedule may fire at once.
-    print(f"  work pool {pool}: {ensure_pool(pool)}")
+    for name in sorted({pool, *(pool_of(each, pool) for each in found)}):
+        print(f"  work pool {name}: {ensure_pool(name)}")
     print(f"  limit {limit}: {ensure_limit(limit, slots)}")
     print(f"  automation {AUTOMATION!r}: {ensure_automation(lost_runs_automation())}")
     for wanted in notifications(notify) if notify else ():
@@ -82,6 +83,12 @@ def lost_runs(root: str) -> list[str]:
     return mark_crashed(open_store(root)) if there else []
 
 
+def pool_of(described: Mapping[str, Any], pool: str) -> str:
+    """Return the work pool of a deployment: `pool` for runs, its own for services of runs."""
+    own = str(described["work_pool"]["name"])
+    return pool if own == POOL else own
+
+
 def register(described: Mapping[str, Any], pool: str, store: str, limit: str) -> str:
     """Make or update one deployment; return its full name."""
     from prefect.flows import EntrypointType
@@ -100,7 +107,7 @@ def register(described: Mapping[str, Any], pool: str, store: str, limit: str) ->
         parameters=described["parameters"],
         tags=described["tags"],
         schedules=[Cron(cron, **others) for cron, others in schedules],
-        work_pool_name=pool,
+        work_pool_name=pool_of(described, pool),
         job_variables={"env": variables},
         # By module: workers import what is installed, and need no checkout.
         entrypoint_type=EntrypointType.MODULE_PATH,
@@ -108,6 +115,31 @@ def register(described: Mapping[str, Any], pool: str, store: str, limit: str) ->
     _offer_choices(deployment._parameter_openapi_schema.properties, flow.name)
     deployment.apply()
     return f"{flow.name}/{described['name']}"
+
+
+def require_services(names: Iterable[str]) -> None:
+    """Raise DeployRefused where no Prefect server is configured, or it lacks a deployment that a run asks services of.
+
+    Raises PrefectUnreachable where the server does not answer.
+    """
+    if not (url := configured_url()):
+        raise DeployRefused(
+            "placement.services is pools, and no Prefect server is configured. Nothing was started: say where it is, "
+            "for example export PREFECT_API_URL=http://127.0.0.1:4200/api"
+        )
+    prefect_api.probe(url)
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
+
+    with get_client(sync_client=True) as client:
+        for name in names:
+            try:
+                client.read_deployment_by_name(name)
+            except ObjectNotFound as problem:
+                raise DeployRefused(
+                    f"the Prefect server at {url} has no deployment {name}. Nothing was started: run `stagecoach "
+                    "deploy`, and workers for the pools of services: prefect worker start --pool engines"
+                ) from problem
 
 
 def _offer_choices(properties: dict[str, Any], flow: str) -> None:

@@ -6,13 +6,13 @@ from typing import Any
 from flows.queries.metrics import StepNumbers
 from flows.queries.outcomes import EXPIRED
 from tasks.arrays.finding import QUARANTINED
-from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
+from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STALE, STOPPED, TRAINED
 from tasks.metrics.figures import ALL
 from tasks.metrics.rollouts import SPANS
 from tasks.stages import STEP_STAGES
 
 OUTCOMES = {
-    **{TRAINED: 2, FILTERED: 4, ERRORED: 6, STOPPED: 7, NO_WEIGHT: 0},
+    **{TRAINED: 2, FILTERED: 4, ERRORED: 6, STOPPED: 7, STALE: 7, NO_WEIGHT: 0},
     **{QUARANTINED: 3, PENDING: 5, REFUSED: 1, EXPIRED: 7},
 }
 """What becomes of rollouts, from the foot of the bars up, each with the number of its colour."""
@@ -180,7 +180,7 @@ class _Charts:
     def _errors(self) -> list[Series]:
         classes = [each for each in self._measures if each.startswith("errored_rollout/")]
         found = [self._one("errored_rollout", ALL, "all"), *(self._with_zeros(each) for each in classes)]
-        return [*found, self._with_zeros("stragglers")] if "stragglers" in self._measures else found
+        return [*found, *(self._with_zeros(each) for each in ("stragglers", "stale") if each in self._measures)]
 
     def _with_zeros(self, measure: str) -> Series:
         """Return a share that has no entry where it is zero."""

@@ -31,22 +31,23 @@ from storage.keys import canonical_json
 from storage.read.lineage import Work
 from storage.store import Store
 from tasks.metrics.figures import MEANINGS
-from tasks.stages import COMPARED, EVALUATION
+from tasks.stages import COMPARED, EVALUATION, ROLLOUT
 
 SAME, DIFFERENT, ONLY_A, ONLY_B = "same key", "different key", "only in a", "only in b"
 Works = dict[int, dict[str, Work]]
 """A run's finished work by step and stage; an evaluation has its policy's version for a step."""
 
 
-def compare(library: StoreReader, a: str, b: str, step: int | None = None) -> dict[str, Any]:
+def compare(library: StoreReader, a: str, b: str, step: int | None = None, lone: bool = True) -> dict[str, Any]:
     """Return how run `b` differs from run `a`; with `step`, that step's groups and samples too.
 
-    Raises ConfigError for an unknown run, or a step that neither has.
+    Without `lone` no row is read of steps that one run alone has, and they have no figures. Raises ConfigError for an
+    unknown run, or a step that neither has.
     """
     (a, first), (b, second) = (recorded_run(library.store, run) for run in (a, b))
     runs, configs, works = (a, b), (first, second), [works_of(library, run) for run in (a, b)]
     pieces = compared_keys(*works)
-    pairs = _pairs(library, works)
+    pairs = _pairs(library, works, lone)
     parted = by_step(pieces)
     averages = [_averages(library, run) for run in runs]
     steps = [
@@ -61,6 +62,7 @@ def compare(library: StoreReader, a: str, b: str, step: int | None = None) -> di
         "pieces": pieces,
         "same_work": not pieces or {piece["state"] for piece in counting(pieces)} == {SAME},
         "parting": parting(pieces),
+        "intakes": compared_intakes(library.store, *works),
         "steps": steps,
         "together": _together(library, works, pairs),
         "weights_part_at": next((each["step"] for each in steps if each["between"]["weights_equal"] is False), None),
@@ -78,14 +80,16 @@ def compare(library: StoreReader, a: str, b: str, step: int | None = None) -> di
     return found | {"detail": step_detail(one, other)}
 
 
-def _pairs(library: StoreReader, works: Sequence[Works]) -> dict[int, tuple[StepRows, StepRows]]:
+def _pairs(library: StoreReader, works: Sequence[Works], lone: bool) -> dict[int, tuple[StepRows, StepRows]]:
     """Return for each step of either run the rows that both made of it: of shared steps one object."""
     own = {step: [work.get(step, {}) for work in works] for step in _steps_of(works)}
+    of_one = {step for step, both in own.items() if not all(map(is_step, both))}
+    pairs = {} if lone else dict.fromkeys(of_one, (StepRows(), StepRows()))
     # Nothing can differ in these, so that their rows need not be read: long runs that part late share nearly all steps,
     # and a replay of the last steps has none of the others.
-    equal = [step for step, both in own.items() if same_rows(*both) or not all(map(is_step, both))]
-    pairs: dict[int, tuple[StepRows, StepRows]] = {}
-    for steps, shared in ((equal, True), ([step for step in own if step not in {*equal}], False)):
+    equal = {step for step, both in own.items() if step in of_one or same_rows(*both)}
+    for shared in (True, False):
+        steps = [step for step in own if (step in equal) == shared and step not in pairs]
         found = rows_of_steps(library, [work for step in steps for work in own[step]], shared=shared)
         pairs |= dict(zip(steps, zip(found[::2], found[1::2], strict=True), strict=True))
     return {step: pairs[step] for step in own}
@@ -168,6 +172,35 @@ def parting(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         if piece["state"] != SAME and piece["step"] in both:
             return {name: piece[name] for name in ("step", "stage", "state")}
     return None
+
+
+def compared_intakes(store: Store, a: Works, b: Works) -> dict[str, Any] | None:
+    """Return the first step whose groups from the stream of rollouts are not the same, `step` None where there is none.
+
+    `only_a` and `only_b` are groups that one run alone took there, or sampled with a policy of another version, and
+    `num_shared` counts the others. None where one of the runs took no rollouts from a stream.
+    """
+    streamed = (any(work.slices_of("intakes") for each in one.values() for work in _rollouts(each)) for one in (a, b))
+    if not all(streamed):
+        return None
+    for step in sorted({*a} & {*b}):
+        one, other = (_taken_groups(store, _rollouts(works[step])) for works in (a, b))
+        if one.items() != other.items():
+            only_a, only_b = (
+                sorted(dict(mine.items() - theirs.items())) for mine, theirs in ((one, other), (other, one))
+            )
+            return {"step": step, "only_a": only_a, "only_b": only_b, "num_shared": len(one.items() & other.items())}
+    return {"step": None, "only_a": [], "only_b": [], "num_shared": 0}
+
+
+def _rollouts(stages: Mapping[str, Work]) -> list[Work]:
+    return [work for name, work in stages.items() if name.partition(".")[0] == ROLLOUT]
+
+
+def _taken_groups(store: Store, works: Iterable[Work]) -> dict[str, int]:
+    """Return the groups that a step took from the stream, with the versions of their policies."""
+    tables = [store.read(work.slices_of("intakes"), ["group_id", "policy_version"]) for work in works]
+    return {row["group_id"]: row["policy_version"] for table in tables for row in table.to_pylist()}
 
 
 def by_step(pieces: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:

@@ -68,7 +68,22 @@ def _work(found: Found) -> list[str]:
     told = (
         f"They differ from step {parting['step']}, stage {parting['stage']} on: {how}. Shared results: {counts[SAME]}."
     )
-    return [told, *_only(found)]
+    return [told, *_intakes(found["intakes"]), *_only(found)]
+
+
+def _intakes(found: Found | None) -> list[str]:
+    """Say from which step on two runs took other groups from their streams of rollouts."""
+    if found is None:
+        return []
+    if found["step"] is None:
+        return ["Their intakes are the same: each step took the same groups, of policies of the same versions."]
+    own = [f"{run} alone took {', '.join(found[f'only_{run}'][:SHOWN_IDS]) or 'none'}" for run in "ab"]
+    more = sum(max(0, len(found[f"only_{run}"]) - SHOWN_IDS) for run in "ab")
+    left = f" and {more} more" if more else ""
+    return [
+        f"Their intakes differ from step {found['step']} on: of that step's groups {'; '.join(own)}{left}, and "
+        f"{found['num_shared']} are the same. Which groups end first depends on time."
+    ]
 
 
 def _only(found: Found) -> list[str]:

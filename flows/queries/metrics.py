@@ -164,11 +164,14 @@ ABOUT = {
     "num_output_tokens": About("tokens", "mean of a rollout: what the policy sampled"),
     "longest_output": About("tokens", "most that one rollout sampled"),
     "is_truncated": About("share", "of rollouts that were cut off"),
-    "staleness": About("steps", "mean since the policy that sampled"),
+    "staleness": About("steps", "mean since the policy that sampled, the oldest of a rollout"),
+    "token_staleness/mean": About("steps", "mean of sampled tokens since the policy of each"),
+    "token_staleness/max": About("steps", "most of a sampled token since its policy"),
     "samples_per_rollout": About("samples", "mean of a rollout, one for each branch"),
     "kept": About("share", "of verdicts that keep"),
     "errored_rollout": About("share", "of rollouts with an error, or one of a class"),
     "stragglers": About("share", "of rollouts that were stopped as enough others had ended"),
+    "stale": About("share", "of rollouts of a stream that no step within rollout.max_off_policy_steps took"),
     "filters": About("share", "of rollouts that the filter found, enforced or not"),
     "filters/is_filtered": About("share", "of rollouts that any filter left out"),
     "trainable/count": About("rollouts", "left to train on"),
@@ -183,6 +186,18 @@ ABOUT = {
     "rollout/output_tokens": About("tokens", "sampled by all rollouts, those that were stopped too"),
     "rollout/retokenised_turns": About("turns", "that went back to the policy as other tokens than it sampled"),
     "reasons": About("rollouts", "that were left out for that reason"),
+    "stream": About("s", "in which the step's groups ended; what follows is of that time"),
+    "stream/engine_idle": About("share", "of the time, in which no rollout was under way"),
+    "stream/learner_waited": About("share", "of the time, in which the learner waited for rollouts"),
+    "stream/cancelled": About("share", "of rollouts that were stopped before their end"),
+    "stream/stale": About("share", "of groups that were too old for any step before one took them"),
+    "stream/in_flight": About("rollouts", "mean number under way"),
+    "stream/fullness": About("share", "of rollout.max_in_flight that was under way"),
+    "stream/requests_running": About("requests", "mean number in the engine's batch"),
+    "stream/requests_waiting": About("requests", "mean number in the engine's queue"),
+    "stream/cache_use": About("share", "of the engine's KV cache in use"),
+    "stream/token_age": About("steps", "from the policy that sampled tokens to the one that is trained on them"),
+    "stream/tokens_of_age": About("share", "of the tokens that may be trained on, by their age in steps"),
     "groups": About("groups", "of the step, where they are replaced or refused"),
     "groups/batches": About("batches", "that the groups were drawn in"),
     "entropy": About("nats", "mean over rl tokens, over all optimizer steps"),
@@ -234,6 +249,7 @@ OF_UPDATES = {
     "processes": About("processes", "of the learner"),
     "seconds_gradients": About("s", "of forward and backward passes"),
     "seconds_optimizer": About("s", "of clipping and the optimizer"),
+    "seconds_writing": About("s", "of writing the policy that was made"),
     "tokens_per_second": About("tokens/s", "through both, of all processes"),
     "tflops": About("TFLOP", "that the model needs for the packed segments"),
     "tflops_per_second": About("TFLOP/s", "of each process"),
@@ -260,12 +276,12 @@ def _longest(name: str, known: dict[str, About]) -> About:
 
 ORDER = (
     *("reward", "rewards", "metrics", "update", "updates", "rollouts", "accounting", "filters", "trainable"),
-    *("errored_rollout", "stragglers", "timing", "tokens", "tokens_per_second"),
+    *("errored_rollout", "stale", "stragglers", "stream", "timing", "tokens", "tokens_per_second"),
 )
 """Groups in which most is looked for come first; any others follow."""
 LOOSE = "rollouts"
 """The group of measures whose names have one part."""
-SHARES = ("errored_rollout", "stragglers")
+SHARES = ("errored_rollout", "stale", "stragglers")
 """What has no entry where it is zero, though the rollouts were counted; `accounting` is like it."""
 Metric = dict[str, Any]
 

@@ -14,7 +14,7 @@ from flows.queries.row_lineage import identify, policy_names, policy_version
 from flows.queries.step_history import StepHistory, StepLineage, present
 from storage.read.frames import Frames
 from storage.read.lineage import Work
-from tasks.inference.trace_rows.failures import STRAGGLER
+from tasks.inference.trace_rows.failures import GIVEN_UP
 from tasks.metrics.accounting import EVALUATED, NO_WEIGHT, PENDING, REFUSED, TRAINED, outcome_of
 
 EXPIRED = "expired"
@@ -291,8 +291,8 @@ def _group(frames: Frames, work: Work, trace: Mapping[str, Any]) -> dict[str, An
     rows = frames.rows([work], "traces").filter(pl.col("group_id") == trace["group_id"])
     rewards = rows.select("reward", "error_class").collect()
     reward = rewards["reward"].drop_nulls()
-    # Stopped rollouts carry an error class for a mark, but they did not fail.
-    stopped = int((rewards["error_class"] == STRAGGLER).sum())
+    # Stopped and stale rollouts carry an error class for a mark, but they did not fail.
+    stopped = int(rewards["error_class"].is_in(sorted(GIVEN_UP)).sum())
     return {
         "group_id": trace["group_id"],
         "num_rollouts": len(rewards),

@@ -15,7 +15,7 @@ from flows.queries.rollouts import evaluation_traces, lineages_of, search_mask, 
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import FoundTrace
 from tasks.arrays.finding import QUARANTINED
-from tasks.metrics.accounting import ERRORED, EVALUATED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
+from tasks.metrics.accounting import ERRORED, EVALUATED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STALE, STOPPED, TRAINED
 
 REWARD, METRIC = "reward:", "metric:"
 """What the columns of named rewards and metrics begin with."""
@@ -158,7 +158,7 @@ def _number(value: Any) -> float | None:
     return None
 
 
-OUTCOMES = (TRAINED, FILTERED, ERRORED, STOPPED, QUARANTINED, NO_WEIGHT, REFUSED, PENDING, EVALUATED, EXPIRED)
+OUTCOMES = (TRAINED, FILTERED, ERRORED, STOPPED, STALE, QUARANTINED, NO_WEIGHT, REFUSED, PENDING, EVALUATED, EXPIRED)
 ERRORS = ("infrastructure", "timeout", "model", "environment", "cancelled", "incomplete")
 """The classes that an error may have; a rollout that was stopped for others' sake is no error, see OUTCOMES."""
 YES, NO = "yes", "no"

@@ -11,9 +11,9 @@ import polars as pl
 from polars.io.plugins import register_io_source
 
 from flows.queries.notes import notes_of_rollouts
-from flows.queries.outcomes import accounting, outcomes, outcomes_of
+from flows.queries.outcomes import outcomes_of
 from flows.queries.step_history import StepHistory, StepLineage, present
-from storage.read.frames import Derivation, Frames
+from storage.read.frames import Frames
 from storage.schemas.stage_tables import TRACES
 
 ADDED = {
@@ -52,10 +52,6 @@ def rollouts(frames: Frames) -> pl.LazyFrame:
         yield rows if count is None else rows.head(count)
 
     return register_io_source(read, schema=SCHEMA)
-
-
-DERIVED: dict[str, Derivation] = {"outcomes": outcomes, "accounting": accounting, "rollouts": rollouts}
-"""Tables that are made out of those of a store: for `storage.open(root, derived=DERIVED)`."""
 
 
 def _not_held(_: str, make: Callable[[], pl.DataFrame]) -> pl.DataFrame:

@@ -80,6 +80,9 @@ KINDS = {
             ("trace_id",),
             ("assignment_id", "agent", "reward", "error_class", "policy_key", "policy_version", "staleness"),
         ),
+        RowKind(
+            "tokens", "token_policies", ("trace_id", "message", "start"), ("num_tokens", "policy_key", "policy_version")
+        ),
         RowKind("verdict", "verdicts", ("trace_id",), ("keep", "reason", "detected")),
         RowKind("sample", "samples", ("sample_id",), ("trace_id", "reward", "baseline", "advantage", "num_tokens")),
         RowKind("row", "batches", ("row",), ("update", "sample_ids", "rl_tokens", "ce_tokens")),
@@ -88,10 +91,12 @@ KINDS = {
     )
 }
 EDGES = (
+    Edge("policy", "tokens", (("policy_key", "policy_key"),)),
     Edge("policy", "trace", (("policy_key", "policy_key"),)),
     Edge("policy", "update", (("policy_key_in", "policy_key"),)),
     Edge("example", "assignment", (("environment", "environment"), ("example_id", "example_id"))),
     Edge("assignment", "trace", (("assignment_id", "assignment_id"),)),
+    Edge("tokens", "trace", (("trace_id", "trace_id"),), same_work=True),
     Edge("trace", "trace", (("trace_id", "trace_id"),)),
     Edge("trace", "verdict", (("trace_id", "trace_id"),)),
     Edge("verdict", "sample", (("trace_id", "trace_id"),)),
@@ -99,7 +104,8 @@ EDGES = (
     Edge("row", "update", (("update", "update"),)),
     Edge("update", "policy", (), same_work=True),
 )
-"""From top to bottom. A trace that was scored again came from the one that was sampled. A policy is at both ends: the
+"""From top to bottom. A trace that several policies sampled came from each of them through its tokens, and itself names
+the oldest. A trace that was scored again came from the one that was sampled. A policy is at both ends: the
 way goes on from one that was asked about, and ends at one that it comes to."""
 
 
@@ -203,10 +209,12 @@ def _combinations(facts: Mapping[str, Any], columns: Sequence[str]) -> list[tupl
 SHORTEST_PREFIX = 8
 NEAREST = 5
 WORK = "work"
-NAMED = (*(kind for kind in KINDS if kind not in ("verdict", "update")), WORK)
+NAMED = (*(kind for kind in KINDS if kind not in ("tokens", "verdict", "update")), WORK)
 """What an id may be said to be."""
 
 
+SLASHED = ("assignment_id", "sample_id")
+"""Columns of ids that are made with a slash, GROUP/MEMBER and TRACE/BRANCH: any other text is in no row of theirs."""
 NUMBER = re.compile("[0-9]{1,9}")
 """The number of a step or of a row; of a longer one there is none, and a table could not be asked for it."""
 
@@ -307,11 +315,11 @@ def _of_keys(frames: Frames, kind: str, works: Sequence[Work]) -> RowTree:
 def _by_id(frames: Frames, kind: str, text: str) -> RowTree:
     described = KINDS[kind]
     several_columns = len(described.row_id) > 1
-    if several_columns and "/" not in text:
+    if "/" not in text and (several_columns or described.row_id[0] in SLASHED):
         return RowTree([])
     # A column as it is stored: files whose statistics rule the id out are not read.
     name = pl.concat_str(described.row_id, separator="/") if several_columns else pl.col(*described.row_id)
-    rows = frames[described.table].select(*described.row_id, "key")
+    rows = frames.rows(frames.graph.makers(described.table), described.table).select(*described.row_id, "key")
     found = rows.filter(name == text).collect()
     # A whole id goes first: it may itself be the beginning of another one.
     if not len(found) and kind == "trace" and len(text) >= SHORTEST_PREFIX:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import polars as pl
@@ -29,14 +30,21 @@ READ = tuple(dict.fromkeys((*COLUMNS, *OF_SEATS, "episode_id")))
 class EvaluationScores:
     """One policy on one set."""
 
-    described: dict[str, Any]
-    """`version`, `set` (its name, empty for the one without), and `scores`, one for each environment."""
+    set_name: str
+    """Empty for the set without a name."""
+    version: int
     traces: pa.Table
     """The rollouts that were counted, by which it can be compared with another."""
     pass_at: tuple[int, ...]
     pass_reward: float
     all_seats: pa.Table
     """The rollouts of all who took part."""
+
+    @cached_property
+    def described(self) -> dict[str, Any]:
+        """`version`, `set` (its name), and `scores`, one for each environment: made when they are asked for."""
+        scores = [asdict(each) for each in estimates(self.traces, self.pass_at, self.pass_reward, self.all_seats)]
+        return {"version": self.version, "set": self.set_name, "scores": scores}
 
     def of(self, counted: pa.Table) -> list[dict[str, Any]]:
         """Return the scores of some of the rollouts alone, one for each environment."""
@@ -54,14 +62,12 @@ def score_rollouts(
     """Return what the rollouts of a set, in rounds, say of the policy of a version."""
     all_seats = latest_attempts([each.select(list(READ)) for each in rounds])
     counted = evaluated_seats(all_seats, environments)
-    scores = [asdict(each) for each in estimates(counted, pass_at, pass_reward, all_seats)]
-    described = {"version": version, "set": name, "scores": scores}
-    return EvaluationScores(described, counted, pass_at, pass_reward, all_seats)
+    return EvaluationScores(name, version, counted, pass_at, pass_reward, all_seats)
 
 
 def compare_scores(before: EvaluationScores, after: EvaluationScores) -> list[dict[str, Any]]:
     """Return how the figures of two policies on a set differ, over the same examples, as plain values."""
-    versions = {"set": before.described["set"], "versions": [each.described["version"] for each in (before, after)]}
+    versions = {"set": before.set_name, "versions": [each.version for each in (before, after)]}
     changes = paired_differences(before.traces, after.traces, before.pass_at, before.pass_reward)
     return [{**versions, **asdict(each)} for each in changes]
 
@@ -70,7 +76,7 @@ def comparisons(found: Sequence[EvaluationScores]) -> list[dict[str, Any]]:
     """Return how the last policy of each set differs from the first; nothing of sets that only one was tried on."""
     by_set: dict[str, list[EvaluationScores]] = {}
     for each in found:
-        by_set.setdefault(each.described["set"], []).append(each)
+        by_set.setdefault(each.set_name, []).append(each)
     return [row for own in by_set.values() if len(own) > 1 for row in compare_scores(own[0], own[-1])]
 
 

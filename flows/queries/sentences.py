@@ -8,7 +8,7 @@ from flows.queries.row_lineage import WORK, RowNode, policy_names
 from flows.reporting.formats import compact_number, error_words, one_line
 from storage.read.lineage import Graph, Work
 from tasks.arrays.finding import NO_TURNS, QUARANTINED, UNTRAINABLE
-from tasks.inference.trace_rows.failures import STRAGGLER
+from tasks.inference.trace_rows.failures import GIVEN_UP, STALE
 from tasks.metrics.accounting import ERRORED, EVALUATED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
 
 KEY = 8
@@ -73,7 +73,8 @@ def flat(value: Any, path: str = "") -> Iterable[tuple[str, Any]]:
 
 
 def _trace(facts: Facts, graph: Graph) -> str:
-    failed = "stopped" if facts["error_class"] == STRAGGLER else f"failed, {facts['error_class']}"
+    kind = facts["error_class"]
+    failed = ("stale" if kind == STALE else "stopped") if kind in GIVEN_UP else f"failed, {kind}"
     ended = failed if facts["error_class"] else f"reward {number(facts['reward'])}"
     sampled = f", by {policy(facts['policy_key'], graph)}" if facts["policy_key"] else ""  # else it was demonstrated
     stale = f", {facts['staleness']} steps stale" if facts["staleness"] else ""
@@ -95,6 +96,7 @@ _ROW_LINES: dict[str, Callable[[Facts, Graph], str]] = {
     "example": lambda facts, graph: f"split {facts['split']}",
     "assignment": lambda facts, graph: f"seed {facts['seed']}",
     "trace": _trace,
+    "tokens": lambda facts, graph: f"{facts['num_tokens']} tokens, by {policy(facts['policy_key'], graph)}",
     "verdict": _verdict,
     "sample": lambda facts, graph: _worth(facts),
     "row": lambda facts, graph: f"{len(facts['sample_ids'])} samples, for update {facts['update']}",
@@ -219,6 +221,7 @@ SENTENCES: dict[str, Callable[[Found, Found], str]] = {
     FILTERED: _filtered_sentence,
     ERRORED: _errored_sentence,
     STOPPED: _stopped_sentence,
+    STALE: _stopped_sentence,
     QUARANTINED: _quarantined_sentence,
     REFUSED: _refused_sentence,
     NO_WEIGHT: _no_weight,

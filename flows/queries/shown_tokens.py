@@ -169,6 +169,9 @@ _SIGNAL = "The reference's log-prob less the engine's: what the reference-KL com
 _OUTSIDE = "Outside, clipped, or in a sequence that was left out: the rl loss gave the token no gradient."
 _WROTE = "Who wrote the token: the policy, or the environment."
 _MASK = legend_of_pairs(("s", "sampled"), ("p", "given: text"), ("t", "given: template"), ("u", "given"))
+_POLICY = "How much older the policy that sampled the token is than the newest one that sampled a part of the rollout."
+_AGES = tuple(range(1, len(RISING)))
+_POLICIES = legend_of_pairs((RISING[0], "newest"), *((RISING[age], f"{age} older") for age in _AGES))
 _INSIDE = legend_of_pairs(("x", "outside"), ("i", "inside"))
 _TRAINED = legend_of_pairs(("y", "trained on"), ("n", "not"))
 _MADE = "Whether an update was made with the token in its loss."
@@ -186,6 +189,7 @@ COLOURINGS = (
     _likelihood("reference", "reference log-prob", "How likely it was to the frozen reference; deeper is less likely."),
     _around_zero("signal", "reference signal", _SIGNAL),
     Colouring("outside", "trust region", _OUTSIDE, "outside", flag("outside", "x", "i"), _INSIDE),
+    Colouring("policy", "policy", _POLICY, "policy_age", rising("policy_age", _AGES), _POLICIES),
     Colouring("mask", "mask", _WROTE, "sampled", mask, _MASK),
     Colouring("trained", "trained", _MADE, "trained", flag("trained", "y", "n"), _TRAINED),
 )

@@ -18,7 +18,7 @@ from flows.queries.row_lineage import policy_names, policy_version
 from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader
 from storage.read.lineage import Work, row_identities
-from tasks.metrics.accounting import ERRORED, FILTERED, STOPPED
+from tasks.metrics.accounting import ERRORED, FILTERED, GIVEN_UP
 from tasks.metrics.figures import ALL, Values
 
 BINS = 20
@@ -58,7 +58,7 @@ def figures(frame: pl.DataFrame, written: Values | None = None) -> dict[str, Any
     stands there: rows may have been dropped for their age since.
     """
     written = written or {}
-    ended = frame.filter(pl.col("outcome") != STOPPED)
+    ended = frame.filter(~pl.col("outcome").is_in(GIVEN_UP))
     means = ended.select(
         num_input_tokens=pl.col("num_input_tokens").mean(),
         num_output_tokens=pl.col("num_output_tokens").mean(),
@@ -81,7 +81,7 @@ def figures(frame: pl.DataFrame, written: Values | None = None) -> dict[str, Any
         "tokens": int(frame["num_tokens"].sum()),
         "means": means,
         "outcomes": _counts(frame, "outcome", "detail"),
-        "errors": _counts(frame.filter(pl.col("outcome") != STOPPED), "error_class"),
+        "errors": _counts(frame.filter(~pl.col("outcome").is_in(GIVEN_UP)), "error_class"),
         "filters": _filter_hits(frame),
     }
 
@@ -136,7 +136,7 @@ def histogram(frame: pl.DataFrame, bins: int = BINS) -> list[dict[str, Any]]:
     The first bin is from `low`, the last up to and with `high`; rewards within 0 and 1, or -1 and 1, are shown on that
     scale, so that steps can be told apart by eye. What is no finite number is left out.
     """
-    scored = frame.filter(pl.col("outcome") != STOPPED, pl.col("reward").is_finite())
+    scored = frame.filter(~pl.col("outcome").is_in(GIVEN_UP), pl.col("reward").is_finite())
     found = []
     for (name,), rows in sorted(scored.group_by("environment")):
         low, high = scale(rows["reward"])
@@ -205,10 +205,10 @@ def groups(library: StoreReader, run: str, step: int) -> pl.DataFrame:
 
 def of_traces(frame: pl.DataFrame) -> pl.DataFrame:
     """Return the groups of a frame of traces in order of their ids, numbers in them by value; see `groups`."""
-    reward = pl.col("reward").filter(pl.col("outcome") != STOPPED)
+    reward = pl.col("reward").filter(~pl.col("outcome").is_in(GIVEN_UP))
     # A leave-one-out baseline differs from member to member: then a group has none.
     baselines = pl.col("baseline").drop_nulls().unique()
-    counts = {name: (pl.col("outcome") == outcome).sum() for name, outcome in _OUTCOMES.items()}
+    counts = {name: pl.col("outcome").is_in(outcomes).sum() for name, outcomes in _OUTCOMES.items()}
     found = frame.group_by("group_id", "agent", maintain_order=True).agg(
         pl.col("environment", "example_id").first(),
         num_traces=pl.len(),
@@ -227,7 +227,7 @@ def of_traces(frame: pl.DataFrame) -> pl.DataFrame:
     return found.with_columns(whole)[order]
 
 
-_OUTCOMES = {"num_filtered": FILTERED, "num_errored": ERRORED, "num_stopped": STOPPED}
+_OUTCOMES = {"num_filtered": (FILTERED,), "num_errored": (ERRORED,), "num_stopped": GIVEN_UP}
 
 
 def in_order(rows: pl.DataFrame, sort: str, descending: bool) -> pl.DataFrame:

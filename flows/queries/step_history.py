@@ -195,10 +195,16 @@ class StepHistory:
         The way that was trained counts, of several the one trained last; else the last work of each stage. A batch that
         was packed again and then held back, or not trained yet, makes nothing untrained.
         """
-        made = self.own.makers("traces")
-        # Rollouts that were scored again are told by the work that scored them last.
+        return [self.lineage(work) for work in self.rollouts]
+
+    @cached_property
+    def rollouts(self) -> list[Work]:
+        """The work that made every batch of rollouts that the run uses, evaluations included, by step.
+
+        Rollouts that were scored again are told by the work that scored them last.
+        """
         again = self.own.users
-        return [self._lineage(work) for work in made if not again(work, "traces", made="traces")]
+        return [work for work in self.own.makers("traces") if not again(work, "traces", made="traces")]
 
     @cached_property
     def lineages_by_step(self) -> dict[int, list[StepLineage]]:
@@ -361,7 +367,8 @@ class StepHistory:
         ages = [behind[role].age if role in behind else NEVER for role in ("filtering", "advantage", "packing")]
         return *ages, LINEAGE.index(role_of(work.stage)), self._refill(work), work.age
 
-    def _lineage(self, traces: Work) -> StepLineage:
+    def lineage(self, traces: Work) -> StepLineage:
+        """Return what one of `rollouts` went through, as `lineages` has it; who asks about one needs no others."""
         if scores_policy(traces.inputs):
             return StepLineage(self.run, traces)
         trained = sorted(self._ways_to_training(traces), key=lambda way: way[-1].age, reverse=True)

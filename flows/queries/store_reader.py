@@ -18,8 +18,8 @@ import polars as pl
 import pyarrow as pa
 
 from configs.errors import ConfigError
+from flows.queries.derived_tables import DERIVED
 from flows.queries.request import NotThere
-from flows.queries.rollout_table import DERIVED
 from flows.queries.step_history import StepHistory
 from storage.errors import RunUnknown
 from storage.keys import canonical_json

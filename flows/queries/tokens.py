@@ -69,6 +69,8 @@ TOKENS = {
     **TEXTS,
     "sampled": pl.Boolean,
     "is_content": pl.Boolean,
+    "policy_version": pl.Int64,
+    "policy_age": pl.Int64,
     "branch": pl.Int32,
     "position": pl.Int64,
     "trained": pl.Boolean,
@@ -95,6 +97,8 @@ message, place      where the token stands; place counts within the message, fro
 text, special       what it adds to the text, for people; null where its tokenizer is not at hand
 sampled             the mask: the policy sampled it
 is_content          body rather than template; null where that is not known
+policy_version      of the policy that sampled it; null where it was not, or no policy of the store did
+policy_age          how many versions older that policy is than the newest one that sampled a part of the trace
 branch, position    the first branch through its message, whose sample has its weights, and its place in that sample
 trained             it has weight in a row of a batch that an update was made on; null where rows that say it were
                     dropped for their age
@@ -136,7 +140,11 @@ def tokens(
         reference_logprob=pl.when("sampled").then("reference_logprob"),
         log_ratio=pl.when(pl.lit(_by_policy(found))).then(both),
     )
-    own = own.with_columns(_ratios(own["log_ratio"]))
+    runs = token_policies(library, found)
+    own = own.with_columns(_ratios(own["log_ratio"]), policy_version=_versions(library, found, own, runs))
+    # Of the trace, and not of the messages that are looked at: the same age means the same on every page.
+    newest = max([found.row["policy_version"], *runs["policy_version"]])
+    own = own.with_columns(policy_age=newest - pl.col("policy_version"))
     own = with_texts(library, found, own) if texts else own
     return own.select(pl.col(name).cast(kind) for name, kind in TOKENS.items() if name in own.columns)
 
@@ -150,6 +158,31 @@ def _as_trained(library: StoreReader, found: FoundTrace) -> list[pl.Expr]:
     trained = pl.when(own).then(True) if gone else own
     weights = (pl.when(member & made).then(name).alias(name) for name, member in weighted.items())
     return [trained.alias("trained"), *weights]
+
+
+RUNS = {"message": pl.Int32, "start": pl.Int64, "num_tokens": pl.Int64, "policy_key": pl.String}
+RUNS |= {"policy_version": pl.Int64}
+"""The columns of table token_policies that tell who sampled which tokens of a trace."""
+
+
+def token_policies(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
+    """Return the runs of tokens by policy, in order; none of a trace that one policy sampled."""
+    works = message_works(library, found)
+    if not any("token_policies" in work.tables for work in works):
+        return pl.DataFrame(schema=RUNS)
+    rows = library.frames().rows(works, "token_policies").filter(pl.col("trace_id") == found.trace_id)
+    return rows.select(pl.col(name).cast(kind) for name, kind in RUNS.items()).collect().sort("message", "start")
+
+
+def _versions(library: StoreReader, found: FoundTrace, own: pl.DataFrame, runs: pl.DataFrame) -> pl.Series:
+    """Return the version of the policy that sampled each token; `runs` are those of `token_policies`."""
+    places = pl.int_ranges("start", pl.col("start") + pl.col("num_tokens"))
+    told = runs.select("message", "policy_version", place=places).explode("place")
+    several = own.select(*PLACE, "sampled").join(told, on=PLACE, how="left", maintain_order="left")
+    lost = has_lost_rows(library, message_works(library, found), "token_policies")
+    single = found.row["policy_version"] if _by_policy(found) and not lost else None
+    known = pl.coalesce("policy_version", pl.lit(single, pl.Int64))
+    return several.select(policy_version=pl.when("sampled").then(known))["policy_version"]
 
 
 def _by_policy(found: FoundTrace) -> bool:

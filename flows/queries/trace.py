@@ -29,8 +29,9 @@ def index(library: StoreReader, works: Iterable[Work]) -> pl.DataFrame:
     def read(names: list[tuple[str, ...]]) -> dict[tuple[str, ...], pl.DataFrame]:
         missing = [named[name] for name in names]
         rows = library.frames().rows(missing, "traces").select(*INDEX, "seq").collect().sort("seq").drop("seq")
-        parts = rows.partition_by("key", as_dict=True)
-        return {name: parts.get((named[name].key,), unread) for name in names}
+        # As a dictionary polars would run a query for each part to learn its key.
+        parts = {part["key"][0]: part for part in rows.partition_by("key")}
+        return {name: parts.get(named[name].key, unread) for name in names}
 
     return pl.concat([unread, *library.cache.each_once("trace index", list(named), read).values()])
 
@@ -70,18 +71,18 @@ def find_trace(library: StoreReader, run: str, trace_id: str, key: str = "") -> 
     `key` is the work that made it, which saves a search through the run; where it is not there, the run is searched.
     Raises NotThere, with the nearest ids and the runs that have it, and where the beginning is that of several.
     """
-    lineages = library.history(run).lineages
+    history = library.history(run)
     # A link names the work that made the trace: one index is read instead of that of every step.
-    hinted = [lineage for lineage in lineages if key and lineage.traces.key.startswith(key)]
-    for some in (hinted, lineages):
-        found = _matching(index(library, [lineage.traces for lineage in some]), trace_id)
+    hinted = [work for work in history.rollouts if key and work.key.startswith(key)]
+    for some in (hinted, history.rollouts):
+        found = _matching(index(library, some), trace_id)
         if len(found) > 1:
             raise NotThere(f"{trace_id!r} is the beginning of several traces of run {run!r}: {_list_names(found)}")
         if found:
             ((whole, keys),) = found.items()
             # Rollouts of one id may have been made at several steps, as in a replay: the last one counts.
-            lineage = max((each for each in some if each.traces.key in keys), key=lambda each: each.traces.step)
-            return FoundTrace(run, lineage, _row(library, lineage.traces, whole))
+            made = max((work for work in some if work.key in keys), key=lambda work: work.step)
+            return FoundTrace(run, history.lineage(made), _row(library, made, whole))
     raise NotThere(_nowhere(library, run, trace_id))
 
 

@@ -62,6 +62,7 @@ class Watched:
     def _show_present(self, panel: Panel, present: StepNumbers | None) -> None:
         """Say which rollouts of the step that is under way are committed, and what is done of it."""
         if present is None:
+            panel.stage(None, "")  # what an earlier look has named is done
             return
         lineages = present.work.lineages
         committed = sum(each.traces.num_rows("traces") for each in lineages)

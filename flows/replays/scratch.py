@@ -46,10 +46,13 @@ class ScratchContext(RunContext):
         """Return finished work of another run as it is: this run has no row for it."""
         return entry
 
-    def _rows(self, name: str, ref: Ref) -> pa.Table:
-        if (entry := self._entries.get(ref.key)) is None:
-            return super()._rows(name, ref)
-        return pa.concat_tables([self._tables[piece] for piece in entry.slices(name)])
+    def _entry(self, ref: Ref) -> Entry:
+        return self._entries.get(ref.key) or super()._entry(ref)
+
+    def _read(self, piece: Slice, columns: Sequence[str] | None) -> pa.Table:
+        if piece not in self._tables:
+            return super()._read(piece, columns)
+        return self._tables[piece] if columns is None else self._tables[piece].select(list(columns))
 
 
 class ScratchExecutor(Executor):

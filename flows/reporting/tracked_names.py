@@ -27,6 +27,7 @@ NAMES = {
     "update/peak_allocated_gib": "perf/peak_memory_allocated",
     "update/seconds_gradients": "time/gradients",
     "update/seconds_optimizer": "time/optimizer",
+    "update/seconds_writing": "time/writing",
     "entropy": "entropy/{scope}/mean",
     "num_turns": "num_turns/{scope}/mean",
     "num_input_tokens": "prefill_len/{scope}/mean",

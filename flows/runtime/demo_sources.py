@@ -45,6 +45,10 @@ QUICK = (
     "training.learning_rate=3e-3",
     "training.betas=[0.9,0.98]",
 )
+WITH_PICTURES = (
+    *("model.renderer=qwen3-vl", "training.vision=trained", "steps=1", "assignment.groups_per_step=8000"),
+    *("packing.updates_per_step=250", "training.decay_steps=250", "training.betas=[0.9,0.98]"),
+)
 
 
 @dataclass(frozen=True)
@@ -93,10 +97,14 @@ RECIPES: Mapping[str, Recipe] = {
     "looking": Recipe(
         "The model was trained to count the squares of a picture",
         ("sample_looking --count 8000 --right 0.3",),
-        (
-            *("model.renderer=qwen3-vl", "training.vision=trained", "steps=1", "assignment.groups_per_step=8000"),
-            *("packing.updates_per_step=250", "training.decay_steps=250", "training.betas=[0.9,0.98]"),
-        ),
+        WITH_PICTURES,
+        model="",
+        maker="tasks.learner.tiny_vision",
+    ),
+    "looking_tool": Recipe(
+        "The model was trained to look at a picture with a tool and to count its squares",
+        ("sample_looking --tool --count 8000 --right 0.3",),
+        WITH_PICTURES,
         model="",
         maker="tasks.learner.tiny_vision",
     ),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from configs.run import RunConfig
 from flows.reporting.formats import error_words, one_line
 from tasks.arrays.finding import QUARANTINED
-from tasks.arrays.group_counts import groups_to_refill
-from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, STOPPED, outcome_of
+from tasks.arrays.group_counts import admitted_groups, groups_to_refill, num_wanted
+from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, STALE, STOPPED, outcome_of
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Ref
 
@@ -28,10 +28,21 @@ member failed. The second and third say nothing of rewards."""
 Row = Mapping[str, Any]
 
 
-def missing_groups(context: RunContext, assigned: Sequence[Ref], credits: Ref) -> Mapping[str, int]:
-    """Return how many groups of the first of some finished assignments have no replacement yet, by environment."""
+def missing_groups(
+    context: RunContext, assigned: Sequence[Ref], sampled: Sequence[Ref], credits: Ref
+) -> Mapping[str, int]:
+    """Return how many groups of the first of some finished assignments have no replacement yet, by environment.
+
+    In a stream those of one environment may take the place of another's: as many lack as the step lacks in all.
+    """
     first, every = (context.table("assignments", refs, GROUPS) for refs in (assigned[:1], assigned))
-    return groups_to_refill(first, every, context.table("samples", (credits,)), context.config.assignment.oversampling)
+    samples, oversampling = context.table("samples", (credits,)), context.config.assignment.oversampling
+    if not context.config.streams:
+        return groups_to_refill(first, every, samples, oversampling)
+    wanted = num_wanted(first, oversampling) - len(admitted_groups(samples))
+    lacking = groups_to_refill(first, context.table("traces", sampled, GROUPS), samples, oversampling)
+    names = [name for name, count in lacking.items() for _ in range(count)]
+    return Counter(names[: max(0, wanted)])
 
 
 def short_of_groups(step: int, counts: Mapping[str, int]) -> str:
@@ -90,6 +101,7 @@ def _count_line(outcome: str, detail: str, count: int) -> str:
         FOLLOWED: f"were left out with a member of their group that failed (filter {INCOMPLETE_GROUP})",
         FILTERED: f"were left out by {detail}",
         STOPPED: "were stopped, as enough others had ended",
+        STALE: "were stale before a step took them",
         QUARANTINED: "were in quarantine",
         NO_WEIGHT: "were kept, but no token of them has a weight",
     }.get(outcome, f"were {outcome}")

@@ -18,6 +18,7 @@ from configs.run import RunConfig
 from configs.services import TrackingSection
 from flows.orchestration.events import EventWatcher
 from flows.orchestration.server import bookkeeping_only, current_flow_run, run_tags
+from flows.orchestration.table_workers import table_workers
 from flows.reporting.artifacts import ArtifactWatcher, RunArtifacts
 from flows.reporting.messages import step_message
 from flows.reporting.tracking import TrackingWatcher, open_sink
@@ -77,7 +78,7 @@ def session_of(prepared: Callable[[], RunConfig], plan: Planner = plan_work) -> 
     """
     session = current_session()
     if session is not None:
-        with record_run(session):
+        with table_workers(session.config.prefect), record_run(session):
             yield session
         return
     config = prepared()
@@ -92,7 +93,7 @@ def session_of(prepared: Callable[[], RunConfig], plan: Planner = plan_work) -> 
         opened.notify("prefect", url="")
         for text in notes:
             opened.notify("note", text=text)
-        with record_run(opened):
+        with table_workers(config.prefect), record_run(opened):
             opened.begin(missing)
             yield opened
 

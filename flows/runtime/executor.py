@@ -98,13 +98,13 @@ class Executor:
         row: Mapping[str, Any] = context.table("decisions", (ref,)).to_pylist()[0]
         return row
 
-    def groups_to_refill(self, assigned: Sequence[Ref], credits: Ref) -> Mapping[str, int]:
+    def groups_to_refill(self, assigned: Sequence[Ref], sampled: Sequence[Ref], credits: Ref) -> Mapping[str, int]:
         """Return how many groups of the first of some assignments have no replacement yet, by environment.
 
         Credits that are still to be given are taken to be enough.
         """
         context = self._context_of(credits)
-        return missing_groups(context, assigned, credits) if context else {}
+        return missing_groups(context, assigned, sampled, credits) if context else {}
 
     def num_errored(self, ref: Ref) -> int:
         """Return how many assignments of rollouts ended with an error; none where they are still to be made."""
@@ -116,6 +116,10 @@ class Executor:
         context = self._context_of(ref)
         assert context is not None, f"{ref.stage} {ref.key} is still to come, and so are its rows"
         return context.table(table, (ref,))
+
+    def num_rows(self, table: str, ref: Ref) -> int:
+        """Return how many rows of a table a result made; none where it is still to come."""
+        return dict(ref.rows).get(table, 0) if self._context_of(ref) else 0
 
     def explain_empty(self, batches: "Sequence[StepBatch]") -> str:
         """Return why some batches hold nothing to train on, and what to do, in lines; nothing in a dry run."""

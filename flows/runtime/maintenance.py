@@ -28,7 +28,7 @@ OTHERS = {
 NO_READERS = ("gate", "metrics", "import", EVALUATION)
 """A gate looks at a batch before training, which would miss it too, and metrics are written with their step; an import
 reads only what came in with it."""
-WRITTEN = ("token_masks",)
+WRITTEN = ("token_masks", "token_policies")
 """Tables that are optional for a stage because it may leave them out of what it writes; none reads them."""
 
 

@@ -13,10 +13,10 @@ from functools import cache, partial
 from itertools import count
 from typing import Any, NamedTuple
 
-from configs.run import RunConfig, View, only_teachers_sample, policy_scores
+from configs.run import RunConfig, only_teachers_sample, policy_scores
 from flows.orchestration.states import EmptyBatch, GateRefused
 from flows.runtime.executor import Executor
-from storage.keys import content_key
+from flows.runtime.streamed_rollouts import StreamedRollouts
 from tasks.advantage import reference
 from tasks.advantage import stage as advantage
 from tasks.assignment import examples as example_list
@@ -26,7 +26,7 @@ from tasks.gate import stage as gate
 from tasks.metrics import stage as metrics
 from tasks.metrics.figures import in_words
 from tasks.packing import stage as packing
-from tasks.rollout import demonstration, intake
+from tasks.rollout import demonstration
 from tasks.rollout import stage as rollout
 from tasks.rollout.stream import Stream
 from tasks.runtime.stage import Policy, Ref
@@ -96,10 +96,8 @@ class Building(NamedTuple):
 
 Ahead = Callable[[Build], Building]
 """Starts to build a batch ahead of time."""
-Begin = Callable[[Callable[[], Ref]], Callable[[], Ref]]
+Begin = Callable[[Callable[[], StepBatch]], Callable[[], StepBatch]]
 """Begins some work, after what was begun before; returns what waits for its result and raises what it raises."""
-MAKE_POLICIES = (filtering.task, reference.task, advantage.task, packing.task, training.task)
-"""The stages between rollouts and the policy that is trained on them."""
 
 
 def when_asked(build: Build) -> Building:
@@ -155,55 +153,45 @@ def run_stream(execute: Executor, source: Source, begin: Begin, check: Check) ->
 
     As soon as policy v is there, it samples, and the assignments of step v + n are given to the stream, n being
     `rollout.max_off_policy_steps`. A step is made of the first groups that end, whichever step assigned them; all of
-    them were sampled at most n policies before. A gate stops the training, while sampling goes on to that bound.
+    them were sampled at most n policies before. `rollout.stale` says whether a step waits for what is due. A gate stops
+    the training, while sampling goes on to that bound.
 
-    Raises EmptyBatch where the filters leave nothing of a step: the next groups of the stream are of other steps.
+    Batches are built one after the other, ahead of the training: where the filters leave nothing or too little of a
+    step, it takes further groups before the next step takes any, and as many are assigned. Raises EmptyBatch where all
+    attempts are used up.
     """
     config = execute.config
     examples, policy = start(execute, source)
-    assigned: list[Ref] = []
-    sampled: list[Callable[[], Ref]] = []
-    credits: Ref | None = None
-    digest = stream_digest(config)
-    with closing(Stream(execute.rows)) as stream:
+    built: list[Callable[[], StepBatch]] = []
+    waits, has_surplus = config.rollout.stale == "wait", config.oversampling is not None
+    with closing(Stream(execute.rows, config.rollout.max_off_policy_steps, waits, has_surplus)) as stream:
+        rollouts = StreamedRollouts(config, stream, assign)
         for step in range(config.steps):
-            new = range(len(assigned), min(step + config.rollout.max_off_policy_steps + 1, config.steps))
-            if new:  # all at once, as whatever comes later makes the stream look again
-                assigned += [assign(execute, each, examples, 0, ()) for each in new]
-                stream.feed(assigned[new.start :], policy)
+            new = range(len(built), min(step + config.rollout.max_off_policy_steps + 1, config.steps))
+            if new:
+                rollouts.begin(execute, new, examples, policy)
             for each in new:
-                take = partial(take_in, execute, each, (assigned[each], examples), policy, stream, digest)
-                sampled.append(begin(take))
-            traces = (sampled[step](),)
-            verdicts, credits = filter_and_credit(execute, step, traces, policy, credits)
-            batches = pack(execute, step, traces, verdicts, credits)
-            batch = StepBatch((assigned[step],), traces, verdicts, credits, batches)
-            if not batches.num_rows("batches"):
-                measure(execute, step, batch.refs)
-                raise EmptyBatch(f"step {step}: nothing to train on. {execute.explain_empty([batch])}")
+                build = partial(_build_after, execute, each, examples, policy, built[-1] if built else None, rollouts)
+                built.append(begin(build))
+            with stream.meter.learner_waits():
+                batch = built[step]()
             finished = learn(execute, step, batch, policy, check)
             policy = finished.policy
             yield finished
 
 
-def take_in(execute: Executor, step: int, refs: tuple[Ref, Ref], policy: Policy, stream: Stream, digest: str) -> Ref:
-    """Take the rollouts of a step from the stream; `policy` is the oldest one that may sample them.
-
-    `refs` are the step's own assignments and the examples, `digest` is that of the stream.
-    """
-    taken = execute(intake.task, step, refs, policy, parameters={"stream": stream}, extra_inputs={"stream": digest})
-    stream.settle(taken)
-    return taken
-
-
-def stream_digest(config: RunConfig) -> str:
-    """Return the digest of how policies are made from rollouts, and of how far these are ahead.
-
-    With the oldest policy that may sample for a step it stands for the younger ones, which are not known beforehand.
-    """
-    stages = (task.stage for task in MAKE_POLICIES)
-    made = [[each.name, each.version, View(config, each.sections, each.name).content()] for each in stages]
-    return content_key([config.rollout.max_off_policy_steps, made])
+def _build_after(
+    execute: Executor,
+    step: int,
+    examples: Ref,
+    policy: Policy,
+    before: Callable[[], StepBatch] | None,
+    rollouts: StreamedRollouts,
+) -> StepBatch:
+    """Build a batch once the one before has all its groups; raises what building that one raised."""
+    if before:
+        before()
+    return build_batch(execute, step, examples, policy, before, rollouts=rollouts)
 
 
 def learn(execute: Executor, step: int, batch: StepBatch, policy: Policy, check: Check) -> FinishedStep:
@@ -221,12 +209,14 @@ def build_batch(
     policy: Policy,
     before: Callable[[], StepBatch] | None = None,
     leave_engine: Callable[[], None] = lambda: None,
+    rollouts: StreamedRollouts | None = None,
 ) -> StepBatch:
     """Make the packed batches of one step: assignment, rollout, filtering, advantage, packing.
 
     A batch of which the filters leave nothing is sampled again with other examples, unless groups were replaced already
     (`assignment.refill`). `before` waits for the batch of the step before, whose state estimators and samplers go on
-    from. `leave_engine` is called when the engine can go on to the next batch's policy.
+    from. `leave_engine` is called when the engine can go on to the next batch's policy. `rollouts` is where a stream's
+    come from.
 
     Raises EmptyBatch after `filtering.max_batch_attempts` empty batches.
     """
@@ -244,7 +234,7 @@ def build_batch(
     empty: list[StepBatch] = []
     # Where groups are replaced, `sample_groups` has used up all attempts already.
     for attempt in range(1 if config.assignment.refill else config.filtering.max_batch_attempts):
-        groups = sample_groups(execute, step, examples, policy, earlier, credit_traces, attempt)
+        groups = sample_groups(execute, step, examples, policy, earlier, credit_traces, attempt, rollouts)
         assigned, sampled, (verdicts, credits) = groups
         batches = pack(execute, step, sampled, verdicts, credits)
         batch = StepBatch(assigned, sampled, verdicts, credits, batches)
@@ -272,6 +262,7 @@ def sample_groups(
     earlier: Sequence[Ref],
     credit_traces: FilterAndCredit,
     attempt: int = 0,
+    rollouts: StreamedRollouts | None = None,
 ) -> CreditedGroups:
     """Assign groups, sample them, filter and credit their rollouts.
 
@@ -280,16 +271,17 @@ def sample_groups(
     policy; all rollouts of the step are filtered and credited together. It ends when no group is missing, or after
     `filtering.max_batch_attempts` assignments with what there is, which may be nothing.
     """
-    assigned: tuple[Ref, ...] = (assign(execute, step, examples, attempt, earlier),)
-    sampled: tuple[Ref, ...] = (sample(execute, step, assigned[0], examples, policy),)
+    choose, take = (rollouts.assign, rollouts.sample) if rollouts else (assign, sample)
+    assigned: tuple[Ref, ...] = (choose(execute, step, examples, attempt, earlier),)
+    sampled: tuple[Ref, ...] = (take(execute, step, assigned[0], examples, policy),)
     credited = credit_traces(sampled)
     config = execute.config
     for number in range(1, config.filtering.max_batch_attempts if config.assignment.refill else 1):
-        groups = execute.groups_to_refill(assigned, credited[1])
+        groups = execute.groups_to_refill(assigned, sampled, credited[1])
         if not groups:
             break
-        assigned = (*assigned, assign(execute, step, examples, number, assigned, groups))
-        sampled = (*sampled, sample(execute, step, assigned[-1], examples, policy))
+        assigned = (*assigned, choose(execute, step, examples, number, assigned, groups))
+        sampled = (*sampled, take(execute, step, assigned[-1], examples, policy))
         credited = credit_traces(sampled)
     return assigned, sampled, credited
 

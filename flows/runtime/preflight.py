@@ -7,9 +7,12 @@ from typing import Any
 from configs.environments import EnvironmentConfig
 from configs.errors import ConfigError, differing_parts
 from configs.run import RunConfig
+from flows.orchestration.deployments import require_services
+from flows.orchestration.table_workers import require_package
 from flows.runtime.environment_checks import environment_findings
 from flows.runtime.prepare import nothing_started
 from flows.runtime.session import Session
+from flows.runtime.versions import container_notes
 from flows.runtime.weights import require_space
 from flows.services.memory import plan_here, require_memory
 from storage.records import REMOVED
@@ -33,12 +36,16 @@ def preflight(session: Session, missing: Sequence[Ref]) -> None:
         session.notify("note", text=line)
     with nothing_started():
         require_gate(session.config)
+        require_package(session.config.prefect)
         needed = session.needed_services(missing)
-        if needed and (plan := plan_here(session.config)):
+        here = session.config.placement.services == "local"  # the GPUs of pools are other machines'
+        if needed and here and (plan := plan_here(session.config)):
             require_memory(plan)
         # Tables are small beside weights; without these, only a little room is asked for.
         makes_weights = bool(stages & {"training", "policy_import"})
         require_space(session.context.store, session.config, Path(session.source.weights) if makes_weights else None)
+        if not here:
+            require_services(each.deployment for each in needed if each.deployment)
         for service in needed:
             service.reach()
         # Loaded in processes of their own, and kept for the stage: what does not load or fit is known now.
@@ -57,7 +64,7 @@ def require_fit(config: RunConfig, loaded: Mapping[str, LoadedEnvironment]) -> l
     findings = environment_findings(config, loaded, count)
     if findings.problems:
         raise ConfigError(findings.problems)
-    return findings.notes
+    return [*findings.notes, *container_notes(config)]
 
 
 def _asks_environments(context: RunContext, stages: Collection[str]) -> bool:

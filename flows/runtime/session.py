@@ -79,7 +79,7 @@ class Session:
         """Pieces of work that were computed in this session."""
         self.num_found = 0
         """Pieces of work that the ledger had."""
-        self.task_runs = TaskRuns(context.run, context.config.prefect.tasks)
+        self.task_runs = TaskRuns(context.run, context.config.prefect.task_runs)
         """What of the work is a task run in Prefect."""
         self.slot = ExitStack()
         """Holds a GPU slot from the first service on; closed by whoever opened the session, after the last one."""

@@ -48,8 +48,9 @@ def check_account(session: Session, batch: StepBatch) -> None:
     """Account for every rollout of a step. Raises AccountBreach where one is lost or counted twice."""
     context = session.context
     streamed = _makes(batch.traces, "intakes")  # then groups of other steps' assignments are among them
+    groups = [name for name in ("intakes", "stale_groups") if _makes(batch.traces, name)]
     assigned = (
-        taken_assignments(context.table("intakes", batch.traces))
+        taken_assignments(*(context.table(name, batch.traces) for name in groups))
         if streamed
         else context.table("assignments", batch.assignments, ["assignment_id"])
     )

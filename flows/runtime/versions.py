@@ -24,6 +24,9 @@ from tasks.runtime.imports import NotImportable, code_version
 
 CONTAINERS = {"docker": ("info",), "podman": ("info",), "apptainer": ("version",)}
 """Programs of container runtimes on this machine, with what each is asked."""
+INSPECTED = frozenset({"docker", "podman"})
+"""Those of them that say who an image's programs run as."""
+ROOT_NAMES = frozenset({"", "root", "0"})
 ANSWER_SECONDS = 4.0
 PACKAGES = ("stagecoach", "torch", "transformers", "verifiers", "renderers", "prefect", "deltalake", "pyarrow")
 
@@ -76,15 +79,42 @@ def _device_problems(config: RunConfig, trains: bool) -> Iterator[str]:
 
 def _container_problems(config: RunConfig, needs_environments: bool) -> Iterator[str]:
     """Yield a line for each runtime of an environment whose program is not on this machine, or does not answer."""
-    for index, each in enumerate(config.environments if needs_environments else ()):
+    for where, runtime in _runtimes(config) if needs_environments else ():
+        program = str(runtime.get("type"))
+        if program in CONTAINERS and (problem := _container_problem(program)):
+            yield f"{where}: {program!r}, and {problem}; or take the runtime 'subprocess'"
+
+
+def container_notes(config: RunConfig) -> Iterator[str]:
+    """Yield a line for each image of a sandbox on this machine in which an agent would be root."""
+    for where, runtime in _runtimes(config):
+        program, image = str(runtime.get("type")), runtime.get("image")
+        if program in INSPECTED and image and _user_of_image(program, str(image)) in ROOT_NAMES:
+            yield (
+                f"{where}: image {image} names no user but root, so what an agent runs there can change whatever the "
+                "image brings, files that its work is compared with among it. See docs/environment-servers.md"
+            )
+
+
+def _runtimes(config: RunConfig) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the runtimes of the environments that are served here, each with the place of its setting."""
+    for index, each in enumerate(config.environments):
         if each.address:  # its server, and what that needs, are someone else's
             continue
         own = {f"seats.{name}.runtime": seat.runtime for name, seat in each.seats.items()}
         own |= {f"env.{name}.runtime": seat["runtime"] for name, seat in each.env.items() if _has_runtime(seat)}
         for where, runtime in {"runtime": each.runtime, **own}.items():
-            program = runtime.get("type")
-            if program in CONTAINERS and (problem := _container_problem(program)):
-                yield f"environments.{index}.{where}: {program!r}, and {problem}; or take the runtime 'subprocess'"
+            yield f"environments.{index}.{where}", runtime
+
+
+def _user_of_image(program: str, image: str) -> str | None:
+    """Return the user that an image names; None where it is not on this machine, or nobody can say."""
+    asked = [program, "image", "inspect", "--format", "{{.Config.User}}", image]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=ANSWER_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if done.returncode else done.stdout.strip().partition(":")[0]
 
 
 def _has_runtime(seat: Any) -> bool:

@@ -11,15 +11,17 @@ import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, ClassVar
 from uuid import UUID
 
+from configs.run import RunConfig
 from flows.services.logs import LogKeeper, NewLines
 from flows.services.ownership import sweep
-from flows.services.process import Handle, LogLines, ServiceFailed, ServiceNews, ServiceSpec
+from flows.services.process import LOOK_SECONDS, Handle, LogLines, ServiceFailed, ServiceNews, ServiceSpec
 from storage.policies.scratch import ScratchDirectories
 
 Command = tuple[Sequence[str], Mapping[str, str]]
@@ -34,8 +36,10 @@ class Supervisor:
     swept away. `directory` is for logs and reports. With `tell_lines` the listeners hear every line of a log.
     """
 
-    def __init__(self, run_name: str, directory: Path, tell_lines: bool = False) -> None:
+    def __init__(self, run_name: str, directory: Path, tell_lines: bool = False, *, on_pool: bool = False) -> None:
         self.run_name = run_name
+        self.on_pool = on_pool
+        """Whether this is the machine of a pool on which a run has asked for its services."""
         self.directory = Path(directory)
         self._handles: list[Handle] = []
         self._new_lines: dict[str, NewLines] | None = {} if tell_lines else None
@@ -152,6 +156,9 @@ class RunService(ABC):
     keyword: ClassVar[str]
     """The keyword by which stages ask for it, a field of `tasks.runtime.services.Services`."""
 
+    deployment: ClassVar[str] = ""
+    """The deployment that serves it on a pool of Prefect's; empty where it runs on the run's own machine alone."""
+
     def __init__(self, supervisor: Supervisor) -> None:
         self.supervisor = supervisor
         self._lock = threading.Lock()
@@ -167,6 +174,15 @@ class RunService(ABC):
 
         Raises what says that it is not there.
         """
+
+    @property
+    def handles(self) -> list[Handle]:
+        """The processes that were started."""
+        return [*self._handles.values()]
+
+    def _elsewhere(self, config: RunConfig) -> bool:
+        """Tell whether processes that this run starts are to be flow runs on Prefect's pools, and it has stand-ins."""
+        return config.placement.services == "pools" and not self.supervisor.on_pool
 
     def _process(self, name: str, describe: Callable[[], ServiceSpec]) -> Handle:
         """Return a process by its name, started at its first use; threads of the run may ask at the same time."""
@@ -185,6 +201,36 @@ class RunService(ABC):
         report = self.supervisor.directory / f"{name.replace(' ', '-', 1)}.json"
         argv, variables = command(report)
         return ServiceSpec(name, argv, variables, report, report.with_suffix(".log"), ready, **others)
+
+
+def ready_reports(handles: Sequence[Handle]) -> list[dict[str, Any]]:
+    """Return the reports of those processes of one kind that answer; waits for the first one where none does.
+
+    Raises ServiceFailed where none is left.
+    """
+    if len(handles) == 1:
+        return [handles[0].wait()]
+    if ready := [report for each in handles if (report := each.ready_now())]:
+        return ready
+    ends = SimpleQueue[dict[str, Any] | ServiceFailed]()
+
+    def wait(handle: Handle) -> None:
+        try:
+            ends.put(handle.wait())
+        except ServiceFailed as failure:
+            ends.put(failure)
+
+    # Each is waited for to its end: one that was never seen to be ready would not be started again when it dies.
+    for each in handles:
+        threading.Thread(target=wait, args=(each,), name=f"wait for {each.spec.name}", daemon=True).start()
+    failures = list[ServiceFailed]()
+    while len(failures) < len(handles):
+        with suppress(Empty):
+            end = ends.get(timeout=LOOK_SECONDS)
+            if not isinstance(end, ServiceFailed):
+                return [end]
+            failures.append(end)
+    raise failures[-1]
 
 
 class PolicyLock:
@@ -224,3 +270,13 @@ class PolicyLock:
             with self._free:
                 self._holders -= 1
                 self._free.notify_all()
+
+    def exchange(self, policy_key: str) -> bool:
+        """Let the only holder hold another policy; False where there are others, or some wait for yet another one."""
+        with self._free:
+            assert self._holders, "nobody holds a policy"
+            if self._holders > 1 or any(each != policy_key for each in self._waiting):
+                return False
+            self._held = policy_key
+            self._free.notify_all()
+            return True

@@ -3,8 +3,9 @@
 import itertools
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ import pyarrow.compute as pc
 from configs.environments import EnvironmentConfig
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.services.base import Command, PolicyLock, RunService, Supervisor
+from flows.services.base import Command, PolicyLock, RunService, Supervisor, ready_reports
+from flows.services.pools import STAND_IN_NEEDS, shared_key, stand_in
 from flows.services.process import Handle, ServiceSpec
 from storage.keys import content_key
 from tasks.arrays.columns import texts
 from tasks.inference.environments import servers as environment_service
 from tasks.inference.environments.packages import package_version
 from tasks.inference.grading import client as regrading
+from tasks.inference.sampling import sealed
 from tasks.runtime.process_variables import needed_by
 from tasks.runtime.services import retry_lost
 
@@ -29,12 +32,14 @@ GRACE_SECONDS = 30.0
 
 
 class EnvironmentServers(RunService):
-    """One environment server for each environment of the run, or the addresses of those that others run."""
+    """The servers of each environment of the run, one or several, or the addresses of those that others run."""
 
     keyword = "environments"
+    deployment = "serve/environment"
 
     def __init__(self, supervisor: Supervisor, config: RunConfig, engine_key: str) -> None:
         super().__init__(supervisor)
+        self._config = config
         self._environments = config.environments
         # Where someone else's model is evaluated no engine is asked, and that variable may hold the key of theirs.
         self._engine_key = {} if config.external else {config.engine.api_key_variable: engine_key}
@@ -47,17 +52,33 @@ class EnvironmentServers(RunService):
     def begin(self) -> None:
         """Start the servers side by side, or adopt external ones; returns at once."""
         for each in self._environments:
-            self._server(each)
+            self._servers(each)
 
     def reach(self) -> None:
         """Wait for the servers that others run; raises ServiceFailed when one does not answer."""
-        for server in [self._server(each) for each in self._environments if each.address]:
+        for server in [server for each in self._environments if each.addresses for server in self._servers(each)]:
             server.wait()
 
-    def addresses(self) -> dict[str, str]:
-        """Return the address of every environment's server, all of them answering."""
-        servers = {each.name: self._server(each) for each in self._environments}
-        return {name: server.wait()["address"] for name, server in servers.items()}
+    def addresses(self) -> dict[str, tuple[str, ...]]:
+        """Return by environment the addresses of its servers that answer; waits where one has none.
+
+        Raises ServiceFailed where no server of an environment is left.
+        """
+        servers = {each.name: self._servers(each) for each in self._environments}
+        return {name: _addresses(ready_reports(own)) for name, own in servers.items()}
+
+    def addresses_now(self, known: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """Return by environment the addresses of its servers that are there at this moment; waits for nothing.
+
+        Servers of `known` addresses are not asked: it is only looked whether their processes are still the same.
+        """
+
+        def report_of(server: Handle) -> dict[str, Any] | None:
+            _, report = server.ready_report() or (0, {})
+            return report if server.alive and report.get("address") in known else server.ready_now()
+
+        servers = {each.name: map(report_of, self._servers(each)) for each in self._environments}
+        return {name: _addresses([*filter(None, own)]) for name, own in servers.items()}
 
     def sharing(self, alone: bool) -> AbstractContextManager[None]:
         """Use the servers within the block beside all others of the run who do, or `alone`; waits for that if need be.
@@ -93,28 +114,46 @@ class EnvironmentServers(RunService):
         with suppress(Exception):
             self.examples()
 
-    def _server(self, environment: EnvironmentConfig) -> Handle:
-        return self._process(environment.name, lambda: self._spec(environment))
+    def _servers(self, environment: EnvironmentConfig) -> list[Handle]:
+        names = environment.server_names
+        return [self._process(name, partial(self._spec, environment, number)) for number, name in enumerate(names)]
 
-    def _spec(self, environment: EnvironmentConfig) -> ServiceSpec:
+    def _spec(self, environment: EnvironmentConfig, number: int = 0) -> ServiceSpec:
+        name = environment.server_names[number]
+        address = environment.addresses[number] if environment.addresses else ""
+        elsewhere = self._elsewhere(self._config)
+        on_pools = self._config.placement.services == "pools" and not address
+        key = shared_key(self._config, "environment") if on_pools else ""
+
         def command(report: Path) -> Command:
-            if environment.address:
+            if address:
                 return [], {}
+            if elsewhere:
+                return stand_in(self._config, "environment", name, "", report), {}
             argv, variables = environment_service.command(environment, report)
-            return argv, {**variables, **self._engine_key}
+            return argv, {**variables, **self._engine_key, **({sealed.KEY_VARIABLE: key} if key else {})}
+
+        def answers(report: dict[str, Any]) -> bool:
+            if key:
+                sealed.remember_key(report["address"], key)
+            return environment_service.answers(report["address"])
 
         return self._describe(
-            f"environment {environment.name}",
+            f"environment {name}",
             command,
-            ready=lambda found: environment_service.answers(found["address"]),
+            ready=answers,
             hangs=lambda found: environment_service.hangs(found["address"], environment.hang_seconds),
             max_restarts=environment.max_restarts,
             # A server that hangs is first to be found out.
             startup_seconds=environment.startup_seconds + environment.hang_seconds,
             grace_seconds=GRACE_SECONDS,
-            external=environment.address,
-            needs=(*needed_by(environment), *self._external_key),
+            external=address,
+            needs=STAND_IN_NEEDS if elsewhere else (*needed_by(environment), *self._external_key),
         )
+
+
+def _addresses(reports: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    return tuple(report["address"] for report in reports)
 
 
 def grader_digest(environments: Sequence[EnvironmentConfig]) -> str:

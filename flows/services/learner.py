@@ -5,27 +5,28 @@ optimizer state of a policy was not saved, recorded batches are trained again fr
 """
 
 import logging
+import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from configs.fields import is_operational
+from configs.run import RunConfig
 from configs.training import TrainingConfig
-from flows.services.base import RunService, Supervisor
+from flows.services.base import Command, RunService, Supervisor
+from flows.services.pools import STAND_IN_NEEDS, address_of, shared_key, stand_in
 from flows.services.process import Handle, ServiceFailed, ServiceSpec
 from storage.errors import PolicyAbsent
 from storage.policies.manifest import adapter_base
 from storage.refs import Entry
-from tasks.arrays.images import attach_images
 from tasks.learner import client as learner_service
 from tasks.learner import pulse
 from tasks.learner.client import Learner
 from tasks.learner.digest import INDEX_FILE, relative_difference, weight_paths
-from tasks.learner.protocol import LearnerError, LearnerLost, state_file
+from tasks.learner.protocol import KEY_VARIABLE, BatchReference, LearnerError, LearnerLost, state_file
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy
 
@@ -34,6 +35,8 @@ MOST_DIFFERENCE = 1e-5
 rate of 1e-6 changes weights of 0.02 by about 5e-5 of their norm; sums in another order move a fraction of that."""
 MOST_ROUNDED_DIFFERENCE = 2e-4
 """The same of weights in bfloat16. Such a difference turns one value in 400 to the next one, 1/256 away at most."""
+NEEDS = ("AWS_*",)
+"""It reads packed rows from the store, which may be in S3."""
 EngineAsleep = Callable[[], AbstractContextManager[None]]
 READY_SECONDS = 2.0
 """Longest wait for a starting learner's answer, before it is asked again."""
@@ -47,12 +50,15 @@ class LearnerProcess(RunService):
     """The learner's process, brought to any recorded policy, its optimizer state included."""
 
     keyword = "learner"
+    deployment = "serve/learner"
 
     def __init__(self, supervisor: Supervisor, context: RunContext, engine_asleep: EngineAsleep = nullcontext) -> None:
         """`engine_asleep` keeps the engine from the GPU that both have, where there is no room for both."""
         super().__init__(supervisor)
         self._context = context
         self._engine_asleep = engine_asleep
+        self._asked_by = context.config
+        """The config of the run that asks for the process; another run may take it over."""
         self._learner: tuple[int, Learner] | None = None
         self._answered: dict[str, Any] = {}
         """Report of the generation that was last seen to answer."""
@@ -61,7 +67,7 @@ class LearnerProcess(RunService):
         """Return the same process for the work of another run, to be used after this one's or before it."""
         other = LearnerProcess(self.supervisor, context, self._engine_asleep)
         other.state_directory = self.state_directory  # the process is one, and so are its files
-        other._lock, other._handles = self._lock, self._handles
+        other._lock, other._handles, other._asked_by = self._lock, self._handles, self._asked_by
         return other
 
     @cached_property
@@ -134,9 +140,14 @@ class LearnerProcess(RunService):
                 self._learner, self._answered = None, {}  # asked again first: its guardian may be slow to see it gone
 
     def _configure(self, address: str) -> Learner:
-        learner = Learner(address)
+        learner = Learner(address, self._key)
         learner.configure(*self._sections)
         return learner
+
+    @property
+    def _key(self) -> str:
+        """What a learner of another machine must know, and whoever calls it; empty where it is on this one."""
+        return shared_key(self._asked_by, "learner") if self._elsewhere(self._asked_by) else ""
 
     @property
     def _sections(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -144,14 +155,21 @@ class LearnerProcess(RunService):
         return config.training.model_dump(mode="json"), config.learner.model_dump(mode="json")
 
     def _spec(self) -> ServiceSpec:
-        config = self._context.config.learner
+        config, elsewhere = self._context.config.learner, self._elsewhere(self._asked_by)
+
+        def command(report: Path) -> Command:
+            if elsewhere:
+                return stand_in(self._asked_by, "learner", "1", "", report), {}
+            return learner_service.command(config, str(report))
+
         return self._describe(
             "learner",
-            lambda report: learner_service.command(config, str(report)),
+            command,
             ready=self._ready,
-            hangs=lambda report: pulse.hangs(report["pulse"], config.hang_seconds),
+            hangs=lambda report: pulse.hangs(report["pulse"], config.hang_seconds, self._key),
             startup_seconds=config.startup_seconds,
             max_restarts=config.max_restarts,
+            needs=STAND_IN_NEEDS if elsewhere else NEEDS,
         )
 
     def _ready(self, report: dict[str, Any]) -> bool:
@@ -160,9 +178,80 @@ class LearnerProcess(RunService):
         It is then asked for what is wanted, which ends when it is ended; not being ready would end the run.
         """
         if report != self._answered:
-            pulse.ask(report["pulse"], READY_SECONDS)
+            pulse.ask(report["pulse"], READY_SECONDS, self._key)
             self._answered = report
         return True
+
+
+class LearnerNode(RunService):
+    """The processes of a learner on one machine of a pool; the first node asks Prefect for the other ones.
+
+    So the run has one flow run to wait for and to watch. When a node ends, the first one does, and all with it.
+    """
+
+    keyword = "learner"
+
+    def __init__(self, supervisor: Supervisor, config: RunConfig, node: int, meeting: str) -> None:
+        """`meeting` is where the first node waits for this one, as HOST:PORT; empty on the first one itself."""
+        super().__init__(supervisor)
+        self._config, self._node = config, node
+        self._key = shared_key(config, "learner")
+        self._held: socket.socket | None = None
+        if config.learner.nodes > 1 and not meeting:
+            self._held = _held_port(address_of(config.placement.interface))
+            meeting = "{}:{}".format(*self._held.getsockname())
+        self._meeting = meeting
+
+    def begin(self) -> None:
+        """Start the processes, and on the first node ask for the other ones; returns at once."""
+        self._process("learner", self._own)
+        for node in range(1, self._config.learner.nodes) if self._node == 0 else ():
+            self._process(f"learner {node + 1}", partial(self._other, node))
+
+    def reach(self) -> None:
+        """Do nothing: this is the machine that others reach."""
+
+    def _own(self) -> ServiceSpec:
+        learner = self._config.learner.model_copy(update={"rendezvous": self._meeting})
+
+        def command(report: Path) -> Command:
+            argv, variables = learner_service.command(learner, str(report), self._node)
+            return argv, {**self._between_nodes(), **variables, KEY_VARIABLE: self._key}
+
+        return self._describe(
+            "learner",
+            command,
+            # Of the other nodes none reports: the first one's processes answer when all are there.
+            ready=lambda report: bool(pulse.ask(report["pulse"], READY_SECONDS, self._key)),
+            max_restarts=0,
+            needs=NEEDS,
+        )
+
+    def _other(self, node: int) -> ServiceSpec:
+        return self._describe(
+            f"learner {node + 1}",
+            lambda report: (stand_in(self._config, "learner", str(node + 1), self._meeting, report), {}),
+            ready=bool,
+            max_restarts=0,
+            needs=STAND_IN_NEEDS,
+        )
+
+    def _between_nodes(self) -> dict[str, str]:
+        """Return the variables by which processes of several nodes meet on the interface, where nobody has set them."""
+        if self._config.learner.nodes == 1:
+            return {}
+        interface = self._config.placement.interface
+        named = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+        return {name: os.environ.get(name, value) for name, value in named.items()}
+
+
+def _held_port(address: str) -> socket.socket:
+    """Return a socket that keeps a free port from others until torchrun listens there, which takes seconds."""
+    held = socket.socket()
+    # Two sockets may have a port where both allow it and one alone listens.
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((address, 0))
+    return held
 
 
 def recorded_work(context: RunContext, key: str) -> Entry:
@@ -286,9 +375,9 @@ class LearnerRecovery:
         learner then goes on from the recorded ones, with the state of the optimizer that it came to.
         """
         tolerant = self._training.get("device") == "cuda"
-        step, table = self._batches(row)
+        step, batch = self._batch(row)
         self._learner.train(
-            table,
+            batch,
             step=step,
             policy_key_in=row["parent_key"],
             policy_key_out=row["policy_key"],
@@ -299,12 +388,12 @@ class LearnerRecovery:
         if not (tolerant and found != row["weights_sha256"] and self._adopt_recorded(row, directory)):
             check_same_weights(row, found)
 
-    def _batches(self, row: dict[str, Any]) -> tuple[int, pa.Table]:
-        """Return the step that made a policy, and the batches that it was trained on."""
+    def _batch(self, row: dict[str, Any]) -> tuple[int, BatchReference]:
+        """Return the step that made a policy, and where the batch lies that it was trained on."""
         training = recorded_work(self._context, row["policy_key"])
-        packing, read = recorded_work(self._context, training.inputs["packing"]), self._context.store.read
-        images = packing.slices("batch_images")
-        return training.step, attach_images(read(packing.slices("batches")), read(images) if images else None)
+        packing = recorded_work(self._context, training.inputs["packing"])
+        slices = packing.slices("batches"), packing.slices("batch_images")
+        return training.step, BatchReference(self._context.store.root.address, *slices)
 
     def _adopt_recorded(self, row: dict[str, Any], made: Path) -> bool:
         """Load the recorded weights beside the optimizer state in `made`, if those made there hardly differ."""

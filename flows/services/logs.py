@@ -141,6 +141,12 @@ def last_lines(log: Path, env: Mapping[str, str], count: int = SHOWN_LINES) -> l
     return [_shorten(line) for line in _end_of(log, env)[-count:]]
 
 
+def last_words(log: Path, env: Mapping[str, str]) -> str:
+    """Return the last line of a log in brackets, after a blank; nothing where the service has not written any."""
+    (line,) = last_lines(log, env, 1) or ("",)
+    return f" ({line})" if line and not line.startswith(HEADING) else ""
+
+
 def first_error(log: Path, env: Mapping[str, str]) -> str:
     """Return the first line since the service was last started that ends a traceback; empty where there is none.
 

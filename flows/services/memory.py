@@ -177,7 +177,7 @@ def engine_sleeps(config: RunConfig, plan: MemoryPlan | None) -> bool:
 
 def shares_gpu(config: RunConfig) -> bool:
     """Tell whether engine and learner of a run have a GPU in common."""
-    if config.kind != "train" or config.engine.url:
+    if config.kind != "train" or config.engine.url or config.placement.services == "pools":
         return False
     engine, learner = ({each for each in text.split(",") if each} for text in (config.engine.gpus, config.learner.gpus))
     return not engine or not learner or bool(engine & learner)

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from flows.services import guardian
-from flows.services.logs import HEADING, LOG_BYTES, first_error, last_lines, secrets
+from flows.services.logs import HEADING, LOG_BYTES, first_error, last_lines, last_words, secrets
 from flows.services.ownership import OWNER, SERVICE, identity, kill_owned
 from tasks.runtime.process_variables import inherited_variables, withheld
 
@@ -226,6 +226,13 @@ class Handle:
         with self._changed:
             return (self.generation, self.report) if self._ready_generation == self.generation else None
 
+    def ready_now(self) -> dict[str, Any] | None:
+        """Return the report if the service answers at this moment; waits for nothing."""
+        with self._changed:
+            generation, gone = self.generation, self._failure or self._stopping
+        report = None if gone else self.read_report()
+        return report if report is not None and self._ask(report)[0] and self._accept(report, generation) else None
+
     def restart(self, why: str = "", generation: int | None = None) -> None:
         """End the present generation so that the watcher starts another; counts as a restart.
 
@@ -316,6 +323,8 @@ class Handle:
                 self._failure = self._why_no_restart(status) or self._start_again()
                 self._changed.notify_all()
                 restart = 0 if self._failure else self.generation - 1
+            if not restart and status < 128:  # it said why, and the run may go on with others of its kind
+                how += last_words(self.spec.log, self.spec.env)
             # After the lock and the restart: whoever is told may take its time.
             self._tell(ServiceLoss(self.spec.name, how, restart, self.spec.max_restarts, self.spec.log))
             if not restart:

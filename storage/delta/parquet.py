@@ -5,7 +5,7 @@ as data) nor encode list columns by themselves.
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 
 import pyarrow as pa
@@ -18,6 +18,13 @@ from storage.schemas.contract import RowPlace, check_schema
 STATISTICS = ("step", "attempt", "seq")
 ATTEMPTS = "attempts"
 """Metadata of a file: first and last attempt of each row group. Arrow aborts the process over damaged statistics."""
+
+SMALL_BYTES = 4 * 2**20
+"""A file of so many bytes or fewer is decoded by one thread."""
+
+
+DAMAGE = (pa.ArrowException, OSError, ValueError)
+"""What Arrow raises over a damaged file; damaged names in a footer are a UnicodeDecodeError."""
 
 
 def encode(groups: Sequence[pa.Table]) -> bytes:
@@ -84,15 +91,46 @@ def decode(
     try:
         with pq.ParquetFile(source, page_checksum_verification=True) as file:
             groups = range(file.num_row_groups) if attempts is None else _groups_of(file, attempts)
-            rows = file.read_row_groups(list(groups), schema.names).replace_schema_metadata(None)
-        # Damaged offsets would be followed out of their buffer by whoever uses the rows.
-        rows.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError) as error:  # damaged names in a footer are a UnicodeDecodeError
+            # To start threads takes more of the processor than they save at a small file.
+            threads = source.size() > SMALL_BYTES
+            rows = _sound_rows(file, groups, schema, threads)
+    except DAMAGE as error:
         raise _damage(error, where) from error
     check_schema(rows.schema, schema, RowPlace("a Parquet file"))
     if attempts is None:
         return rows
     return rows.filter(pc.is_in(rows["attempt"], pa.array(sorted(attempts), pa.string())))
+
+
+def _sound_rows(file: pq.ParquetFile, groups: Iterable[int], schema: pa.Schema, threads: bool) -> pa.Table:
+    rows = file.read_row_groups(list(groups), schema.names, use_threads=threads).replace_schema_metadata(None)
+    # Damaged offsets would be followed out of their buffer by whoever uses the rows.
+    rows.validate(full=True)
+    return rows
+
+
+class RowGroups:
+    """The row groups of one file, each read by itself, with the checks and the errors of `decode`."""
+
+    def __init__(self, source: pa.NativeFile, schema: pa.Schema, where: str) -> None:
+        self._schema, self._where = schema, where
+        try:
+            # The columns of a row group lie side by side: one request to an object store, not one for each.
+            self._file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=True)
+        except DAMAGE as error:
+            raise _damage(error, where) from error
+
+    def __len__(self) -> int:
+        return int(self._file.num_row_groups)
+
+    def read(self, number: int) -> pa.Table:
+        """Read the rows of one group."""
+        try:
+            rows = _sound_rows(self._file, [number], self._schema, threads=False)
+        except DAMAGE as error:
+            raise _damage(error, self._where) from error
+        check_schema(rows.schema, self._schema, RowPlace("a Parquet file"))
+        return rows
 
 
 def attempts_in(source: pa.NativeFile, where: str = "") -> frozenset[str]:
@@ -106,7 +144,7 @@ def attempts_in(source: pa.NativeFile, where: str = "") -> frozenset[str]:
             bounds = json.loads(said) if said else [("", None)] * file.num_row_groups
             mixed = [group for group, (first, last) in enumerate(bounds) if first != last]
             rows = file.read_row_groups(mixed, ["attempt"])
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except DAMAGE as error:
         raise _damage(error, where) from error
     return frozenset({*(first for first, last in bounds if first == last), *map(str, rows["attempt"].to_pylist())})
 

@@ -13,10 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from threading import RLock
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
-import polars as pl
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -43,6 +42,9 @@ from storage.errors import StoreError, StoreUnavailable, border
 from storage.refs import File
 from storage.roots import Root
 from storage.schemas.contract import RowPlace, check_schema
+
+if TYPE_CHECKING:
+    import polars as pl
 
 # Often enough for a short log, seldom enough that listing it costs nothing beside the commits.
 PRUNE_INTERVAL = 50
@@ -104,9 +106,9 @@ class StoredTable:
         written = self._root.write(f"{self.place}/{path}", encode(groups))
         return File(path, written.size, written.sha256)
 
-    def write_at(self, path: str, rows: pa.Table) -> File:
+    def write_at(self, path: str, groups: Sequence[pa.Table]) -> File:
         """Write rows as one durable file of that path; a file that a dead copy left there is reused or replaced."""
-        place, data = f"{self.place}/{path}", encode([rows])
+        place, data = f"{self.place}/{path}", encode(groups)
         with border(f"copying a file of table {self.name!r}", self._root.child(place)):
             if self._root.exists(place):
                 self.refresh()
@@ -202,12 +204,14 @@ class StoredTable:
         wanted = {run: sorted(of_run) for run, of_run in attempts.items()}
         return [each for each in self.active_files() if _may_hold(each, wanted.get(each.run, ()))]
 
-    def scan(self, attempts: Mapping[str, Collection[str]]) -> pl.LazyFrame:
+    def scan(self, attempts: Mapping[str, Collection[str]]) -> "pl.LazyFrame":
         """The rows of some attempts, given by run, without digest; filters and columns are pushed into the files.
 
         Polars opens a file in a quarter of the time that Arrow takes for it. That is what reading costs where a run has
         left a thousand files: see benchmarks/viewing.md.
         """
+        import polars as pl
+
         by_run: dict[str, list[ActiveFile]] = {}
         for file in self.files_of(attempts):
             by_run.setdefault(file.run, []).append(file)

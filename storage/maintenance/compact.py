@@ -130,7 +130,7 @@ def compact(store: Store, table: StoredTable, dry_run: bool = False) -> int:
         for bundle in _slice_groups(store, finished, files):
             try:
                 if not dry_run:
-                    table.replace([file for file, _, _ in bundle], _row_groups(bundle), run)
+                    table.replace([file for file, _, _ in bundle], _row_groups(bundle, table.name), run)
             except CommitConflict:
                 break  # another process is at it
             merged += len(bundle)
@@ -218,9 +218,9 @@ def _slice_groups(store: Store, finished: Sequence[Slice], files: Sequence[Activ
         yield bundle
 
 
-def _row_groups(bundle: Sequence[SmallFile]) -> list[pa.Table]:
-    """The rows of a bundle, those of one key together."""
+def _row_groups(bundle: Sequence[SmallFile], table: str) -> list[pa.Table]:
+    """The rows of a bundle, those of one key together, but for tables of large rows, whose slices are read apart."""
     groups: dict[str, list[pa.Table]] = {}
-    for _, key, rows in bundle:
-        groups.setdefault(key, []).append(rows)
+    for file, key, rows in bundle:
+        groups.setdefault(file.path if TABLES[table].row_by_row else key, []).append(rows)
     return [pa.concat_tables(rows).combine_chunks() for rows in groups.values()]

@@ -7,9 +7,8 @@ through `storage.slices`.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -25,7 +24,10 @@ from storage.schemas.stage_tables import TABLES
 from storage.schemas.system_tables import QUARANTINES, SYSTEM_TABLES
 from storage.store import FORMAT, Store, open_store
 
-Derivation = Callable[["Frames"], pl.LazyFrame]
+if TYPE_CHECKING:
+    import polars as pl
+
+Derivation = Callable[["Frames"], "pl.LazyFrame"]
 """Makes a table that is not stored out of those that are."""
 
 USES = Table(
@@ -111,13 +113,15 @@ class Frames:
         self.store.runs.events(name)
         return Frames(self.store, self._derived, self.graph.of_run(name), name)
 
-    def __getitem__(self, name: str) -> pl.LazyFrame:
+    def __getitem__(self, name: str) -> "pl.LazyFrame":
         """A table by name; SchemaError if there is none of that name."""
         if name in self._derived:
             return self._derived[name](self)
+        import polars as pl
+
         return pl.scan_pyarrow_dataset(self.dataset(name))
 
-    def __getattr__(self, name: str) -> pl.LazyFrame:
+    def __getattr__(self, name: str) -> "pl.LazyFrame":
         # `copy` and `pickle` ask for such names before the object has any attribute.
         if name.startswith("_"):
             raise AttributeError(name)
@@ -133,8 +137,10 @@ class Frames:
         """Say whether a table is made out of stored ones."""
         return name in self._derived
 
-    def rows(self, works: Iterable[Work], table: str) -> pl.LazyFrame:
+    def rows(self, works: Iterable[Work], table: str) -> "pl.LazyFrame":
         """The rows of a table that some work made."""
+        import polars as pl
+
         stored = self._stored_table(table)
         named = (each for work in works for each in work.slices_of(table))
         attempts = self.store.held_attempts(table, named, stored is not None)

@@ -107,7 +107,6 @@ class Graph:
         for entry in entries:
             by_key.setdefault(entry.key, []).append(entry)
         self.works = {key: _work(found) for key, found in by_key.items()}
-        self._children = _children(self.works.values())
         self._of_runs: dict[str, Graph] = {}
 
     def of_run(self, run: str) -> "Graph":
@@ -116,9 +115,17 @@ class Graph:
         if run not in self._of_runs:
             used = Graph(())
             used.works = {key: work for key, work in self.works.items() if run in work.runs}
-            used._children = _children(used.works.values())
             self._of_runs[run] = used
         return self._of_runs[run]
+
+    @cached_property
+    def _children(self) -> dict[str, list[Work]]:
+        """By key, the work that has it for an input, by step and stage."""
+        found: dict[str, list[Work]] = {}
+        for work in sorted(self.works.values(), key=_order):
+            for key in dict.fromkeys(work.inputs.values()):
+                found.setdefault(key, []).append(work)
+        return found
 
     def parents(self, key: str) -> list[Work]:
         """The work that went into a key, in order of name; digests of files and the like are no work."""
@@ -135,7 +142,7 @@ class Graph:
 
     def children(self, key: str) -> list[Work]:
         """The work that a key went into, by step and stage."""
-        return sorted(self._children.get(key, []), key=_order)
+        return list(self._children.get(key, ()))
 
     def ancestors(self, key: str) -> list[Work]:
         """All work that a key came from, without itself, nearest first."""
@@ -146,8 +153,13 @@ class Graph:
         return _reach(key, self.children)
 
     def sources(self, work: Work, table: str) -> list[Work]:
-        """The inputs of a work whose rows of a table it took: none that another of its inputs has made anew."""
+        """The inputs of a work whose rows of a table it took: none that another of its inputs has made anew.
+
+        A policy is not made anew by one that was trained from it: rollouts of a stream come from several of a line.
+        """
         makers = [each for each in self.parents(work.key) if table in each.tables]
+        if table == "policies":
+            return makers
         return [each for each in makers if not any(each.key in other.inputs.values() for other in makers)]
 
     def users(self, work: Work, table: str, made: str) -> list[Work]:
@@ -157,15 +169,6 @@ class Graph:
     def makers(self, table: str) -> list[Work]:
         """All work that made rows of a table, by step and stage."""
         return sorted((work for work in self.works.values() if table in work.tables), key=_order)
-
-
-def _children(works: Iterable[Work]) -> dict[str, list[Work]]:
-    """Return, by key, the work that has it for an input."""
-    found: dict[str, list[Work]] = {}
-    for work in works:
-        for key in dict.fromkeys(work.inputs.values()):
-            found.setdefault(key, []).append(work)
-    return found
 
 
 def _work(entries: list[Entry]) -> Work:

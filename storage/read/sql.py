@@ -23,6 +23,7 @@ from storage.errors import StoreError, StoreUnavailable
 from storage.read.frames import USES, Frames
 from storage.schemas.contract import FLAGS, FLOATS, INDICES, TOKENS
 from storage.schemas.stage_tables import TABLES
+from storage.schemas.system_tables import SYSTEM_TABLES
 
 PER_TOKEN = (TOKENS, FLAGS, FLOATS, INDICES)
 # A question may come from a page or a script: all that it can reach are the tables handed to it.
@@ -191,7 +192,9 @@ def columns_of(frames: Frames, name: str, tokens: bool = False) -> list[str]:
     if name == USES.name:
         return USES.arrow.names
     per_token = {column.name for column in TABLES[name].columns if column.type in PER_TOKEN and not tokens}
-    return [column for column in frames.dataset(name).schema.names if column not in per_token]
+    table = TABLES[name]
+    names = (table.arrow if table in SYSTEM_TABLES else table.stored).names
+    return [column for column in names if column not in per_token]
 
 
 def _require_read_only(statements: Sequence[Any], sql: str) -> None:

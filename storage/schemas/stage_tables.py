@@ -108,6 +108,19 @@ MESSAGES = Table(
     logprobs=("logprobs",),
     only_where=(("mask", "sampled"),),
 )
+TOKEN_POLICIES = Table(
+    "token_policies",
+    "a run of tokens that one policy sampled; of traces that several policies sampled, and there of all their tokens",
+    ("trace_id", "message", "start"),
+    (
+        Column("trace_id", pa.string(), "the trace, whose own policy is the oldest of them"),
+        Column("message", pa.int32(), "the node's number in the trace"),
+        Column("start", pa.int32(), "the place of the run's first token in the message; 0-based"),
+        Column("num_tokens", pa.int32(), "sampled tokens of the run, one after the other"),
+        Column("policy_key", pa.string(), "the policy that sampled them"),
+        Column("policy_version", pa.int64(), "the version of that policy"),
+    ),
+)
 IMAGES = Table(
     "images",
     "an image that messages or records of a group's traces refer to by its digest; its bytes once",
@@ -135,6 +148,19 @@ IMAGE_TENSORS = Table(
         Column("num_tokens", pa.int32(), "tokens that stand for the image in a prompt"),
     ),
 )
+ENGINE_METRICS = Table(
+    "engine_metrics",
+    "one number that an engine counted while rollouts of a step were sampled; for runs with engine.metrics",
+    ("interval", "engine", "name"),
+    (
+        Column(
+            "interval", pa.string(), "an uninterrupted time of sampling: of a step that lost its engine there are more"
+        ),
+        Column("engine", pa.int32(), "the engine's number among those that sampled; 0-based"),
+        Column("name", pa.string(), "what was counted: tokens, requests, seconds; of latencies the counts by bound"),
+        Column("value", pa.float64(), "how much in this time, whether the engine was started again in it or not"),
+    ),
+)
 INTAKES = Table(
     "intakes",
     "one group that a step took from the stream of rollouts ahead of the training",
@@ -149,6 +175,39 @@ INTAKES = Table(
         Column("policy_version", pa.int64(), "the version of that policy"),
         Column("age", pa.int64(), "steps from that policy to the one that is trained on it"),
         Column("assignment_ids", NAMES, "the assignments of its members"),
+    ),
+)
+STALE_GROUPS = Table(
+    "stale_groups",
+    "one group of the stream that came to be too old for any step before one took it",
+    ("group_id",),
+    (
+        Column("group_id", pa.string(), "the group"),
+        Column("assigned_step", pa.int64(), "the step whose assignment named it"),
+        Column("environment", pa.string(), "its environment"),
+        Column("example_id", pa.string(), "its example"),
+        Column("policy_key", pa.string(), "the oldest policy that sampled a part of it; empty where it was not begun"),
+        Column("policy_version", pa.int64(), "the version of that policy; null where it was not begun", True),
+        Column("has_ended", pa.bool_(), "whether it had ended and was left over; else it was stopped, or not begun"),
+        Column("assignment_ids", NAMES, "the assignments of its members"),
+    ),
+)
+INTAKE_LOADS = Table(
+    "intake_loads",
+    "what was measured until a group was taken, since the one before it was, of whichever step",
+    ("group_id",),
+    (
+        Column("group_id", pa.string(), "the group that a step took from the stream"),
+        Column("seconds", pa.float64(), "since the group before it was taken"),
+        Column("in_flight", pa.float64(), "mean number of rollouts under way"),
+        Column("max_in_flight", pa.int64(), "most that might have been: rollout.max_in_flight"),
+        Column("idle_seconds", pa.float64(), "in which no rollout was under way"),
+        Column("learner_waited_seconds", pa.float64(), "in which the learner waited for rollouts"),
+        Column("num_ended", pa.int64(), "rollouts that came to an end, errors included"),
+        Column("num_cancelled", pa.int64(), "rollouts that were stopped before"),
+        Column("requests_running", pa.float64(), "mean number in the engine's batch; null where it reports none", True),
+        Column("requests_waiting", pa.float64(), "mean number in its queue", True),
+        Column("cache_use", pa.float64(), "mean share of its KV cache in use", True),
     ),
 )
 VERDICTS = Table(
@@ -211,6 +270,7 @@ BATCHES = Table(
     ),
     aligned=("token_ids", "logprobs", "temperatures", "advantages", "rl_weights", "ce_weights", "ref_kl_weights"),
     logprobs=("logprobs",),
+    row_by_row=True,
 )
 BATCH_IMAGES = Table(
     "batch_images",
@@ -227,6 +287,7 @@ BATCH_IMAGES = Table(
         Column("shapes", list_of(SHAPE), "the shape of each tensor"),
         Column("data", list_of(pa.binary()), "the values of each tensor"),
     ),
+    row_by_row=True,
 )
 UPDATES = Table(
     "updates",
@@ -378,9 +439,13 @@ STAGE_TABLES = (
     ASSIGNMENTS,
     TRACES,
     MESSAGES,
+    TOKEN_POLICIES,
     IMAGES,
     IMAGE_TENSORS,
+    ENGINE_METRICS,
     INTAKES,
+    STALE_GROUPS,
+    INTAKE_LOADS,
     VERDICTS,
     SAMPLES,
     BATCHES,

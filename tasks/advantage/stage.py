@@ -1,5 +1,6 @@
 """Advantage: credits every kept trace, and every token of its branches, by its environment's algorithm."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -16,12 +17,14 @@ from tasks.advantage.algorithms.credit import AdvantageBreach, Credit, GroupedTr
 from tasks.advantage.per_environment import credit_by_environment, require_agents
 from tasks.arrays.columns import codes, texts
 from tasks.arrays.finding import Flags
+from tasks.arrays.group_parts import group_parts
 from tasks.arrays.message_graph import Branches, drop_rejected, find_branches, owners
 from tasks.arrays.parse_errors import check_flagged_messages, parse_error_flags
 from tasks.arrays.ragged import Ragged, places
 from tasks.arrays.seats import trained_seats
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.stage import Stage, Tables
+from tasks.runtime.stage import Outputs, Stage, Tables
+from tasks.runtime.stored_rows import StoredRows, rows_of
 
 ROUNDING = 1e-9
 """An advantage this close to the refused range counts as within: a mean of equal rewards is not always exact."""
@@ -80,7 +83,7 @@ class StateMissing(AdvantageBreach):
     """An algorithm carries state from step to step, and that of the step before is not there."""
 
 
-def advantage(tables: Tables, config: View, *, step: int = 0) -> Tables:
+def advantage(tables: Mapping[str, pa.Table | StoredRows], config: View, *, step: int = 0) -> Outputs:
     """Return one credit per branch of every kept trace, with per-token streams laid along the branch.
 
     Each environment's traces are credited by its own algorithm, which sees no others. A token that several branches
@@ -92,26 +95,53 @@ def advantage(tables: Tables, config: View, *, step: int = 0) -> Tables:
     its algorithm does not keep apart; and ImportedWithoutTokens if tokens that no policy sampled were to be in the
     rl component; and StateMissing where an algorithm has lost its state.
     """
-    kept, mute = without_unreadable(_grouped_traces(tables))
+    given = {name: rows_of(rows) for name, rows in tables.items()}
+    whole = {name: rows.table() for name, rows in given.items() if name != "messages"}
+    traces, verdicts = whole["traces"], whole["verdicts"]
+    if sorted(texts(traces["trace_id"])) != sorted(texts(verdicts["trace_id"])):
+        raise _breach("verdicts", "trace_id", "there is not exactly one verdict for every trace")
     stateful = _stateful(config)
-    if stateful and step and kept.states is None:
+    if stateful and step and "estimator_states" not in whole:
         raise StateMissing(
             f"table estimator_states: algorithm {stateful} goes on from the state after step {step - 1}, which "
             "recorded none. Nothing was credited: a cold start would look healthy and be wrong. All that was sampled "
             "is safe. Begin at step 0 (replay: without --steps), or choose an algorithm without state."
         )
-    environments = dict.fromkeys(texts(tables["traces"]["environment"]))
+    environments = dict.fromkeys(texts(traces["environment"]))
     algorithms = {name: config.algorithms.get(name, config.algorithm) for name in environments}
+    by_groups = all(ALGORITHMS[each.type].by_groups for each in algorithms.values()) and "references" not in given
+    if not by_groups or given["messages"].num_parts <= 1:
+        samples, states = _credit_part(whole | {"messages": given["messages"].table()}, config, algorithms)
+        none = ESTIMATOR_STATES.arrow.empty_table()
+        return {"samples": samples} | ({"estimator_states": none if states is None else states} if stateful else {})
+    return {"samples": _credited_parts(given["messages"], traces, verdicts, config, algorithms)}
+
+
+def _credited_parts(
+    messages: StoredRows,
+    traces: pa.Table,
+    verdicts: pa.Table,
+    config: View,
+    algorithms: Mapping[str, AlgorithmConfig],
+) -> Iterator[pa.Table]:
+    for own, of_these in group_parts(traces, messages):
+        judged = verdicts.filter(pc.is_in(verdicts["trace_id"], value_set=own["trace_id"].combine_chunks()))
+        samples, _ = _credit_part({"traces": own, "messages": of_these, "verdicts": judged}, config, algorithms)
+        yield samples
+
+
+def _credit_part(
+    tables: Tables, config: View, algorithms: Mapping[str, AlgorithmConfig]
+) -> tuple[pa.Table, pa.Table | None]:
+    """Return the samples of some groups, and the states of estimators after them."""
+    kept, mute = without_unreadable(_grouped_traces(tables))
     require_agents(trained_seats(tables["traces"], config.seat_rules), algorithms)
     # The gate comes last: a turn that nobody could read must not be what admits a group.
     credit = silence(kept, credit_by_environment(kept, algorithms.__getitem__, _credit), mute)
     check_sampled(kept, credit)
     if config.admission is not None:
         credit = silence(kept, credit, refused_tokens(kept, credit, config.admission))
-    made = {"samples": _credits(kept, credit, find_branches(kept.messages, kept.owner))}
-    if not stateful:
-        return made
-    return made | {"estimator_states": ESTIMATOR_STATES.arrow.empty_table() if credit.states is None else credit.states}
+    return _credits(kept, credit, find_branches(kept.messages, kept.owner)), credit.states
 
 
 def _stateful(config: View) -> str:
@@ -164,10 +194,8 @@ def check_sampled(kept: GroupedTraces, credit: Credit) -> None:
 
 
 def _grouped_traces(tables: Tables) -> GroupedTraces:
-    """Return the kept traces and their messages, in table order; raise AdvantageBreach if the tables do not match."""
+    """Return the kept traces and their messages, in table order; raise AdvantageBreach if they do not match."""
     traces, messages, verdicts = tables["traces"], tables["messages"], tables["verdicts"]
-    if sorted(texts(traces["trace_id"])) != sorted(texts(verdicts["trace_id"])):
-        raise _breach("verdicts", "trace_id", "there is not exactly one verdict for every trace")
     keep = verdicts.filter(verdicts["keep"])["trace_id"].combine_chunks()
     chosen = traces.filter(pc.is_in(traces["trace_id"], value_set=keep))
     if (errored := chosen.filter(pc.is_valid(chosen["error_class"]))).num_rows:
@@ -251,6 +279,7 @@ STAGE = Stage(
     writes=("samples", "estimator_states"),
     sections=("algorithm", "algorithms", "admission", "seat_rules"),
     function=advantage,
+    by_reference=("traces", "messages", "verdicts", "references", "estimator_states"),
     optional=("references", "estimator_states"),
 )
 task = as_task(STAGE)

@@ -25,6 +25,12 @@ def num_needed(num_begun: int, factor: float) -> int:
     return floor(num_begun / _exact(factor))
 
 
+def num_wanted(assigned: pa.Table, oversampling: float) -> int:
+    """Return how many of the groups of some assignments a step needs, over all environments."""
+    begun = Counter(_environments(assigned).values())
+    return sum(num_needed(count, oversampling) for count in begun.values())
+
+
 def oversampled_turn(turn: int, factor: float) -> int:
     """Return where in its walk an environment stands that was to have had `turn` turns, all of them oversampled.
 

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 
 from storage.schemas.stage_tables import BATCH_IMAGES
 from tasks.arrays.columns import texts
-from tasks.arrays.ragged import Integers, Ragged, borders
+from tasks.arrays.ragged import Integers, Ragged
+from tasks.runtime.stored_rows import StoredRows
 
 REFERENCE = "stagecoach-image:"
 """What a reference to an image begins with, where the image was in a message or a trace's record."""
@@ -78,15 +79,36 @@ def token_types(record: str) -> dict[int, int]:
     return {int(token): int(kind) for token, kind in json.loads(record).get(TYPES, {}).items()}
 
 
+def show_images(messages: pa.Table) -> bool:
+    """Tell whether any of some messages may refer to an image; their bodies, which are long, are not parsed."""
+    return bool(pc.any(pc.match_substring(messages["body"], BY_DIGEST)).as_py())
+
+
 def can_see(traces: pa.Table) -> bool:
     """Tell whether tokens can stand for images in any of some traces; their records, which are long, are not parsed."""
     return bool(pc.any(pc.match_substring(traces["record"], f'"{TYPES}":{{"')).as_py())
 
 
+def placeholders(tokens: Ragged, owner: Integers, traces: pa.Table) -> npt.NDArray[np.bool_]:
+    """Return, per token of some messages, flat, whether its id stands for something else than text in its trace.
+
+    `owner` is the trace row of each message. One that was sampled is among them.
+    """
+    found = np.zeros(len(tokens.values), np.bool_)
+    if not can_see(traces):
+        return found
+    types = [tuple(sorted(token_types(record))) for record in texts(traces["record"])]
+    for special in dict.fromkeys(types):  # one, where one model sampled all of them
+        own = np.array([each == special for each in types])[owner]
+        found |= own[tokens.row_of_value] & np.isin(tokens.values, special)
+    return found
+
+
 class SampleImages:
     """Finds the images of samples among their tokens; each message is looked at once, however many branches have it."""
 
-    def __init__(self, messages: pa.Table, traces: pa.Table, tensors: pa.Table | None) -> None:
+    def __init__(self, messages: pa.Table, traces: pa.Table, num_tokens: Mapping[tuple[str, str], int]) -> None:
+        """`num_tokens` says, by group and digest, how many tokens stand for an image that has tensors."""
         self._names = texts(messages["trace_id"])
         self._numbers = messages["message"].to_pylist()
         self._bodies = texts(messages["body"])
@@ -95,7 +117,7 @@ class SampleImages:
         trace_row = {name: row for row, name in enumerate(texts(traces["trace_id"]))}
         self._types = [token_types(record) for record in records]
         self._groups, self._trace_row = groups, trace_row
-        self._num_tokens = {} if tensors is None else _token_counts(tensors)
+        self._num_tokens = num_tokens
         self._found: dict[int, list[PlacedImage]] = {}
 
     def along(self, path: Sequence[int]) -> Iterator[PlacedImage]:
@@ -149,23 +171,39 @@ class SampleImages:
         )
 
 
-def _token_counts(tensors: pa.Table) -> dict[tuple[str, str], int]:
-    columns = (tensors[name].to_pylist() for name in ("group_id", "digest", "num_tokens"))
-    return {(group, digest): count for group, digest, count in zip(*columns, strict=True)}
+class StoredTensors:
+    """The table `image_tensors`, of which the tensors are read when they are wanted."""
+
+    def __init__(self, rows: StoredRows) -> None:
+        self._rows = rows
+        self._parts: dict[str, set[int]] = {}
+        """The parts of the table that have tensors of an image, by its digest."""
+        self.num_tokens: dict[tuple[str, str], int] = {}
+        """Tokens that stand for an image, by its group and digest."""
+        for number, part in enumerate(rows.parts(["group_id", "digest", "num_tokens"])):
+            for row in part.to_pylist():
+                self._parts.setdefault(row["digest"], set()).add(number)
+                self.num_tokens[row["group_id"], row["digest"]] = row["num_tokens"]
+
+    def of(self, digests: Sequence[str]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+        """Return the rows of some images, by group and digest, in the order of the table."""
+        found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for number in sorted({number for digest in digests for number in self._parts[digest]}):
+            part = self._rows.read(number, None)
+            for row in part.filter(pc.is_in(part["digest"], value_set=pa.array(digests, pa.string()))).to_pylist():
+                found.setdefault((row["group_id"], row["digest"]), []).append(row)
+        return found
 
 
-def batch_images(rows: Sequence[Sequence[PlacedImage]], first_row: int, tensors: pa.Table, known: set[str]) -> pa.Table:
+def batch_images(
+    rows: Sequence[Sequence[PlacedImage]], first_row: int, tensors: StoredTensors, known: set[str]
+) -> pa.Table:
     """Return the rows of `batch_images` for packed rows with these images, numbered from `first_row`.
 
     An image's tensors stand where the batch has it first; `known` are the digests that it has had, and grows.
     """
-    wanted = {image.key for row in rows for image in row}
-    stored: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    of_batch = tensors.filter(
-        pc.is_in(tensors["digest"], value_set=pa.array([digest for _, digest in wanted], pa.string()))
-    )
-    for each in of_batch.to_pylist():
-        stored.setdefault((each["group_id"], each["digest"]), []).append(each)
+    new = {digest for row in rows for image in row if (digest := image.key[1]) not in known}
+    stored = tensors.of(sorted(new))
     records = []
     for number, row in enumerate(rows):
         for place, image in enumerate(row):
@@ -179,29 +217,3 @@ def batch_images(rows: Sequence[Sequence[PlacedImage]], first_row: int, tensors:
 
 
 _COLUMNS = ("name", "dtype", "shape", "data")
-
-
-def attach_images(batches: pa.Table, images: pa.Table | None) -> pa.Table:
-    """Return packed rows with their images in one more column, `images`, so that a learner is sent one table."""
-    if images is None or not images.num_rows:
-        return batches
-    images = images.sort_by([("row", "ascending"), ("place", "ascending")])
-    rows, of_images = batches["row"].to_numpy(), images["row"].to_numpy()
-    begins, ends = (np.searchsorted(of_images, rows, side=side) for side in ("left", "right"))
-    order = np.concatenate([np.arange(*border) for border in zip(begins, ends, strict=True)])
-    plain = pa.StructArray.from_arrays(
-        [images[name].combine_chunks().take(pa.array(order)) for name in images.column_names], images.column_names
-    )
-    offsets = pa.array(borders(ends - begins), pa.int32())
-    return batches.append_column("images", pa.ListArray.from_arrays(offsets, plain))
-
-
-def attached_tensors(batches: pa.Table) -> dict[str, list[Tensor]]:
-    """Return the tensors of all images of packed rows by digest, from what `attach_images` made."""
-    found: dict[str, list[Tensor]] = {}
-    for row in batches["images"]:
-        for image in row.as_py():
-            if image["names"]:
-                parts = zip(*(image[name] for name in TENSORS), strict=True)
-                found[image["digest"]] = [Tensor(name, dtype, tuple(shape), data) for name, dtype, shape, data in parts]
-    return found

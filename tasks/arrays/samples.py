@@ -1,5 +1,10 @@
-"""The samples of a step: the branches to be packed, with all per-token streams that a packed row is made of."""
+"""The samples of a step: the branches to be packed, and the per-token streams that a packed row is made of.
 
+Of all samples at once only what is small is held: ids, paths, lengths, numbers of weighted tokens. Their streams are
+read a part at a time.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +15,15 @@ import pyarrow.compute as pc
 
 from tasks.arrays.columns import texts
 from tasks.arrays.message_graph import owners
-from tasks.arrays.ragged import Integers, Ragged, places
+from tasks.arrays.ragged import Integers, Ragged, borders
+from tasks.runtime.stored_rows import StoredRows
 
 COMPONENTS = ("rl", "ce", "ref_kl")
+WEIGHTS = tuple(f"{component}_weights" for component in COMPONENTS)
+OF_SAMPLES = ("advantages", *WEIGHTS)
+"""The streams that table samples has."""
+
+Streams = dict[str, npt.NDArray[Any]]
 
 
 class PackingBreach(ValueError):
@@ -21,52 +32,95 @@ class PackingBreach(ValueError):
 
 @dataclass(frozen=True)
 class Samples:
-    """All samples of a step, with the streams that become the per-token columns of batches, by column name."""
+    """All samples of a step, in table order, without their streams."""
 
     ids: list[str]
     groups: list[str]
     owner: Integers
     """The trace row of each sample; shape [samples]."""
-    offsets: Integers
-    """Borders of the samples in every stream; shape [samples + 1]."""
-    streams: dict[str, npt.NDArray[Any]]
-    """Each flat; shape [tokens]."""
-    weighted: Integers
-    """The samples that have a non-zero weight beyond their first token."""
+    path: Ragged
+    """The rows of messages from root to leaf, for each sample."""
+    within: Integers
+    """Where each message of `path` begins in its sample; shape [elements of the paths]."""
+    lengths: Integers
+    """Tokens of each sample; shape [samples]."""
+    counts: dict[str, Integers]
+    """Tokens of each sample with weight, by component, the first token aside; shape [samples]."""
+    zero_advantages: bool
+    """Whether rl tokens without advantage keep their weight."""
 
     @property
-    def lengths(self) -> Integers:
-        """Tokens of each sample; shape [samples]."""
-        return np.diff(self.offsets)
+    def weighted(self) -> Integers:
+        """The samples that have a non-zero weight beyond their first token."""
+        found: Integers = np.flatnonzero(np.any([count > 0 for count in self.counts.values()], axis=0))
+        return found
+
+    def streams(self, rows: StoredRows) -> Iterator[tuple[int, Ragged, Streams]]:
+        """Yield a part of the table's streams after another: the first sample's number, borders, streams by column."""
+        first = 0
+        for part in rows.parts(OF_SAMPLES):
+            offsets, streams = weight_streams(part, self.zero_advantages)
+            yield first, Ragged(streams["advantages"], offsets), streams
+            first += part.num_rows
 
 
-def gather_samples(credits: pa.Table, messages: pa.Table, traces: pa.Table, zero_advantages: bool) -> Samples:
-    """Return the samples in table order, with all weights and advantages zero at their first token.
+def gather_samples(credits: StoredRows, messages: StoredRows, traces: pa.Table, zero_advantages: bool) -> Samples:
+    """Return the samples in table order.
 
-    Without `zero_advantages`, rl weights are zero wherever the advantage is.
     Raises PackingBreach if a path names an unknown message, streams of a sample differ in length, or a weighted token
     was sampled at temperature zero; BrokenGraph if a sample's trace is missing.
     """
-    owner = owners(credits, traces, "samples")
-    path = message_rows(credits, messages)
-    tokens = Ragged.of(messages["token_ids"])
-    where, borders_of_messages = places(tokens.offsets, path.values)
-    offsets = borders_of_messages[path.offsets]
-    streams = {"token_ids": tokens.values[where], "logprobs": Ragged.of(messages["logprobs"]).values[where]}
-    for name in ("advantages", *(f"{component}_weights" for component in COMPONENTS)):
-        stream = Ragged.of(credits[name])
-        # Checked for every stream: one that is shifted by a token would train on wrong advantages without any error.
-        if not np.array_equal(stream.offsets, offsets):
-            raise _mismatch(name, "is not as long as the tokens on its path")
-        streams[name] = _without_first(stream)
+    small = credits.table(["sample_id", "trace_id", "group_id", "path"])
+    owner = owners(small, traces, "samples")
+    names, num_tokens = _message_lengths(messages)
+    path = message_rows(small, names)
+    ends = borders(num_tokens[path.values])
+    offsets = ends[path.offsets]
+    within = ends[:-1] - np.repeat(offsets[:-1], path.lengths)
+    counts = {component: np.zeros(small.num_rows, np.int64) for component in COMPONENTS}
+    temperature, first = traces["temperature"].to_numpy()[owner], 0
+    for part in credits.parts(["sample_id", *OF_SAMPLES]):
+        _check_streams(part, np.diff(offsets)[first : first + part.num_rows])
+        own, streams = weight_streams(part, zero_advantages)
+        row = Ragged(streams["advantages"], own).row_of_value
+        for component, count in counts.items():
+            weighted = row[streams[f"{component}_weights"] != 0]
+            count[first : first + part.num_rows] = np.bincount(weighted, minlength=part.num_rows)
+        member = row[np.any([streams[name] != 0 for name in WEIGHTS], axis=0)]
+        _check_temperature(part, member, temperature[first + member])
+        first += part.num_rows
+    ids, groups = texts(small["sample_id"]), texts(small["group_id"])
+    return Samples(ids, groups, owner, path, within, np.diff(offsets), counts, zero_advantages)
+
+
+def weight_streams(part: pa.Table, zero_advantages: bool) -> tuple[Integers, Streams]:
+    """Return borders and streams of some samples, with all weights and advantages zero at their first token.
+
+    Without `zero_advantages`, rl weights are zero wherever the advantage is.
+    """
+    ragged = {name: Ragged.of(part[name]) for name in OF_SAMPLES}
+    streams = {name: _without_first(stream) for name, stream in ragged.items()}
     if not zero_advantages:
         streams["rl_weights"][streams["advantages"] == 0] = 0
-    streams["temperatures"] = np.repeat(traces["temperature"].to_numpy()[owner], np.diff(offsets))
-    member = np.any([streams[f"{component}_weights"] != 0 for component in COMPONENTS], axis=0)
-    row = Ragged(member, offsets).row_of_value[member]
-    _check_temperature(credits, row, streams["temperatures"][member])
-    groups = texts(credits["group_id"])
-    return Samples(texts(credits["sample_id"]), groups, owner, offsets, streams, np.unique(row))
+    return ragged["advantages"].offsets, streams
+
+
+def _message_lengths(messages: StoredRows) -> tuple[pa.Table, Integers]:
+    """Return the names of all messages, and how many tokens each has."""
+    names, lengths = [], [np.zeros(0, np.int64)]
+    for part in messages.parts(["trace_id", "message", "mask"]):
+        names.append(part.select(["trace_id", "message"]))
+        lengths.append(Ragged.of(part["mask"]).lengths)
+    empty = messages.schema.empty_table().select(["trace_id", "message"])
+    return pa.concat_tables([empty, *names]), np.concatenate(lengths)
+
+
+def _check_streams(part: pa.Table, lengths: Integers) -> None:
+    """Raise PackingBreach unless every stream is as long as its sample."""
+    for name in OF_SAMPLES:
+        # Every stream: one that is shifted by a token would train on wrong advantages without any error.
+        if not np.array_equal(Ragged.of(part[name]).lengths, lengths):
+            raise _mismatch(name, "is not as long as the tokens on its path")
 
 
 def message_rows(credits: pa.Table, messages: pa.Table) -> Ragged:

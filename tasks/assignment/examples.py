@@ -4,7 +4,9 @@ Reads nothing but its source; writes examples.
 """
 
 import hashlib
+import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from tasks.runtime.stage import Stage, Tables
 DEMONSTRATIONS = "demonstrations"
 """The name that rows of a demonstrations file carry where others carry their environment's."""
 _COLUMNS = ("messages", "prompt", "completion")
+_PARTS = re.compile(rb'"content"\s*:\s*\[')
+"""Stands in a JSON text where a message has parts."""
 _MEND = "Nothing was stored. Mend the file and run again"
 
 
@@ -43,8 +47,9 @@ def demonstration_examples(tables: Tables, config: View, *, source: str) -> Tabl
 def read_demonstrations(path: Path) -> pa.Table:
     """Return a JSONL or Parquet file of prompt and completion, or of messages, as EXAMPLES rows.
 
-    A row may have `tools`: the schemas of what its messages call, as a list or as JSON text. Text is read as it is; in
-    a list, every schema gets the fields of all others, empty.
+    Where a message of a JSONL file has parts, as with pictures, the text of each other one becomes a part. A row may
+    have `tools`: the schemas of what its messages call, as a list or as JSON text. Text is read as it is; in a list,
+    every schema gets the fields of all others, empty.
 
     Raises DemonstrationsUnusable like `read_rows`.
     """
@@ -61,10 +66,9 @@ def read_rows(path: Path) -> pl.DataFrame:
     if path.is_file() and not path.stat().st_size:  # polars says it in other words for each format
         raise DemonstrationsUnusable(f"data.path: {path} is empty. {_MEND}")
     try:
-        # Types are taken from all rows: those of the first hundred may not fit the rest.
         is_parquet = path.suffix == ".parquet"
-        frame = pl.read_parquet(path) if is_parquet else pl.read_ndjson(path, infer_schema_length=None)
-    except (OSError, pl.exceptions.PolarsError) as error:
+        frame = pl.read_parquet(path) if is_parquet else _read_lines(path)
+    except (OSError, ValueError, pl.exceptions.PolarsError) as error:
         form = "a Parquet file" if is_parquet else "a JSONL file, one JSON object in each line"
         raise DemonstrationsUnusable(f"data.path: {path} cannot be read as {form}: {error}. {_MEND}") from error
     if not frame.height:
@@ -77,6 +81,27 @@ def read_rows(path: Path) -> pl.DataFrame:
             f"it has {', '.join(has) or 'nothing'}. {_MEND}"
         )
     return frame
+
+
+def _read_lines(path: Path) -> pl.DataFrame:
+    """Return the rows of a JSONL file; a text among contents that have parts, as pictures are, becomes a part, too."""
+    source: Path | io.BytesIO = path
+    data = path.read_bytes()
+    # A column has one type: beside a text, polars makes a text of the parts, or refuses the file.
+    if _PARTS.search(data):
+        rows = (json.loads(line, object_hook=_in_parts) for line in data.splitlines() if line.strip())
+        source = io.BytesIO("\n".join(map(json.dumps, rows)).encode())
+    # Types are taken from all rows: those of the first hundred may not fit the rest.
+    return pl.read_ndjson(source, infer_schema_length=None)
+
+
+def _in_parts(found: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its text as a part; anything else as it is."""
+    text = found.get("content")
+    if "role" not in found or not isinstance(text, str):
+        return found
+    # Before a call of a tool, renderers break the line after a part that is there, also where it is empty.
+    return found | {"content": [{"type": "text", "text": text}] if text else []}
 
 
 def _first_unusable(frame: pl.DataFrame) -> int | None:

@@ -1,7 +1,8 @@
 """Assignment: which examples a step tries, in which groups, with which seeds.
 
-Reads examples, of earlier batches of a step assignments, and where the sampler goes by how hard examples are, traces
-and difficulties of the step before; writes assignments, and difficulties where the sampler has any.
+Reads examples, of earlier batches of a step assignments, stale groups that are replaced, and where the sampler goes by
+how hard examples are, traces and difficulties of a step before; writes assignments, and difficulties where the sampler
+has any.
 """
 
 from collections import Counter
@@ -29,7 +30,14 @@ class TooFewExamples(ValueError):
 
 
 def assignment(
-    tables: Tables, config: View, *, step: int, batch: int = 0, groups: Mapping[str, int] | None = None
+    tables: Tables,
+    config: View,
+    *,
+    step: int,
+    batch: int = 0,
+    groups: Mapping[str, int] | None = None,
+    replaces: int = 0,
+    keeps_examples: bool = False,
 ) -> Tables:
     """Return the rollouts of one training step: `groups_per_step` groups of `group_size` members.
 
@@ -37,13 +45,18 @@ def assignment(
     With `oversampling` more groups of each environment are begun than the step needs.
     `batch` numbers further batches for the same step, drawn when those before leave too little to train on: other
     examples as long as there are any, and other seeds, without moving the walk of the steps to come. `groups` says how
-    many groups of which environment a further batch has; None is a whole step's. A sampler that goes by how hard
-    examples are also makes `difficulties`, where traces came in. Raises TooFewExamples if an environment has no
-    examples of split train, and DifficultiesMissing where such a sampler has lost its state.
+    many groups of which environment a further batch has; None is a whole step's. With `replaces` the batch has so many
+    groups in place of the first that were stale: of the same examples where it `keeps_examples`. A sampler that goes
+    by how hard examples are also makes `difficulties`, where traces came in. Raises TooFewExamples if an environment
+    has no examples of split train, and DifficultiesMissing where such a sampler has lost its state.
     """
     settings, environments = config.assignment, _environments(config)
-    slots = _slots(environments, step * settings.groups_per_step, settings.groups_per_step, groups)
-    if settings.oversampling > 1:
+    start = step * settings.groups_per_step
+    slots = _slots(environments, start, settings.groups_per_step, groups)
+    replaced = _stale_groups(tables["stale_groups"], replaces) if replaces else []
+    if replaces:
+        slots = [(row["environment"], start + place) for place, row in enumerate(replaced)]
+    elif settings.oversampling > 1:
         slots = _oversample(slots, settings.oversampling)
     examples = {each.name: _examples(tables["examples"], each.name, "train", wanted=1) for each in environments}
     state = known_difficulties(tables, step, batch, config.drawn_by_learners) if settings.sampler.stateful else None
@@ -55,13 +68,21 @@ def assignment(
         seen = frozenset(texts(tried.filter(pc.field("environment") == name)["example_id"]))
         asked = SampleRequest(name, examples[name], turns_of, config.seed, step, batch, seen, rewards.get(name, {}))
         chosen[name] = iter(SAMPLERS[settings.sampler.type](asked, settings, settings.sampler))
+    if keeps_examples:
+        chosen = {name: iter([row["example_id"] for row in replaced if row["environment"] == name]) for name in chosen}
     prefix = f"{step}.{batch}" if batch else f"{step}"
     drawn = [(f"{prefix}-{slot}", name, next(chosen[name])) for slot, (name, _) in enumerate(slots)]
     made = {"assignments": _rollouts(drawn, settings.group_size, config.seed)}
     # Within a step nothing new is known: its first batch has written the state, which later ones read.
-    if state is not None and ("traces" in tables or "difficulties" not in tables):
+    if state is not None and (not batch or "traces" in tables):
         made["difficulties"] = state
     return made
+
+
+def _stale_groups(groups: pa.Table, count: int) -> list[dict[str, str]]:
+    """Return environment and example of the first of some groups, in order of their ids."""
+    rows = groups.sort_by("group_id").slice(0, count)
+    return rows.select(["environment", "example_id"]).to_pylist()
 
 
 def _slots(
@@ -195,7 +216,7 @@ STAGE = Stage(
     writes=("assignments", "difficulties"),
     sections=("seed", "assignment", "environments", "drawn_by_learners"),
     function=assignment,
-    optional=("assignments", "traces", "difficulties"),
+    optional=("assignments", "traces", "difficulties", "stale_groups"),
 )
 EVALUATION_STAGE = Stage(
     name="evaluation_assignment",

@@ -1,7 +1,7 @@
 """Import of traces: rollouts that were made elsewhere become the examples, assignments and traces of a run.
 
-Reads nothing but its source; writes examples, then assignments, then traces, messages and their images, as if they
-had been sampled.
+Reads nothing but its source; writes examples, then assignments, then traces, messages and their images with their
+tensors, as if they had been sampled.
 """
 
 import json
@@ -13,9 +13,15 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from configs.run import View
+from configs.sections import ModelConfig
 from storage.schemas.stage_tables import ASSIGNMENTS, EXAMPLES, MESSAGES, TRACES
+from tasks.arrays.columns import texts
+from tasks.arrays.images import TYPES
 from tasks.exchange.episodes import Episode, LineProblem, Row, canonical, compact, digest
 from tasks.exchange.traces import MARK, source_of
+from tasks.inference.engine.model_info import model_directory
+from tasks.inference.trace_rows.demonstrations import demonstration_renderer
+from tasks.inference.trace_rows.image_tensors import tensors_of
 from tasks.inference.trace_rows.images import extract_images
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.stage import Stage, Tables
@@ -28,6 +34,8 @@ class ImportedRollouts:
     example_rows: tuple[Row, ...]
     steps: dict[int, tuple[Episode, ...]]
     """Episodes by step, each with its assignment."""
+    model: ModelConfig | None = None
+    """The model whose processor makes tensors of images; none where no model was named."""
 
     def examples(self) -> pa.Table:
         """Return the examples that were tried, in the EXAMPLES schema."""
@@ -79,7 +87,22 @@ def imported_assignments(tables: Tables, config: View, *, step: int, source: Imp
 
 def trace_import(tables: Tables, config: View, *, step: int, source: ImportedRollouts) -> Tables:
     """Bring in the rollouts of a step; they answer its assignments."""
-    return extract_images(source.traces(step), source.messages(step))
+    made = extract_images(source.traces(step), source.messages(step))
+    if "images" not in made or source.model is None or not (tensors := tensors_of(made["images"], source.model)):
+        return made
+    return made | tensors | {"traces": _with_token_types(made["traces"], source.model)}
+
+
+def _with_token_types(traces: pa.Table, model: ModelConfig) -> pa.Table:
+    """Return traces whose records say which tokens stand for images, by the model's renderer where need be."""
+    records = [json.loads(text) for text in texts(traces["record"])]
+    if all(record.get(TYPES) for record in records):
+        return traces
+    render = demonstration_renderer(model_directory(model.tokenizer), model.renderer, model.renderer_settings)
+    known = {TYPES: getattr(render, "token_types", None) or {}}
+    changed = [compact(record if record.get(TYPES) else record | known) for record in records]
+    index = traces.schema.get_field_index("record")
+    return traces.set_column(index, traces.schema.field(index), pa.array(changed, pa.string()))
 
 
 EXAMPLES_STAGE = Stage(
@@ -97,8 +120,8 @@ STAGE = Stage(
     name="import",
     version=3,
     reads=("assignments", "examples"),
-    writes=("traces", "messages", "images"),
-    optional=("images",),
+    writes=("traces", "messages", "images", "image_tensors"),
+    optional=("images", "image_tensors"),
     sections=(),
     function=trace_import,
 )

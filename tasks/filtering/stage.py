@@ -16,15 +16,19 @@ from configs.run import View
 from storage.schemas.stage_tables import VERDICTS
 from tasks.arrays.columns import texts
 from tasks.arrays.finding import NO_TURNS, QUARANTINED, UNTRAINABLE, FilterInput, Finding, Flags, hits_from
+from tasks.arrays.group_parts import group_parts
 from tasks.arrays.message_graph import owners
 from tasks.arrays.seats import JUDGE, OTHER_SEAT, seat_rules
 from tasks.filtering.filters import FILTERS
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.stage import Stage, Tables
+from tasks.runtime.stored_rows import StoredRows, rows_of
 
 
-def filtering(tables: Tables, config: View, *, quarantined: Mapping[str, str] = MappingProxyType({})) -> Tables:
-    """Return one verdict per trace.
+def filtering(
+    tables: Mapping[str, pa.Table | StoredRows], config: View, *, quarantined: Mapping[str, str] = MappingProxyType({})
+) -> Tables:
+    """Return one verdict per trace. Messages are read a part after the other, each with whole groups.
 
     `quarantined` has the reason, by trace id, of those found to be unfit after they were made: they are excluded before
     anything else, so that no group, and no baseline, sees them. Every filter records what it finds; only an enforcing
@@ -35,7 +39,14 @@ def filtering(tables: Tables, config: View, *, quarantined: Mapping[str, str] = 
     that is left out (`tasks.arrays.seats`) is excluded as that. Raises LearnerSeatMissing where a trace does not say
     which seat learns and has to.
     """
-    traces, messages = tables["traces"], tables["messages"]
+    traces, messages = rows_of(tables["traces"]).table(), rows_of(tables["messages"])
+    # What a user's filter compares nobody knows.
+    alone = any(isinstance(settings, CustomFilter) for settings in config.filtering.filters)
+    parts = [(traces, messages.table())] if alone else group_parts(traces, messages)
+    return {"verdicts": pa.concat_tables([_judge(*part, config, quarantined) for part in parts])}
+
+
+def _judge(traces: pa.Table, messages: pa.Table, config: View, quarantined: Mapping[str, str]) -> pa.Table:
     filters = config.filtering.filters
     if not any(settings.type == "errored" for settings in filters):
         filters = (ErroredFilter(), *filters)
@@ -62,7 +73,7 @@ def filtering(tables: Tables, config: View, *, quarantined: Mapping[str, str] = 
     found = [(QUARANTINED, True, unfit), (JUDGE, True, seats.judge), (OTHER_SEAT, True, seats.other)]
     found += [(NO_TURNS, True, silent)]
     found += [(filter_name(settings), settings.enforce, findings[place]) for place, settings in enumerate(filters)]
-    return {"verdicts": _verdicts(traces, found, trainable)}
+    return _verdicts(traces, found, trainable)
 
 
 def _without_turns(traces: pa.Table) -> Finding:
@@ -116,5 +127,6 @@ STAGE = Stage(
     writes=("verdicts",),
     sections=("filtering", "model", "learns_from_equals", "episode_agents", "seat_rules"),
     function=filtering,
+    by_reference=("traces", "messages"),
 )
 task = as_task(STAGE)

@@ -4,11 +4,9 @@ import socket
 from collections.abc import Sequence
 from typing import Any, Self
 
-import pyarrow as pa
-
 from configs.services import LearnerConfig
 from tasks.learner import protocol
-from tasks.learner.protocol import BY_NAME, LearnerError, LearnerLost
+from tasks.learner.protocol import BatchReference, LearnerError, LearnerLost
 from tasks.runtime.start_module import module_command
 
 __all__ = ["Learner", "LearnerError", "LearnerLost", "command"]
@@ -23,13 +21,22 @@ ENVIRONMENT = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
 }
 
+KEEPALIVE = {
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 30,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 10,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 6,
+}
+"""Options of a connection that ends after 90 s without a sign of life of the other machine, whatever a process does."""
+
 
 def command(learner: LearnerConfig, report: str, node: int = 0) -> tuple[list[str], dict[str, str]]:
     """Return the argument list and the extra environment of the learner's processes on one of its nodes.
 
-    The process writes {"address": "127.0.0.1:PORT", "pulse": "127.0.0.1:PORT", "pid": N} to the file `report` once it
-    answers. `pulse` is the address of its progress monitor (tasks.learner.pulse). Where its standard input is a pipe,
-    it ends when that closes.
+    The process writes {"address": "HOST:PORT", "pulse": "HOST:PORT", "pid": N} to the file `report` once it answers.
+    `pulse` is the address of its progress monitor (tasks.learner.pulse). HOST is 127.0.0.1, or what BIND of
+    tasks.runtime.process_variables says, where protocol.KEY_VARIABLE must give it a key. Where its standard input is a
+    pipe, it ends when that closes.
     """
     python, *entry = module_command("tasks.learner.worker", "--report", report)
     variables = ENVIRONMENT | ({"CUDA_VISIBLE_DEVICES": learner.gpus} if learner.gpus else {})
@@ -46,22 +53,39 @@ def _rendezvous(learner: LearnerConfig, node: int) -> list[str]:
     # Static: node 0, on which rank 0 answers requests, must be the run's own machine. A rank that is lost ends them
     # all, and whoever started them starts them again.
     numbers = [f"--nnodes={learner.nodes}", f"--node-rank={node}", "--max-restarts=0"]
+    numbers.append(f"--rdzv-conf=timeout={round(learner.startup_seconds)}")  # else ten minutes
     return [*numbers, "--rdzv-backend=static", f"--master-addr={host}", f"--master-port={port}"]
+
+
+def _connect(host: str, port: int, key: str, seconds: float) -> socket.socket:
+    connection = socket.create_connection((host, port), timeout=seconds)
+    try:
+        protocol.introduce(connection, key)
+    except OSError:
+        connection.close()
+        raise
+    return connection
 
 
 class Learner:
     """One blocking connection to the learner. Requests of several clients are served one after another."""
 
-    def __init__(self, address: str, *, connect_seconds: float = 30.0) -> None:
-        """Connect to `address`, "host:port" from the worker's report. Raises LearnerLost where no process listens."""
+    def __init__(self, address: str, key: str = "", *, connect_seconds: float = 30.0) -> None:
+        """Connect to `address`, "host:port" from the worker's report, with the learner's key if it has one.
+
+        Raises LearnerLost where no process listens, or one that has another key.
+        """
         host, _, port = address.rpartition(":")
         self.address = address
         try:
-            self._socket = socket.create_connection((host, int(port)), timeout=connect_seconds)
+            self._socket = _connect(host, int(port), key, connect_seconds)
         except OSError as error:
             raise LearnerLost(f"no learner answers at {address}: {error}; start it again and load a policy") from error
         # A step may take hours; one that hangs is found by the pulse and not by a timeout.
         self._socket.settimeout(None)
+        # A machine that is gone says nothing for ever: its silence to the kernel's questions ends the connection.
+        for option, value in KEEPALIVE.items():
+            self._socket.setsockopt(*option, value)
         # Requests are short and wait for an answer: the kernel must not hold them back to fill a packet.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -89,7 +113,7 @@ class Learner:
 
     def train(
         self,
-        batches: pa.Table,
+        batch: BatchReference,
         *,
         step: int,
         policy_key_in: str,
@@ -97,19 +121,22 @@ class Learner:
         directory_out: str,
         save_optimizer: bool,
         state_directory: str = "",
-    ) -> tuple[list[dict[str, Any]], pa.Table]:
+    ) -> list[dict[str, Any]]:
         """Make an optimizer step for each `update` of the packed rows and write the new policy into `directory_out`.
 
-        `directory_out` must be absent or empty; it is complete and synced to disk when this returns, and not usable
-        when this raises. Returns the rows of `updates`, with `metrics` as a dictionary, and the table
-        `token_statistics` with the column `masked` of `token_masks`.
+        The learner reads the rows of `batch` itself, each rank its own. `directory_out` must be absent or empty; it is
+        complete and synced to disk when this returns, and not usable when this raises. Beside the policy lies
+        `protocol.STATISTICS_FILE`: the table `token_statistics` with the column `masked` of `token_masks`, in Arrow's
+        IPC format, for the caller to take away. Returns the rows of `updates`, with `metrics` as a dictionary.
+
+        Raises what reading rows from the store raises, besides LearnerError and LearnerLost.
 
         Where optimizer state is not saved and a `state_directory` is given, weights and state are written there while
         the caller goes on, for a learner that is started again.
         """
-        updates, statistics = self._ask(
+        updates = self._ask(
             "train",
-            batches,
+            batch=batch.to_json(),
             step=step,
             policy_key_in=policy_key_in,
             policy_key_out=policy_key_out,
@@ -117,8 +144,7 @@ class Learner:
             save_optimizer=save_optimizer,
             state_directory=state_directory,
         )
-        assert statistics is not None
-        return updates, statistics
+        return list(updates)
 
     def release(self) -> None:
         """Give back what memory of a GPU the learner holds beyond weights and optimizer state."""
@@ -126,12 +152,12 @@ class Learner:
 
     def probe(self, token_ids: Sequence[int]) -> list[float]:
         """Return the log-prob of each token given those before it at temperature 1, in nats; the first is 0.0."""
-        answer, _ = self._ask("probe", token_ids=[int(token) for token in token_ids])
+        answer = self._ask("probe", token_ids=[int(token) for token in token_ids])
         return list(answer)
 
     def state(self) -> dict[str, Any]:
         """Return policy_key (None: no policy is loaded), step, weights_sha256, pid and versions of the learner."""
-        answer, _ = self._ask("state")
+        answer = self._ask("state")
         return dict(answer)
 
     def close(self) -> None:
@@ -144,10 +170,10 @@ class Learner:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, request: str, table: pa.Table | None = None, **arguments: Any) -> tuple[Any, pa.Table | None]:
+    def _ask(self, request: str, **arguments: Any) -> Any:
         try:
-            protocol.send(self._socket, {"request": request, "arguments": arguments}, table)
-            answer, answer_table = protocol.receive(self._socket)
+            protocol.send(self._socket, {"request": request, "arguments": arguments})
+            answer = protocol.receive(self._socket)
         except (OSError, EOFError) as error:
             self.close()
             raise LearnerLost(
@@ -155,5 +181,5 @@ class Learner:
                 "its memory is lost; connect to the restarted one and load a policy"
             ) from error
         if "error" in answer:
-            raise BY_NAME.get(answer["error"], LearnerError)(answer["message"])
-        return answer["result"], answer_table
+            raise protocol.error_of(answer)
+        return answer["result"]

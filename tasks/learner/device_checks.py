@@ -68,7 +68,7 @@ def _row(tokens: int, segments: int) -> Row:
     streams["rl_weights"][:] = streams["advantages"][:] = 1
     streams["rl_weights"][borders[:-1]] = 0
     ids = np.random.default_rng(0).integers(0, 256, tokens)
-    return Row(0, 0, 0, tuple(map(str, range(segments))), tuple(borders.tolist()), ids, streams)
+    return Row(0, tuple(map(str, range(segments))), tuple(borders.tolist()), ids, streams)
 
 
 @torch.no_grad()
@@ -77,7 +77,7 @@ def _leak(model: Path, settings: TrainingConfig, row: Row, device: torch.device)
     policy, start = load_policy(model, settings, device), row.borders[-2]
     size = len(row.token_ids) - start
     streams = {name: stream[start:] for name, stream in row.streams.items()}
-    alone = Row(0, 0, 0, row.sample_ids[-1:], (0, size), row.token_ids[start:], streams)
+    alone = Row(0, row.sample_ids[-1:], (0, size), row.token_ids[start:], streams)
     packed, single = (run_row(policy, each, device)[0][1 - size :].float() for each in (row, alone))
     return float((packed - single).abs().max())
 

@@ -72,6 +72,14 @@ class World:
         dist.all_gather_object(parts, part)
         return parts
 
+    def gather_to_first(self, part: Any) -> list[Any] | None:
+        """Return every rank's `part`, in rank order, on rank 0; None on the others."""
+        if self.size == 1:
+            return [part]
+        parts: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        dist.gather_object(part, parts, dst=0)
+        return parts
+
 
 ALONE = World(0, 1, 0)
 

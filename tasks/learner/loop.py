@@ -10,7 +10,7 @@ import torch
 from tasks.learner.distributed import World, to_device
 from tasks.learner.loss import LossMetrics, Objective, WeightedTokens, loss_alone, token_loss
 from tasks.learner.model import PolicyModel, own_tokens, row_loss, run_row
-from tasks.learner.rows import Array, PackedBatch, Row
+from tasks.learner.rows import Array, PackedBatch, Row, RowPlan, idle_row
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,21 @@ class Totals:
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """Learner log-probs and entropies of a row's tokens, float32 (T,), 0 where a token has no weight, and which rl
-    tokens were masked, bool (T,).
-    """
+    """What was measured on the tokens of a row."""
 
-    row: Row
+    row: RowPlan
     logprobs: Array
+    """The learner's, float32 (T,); 0 where a token has no weight."""
     entropies: Array
+    """The same of entropies, in nats."""
     masked: Array
+    """Which rl tokens were masked, bool (T,)."""
+    log_ratios: Array
+    """Of each rl token: the learner's log-prob less the engine's, float64."""
+
+
+MOST_HELD = 1 << 22
+"""Tokens, over all ranks, whose statistics are held before they are handed on."""
 
 
 def accumulate_gradients(
@@ -40,26 +47,63 @@ def accumulate_gradients(
     world: World,
     device: torch.device,
     beat: Callable[[], None] = lambda: None,
-) -> tuple[Totals, list[RowStatistics]]:
-    """Add the batch's gradient to the policy's parameters; return the measured totals and every row's statistics.
+    take: Callable[[list[RowStatistics]], None] = lambda statistics: None,
+) -> Totals:
+    """Add the batch's gradient to the policy's parameters; return the measured totals.
 
     The denominators are those of the whole batch, so the gradient does not depend on how samples fall on rows, rows on
-    micro-steps, or micro-steps on ranks. `beat` is called after each row.
+    micro-steps, or micro-steps on ranks. `beat` is called after each row. On rank 0 `take` is called with the
+    statistics of consecutive rows, those of all ranks, in the order of the batch.
     """
-    rows = batch.on_rank(world.rank // world.ranks_per_row, world.size // world.ranks_per_row)
-    measured: list[MeasuredRow] = []
-    for row in rows:
-        measured.append(train_row(policy, row, batch.denominators, objective, world, device))
+    num_ranks = world.size // world.ranks_per_row
+    own = batch.on_rank(world.rank // world.ranks_per_row, num_ranks)
+    metrics: list[LossMetrics] = []
+    held: list[HeldRow] = []
+    for step, plan in enumerate(own):
+        row = idle_row() if plan is None else batch.load(plan)
+        measured = train_row(policy, row, batch.denominators, objective, world, device)
+        metrics.append(measured.metrics)
+        held.append(HeldRow.of(plan, row, measured))
         # The device is given the next row while it is busy with this one, and no more: a beat says that it goes on.
-        if len(measured) > 1 and (done := measured[-2].done):
+        if len(held) > 1 and (done := held[-2].measured.done):
             done.synchronize()
         beat()
-    # Idle rows of a rank (row -1) have no statistics.
-    statistics = [entry for entry in _statistics(rows, measured) if entry.row.row >= 0]
+        # After the same step on every rank: all of them know the plan.
+        since = batch.plan[num_ranks * (step + 1 - len(held)) : num_ranks * (step + 1)]
+        if step + 1 == len(own) or sum(each.num_tokens for each in since) >= MOST_HELD:
+            _hand_on(held, world, take)
+            held = []
     # Ranks that share a row measure the same of it: one of them counts.
-    gathered = world.gather((_add_up([each.metrics for each in measured]), statistics))[:: world.ranks_per_row]
-    totals = [part for part, _ in gathered]
-    return _combine(totals), sorted((entry for _, part in gathered for entry in part), key=lambda entry: entry.row.row)
+    return _combine(world.gather(_add_up(metrics))[:: world.ranks_per_row])
+
+
+@dataclass(frozen=True)
+class HeldRow:
+    """A row that was trained, as far as its statistics need it."""
+
+    plan: RowPlan | None
+    """None for an idle row, which has no statistics."""
+    weighted: Array
+    """See `Row.weighted`."""
+    engine_logprobs: Array
+    """Of these tokens, float32 (N,)."""
+    is_rl: Array
+    """Which of them have rl weight, bool (N,)."""
+    measured: "MeasuredRow"
+
+    @classmethod
+    def of(cls, plan: RowPlan | None, row: Row, measured: "MeasuredRow") -> "HeldRow":
+        """Keep what statistics need of a row."""
+        weighted, streams = row.weighted, row.streams
+        return cls(plan, weighted, streams["logprobs"][weighted], streams["rl_weights"][weighted] != 0, measured)
+
+
+def _hand_on(held: list[HeldRow], world: World, take: Callable[[list[RowStatistics]], None]) -> None:
+    """Gather the statistics of the rows that all ranks hold on rank 0, and have them taken there."""
+    parts = world.gather_to_first(_statistics(held))
+    if parts is not None:
+        found = [entry for part in parts[:: world.ranks_per_row] for entry in part]
+        take(sorted(found, key=lambda entry: entry.row.row))
 
 
 @dataclass(frozen=True)
@@ -117,15 +161,18 @@ def _tokens(row: Row, device: torch.device) -> WeightedTokens:
     return WeightedTokens(*streams, segments=segments, num_segments=len(row.borders) - 1)
 
 
-def _statistics(rows: list[Row], measured: list[MeasuredRow]) -> list[RowStatistics]:
+def _statistics(held: list[HeldRow]) -> list[RowStatistics]:
     """Return the statistics of each row, which are copied from the device all at once."""
-    found = torch.cat([each.tokens for each in measured], 1).cpu().numpy()
-    ends = np.cumsum([len(row.weighted) for row in rows])
+    found = torch.cat([each.measured.tokens for each in held], 1).cpu().numpy()
+    ends = np.cumsum([len(each.weighted) for each in held])
     statistics = []
-    for row, of_row in zip(rows, np.split(found, ends[:-1], axis=1), strict=True):
-        scattered = np.zeros((3, len(row.token_ids)), np.float32)
-        scattered[:, row.weighted] = of_row
-        statistics.append(RowStatistics(row, scattered[0], scattered[1], scattered[2].astype(bool)))
+    for each, of_row in zip(held, np.split(found, ends[:-1], axis=1), strict=True):
+        if each.plan is not None:
+            scattered = np.zeros((3, each.plan.num_tokens), np.float32)
+            scattered[:, each.weighted] = of_row
+            ratios = of_row[0][each.is_rl].astype(np.float64) - each.engine_logprobs[each.is_rl]
+            values = scattered[0], scattered[1], scattered[2].astype(bool), ratios
+            statistics.append(RowStatistics(each.plan, *values))
     return statistics
 
 

@@ -77,11 +77,14 @@ def learner_memory(
     end, when gradients of embedding and head are brought to float32. Gradients of earlier rows are there by then.
     """
     trained, moments = _optimizer_state(shape, training)
+    tower = shape.vision.parameters if shape.vision else 0
+    if tower and training.vision == "trained":
+        trained, moments = trained + tower, moments + tower * (moments // max(1, trained))
     layer, edge = 2 * shape.layer_parameters, 2 * shape.edge_parameters
     # Several ranks gather a layer ahead of the one that is computed, and hold what they reduce.
     ahead = layer if ranks > 1 else 0
     activations = tokens * (_kept_bytes(shape, training, recompute, compiled) + 8 * shape.hidden)
-    activations += tokens * (4 * shape.head_width + 40)
+    activations += tokens * (4 * shape.head_width + 40) + _tower_bytes(shape, training, tokens, recompute)
     head_weight, chunk = 4 * shape.vocab * shape.hidden, 4 * shape.vocab * _chunk(shape, training, tokens)
     # In one pass the gradient of the states is there beside them.
     selected = (2 if is_elementwise(training.loss) else 1) * 2 * shape.hidden * tokens
@@ -92,15 +95,31 @@ def learner_memory(
     # What is exchanged is in float32, and so is the shard that comes of it.
     edges_peak = max(3 * edge, 2 * edge + head_weight // 2 + 2 * edge // ranks)
     parts = {
-        "weights": 4 * shape.parameters // ranks,
+        "weights": 4 * (shape.parameters + tower) // ranks,
         "gradients": 4 * trained // ranks,
         "optimizer": moments // ranks,
-        "gathered": edge + ahead,
+        "gathered": edge + ahead + 2 * tower,  # the tower is not cut into layers
         "activations": activations,
         "logits": logits,
         "working": max(0, layers_peak - logits - ahead, edges_peak - edge - ahead - activations - logits),
     }
     return LearnerMemory(**parts, spare=int(SPARE * sum(parts.values())) + CONTEXT_BYTES)
+
+
+def _tower_bytes(shape: ModelShape, training: TrainingConfig, tokens: int, recompute: bool) -> int:
+    """Return the bytes that a vision tower keeps of a row whose tokens all stand for pictures: the most there can be.
+
+    An estimate for the tower's layers, of what each keeps in bfloat16 of a patch; a frozen one keeps features alone.
+    """
+    tower = shape.vision
+    if tower is None:
+        return 0
+    patches = tokens * tower.merged
+    features = 2 * tokens * tower.out * (1 + tower.deep) + 4 * patches * tower.patch_values
+    if training.vision == "frozen":
+        return features
+    layer = 2 * (9 * tower.hidden + 2 * tower.inner)
+    return features + patches * (layer + 2 * tower.hidden * tower.layers if recompute else layer * tower.layers)
 
 
 def _kept_bytes(shape: ModelShape, training: TrainingConfig, recompute: bool, compiled: bool) -> int:

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from tasks.learner import protocol
+
 TICK_SECONDS = 1.0
 """How often the thread counts time while no question arrives."""
 LONGEST_TICK = 2.0
@@ -66,11 +68,11 @@ class Pulse:
         request = self._request
         return {"request": request, "still_seconds": self._running_seconds - self._last_beat if request else 0.0}
 
-    def serve(self, listener: socket.socket) -> None:
-        """Answer every connection with the status, in a thread that ends with the process."""
-        threading.Thread(target=self._serve, args=(listener,), name="pulse", daemon=True).start()
+    def serve(self, listener: socket.socket, key: str = "") -> None:
+        """Answer every connection of who has the key with the status, in a thread that ends with the process."""
+        threading.Thread(target=self._serve, args=(listener, key), name="pulse", daemon=True).start()
 
-    def _serve(self, listener: socket.socket) -> None:
+    def _serve(self, listener: socket.socket, key: str) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(listener, selectors.EVENT_READ)
             while True:
@@ -78,24 +80,27 @@ class Pulse:
                 self.tick()
                 if ready:
                     with suppress(OSError):  # the caller is gone; the next one is answered
-                        self._answer(listener)
+                        connection, _ = listener.accept()
+                        # Each in a thread: one that says nothing must not keep the others waiting, nor the clock.
+                        threading.Thread(target=self._answer, args=(connection, key), daemon=True).start()
 
-    def _answer(self, listener: socket.socket) -> None:
-        connection, _ = listener.accept()
-        with connection:
+    def _answer(self, connection: socket.socket, key: str) -> None:
+        with connection, suppress(OSError, EOFError, ValueError):
             connection.settimeout(ANSWER_SECONDS)
+            protocol.admit(connection, key)
             connection.sendall(json.dumps(self.status()).encode())
 
 
-def ask(address: str, seconds: float) -> dict[str, Any]:
+def ask(address: str, seconds: float, key: str = "") -> dict[str, Any]:
     """Return the status of the learner with the second address `address`, see `Pulse.status`.
 
-    Raises TimeoutError where it does not answer in `seconds`, another OSError where no process listens, ValueError
-    where another program has the address by now.
+    Raises TimeoutError where it does not answer in `seconds`, another OSError where no process listens, or one that has
+    another key, ValueError where another program has the address by now.
     """
     host, _, port = address.rpartition(":")
     deadline, answer = time.monotonic() + seconds, b""
     with socket.create_connection((host, int(port)), timeout=seconds) as connection:
+        protocol.introduce(connection, key)
         while part := connection.recv(LONGEST_ANSWER):
             answer += part
             # A timeout of zero would mean not to wait at all.
@@ -105,7 +110,7 @@ def ask(address: str, seconds: float) -> dict[str, Any]:
     return dict(json.loads(answer))
 
 
-def hangs(address: str, seconds: float) -> bool:
+def hangs(address: str, seconds: float, key: str = "") -> bool:
     """Tell whether the learner leaves a question unanswered, or its request makes no progress, for `seconds`.
 
     An unanswered question is repeated once: the caller itself may have been suspended meanwhile. Where no process
@@ -114,9 +119,9 @@ def hangs(address: str, seconds: float) -> bool:
     log = logging.getLogger(__name__)
     try:
         try:
-            status = ask(address, seconds)
+            status = ask(address, seconds, key)
         except TimeoutError:
-            status = ask(address, min(seconds, RETRY_SECONDS))
+            status = ask(address, min(seconds, RETRY_SECONDS), key)
     except TimeoutError:
         log.warning("the learner at %s has not answered for %g s (learner.hang_seconds)", address, seconds)
         return True

@@ -1,16 +1,22 @@
-"""Reads packed rows from the table `batches` as arrays, and checks whatever would silently spoil a gradient."""
+"""Reads packed rows out of the store as arrays, and checks whatever would silently spoil a gradient.
 
+A rank holds the plan of the whole batch, which is small, and one row: those that it trains it reads one after another.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from tasks.arrays.images import Tensor, attached_tensors
+from storage.errors import StoreError
+from storage.read.groups import Group, GroupReader
+from storage.refs import Slice
+from tasks.arrays.images import TENSORS, Tensor
 from tasks.arrays.samples import COMPONENTS
-from tasks.learner.protocol import LearnerError
+from tasks.learner.protocol import BatchReference, LearnerError
 from tasks.learner.vision import RowImages, row_images
 
 STREAMS = ("logprobs", "temperatures", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
@@ -36,6 +42,16 @@ class Row:
     def __post_init__(self) -> None:
         member = np.logical_or.reduce([self.streams[f"{name}_weights"] != 0 for name in COMPONENTS])
         object.__setattr__(self, "weighted", np.flatnonzero(member))
+
+    @property
+    def num_tokens(self) -> int:
+        """Its tokens, T."""
+        return self.borders[-1]
+
+    @property
+    def num_weighted(self) -> int:
+        """Tokens with weight in any component."""
+        return len(self.weighted)
 
     def positions(self) -> Array:
         """Return position ids that restart at every segment, int64 (T,)."""
@@ -77,20 +93,50 @@ class RowPart:
 
 
 @dataclass(frozen=True)
+class RowPlan:
+    """What every rank knows of a packed row, so that one of them reads it."""
+
+    row: int
+    update: int
+    sample_ids: tuple[str, ...]
+    borders: tuple[int, ...]
+    """See `Row.borders`."""
+    num_weighted: int
+    """Tokens with weight in any component."""
+    weighted: dict[str, int]
+    """Tokens with weight in each component."""
+    stated: dict[str, int]
+    """The denominators of its update that the row states."""
+    group: Group
+    """Where it is stored."""
+    place: int
+    """Its place in that group."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Its tokens, T."""
+        return self.borders[-1]
+
+
+@dataclass(frozen=True)
 class PackedBatch:
-    """All rows of one optimizer step with the global denominators of the three components."""
+    """All rows of one optimizer step, with the global denominators of the three components.
 
-    rows: tuple[Row, ...]
+    What is held is their plan: a row itself is read when its turn comes.
+    """
+
+    plan: Sequence[RowPlan]
     denominators: dict[str, int]
+    load: Callable[[RowPlan], Row]
 
-    def on_rank(self, rank: int, num_ranks: int) -> list[Row]:
-        """Return the rank's rows, one for each micro-step of the batch; an idle row where it has none.
+    def on_rank(self, rank: int, num_ranks: int) -> list[RowPlan | None]:
+        """Return the plan of the rank's rows, one for each micro-step of the batch; None where it has none.
 
         Rows are dealt in turn, whatever number of ranks the batch was packed for: they come costliest first, so that
         those of one micro-step cost about the same.
         """
-        own = list(self.rows[rank::num_ranks])
-        return own + [idle_row()] * (-(-len(self.rows) // num_ranks) - len(own))
+        own: list[RowPlan | None] = list(self.plan[rank::num_ranks])
+        return own + [None] * (-(-len(self.plan) // num_ranks) - len(own))
 
 
 def idle_row() -> Row:
@@ -99,42 +145,155 @@ def idle_row() -> Row:
     return Row(-1, (), (0, 2), np.zeros(2, np.int64), streams)
 
 
-def batches_from_table(table: pa.Table) -> list[PackedBatch]:
-    """Return the checked rows of the table `batches`: one PackedBatch for each optimizer step, in order.
-
-    Raises LearnerError naming row and column when streams differ in length, borders do not span the row, a value is not
-    finite, a temperature is not positive, the first token of a segment has weight, a token has both rl and ref_kl
-    weight, or a denominator is not the number of weighted tokens.
-    """
-    if not table.num_rows:
-        raise LearnerError("batches: no rows; nothing was trained")
-    # Of the whole table: an update may show what an earlier one brought.
-    tensors = attached_tensors(table) if "images" in table.column_names else {}
-    updates = np.unique(table["update"].to_numpy()).tolist()
-    if updates != list(range(len(updates))):
-        raise LearnerError(f"batches: updates {updates} are not numbered from 0 without gaps")
-    return [_batch(table.filter(pc.equal(table["update"], update)), tensors) for update in updates]
+MOST_TENSORS = 1 << 27
+"""Bytes of images that stay in memory: rollouts of one task show the same ones, in rows that follow each other."""
 
 
-def _batch(table: pa.Table, tensors: dict[str, list[Tensor]]) -> PackedBatch:
-    lists = {name: table[name].combine_chunks() for name in ("token_ids", *STREAMS)}
-    plain = table.select(["row", "sample_ids", "cu_seqlens"]).to_pylist()
-    shown = [row.as_py() for row in table["images"]] if "images" in table.column_names else [None] * len(plain)
-    rows = tuple(
-        _row(record, {name: column[index].values.to_numpy() for name, column in lists.items()}, shown[index], tensors)
-        for index, record in enumerate(plain)
-    )
-    for row in rows:
-        _check_row(row)
-    return PackedBatch(rows, _denominators(table, rows))
+class BatchReader:
+    """Reads the packed rows of a batch, each rank those that it trains."""
+
+    def __init__(self, groups: GroupReader, batch: BatchReference) -> None:
+        self._groups, self._batch = groups, batch
+        self._images: dict[int, list[ImagePlan]] = {}
+        """The images of each row that shows any, in the order of their tokens."""
+        self._stored: dict[str, tuple[Group, int]] = {}
+        """Where the tensors of an image are, by its digest."""
+        self._tensors: dict[str, list[Tensor]] = {}
+
+    def plan(
+        self,
+        rank: int = 0,
+        gather: Callable[[Any], list[Any]] = lambda part: [part],
+        num_ranks: int = 1,
+        check: Callable[[Row], None] = lambda row: None,
+        beat: Callable[[], None] = lambda: None,
+    ) -> list[PackedBatch]:
+        """Verify and check all rows, each rank those of some slices; return a PackedBatch for each optimizer step.
+
+        All ranks must call this together, with the same batch: what each finds is gathered. `check` is called with each
+        row, and `beat` after each group of them.
+        Raises on every rank what one of them met: DamagedSlice for files that are not what was written; LearnerError
+        naming row and column when streams differ in length, borders do not span the row, a value is not finite, a
+        temperature is not positive, the first token of a segment has weight, a token has both rl and ref_kl weight, or
+        a denominator is not the number of weighted tokens.
+        """
+
+        def all_of(pieces: Sequence[Slice], found_in: Callable[[Group, pa.Table], list[Any]]) -> list[Any]:
+            own = {number: self._read(pieces[number], found_in, beat) for number in range(rank, len(pieces), num_ranks)}
+            found = {number: part for each in gather(own) for number, part in each.items()}
+            return [each for number in sorted(found) for each in _or_raise(found[number])]
+
+        for image in all_of(self._batch.images, _image_plans):
+            self._images.setdefault(image.row, []).append(image)
+            if image.has_tensors:
+                self._stored[image.digest] = image.group, image.number
+        for images in self._images.values():
+            images.sort(key=lambda image: image.place)
+
+        def plan_rows(group: Group, table: pa.Table) -> list[RowPlan]:
+            rows = [self._row(table, place) for place in range(table.num_rows)]
+            for row in rows:
+                _check_row(row)
+                check(row)
+            return [_plan_of(row, table, group, place) for place, row in enumerate(rows)]
+
+        return self._batches(all_of(self._batch.rows, plan_rows))
+
+    def load(self, plan: RowPlan) -> Row:
+        """Return a planned row."""
+        return self._row(self._groups.read(plan.group), plan.place)
+
+    def _read(
+        self, piece: Slice, found_in: Callable[[Group, pa.Table], list[Any]], beat: Callable[[], None]
+    ) -> list[Any] | Exception:
+        found: list[Any] = []
+        try:
+            for group, table in self._groups.verify(piece):
+                found += found_in(group, table)
+                beat()
+        except (StoreError, LearnerError) as error:  # the other ranks must hear of it, or wait for ever
+            return error
+        return found
+
+    def _batches(self, plans: Sequence[RowPlan]) -> list[PackedBatch]:
+        if not plans:
+            raise LearnerError("batches: no rows; nothing was trained")
+        by_update: dict[int, list[RowPlan]] = {}
+        for plan in plans:
+            by_update.setdefault(plan.update, []).append(plan)
+        updates = sorted(by_update)
+        if updates != list(range(len(updates))):
+            raise LearnerError(f"batches: updates {updates} are not numbered from 0 without gaps")
+        return [PackedBatch(own, _denominators(own), self.load) for _, own in sorted(by_update.items())]
+
+    def _row(self, table: pa.Table, place: int) -> Row:
+        record = table.select(["row", "sample_ids", "cu_seqlens"]).slice(place, 1).to_pylist()[0]
+        arrays = {name: table[name][place].values.to_numpy() for name in ("token_ids", *STREAMS)}
+        return _row_of(record, arrays, self._images_of(record["row"]))
+
+    def _images_of(self, row: int) -> RowImages | None:
+        if not (images := self._images.get(row)):
+            return None
+        # Taken out and put back at the end: a dict keeps that order, so the first is the oldest.
+        found = {image.digest: self._tensors.pop(image.digest, None) for image in images}
+        tensors = {digest: own or self._load_tensors(digest) for digest, own in found.items()}
+        self._tensors |= tensors
+        while len(self._tensors) > len(tensors) and _size(self._tensors) > MOST_TENSORS:
+            del self._tensors[next(iter(self._tensors))]
+        return row_images(f"batches row {row}", [vars(image) for image in images], tensors)
+
+    def _load_tensors(self, digest: str) -> list[Tensor]:
+        if digest not in self._stored:
+            return []
+        group, number = self._stored[digest]
+        (stored,) = self._groups.read(group).select(TENSORS).slice(number, 1).to_pylist()
+        parts = zip(*(stored[name] for name in TENSORS), strict=True)
+        return [Tensor(name, dtype, tuple(shape), data) for name, dtype, shape, data in parts]
 
 
-def _row(
-    record: dict[str, Any],
-    arrays: dict[str, Array],
-    shown: list[dict[str, Any]] | None,
-    tensors: dict[str, list[Tensor]],
-) -> Row:
+@dataclass(frozen=True)
+class ImagePlan:
+    """What every rank knows of an image of a packed row."""
+
+    row: int
+    place: int
+    offset: int
+    num_tokens: int
+    digest: str
+    has_tensors: bool
+    group: Group
+    """Where its row of `batch_images` is stored."""
+    number: int
+    """Its place in that group."""
+
+
+def _image_plans(group: Group, table: pa.Table) -> list[ImagePlan]:
+    rows = table.select(["row", "place", "offset", "num_tokens", "digest"]).to_pylist()
+    has_tensors = [bool(names) for names in table["names"].to_pylist()]
+    return [
+        ImagePlan(**row, has_tensors=has, group=group, number=number)
+        for number, (row, has) in enumerate(zip(rows, has_tensors, strict=True))
+    ]
+
+
+def _or_raise(found: list[Any] | Exception) -> list[Any]:
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _size(tensors: dict[str, list[Tensor]]) -> int:
+    return sum(len(each.data) for own in tensors.values() for each in own)
+
+
+def _plan_of(row: Row, table: pa.Table, group: Group, place: int) -> RowPlan:
+    weighted = {name: int(np.count_nonzero(row.streams[f"{name}_weights"])) for name in COMPONENTS}
+    stated = {name: table[f"{name}_tokens"][place].as_py() for name in COMPONENTS}
+    of_row = row.row, table["update"][place].as_py(), row.sample_ids, row.borders
+    return RowPlan(*of_row, row.num_weighted, weighted, stated, group, place)
+
+
+def _row_of(record: dict[str, Any], arrays: dict[str, Array], images: RowImages | None) -> Row:
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) != 1:
         raise LearnerError(f"batches row {record['row']}: per-token columns differ in length: {lengths}")
@@ -149,7 +308,7 @@ def _row(
         borders,
         arrays["token_ids"].astype(np.int64),
         {name: arrays[name].astype(np.float32) for name in STREAMS},
-        row_images(f"batches row {record['row']}", shown, tensors) if shown else None,
+        images,
     )
 
 
@@ -171,11 +330,11 @@ def _check_row(row: Row) -> None:
         raise LearnerError(f"{where}: a padding row (no sample_ids) has weighted tokens")
 
 
-def _denominators(table: pa.Table, rows: tuple[Row, ...]) -> dict[str, int]:
-    counted = {name: sum(int(np.count_nonzero(row.streams[f"{name}_weights"])) for row in rows) for name in COMPONENTS}
+def _denominators(plans: Sequence[RowPlan]) -> dict[str, int]:
+    counted = {name: sum(plan.weighted[name] for plan in plans) for name in COMPONENTS}
     for name, count in counted.items():
         # Stated in every row by the stage that packs, and counted again: a wrong one scales the gradient unseen.
-        stated = np.unique(table[f"{name}_tokens"].to_numpy()).tolist()
+        stated = sorted({plan.stated[name] for plan in plans})
         if stated != [count]:
             raise LearnerError(f"batches: {name}_tokens says {stated}, but {count} tokens have {name} weight")
     if not any(counted.values()):

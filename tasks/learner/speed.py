@@ -9,15 +9,17 @@ import numpy as np
 import torch
 
 from tasks.learner.model import PolicyModel
-from tasks.learner.rows import Row
+from tasks.learner.rows import Row, RowPlan
 
 PEAKS = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12}
 """Dense bfloat16 products a second by NVIDIA's data sheets, by what is in the device's name; the first that fits."""
 NAMES = (
     *("seconds_gradients", "seconds_optimizer", "tokens_per_second", "tflops", "tflops_per_second", "mfu"),
-    *("peak_allocated_gib", "peak_reserved_gib"),
+    *("peak_allocated_gib", "peak_reserved_gib", "seconds_writing"),
 )
-"""What is measured of an optimizer step. It is another number each time, where all else follows from the batch."""
+"""What is measured of an optimizer step. It is another number each time, where all else follows from the batch.
+
+The last, of writing the policy and the optimizer's state where that is saved, has only the last step on a batch."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,11 @@ class Cost:
     weighted: float
     """For each token with weight: the output head, which no other has."""
 
-    def of(self, rows: Iterable[Row]) -> float:
+    def of(self, rows: Iterable[Row | RowPlan]) -> float:
         """Return the operations of packed rows."""
         found = 0.0
         for row in rows:
-            found += self.token * len(row.token_ids) + self.weighted * len(row.weighted)
+            found += self.token * row.num_tokens + self.weighted * row.num_weighted
             found += self.pair * float((np.diff(row.borders).astype(np.float64) ** 2).sum())
         return found
 
@@ -67,7 +69,8 @@ class StepTimer:
     """Takes the time of the parts of an optimizer step on one device."""
 
     device: torch.device
-    _seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Of each part that has ended, as `seconds_PART`."""
 
     def __post_init__(self) -> None:
         if self.device.type == "cuda":
@@ -79,18 +82,18 @@ class StepTimer:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         now = time.perf_counter()
-        self._seconds[f"seconds_{part}"], self._last = now - self._last, now
+        self.seconds[f"seconds_{part}"], self._last = now - self._last, now
 
-    def figures(self, rows: Iterable[Row], cost: Cost | None, processes: int) -> dict[str, float | None]:
-        """Return the figures by NAMES, of all rows of the step; null is what cannot be known here."""
+    def figures(self, rows: Iterable[Row | RowPlan], cost: Cost | None, processes: int) -> dict[str, float | None]:
+        """Return the figures by NAMES but the last, of all rows of the step; null is what cannot be known here."""
         rows = list(rows)
-        seconds = sum(self._seconds.values())
+        seconds = sum(self.seconds.values())
         flops = cost.of(rows) if cost else None
         rate = flops / seconds / processes if flops is not None else None
         peak = device_peak(self.device)
         return {
-            **self._seconds,
-            "tokens_per_second": sum(len(row.token_ids) for row in rows) / seconds,
+            **self.seconds,
+            "tokens_per_second": sum(row.num_tokens for row in rows) / seconds,
             "tflops": flops / 1e12 if flops is not None else None,
             "tflops_per_second": rate / 1e12 if rate is not None else None,
             "mfu": rate / peak if rate is not None and peak else None,

@@ -3,9 +3,11 @@
 import math
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +16,8 @@ import transformers
 
 from configs.services import LearnerConfig
 from configs.training import TrainingConfig
+from storage.errors import StoreError
+from storage.read.groups import open_groups
 from storage.refs import File
 from storage.schemas.stage_tables import TOKEN_MASKS, TOKEN_STATISTICS
 from tasks.arrays.samples import COMPONENTS
@@ -35,8 +39,9 @@ from tasks.learner.loop import RowStatistics, Totals, accumulate_gradients
 from tasks.learner.loss import GROUPS, Objective
 from tasks.learner.model import PolicyModel, computes_in_half, load_policy, run_row
 from tasks.learner.optimizer import Optimizer, apply_gradients, clip_gradients, learning_rate, new_optimizer
-from tasks.learner.protocol import LearnerError
-from tasks.learner.rows import STREAMS, PackedBatch, Row, batches_from_table
+from tasks.learner.protocol import STATISTICS_FILE, BatchReference, LearnerError
+from tasks.learner.quantiles import Quantiles
+from tasks.learner.rows import STREAMS, BatchReader, PackedBatch, Row
 from tasks.learner.speed import StepTimer, training_cost
 from tasks.learner.vision import check_counts
 
@@ -123,34 +128,38 @@ class Trainer:
 
     def train(
         self,
-        table: pa.Table,
         *,
+        batch: dict[str, Any],
         step: int,
         policy_key_in: str,
         policy_key_out: str,
         directory_out: str,
         save_optimizer: bool,
         state_directory: str = "",
-    ) -> tuple[list[dict[str, Any]], pa.Table]:
+    ) -> list[dict[str, Any]]:
         """Make the batch's optimizer steps and save the new policy; see `client.Learner.train`."""
         loaded, directory = self._require_policy(policy_key_in), Path(directory_out)
         rounded = _is_rounded(self._require_settings())
         if directory.exists() and any(directory.iterdir()):
             raise LearnerError(f"{directory} is not empty: a policy is written once; nothing was trained")
-        batches = batches_from_table(table)
-        for batch in batches:
-            _check_rows(batch.rows, loaded.policy)
-        digests, updates, statistics = [loaded.weights_sha256], list[dict[str, Any]](), list[RowStatistics]()
-        for number, batch in enumerate(batches):
-            if number:  # the digest before the first update is that of the loaded policy
-                digests.append(memory_sha256(loaded.policy, self._world, rounded))
-                self._beat()
-            measured, rows = self._update(loaded, batch, step * len(batches) + number)
-            updates.append({"version": step + 1, "policy_key_in": policy_key_in, "update": number, **measured})
-            statistics += rows
+        reference, world = BatchReference.from_json(batch), self._world
+        reader = BatchReader(open_groups(reference.store), reference)
+        check = partial(_check_row, loaded.policy)
+        batches = reader.plan(world.rank, world.gather, world.size, check, self._beat)
+        digests, updates = [loaded.weights_sha256], list[dict[str, Any]]()
+        with StatisticsFile(directory) if world.rank == 0 else nullcontext() as statistics:
+            for number, packed in enumerate(batches):
+                if number:  # the digest before the first update is that of the loaded policy
+                    digests.append(memory_sha256(loaded.policy, self._world, rounded))
+                    self._beat()
+                measured = self._update(loaded, packed, step * len(batches) + number, statistics)
+                updates.append({"version": step + 1, "policy_key_in": policy_key_in, "update": number, **measured})
         optimizer = loaded.optimizer if save_optimizer else None
         parts = loaded.policy, optimizer, loaded.files, directory, self._world, self._beat
+        timer = StepTimer(self._device)
         digest, written = save_rounded(*parts) if rounded else (save_policy(*parts), ())
+        timer.end("writing")
+        updates[-1]["metrics"] |= timer.seconds
         digests.append(digest)
         for update, before, after in zip(updates, digests, digests[1:], strict=False):
             # Optimizer state is stored beside the last weights alone.
@@ -159,21 +168,33 @@ class Trainer:
         self._loaded = replace(loaded, policy_key=policy_key_out, step=step, weights_sha256=digest, written=written)
         if state_directory and not save_optimizer:
             self._keeper.keep(policy_key_out, loaded.policy, loaded.optimizer, Path(state_directory))
-        return updates, statistics_table(statistics)
+        return updates
 
     def _update(
-        self, loaded: _LoadedPolicy, batch: PackedBatch, optimizer_step: int
-    ) -> tuple[dict[str, Any], list[RowStatistics]]:
-        """Make one optimizer step; return what it measured, see `measurements`, and the statistics of its rows.
+        self, loaded: _LoadedPolicy, batch: PackedBatch, optimizer_step: int, file: "StatisticsFile | None"
+    ) -> dict[str, Any]:
+        """Make one optimizer step; return what it measured, see `measurements`. Its statistics are written to `file`.
 
         Raises LearnerError, before the weights change, when the gradient is not finite.
         """
         settings = self._require_settings()
         objective = Objective(settings.loss, settings.ref_kl)
         timer = StepTimer(self._device)
-        totals, statistics = accumulate_gradients(
-            loaded.policy, batch, objective, self._world, self._device, self._beat
-        )
+        ratios = Quantiles()
+
+        def take(statistics: list[RowStatistics]) -> None:
+            assert file is not None, "statistics are gathered on rank 0"
+            file.write(statistics_table(statistics))
+            add_ratios(ratios, statistics)
+
+        parts = loaded.policy, batch, objective, self._world, self._device, self._beat
+        try:
+            totals = accumulate_gradients(*parts, take)
+        except StoreError as error:  # rows that were there when they were checked
+            if self._world.size > 1:
+                raise RuntimeError("a rank cannot read a row, and the others wait for it") from error
+            loaded.optimizer.zero_grad()
+            raise
         timer.end("gradients")
         grad_norm = clip_gradients(loaded.policy, settings.max_grad_norm, self._world)
         if not np.isfinite(grad_norm):
@@ -188,7 +209,7 @@ class Trainer:
         apply_gradients(loaded.optimizer, rate)
         timer.end("optimizer")
         self._beat()
-        measured = measurements(batch, totals, statistics) | {"learning_rate": rate, "grad_norm": grad_norm}
+        measured = measurements(batch, totals, ratios) | {"learning_rate": rate, "grad_norm": grad_norm}
         measured["metrics"] |= {
             "clipped": grad_norm > settings.max_grad_norm,
             # Recorded because with other ones sums are rounded in another order: weights then agree, but not to the
@@ -196,9 +217,9 @@ class Trainer:
             "threads": torch.get_num_threads(),
             "processes": self._world.size,
             "attention": self._attention,
-            **timer.figures(batch.rows, training_cost(loaded.policy), self._world.size),
+            **timer.figures(batch.plan, training_cost(loaded.policy), self._world.size),
         }
-        return measured, statistics
+        return measured
 
     @torch.no_grad()
     def probe(self, token_ids: list[int]) -> list[float]:
@@ -212,7 +233,7 @@ class Trainer:
         streams["rl_weights"] = np.arange(size, dtype=np.float32)
         streams |= {name: np.zeros(size, np.float32) for name in ("ce_weights", "ref_kl_weights")}
         row = Row(0, (), (0, size), np.asarray(token_ids, np.int64), streams)
-        _check_rows((row,), loaded.policy)
+        _check_row(loaded.policy, row)
         logprobs, _ = run_row(loaded.policy, row, self._device)
         return [0.0, *logprobs.float().cpu().tolist()]
 
@@ -276,27 +297,48 @@ def _is_rounded(settings: TrainingConfig) -> bool:
     return settings.policy_dtype == "bfloat16" and settings.lora is None
 
 
-def _check_rows(rows: tuple[Row, ...], policy: PolicyModel) -> None:
+def _check_row(policy: PolicyModel, row: Row) -> None:
     """Raise LearnerError for tokens that the model does not have, and images that do not fit their tokens."""
     size = policy.causal.config.get_text_config().vocab_size
-    for row in rows:
-        if row.images is not None:
-            check_counts(f"batches row {row.row}", policy.causal, row.images)
-        low, high = row.token_ids.min(), row.token_ids.max()
-        if low < 0 or high >= size:
-            raise LearnerError(
-                f"row {row.row}: token ids from {low} to {high}, but the model has {size}: the tokenizer is not its own"
-            )
+    if row.images is not None:
+        check_counts(f"batches row {row.row}", policy.causal, row.images)
+    low, high = row.token_ids.min(), row.token_ids.max()
+    if low < 0 or high >= size:
+        raise LearnerError(
+            f"row {row.row}: token ids from {low} to {high}, but the model has {size}: the tokenizer is not its own"
+        )
 
 
-def measurements(batch: PackedBatch, totals: Totals, statistics: list[RowStatistics]) -> dict[str, Any]:
+class StatisticsFile:
+    """The file of what was measured on tokens, in Arrow's IPC format, written as it comes."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._writer = pa.ipc.new_stream(str(directory / STATISTICS_FILE), STATISTICS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
+
+    def write(self, rows: pa.Table) -> None:
+        """Add rows."""
+        self._writer.write_table(rows)
+
+
+STATISTICS = TOKEN_STATISTICS.arrow.append(TOKEN_MASKS.arrow.field("masked"))
+"""The columns of the file: `token_statistics`, and beside them `masked` of the table `token_masks`."""
+
+
+def measurements(batch: PackedBatch, totals: Totals, ratios: Quantiles) -> dict[str, Any]:
     """Return the columns of a row of `updates` that follow from the batch's totals, with `metrics` as a dictionary.
 
     Means are over rl tokens, and null when there are none.
     """
     counts = batch.denominators
     losses = {f"{name}_loss": totals.sums[f"{name}_loss"] for name in COMPONENTS}
-    samples = [row for row in batch.rows if row.sample_ids]
+    samples = [row for row in batch.plan if row.sample_ids]
     return {
         "loss": sum(losses.values()),
         **losses,
@@ -305,14 +347,14 @@ def measurements(batch: PackedBatch, totals: Totals, statistics: list[RowStatist
         "mismatch_kl_max": totals.maxima["mismatch_kl"] if counts["rl"] else None,
         "masked_fraction": _share(totals.sums["masked"], counts["rl"]),
         "num_rows": len(samples),
-        "num_tokens": sum(len(row.token_ids) for row in samples),
+        "num_tokens": sum(row.num_tokens for row in samples),
         **{f"{name}_tokens": counts[name] for name in COMPONENTS},
-        "metrics": _other_metrics(totals, statistics, counts),
+        "metrics": _other_metrics(totals, ratios, counts),
     }
 
 
 def statistics_table(statistics: list[RowStatistics]) -> pa.Table:
-    """Return `token_statistics` with a column `masked` beside them, which is the table `token_masks`.
+    """Return the columns STATISTICS of packed rows.
 
     One row for each sample, in the order of rows and of samples in them; padding rows give none.
     """
@@ -323,10 +365,10 @@ def statistics_table(statistics: list[RowStatistics]) -> pa.Table:
             parts["sample_id"].append(sample_id)
             for name in ("logprobs", "entropies", "masked"):
                 parts[name].append(getattr(entry, name)[start:end])
-    return pa.table(parts, schema=TOKEN_STATISTICS.arrow.append(TOKEN_MASKS.arrow.field("masked")))
+    return pa.table(parts, schema=STATISTICS)
 
 
-def _other_metrics(totals: Totals, statistics: list[RowStatistics], counts: dict[str, int]) -> dict[str, Any]:
+def _other_metrics(totals: Totals, ratios: Quantiles, counts: dict[str, int]) -> dict[str, Any]:
     """Return the metrics that have no column.
 
     A value that is not finite is null, because JSON cannot hold it, and is named in `not_finite`: null alone would read
@@ -338,7 +380,7 @@ def _other_metrics(totals: Totals, statistics: list[RowStatistics], counts: dict
         "masked_fraction_negative": _share(sums["masked_negative"], sums["negative"]),
         "truncated_fraction": _share(sums["truncated"], counts["rl"]),
         **_mismatch(totals, counts["rl"]),
-        **ratio_quantiles(statistics),
+        **ratio_quantiles(ratios),
         "ce_nll_mean": _share(sums["ce_nll"], counts["ce"]),
         "ce_nll_max": maxima["ce_nll"] if counts["ce"] else None,
         "ref_kl_mean": _share(sums["ref_kl"], counts["ref_kl"]),
@@ -363,18 +405,17 @@ def _mismatch(totals: Totals, num_rl: int) -> dict[str, float | None]:
     return metrics
 
 
-def ratio_quantiles(statistics: list[RowStatistics]) -> dict[str, float | None]:
-    """Return quantiles of the importance ratio over all rl tokens of an update, exactly; null without any."""
-    parts = [np.zeros(0)]
-    for entry in statistics:
-        member = entry.row.streams["rl_weights"] != 0
-        parts.append(entry.logprobs[member].astype(np.float64) - entry.row.streams["logprobs"][member])
-    log_ratios = np.concatenate(parts)
-    names = [f"ratio_q{quantile:g}" for quantile in QUANTILES]
-    if not log_ratios.size:
-        return dict.fromkeys(names)
+def add_ratios(ratios: Quantiles, statistics: list[RowStatistics]) -> None:
+    """Add the importance ratios of all rl tokens of some rows."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return dict(zip(names, np.quantile(np.exp(log_ratios), QUANTILES).tolist(), strict=True))
+        for entry in statistics:
+            ratios.add(np.exp(entry.log_ratios))
+
+
+def ratio_quantiles(ratios: Quantiles) -> dict[str, float | None]:
+    """Return quantiles of the importance ratio over all rl tokens of an update, exactly; null without any."""
+    names = [f"ratio_q{quantile:g}" for quantile in QUANTILES]
+    return dict(zip(names, ratios.at(QUANTILES) or [None] * len(names), strict=True))
 
 
 def _share(total: float, count: float) -> float | None:

@@ -128,16 +128,23 @@ def decoder_inputs(causal: Any, token_ids: Tensor, images: SeenImages | None) ->
             return {}
         seen = _look(causal, *_blank(causal, token_ids.device))
         nothing = sum(each.sum() for each in (*seen.pooler_output, *(getattr(seen, "deepstack_features", None) or ())))
-        return {"inputs_embeds": (causal.get_input_embeddings()(token_ids) + 0 * nothing)[None]}
-    embeddings = causal.get_input_embeddings()(token_ids)
+        return {"inputs_embeds": _embeddings(causal, token_ids) + 0 * nothing}
+    embeddings = _embeddings(causal, token_ids)
     seen = _look(causal, images.pixels, images.grids)
     features = torch.cat(tuple(seen.pooler_output)).to(embeddings.dtype)
-    inputs = {"inputs_embeds": embeddings.index_copy(0, images.places, features)[None]}
+    inputs = {"inputs_embeds": embeddings.index_copy(1, images.places, features[None])}
     if deep := getattr(seen, "deepstack_features", None):
         mask = torch.zeros(len(token_ids), dtype=torch.bool, device=token_ids.device)
         mask[images.places] = True
         inputs |= {"visual_pos_masks": mask[None], "deepstack_visual_embeds": deep}
     return inputs
+
+
+def _embeddings(causal: Any, token_ids: Tensor) -> Tensor:
+    """Return the embeddings of a row, (1, T, values)."""
+    # Made for the row: a layer that is compiled for a view of a tensor is compiled again for its successor's output.
+    found: Tensor = causal.get_input_embeddings()(token_ids[None])
+    return found
 
 
 def _look(causal: Any, pixels: Tensor, grids: Tensor) -> Any:

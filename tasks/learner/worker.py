@@ -1,8 +1,8 @@
 """Entry point of the learner's process: `python -m tasks.learner.worker --report PATH`, or the same under torchrun.
 
-Rank 0 listens on two free ports of 127.0.0.1 and writes {"address": ..., "pulse": ..., "pid": ...} to PATH once it can
-answer: requests at the first, questions about its progress at the second (tasks.learner.pulse). The process ends on
-SIGTERM, and when its standard input is a pipe that closes.
+Rank 0 listens on two free ports, of 127.0.0.1 unless it serves a run of another machine, and writes {"address": ...,
+"pulse": ..., "pid": ...} to PATH once it can answer: requests at the first, questions about its progress at the second
+(tasks.learner.pulse). The process ends on SIGTERM, and when its standard input is a pipe that closes.
 """
 
 import argparse
@@ -17,12 +17,12 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
+from storage.errors import StoreError
 from tasks.learner import protocol
 from tasks.learner.protocol import LearnerError
 from tasks.learner.pulse import Pulse
 from tasks.runtime.imports import quick_imports
+from tasks.runtime.process_variables import bind_address
 
 if TYPE_CHECKING:  # both import torch, which `main` does later and in its own way
     from tasks.learner.distributed import World
@@ -30,8 +30,8 @@ if TYPE_CHECKING:  # both import torch, which `main` does later and in its own w
 
 STALL_SECONDS = 60.0
 """Longest wait for the rest of a message: a client that stalls must not block the others for ever."""
-
-Answer = tuple[dict[str, Any], pa.Table | None]
+ADMIT_SECONDS = 10.0
+"""Longest wait for the proof of a client that it has the learner's key."""
 
 
 class Service:
@@ -43,16 +43,16 @@ class Service:
     def __init__(self, trainer: "Trainer", world: "World", pulse: Pulse) -> None:
         self._trainer, self._world, self._pulse = trainer, world, pulse
 
-    def serve(self, listener: socket.socket) -> None:
-        """Answer requests until the process ends."""
+    def serve(self, listener: socket.socket, key: str = "") -> None:
+        """Answer requests of those who have the key, if there is one, until the process ends."""
         with selectors.DefaultSelector() as selector:
             selector.register(listener, selectors.EVENT_READ)
             while True:
                 for ready, _ in selector.select():
                     if ready.fileobj is listener:
                         connection, _ = listener.accept()
-                        connection.settimeout(STALL_SECONDS)
-                        selector.register(connection, selectors.EVENT_READ)
+                        # In a thread: who has no key, and says nothing, must not keep the others waiting.
+                        threading.Thread(target=_admit, args=(connection, selector, key), daemon=True).start()
                     else:
                         assert isinstance(ready.fileobj, socket.socket)
                         self._serve_one(ready.fileobj, selector)
@@ -63,33 +63,33 @@ class Service:
         A failure on this rank alone ends its process, and so all ranks.
         """
         while True:
-            header, table = self._world.broadcast(None)
+            header = self._world.broadcast(None)
             try:
-                self._execute(header, table)
-            except LearnerError:
+                self._execute(header)
+            except (LearnerError, StoreError):
                 # Rank 0 raises the same refusal and answers it.
                 continue
 
     def _serve_one(self, connection: socket.socket, selector: selectors.BaseSelector) -> None:
         try:
-            header, table = protocol.receive(connection)
+            header = protocol.receive(connection)
         except (EOFError, OSError, ValueError):
             # Closed, stalled, or no client of the learner.
             _drop(connection, selector)
             return
         with self._pulse.track(str(header.get("request"))):
-            answer, answer_table = self._answer(header, table)
+            answer = self._answer(header)
         try:
-            protocol.send(connection, answer, answer_table)
+            protocol.send(connection, answer)
         except OSError:
             _drop(connection, selector)
 
-    def _answer(self, header: dict[str, Any], table: pa.Table | None) -> Answer:
+    def _answer(self, header: dict[str, Any]) -> dict[str, Any]:
         try:
-            self._world.broadcast((header, table))
-            return self._execute(header, table)
-        except LearnerError as error:
-            return {"error": type(error).__name__, "message": str(error)}, None
+            self._world.broadcast(header)
+            return self._execute(header)
+        except (LearnerError, StoreError) as error:
+            return protocol.error_answer(error)
         except Exception as error:
             # The boundary of the process: an unforeseen error goes to the log in full and to the client in one line.
             traceback.print_exc(file=sys.stderr)
@@ -101,28 +101,37 @@ class Service:
                 f"the learner failed at {header.get('request')!r} ({type(error).__name__}: {error}); its log has the "
                 "traceback. It holds no policy now: load one"
             )
-            return {"error": LearnerError.__name__, "message": message}, None
+            return protocol.error_answer(LearnerError(message))
 
-    def _execute(self, header: dict[str, Any], table: pa.Table | None) -> Answer:
+    def _execute(self, header: dict[str, Any]) -> dict[str, Any]:
         arguments = header["arguments"]
         match header["request"]:
             case "configure":
-                return {"result": self._trainer.configure(**arguments)}, None
+                return {"result": self._trainer.configure(**arguments)}
             case "load":
-                return {"result": self._trainer.load(**arguments)}, None
+                return {"result": self._trainer.load(**arguments)}
             case "train":
-                assert table is not None, "the client sends the packed rows"
-                updates, statistics = self._trainer.train(table, **arguments)
-                return {"result": updates}, statistics
+                return {"result": self._trainer.train(**arguments)}
             case "release":
-                return {"result": self._trainer.release()}, None
+                return {"result": self._trainer.release()}
             case "probe":
-                return {"result": self._trainer.probe(**arguments)}, None
+                return {"result": self._trainer.probe(**arguments)}
             case "state":
-                return {"result": self._trainer.state()}, None
+                return {"result": self._trainer.state()}
             case unknown:
                 known = ["configure", "load", "probe", "release", "state", "train"]
                 raise LearnerError(f"unknown request {unknown!r}; known are {known}")
+
+
+def _admit(connection: socket.socket, selector: selectors.BaseSelector, key: str) -> None:
+    connection.settimeout(ADMIT_SECONDS)
+    try:
+        protocol.admit(connection, key)
+    except (EOFError, OSError, ValueError):
+        connection.close()
+    else:
+        connection.settimeout(STALL_SECONDS)
+        selector.register(connection, selectors.EVENT_READ)  # the kernel's list takes it while it is waited for
 
 
 def _drop(connection: socket.socket, selector: selectors.BaseSelector) -> None:
@@ -154,10 +163,11 @@ def main() -> None:
     service = Service(Trainer(world, pulse.beat), world, pulse)
     if world.rank > 0:
         service.follow()
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as pulse_listener:
-        pulse.serve(pulse_listener)
+    free, key = (bind_address(), 0), os.environ.get(protocol.KEY_VARIABLE, "")
+    with socket.create_server(free) as listener, socket.create_server(free) as pulse_listener:
+        pulse.serve(pulse_listener, key)
         report(arguments.report, {"address": _address(listener), "pulse": _address(pulse_listener), "pid": os.getpid()})
-        service.serve(listener)
+        service.serve(listener, key)
 
 
 def _address(listener: socket.socket) -> str:

@@ -11,12 +11,17 @@ import pyarrow.compute as pc
 from tasks.arrays.columns import texts
 from tasks.arrays.finding import QUARANTINED
 from tasks.arrays.group_counts import admitted_groups
+from tasks.inference.trace_rows.failures import STALE as STALE_CLASS
 from tasks.inference.trace_rows.failures import STRAGGLER
 from tasks.runtime.stage import Tables
 
 TRAINED, FILTERED, ERRORED, NO_WEIGHT = "trained", "filtered", "errored", "no weight"
 STOPPED = "stopped"
 """Given up because enough others had ended: nothing failed."""
+STALE = "stale"
+"""Given up because it was too old for any step of its stream before one took it: nothing failed."""
+GIVEN_UP = (STOPPED, STALE)
+"""The outcomes of rollouts that did not fail and were not waited for."""
 PENDING, REFUSED = "pending", "refused"
 """Not through all stages; held back by a gate."""
 EVALUATED = "evaluated"
@@ -37,8 +42,8 @@ class Share:
     """The traces that had one outcome."""
 
     outcome: str
-    """trained, filtered, quarantined, errored, stopped, or no weight: kept, but without a token that any component
-    weighs."""
+    """trained, filtered, quarantined, errored, stopped, stale, or no weight: kept, but without a token that any
+    component weighs."""
     detail: str
     """The filter or the error class; empty otherwise."""
     num_traces: int
@@ -77,9 +82,13 @@ def account(
     ]
 
 
-def taken_assignments(intakes: pa.Table) -> pa.Table:
-    """Return the assignments that a step has to account for where it took its groups from a stream."""
-    return pa.table({"assignment_id": pc.list_flatten(intakes["assignment_ids"])})
+def taken_assignments(*groups: pa.Table) -> pa.Table:
+    """Return the assignments that a step has to account for where it took its groups from a stream.
+
+    `groups` are its rows of `intakes` and, where there are any, of `stale_groups`.
+    """
+    names = [pc.list_flatten(each["assignment_ids"]) for each in groups]
+    return pa.concat_tables([pa.table({"assignment_id": each}) for each in names])
 
 
 def _outcome(row: dict[str, Any], reason: str | None, trained: set[str]) -> tuple[str, str]:
@@ -96,9 +105,11 @@ def outcome_of(error_class: str | None, reason: str | None, otherwise: str) -> t
     """
     if otherwise == EVALUATED:
         return EVALUATED, error_class or ""
-    # Before the other errors: it has a class like theirs, but nothing failed.
+    # Before the other errors: they have classes like theirs, but nothing failed.
     if error_class == STRAGGLER:
         return STOPPED, ""
+    if error_class == STALE_CLASS:
+        return STALE, ""
     if error_class is not None:
         return ERRORED, error_class
     if reason == QUARANTINED:
@@ -149,8 +160,8 @@ def _once(values: Iterable[Any], table: str, column: str, noun: str) -> None:
 def _breach(table: str, column: str, what: str) -> AccountBreach:
     return AccountBreach(
         f"table {table}, column {column}: {what}. Every assignment must be trained, filtered, quarantined, "
-        "errored or without weight, exactly once. The rows stay as they are; look at the stage that wrote the table "
-        "before going on."
+        "errored, given up or without weight, exactly once. The rows stay as they are; look at the stage that wrote "
+        "the table before going on."
     )
 
 
@@ -163,7 +174,8 @@ def account_metrics(tables: Tables) -> dict[str, float]:
     refused = "decisions" in tables and not all(tables["decisions"]["approved"].to_pylist())
     of_packed = TRAINED if "updates" in tables else REFUSED if refused else PENDING
     if all(name in tables for name in CHECKED):
-        taken = {"assignments": taken_assignments(tables["intakes"])} if "intakes" in tables else {}
+        groups = [tables[name] for name in ("intakes", "stale_groups") if name in tables]
+        taken = {"assignments": taken_assignments(*groups)} if groups else {}
         shares = account(*({**tables, **taken}[name] for name in CHECKED))
         counts = {
             (of_packed if each.outcome == TRAINED else each.outcome, each.detail): each.num_traces for each in shares
@@ -173,12 +185,14 @@ def account_metrics(tables: Tables) -> dict[str, float]:
     return {"/".join(filter(None, ("accounting", *outcome))): float(count) for outcome, count in sorted(counts.items())}
 
 
-def group_metrics(wanted: int, num_batches: int, assignments: pa.Table, credits: pa.Table) -> dict[str, float]:
+def group_metrics(
+    wanted: int, num_batches: int, assignments: pa.Table, credits: Iterable[pa.Table]
+) -> dict[str, float]:
     """Return how many groups a step wanted, drew and has something to train on of, and in how many batches."""
     counts = {
         "wanted": wanted,
         "drawn": len(set(texts(assignments["group_id"]))),
-        "admitted": len(admitted_groups(credits)),
+        "admitted": len(set[str]().union(*map(admitted_groups, credits))),
         "batches": num_batches,
     }
     return {f"groups/{name}": float(count) for name, count in counts.items()}

@@ -11,14 +11,14 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.inference.trace_rows.failures import STRAGGLER
+from tasks.inference.trace_rows.failures import GIVEN_UP
 
 ALL = "all"
 """The scope of all environments together."""
 Values = dict[tuple[str, str], float]
 """Values by scope (an environment, `all`, or empty) and measure (`reward/mean`)."""
-NOT_FAILED = pa.array([None, STRAGGLER], pa.string())
-"""Error classes of rollouts that did not fail: none, and that of those that were stopped."""
+NOT_FAILED = pa.array([None, *sorted(GIVEN_UP)], pa.string())
+"""Error classes of rollouts that did not fail: none, and those of what was not waited for."""
 Figures = Mapping[str, int | float | None]
 
 TRACE_COLUMNS = ["trace_id", "group_id", "trainable", "reward", "is_truncated", "num_output_tokens", "error_class"]

@@ -3,10 +3,10 @@
 Every metric of rollouts exists for all of them, in the scope `all`, and by environment: `reward/all/mean`,
 `reward/reverse-text/mean`. Means are over all rollouts, also those that the filters leave out of training; a rollout
 that was not scored is in no mean of rewards, for that is not a reward of zero. Those that were stopped because enough
-others had ended (oversampling) have a share of their own, `stragglers/all`, and are in no other number but the sums of
-tokens, `rollout/all/input_tokens` and `rollout/all/output_tokens`. Where several agents of an environment were scored,
-each has a mean of its own, `reward/debate/affirmative/mean`: that of all of them is 0 in every game in which one wins
-what the other loses.
+others had ended (oversampling) have a share of their own, `stragglers/all`, and so have those of a stream that no step
+took in time, `stale/all`. Both are in no other number but the sums of tokens, `rollout/all/input_tokens` and
+`rollout/all/output_tokens`. Where several agents of an environment were scored, each has a mean of its own,
+`reward/debate/affirmative/mean`: that of all of them is 0 in every game in which one wins what the other loses.
 
 Re-tokenised turns are replies whose text went back to the model as other tokens than those that it had sampled. A
 renderer that cannot add to a conversation's tokens renders the whole of it anew. Where what comes out differs from what
@@ -21,14 +21,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from tasks.inference.trace_rows.failures import STRAGGLER
+from tasks.inference.trace_rows.failures import GIVEN_UP, STALE, STRAGGLER
 from tasks.metrics.figures import ALL, Values, mean, spread
 
 _MEANS = ("num_turns", "num_input_tokens", "num_output_tokens", "is_truncated", "staleness")
 SPANS = ("setup", "generation", "model", "scoring")
 """What the wall-clock of a rollout consists of; `model` is a part of `generation`."""
 COLUMNS = (
-    *("trace_id", "environment", "agent", "trainable", "reward", "rewards", "metrics", "num_branches", "error_class"),
+    *("trace_id", "environment", "agent", "trainable", "policy_version", "reward", "rewards", "metrics"),
+    *("num_branches", "error_class"),
     *_MEANS,
     *(f"{span}_seconds" for span in SPANS),
 )
@@ -37,12 +38,17 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def rollout_metrics(
-    traces: pa.Table, verdicts: pa.Table, filters: Sequence[str] = (), retokenised: Mapping[str, int] | None = None
+    traces: pa.Table,
+    verdicts: pa.Table,
+    filters: Sequence[str] = (),
+    retokenised: Mapping[str, int] | None = None,
+    token_policies: pa.Table | None = None,
 ) -> Values:
     """Return the metrics of a step's rollouts.
 
     `verdicts` has no rows where nothing was filtered. `filters` names those configured, so that one that found nothing
     is there as zero; `retokenised` says how many turns of which trace were tokenised again, None where nobody counted.
+    `token_policies` is None where each rollout is of one policy: then the staleness of tokens is that of rollouts.
     What was not measured has no entry; values may be NaN or infinite.
     """
     verdict = {row["trace_id"]: row for row in verdicts.to_pylist()}
@@ -52,8 +58,11 @@ def rollout_metrics(
     found: Values = {}
     for scope in (ALL, *environments):
         members = rows if scope == ALL else [row for row in rows if row["environment"] == scope]
-        ended = [row for row in members if row["error_class"] != STRAGGLER]
+        ended = [row for row in members if row["error_class"] not in GIVEN_UP]
         found |= _values_of_scope(scope, _of_all(members), _of_ended(ended), _of_filters(ended, names))
+        if token_policies is not None:
+            ages = mean_and_max(ages_of_tokens(ended, token_policies))
+            found |= _values_of_scope(scope, ((f"token_staleness/{name}", value) for name, value in ages))
         if scope != ALL:
             found |= _values_of_scope(scope, _of_agents(ended))
         if retokenised is not None:
@@ -73,10 +82,10 @@ def _values_of_scope(scope: str, *parts: Measures) -> Values:
 
 
 def _of_all(rows: Rows) -> Measures:
-    """Yield the share of rollouts that were stopped, nothing where none was, and the tokens of all."""
-    stopped = sum(row["error_class"] == STRAGGLER for row in rows)
-    if stopped:
-        yield "stragglers", stopped / len(rows)
+    """Yield the shares of rollouts that were stopped or stale, nothing where none was, and the tokens of all."""
+    for name, kind in (("stragglers", STRAGGLER), ("stale", STALE)):
+        if given_up := sum(row["error_class"] == kind for row in rows):
+            yield name, given_up / len(rows)
     for name in ("input_tokens", "output_tokens"):
         yield f"rollout/{name}", float(sum(row[f"num_{name}"] for row in rows))
 
@@ -102,6 +111,32 @@ def _of_ended(rows: Rows) -> Measures:
     for kind, count in sorted(errors.items()):
         yield f"errored_rollout/{kind}", count / len(rows)
     yield from _of_environment(rows)
+
+
+def runs_of_policies(token_policies: pa.Table) -> dict[str, list[tuple[int, int]]]:
+    """Return, of traces that several policies sampled, the version and the number of tokens of each run of theirs."""
+    runs: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for run in token_policies.select(["trace_id", "policy_version", "num_tokens"]).to_pylist():
+        runs[run["trace_id"]].append((run["policy_version"], run["num_tokens"]))
+    return runs
+
+
+def ages_of_tokens(rows: Rows, token_policies: pa.Table | None) -> Counter[int]:
+    """Return how many sampled tokens of some traces have which age: steps since the policy that sampled each."""
+    runs = runs_of_policies(token_policies) if token_policies is not None else {}
+    ages = Counter[int]()
+    for row in rows:
+        step = row["staleness"] + row["policy_version"]
+        for version, count in runs.get(row["trace_id"], [(row["policy_version"], row["num_output_tokens"])]):
+            ages[step - version] += count
+    return +ages
+
+
+def mean_and_max(ages: Counter[int]) -> Measures:
+    """Yield the mean and the greatest age of tokens; nothing where there are none."""
+    if tokens := ages.total():
+        yield "mean", sum(age * count for age, count in ages.items()) / tokens
+        yield "max", float(max(ages))
 
 
 def _of_agents(rows: Rows) -> Measures:
@@ -151,6 +186,10 @@ def _of_filters(rows: Rows, names: Sequence[str]) -> Measures:
     yield "trainable/ratio", trainable / len(judged)
 
 
+RETOKENISED_COLUMNS = ["trace_id", "message", "parent", "role", "sampled", "body"]
+"""The columns of messages that say which replies were tokenised again."""
+
+
 def retokenised_turns(messages: pa.Table) -> dict[str, int]:
     """Return how many replies of which trace were tokenised again; traces without any are not there.
 
@@ -158,7 +197,7 @@ def retokenised_turns(messages: pa.Table) -> dict[str, int]:
     conversation. Thoughts are not compared, for those are what templates take out.
     """
     traces: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in messages.select(["trace_id", "message", "parent", "role", "sampled", "body"]).to_pylist():
+    for row in messages.select(RETOKENISED_COLUMNS).to_pylist():
         traces[row["trace_id"]].append(row)
     counts = {trace: _num_retokenised(rows) for trace, rows in traces.items()}
     return {trace: count for trace, count in counts.items() if count}

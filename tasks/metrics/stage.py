@@ -1,41 +1,55 @@
 """Metrics: what a step came to in numbers, one row for each, written once for all that show or export them.
 
-Reads traces and, as far as the step came, assignments, messages, intakes, verdicts, samples, batches, decisions,
-updates, token_statistics and token_masks; writes metrics.
+Reads traces and, as far as the step came, assignments, messages, token_policies, intakes, stale_groups, intake_loads,
+engine_metrics, verdicts, samples, batches, decisions, updates, token_statistics and token_masks; writes metrics.
 
 Only what the tables say is here, the measured seconds of rollouts and of optimizer steps among it. How long
 stages took is of one attempt at them and stands in the ledger: `timing/stage/...`, `tokens/stage/...` and
 `tokens_per_second/...` are taken from there wherever metrics are shown.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.run import View
-from storage.schemas.stage_tables import METRICS, TOKEN_MASKS, VERDICTS
+from storage.schemas.stage_tables import METRICS, SAMPLES, TOKEN_MASKS, VERDICTS
 from tasks.arrays.columns import texts
+from tasks.arrays.samples import COMPONENTS
 from tasks.metrics.accounting import account_metrics, group_metrics
+from tasks.metrics.engines import engine_metrics
 from tasks.metrics.figures import Values, batch_figures
-from tasks.metrics.rollouts import retokenised_turns, rollout_metrics
+from tasks.metrics.rollouts import RETOKENISED_COLUMNS, retokenised_turns, rollout_metrics
+from tasks.metrics.stream import stream_metrics
 from tasks.metrics.updates import token_metrics, update_metrics
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.stage import Stage, Tables
+from tasks.runtime.stored_rows import rows_of
+
+OF_SAMPLES = [name for name in SAMPLES.arrow.names if name not in SAMPLES.aligned]
+"""The columns of table samples that have one value for each."""
+OF_CREDITS = ["group_id", *(f"{component}_weights" for component in COMPONENTS)]
+"""Those that say which groups there is something to train on of."""
 
 
-def metrics(tables: Tables, config: View, *, num_batches: int) -> Tables:
+def metrics(tables: Mapping[str, Any], config: View, *, num_batches: int) -> Tables:
     """Return one row for each metric of a step; `num_batches` is the number of its assignments.
 
     What a step did not measure has no row. Values that are not finite stay as they are. Raises AccountBreach where a
     packed step does not account for every rollout.
     """
+    credits: Iterable[pa.Table] = ()
+    if "samples" in tables:  # their streams are looked at in parts, and only where groups are counted
+        samples = rows_of(tables["samples"])
+        tables, credits = {**tables, "samples": samples.table(OF_SAMPLES)}, samples.parts(OF_CREDITS)
     traces = tables["traces"]
     verdicts = tables.get("verdicts", VERDICTS.arrow.empty_table())
     filters = config.filter_names if verdicts.num_rows else ()
-    found = rollout_metrics(traces, verdicts, filters, _count_retokenised(tables))
+    found = rollout_metrics(traces, verdicts, filters, _count_retokenised(tables), tables.get("token_policies"))
     found |= _token_metrics(tables)
-    for unscoped in _step_metrics(tables, config, num_batches):
+    for unscoped in _step_metrics(tables, config, num_batches, credits):
         found |= {("", name): value for name, value in unscoped.items()}
     return {"metrics": metrics_table(found)}
 
@@ -50,18 +64,23 @@ def metrics_table(values: Values) -> pa.Table:
     )
 
 
-def _step_metrics(tables: Tables, config: View, num_batches: int) -> Iterator[Mapping[str, float]]:
+def _step_metrics(
+    tables: Tables, config: View, num_batches: int, credits: Iterable[pa.Table]
+) -> Iterator[Mapping[str, float]]:
     """Yield the metrics of a step as a whole."""
     yield account_metrics(tables)
+    yield stream_metrics(tables)
     if config.wanted_groups and {"assignments", "samples"} <= tables.keys():
-        yield group_metrics(config.wanted_groups, num_batches, tables["assignments"], tables["samples"])
+        yield group_metrics(config.wanted_groups, num_batches, tables["assignments"], credits)
+    if "engine_metrics" in tables:
+        yield engine_metrics(tables["engine_metrics"])
     if "updates" in tables:
         yield update_metrics(tables["updates"].to_pylist())
     figures = batch_figures(tables, config.packing.tokens_per_row)  # those that a gate is asked about
     yield {f"batch/{name}": float(value) for name, value in figures.items() if value is not None}
 
 
-def _count_retokenised(tables: Tables) -> dict[str, int] | None:
+def _count_retokenised(tables: Mapping[str, Any]) -> dict[str, int] | None:
     """Return how many replies were tokenised again, by trace; None where the messages are not there.
 
     A trace of one branch has none: messages are gone through only where there is another one.
@@ -69,7 +88,7 @@ def _count_retokenised(tables: Tables) -> dict[str, int] | None:
     if "messages" not in tables:
         return None
     several = (pc.max(tables["traces"]["num_branches"]).as_py() or 0) > 1
-    return retokenised_turns(tables["messages"]) if several else {}
+    return retokenised_turns(rows_of(tables["messages"]).table(RETOKENISED_COLUMNS)) if several else {}
 
 
 def _token_metrics(tables: Tables) -> Values:
@@ -96,10 +115,11 @@ STAGE = Stage(
     reads=("traces",),
     writes=("metrics",),
     optional=(
-        *("assignments", "messages", "intakes", "verdicts", "samples", "batches", "decisions"),
-        *("updates", "token_statistics", "token_masks"),
+        *("assignments", "messages", "token_policies", "intakes", "stale_groups", "intake_loads", "engine_metrics"),
+        *("verdicts", "samples", "batches", "decisions", "updates", "token_statistics", "token_masks"),
     ),
     sections=("filter_names", "wanted_groups", "packing"),
     function=metrics,
+    by_reference=("messages", "samples"),
 )
 task = as_task(STAGE)

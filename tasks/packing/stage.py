@@ -1,24 +1,30 @@
 """Packing: which samples share a row, on which rank and micro-step, in the layout that the learner maps."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from tempfile import SpooledTemporaryFile
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from configs.run import View, for_environment
 from storage.schemas.contract import FLOATS, INDICES, NAMES, TOKENS
-from storage.schemas.stage_tables import BATCH_IMAGES, BATCHES, IMAGE_TENSORS
+from storage.schemas.stage_tables import BATCHES, IMAGE_TENSORS
 from tasks.arrays.columns import texts
 from tasks.arrays.finding import QUARANTINED, UNTRAINABLE, Flags
-from tasks.arrays.images import PlacedImage, SampleImages, batch_images, can_see
+from tasks.arrays.images import PlacedImage, SampleImages, StoredTensors, batch_images, can_see, show_images
 from tasks.arrays.permutation import digest
-from tasks.arrays.ragged import Integers, Ragged, borders, places
-from tasks.arrays.samples import PackingBreach, Samples, gather_samples, message_rows
+from tasks.arrays.ragged import Integers, Ragged, borders
+from tasks.arrays.samples import COMPONENTS, OF_SAMPLES, PackingBreach, Samples, gather_samples
 from tasks.arrays.seats import JUDGE, OTHER_SEAT
 from tasks.packing.bin_packing import Rows, pack
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.stage import Stage, Tables
+from tasks.runtime.stage import Outputs, Stage
+from tasks.runtime.stored_rows import PART_BYTES, StoredRows, in_parts, rows_of
 
 UNCOUNTED = ("errored", UNTRAINABLE, QUARANTINED, JUDGE, OTHER_SEAT)
 """Reasons of verdicts on what is no rollout of the batch: it failed, was found unfit, or is not the policy's."""
@@ -40,14 +46,14 @@ def counted_rollouts(samples: Samples, traces: pa.Table, verdicts: pa.Table | No
     return found & scored
 
 
-def by_constant_length(
+def constant_length_factors(
     samples: Samples,
     updates: Sequence[Integers],
     traces: pa.Table,
     lengths: Mapping[str, int | None],
     counted: Flags,
-) -> Samples:
-    """Return the samples with the rl weights of each update multiplied by N / D; `updates` are their samples.
+) -> npt.NDArray[np.float64]:
+    """Return N / D for each sample, by which its rl weights are multiplied; `updates` are their samples.
 
     N is the number of the update's weighted rl tokens, the denominator that the learner divides by. D counts each trace
     with rl weight of an environment in `lengths` for its constant length, whatever number of samples it has, and of
@@ -57,8 +63,7 @@ def by_constant_length(
     two updates counts in both.
     """
     counts_for = np.array([for_environment(lengths, name) or 0 for name in texts(traces["environment"])], np.int64)
-    row = Ragged(samples.streams["rl_weights"], samples.offsets).row_of_value
-    num_weighted = np.bincount(row[samples.streams["rl_weights"] != 0], minlength=len(samples.ids))
+    num_weighted = samples.counts["rl"]
     factor = np.ones(len(samples.ids))
     outside = counted.copy()
     outside[samples.owner[num_weighted > 0]] = False
@@ -69,8 +74,7 @@ def by_constant_length(
         denominator = num_weighted[weighted][counts_for[owner] == 0].sum() + counts_for[np.unique(owner)].sum()
         denominator += counts_for[outside].sum() / len(updates)
         factor[members] = num_weighted[weighted].sum() / max(denominator, 1)
-    scaled = (samples.streams["rl_weights"] * factor[row]).astype(np.float32)
-    return replace(samples, streams=samples.streams | {"rl_weights": scaled})
+    return factor
 
 
 PADDING_TOKENS = 2
@@ -81,64 +85,169 @@ class BudgetTooSmall(ValueError):
     """A sample is longer than a packed row may be."""
 
 
-def packing(tables: Tables, config: View) -> Tables:
+def packing(tables: Mapping[str, pa.Table | StoredRows], config: View) -> Outputs:
     """Return the packed rows of one batch, split into `updates_per_step` updates; no rows if no sample has weight.
 
     Weights are zero at the first token of every segment, whose prediction would come from the sample before it. Samples
     without any weight left are not packed: they would cost compute and change nothing. The denominators count non-zero
     weights of the whole update and stand in each of its rows; where rollouts of an environment count for a constant
     length, the update's rl weights make up for the difference; they count whether a filter kept them or not, which is
-    all that verdicts are read for. Raises BudgetTooSmall for a sample longer than a row, PackingBreach if the tables do
-    not fit together or a sample is not in exactly one row.
+    all that verdicts are read for. Rows come in parts of PART_BYTES. Raises BudgetTooSmall for a sample longer than a
+    row, PackingBreach if the tables do not fit together or a sample is not in exactly one row.
     """
-    settings = config.packing
-    samples = gather_samples(tables["samples"], tables["messages"], tables["traces"], settings.zero_advantages)
+    settings, given = config.packing, {name: rows_of(rows) for name, rows in tables.items()}
+    credits, messages = given["samples"], given["messages"]
+    traces = given["traces"].table(["trace_id", "environment", "temperature", "reward"])
+    samples = gather_samples(credits, messages, traces, settings.zero_advantages)
     _check_budget(samples, settings.tokens_per_row)
     parts = list(updates(samples, settings.updates_per_step))
+    factors = None
     if config.constant_lengths:
-        counted = counted_rollouts(samples, tables["traces"], tables.get("verdicts"))
-        samples = by_constant_length(samples, parts, tables["traces"], config.constant_lengths, counted)
-    batches = [BATCHES.arrow.empty_table()]
-    images = ImagePacker(tables, samples) if can_see(tables["traces"]) else None
+        verdicts = given["verdicts"].table(["trace_id", "reason"]) if "verdicts" in given else None
+        counted = counted_rollouts(samples, traces, verdicts)
+        factors = constant_length_factors(samples, parts, traces, config.constant_lengths, counted)
+    packed = list[PackedRow]()
     for number, members in enumerate(parts):
-        lengths = samples.lengths[members].tolist()
-        placed = pack(lengths, settings.tokens_per_row, settings.data_parallel)
-        rows = [members[row].tolist() for row in placed]
-        check_once(rows, members, samples.ids)
-        first = sum(batch.num_rows for batch in batches)
-        batches.append(_batch(samples, rows, number, first, settings.data_parallel))
-        if images:
-            images.add(rows, first)
-    return {"batches": pa.concat_tables(batches), **(images.tables() if images else {})}
+        rows = pack(samples.lengths[members].tolist(), settings.tokens_per_row, settings.data_parallel)
+        placed = [members[row].tolist() for row in rows]
+        check_once(placed, members, samples.ids)
+        packed += [PackedRow(number, place, tuple(row)) for place, row in enumerate(placed)]
+    spool = TokenSpool(samples, packed)
+    spool.take_samples(credits, factors)
+    spool.take_messages(messages)
+    tokens = {
+        number: {name: int(count[own].sum()) for name, count in samples.counts.items()}
+        for number, own in enumerate(parts)
+    }
+    temperatures = traces["temperature"].to_numpy()[samples.owner]
+    table_of = partial(_table, samples, packed, spool, temperatures, tokens, settings.data_parallel)
+    made: dict[str, Any] = {"batches": (table_of(*part) for part in spool.parts())}
+    # Images without a map from tokens to types would be trained on as if they had been text.
+    sees = any(map(can_see, given["traces"].parts(["record"]))) or any(map(show_images, messages.parts(["body"])))
+    return made | ({"batch_images": in_parts(_images(given, samples, packed))} if sees else {})
 
 
-class ImagePacker:
-    """Finds the images of packed rows; an image's tensors are stored once for a batch, however many samples have it."""
+@dataclass(frozen=True)
+class PackedRow:
+    """A row of the batch."""
 
-    def __init__(self, tables: Tables, samples: Samples) -> None:
-        self._tensors = tables.get("image_tensors", IMAGE_TENSORS.arrow.empty_table())
-        self._images = SampleImages(tables["messages"], tables["traces"], self._tensors)
-        self._paths = message_rows(tables["samples"], tables["messages"])
-        self._lengths = samples.lengths
-        self._known = set[str]()
-        self._made = list[pa.Table]()
+    update: int
+    place: int
+    """Its number within the update."""
+    samples: tuple[int, ...]
+    """The samples in it, in order; none in a padding row."""
 
-    def add(self, rows: Rows, first_row: int) -> None:
-        """Add the images of packed rows, numbered from `first_row`; raises ImageBreach where tokens do not fit them."""
-        self._made.append(batch_images([list(self._of(row)) for row in rows], first_row, self._tensors, self._known))
 
-    def tables(self) -> Tables:
-        """Return the table `batch_images`, where there is any image."""
-        made = pa.concat_tables(self._made) if self._made else BATCH_IMAGES.arrow.empty_table()
-        return {"batch_images": made} if made.num_rows else {}
+class TokenSpool:
+    """The per-token streams of packed rows, written in the order of the tables, read in the order of the rows.
 
-    def _of(self, row: list[int]) -> Iterator[PlacedImage]:
-        begin = 0
-        for sample in row:
-            path = self._paths.values[slice(*self._paths.offsets[sample : sample + 2])]
-            for image in self._images.along(path.tolist()):
-                yield image._replace(offset=begin + image.offset)
-            begin += int(self._lengths[sample])
+    They are in files without a name once they are large: a sample may lie anywhere in the tables.
+    """
+
+    def __init__(self, samples: Samples, rows: Sequence[PackedRow]) -> None:
+        self._samples = samples
+        self._tokens = [
+            int(samples.lengths[list(row.samples)].sum()) if row.samples else PADDING_TOKENS for row in rows
+        ]
+        self.borders = borders(self._tokens)
+        """Where each row begins; shape [rows + 1]."""
+        self._start = np.full(len(samples.ids), -1, np.int64)
+        """Where each packed sample begins; -1 for the others."""
+        for row, begin in zip(rows, self.borders.tolist(), strict=False):
+            lengths = samples.lengths[list(row.samples)]
+            self._start[list(row.samples)] = begin + np.cumsum(lengths) - lengths
+        self._files = {name: SpooledTemporaryFile(max_size=SPOOLED) for name in SPOOL_TYPES}  # noqa: SIM115
+
+    def take_samples(self, credits: StoredRows, factors: npt.NDArray[np.float64] | None) -> None:
+        """Take the streams of table samples; rl weights are multiplied by the samples' factors."""
+        for first, own, streams in self._samples.streams(credits):
+            if factors is not None:
+                factor = factors[first + own.row_of_value]
+                streams["rl_weights"] = (streams["rl_weights"] * factor).astype(np.float32)
+            starts = self._start[first : first + len(own.lengths)]
+            for number in np.flatnonzero(starts >= 0).tolist():
+                part = slice(*own.offsets[number : number + 2])
+                self._write(int(starts[number]), {name: stream[part] for name, stream in streams.items()})
+
+    def take_messages(self, messages: StoredRows) -> None:
+        """Take tokens and log-probs of the messages on the samples' paths."""
+        path = self._samples.path
+        starts = self._start[path.row_of_value]
+        used = np.flatnonzero(starts >= 0)
+        order = used[np.argsort(path.values[used], kind="stable")]
+        message_row, target = path.values[order], (starts + self._samples.within)[order]
+        first = 0
+        for part in messages.parts(["token_ids", "logprobs"]):
+            own = {name: Ragged.of(part[name]) for name in ("token_ids", "logprobs")}
+            begin, end = np.searchsorted(message_row, (first, first + part.num_rows)).tolist()
+            places = zip((message_row[begin:end] - first).tolist(), target[begin:end].tolist(), strict=True)
+            for number, place in places:
+                part_of = {name: each.values[slice(*each.offsets[number : number + 2])] for name, each in own.items()}
+                self._write(place, part_of)
+            first += part.num_rows
+
+    def parts(self) -> list[tuple[int, int]]:
+        """Return the rows of the parts that are written together: the first, and the one behind the last."""
+        found, limit = [0], PART_BYTES // TOKEN_BYTES
+        for row, end in enumerate(self.borders[1:].tolist()):
+            if end - self.borders[found[-1]] > limit and row > found[-1]:
+                found.append(row)
+        return list(pairwise([*found, len(self._tokens)]))
+
+    def read(self, name: str, first: int, last: int) -> Ragged:
+        """Return a stream of some rows; zeros in padding rows."""
+        kind = np.dtype(SPOOL_TYPES[name])
+        begin, end = self.borders[[first, last]].tolist()
+        self._files[name].seek(begin * kind.itemsize)
+        data = self._files[name].read((end - begin) * kind.itemsize)
+        values = np.zeros(end - begin, kind)  # rows without samples come last: nothing was written there
+        found = np.frombuffer(data, kind)
+        values[: len(found)] = found
+        return Ragged(values, self.borders[first : last + 1] - begin)
+
+    def _write(self, place: int, streams: Mapping[str, npt.NDArray[Any]]) -> None:
+        for name, values in streams.items():
+            kind = np.dtype(SPOOL_TYPES[name])
+            self._files[name].seek(place * kind.itemsize)
+            self._files[name].write(np.ascontiguousarray(values, kind).tobytes())
+
+
+SPOOLED = 1 << 25
+"""Bytes of one stream that stay in memory."""
+SPOOL_TYPES = {"token_ids": np.int32, "logprobs": np.float32} | dict.fromkeys(OF_SAMPLES, np.float32)
+TOKEN_BYTES = 28
+"""Of a packed token: an id and six numbers."""
+
+
+MOST_IMAGE_TOKENS = 4096
+"""Tokens of images whose tensors are written together: some 25 kB for each."""
+
+
+def _images(given: Mapping[str, StoredRows], samples: Samples, packed: Sequence[PackedRow]) -> Iterator[pa.Table]:
+    """Yield the rows of `batch_images`, where there is any image.
+
+    An image's tensors are stored once for a batch, however many samples have it. Raises ImageBreach where tokens do not
+    fit the images of their message.
+    """
+    traces, messages = given["traces"].table(["trace_id", "group_id", "record"]), given["messages"]
+    tensors = StoredTensors(given.get("image_tensors") or StoredRows.of(IMAGE_TENSORS.arrow.empty_table()))
+    # Of rollouts with images, all else is small.
+    columns = ["trace_id", "message", "body", "token_ids", "mask"]
+    images = SampleImages(messages.table(columns), traces, tensors.num_tokens)
+    known, held, size = set[str](), list[list[PlacedImage]](), 0
+    for number, row in enumerate(packed):
+        begin, placed = 0, list[PlacedImage]()
+        for sample in row.samples:
+            path = samples.path.values[slice(*samples.path.offsets[sample : sample + 2])]
+            placed += [image._replace(offset=begin + image.offset) for image in images.along(path.tolist())]
+            begin += int(samples.lengths[sample])
+        held.append(placed)
+        size += sum(image.num_tokens for image in placed)
+        if size > MOST_IMAGE_TOKENS or number + 1 == len(packed):
+            made = batch_images(held, number + 1 - len(held), tensors, known)
+            if made.num_rows:
+                yield made
+            held, size = [], 0
 
 
 def updates(samples: Samples, num_updates: int) -> Iterator[Integers]:
@@ -177,38 +286,48 @@ def _check_budget(samples: Samples, budget: int) -> None:
         )
 
 
-def _batch(samples: Samples, rows: Rows, update: int, first_row: int, num_ranks: int) -> pa.Table:
-    """Return the rows of one update; row `i` goes to rank `i % num_ranks` at micro-step `i // num_ranks`."""
-    segments = [borders(samples.lengths[row] if row else [PADDING_TOKENS]) for row in rows]
-    numbers = np.arange(len(rows))
+def _table(
+    samples: Samples,
+    packed: Sequence[PackedRow],
+    spool: TokenSpool,
+    temperatures: npt.NDArray[np.float32],
+    tokens: Mapping[int, Mapping[str, int]],
+    num_ranks: int,
+    first: int,
+    last: int,
+) -> pa.Table:
+    """Return some rows; row `i` of an update goes to rank `i % num_ranks` at micro-step `i // num_ranks`."""
+    rows = packed[first:last]
+    segments = [borders(samples.lengths[list(row.samples)] if row.samples else [PADDING_TOKENS]) for row in rows]
+    places = np.array([row.place for row in rows], np.int64)
     columns = {
-        "row": pa.array(first_row + numbers, pa.int32()),
-        "update": pa.array(np.full(len(rows), update), pa.int32()),
-        "rank": pa.array(numbers % num_ranks, pa.int32()),
-        "micro_step": pa.array(numbers // num_ranks, pa.int32()),
-        "sample_ids": pa.array([[samples.ids[sample] for sample in row] for row in rows], NAMES),
-        "cu_seqlens": Ragged.from_lengths(np.concatenate(segments), [len(each) for each in segments]).arrow(INDICES),
+        "row": pa.array(np.arange(first, last), pa.int32()),
+        "update": pa.array([row.update for row in rows], pa.int32()),
+        "rank": pa.array(places % num_ranks, pa.int32()),
+        "micro_step": pa.array(places // num_ranks, pa.int32()),
+        "sample_ids": pa.array([[samples.ids[sample] for sample in row.samples] for row in rows], NAMES),
+        "cu_seqlens": Ragged.from_lengths(_flat(segments), [len(each) for each in segments]).arrow(INDICES),
+        # Logits are divided by the temperature, of padding too.
+        "temperatures": _temperatures(samples, rows, temperatures).arrow(FLOATS),
     }
-    for name, stream in _streams(samples, rows).items():
-        columns[name] = stream.arrow(TOKENS if name == "token_ids" else FLOATS)
+    for name in SPOOL_TYPES:
+        columns[name] = spool.read(name, first, last).arrow(TOKENS if name == "token_ids" else FLOATS)
+    for name in COMPONENTS:
         # The denominator is that of the whole update, and stands in each row: a rank sees its own rows alone.
-        if name.endswith("_weights"):
-            counted = np.full(len(rows), np.count_nonzero(stream.values), np.int64)
-            columns[f"{name.removesuffix('_weights')}_tokens"] = pa.array(counted)
+        columns[f"{name}_tokens"] = pa.array([tokens[row.update][name] for row in rows], pa.int64())
     return pa.table({name: columns[name] for name in BATCHES.arrow.names}, schema=BATCHES.arrow)
 
 
-def _streams(samples: Samples, rows: Rows) -> dict[str, Ragged]:
-    """Return the per-token columns, a row after the other; rows without samples come last, as `pack` leaves them."""
-    where, _ = places(samples.offsets, [sample for row in rows for sample in row])
-    tokens_in_row = [int(samples.lengths[row].sum()) if row else PADDING_TOKENS for row in rows]
-    num_padding = sum(tokens_in_row) - len(where)
-    streams = {}
-    for name, values in samples.streams.items():
-        # Logits are divided by the temperature, of padding too.
-        padding = np.full(num_padding, 1 if name == "temperatures" else 0, values.dtype)
-        streams[name] = Ragged.from_lengths(np.concatenate((values[where], padding)), tokens_in_row)
-    return streams
+def _temperatures(samples: Samples, rows: Sequence[PackedRow], temperatures: npt.NDArray[np.float32]) -> Ragged:
+    own = [np.array(row.samples, np.int64) for row in rows]
+    parts = [np.repeat(temperatures[each], samples.lengths[each]) for each in own]
+    padding = np.ones(PADDING_TOKENS, temperatures.dtype)
+    parts = [part if len(each) else padding for part, each in zip(parts, own, strict=True)]
+    return Ragged.from_lengths(_flat(parts), [len(part) for part in parts])
+
+
+def _flat(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return np.concatenate(parts) if parts else np.zeros(0)
 
 
 STAGE = Stage(
@@ -218,6 +337,7 @@ STAGE = Stage(
     writes=("batches", "batch_images"),
     sections=("packing", "constant_lengths"),
     function=packing,
+    by_reference=("samples", "messages", "traces", "verdicts", "image_tensors"),
     optional=("verdicts", "image_tensors", "batch_images"),
 )
 task = as_task(STAGE)

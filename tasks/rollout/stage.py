@@ -1,13 +1,14 @@
 """Rollout: try every assigned example with a policy and record what happened, group by group.
 
-Reads assignments and examples; writes traces and messages, and images with their tensors where
-there are any.
+Reads assignments and examples; writes traces and messages, images with their tensors where there are any, and what
+the engines counted meanwhile where that is asked for.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,9 +17,10 @@ from configs.run import View, for_environment
 from tasks.arrays.columns import texts
 from tasks.arrays.group_counts import num_needed
 from tasks.inference.engine.client import ServedModel
+from tasks.inference.engine.metrics import EngineMetrics
 from tasks.inference.sampling.attempts import OF_POLICY
 from tasks.inference.sampling.lost_servers import Crashers, ServiceLost
-from tasks.inference.sampling.rollouts import BatchSampler, SamplingPlan
+from tasks.inference.sampling.rollouts import BatchSampler, Renewal, SamplingPlan
 from tasks.inference.sampling.seats import frozen_seat_models
 from tasks.runtime.execute import Parts
 from tasks.runtime.prefect_task import as_task
@@ -49,7 +51,8 @@ def rollout(
     its server down again when it is alone there is a row with that error. Raises what the services raise when a service
     does not come back.
     """
-    runner = Runner(config, step, policy, engine, environments, teachers)
+    count = parts.put if config.engine.metrics else None
+    runner = Runner(config, step, policy, engine, environments, teachers, count)
     retry_lost(lambda: runner.sample_missing(tables, parts), ServiceLost)
     return {}
 
@@ -64,6 +67,10 @@ class Runner:
     engine: EngineService
     environments: EnvironmentService
     teachers: TeacherService
+    count: Put | None = None
+    """Takes what the engines counted while groups were sampled; None where nobody asks."""
+    counts_with_groups: bool = False
+    """Whether a group brings what was counted before it ended: the groups of a stream are of several steps."""
     crashers: Crashers = field(default_factory=Crashers)
 
     def sample_missing(self, tables: Tables, parts: Parts) -> None:
@@ -79,13 +86,31 @@ class Runner:
         Raises ServiceLost, unless a rollout is found out that took its server down.
         """
         chosen, one_at_a_time = self.crashers.next_assignments(missing)
-        plan = replace(plan, one_at_a_time=one_at_a_time, given_up=self.crashers.find_given_up(chosen))
+        renew = partial(self._renew, plan.renew) if plan.renew and not one_at_a_time else None
+        plan = replace(plan, one_at_a_time=one_at_a_time, given_up=self.crashers.find_given_up(chosen), renew=renew)
+        plan = replace(plan, record_loss=self._record_loss)
         try:
             self._sample(chosen, examples, put, plan)
         except ServiceLost as lost:
             # Of one that is found out the restarts of its server are the bound, which its own section has.
             if not self.crashers.record_loss(lost.service, lost.in_flight, alone=one_at_a_time):
                 raise
+
+    def _record_loss(self, lost: ServiceLost) -> set[str]:
+        """Count the loss of a server that others are left for; return its groups that may have taken it down."""
+        self.crashers.record_loss(lost.service, lost.in_flight, alone=False)
+        return self.crashers.find_suspected({each.group_id for each in lost.in_flight})
+
+    def _renew(self, renew: Callable[[], Renewal | None]) -> Renewal | None:
+        """Return a renewal without the assignments that may crash their server: those wait until all others ended."""
+        if renewal := renew():
+            chosen, one_at_a_time = self.crashers.next_assignments(renewal.assignments)
+            renewal = renewal._replace(assignments=chosen.slice(0, 0) if one_at_a_time else chosen)
+        return renewal
+
+    def _serve(self) -> ServedModel:
+        assert self.policy is not None, "only a policy has replicas"
+        return self.engine.serve(self.policy)
 
     def _sample(self, assignments: pa.Table, examples: pa.Table, put: Put, plan: SamplingPlan) -> None:
         addresses = self.environments.addresses()  # first: it imports for seconds, and an engine may be starting
@@ -95,15 +120,39 @@ class Runner:
             self.environments.sharing(alone=plan.one_at_a_time),
             self.engine.pinned(self.policy) if self.policy else nullcontext() as model,
         ):
-            BatchSampler(
-                served={OF_POLICY: model, **served} if model else served,
+            models = {OF_POLICY: model, **served} if model else served
+            counted = EngineMetrics(models.values()) if self.count else None
+
+            def put_group(_group_id: str, rows: Mapping[str, pa.Table]) -> None:
+                more = counted.take() if counted and self.counts_with_groups else None
+                put({**rows, "engine_metrics": more} if more else rows)
+
+            sampler = BatchSampler(
+                served=models,
                 addresses=addresses,
                 policy=self.policy or Policy("", self.step),  # without one, every row is a teacher's
                 step=self.step,
                 config=self.config,
-                on_group=lambda _group_id, rows: put(rows),
+                on_group=put_group,
                 plan=plan,
-            ).sample(assignments, examples)
+                bring=self._serve if self.policy else None,
+                find=self.environments.addresses_now,
+            )
+            with self._counting(counted):
+                sampler.sample(assignments, examples)
+
+    @contextmanager
+    def _counting(self, counted: EngineMetrics | None) -> Iterator[None]:
+        """Hand over what the engines count within the block, also where that fails: a lost engine was at work, too."""
+        if counted is None or self.count is None:
+            yield
+            return
+        try:
+            with counted.measure():
+                yield
+        finally:
+            if (rows := counted.table()).num_rows:
+                self.count({"engine_metrics": rows})
 
 
 def _wanted_groups(assigned: pa.Table, missing: pa.Table, oversampling: float) -> dict[str, int]:
@@ -146,8 +195,8 @@ STAGE = Stage(
     name="rollout",
     version=2,
     reads=("assignments", "examples"),
-    writes=("traces", "messages", "images", "image_tensors"),
-    optional=("images", "image_tensors"),
+    writes=("traces", "messages", "images", "image_tensors", "engine_metrics"),
+    optional=("images", "image_tensors", "engine_metrics"),
     sections=("rollout", "environments", "engine", "model", "teachers", "external", "oversampling"),
     function=rollout,
     unit=("traces", "group_id"),

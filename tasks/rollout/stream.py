@@ -1,22 +1,31 @@
 """The stream of groups that is sampled ahead of the training: what finishes first is trained on first.
 
-Policies and assignments go in as the training makes them, finished groups come out in the order in which they ended. At
-a time one policy samples. When a newer one is there, no further group is begun with the older one, and those that are
-begun are sampled to their end. A policy `v` is let in with the assignments of all steps up to `v + n`, so that no group
-is older than `n` steps when it is trained on, n being `rollout.max_off_policy_steps`.
+Policies and assignments go in as the training makes them, finished groups come out in the order in which they ended.
+When a newer policy is there, no further group is begun with the older one. `rollout.weight_update` says what becomes of
+those that are begun: they are sampled to their end, go on with the newer policy, or are dropped and sampled again.
+
+A policy `v` is let in with the assignments of all steps up to `v + n`, n being `rollout.max_off_policy_steps`. A group
+that was begun with it is due at step `v + n`, and a step leaves room for those that are due: it waits for them rather
+than take a younger one in their place. So no group is older than `n` steps when it is trained on.
+
+Where `rollout.stale` lets no step wait, a step takes what has ended, the oldest first. What is due at a step and was
+not taken when that is filled is stale: it is stopped and recorded, and as many groups as lack are assigned in its
+place.
 """
 
 import threading
-from collections import deque
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.schemas.stage_tables import ASSIGNMENTS
 from tasks.arrays.columns import texts
+from tasks.inference.sampling.load_meter import LoadMeter, MeasuredLoad
 from tasks.inference.sampling.lost_servers import ServiceLost
 from tasks.rollout.stage import Put
 from tasks.runtime.services import retry_lost
@@ -27,10 +36,11 @@ Group = Mapping[str, pa.Table]
 """The rows of a finished group, by table."""
 Read = Callable[[str, Ref], pa.Table]
 """Reads a table of a finished stage result."""
+Served = TypeVar("Served")
 
 
-SampleGroups = Callable[[Policy, pa.Table, Put, Callable[[], bool]], None]
-"""Samples assignments with a policy and puts each finished group; begins no further one once it is told outdated."""
+SampleGroups = Callable[[Policy, pa.Table, Put, "Turn"], None]
+"""Samples assignments with a policy and puts each finished group; begins no further one once its turn is outdated."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,31 @@ class FinishedGroup:
 
     group_id: str
     policy: Policy
+    """The oldest one that sampled a part of it."""
     rows: Group
+    load: MeasuredLoad | None = None
+    """What was measured since the group before it was taken, of whichever step; None before it is taken."""
+
+
+@dataclass(frozen=True)
+class BegunGroup:
+    """A group that is being sampled: the policy that began it, and when."""
+
+    policy: Policy
+    started_at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class StaleGroup:
+    """A group that no step may take any more."""
+
+    group_id: str
+    assigned: pa.Table
+    """The assignments of its members."""
+    begun: BegunGroup | None
+    """None where it had ended, or was not begun."""
+    finished: FinishedGroup | None
+    """None where it had not ended."""
 
 
 class Stream:
@@ -49,15 +83,26 @@ class Stream:
     is in flight: groups that steps have taken are known by their results, and all others are pending.
     """
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: Read, max_age: int, waits: bool = True, has_surplus: bool = False) -> None:
+        """`waits` says whether a step waits for groups that are due (`rollout.stale`), and `has_surplus` whether more
+        are assigned than steps take (`assignment.oversampling`), so that some may be left that nobody begins."""
         self._read = read
+        self._max_age = max_age
+        """Most steps from a policy to the step that trains on what it sampled."""
+        self._waits = waits
+        self._has_surplus = has_surplus
+        self.meter = LoadMeter()
+        self.versions: dict[str, int] = {}
+        """The versions of all policies that may have sampled here, by key: a newer one is here before it is served."""
         self._changed = threading.Condition()
-        self._assigned: list[Ref] = []
-        """The assignments of each step, from step 0 on."""
-        self._open: dict[int, pa.Table] = {}
-        """By step, the rows of assignments of which a group may still be pending."""
-        self._num_read = 0
-        """How many steps' assignments have been read."""
+        self._unread: list[Ref] = []
+        """Assignments that have not been read yet."""
+        self._assigned: dict[str, Ref] = {}
+        """Those that have, by what their groups' ids begin with: the step, and the batch of a further assignment."""
+        self._open: dict[str, pa.Table] = {}
+        """The rows of those of which a group may still be pending, in the order in which they came."""
+        self._size = 0
+        """Most groups of a step so far."""
         self._policies: list[Policy] = []
         """Those that may have sampled what is not taken yet, the newest last."""
         self._results: list[Ref] = []
@@ -66,17 +111,23 @@ class Stream:
         """The groups of finished results."""
         self._given: set[str] = set()
         """The groups of the step that is being filled."""
-        self._finished: deque[FinishedGroup] = deque()
+        self._finished: list[FinishedGroup] = []
+        self._begun: dict[str, BegunGroup] = {}
+        """The groups that are being sampled."""
+        self._stale: set[str] = set()
+        """Those that no step may take any more, by the last step."""
         self._num_feeds = 0
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._closed = False
 
-    def feed(self, assigned: Sequence[Ref], policy: Policy) -> None:
-        """Let a policy sample from now on, and further assignments be sampled: those of the steps that follow."""
+    def feed(self, assigned: Sequence[Ref], policy: Policy | None = None) -> None:
+        """Let further assignments be sampled, from now on by `policy`, or else by the one that does already."""
         with self._changed:
-            self._assigned += assigned
-            self._policies.append(policy)
+            self._unread += assigned
+            if policy:
+                self._policies.append(policy)
+                self.versions[policy.key] = policy.version
             self._num_feeds += 1
             self._changed.notify_all()
 
@@ -88,25 +139,55 @@ class Stream:
         with self._changed:
             self._results.append(result)
             self._given.clear()
+            self._stale.clear()
             self._changed.notify_all()
 
-    def take(self, count: int, done: Collection[str], sample: SampleGroups) -> Iterator[FinishedGroup]:
-        """Yield the next `count` groups for a step, as they end; `done` are those that it has already.
+    def take(
+        self, step: int, size: int, done: Collection[str], sample: SampleGroups, stale: Collection[str] = ()
+    ) -> Iterator[FinishedGroup]:
+        """Yield the groups that a step of `size` groups lacks, as they end; `done` are those that it has already.
 
-        Steps take one after the other. Raises what sampling raises.
+        `stale` are those that are recorded as stale with the step. Steps take one after the other. Raises what sampling
+        raises.
         """
         with self._changed:
-            self._given = set(done)
+            self._given = {*done, *stale}
+            self._size = max(self._size, size)
             if self._thread is None:
                 # Its logs belong to the flow run that began it, which is a context variable.
                 work = (self._run, sample)
                 self._thread = threading.Thread(target=copy_context().run, args=work, name="stream", daemon=True)
                 self._thread.start()
-        for _ in range(count):
-            yield self._next()
+        for left in range(size - len(done), 0, -1):
+            yield self._next(step, left)
+
+    def expire(self, step: int) -> list[StaleGroup]:
+        """Give up the groups that no step may take once `step` has its own, in order of their ids; return them."""
+        if self._waits:
+            return []
+        last = step - self._max_age
+        with self._changed:
+            finished = {each.group_id: each for each in self._finished if each.policy.version <= last}
+            begun = {name: each for name, each in self._begun.items() if each.policy.version <= last}
+            # Of more groups than steps take some would wait for ever: those that are assigned later are begun instead.
+            pending = _groups(self._pending()) if self._has_surplus else set()
+            names = finished.keys() | begun.keys() | {name for name in pending if step_of(name) <= last}
+            self._finished = [each for each in self._finished if each.group_id not in finished]
+            self._begun = {name: each for name, each in self._begun.items() if name not in begun}
+            self._given |= names
+            self._stale |= names
+            return [
+                StaleGroup(name, self._rows_of(name), begun.get(name), finished.get(name)) for name in sorted(names)
+            ]
+
+    def find_expired(self, groups: Collection[str]) -> Collection[str]:
+        """Return those of some groups that are not to be sampled any further: stale ones, all once it is closed."""
+        with self._changed:
+            self._placed_groups()
+            return groups if self._closed else self._stale.intersection(groups)
 
     def close(self) -> None:
-        """Begin nothing any more; the thread ends when what is in flight has ended."""
+        """Begin nothing any more, and stop what is in flight: no step takes it."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -115,20 +196,36 @@ class Stream:
         """Return the keys of what some groups were made from beside the step's own: assignments, and all policies from
         version `oldest` on."""
         with self._changed:
-            steps = sorted({step_of(group) for group in groups})
+            self._read_assigned()
+            names = sorted({_assignment_of(group) for group in groups})
             policies = {f"{STREAM_POLICY}{each.version}": each.key for each in self._policies if each.version >= oldest}
-            return {f"{STREAM_ASSIGNMENT}{step}": self._assigned[step].key for step in steps} | policies
+            return {f"{STREAM_ASSIGNMENT}{name}": self._assigned[name].key for name in names} | policies
 
-    def _next(self) -> FinishedGroup:
+    def _next(self, step: int, left: int) -> FinishedGroup:
+        def find() -> FinishedGroup | None:
+            if self._waits:
+                return next((group for group in self._finished if self._fits(group, step, left)), None)
+            return next(iter(sorted(self._finished, key=lambda group: group.policy.version)), None)
+
         with self._changed:
-            self._changed.wait_for(lambda: self._finished or self._failure or self._closed)
+            self._changed.wait_for(lambda: find() or self._failure or self._closed)
             # What has ended is taken first: it is lost if it is not committed.
-            if self._failure and not self._finished:
+            if not (group := find()):
+                assert self._failure, "the stream was closed while a step waits for its groups"
                 raise self._failure
-            assert self._finished, "the stream was closed while a step waits for its groups"
-            group = self._finished.popleft()
+            self._finished.remove(group)
             self._given.add(group.group_id)
-            return group
+            return replace(group, load=self.meter.read())
+
+    def _fits(self, group: FinishedGroup, step: int, left: int) -> bool:
+        """Tell whether all that is due earlier still finds room if a step that lacks `left` groups takes this one."""
+        others = [each.policy.version for each in self._begun.values()]
+        others += [each.policy.version for each in self._finished]
+        # Steps are filled one after the other: this is the earliest-deadline rule for slots of equal length.
+        return all(
+            sum(version + self._max_age <= due for version in others) < left + (due - step) * self._size
+            for due in range(step, group.policy.version + self._max_age)
+        )
 
     def _run(self, sample: SampleGroups) -> None:
         try:
@@ -147,41 +244,105 @@ class Stream:
     def _sample(self, sample: SampleGroups) -> None:
         """Sample what is pending with the newest policy, until that is no longer the newest."""
         with self._changed:
-            pending, policy, feeds = self._pending(), self._policies[-1], self._num_feeds
-        if pending.num_rows:
-            put = lambda rows: self._put(policy, rows)  # noqa: E731
-            sample(policy, pending, put, lambda: self._closed or self._num_feeds != feeds)
+            pending, turn = self._pending(), Turn(self)
+        try:
+            if pending.num_rows:
+                sample(turn.policy, pending, lambda rows: self._put(turn.policy, rows), turn)
+        finally:
+            with self._changed:
+                self._begun.clear()  # what was begun and has not ended was dropped, or lost with a service
 
     def _put(self, policy: Policy, rows: Group) -> None:
         with self._changed:
             (group_id,) = set(texts(rows["traces"]["group_id"]))
+            self._begun.pop(group_id, None)
             # Another run of the same key may have recorded the group for a step meanwhile.
             if group_id not in self._placed_groups():
-                self._finished.append(FinishedGroup(group_id, policy, rows))
-                self._changed.notify_all()
+                self._finished.append(FinishedGroup(group_id, _oldest(rows["traces"], policy), rows))
+            self._changed.notify_all()
 
     def _pending(self) -> pa.Table:
         """Return the assignments of groups that are neither taken nor finished, in order of their steps."""
-        known = self._placed_groups() | {each.group_id for each in self._finished}
-        while self._num_read < len(self._assigned):
-            self._open[self._num_read] = self._read("assignments", self._assigned[self._num_read])
-            self._num_read += 1
-        # A long run asks after each step: steps of which all groups are taken are looked at no more.
-        self._open = {step: rows for step, rows in self._open.items() if not self._taken.issuperset(_groups(rows))}
+        known = self._placed_groups() | {each.group_id for each in self._finished} | self._begun.keys()
+        self._read_assigned()
+        # A long run asks after each step: assignments of which all groups are taken are looked at no more.
+        self._open = {name: rows for name, rows in self._open.items() if not self._taken.issuperset(_groups(rows))}
         whole = pa.concat_tables([ASSIGNMENTS.arrow.empty_table(), *self._open.values()])
         return whole.filter(pc.invert(pc.is_in(whole["group_id"], value_set=pa.array(sorted(known), pa.string()))))
+
+    def _rows_of(self, group_id: str) -> pa.Table:
+        self._read_assigned()
+        rows = self._open[_assignment_of(group_id)]
+        return rows.filter(pc.field("group_id") == group_id)
+
+    def _read_assigned(self) -> None:
+        unread, self._unread = self._unread, []
+        for ref in unread:
+            rows = self._read("assignments", ref)
+            (name,) = {_assignment_of(group) for group in _groups(rows)}
+            self._assigned[name], self._open[name] = ref, rows
 
     def _placed_groups(self) -> set[str]:
         results, self._results = self._results, []
         for result in results:
             self._taken.update(texts(self._read("intakes", result)["group_id"]))
+            if "stale_groups" in dict(result.rows):
+                recorded = texts(self._read("stale_groups", result)["group_id"])
+                self._stale.update(recorded)
+                self._taken.update(recorded)
         return self._taken | self._given
+
+
+class Turn:
+    """What a sampler is told of the stream while it samples, and what it tells."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.policy = stream._policies[-1]
+        self._feeds = stream._num_feeds
+
+    def is_outdated(self) -> bool:
+        """Tell whether no further group may be begun: a newer policy is there, or the stream is closed."""
+        return self._stream._closed or self._stream._num_feeds != self._feeds
+
+    def begin(self, group_id: str) -> None:
+        """Note that a group is begun with the policy of this turn, before anything of it is sampled."""
+        with self._stream._changed:
+            if group_id not in self._stream._stale:  # it is stopped in a moment
+                self._stream._begun[group_id] = BegunGroup(self.policy)
+
+    def renew(self, exchange: Callable[[Policy], Served | None]) -> tuple[Served, pa.Table] | None:
+        """Go on with the newest policy: return what `exchange` made of it, and the assignments that may be begun.
+
+        None where that returns None, or the stream is closed.
+        """
+        stream = self._stream
+        with stream._changed:
+            policy, feeds = stream._policies[-1], stream._num_feeds
+        served = None if stream._closed else exchange(policy)
+        if served is None:
+            return None
+        with stream._changed:
+            self.policy, self._feeds = policy, feeds
+            return served, stream._pending()
+
+
+def _oldest(traces: pa.Table, policy: Policy) -> Policy:
+    """Return the oldest policy that sampled some traces, `policy` where only frozen models did."""
+    rows = traces.select(["policy_key", "policy_version"]).to_pylist()
+    found = (Policy(row["policy_key"], row["policy_version"]) for row in rows if row["policy_key"])
+    return min(found, key=lambda each: each.version, default=policy)
 
 
 def _groups(assigned: pa.Table) -> set[str]:
     return set(texts(assigned["group_id"]))
 
 
+def _assignment_of(group_id: str) -> str:
+    """Return what the ids of all groups of an assignment begin with: STEP-SLOT, or STEP.BATCH-SLOT of a further one."""
+    return group_id.partition("-")[0]
+
+
 def step_of(group_id: str) -> int:
-    """Return the step whose assignment named a group, by the id that the assignment stage gave it: STEP-SLOT."""
-    return int(group_id.partition("-")[0])
+    """Return the step whose assignment named a group, by the id that the assignment stage gave it."""
+    return int(_assignment_of(group_id).partition(".")[0])

@@ -22,7 +22,7 @@ from storage.refs import Entry, Slice
 from storage.store import Store
 from tasks.runtime.run_context import RECENT, RunContext
 from tasks.runtime.services import Services
-from tasks.runtime.stage import Policy, Ref, Stage, Tables, inputs_of, ref_of
+from tasks.runtime.stage import Outputs, Policy, Ref, Stage, Tables, inputs_of, ref_of
 
 PAUSE_RATIO = 3.0
 """Pause after a commit, in durations of that commit: committing takes at most a quarter of the time."""
@@ -77,6 +77,11 @@ class Parts:
         """Tokens over all committed parts."""
         return sum(entry.tokens for entry in self._committed)
 
+    def earlier_rows(self, table: str) -> list[dict[str, Any]]:
+        """Return the rows of a table that earlier attempts committed."""
+        slices = [piece for entry in self._earlier for piece in entry.slices(table)]
+        return self._store.read(slices).to_pylist() if slices else []
+
     def finished_units(self) -> set[str]:
         """Return the units that were handed over, by earlier attempts or this one."""
         with self._wake:
@@ -84,12 +89,12 @@ class Parts:
             return set(self._units)
 
     def put(self, tables: Mapping[str, pa.Table]) -> None:
-        """Hand over the rows of finished units; raises what an earlier commit raised."""
+        """Hand over the rows of finished units, or rows of no unit; raises what an earlier commit raised."""
         with self._wake:
             self._raise()
             self._waiting.append(tables)
             # At once, not when they are committed: the caller must not begin them again.
-            self._units |= self._unit_names(tables[self._unit[0]])
+            self._units |= self._unit_names(tables[self._unit[0]]) if self._unit[0] in tables else set()
             self._wake.notify()
 
     def close(self) -> list[Slice]:
@@ -116,7 +121,8 @@ class Parts:
         table, column = self._unit
         # The same order for everybody: two runs must leave out the same parts.
         for part in sorted(parts, key=lambda part: (part.finished_at, part.part)):
-            found = self._unit_names(self._store.read(part.slices(table), [column]))
+            slices = part.slices(table)
+            found = self._unit_names(self._store.read(slices, [column])) if slices else set[str]()
             if not found & units:
                 counted.append(part)
                 units |= found
@@ -212,19 +218,32 @@ class Attempt:
         # An optional table goes in only where an input made it, so that a stage sees what its key says.
         made = {name for ref in refs for name in dict(ref.rows)}
         reads = (*self.stage.reads, *(name for name in self.stage.optional if name in made))
-        tables = {name: self.context.table(name, refs) for name in reads}
+        tables: dict[str, Any] = {
+            name: (self.context.rows if name in self.stage.by_reference else self.context.table)(name, refs)
+            for name in reads
+        }
         keywords = self._keywords(services, parameters)
         if "parts" in keywords:
             return self._compute_in_parts(tables, keywords)
-        outputs = self.stage.function(tables, self.view, **keywords)
-        self.tokens = count_tokens(outputs)
+        slices = self._write(self.stage.function(tables, self.view, **keywords))
         if "policies" in self.stage.writes:
             # Before the ledger row: weights without a row are swept, a row without weights would be broken.
             self.context.publish(self.directory, self.key, self.name)
-        missing = [name for name in self.stage.writes if name not in outputs and name not in self.stage.optional]
-        assert not missing and set(outputs) <= set(self.stage.writes), f"{self.stage.name} made {list(outputs)}"
+        return slices
+
+    def _write(self, outputs: Outputs) -> list[Slice]:
+        """Write what the stage made, a slice for each part of a table."""
         place: dict[str, Any] = {"step": self.step, "key": self.key, "attempt": self.name, "at_once": self.at_once}
-        return [self.context.append(name, rows, **place) for name, rows in outputs.items()]
+        slices, tokens = list[Slice](), dict[str, int]()
+        for name, rows in outputs.items():
+            for part in [rows] if isinstance(rows, pa.Table) else rows:
+                tokens[name] = tokens.get(name, 0) + count_tokens({name: part})
+                slices.append(self.context.append(name, part, **place))
+        made = {piece.table for piece in slices}
+        missing = [name for name in self.stage.writes if name not in made and name not in self.stage.optional]
+        assert not missing and made <= set(self.stage.writes), f"{self.stage.name} made {sorted(made)}"
+        self.tokens = next((tokens[name] for name in ("updates", "batches", "traces") if name in tokens), 0)
+        return slices
 
     def _compute_in_parts(self, tables: Tables, keywords: Mapping[str, Any]) -> list[Slice]:
         try:

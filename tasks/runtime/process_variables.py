@@ -18,8 +18,15 @@ HUGGING_FACE = ("HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN")
 OF_STARTERS = ("PYTHONSAFEPATH",)
 """Set for a flow run by its deployment. Our own processes need it not, and a script that an environment starts may
 import what lies beside it."""
+BIND = "STAGECOACH_BIND"
+"""The variable that tells a service which address of its machine to bind."""
 OF_RUNTIMES = {"prime": "PRIME_*", "modal": "MODAL_*", "daytona": "DAYTONA_*"}
 """What runtimes elsewhere take, by the type that a config names."""
+
+
+def bind_address() -> str:
+    """Return the address that a service binds: loopback, unless its machine serves a run of another one."""
+    return os.environ.get(BIND, "127.0.0.1")
 
 
 def inherited_variables(needed: Collection[str] = ()) -> dict[str, str]:

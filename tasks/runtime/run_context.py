@@ -15,14 +15,18 @@ import pyarrow as pa
 from configs.run import RunConfig, View
 from storage.keys import work_key
 from storage.refs import Entry, Slice
+from storage.schemas.stage_tables import TABLES
 from storage.store import Store, open_store
 from tasks.runtime.commit_queue import LINGER_SECONDS, CommitQueue
+from tasks.runtime.stored_rows import StoredRows
 
 if TYPE_CHECKING:
     from tasks.runtime.stage import Ref, Stage
 
 # The tables of some steps: replays of one run read the same ones once for every setting.
 MAX_BYTES = 256 << 20
+SMALL_BYTES = 1 << 23
+"""A file of more bytes is not kept in memory by who reads it in parts."""
 MEMORY_RATIO = 8
 """Free memory that a new policy is written into, in sizes of the one before."""
 LEDGER_SECONDS = 0.1
@@ -169,21 +173,39 @@ class RunContext:
         self.flush()
         return self.store.ledger.commit(entry)
 
+    def rows(self, name: str, refs: "Sequence[Ref]") -> StoredRows:
+        """Return the same by reference, a part for each slice, which is read when it is asked for."""
+        slices = tuple(piece for entry in self._makers(name, refs) for piece in entry.slices(name))
+
+        def read(number: int, columns: Sequence[str] | None) -> pa.Table:
+            return self._read(slices[number], columns)
+
+        return StoredRows(TABLES[name].arrow, len(slices), read, self.store.root.address, slices)
+
+    def _read(self, piece: Slice, columns: Sequence[str] | None) -> pa.Table:
+        """Return some columns of a slice; a small one is kept, whole, for who asks next."""
+        if piece.bytes > SMALL_BYTES:
+            return self.store.read([piece], columns)
+        # By digest: rows that were removed and sampled again under the same key are other rows.
+        whole = RECENT.get((piece.table, piece.digest), partial(self.store.read, [piece]))
+        return whole if columns is None else whole.select(list(columns))
+
     def table(self, name: str, refs: "Sequence[Ref]", columns: Sequence[str] | None = None) -> pa.Table:
         """Read table `name` from the first of the finished works `refs` that made it, and others of the same stage."""
+        return self.rows(name, refs).table(columns)
+
+    def _makers(self, name: str, refs: "Sequence[Ref]") -> list[Entry]:
+        """Return the first of the finished works that made a table, and others of the same stage."""
         makers = [ref for ref in refs if name in dict(ref.rows)]
         assert makers, f"no finished work among {[ref.stage for ref in refs]} makes table {name!r}"
-        rows = pa.concat_tables([self._rows(name, ref) for ref in makers if ref.stage == makers[0].stage])
-        return rows if columns is None else rows.select(list(columns))
+        return [self._entry(ref) for ref in makers if ref.stage == makers[0].stage]
 
-    def _rows(self, name: str, ref: "Ref") -> pa.Table:
+    def _entry(self, ref: "Ref") -> Entry:
         find = partial(self.store.ledger.find, ref.key, run=self.run)
         # What is referred to is mostly known; what another process has just finished may be newer than what is.
         entry = self._waiting(ref.key) or find(staleness=math.inf) or find()
         assert entry is not None, f"{ref.stage} {ref.key} is referred to but not in the ledger"
-        # By digest: rows that were removed and sampled again under the same key are other rows.
-        pieces = [RECENT.get((name, each.digest), partial(self.store.read, [each])) for each in entry.slices(name)]
-        return pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces)
+        return entry
 
 
 def _reopen(address: str, run: str, config: RunConfig, versions: Mapping[str, str]) -> RunContext:

@@ -3,7 +3,7 @@
 Stages know these protocols only. `flows/services/` implements them: engine, teachers, environments, learner, graders.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -35,6 +35,14 @@ class EngineService(Protocol):
         """Give where `policy` is served, checked against the learner's probe; it stays there within the block."""
         ...
 
+    def exchange(self, policy: "Policy", *, recompute: bool) -> "ServedModel | None":
+        """Serve `policy` in place of the one that the caller has pinned, under its requests in flight; checked as well.
+
+        None where others have it pinned too, or wait for another policy. With `recompute`, states of the older policy
+        are computed again, else they are kept.
+        """
+        ...
+
 
 class TeacherService(Protocol):
     """The engines of frozen models (`flows.services.teachers`)."""
@@ -47,8 +55,12 @@ class TeacherService(Protocol):
 class EnvironmentService(Protocol):
     """The servers of a run's environments (`flows.services.environments`)."""
 
-    def addresses(self) -> dict[str, str]:
-        """Return the address of every environment's server, all of them answering."""
+    def addresses(self) -> dict[str, tuple[str, ...]]:
+        """Return by environment the addresses of its servers that answer; waits where one has none."""
+        ...
+
+    def addresses_now(self, known: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """Return the same of this moment, waiting for nothing; servers of `known` addresses are not asked."""
         ...
 
     def sharing(self, alone: bool) -> AbstractContextManager[None]:

@@ -1,7 +1,7 @@
 """What a stage is: a pure function of tables with its inputs, outputs and config sections declared beside it."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,6 +11,8 @@ from storage.refs import Entry
 from tasks.runtime.services import REPEATABLE, SERVICES, WAITS_FOR
 
 Tables = Mapping[str, pa.Table]
+Outputs = Mapping[str, pa.Table | Iterable[pa.Table]]
+"""What a stage makes: tables, or the rows of one in parts, each of which is written before the next is asked for."""
 
 
 @dataclass(frozen=True)
@@ -18,9 +20,9 @@ class Stage:
     """A pure function from named tables to named tables, and everything that its key is made of.
 
     `function` is called as `function(tables, config, **keywords)`: `tables` holds exactly `reads` and those of
-    `optional` that there are, and `config` is a view of the declared `sections`. Its keyword-only parameters say what
-    else it gets: of the attempt (step, key, policy, directory, parts), services (the fields of `Services`), and
-    parameters of the one call (as the source of an import), which may have defaults.
+    `optional` that there are, those of `by_reference` as StoredRows, and `config` is a view of the declared `sections`.
+    Its keyword-only parameters say what else it gets: of the attempt (step, key, policy, directory, parts), services
+    (the fields of `Services`), and parameters of the one call (as the source of an import), which may have defaults.
     """
 
     name: str
@@ -33,8 +35,10 @@ class Stage:
     """Tables that come out."""
     sections: tuple[str, ...]
     """Config sections that the function may read; they are in the key."""
-    function: Callable[..., Tables]
+    function: Callable[..., Outputs]
     """The pure function."""
+    by_reference: tuple[str, ...] = ()
+    """Of the tables that go in, those that it is given as `StoredRows`: they may be larger than memory."""
     optional: tuple[str, ...] = ()
     """Tables that go in where one of the inputs made them, or come out where the function made any."""
     unit: tuple[str, str] = ("", "")

@@ -4,6 +4,7 @@ Reads batches; writes updates, token_statistics, token_masks and policies.
 """
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +14,40 @@ import pyarrow.compute as pc
 from configs.run import View
 from storage.policies.manifest import remember_digests
 from storage.refs import File
-from storage.schemas.stage_tables import TOKEN_MASKS, UPDATES
-from tasks.arrays.images import attach_images
-from tasks.learner.protocol import LearnerLost
+from storage.schemas.stage_tables import TOKEN_MASKS, TOKEN_STATISTICS, UPDATES
+from tasks.learner.protocol import STATISTICS_FILE, BatchReference, LearnerLost
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.services import LearnerService, retry_lost
-from tasks.runtime.stage import Policy, Stage, Tables
+from tasks.runtime.stage import Outputs, Policy, Stage
+from tasks.runtime.stored_rows import StoredRows, in_parts
 from tasks.training.policy import policy_row
 
 
 def training(
-    tables: Tables, config: View, *, step: int, key: str, policy: Policy, directory: Path, learner: LearnerService
-) -> Tables:
+    tables: Mapping[str, StoredRows],
+    config: View,
+    *,
+    step: int,
+    key: str,
+    policy: Policy,
+    directory: Path,
+    learner: LearnerService,
+) -> Outputs:
     """Train `policy` on the batches of one step and leave the new weights in `directory`.
 
     A learner that dies is brought back to `policy` and trains the same batches again, which gives the same weights.
     Raises what the service raises when the learner does not come back.
     """
+    batches, images = tables["batches"], tables.get("batch_images")
     # AdamW's state is twice the size of the weights; without it a resumed run trains the steps since again.
     save_optimizer = (step + 1) % config.training.save_optimizer_every == 0
 
-    def train() -> Tables:
+    def train() -> Outputs:
         client = learner.restore(policy)
         for path in directory.iterdir():  # left by a learner that died: weights are written into an empty directory
             path.unlink()
-        updates, statistics = client.train(
-            attach_images(tables["batches"], tables.get("batch_images")),
+        updates = client.train(
+            BatchReference(batches.store, batches.slices, images.slices if images else ()),
             step=step,
             policy_key_in=policy.key,
             policy_key_out=key,
@@ -48,7 +57,7 @@ def training(
         )
         remember_digests(directory, [File(**file) for file in client.state()["files"]])
         row = policy_row(client, key, step + 1, policy.key, config.model.vocab_size, save_optimizer)
-        return {"updates": updates_table(updates), **token_tables(statistics), "policies": row}
+        return {"updates": updates_table(updates), **token_tables(directory / STATISTICS_FILE), "policies": row}
 
     with learner.turn():
         return retry_lost(train, LearnerLost)
@@ -60,18 +69,42 @@ def updates_table(updates: list[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=UPDATES.arrow)
 
 
-def token_tables(statistics: pa.Table) -> Tables:
-    """Return `token_statistics`, and `token_masks` for the samples of which tokens were masked, if there are any."""
-    made = {"token_statistics": statistics.drop_columns(["masked"])}
-    masked = statistics["masked"].combine_chunks()
-    samples = pc.unique(pc.list_parent_indices(masked).filter(pc.list_flatten(masked)))
-    return made | ({"token_masks": statistics.select(TOKEN_MASKS.arrow.names).take(samples)} if len(samples) else {})
+def token_tables(file: Path) -> Outputs:
+    """Return `token_statistics`, and `token_masks` for the samples of which tokens were masked, if there are any.
+
+    Both are read from the learner's file, a part after the other, and the file is gone when the last was read.
+    """
+    return {"token_statistics": in_parts(_statistics(file)), "token_masks": _masks(file)}
+
+
+def _statistics(file: Path) -> Iterator[pa.Table]:
+    for part in _read(file):
+        yield part.select(TOKEN_STATISTICS.arrow.names)
+
+
+def _masks(file: Path) -> Iterator[pa.Table]:
+    found = [TOKEN_MASKS.arrow.empty_table()]
+    for part in _read(file):
+        masked = part["masked"].combine_chunks()
+        samples = pc.unique(pc.list_parent_indices(masked).filter(pc.list_flatten(masked)))
+        found.append(part.select(TOKEN_MASKS.arrow.names).take(samples))
+    # One bit for each token.
+    if (masks := pa.concat_tables(found)).num_rows:
+        yield masks
+    file.unlink()  # it is no part of the policy
+
+
+def _read(file: Path) -> Iterator[pa.Table]:
+    with pa.OSFile(str(file), "r") as source, pa.ipc.open_stream(source) as reader:
+        for batch in reader:
+            yield pa.Table.from_batches([batch])
 
 
 STAGE = Stage(
     name="training",
     version=2,
     reads=("batches",),
+    by_reference=("batches", "batch_images"),
     writes=("updates", "token_statistics", "token_masks", "policies"),
     optional=("batch_images", "token_masks"),
     sections=("training", "model"),

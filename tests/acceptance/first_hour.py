@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,24 +18,25 @@ from tests.fixtures.warming import warmed
 ROOT = Path(__file__).parents[2]
 CHECKOUT = (sys.executable, "-m", "flows.cli")
 SMALL = ("steps=2", "seed=1", "evaluation.every=0")
-RL_TOML = """
-max_steps = 5
-[model]
-name = "Qwen/Qwen3-0.6B"
-[orchestrator]
-batch_size = 32
-group_size = 8
-[[orchestrator.train.source]]
-env = { taskset = { id = "own_data", path = "../my-project/examples.jsonl" } }
-[trainer.optim]
-lr = 1e-5
-[slurm]
-partition = "all"
-"""
-SCRIPT = """
-config = GRPOConfig(learning_rate=1e-5, max_steps=5, num_generations=4, beta=0.04)
-GRPOTrainer(model="Qwen/Qwen3-0.6B", args=config, reward_funcs=[mine])
-"""
+PUBLISHED = ROOT / "tests/fixtures/published"
+FROM = {
+    "moved": "alphabet_sort_lora.toml",
+    "parts": "orch.toml train.toml",
+    "supervised": "refused_sft.toml",
+    "from-trl": "gspo.sh",
+}
+"""Configs that prime-rl and TRL publish, by the project that is made of them."""
+MORE = {
+    "seats": "two_seats_rae.toml",
+    "mixed": "mixed_grpo_opd.toml",
+    "cluster": "intellect_3.toml",
+    "judged": "search_judges.toml",
+    "images": "color_codeword.toml",
+    "evals": "refused_evals.toml",
+    "serving": "refused_inference.toml",
+    "script": "lora_without_regret.py",
+}
+"""Further ones."""
 
 
 class Answer(NamedTuple):
@@ -54,14 +55,12 @@ class FirstHour:
         self.answers: dict[str, Answer] = {}
         self._program = program
 
-    def play(self) -> dict[str, Answer]:
-        """Type all of it and return the answers by command.
+    def play(self, configs: Mapping[str, str] = FROM) -> dict[str, Answer]:
+        """Type all of it and return the answers by command; `configs` are files of other trainers by project.
 
         The model is one that was made in seconds, in place of the minutes of the model `demo`.
         """
         warmed(self.directory / "model", {}, num_updates=100)
-        (self.directory / "rl.toml").write_text(RL_TOML)
-        (self.directory / "grpo.py").write_text(SCRIPT)
         self.type("init my-project", self.directory)
         self.type("check config.toml")
         self.type("run config.toml training.learning_rat=1e-5")
@@ -72,10 +71,11 @@ class FirstHour:
         reward = self.project / "my_reward.py"
         reward.write_text(reward.read_text().replace("else 0.0", "else -0.1"))
         self.type(f"run config.toml --name first --plain model.path=../model {' '.join(SMALL)} steps=3", label="edited")
-        self.type("init moved --from rl.toml", self.directory)
-        self.type("check config.toml", self.directory / "moved", label="check moved")
-        self.type("init from-trl --from grpo.py", self.directory)
-        self.type("check config.toml", self.directory / "from-trl", label="check from-trl")
+        for name, files in configs.items():
+            given = " ".join(str(PUBLISHED / file) for file in files.split())
+            self.type(f"init {name} --from {given}", self.directory, label=f"init {name}")
+        for name in ("moved", "from-trl"):
+            self.type("check config.toml", self.directory / name, label=f"check {name}")
         return self.answers
 
     def type(self, line: str, where: Path | None = None, label: str = "") -> None:
@@ -96,4 +96,4 @@ class FirstHour:
 
 if __name__ == "__main__":
     hour = FirstHour(Path(sys.argv[1]).resolve(), sys.argv[2:] or CHECKOUT)
-    print(json.dumps(hour.play(), indent=1))
+    print(json.dumps(hour.play(FROM | MORE), indent=1))

@@ -52,10 +52,12 @@ def test_an_edited_reward_function_is_noticed(hour: FirstHour) -> None:
     assert "my_reward" in said and "first" in said
 
 
-def test_configs_of_other_trainers_become_projects(hour: FirstHour) -> None:
+def test_published_configs_of_other_trainers_become_projects(hour: FirstHour) -> None:
     said = answer(hour, "init moved")
-    assert "trainer.optim.lr = 1e-05 -> training.learning_rate" in said and "slurm.partition" in said
-    assert "5 steps of 4 groups of 8" in answer(hour, "check moved")
-    assert "beta = 0.04" in answer(hour, "init from-trl").split("no counterpart")[1]
-    assert "5 steps of 2 groups of 4" in answer(hour, "check from-trl")
+    assert "trainer.optim.lr = 1e-05 -> training.learning_rate" in said and "deployment.num_infer_gpus = 1" in said
+    assert "'alphabet-sort' is not installed" in answer(hour, "check moved", status=2)
+    assert "orchestrator.batch_size = 128, orchestrator.group_size = 16" in answer(hour, "init parts")
+    assert "sft_demo" in answer(hour, "init supervised", status=2) and not Path(hour.directory, "supervised").exists()
+    assert 'importance_sampling_level = "sequence"' in answer(hour, "init from-trl")
+    assert "20 steps of 8 groups of 8" in answer(hour, "check from-trl")
     assert Path(hour.directory, "from-trl", "my_reward.py").is_file()

@@ -23,6 +23,7 @@ import pytest
 from flows.services.ownership import owned_processes
 from storage.store import open_store
 from tasks.learner.tiny import tiny_qwen3
+from tests.acceptance.lives import lines, live
 from tests.fixtures.driving import ROOT, check_once, committed_groups, finished, rows, weights
 from tests.fixtures.faults import happened
 
@@ -75,21 +76,6 @@ def survived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survived]:
         yield Survived(directory, temporary, owners, left, frozenset(safe), tuple(parts), tuple(receipts), outcome)
     finally:
         shutil.rmtree(temporary)
-
-
-def live(directory: Path, temporary: Path, model: Path, kills: dict[str, str]) -> tuple[int, str]:
-    """Call the run in a new process; return its status and what it printed."""
-    request = {"overrides": [f"model.path={model}"], "kills": kills}
-    variables = {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE", "TMPDIR": str(temporary)}
-    command = [sys.executable, "-P", "-m", "tests.acceptance.program", str(directory), json.dumps(request)]
-    with (directory / "flow.log").open("ab") as log:
-        status = subprocess.run(command, cwd=ROOT, env=os.environ | variables, stdout=log, stderr=log).returncode
-    return status, (directory / "flow.log").read_text()[-8000:]
-
-
-def lines(path: Path) -> list[Any]:
-    """Return the lines of a file of JSON lines."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_every_kill_happened_and_was_in_the_middle(survived: Survived) -> None:

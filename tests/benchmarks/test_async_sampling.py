@@ -28,15 +28,30 @@ def test_a_step_does_not_wait_for_a_long_group_that_another_can_stand_in_for() -
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.sampled_from([*LENGTHS]), st.integers(0, 99), st.integers(2, 5), st.integers(GROUP_SIZE, 2 * ALL))
-def test_every_group_is_trained_on_once_and_none_is_too_old(kind: str, seed: int, bound: int, places: int) -> None:
-    model = StreamModel(draw(kind, seed, steps=6), bound, places, 1.0)
+@given(
+    st.sampled_from([*LENGTHS]),
+    st.integers(0, 99),
+    st.integers(2, 5),
+    st.integers(GROUP_SIZE, 2 * ALL),
+    st.sampled_from(["wait", "keep", "abort"]),
+)
+def test_every_group_is_trained_on_once_and_none_is_too_old(
+    kind: str, seed: int, bound: int, places: int, update: str
+) -> None:
+    model = StreamModel(draw(kind, seed, steps=6), bound, places, 1.0, update)
     found = model.run()
-    assert sorted(model.ended) == [*range(6 * GROUPS)]
-    assert found.oldest <= bound and 0 < found.busy <= 1
+    assert sorted(model.taken) == [*range(6 * GROUPS)]
+    assert found.oldest <= bound and 0 < found.busy <= 1 + 1e-9
 
 
 @pytest.mark.parametrize("kind", [*LENGTHS][1:])
 def test_long_rollouts_make_the_stream_worth_it(kind: str) -> None:
     seconds = [outcome(bound, draw(kind, 0), ALL, 4.0).seconds for bound in (0, 2, 4)]
     assert seconds[0] > 1.5 * seconds[1] > 1.5 * seconds[2]
+
+
+@pytest.mark.parametrize("bound", [2, 4])
+def test_weights_that_change_under_rollouts_keep_the_places_full(bound: int) -> None:
+    groups = draw("1 s, one in twenty 20 s", 0)
+    wait, keep = (outcome(bound, groups, ALL // 2, 1.0, update) for update in ("wait", "keep"))
+    assert keep.busy > 2 * wait.busy and keep.seconds < wait.seconds / 2

@@ -13,8 +13,8 @@ from benchmarks.viewed.dumps import dump, read_best, read_one, read_rewards
 from benchmarks.viewed.watching import Block, Watched
 from benchmarks.viewing_store import CREDITED, FORK, RUN, make, settings
 from flows.cli.questions import trace_lineage
+from flows.queries.derived_tables import DERIVED
 from flows.queries.outcomes import explain
-from flows.queries.rollout_table import DERIVED
 from flows.queries.step_history import StepHistory
 from storage.read.frames import Frames
 from storage.slices import content_digest

@@ -74,8 +74,9 @@ def taught_a_little(directory: Path) -> Path:
 @contextmanager
 def viewer(store: Path) -> Iterator[str]:
     """Serve a store by `stagecoach view`; yield the address without a slash at its end."""
-    command = [sys.executable, "-m", "flows.cli", "view", "--store", str(store), "--port", "0"]
-    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as process:
+    # From beside it: pages then show no path of this machine.
+    command = [sys.executable, "-P", "-m", "flows.cli", "view", "--store", store.name, "--port", "0"]
+    with subprocess.Popen(command, cwd=store.parent, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             found = re.search(r"http://\S+", process.stdout.readline())

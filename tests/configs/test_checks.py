@@ -19,6 +19,7 @@ from tasks.assignment import stage as assignment
 from tasks.filtering import stage as filtering
 
 TWICE = '[{name="a", taskset={id="x"}}, {name="a", taskset={id="y"}}]'
+NUMBERED = '[{name="a", servers=2, taskset={id="x"}}, {name="a-2", taskset={id="y"}}]'
 NO_ID = '[{name="a", taskset={}}]'
 OWN = "environments.0.algorithm="
 ALONE = "assignment.group_size=1"
@@ -35,6 +36,12 @@ DEMO_FAULTS = [
     ("evaluation.pass_at=[0]", "evaluation.pass_at: pass@0 needs"),
     ("environments=[]", "environments: a run of kind train needs"),
     (f"environments={TWICE}", "environments: 2 of them are named 'a'"),
+    (f"environments={NUMBERED}", "environments: 2 servers are named 'a-2'"),
+    (
+        "environments.0.servers=2",
+        "environments.0.address=tcp://h:1,tcp://h:2",
+        "environments.0.servers: the environment",
+    ),
     (f"environments={NO_ID}", "environments.0.taskset.id: say which"),
     ("assignment.group_size=1", "assignment.group_size: grpo compares"),
     ("training={warmup_steps=5, decay_steps=5}", "training.decay_steps: the rate reaches zero at step 5"),
@@ -54,6 +61,16 @@ DEMO_FAULTS = [
     ("learner.replicas=2", "learner.replicas: 2 does not divide the 1 processes"),
     ("learner.context_parallel=2", "learner.context_parallel: 2 does not divide the 1 processes"),
     ("learner.nodes=2", "learner.rendezvous: '', but 2 nodes meet at HOST:PORT"),
+    (
+        "placement.services=pools",
+        "learner={nodes=2, rendezvous='a:1'}",
+        "learner.rendezvous: 'a:1', but with placement.services=pools the first node says",
+    ),
+    (
+        "placement.services=pools",
+        "learner.memory_directory=/dev/shm",
+        "learner.memory_directory: it is the memory of one machine",
+    ),
     ("rollout.temperature=0", "rollout.temperature: training needs"),
     ("environments.0.temperature=0", "environments.0.temperature: training needs"),
     ('filtering.filters=[{type="truncated"}]', "filtering.filters: 'errored' may not be left out"),
@@ -324,3 +341,50 @@ def test_what_is_published_and_kept_has_a_precision_and_a_place(settings: list[s
         return
     with pytest.raises(ConfigError, match=re.escape(where)):
         load(["qwen3_gpu"], settings)
+
+
+STREAM = ["rollout.max_off_policy_steps=2", "environments.0.address="]
+KEEP = [*STREAM, "rollout.weight_update=keep"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        (["rollout.weight_update=keep"], "no rollouts are under way then"),
+        (["rollout.max_off_policy_steps=1", "rollout.weight_update=abort"], "no rollouts are under way then"),
+        ([*STREAM, "rollout.recompute_states=false"], "'keep'; states are computed again otherwise"),
+        ([*KEEP, "training.lora.rank=8"], "training.lora serves each policy as an adapter"),
+        ([*KEEP, "engine.url=http://127.0.0.1:1"], "the engine of someone else (engine.url)"),
+        ([*KEEP, "environments.0.address=tcp://127.0.0.1:1"], "environments of someone else (environments.N.address)"),
+        (KEEP, ""),
+        ([*STREAM, "rollout.weight_update=abort", "training.lora.rank=8", "engine.url=http://127.0.0.1:1"], ""),
+    ],
+)
+def test_weights_are_exchanged_only_where_each_token_can_know_its_policy(settings: list[str], where: str) -> None:
+    if not where:
+        assert load(["demo"], settings)
+        return
+    with pytest.raises(ConfigError, match=r"rollout\.(weight_update|recompute_states): .*" + re.escape(where)):
+        load(["demo"], settings)
+
+
+OVERSAMPLED = [*STREAM, "assignment.oversampling=1.5"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        (["rollout.stale=drop"], "rollout.stale: .*no rollouts are under way then"),
+        ([*STREAM, "rollout.stale=top_up"], "rollout.stale: .*take rollout.weight_update=keep"),
+        ([*KEEP, "rollout.stale=top_up"], ""),
+        ([*OVERSAMPLED, "rollout.stale=drop"], ""),
+        (OVERSAMPLED, "assignment.oversampling: 1.5 .*take rollout.stale=drop"),
+        ([*STREAM, POOLS], ""),
+    ],
+)
+def test_a_stream_says_what_becomes_of_groups_that_are_too_old(settings: list[str], where: str) -> None:
+    if not where:
+        assert load(["demo"], settings)
+        return
+    with pytest.raises(ConfigError, match=where):
+        load(["demo"], settings)

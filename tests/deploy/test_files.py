@@ -16,18 +16,35 @@ from configs.errors import ConfigError
 from configs.load import load
 from flows.cli.launch import _parameters
 from flows.evaluate import EvaluationParameters, evaluate
-from flows.orchestration.deployments import FILE, _offer_choices
+from flows.orchestration.deployments import FILE, _offer_choices, pool_of
 from flows.replay import ReplayParameters, replay
 from flows.runtime.entry import FileParameters, StoreParameters, instead
 from flows.runtime.prepare import DEFAULT_FILES
+from flows.serve import serve
+from flows.services.engine import InferenceService
+from flows.services.environments import EnvironmentServers
+from flows.services.learner import LearnerProcess
 from flows.sft import sft
 from flows.train import train
 
-DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load(FILE.read_text())["deployments"]
+EVERY: list[dict[str, Any]] = yaml.safe_load(FILE.read_text())["deployments"]
+SERVICES = [each for each in EVERY if each["entrypoint"] == "flows.serve:serve"]
+DEPLOYMENTS = [each for each in EVERY if each not in SERVICES]
 
 
 def test_every_flow_has_a_deployment() -> None:
     assert [each["name"] for each in DEPLOYMENTS] == ["demo", "train", "sft", "evaluate", "replay", "maintain"]
+
+
+def test_services_have_a_pool_for_each_kind_and_are_those_that_runs_ask_for() -> None:
+    """`--pool` names the pool of runs alone; a limit on runs must not hold for the services that they wait for."""
+    pools = {f"serve/{each['name']}": pool_of(each, "mine") for each in SERVICES}
+    assert pools == {"serve/engine": "engines", "serve/environment": "environments", "serve/learner": "train"}
+    assert pools.keys() == {InferenceService.deployment, EnvironmentServers.deployment, LearnerProcess.deployment}
+    assert [each["parameters"]["service"] for each in SERVICES] == [each["name"] for each in SERVICES]
+    assert pool_of(DEPLOYMENTS[0], "mine") == "mine"
+    described = serve.parameters.properties
+    assert [name for name, each in described.items() if not each.get("description")] == []
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda each: each["name"])
@@ -159,6 +176,11 @@ def test_compose_services_depend_on_services_and_mount_volumes_that_there_are() 
     for service in compose["services"].values():
         assert service.get("depends_on", {}).keys() <= compose["services"].keys()
         assert {mount.split(":")[0] for mount in service.get("volumes", [])} <= compose["volumes"].keys()
+
+
+@pytest.mark.parametrize("job", ["worker", "nodes"])
+def test_jobs_of_slurm_take_models_from_the_cache_that_the_nodes_share(job: str) -> None:
+    assert 'export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"' in (DEPLOY / "slurm" / f"{job}.sbatch").read_text()
 
 
 SRUN = """#!/bin/bash

@@ -22,6 +22,7 @@ from tests.fixtures.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 DEPLOYMENTS = {"train/demo", "train/train", "sft/sft", "evaluate/evaluate", "replay/replay", "maintain/maintain"}
+DEPLOYMENTS |= {"serve/engine", "serve/environment", "serve/learner"}
 
 
 @pytest.fixture(scope="module")

@@ -42,6 +42,12 @@ COMMANDS = [shlex.split(line)[1:] for _, line in COMMAND_LINES if line.split()[0
 TARGETS = sorted({line.split()[1] for _, line in COMMAND_LINES if line.startswith("make ")})
 
 
+def test_every_page_has_its_place_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in DOCUMENTS if page.is_relative_to(ROOT / "docs")}
+    assert pages and not {page for page in pages if f"- {page}\n" not in navigation}
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_make_targets_exist(target: str) -> None:
     done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)

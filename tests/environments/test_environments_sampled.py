@@ -35,6 +35,7 @@ from tasks.rollout import stage as rollout
 from tests.environments.scripted import listed
 from tests.fixtures.hosts import ENGINE, engine_of
 from tests.fixtures.sampled import sampled_tables
+from tests.fixtures.stages import written
 from tests.fixtures.warming import taught
 
 pytestmark = pytest.mark.engine
@@ -48,7 +49,7 @@ UNREAD = 'environments.0.taskset.unreadable="passive"'
 
 NUM_TALKS = 2
 """Groups of conversations with tools."""
-TOPICS = graph(16, 0)
+TOPICS = graph(load(["wikispeedia"]).environments[0].taskset["num_topics"], 0)
 
 
 @contextmanager
@@ -103,7 +104,7 @@ def playing(preset: str, served: tuple[Engine, Path], directory: Path, *settings
     tables, config, _ = sampled_preset(preset, served, directory, (GROUPS, SIZE), *settings)
     for stage, more in ((filtering, {"quarantined": {}}), (advantage, {"step": 0}), (packing, {})):
         view = View(config, stage.STAGE.sections, stage.STAGE.name)
-        tables |= stage.STAGE.function(tables, view, **more)
+        tables |= written(stage.STAGE.function(tables, view, **more))
     return Played(config, tables)
 
 

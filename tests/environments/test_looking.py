@@ -2,14 +2,29 @@
 
 import base64
 import io
+import json
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_looking.demonstrations import demonstrations
-from sample_looking.pictures import CELL, COUNTS, REQUEST, SIDE, is_right, pictures, shuffled
+from sample_looking.demonstrations import demonstrations, tool_demonstrations
+from sample_looking.pictures import (
+    CELL,
+    COUNTS,
+    REQUEST,
+    SIDE,
+    is_right,
+    picture_names,
+    pictures,
+    request_by_name,
+    shuffled,
+)
+from sample_looking.words import SCHEMA
+
+from tests.environments.scripted import calling, played
 
 pytestmark = pytest.mark.engine
 
@@ -64,9 +79,56 @@ def test_demonstrations_show_a_picture_and_are_right_as_often_as_asked() -> None
         list(demonstrations(1, seed=1, right=2))
 
 
-def test_tasks_name_their_picture_once() -> None:
+def test_tasks_name_their_pictures_once() -> None:
     from sample_looking.taskset import LookingConfig, LookingTaskset
 
     tasks = list(LookingTaskset(LookingConfig(num_examples=8)).load())
-    assert len({task.key for task in tasks}) == 8 and [task.data.count for task in tasks] == [*COUNTS] * 2
-    assert tasks[0].data.prompt[0].content[1].text == REQUEST
+    assert len({task.key for task in tasks}) == 8
+    assert [task.data.counts for task in tasks] == [[count] for count in (*COUNTS, *COUNTS)]
+    assert tasks[0].data.prompt[0].content[1].text == REQUEST and tasks[0].data.later == []
+    turns = list(LookingTaskset(LookingConfig(num_examples=2, num_pictures=3)).load())
+    assert [task.data.counts for task in turns] == [[1, 2, 3], [4, 1, 2]] and turns[0].key != turns[1].key
+    asked = [message for task in turns for message in (*task.data.prompt, *task.data.later)]
+    assert [message.content[0].image_url.url for message in asked] == [each.url for each in pictures(6, 0)]
+
+
+def test_a_name_says_nothing_of_its_picture() -> None:
+    from sample_looking.taskset import LookingConfig, LookingTaskset
+
+    named = list(LookingTaskset(LookingConfig(num_examples=4, tool=True)).load())
+    assert [task.data.prompt[0].content for task in named] == [request_by_name(name) for name in picture_names(4, 0)]
+    names = picture_names(400, 3)
+    assert len(set(names)) == 400 and names[:4] != sorted(names[:4]) and {len(name) for name in names} == {3}
+    with pytest.raises(ValueError, match="there are 17576 names"):
+        picture_names(20_000, 0)
+
+
+def test_the_model_looks_with_a_tool_and_each_turn_of_the_user_counts() -> None:
+    """The tool server is real, and a function stands in for the model."""
+
+    def looking(body: dict[str, Any]) -> Any:
+        assert [each["function"]["name"] for each in body["tools"]] == ["look"]
+        last = body["messages"][-1]
+        if last["role"] == "user":
+            return calling("look", name=last["content"].removeprefix(f"{REQUEST} "))
+        (shown,) = last["content"]
+        seen.append(shown["image_url"]["url"])
+        return str(answers[len(seen) - 1])
+
+    seen: list[str] = []
+    answers = [1, 3]  # of the first two pictures, which have 1 and 2
+    settings = {"id": "sample_looking", "num_examples": 1, "num_pictures": 2, "tool": True}
+    (episode,), bodies = played(settings, ["agent"], looking)
+    (trace,) = episode.traces
+    assert seen == [each.url for each in pictures(2, 0)] and trace.reward == 0.5
+    assert bodies[0]["tools"] == [SCHEMA], "as demonstrations have it"
+    roles = [message["role"] for message in bodies[-1]["messages"]]
+    assert roles == ["user", "assistant", "tool", "assistant", "user", "assistant", "tool"]
+
+
+def test_demonstrations_of_the_tool_call_it_by_the_picture_s_name() -> None:
+    for row, picture in zip(tool_demonstrations(8, seed=1, right=1.0), pictures(8, 1_000_004), strict=True):
+        asked, call, shown, said = row["messages"]
+        name = json.loads(call["tool_calls"][0]["function"]["arguments"])["name"]
+        assert asked["content"] == request_by_name(name) and shown["content"][0]["image_url"]["url"] == picture.url
+        assert said["content"] == str(picture.count) and row["tools"] == [SCHEMA]

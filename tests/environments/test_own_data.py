@@ -1,7 +1,6 @@
 """Data of your own: files of both kinds, what is refused and in which words, the three scores, and whole rollouts."""
 
 import hashlib
-import importlib.util
 import json
 from decimal import Decimal
 from pathlib import Path
@@ -237,15 +236,7 @@ def test_numbers_in_texts() -> None:
     assert scoring("math:isclose")(1.0, 1.0) is True
 
 
-def test_a_hub_dataset_without_the_library_says_what_to_install(tmp_path: Path) -> None:
-    if importlib.util.find_spec("datasets"):
-        pytest.skip("the library is installed")
-    with pytest.raises(DataUnusable, match=r"hub a/b: .* needs the package `datasets`.*pip install datasets"):
-        tasks(hub="a/b")
-
-
 def test_a_directory_is_read_as_a_hub_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("datasets", reason="the library for datasets of the hub is not installed")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     data = tmp_path / "data"
     data.mkdir()

@@ -3,6 +3,8 @@
 Each story is one run in an empty store, from its first process to the one that comes to the run's end. Rollouts are
 fixed rows, so that tables, keys and weights must equal those of a run that nobody killed, bit for bit. With `--real` an
 engine and an environment server sample, and are killed as well: then each rollout must be there once and none lost.
+With `--stream` steps take their rollouts from a stream: each group must be in one step, none older than the bound, and
+a replay of the recorded rollouts must train the same weights.
 A kill counts where the process was there to be killed. Whatever must hold and does not is a loss; its store is kept.
 
 Processes are forked from one that has imported everything, but with `--real`: to import is 15 times as long as the
@@ -39,7 +41,7 @@ from tasks.learner.tiny import tiny_qwen3
 from tests.acceptance import program
 from tests.crash.checks import check_same
 from tests.faults.forking import FLOW, Forked, ForkServer
-from tests.fixtures.driving import NAME, ROOT, SETTINGS, Driven, check_once, rows
+from tests.fixtures.driving import NAME, ROOT, SETTINGS, Driven, check_once, check_replayed, rows
 from tests.fixtures.histories import contents
 
 COMMANDS = {
@@ -60,6 +62,7 @@ SHRINKS, GROWS = 0.8, 1.025
 """By these, where a kill came too late and where it did not: so one of ten comes too late."""
 SAID_EVERY = 20
 """Kills after which the tally is printed, beside the end of each story."""
+STREAM = ("steps=4", "rollout.max_off_policy_steps=2")
 PATIENCE = 600.0
 GIVEN_UP = 5
 """Stories with a loss after which there is no more to learn."""
@@ -98,13 +101,16 @@ class Tally:
         )
 
 
+Overrides = tuple[str, ...]
+
+
 class Story:
     """One run in an empty store and what is done to it."""
 
     def __init__(
-        self, place: Path, model: Path, chance: random.Random, tally: Tally, server: ForkServer | None
+        self, place: Path, model: Path, chance: random.Random, tally: Tally, server: ForkServer | None, more: Overrides
     ) -> None:
-        self.run = Driven(place, (*SETTINGS, f"model.path={model}", "learner.max_restarts=1000"))
+        self.run = Driven(place, (*SETTINGS, f"model.path={model}", "learner.max_restarts=1000", *more))
         self.chance, self.tally, self.server = chance, tally, server
         """Without a server, services are real and each process is started as people do."""
         self.flow: subprocess.Popen[bytes] | Forked | None = None
@@ -131,7 +137,7 @@ class Story:
 
     def begin(self) -> "subprocess.Popen[bytes] | Forked":
         """Call the run in a new process."""
-        overrides = list(self.run.overrides) if self.server else [*self.run.overrides[-2:]]
+        overrides = list(self.run.overrides) if self.server else [*self.run.overrides[len(SETTINGS) :]]
         request: dict[str, Any] = {"overrides": overrides, "kills": {}}
         request |= {"kill": "", "stop": "", "name": NAME, "prefect": False, "backwards": False, "replays": []}
         module = FLOW if self.server else program.__name__
@@ -261,6 +267,16 @@ def check_real(run: Driven) -> None:
     assert [row["error_message"] for row in traces if row["error_class"]] == [], "a kill was put down to a rollout"
 
 
+def check_stream(run: Driven) -> None:
+    """Assert that each group is in one step, none older than the bound, and that a replay trains the same weights."""
+    check_once(run.store)
+    found = rows(open_store(run.store))
+    taken = [row["group_id"] for row in found["intakes"]]
+    assert sorted(taken) == sorted({row["group_id"] for row in found["assignments"]}), "a group is lost or there twice"
+    assert all(0 <= row["age"] <= 2 for row in found["intakes"]), "a group is too old"
+    check_replayed(run, len({row["step"] for row in found["intakes"]}))
+
+
 def reap() -> None:
     """Collect what killed flows have left to this process; nothing else is at work between two stories."""
     with suppress(ChildProcessError):
@@ -274,14 +290,17 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--real", action="store_true", help="a real engine and environment server, killed as well")
+    parser.add_argument("--stream", action="store_true", help="steps that take their rollouts from a stream")
+    parser.add_argument("--update", default="wait", choices=["wait", "keep", "abort"], help="rollout.weight_update")
     arguments = parser.parse_args()
+    more = (*STREAM, f"rollout.weight_update={arguments.update}") if arguments.stream else ()
     seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
     chance = random.Random(seed)
     print(f"seed {seed}", flush=True)
     place = Path(tempfile.mkdtemp(prefix="sc-soak-"))
     # An engine on the CPU wants larger heads than a learner alone needs.
     model = tiny_qwen3(place / "model", seed=3, **({} if arguments.real else {"hidden": 64, "layers": 2}))
-    reference = Driven(place / "reference", (*SETTINGS, f"model.path={model}", "learner.max_restarts=1000"))
+    reference = Driven(place / "reference", (*SETTINGS, f"model.path={model}", "learner.max_restarts=1000", *more))
     reference.directory.mkdir()
     reach, began = dict.fromkeys(REAL, REAL_SECONDS), time.monotonic()
     if not arguments.real:
@@ -294,10 +313,15 @@ def main() -> int:
     until = time.monotonic() + 60 * arguments.minutes
     while time.monotonic() < until and len(tally.losses) < GIVEN_UP:
         directory = Path(tempfile.mkdtemp(prefix="story-", dir=place))
-        story = Story(directory, model, chance, tally, server)
+        story = Story(directory, model, chance, tally, server, more)
         try:
             if story.live(until):
-                check_real(story.run) if arguments.real else check_same(story.run, reference)
+                if arguments.stream:
+                    check_stream(story.run)
+                if arguments.real:
+                    check_real(story.run)
+                elif not arguments.stream:  # a stream takes what ends first, which is another thing each time
+                    check_same(story.run, reference)
                 tally.stories += 1
             shutil.rmtree(directory)
         except (AssertionError, StoreError, subprocess.TimeoutExpired):

@@ -6,10 +6,9 @@ import torch
 from configs.training import TrainingConfig
 from tasks.learner.attention import Segments, packed_attention
 from tasks.learner.model import load_policy, run_row
-from tasks.learner.rows import batches_from_table
 from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.learner_steps import new_trainer, train_step
-from tests.fixtures.packed import batches, sample
+from tests.fixtures.packed import all_rows, batches, batches_from_table, sample
 
 pytestmark = [
     pytest.mark.engine,
@@ -58,7 +57,7 @@ def test_flash_equals_segments_forward_and_backward(kv_heads):
 def logprobs(policy, samples):
     (batch,) = batches_from_table(batches([samples]))
     with torch.no_grad():
-        return run_row(policy, batch.rows[0], torch.device("cuda"))[0]
+        return run_row(policy, all_rows(batch)[0], torch.device("cuda"))[0]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 1e-2)])

@@ -17,6 +17,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.engine
+
 FILE = Path(__file__).parents[2] / "requirements/install.py"
 UV = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 

@@ -6,12 +6,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from storage.delta.table import StoredTable
 from storage.errors import StoreUnavailable
-from storage.ledger import Ledger
-from storage.refs import Entry, File, Slice
+from storage.ledger import Ledger, entries_of
+from storage.refs import File, Slice
+from storage.schemas.system_tables import LEDGER
 from storage.store import Store, open_store
 from tests.fixtures.faults import happened
 from tests.fixtures.rows import entry
@@ -24,7 +26,12 @@ ANYWHERE = pytest.mark.parametrize("root", ["local", pytest.param("s3", marks=py
 def test_an_entry_survives_the_way_through_a_row() -> None:
     piece = Slice("messages", "run", "attempt", 3, "digest", (File("run=run/x.parquet", 10, "abc"),))
     full = replace(entry("k", outputs=(piece, piece)), section={"b": [1, None], "a": 0.1}, versions={"torch": "2"})
-    assert Entry.from_row(full.to_row()) == full
+    bare = replace(entry("other"), inputs={}, outputs=(replace(piece, files=()),))
+    rows = pa.Table.from_pylist([each.to_row() for each in (full, bare, entry("empty"), full)], LEDGER.arrow)
+    assert entries_of(rows) == [full, bare, entry("empty"), full]
+    assert entries_of(rows.slice(1)) == [bare, entry("empty"), full]
+    assert entries_of(pa.concat_tables([rows.slice(2), rows.slice(0, 1)])) == [entry("empty"), full, full]
+    assert entries_of(rows.slice(4)) == [] == entries_of(LEDGER.arrow.empty_table())
 
 
 @ANYWHERE

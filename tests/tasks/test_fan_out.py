@@ -15,6 +15,7 @@ from tasks.metrics.accounting import account
 from tasks.packing.stage import STAGE as PACKING
 from tasks.packing.stage import packing
 from tests.fixtures.builders import exchange, failed, table, trace, view
+from tests.fixtures.stages import written
 
 SEATS = ("for", "against", "judge", "user")
 RULES = st.fixed_dictionaries({"drop_judge": st.booleans(), "learner_seat": st.booleans()})
@@ -75,7 +76,7 @@ def test_every_trace_has_one_verdict_and_every_kept_one_is_in_one_row_of_the_bat
     states = table("estimator_states", [])
     tables |= advantage(tables | {"estimator_states": states}, view(ADVANTAGE, **section), step=1)
     assert Counter(row["trace_id"] for row in tables["samples"].to_pylist()) == Counter(kept)
-    batches = packing(tables, view(PACKING, packing={"tokens_per_row": 64, "zero_advantages": True}))[
+    batches = written(packing(tables, view(PACKING, packing={"tokens_per_row": 64, "zero_advantages": True})))[
         "batches"
     ].to_pylist()
     weighted = {row["trace_id"] for row in tables["samples"].to_pylist() if row["reward"] is not None}

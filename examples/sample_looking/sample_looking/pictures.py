@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 REQUEST = "How many squares?"
+TOOL = "look"
+NAME_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 CELL, SIDE = 16, 2
 """Pixels of a cell, and cells a side: at most one square lies in each cell."""
 COUNTS = (1, 2, 3, 4)
@@ -29,6 +31,24 @@ def pictures(number: int, seed: int) -> Iterator[Picture]:
         # In turn, and not drawn: no number is more frequent than another by chance.
         count = COUNTS[index % len(COUNTS)]
         yield Picture(data_url(png(drawn(count, draw))), count)
+
+
+def picture_names(number: int, seed: int) -> list[str]:
+    """Return a name of three letters for each picture, no two alike; they say nothing of what is in it.
+
+    Raises ValueError where there are not enough.
+    """
+    possible = len(NAME_LETTERS) ** 3
+    if number > possible:
+        raise ValueError(f"{number} pictures: there are {possible} names of three letters, so ask for fewer")
+    chosen = random.Random(f"names {seed}").sample(range(possible), number)
+    letters = len(NAME_LETTERS)
+    return ["".join(NAME_LETTERS[each // letters**place % letters] for place in range(3)) for each in chosen]
+
+
+def request_by_name(name: str) -> str:
+    """Return the request to look at a picture that only the tool shows."""
+    return f"{REQUEST} {name}"
 
 
 def shuffled(found: list[Picture], seed: int) -> list[Picture]:

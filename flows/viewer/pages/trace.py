@@ -30,7 +30,7 @@ from flows.queries.run_state import any_going
 from flows.queries.sentences import flat, sentence
 from flows.queries.shown_tokens import NAMES, colourings, default_colouring, describe, scaled_weights, shown_tokens
 from flows.queries.store_reader import StoreReader, expired_rows, has_lost_rows
-from flows.queries.tokens import tokenizer, tokens
+from flows.queries.tokens import token_policies, tokenizer, tokens
 from flows.queries.trace import (
     WEIGHTS,
     FoundTrace,
@@ -45,7 +45,7 @@ from flows.queries.trace import (
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
 from tasks.arrays.finding import QUARANTINED
-from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
+from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STALE, STOPPED, TRAINED
 
 VIEWS = ("both", "text", "tokens")
 JUMPS = ("first", "last", "trained", "error")
@@ -53,7 +53,15 @@ SMALL_RUN = 32
 """Batches of rollouts whose traces are looked through for the history of an example without being asked to."""
 JSONS = ("rewards", "metrics", "info", "record")
 ERROR = ("error_class", "error_type", "error_message", "error_traceback")
-TONES = {TRAINED: "good", FILTERED: "warn", REFUSED: "warn", NO_WEIGHT: "warn", ERRORED: "bad", STOPPED: "bad"}
+TONES = {
+    TRAINED: "good",
+    FILTERED: "warn",
+    REFUSED: "warn",
+    NO_WEIGHT: "warn",
+    ERRORED: "bad",
+    STOPPED: "bad",
+    STALE: "bad",
+}
 TONES |= {PENDING: "going", QUARANTINED: "bad", EXPIRED: "warn"}
 SPANS = ("setup", "generation", "scoring")
 MOST_BRANCHES, MOST_ACROSS = 40, 90
@@ -169,18 +177,30 @@ def trained_in(library: StoreReader, found: FoundTrace) -> list[Values]:
 
 
 def policies(library: StoreReader, found: FoundTrace) -> Values:
-    """Return the policy that sampled the trace and the one that training on it made; null where there is none."""
+    """Return the policy that sampled the trace and the one that training on it made; null where there is none.
+
+    Of a trace that several policies sampled it is the oldest, and `parts` has each with its number of tokens.
+    """
     made, key = found.lineage.updates, str(found.row["policy_key"])
     after = {"run": found.run, "version": policy_version(made), "key": made.key} if made else None
     return {
         "sampled": _sampler(library, found, key) if key else None,
+        "parts": _samplers_of_parts(library, found),
         "made": after and after | {"address": addresses.step(found.run, made.step)} if made else None,
     }
 
 
-def _sampler(library: StoreReader, found: FoundTrace, key: str) -> Values:
+def _samplers_of_parts(library: StoreReader, found: FoundTrace) -> list[Values]:
+    parts = token_policies(library, found).group_by("policy_version", "policy_key").agg(pl.col("num_tokens").sum())
+    return [
+        _sampler(library, found, key, version) | {"num_tokens": count}
+        for version, key, count in parts.sort("policy_version").iter_rows()
+    ]
+
+
+def _sampler(library: StoreReader, found: FoundTrace, key: str, version: int | None = None) -> Values:
     work = library.graph.works.get(key)
-    version = found.row["policy_version"]
+    version = found.row["policy_version"] if version is None else version
     known = {"key": key, "version": version, "run": None, "address": None}
     if work is None:
         return known

@@ -57,7 +57,7 @@
   }
   const NAMES = [
     ["token_id", "token"], ["place", "place in message"], ["position", "place in sample"], ["branch", "sample"],
-    ["sampled", "sampled"], ["is_content", "body"], ["trained", "trained on"], ["advantage", "advantage"],
+    ["sampled", "sampled"], ["policy_version", "policy"], ["is_content", "body"], ["trained", "trained on"], ["advantage", "advantage"],
     ...weights("rl_weight", "rl weight"), ...weights("ce_weight", "cross-entropy weight"),
     ...weights("ref_kl_weight", "reference-KL weight"),
     ["engine_logprob", "engine log-prob"], ["learner_logprob", "learner log-prob"], ["log_ratio", "log ratio"],

@@ -21,7 +21,7 @@ from flows.queries.notes import note_line
 from flows.queries.request import BadQuestion, plain
 from flows.queries.sentences import sentence
 from flows.queries.store_reader import StoreReader
-from flows.queries.tokens import tokens
+from flows.queries.tokens import token_policies, tokens
 from flows.queries.trace import FoundTrace, other_runs, outcome_of, trace_use
 from flows.reporting.formats import number, one_line, seconds, visible
 from flows.viewer import addresses
@@ -144,7 +144,7 @@ def head(library: StoreReader, found: FoundTrace, rows: pl.DataFrame, whole: boo
     yield Text.assemble((f"trace {one_line(found.trace_id, LINE)}", "bold"), "  ", _outcome(outcome))
     yield _line(
         ("run", found.run), ("step", found.step), ("environment", row["environment"]), ("example", row["example_id"]),
-        ("agent", row["agent"]), ("policy", row["policy_version"]), ("temperature", number(row["temperature"])),
+        ("agent", row["agent"]), ("policy", _policies(library, found)), ("temperature", number(row["temperature"])),
     )  # fmt: skip
     yield _line(
         ("messages", len(rows)), ("branches", row["num_branches"]), ("turns", row["num_turns"]),
@@ -162,6 +162,13 @@ def head(library: StoreReader, found: FoundTrace, rows: pl.DataFrame, whole: boo
         yield Text(visible(f"Also used by {', '.join(others)}: --run shows it as they have it."), "dim")
     yield Text(f"Page: {visible(addresses.trace(found.run, found.trace_id, found.key))}", "dim")
     yield from _error(row, whole)
+
+
+def _policies(library: StoreReader, found: FoundTrace) -> str:
+    """Return the version of the policy that sampled a trace, of several each with its number of tokens."""
+    counts = token_policies(library, found).group_by("policy_version").agg(pl.col("num_tokens").sum())
+    told = [f"{version} ({count} tokens)" for version, count in counts.sort("policy_version").iter_rows()]
+    return ", ".join(told) or str(found.row["policy_version"])
 
 
 def _outcome(outcome: Mapping[str, Any]) -> Text:

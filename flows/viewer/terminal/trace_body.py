@@ -72,6 +72,7 @@ MEASURES = {
     "reference": Measure("log-prob of the frozen reference", "reference_logprob", "down", 1.0),
     "signal": Measure("the reference's log-prob less the engine's", "signal", "around", 0.02),
     "outside": Measure("no gradient of its surrogate (trust region, clipping)", "outside", "named"),
+    "policy": Measure("versions from its policy to the newest of the rollout", "policy_age", "up", 1.0),
     "mask": Measure("sampled by the policy", "sampled", "named"),
     "trained": Measure("trained on", "trained", "named"),
 }

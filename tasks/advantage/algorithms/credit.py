@@ -106,6 +106,8 @@ class Algorithm:
     """Credits the kept traces of one environment under the algorithm's own config section."""
     zero_sum: bool
     """Whether the advantages of a group's kept traces add up to zero, unless a credit says otherwise."""
+    by_groups: bool = False
+    """Whether a group is credited the same whatever others are there."""
 
 
 class AdvantageBreach(ValueError):

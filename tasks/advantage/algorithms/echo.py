@@ -14,6 +14,7 @@ from configs.algorithms import EchoConfig
 from tasks.advantage.algorithms.credit import AdvantageBreach, Credit, GroupedTraces, Weights
 from tasks.advantage.algorithms.grpo import grpo
 from tasks.arrays.columns import texts
+from tasks.arrays.images import placeholders
 from tasks.arrays.message_graph import Branches, find_branches
 from tasks.arrays.ragged import Ragged
 from tasks.runtime.imports import load_version
@@ -101,7 +102,8 @@ def echo(kept: GroupedTraces, settings: EchoConfig) -> Credit:
     if not (settings.system or settings.user or settings.tool):
         return credit
     alpha = _alphas(kept, settings)[kept.mask.row_of_value]
-    chosen = _content(kept) & ~kept.mask.values
+    of_images = placeholders(Ragged.of(kept.messages["token_ids"]), kept.owner, kept.traces)
+    chosen = _content(kept) & ~kept.mask.values & ~of_images
     if settings.keep_mask:
         chosen &= keep_mask(kept, settings.keep_mask, settings.keep_mask_version, settings.arguments)
     return replace(credit, ce=np.where(chosen, alpha, np.float32(0)))

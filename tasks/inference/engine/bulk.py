@@ -9,6 +9,12 @@ forward pass come in one chunk. A client that hangs up aborts what is unfinished
 aborted request comes at once, with the finish reason "abort" and what tokens were already handed over. An id that is
 not under way (not yet, or no longer) is passed over.
 
+A bulk call whose header POLICIES_HEADER is set gets `"policies": [[KEY, COUNT], ...]` with each answer: so many tokens
+were sampled with the policy of that key, in the order of the tokens.
+
+`POST /inference/v1/count_tokens` counts what the requests in flight have so far as sampled with the policy that is
+served (`token_policies`). It answers `{"requests": {ID: COUNT}}`, and 409 where the engine is not paused.
+
 `POST /inference/v1/weights_sum` answers `{"workers": [SUM, ...]}`, where SUM is what `read_back.ReadBack` returns.
 """
 
@@ -20,7 +26,7 @@ from typing import Any
 import msgspec
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionLogProbs
 from vllm.entrypoints.scale_out.token_in_token_out import api_router
@@ -33,8 +39,12 @@ from vllm.entrypoints.serve.exception_handling.handlers.vllm_error import vllm_e
 from vllm.exceptions import VLLMError
 from vllm.logprobs import Logprob
 
+from tasks.inference.engine.client import POLICIES_HEADER
+from tasks.inference.engine.token_policies import Run, close_counts, note_policies, policies_of, watch_policies
+
 LOWEST_LOGPROB = -9999.0
 """What the single route writes in place of anything lower, which JSON cannot hold."""
+NOT_PAUSED = 409
 ID_PREFIX = "generate-tokens-"
 """What the single route puts before the id that a client gave its request."""
 _aborting: set[asyncio.Task[None]] = set()
@@ -55,7 +65,8 @@ class BulkIdentifiers(msgspec.Struct):
 
 def add_routes() -> None:
     """Add the routes to those that vLLM's server is going to attach; they ask for the same key."""
-    for handle in (generate_many, abort_many, weights_sum):
+    watch_policies()
+    for handle in (generate_many, abort_many, count_tokens, weights_sum):
         api_router.router.add_api_route(f"/inference/v1/{handle.__name__}", handle, methods=["POST"])
 
 
@@ -70,6 +81,14 @@ async def abort_many(raw_request: Request) -> Response:
     given = msgspec.json.decode(await raw_request.body(), type=BulkIdentifiers).request_ids
     await raw_request.app.state.engine_client.abort([ID_PREFIX + each for each in given])
     return Response(status_code=200)
+
+
+async def count_tokens(raw_request: Request) -> Response:
+    """Count the tokens of all requests in flight as those of the policy that is served."""
+    engine = raw_request.app.state.engine_client
+    if not await engine.is_paused():
+        return JSONResponse({"error": "tokens are counted while the engine is paused"}, status_code=NOT_PAUSED)
+    return JSONResponse({"requests": await close_counts(engine)})
 
 
 async def weights_sum(raw_request: Request) -> dict[str, Any]:
@@ -137,6 +156,7 @@ class BulkCall:
         state = raw_request.app.state
         self._engine = state.engine_client
         self._serving = BulkServing(state.serving_tokens)
+        self._with_policies = POLICIES_HEADER in raw_request.headers
         self._running: dict[int, Admitted] = {}
         self._finished: list[tuple[int, Any]] = []
         self._wake_up = asyncio.Event()
@@ -175,11 +195,13 @@ class BulkCall:
                 continue
             self._running[index] = admitted
             # One output comes for each request, or an error: no task needs to wait for it.
-            admitted.outputs.put = lambda output, index=index: self._finish(index, output)
+            admitted.outputs.put = lambda output, index=index: self._finish(index, output, note=True)
             if (output := admitted.outputs.output) is not None:  # it came while the request was being admitted
                 self._finish(index, output)
 
-    def _finish(self, index: int, output: Any) -> None:
+    def _finish(self, index: int, output: Any, note: bool = False) -> None:
+        if note:
+            note_policies(self._running[index].outputs, output)
         self._finished.append((index, output))
         self._wake_up.set()
 
@@ -192,7 +214,15 @@ class BulkCall:
         except Exception as error:
             refused = await _error_response(self._raw_request, error)
             return _encode(index, refused.status_code, msgspec.Raw(refused.body))
-        return _encode(index, answer.error.code if isinstance(answer, ErrorResponse) else 200, answer)
+        if isinstance(answer, ErrorResponse):
+            return _encode(index, answer.error.code, answer)
+        return _encode(index, 200, _with_policies(answer, admitted.outputs) if self._with_policies else answer)
+
+
+def _with_policies(answer: Any, outputs: Any) -> dict[str, Any]:
+    """Return an answer as a mapping that begins with the policies: who reads them need not read the rest."""
+    runs: list[Run] = policies_of(outputs)
+    return {"policies": runs, **vars(answer)}
 
 
 def _encode(index: int, status: int, body: Any) -> bytes:

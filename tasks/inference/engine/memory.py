@@ -76,10 +76,16 @@ def engine_memory(
     # Logits in float32, sorted for nucleus sampling, as probabilities and as log-probs.
     logits = 4 * 4 * rows * shape.vocab
     token = 2 * (4 * shape.hidden + 3 * shape.inner + 2 * (shape.query + 2 * shape.key))
+    tower, seen = shape.vision, 0
+    if tower:
+        # The features of as many tokens as a pass has, and a layer of the tower over their patches.
+        patch = tower.merged * 2 * (5 * tower.hidden + 2 * tower.inner)
+        seen = BATCHED_TOKENS * (2 * tower.out * (1 + tower.deep) + patch)
     return EngineMemory(
-        weights=(2 * shape.parameters + 4 * shape.vocab * shape.hidden) // parallel,
+        weights=(2 * (shape.parameters + (tower.parameters if tower else 0)) + 4 * shape.vocab * shape.hidden)
+        // parallel,
         kv_cache=kv_tokens * kv_token_bytes(shape, parallel),
-        working=(logits + BATCHED_TOKENS * token) // parallel,
+        working=(logits + BATCHED_TOKENS * token + seen) // parallel,
         graphs=GRAPHS_BYTES,
         context=CONTEXT_BYTES,
     )

@@ -37,6 +37,10 @@ class ReadBack:
             "adapters": _sum_adapters(manager) if manager else [],
         }
 
+    def sampled_counts(self) -> dict[str, int]:
+        """Return how many tokens of each request in flight were sampled."""
+        return {each: len(state.output_token_ids) for each, state in self.model_runner.requests.items()}
+
 
 def combine(workers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the answer of a whole engine from those of its workers, each of which has a part."""

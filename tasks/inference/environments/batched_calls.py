@@ -2,10 +2,14 @@
 
 verifiers' client asks the engine once for each turn. A request costs client and engine several times what the tokens of
 a small model cost, and calls that come one by one are computed one by one.
+
+Where the client's headers ask for it, each answer says which policies sampled its tokens. That is noted in the trace's
+info, under the number of the reply's node.
 """
 
 import asyncio
 import functools
+import json
 import re
 import uuid
 from collections.abc import Coroutine, Sequence
@@ -13,7 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tasks.inference.engine.client import POLICIES_HEADER
 from tasks.inference.trace_rows.image_tensors import picture_problem
+from tasks.inference.trace_rows.rows import POLICIES_FIELD
 
 if TYPE_CHECKING:
     import httpx
@@ -34,6 +40,8 @@ SESSION = "X-Session-ID"
 MEDIA = frozenset({"content_parts", "features"})
 """Fields of a call with images: such calls are large and go one by one."""
 MISSING = frozenset({404, 405})
+POLICIES = re.compile(rb'\{"policies":(\[.*?\]),"request_id":"(.*?)"')
+"""How an answer begins that says which policies sampled its tokens."""
 LINE = re.compile(rb"\s*\[\s*(\d+)\s*,\s*(\d+)\s*,\s*(.*)\]\s*", re.DOTALL)
 """Index, status and body of a line; the body is read by whoever made the call."""
 
@@ -171,8 +179,8 @@ class Batches:
         bodies = [{**call.body, "request_id": call.request_id} for call in calls]
         content = to_json({"requests": bodies})
         del bodies
-        json = {"Content-Type": "application/json"}
-        async with self.http.stream("POST", self.root + BATCH, content=content, headers=json) as response:
+        as_json = {"Content-Type": "application/json"}
+        async with self.http.stream("POST", self.root + BATCH, content=content, headers=as_json) as response:
             if response.status_code != 200:
                 await response.aread()
                 return self._refuse(calls, response)
@@ -191,6 +199,8 @@ class Batches:
         if call.answer.done():
             return
         if status == 200:
+            if noted := POLICIES.match(body):
+                _policies[noted[2].decode()] = json.loads(noted[1])
             call.answer.set_result(body)
         else:
             call.answer.set_exception(self._status_error(httpx.Response(status, content=body, request=request)))
@@ -239,6 +249,8 @@ def _copy_error(error: "APIConnectionError") -> "APIConnectionError":
     return copy
 
 
+_policies: dict[str, list[Any]] = {}
+"""By the id of an answer that is not committed yet: which policies sampled how many of its tokens."""
 _batches: dict[tuple[asyncio.AbstractEventLoop, str], Batches] = {}
 """By event loop and settings of the client: verifiers makes a client for every 32 rollouts, and all share a batch."""
 
@@ -261,6 +273,7 @@ class BatchingClient:
         self._client = client
         self._config = config
         self._key = config.model_dump_json()
+        self._with_policies = POLICIES_HEADER in config.headers
         self._own: Batches | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -271,7 +284,9 @@ class BatchingClient:
         options = options or {}
         require_own_pictures(body, str(self._client.base_url))
         batches = self._batches()
-        if batches.served and path.endswith(SINGLE) and not MEDIA & body.keys():
+        # The single route does not say which policies sampled an answer.
+        batched = self._with_policies or not MEDIA & body.keys()
+        if batches.served and path.endswith(SINGLE) and batched:
             with suppress(NoBatches):
                 session = options.get("headers", {}).get(SESSION, "")
                 return AnswerBytes(await batches.ask(body, session))
@@ -303,6 +318,7 @@ def install_batched_calls() -> None:
     A version without the function that makes them is left as it is.
     """
     from verifiers.v1.clients import train
+    from verifiers.v1.graph import PendingTurn
 
     build = getattr(train, "build_async_openai", None)
     if build is None or hasattr(build, "__wrapped__"):
@@ -313,3 +329,12 @@ def install_batched_calls() -> None:
         return BatchingClient(build(config), config)
 
     train.build_async_openai = build_batching
+    commit = PendingTurn.commit
+
+    def commit_and_note(self: Any, response: Any) -> int:
+        node: int = commit(self, response)
+        if (runs := _policies.pop(response.id, None)) is not None:
+            self.trace.info.setdefault(POLICIES_FIELD, {})[str(node)] = runs
+        return node
+
+    PendingTurn.commit = commit_and_note

@@ -30,8 +30,10 @@ from tasks.inference.environments.examples import verifiers_config, write_exampl
 from tasks.inference.environments.introspection import settings_error
 from tasks.inference.environments.packages import require_same_code
 from tasks.inference.environments.tuning import load_in_background, tune_verifiers
+from tasks.inference.sampling.sealed import KEY_VARIABLE, seal_routers
 from tasks.inference.sampling.seats import install_seat_assignment
 from tasks.runtime.imports import quick_imports
+from tasks.runtime.process_variables import bind_address
 
 CHECK_SECONDS = 2.0
 """Between two connections to a shared tool server, and the longest wait for one."""
@@ -103,6 +105,9 @@ def serve(environment: Mapping[str, Any], report: Path) -> int:
     def put(address: str) -> None:
         write_report(report, {"address": address, "pid": os.getpid()})
 
+    # Taken out: the environment's code, and what that starts, need it not.
+    if key := os.environ.pop(KEY_VARIABLE, ""):
+        seal_routers(key)
     try:
         if max_workers(environment["pool"]) != 1:  # one worker needs no broker and is the server itself
             from tasks.inference.environments.pool import serve_pool
@@ -111,7 +116,7 @@ def serve(environment: Mapping[str, Any], report: Path) -> int:
             return serve_pool(environment, config_data, put, functools.partial(set_up_worker, environment))
         serve_env(
             max_workers=1,
-            address="tcp://127.0.0.1:0",
+            address=f"tcp://{bind_address()}:0",
             address_queue=SimpleNamespace(put=put),  # all that verifiers does with the queue
             log_setup=set_up_server,
             config_data=config_data,

@@ -18,6 +18,7 @@ import zmq
 from verifiers.v1.serve.pool import EnvServerPool
 
 from tasks.inference.environments.servers import answers, hangs
+from tasks.runtime.process_variables import bind_address
 
 HEALTH_SECONDS = 5.0
 """Between two health requests to a worker."""
@@ -123,7 +124,7 @@ def serve_pool(
         report,
         {"config_data": config_data},
         settings["max_workers"] if elastic else settings["num_workers"],
-        "tcp://127.0.0.1:0",
+        f"tcp://{bind_address()}:0",
         set_up_worker,
         settings.get("multiplex", 128),
         elastic,

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from storage.policies.scratch import ScratchDirectories
 from storage.schemas.stage_tables import EXAMPLES
+from tasks.inference.engine.host import write_private
 from tasks.inference.environments.introspection import EnvironmentFacts
 from tasks.inference.environments.packages import EnvironmentUnavailable, require_same_code
 from tasks.inference.trace_rows.failures import add_advice
@@ -63,11 +64,7 @@ def host_arguments(module: str, environment: "EnvironmentConfig", report: str | 
     Its section of the config lies beside the report, for our eyes only: others can read a command line.
     """
     config = Path(report).with_suffix(".config.json")
-    config.parent.mkdir(parents=True, exist_ok=True)
-    config.unlink(missing_ok=True)  # it may be a link, or have been made for all to read
-    descriptor = os.open(config, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        file.write(environment.model_dump_json())
+    write_private(config, environment.model_dump_json())
     return module_command(module, "--config", str(config), "--report", str(report))
 
 
@@ -81,14 +78,14 @@ def host_variables() -> dict[str, str]:
 
 def answers(address: str, seconds: float = 2.0) -> bool:
     """Whether an environment server at `address` answers a health request."""
-    from verifiers.v1.serve.client import EnvClient
+    from tasks.inference.sampling.rollout_client import RolloutClient
 
     async def ask() -> bool:
-        client = EnvClient(address)
+        client = RolloutClient(address)
         try:
-            return await client.health(timeout=seconds)
+            return await client.answers(seconds)
         finally:
-            await client.close()
+            client.close()
 
     return asyncio.run(ask())
 

@@ -45,8 +45,16 @@ def tune_verifiers() -> None:
 
 
 def look_once() -> None:
-    """Look for a harness's module, and at the parameters of a method, once and not for every rollout. Idempotent."""
+    """Look once, and not for every rollout, at a harness's module, a method's parameters and the tokens of a header.
+
+    Idempotent.
+    """
+    from renderers import reasoning
     from verifiers.v1.utils import decorators, loaders
+
+    skip = getattr(reasoning, "_after_header", None)
+    if skip and not hasattr(skip, "__wrapped__"):
+        reasoning._after_header = encode_once(skip)
 
     if hasattr(load := getattr(loaders, "_import_plugin", None), "__code__"):
         loaders._import_plugin = functools.cache(load)
@@ -62,6 +70,25 @@ def quick_signature(function: Any) -> inspect.Signature:
 @functools.lru_cache(1024)
 def _method_signature(function: Any) -> inspect.Signature:
     return inspect.signature(MethodType(function, object()))
+
+
+def encode_once(skip_header: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function on a tokenizer, tokens and a header that has the header's tokens encoded once."""
+    keeping = functools.cache(_KeepingTokenizer)
+
+    @functools.wraps(skip_header)
+    def skip(tokenizer: Any, *rest: Any, **named: Any) -> Any:
+        return skip_header(keeping(tokenizer), *rest, **named)
+
+    return skip
+
+
+class _KeepingTokenizer:
+    """A tokenizer that keeps what it encodes: texts of the templates, which are few."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.encode = functools.cache(tokenizer.encode)
+        self.decode = tokenizer.decode
 
 
 def make_directories_late() -> None:

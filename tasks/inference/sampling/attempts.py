@@ -6,16 +6,24 @@ raised, because it is no rollout's fault.
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tasks.inference.engine import model_info
-from tasks.inference.engine.client import Engine, ServedModel
+from tasks.inference.engine.client import POLICIES_HEADER, Engine, ServedModel
+from tasks.inference.sampling.dealing import DealtRollout
 from tasks.inference.sampling.lost_servers import ServiceWatch
 from tasks.inference.sampling.seats import SeatClient, Seats
 from tasks.inference.trace_rows.failures import Failure, failure_of_error
-from tasks.inference.trace_rows.rows import RolloutOrigin, Row, error_columns, row_of_failure, rows_of_plain_trace
+from tasks.inference.trace_rows.rows import (
+    RolloutOrigin,
+    Row,
+    error_columns,
+    require_policies,
+    row_of_failure,
+    rows_of_plain_trace,
+)
 from tasks.runtime.stage import Policy
 
 if TYPE_CHECKING:
@@ -24,7 +32,6 @@ if TYPE_CHECKING:
 
     from configs.evaluation import ExternalModelConfig
     from configs.run import View
-    from tasks.inference.sampling.rollout_client import RolloutClient
 
 RETRY_SEED_STRIDE = 1_000_003
 """Between the seeds of two attempts: a prime, far from the stride between the seats of an episode."""
@@ -68,20 +75,23 @@ class RolloutRunner:
     def __init__(
         self,
         served: Mapping[str, ServedModel],
-        clients: "Mapping[str, RolloutClient]",
         watch: ServiceWatch,
         policy: Policy,
         step: int,
         config: "View",
+        versions: dict[str, int] | None = None,
+        replica_of: Callable[[str], str] | None = None,
     ) -> None:
-        self.served = served
+        self.served = dict(served)
         """The sampling model by environment; the policy under OF_POLICY, frozen seats under `seats.seat_model_name`."""
-        self.clients = clients
-        """The client of each environment's server, by environment."""
         self.watch = watch
         self.policy = policy
+        self.versions = {} if versions is None else versions
+        """Of the policies that may have sampled here, by key; none where it is this one alone."""
         self.step = step
         self.config = config
+        self.replica_of = replica_of or (lambda group_id: served[OF_POLICY].url)
+        """The URL of the policy's engine for a group."""
         self.environments = {environment.name: environment for environment in config.environments}
         # A teacher without a key must not be sent the key that environment servers have for the policy's engine.
         self.client_configs = {
@@ -90,18 +100,32 @@ class RolloutRunner:
             else client_config(each.url, each.api_key or (NO_KEY if name else ""), config)
             for name, each in served.items()
         }
+        if versions is not None:  # weights are exchanged under rollouts, whose tokens are then of several policies
+            versions.setdefault(policy.key, policy.version)
+            client = self.client_configs[OF_POLICY]
+            headers = {**client.headers, POLICIES_HEADER: "1"}
+            self.client_configs[OF_POLICY] = client.model_copy(update={"headers": headers})
         self.seats = {each.name: Seats.of(each, served, self.client_configs) for each in config.environments}
-        self._requests: dict[str, SharedRequest] = {}
-        """By environment, of those that were sampled."""
+        self._requests: dict[tuple[str, str], SharedRequest] = {}
+        """By environment, of those that were sampled, and URL of the engine's replica."""
 
-    async def run(self, assignment: Row, task: dict[str, Any]) -> Rows:
-        """Return the rows of one assignment, within rollout.timeout_seconds; raises ServiceLost alone."""
+    def renew(self, policy: Policy, served: ServedModel) -> None:
+        """Go on with another policy: what is under way is sampled by it from now on, and what begins from its start."""
+        self.policy = policy
+        self.versions[policy.key] = policy.version
+        self.served[OF_POLICY] = served
+
+    async def run(self, assignment: Row, task: dict[str, Any], server: DealtRollout) -> Rows:
+        """Return the rows of one assignment, within rollout.timeout_seconds.
+
+        Raises ServiceLost, and ServerGone where the environment has other servers, and nothing else.
+        """
         started, clock = time.time(), time.monotonic()
         seconds = self.config.rollout.timeout_seconds
         try:
             # One limit over all attempts: a rollout that is tried again has no more time than any other.
             async with asyncio.timeout(seconds):
-                return await self._run_attempts(self._origin(assignment), task, started)
+                return await self._run_attempts(self._origin(assignment), task, server, started)
         except TimeoutError:
             message = f"the rollout took longer than rollout.timeout_seconds = {seconds:g}"
             failure = Failure("timeout", "TimeoutError", message)
@@ -116,19 +140,24 @@ class RolloutRunner:
         temperature = self.config.rollout.temperature if own is None else own
         if assignment["environment"] in self.served:  # a teacher is no policy of the store, and never stale
             return RolloutOrigin(assignment, "", self.step, self.step, temperature)
-        return RolloutOrigin(assignment, self.policy.key, self.policy.version, self.step, temperature)
+        policy = self.policy
+        return RolloutOrigin(assignment, policy.key, policy.version, self.step, temperature, self.versions)
 
-    async def _run_attempts(self, origin: RolloutOrigin, task: dict[str, Any], started: float) -> Rows:
+    async def _run_attempts(
+        self, origin: RolloutOrigin, task: dict[str, Any], server: DealtRollout, started: float
+    ) -> Rows:
         """Try until an attempt succeeds, cannot be helped by another one, or was the last."""
         seed = origin.assignment["seed"]
         for attempt in range(self.config.rollout.max_attempts):
             clock = time.monotonic()
-            rows, failure = await self._attempt(origin, task, seed)
+            rows, failure = await self._attempt(origin, task, server, seed)
             last = attempt + 1 == self.config.rollout.max_attempts
             if failure is not None and failure.kind == "infrastructure":
                 await self.watch.check()  # a service that is gone is not this rollout's failure
             if failure is None or last or not failure.retryable:
                 break
+            if failure.kind == "infrastructure":
+                server.move()  # the machine of this one may be at fault
             if failure.kind == "model":
                 seed += RETRY_SEED_STRIDE  # the same seed would sample the same response
             await asyncio.sleep(RETRY_SECONDS * 2**attempt)
@@ -138,26 +167,30 @@ class RolloutRunner:
         return rows
 
     async def _attempt(
-        self, origin: RolloutOrigin, task: dict[str, Any], seed: int
+        self, origin: RolloutOrigin, task: dict[str, Any], server: DealtRollout, seed: int
     ) -> tuple[Rows | None, Failure | None]:
         """Run one episode: its rows, if it left a trace, and what went wrong, if something did."""
         name = origin.assignment["environment"]
-        request = self._request(name)
+        request = self._request(name, origin.assignment["group_id"])
         sampling = self._sampling(origin, seed).model_dump(mode="json")
         try:
-            episode = await self.clients[name].run(request.dumped | {"task_data": task, "sampling": sampling})
+            episode = await server.client.run(request.dumped | {"task_data": task, "sampling": sampling})
         except RuntimeError as error:
             # verifiers' client raises a refusal of the server so, with the name of the error's type in front.
             kind, _, message = str(error).partition(": ")
             return None, failure_of_error({"type": kind, "message": message or str(error)})
         return episode_rows(episode, origin, self.seats[name], request.client)
 
-    def _request(self, name: str) -> "SharedRequest":
-        if name not in self._requests:
-            sampler = self._sampler(name)
-            client = SeatClient(self.client_configs[sampler], self.served[sampler].model)
-            self._requests[name] = SharedRequest.of(client, self.seats[name])
-        return self._requests[name]
+    def _request(self, name: str, group_id: str) -> "SharedRequest":
+        sampler = self._sampler(name)
+        served = self.served[sampler]
+        url = self.replica_of(group_id) if sampler == OF_POLICY and not served.chat else served.url
+        if (name, url) not in self._requests:
+            config = self.client_configs[sampler]
+            if url != served.url:
+                config = config.model_copy(update={"base_url": api_address(url)})
+            self._requests[name, url] = SharedRequest.of(SeatClient(config, served.model), self.seats[name])
+        return self._requests[name, url]
 
     def _sampler(self, name: str) -> str:
         return name if name in self.served else OF_POLICY
@@ -167,6 +200,11 @@ class RolloutRunner:
         if served.chat:
             return chat_sampling_config(served.chat, self.config, origin.temperature, seed)
         return sampling_config(self.config, origin.temperature, seed, served.salt)
+
+
+def api_address(engine_url: str) -> str:
+    """Return where an engine answers calls of environment servers."""
+    return f"{engine_url.rstrip('/')}/v1"
 
 
 def client_config(engine_url: str, api_key: str, config: "View") -> "TrainClientConfig":
@@ -180,7 +218,7 @@ def client_config(engine_url: str, api_key: str, config: "View") -> "TrainClient
 
     tokenizer = config.model.tokenizer or config.model.path or Engine(engine_url, api_key).model_directory()
     return TrainClientConfig(
-        base_url=f"{engine_url.rstrip('/')}/v1",
+        base_url=api_address(engine_url),
         api_key_var=config.engine.api_key_variable,
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
         renderer=model_info.renderer_config(config.model.renderer, tokenizer, config.model.renderer_settings),
@@ -244,6 +282,8 @@ def episode_rows(
     for trace in episode["traces"]:
         row, own_messages = rows_of_plain_trace(trace, origin, episode["id"])
         traces.append(row | seats.trace_columns(trace["agent"], client, origin))
+        if origin.versions and traces[-1]["policy_key"]:
+            require_policies(row, own_messages)
         messages += own_messages
     errors = episode["errors"]
     episode_failure = failure_of_error(errors[-1]) if errors and not episode["ok"] else None

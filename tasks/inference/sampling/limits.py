@@ -7,13 +7,14 @@ ended.
 
 import asyncio
 import logging
-from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
 from tasks.inference.engine.client import ServedModel
+from tasks.inference.engine.metrics import GAUGES, parse_page
 from tasks.inference.trace_rows.failures import STRAGGLER, Failure
 
 INTERVAL_SECONDS = 1.0
@@ -27,8 +28,6 @@ PATIENCE = 3
 """Readings in a row with waiting requests before the limit is halved."""
 STEPS = 16
 """Readings that it takes from nothing to the largest limit while nothing waits."""
-RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
-CACHE_USE, PREEMPTIONS = "vllm:kv_cache_usage_perc", "vllm:num_preemptions_total"
 
 _log = logging.getLogger("stagecoach")
 
@@ -58,15 +57,11 @@ def parse_metrics(text: str) -> EngineLoad | None:
 
     An engine of several cores has a line for each: their counts are added up, of their caches the fullest counts.
     """
-    values: dict[str, list[float]] = defaultdict(list)
-    for line in text.splitlines():
-        # Labels may hold spaces and braces: the value stands after the last brace.
-        name, _, rest = line.partition("{") if "{" in line else line.partition(" ")
-        if name in (RUNNING, WAITING, CACHE_USE, PREEMPTIONS):
-            values[name].append(float(rest.rpartition("}")[2].split()[0]))
-    if len(values) < 4:
+    counters, gauges, _ = parse_page(text)
+    preemptions = [value for (name, _), value in counters.items() if name == "preemptions"]
+    if len(gauges) < len(GAUGES) or not preemptions:
         return None
-    return EngineLoad(sum(values[RUNNING]), sum(values[WAITING]), max(values[CACHE_USE]), sum(values[PREEMPTIONS]))
+    return EngineLoad(gauges["running"], gauges["waiting"], gauges["cache_use"], sum(preemptions))
 
 
 async def read_load(engine: ServedModel) -> EngineLoad | None:
@@ -164,11 +159,15 @@ class AdaptiveLimit:
     def __init__(self, limiter: Limiter, engines: Sequence[ServedModel]) -> None:
         self._limiter = limiter
         self._max_limit = limiter.limit
-        self._engines = list(engines)
+        self.follow(engines)
         self._state = LimitState(min(INITIAL_LIMIT, limiter.limit))
         self.limits = [self._state.limit]
         """The limits so far, without repetitions in a row."""
         limiter.resize(self._state.limit)
+
+    def follow(self, engines: Iterable[ServedModel]) -> None:
+        """Read the loads of these engines from now on: of all their replicas."""
+        self._engines = [replica for each in engines for replica in each.replicas]
 
     async def run(self) -> None:
         """Read the loads every second until cancelled, or until no engine with metrics is left."""
@@ -201,6 +200,12 @@ class AdaptiveLimit:
             self._limiter.resize(self._state.limit)
             self.limits.append(self._state.limit)
             _log.info("rollouts in flight: at most %d, before that %d (%s)", self._state.limit, before, load)
+
+
+def total_load(loads: Sequence[EngineLoad]) -> EngineLoad:
+    """Return the load of several replicas together; of their caches the fullest counts."""
+    running, waiting = sum(each.running for each in loads), sum(each.waiting for each in loads)
+    return EngineLoad(running, waiting, max(each.cache_use for each in loads), sum(each.preemptions for each in loads))
 
 
 def _worst_load(loads: Sequence[EngineLoad]) -> EngineLoad:

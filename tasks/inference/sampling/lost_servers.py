@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -29,24 +29,30 @@ class InFlightRollout:
     assignment_id: str
     group_id: str
     environment: str
+    server: str = ""
+    """The address of the environment's server that has it."""
 
 
 class ServiceLost(ConnectionError):
-    """The engine or an environment server is gone; `service` names it."""
+    """The engine or an environment server is gone; `service` names it, and `environment` whose server it was."""
 
     in_flight: Sequence[InFlightRollout] = ()
     """The rollouts that an environment server had when it was lost; set by the BatchSampler."""
 
-    def __init__(self, service: str, address: str, cause: str) -> None:
+    def __init__(self, service: str, address: str, cause: str, environment: str = "") -> None:
         super().__init__(
             f"{service} at {address} is gone ({cause}). Groups handed over before are complete; "
             "start it again and sample the missing groups"
         )
-        self.service = service
+        self.service, self.address, self.cause, self.environment = service, address, cause, environment
+
+
+class ServerGone(ConnectionError):
+    """The server of a rollout is gone, and its environment has others."""
 
 
 def server_name(environment: str) -> str:
-    """Return the name of an environment's server in errors and logs."""
+    """Return the name of an environment's server in errors and logs, whichever of several."""
     return f"environment server {environment!r}"
 
 
@@ -54,41 +60,67 @@ class ServiceWatch:
     """Connects to the engines and the environment servers every second.
 
     A connection is enough and costs a busy server nothing: the operating system accepts for it, and refuses once its
-    process is gone.
+    process is gone. `survive` is told of each that is gone, and tells whether others are left that take its part.
     """
 
-    def __init__(self, engines: Sequence[ServedModel], addresses: Mapping[str, str]) -> None:
-        self.engines = {each.url.rstrip("/"): each.api_key for each in engines}
+    def __init__(
+        self,
+        engines: Sequence[ServedModel],
+        addresses: Mapping[str, Sequence[str]],
+        survive: Callable[[ServiceLost], bool] = lambda lost: False,
+    ) -> None:
+        self.engines = dict[str, str]()
         """The API key of each engine, by URL."""
         self.addresses = addresses
+        """Where the servers of each environment are by now, by environment."""
+        self.survive = survive
+        self.add(engines)
+
+    def add(self, engines: Sequence[ServedModel]) -> None:
+        """Watch further engines, too: all replicas of each."""
+        self.engines |= {url.rstrip("/"): each.api_key for each in engines for url in each.urls}
 
     async def run(self) -> None:
         """Connect to all services every second until cancelled; raises ServiceLost."""
         while True:
-            for url in self.engines:
-                await self._connect("the engine", url)
-            for name, address in self.addresses.items():
-                await self._connect(server_name(name), address)
+            every = [("the engine", url, "") for url in self.engines]
+            every += [(server_name(name), each, name) for name, own in self.addresses.items() for each in own]
+            # Side by side: one of dozens may be slow.
+            ends = await asyncio.gather(*(self._connect(*each) for each in every), return_exceptions=True)
+            for error in filter(None, ends):
+                raise error
             await asyncio.sleep(INTERVAL_SECONDS)
 
     async def check(self) -> None:
         """Ask each engine's API server now whether the engine behind it lives; raises ServiceLost."""
+        for url, api_key in list(self.engines.items()):
+            try:
+                await self._ask_engine(url, api_key)
+            except ServiceLost as lost:
+                self.lose(lost)
+
+    def lose(self, lost: ServiceLost) -> None:
+        """Watch a service no more that is gone; raises the loss unless others are left that take its part."""
+        if not self.survive(lost):
+            raise lost
+        self.engines.pop(lost.address, None)
+
+    async def _ask_engine(self, url: str, api_key: str) -> None:
         import httpx
 
-        for url, api_key in self.engines.items():
-            headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-            try:
-                async with httpx.AsyncClient(timeout=CONNECT_SECONDS, trust_env=False) as client:
-                    answer = await client.get(f"{url}/health", headers=headers)
-            except httpx.ConnectError as error:
-                raise ServiceLost("the engine", url, str(error) or type(error).__name__) from error
-            except httpx.TransportError:
-                continue  # slow is not gone: the rollout's own time limit decides
-            # The API server outlives an engine that died; its port alone would say that all is well.
-            if answer.status_code >= 500:
-                raise ServiceLost("the engine", url, f"its server answers {answer.status_code}")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        try:
+            async with httpx.AsyncClient(timeout=CONNECT_SECONDS, trust_env=False) as client:
+                answer = await client.get(f"{url}/health", headers=headers)
+        except httpx.ConnectError as error:
+            raise ServiceLost("the engine", url, str(error) or type(error).__name__) from error
+        except httpx.TransportError:
+            return  # slow is not gone: the rollout's own time limit decides
+        # The API server outlives an engine that died; its port alone would say that all is well.
+        if answer.status_code >= 500:
+            raise ServiceLost("the engine", url, f"its server answers {answer.status_code}")
 
-    async def _connect(self, service: str, address: str) -> None:
+    async def _connect(self, service: str, address: str, environment: str) -> None:
         parts = urlsplit(address)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         try:
@@ -97,7 +129,8 @@ class ServiceWatch:
         except TimeoutError:
             return  # a full backlog or a slow network is no loss
         except OSError as error:
-            raise ServiceLost(service, address, error.strerror or str(error)) from error
+            self.lose(ServiceLost(service, address, error.strerror or str(error), environment))
+            return
         writer.close()
 
 
@@ -132,10 +165,15 @@ class Crashers:
         self._given_up[only.assignment_id] = Failure("infrastructure", "ServerLost", text)
         return True
 
+    def find_suspected(self, groups: Collection[str]) -> set[str]:
+        """Return those of some groups that are not to be sampled beside others any more."""
+        return {group for group in groups if self._losses[group] >= MIN_LOSSES}
+
     def next_assignments(self, missing: pa.Table) -> tuple[pa.Table, bool]:
         """Return which of the missing assignments to sample next, and whether one at a time."""
         groups = list(dict.fromkeys(texts(missing["group_id"])))
-        harmless = [group for group in groups if self._losses[group] < MIN_LOSSES]
+        suspected = self.find_suspected(groups)
+        harmless = [group for group in groups if group not in suspected]
         # One suspected group at a time: a loss then says which group it was.
         chosen = pa.array(harmless or groups[:1], pa.string())
         return missing.filter(pc.is_in(missing["group_id"], value_set=chosen)), not harmless

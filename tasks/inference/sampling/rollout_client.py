@@ -13,6 +13,8 @@ import zmq
 from verifiers.v1.serve.delta import EpisodeAssembly, TraceSummary, pack, unpack
 
 from tasks.inference.sampling.frames import FrameSocket
+from tasks.inference.sampling.lost_servers import ServerGone
+from tasks.inference.sampling.sealed import connect
 
 UNWATCHED = "unwatched"
 """Key of a request that does without changes of traces while the rollout runs."""
@@ -24,31 +26,29 @@ class RolloutClient:
     """Runs rollouts on one environment server, from the running event loop."""
 
     def __init__(self, address: str) -> None:
-        self._context = zmq.Context()
-        socket = self._context.socket(zmq.DEALER)
+        # The context of the process, which nobody ends: one of its own that is collected as garbage, with a socket that
+        # was not closed, would wait for that socket for ever.
+        socket = zmq.Context.instance().socket(zmq.DEALER)
         for option in (zmq.LINGER, zmq.SNDHWM, zmq.RCVHWM):
             socket.setsockopt(option, 0)
-        socket.connect(address)
+        connect(socket, address)
         self._frames = FrameSocket(socket, self._take)
         self._pending: dict[bytes, tuple[asyncio.Future[bytes], EpisodeAssembly]] = {}
+        self._is_abandoned = False
 
     async def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Run one rollout; return its episode with all its traces, as the server dumped them.
 
         `request` is the dumped RunRequest. Where the caller is cancelled, the server is told to stop the rollout.
-        Raises RuntimeError with the server's error, its type in front, and where parts of the episode were lost.
+        Raises RuntimeError with the server's error, its type in front, and where parts of the episode were lost;
+        ServerGone once it is abandoned.
         """
-        request_id = uuid.uuid4().hex
-        reply, assembly = asyncio.get_running_loop().create_future(), EpisodeAssembly()
-        self._pending[request_id.encode()] = reply, assembly
+        request_id, assembly = uuid.uuid4().hex, EpisodeAssembly()
         try:
-            self._send(request_id, b"run", {**request, UNWATCHED: True})
-            answer = unpack(await reply)
+            answer = await self._ask(request_id, b"run", {**request, UNWATCHED: True}, assembly)
         except asyncio.CancelledError:
             self._send(uuid.uuid4().hex, b"cancel", {"request_id": request_id})
             raise
-        finally:
-            del self._pending[request_id.encode()]
         if not answer["success"]:
             raise RuntimeError(answer["error"] or "env server request failed")
         if EPISODE in answer:
@@ -56,13 +56,42 @@ class RolloutClient:
         summaries = [TraceSummary.model_validate(each) for each in answer["traces"]]
         return dict(assembly.finish(answer["head"], summaries))
 
+    async def answers(self, seconds: float) -> bool:
+        """Tell whether the server answers a health request in time."""
+        try:
+            async with asyncio.timeout(seconds):
+                return bool((await self._ask(uuid.uuid4().hex, b"health", {}, EpisodeAssembly()))["success"])
+        except TimeoutError:
+            return False
+
+    async def _ask(
+        self, request_id: str, method: bytes, content: Mapping[str, Any], assembly: EpisodeAssembly
+    ) -> dict[str, Any]:
+        if self._is_abandoned:
+            raise ServerGone
+        reply = asyncio.get_running_loop().create_future()
+        self._pending[request_id.encode()] = reply, assembly
+        try:
+            self._send(request_id, method, content)
+            return dict(unpack(await reply))
+        finally:
+            del self._pending[request_id.encode()]
+
     def close(self) -> None:
         """Close the connection; rollouts that are under way get no reply."""
         self._frames.close()
-        self._context.term()
+
+    def abandon(self) -> None:
+        """Close the connection to a server that is gone; rollouts that are under way there, or go there, raise that."""
+        self._is_abandoned = True
+        for reply, _ in self._pending.values():
+            if not reply.done():
+                reply.set_exception(ServerGone())
+        self.close()
 
     def _send(self, request_id: str, method: bytes, content: Mapping[str, Any]) -> None:
-        self._frames.send([request_id.encode(), method, pack(content)])
+        if not self._is_abandoned:  # else a rollout is cancelled that was there
+            self._frames.send([request_id.encode(), method, pack(content)])
 
     def _take(self, frames: list[bytes]) -> None:
         request_id, kind, data = frames

@@ -5,18 +5,22 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from contextvars import copy_context
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from tasks.inference.engine.client import ServedModel
-from tasks.inference.sampling.attempts import RolloutRunner, Rows
+from tasks.inference.engine.client import EngineLost, ServedModel
+from tasks.inference.sampling.attempts import OF_POLICY, RolloutRunner, Rows
+from tasks.inference.sampling.dealing import FindServers, GroupSetAside, RolloutDealer
 from tasks.inference.sampling.limits import AdaptiveLimit, GroupQuota, Limiter, StoppedEarly, straggler_failure
-from tasks.inference.sampling.lost_servers import InFlightRollout, ServiceLost, ServiceWatch, server_name
+from tasks.inference.sampling.load_meter import LoadMeter, report_loads
+from tasks.inference.sampling.lost_servers import ServiceLost, ServiceWatch
+from tasks.inference.sampling.replicas import Replicas
 from tasks.inference.trace_rows.failures import Failure
 from tasks.inference.trace_rows.image_tensors import tensors_of
 from tasks.inference.trace_rows.rows import Row, trace_tables
@@ -24,16 +28,25 @@ from tasks.runtime.stage import Policy
 
 if TYPE_CHECKING:
     from configs.run import View
-    from tasks.inference.sampling.rollout_client import RolloutClient
 
 OnGroup = Callable[[str, dict[str, pa.Table]], None]
 POLL_SECONDS = 0.5
 """Upper bound on how late a signal is noticed that arrives just before the thread waits."""
+POLICY_SECONDS = 0.05
+"""Between two looks whether a newer policy is there, where that changes what is under way."""
 LAG_INTERVAL_SECONDS = 0.25
 """Length of the sleeps that are measured."""
 Result = TypeVar("Result")
 
 _log = logging.getLogger("stagecoach")
+
+
+class Renewal(NamedTuple):
+    """A newer policy that is served, with the assignments that may be begun with it."""
+
+    policy: Policy
+    served: ServedModel
+    assignments: pa.Table
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,25 @@ class SamplingPlan:
     """Assignments that are not sampled, by id, with the reason: each becomes a failed row at once."""
     outdated: Callable[[], bool] = lambda: False
     """Whether no further group may be begun; what is begun is sampled to its end, the others leave nothing."""
+    begin: Callable[[str], None] = lambda group_id: None
+    """Is told each group that is begun."""
+    record_loss: Callable[[ServiceLost], Collection[str]] = lambda lost: ()
+    """Is told of each environment server that is lost while others of its environment are left, and returns the groups
+    that are not to be sampled beside others any more: they leave nothing."""
+    renew: Callable[[], Renewal | None] | None = None
+    """Called when the plan is outdated, to go on with a newer policy: what is begun then has tokens of both. It may
+    return None, as often as it is called: then no further group is begun."""
+    drops_begun: bool = False
+    """Whether an outdated plan stops what is begun too: it leaves nothing."""
+    expired: Callable[[Collection[str]], Collection[str]] = lambda groups: ()
+    """Returns those of some groups that are not wanted any more: they are stopped and leave nothing."""
+    versions: dict[str, int] = field(default_factory=dict)
+    """With `renew`: the versions of policies by key, to which a newer one is added before it is served. Without it a
+    rollout that ends while the new weights are checked would name a policy that nobody knows."""
+    streams: bool = False
+    """Whether newer policies come, and groups may expire, while this is sampled."""
+    meter: LoadMeter | None = None
+    """Measures how many rollouts are under way, and what the engine says of itself."""
 
 
 DEFAULT_PLAN = SamplingPlan()
@@ -58,37 +90,69 @@ class NotBegun(Exception):
     """A group was not begun, because the plan is outdated."""
 
 
+class DroppedGroups(Exception):
+    """What was begun is stopped, because the plan is outdated."""
+
+
+class PreparedGroups(NamedTuple):
+    """Assignments with the tasks of their examples as JSON, by environment and example id."""
+
+    rows: list[Row]
+    tasks: Mapping[tuple[str, str], str]
+
+
 class BatchSampler:
     """Makes one rollout for each assignment; calls `on_group(group_id, tables)` when a group's last member has ended.
 
     `served` are the models that sample, by environment: the policy under OF_POLICY, which samples every environment
     that is not named, and frozen seats under `seat_model_name`. `config` has the sections rollout, environments, engine
     and model. Every assignment ends as at least one traces row: a failed rollout is a row with its error. Groups are
-    handed over one at a time, from a thread of their own.
+    handed over one at a time, from a thread of their own. `addresses` are those of each environment's servers. `bring`
+    returns where the policy is served by now, and `find` where environment servers are (see `RolloutDealer.follow`),
+    for those that are started again meanwhile.
     """
 
     def __init__(
         self,
         *,
         served: Mapping[str, ServedModel],
-        addresses: Mapping[str, str],
+        addresses: Mapping[str, Sequence[str]],
         policy: Policy,
         step: int,
         config: "View",
         on_group: OnGroup,
         plan: SamplingPlan = DEFAULT_PLAN,
+        bring: Callable[[], ServedModel] | None = None,
+        find: FindServers | None = None,
     ) -> None:
         self.on_group = on_group
-        self.addresses = addresses
+        self.find = find
         engines = tuple(each for each in served.values() if not each.chat)
-        self.watch = ServiceWatch(engines, addresses)
-        self.clients: dict[str, RolloutClient] = {}
-        self.runner = RolloutRunner(served, self.clients, self.watch, policy, step, config)
+        self.frozen = tuple(each for name, each in served.items() if name != OF_POLICY and not each.chat)
+        urls = served[OF_POLICY].urls if OF_POLICY in served and not served[OF_POLICY].chat else ()
+        # Weights that are exchanged under rollouts are so at all replicas that began them: none joins meanwhile.
+        num_replicas = max(config.engine.num_replicas, len(urls))
+        self.replicas = Replicas(urls, num_replicas, bring if num_replicas > 1 and not plan.renew else None)
+        self.dealer = RolloutDealer(addresses, plan.record_loss, plan.one_at_a_time)
+        self.watch = ServiceWatch(engines, self.dealer.addresses, self._survive)
+        self.runner = RolloutRunner(
+            served,
+            self.watch,
+            policy,
+            step,
+            config,
+            versions=plan.versions if plan.renew else None,
+            replica_of=self.replicas.url_of if urls else None,
+        )
         self.config = config
         self.plan = plan
         self.quota = GroupQuota(plan.num_groups)
-        self.in_flight: set[InFlightRollout] = set()
         self.begun: set[str] = set()
+        self.live: dict[str, asyncio.Task[None]] = {}
+        """Groups that are being sampled, or wait for the limit, with their work."""
+        self.stopped: set[str] = set()
+        """Those that were not wanted any more."""
+        self.renewing = False
         self.limiter = Limiter(1 if plan.one_at_a_time else config.rollout.max_in_flight)
         adaptive = config.rollout.adaptive_in_flight and not plan.one_at_a_time
         self.adaptive_limit = AdaptiveLimit(self.limiter, engines) if adaptive else None
@@ -105,20 +169,20 @@ class BatchSampler:
         run_in_background_loop(self._run(assignments, examples))
 
     async def _run(self, assignments: pa.Table, examples: pa.Table) -> None:
-        from tasks.inference.sampling.rollout_client import RolloutClient
+        def prepare(assigned: pa.Table) -> PreparedGroups:
+            rows = assigned.to_pylist()
+            return PreparedGroups(rows, _tasks_by_example(examples, rows))
 
-        rows = assignments.to_pylist()
-        tasks = _tasks_by_example(examples, rows)
-        self.clients.update(
-            {name: RolloutClient(self.addresses[name]) for name in {row["environment"] for row in rows}}
-        )
-        watching = asyncio.create_task(self.watch.run())
-        sampling = asyncio.create_task(self._sample_groups(rows, tasks))
+        watching = asyncio.create_task(self._watch_services())
+        sampling = asyncio.create_task(self._sample_groups(prepare(assignments), prepare))
         monitors = [asyncio.create_task(each.run()) for each in (self.loop_lag, self.adaptive_limit) if each]
+        monitors.append(asyncio.create_task(self.replicas.follow(self._join)))
+        if self.plan.meter and self.replicas.urls:
+            monitors.append(asyncio.create_task(report_loads(self.plan.meter, self._policy_served)))
         try:
             await asyncio.wait({watching, sampling}, return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
-                watching.result()  # the watch ends only by raising ServiceLost
+                watching.result()  # the watch ends only by raising
             await sampling
         except ServiceLost as lost:
             raise self._add_in_flight(lost) from lost.__cause__
@@ -130,24 +194,82 @@ class BatchSampler:
             ends = await asyncio.gather(watching, sampling, *monitors, return_exceptions=True)
             for end in ends[2:]:  # a monitor that fails stops no rollout
                 if isinstance(end, Exception):
-                    _log.error("the monitor of the limit or of the event loop's lag has failed: %r", end)
-            for client in self.clients.values():
-                client.close()
-            _log.info("sampled %d rollouts; %s", len(rows), self.loop_lag)
+                    _log.error("the monitor of the limit, the event loop's lag or the replicas has failed: %r", end)
+            self.dealer.close()
+            _log.info("sampled %d groups; %s", len(self.begun), self.loop_lag)
 
-    async def _sample_groups(self, rows: list[Row], tasks: Mapping[tuple[str, str], str]) -> None:
+    async def _watch_services(self) -> None:
+        async with asyncio.TaskGroup() as watching:
+            watching.create_task(self.watch.run())
+            if self.find:
+                watching.create_task(self.dealer.follow(self.find, self.watch.lose))
+
+    async def _sample_groups(self, prepared: PreparedGroups, prepare: Callable[[pa.Table], PreparedGroups]) -> None:
+        try:
+            async with asyncio.TaskGroup() as running:
+                self._add_groups(running, prepared)
+                if self.plan.streams:
+                    running.create_task(self._follow_stream(running, prepare))
+        except* DroppedGroups:
+            pass
+
+    def _add_groups(self, running: asyncio.TaskGroup, prepared: PreparedGroups) -> None:
         groups: dict[str, list[Row]] = {}
-        for row in rows:
+        for row in prepared.rows:
             groups.setdefault(row["group_id"], []).append(row)
-        async with asyncio.TaskGroup() as running:
-            for group_id, members in groups.items():
-                running.create_task(self._sample_or_leave(group_id, members, tasks))
+        for group_id, members in groups.items():
+            if group_id not in self.live.keys() | self.begun:
+                work = self._sample_or_leave(group_id, members, prepared.tasks)
+                self.live[group_id] = running.create_task(work)
+
+    async def _follow_stream(self, running: asyncio.TaskGroup, prepare: Callable[[pa.Table], PreparedGroups]) -> None:
+        """Stop groups that are not wanted any more, and go on with newer policies, as long as something is sampled.
+
+        Raises DroppedGroups where a newer policy stops all of it.
+        """
+        while self.live:
+            await asyncio.sleep(POLICY_SECONDS)
+            self._stop_expired()
+            if not self.plan.outdated():
+                continue
+            if self.plan.drops_begun:
+                raise DroppedGroups
+            if self.plan.renew is None:
+                continue
+            # Nothing is committed until the engine is known to serve the right weights.
+            async with self.commit_lock:
+                self.renewing = True
+                renewal = await asyncio.to_thread(self._renew, self.plan.renew)
+                self.renewing = False
+            if renewal:
+                self.runner.renew(renewal.policy, renewal.served)
+                self._add_groups(running, prepare(renewal.assignments))
+
+    def _stop_expired(self) -> None:
+        # Each once: a second cancellation would strike what the first one waits for.
+        expired = set(self.plan.expired([*self.live])) - self.stopped
+        for group_id in expired:
+            self.live[group_id].cancel()
+        self.stopped |= expired
+        self.dealer.forget(expired)
+
+    def _renew(self, renew: Callable[[], Renewal | None]) -> Renewal | None:
+        try:
+            return renew()
+        except EngineLost as error:
+            raise ServiceLost("the engine", self.runner.served[OF_POLICY].url, str(error)) from error
 
     async def _sample_or_leave(self, group_id: str, members: list[Row], tasks: Mapping[tuple[str, str], str]) -> None:
         try:
-            await self._sample_group(group_id, members, tasks)
+            while not await self.replicas.run(group_id, partial(self._sample_group, group_id, members, tasks)):
+                # Its rollouts went with the replica; what is left in flight is an environment server's.
+                self.dealer.forget({group_id})
         except* NotBegun:  # its other members wait for the limit, or have seen the same
             pass
+        except* GroupSetAside:
+            self.dealer.forget({group_id})
+        finally:
+            del self.live[group_id]
 
     async def _sample_group(self, group_id: str, members: list[Row], tasks: Mapping[tuple[str, str], str]) -> None:
         texts = {tasks[row["environment"], row["example_id"]] for row in members}  # nearly always one
@@ -157,6 +279,7 @@ class BatchSampler:
                 running.create_task(self._sample_assignment(row, parsed[tasks[row["environment"], row["example_id"]]]))
                 for row in members
             ]
+        self.replicas.finish(group_id)
         results = [task.result() for task in pending]
         # A group with a stopped member does not count: the quota is of groups that ended by themselves.
         if not any(stopped for _, stopped in results):
@@ -166,6 +289,8 @@ class BatchSampler:
         if "images" in tables:
             tables |= await asyncio.to_thread(tensors_of, tables["images"], self.config.model)
         async with self.commit_lock:
+            if self.renewing:  # it failed, and all rollouts are being stopped
+                return
             # Committing takes long enough to delay every rollout in flight, were it done on the event loop.
             await asyncio.to_thread(self.on_group, group_id, tables)
 
@@ -174,33 +299,55 @@ class BatchSampler:
         if (failure := self.plan.given_up.get(assignment["assignment_id"])) is not None:
             return self.runner.rows_without_trace(assignment, failure, time.time(), 0.0), False
         started: float | None = None
-        rollout = InFlightRollout(assignment["assignment_id"], assignment["group_id"], assignment["environment"])
         try:
             async with self.quota.stop_when_reached(assignment["environment"]), self.limiter:
                 self._begin(assignment["group_id"])
                 started = time.time()
-                self.in_flight.add(rollout)
-                rows = await self.runner.run(assignment, task)
+                with self.plan.meter.rollout() if self.plan.meter else nullcontext():
+                    rows = await self.dealer.run(assignment, partial(self.runner.run, assignment, task))
         except StoppedEarly:
-            self.in_flight.discard(rollout)
+            self.dealer.in_flight.pop(assignment["assignment_id"], None)
             now = time.time()
             seconds = None if started is None else now - started
             failure = straggler_failure(assignment["environment"], seconds)
             return self.runner.rows_without_trace(assignment, failure, started or now, seconds or 0.0), True
-        # Not in a `finally`: one that is cancelled by the loss of a server stays in flight, for `_add_in_flight`.
-        self.in_flight.discard(rollout)
         return rows, False
+
+    def _survive(self, lost: ServiceLost) -> bool:
+        """Tell whether sampling goes on without a service that is lost: others take what it had in flight."""
+        if lost.environment:
+            return self.dealer.survive(lost)
+        survived = self.replicas.survive(lost.address)
+        if survived:
+            self._follow_load()
+        return survived
+
+    def _join(self, served: ServedModel) -> None:
+        self.watch.add([served])
+        self._follow_load()
+
+    def _follow_load(self) -> None:
+        if self.adaptive_limit:
+            self.adaptive_limit.follow([self._policy_served(), *self.frozen])
+
+    def _policy_served(self) -> ServedModel:
+        """Return the policy at the replicas that are there by now."""
+        first, *others = self.replicas.urls
+        return replace(self.runner.served[OF_POLICY], url=first, other_urls=tuple(others))
 
     def _begin(self, group_id: str) -> None:
         """Begin a group with the first of its members that the limit admits; raises NotBegun where it is too late."""
-        if group_id not in self.begun and self.plan.outdated():
+        if group_id in self.begun:
+            return
+        if self.plan.outdated():
             raise NotBegun
+        self.plan.begin(group_id)
         self.begun.add(group_id)
 
     def _add_in_flight(self, error: Exception) -> Exception:
         """Add to the loss of an environment server the rollouts that were in flight there."""
         if isinstance(error, ServiceLost):
-            error.in_flight = [each for each in self.in_flight if server_name(each.environment) == error.service]
+            error.in_flight = self.dealer.in_flight_at(error)
         return error
 
 

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 ADVICE = {
-    re.compile(r"process_multimodal|multimodal|image_url"): (
+    re.compile(r"process_multimodal|multimodal(?! placeholders)|image_url"): (
         "the environment sends images, and the renderer of this model takes text alone: choose a model and "
         "`model.renderer` that take images, or an environment without them"
+    ),
+    re.compile(r"multimodal placeholders do not align|do not exactly extend the stored rollout prefix"): (
+        "where the environment sends images: the policy has sampled a token that stands for one, and in the next turn "
+        "the engine takes that for another image. The rollout cannot go on; the others are whole"
     ),
     re.compile(r"Unable to serialize unknown type"): (
         "what an environment puts on a trace or its state must survive JSON: numbers, text, lists and dictionaries"
@@ -31,6 +35,10 @@ INFRASTRUCTURE = frozenset({"SandboxError", "TunnelError", "InterceptionError", 
 RETRYABLE_KINDS = frozenset({"infrastructure", "model", "timeout"})
 STRAGGLER = "straggler"
 """The class of a rollout that did not fail: it was stopped because enough others had ended."""
+STALE = "stale"
+"""The class of a rollout that did not fail: it was too old for any step of its stream before one took its group."""
+GIVEN_UP = frozenset({STRAGGLER, STALE})
+"""The classes of rollouts that did not fail and were not waited for."""
 NON_FINITE = "NonFiniteReward"
 """The type of the error of a rollout whose reward is no finite number."""
 TRANSPORT_STATUS = frozenset({408, 425, 429})
@@ -49,7 +57,7 @@ class Failure:
     """A failed rollout: its class, the exception's type and message, and the traceback if there is one."""
 
     kind: str
-    """infrastructure, timeout, model, environment, cancelled, incomplete or straggler."""
+    """infrastructure, timeout, model, environment, cancelled, incomplete, straggler or stale."""
     type: str
     message: str
     traceback: str | None = None

@@ -7,6 +7,7 @@ are made here by the same processor, and stored once for a group and image.
 import io
 import logging
 import math
+import threading
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +31,7 @@ MOST_BYTES = 16 * 2**20
 GRID = "image_grid_thw"
 """The tensor that says how many patches an image has in time, height and width."""
 KNOWN_URLS = 256
+_LOADING = threading.Lock()
 _log = logging.getLogger(__name__)
 
 
@@ -38,7 +40,7 @@ def tensors_of(images: pa.Table, model: "ModelConfig") -> dict[str, pa.Table]:
 
     An image that cannot be opened has no tensors: no tokens stand for it either, and training says where some do.
     """
-    directory = _directory(model)
+    directory = processor_directory(model)
     shown = [row for row in images.to_pylist() if row["message"] is not None]
     if directory is None or not shown:
         return {}
@@ -47,7 +49,7 @@ def tensors_of(images: pa.Table, model: "ModelConfig") -> dict[str, pa.Table]:
     return {"image_tensors": pa.Table.from_pylist(rows, schema=IMAGE_TENSORS.arrow)} if rows else {}
 
 
-def _directory(model: "ModelConfig") -> Path | None:
+def processor_directory(model: "ModelConfig") -> Path | None:
     """Return the directory of the model's image processor; None where there is none."""
     name = model.tokenizer or model.path
     directory = model_info.model_directory(name) if name else None
@@ -55,9 +57,16 @@ def _directory(model: "ModelConfig") -> Path | None:
     return directory if directory and any((directory / each).is_file() for each in names) else None
 
 
-@lru_cache(2)
 def load_processor(directory: str) -> Any:
     """Return the image processor of a model directory: the class that the engine takes, too."""
+    # Groups end in several threads. transformers replaces its own module while it is imported, so that a second thread
+    # which waits for that import goes on with a module that has no processors.
+    with _LOADING:
+        return _load(directory)
+
+
+@lru_cache(2)
+def _load(directory: str) -> Any:
     from transformers import AutoProcessor
 
     processor = AutoProcessor.from_pretrained(directory, local_files_only=True, trust_remote_code=False)

@@ -6,14 +6,15 @@ import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import groupby
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from storage.schemas.stage_tables import MESSAGES, TRACES
+from storage.schemas.stage_tables import MESSAGES, TOKEN_POLICIES, TRACES
 from tasks.inference.trace_rows.failures import LIMITS, Failure, failure_of_trace, is_chat_only
 from tasks.inference.trace_rows.images import extract_images
 
@@ -25,6 +26,11 @@ NODE_COLUMNS = frozenset({"parent", "message", "sampled", "token_ids", "mask", "
 """Fields of a node that are columns of messages; its other fields are in the trace's record."""
 TRACE_COLUMNS = frozenset({"id", "rewards", "metrics", "info"})
 """Fields of a trace that are columns of traces and not in its record."""
+POLICIES_FIELD = "token_policies"
+"""Field of a trace's info, as it comes over the wire, that says which policies sampled a reply's tokens: by node a list
+of keys and numbers of tokens. Rows have it in a table of its own."""
+POLICIES = "policies"
+"""Key of a message's row that is no column: its runs of tokens that one policy sampled."""
 RAW_FIELDS = frozenset({"routed_experts", "sampling_mask"})
 """Fields of a node that are tensors, which rows do not have: verifiers' EXCLUDE_FIELDS."""
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -40,6 +46,21 @@ class RolloutOrigin:
     policy_version: int
     step: int
     temperature: float
+    versions: Mapping[str, int] = field(default_factory=dict)
+    """The versions of the policies that may sample a part of it, by key; none where one policy samples all of it, as no
+    weights are exchanged meanwhile."""
+
+    def of_oldest(self, keys: Iterable[str]) -> "RolloutOrigin":
+        """Return the origin of a rollout that these policies sampled, by the oldest of them; itself without any.
+
+        Raises UnknownPolicy for a key that is not known.
+        """
+        if not self.versions or not (sampled := set(keys)):
+            return self
+        if unknown := sampled - self.versions.keys():
+            raise UnknownPolicy(f"the engine says that tokens were sampled with {sorted(unknown)}, {_UNKNOWN}")
+        oldest = min(sampled, key=self.versions.__getitem__)
+        return replace(self, policy_key=oldest, policy_version=self.versions[oldest])
 
     @property
     def columns(self) -> Row:
@@ -54,12 +75,49 @@ class RolloutOrigin:
         }
 
 
+class UnknownPolicy(RuntimeError):
+    """Tokens were sampled, and nobody knows with which policy of this run."""
+
+
+_UNKNOWN = (
+    "which this run does not know. All groups before it are safe. Let the run start the engine and serve the "
+    'environment itself, or set rollout.weight_update = "wait"'
+)
+
+
 def trace_tables(traces: Iterable[Row], messages: Iterable[Row]) -> dict[str, pa.Table]:
-    """Return rows as Arrow tables with exactly the contract's schemas; images by reference, in a table of their own."""
-    return extract_images(
-        pa.Table.from_pylist(list(traces), schema=TRACES.arrow),
-        pa.Table.from_pylist(list(messages), schema=MESSAGES.arrow),
+    """Return rows as Arrow tables with exactly the contract's schemas.
+
+    Images are by reference, in a table of their own, and so are the policies of tokens where a trace has several.
+    """
+    traces, messages = list(traces), list(messages)
+    tables = extract_images(
+        pa.Table.from_pylist(traces, schema=TRACES.arrow), pa.Table.from_pylist(messages, schema=MESSAGES.arrow)
     )
+    if runs := _runs_of_several_policies(traces, messages):
+        tables["token_policies"] = pa.Table.from_pylist(runs, schema=TOKEN_POLICIES.arrow)
+    return tables
+
+
+def _runs_of_several_policies(traces: Iterable[Row], messages: Iterable[Row]) -> list[Row]:
+    """Return the runs of all messages of the traces that several policies of the store sampled."""
+    ours = {row["trace_id"] for row in traces if row["policy_key"]}
+    runs: dict[str, list[Row]] = {}
+    for row in messages:
+        if row["trace_id"] in ours:
+            runs.setdefault(row["trace_id"], []).extend(row.get(POLICIES, ()))
+    return [run for each in runs.values() if len({run["policy_key"] for run in each}) > 1 for run in each]
+
+
+def require_policies(trace: Row, messages: Iterable[Row]) -> None:
+    """Raise UnknownPolicy where a trace has sampled tokens of which it is not known which policy sampled them."""
+    for row in messages:
+        sampled = sum(row["mask"])
+        if sampled != sum(run["num_tokens"] for run in row.get(POLICIES, ())):
+            raise UnknownPolicy(
+                f"trace {trace['trace_id']!r}, message {row['message']}: {sampled} tokens were sampled with a policy "
+                + _UNKNOWN
+            )
 
 
 def rows_of_trace(trace: "WireTrace", origin: RolloutOrigin, episode_id: str) -> tuple[Row, list[Row]]:
@@ -81,7 +139,28 @@ def rows_of_plain_trace(trace: Row, origin: RolloutOrigin, episode_id: str) -> t
 
 def rows_of_record(record: Row, origin: RolloutOrigin, episode_id: str) -> tuple[Row, list[Row]]:
     """Return the rows of a record. Raises KeyError, TypeError or ValueError where it is none of plain JSON values."""
-    return _trace_row(record, origin, episode_id, failure_of_trace(record)), message_rows(record)
+    runs = record["info"].pop(POLICIES_FIELD, {})
+    origin = origin.of_oldest(key for each in runs.values() for key, _ in each)
+    messages = message_rows(record)
+    for row in messages if origin.versions else ():
+        row[POLICIES] = _policy_runs(row, runs.get(str(row["message"]), ()), origin.versions)
+    return _trace_row(record, origin, episode_id, failure_of_trace(record)), messages
+
+
+def _policy_runs(message: Row, runs: Iterable[tuple[str, int]], versions: Mapping[str, int]) -> list[Row]:
+    """Return the runs of a message's sampled tokens as rows of token_policies."""
+    places = [place for place, sampled in enumerate(message["mask"]) if sampled]
+    keys = [key for key, count in runs for _ in range(count)]
+    if len(places) != len(keys):
+        return []  # found by `require_policies`
+    rows = []
+    # What was not sampled ends a run too: the difference of place and number is the same within one.
+    numbered = enumerate(zip(places, keys, strict=True))
+    for (key, _), run in groupby(numbered, key=lambda each: (each[1][1], each[1][0] - each[0])):
+        start, *rest = [place for _, (place, _) in run]
+        row = {"trace_id": message["trace_id"], "message": message["message"], "start": start}
+        rows.append({**row, "num_tokens": 1 + len(rest), "policy_key": key, "policy_version": versions[key]})
+    return rows
 
 
 def wire_record(trace: "WireTrace") -> Row:

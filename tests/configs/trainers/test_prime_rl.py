@@ -93,7 +93,7 @@ def test_a_config_of_today() -> None:
     assert (config.steps, config.model.path, config.model.renderer) == (30, "some/model", "qwen3")
     assert config.model.renderer_settings == {"enable_thinking": False}
     assert (config.assignment.groups_per_step, config.assignment.group_size) == (8, 8)
-    assert (config.rollout.max_tokens, config.rollout.max_off_policy_steps) == (256, 1)
+    assert (config.rollout.max_tokens, config.rollout.max_off_policy_steps) == (256, 4)
     assert (config.engine.max_model_len, config.packing.tokens_per_row) == (4096, 4096)
     assert config.engine.extra_arguments == ("--tensor-parallel-size", "4")
     (environment,) = config.environments
@@ -112,7 +112,7 @@ def test_a_config_of_today() -> None:
 def test_a_config_of_an_earlier_version() -> None:
     config, found = translated(EARLIER)
     assert (config.assignment.groups_per_step, config.assignment.group_size) == (8, 4)
-    assert (config.rollout.max_tokens, config.rollout.temperature, config.rollout.max_off_policy_steps) == (100, 0.7, 1)
+    assert (config.rollout.max_tokens, config.rollout.temperature, config.rollout.max_off_policy_steps) == (100, 0.7, 2)
     assert config.assignment.refill and config.engine.extra_arguments == ("--tensor-parallel-size", "2")
     assert config.environments[0].taskset == {"id": "owner/word-game", "rounds": 2}
     assert next(each for each in config.filtering.filters if each.type == "gibberish").enforce

@@ -1,5 +1,6 @@
 """Files of other trainers: which trainer's they are, and scripts that are read and not run."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -52,10 +53,51 @@ def test_a_script_is_read_and_not_run(tmp_path: Path) -> None:
     assert [line.partition(":")[0] for line in unread] == ["seed", "**"]
 
 
+def test_an_argument_of_the_script_s_own_command_line_counts_by_its_default(tmp_path: Path) -> None:
+    text = """
+parser.add_argument("--learning-rate", type=float, default=5e-6)
+parser.add_argument("--max-steps", type=int, default=len(rows))
+GRPOConfig(learning_rate=args.learning_rate, max_steps=args.max_steps)
+"""
+    _, keys, unread = read_foreign([written(tmp_path / "a.py", text)])
+    assert keys == {"learning_rate": 5e-6} and [line.partition(":")[0] for line in unread] == ["max_steps"]
+
+
+def test_a_command_has_the_arguments_after_its_script(tmp_path: Path) -> None:
+    text = """
+# with two processes
+accelerate launch --num_processes 2 \\
+    train.py --use-vllm --learning-rate=1e-6 \\
+    --lora_target_modules "q_proj", v_proj --beta 0.0 --bf16 false
+"""
+    _, keys, _ = read_foreign([written(tmp_path / "a.sh", text)])
+    assert keys == {
+        "use_vllm": True,
+        "learning_rate": 1e-6,
+        "lora_target_modules": ["q_proj", "v_proj"],
+        "beta": 0.0,
+        "bf16": False,
+        "use_peft": False,
+    }
+
+
+def test_a_notebook_is_read_as_a_script(tmp_path: Path) -> None:
+    cells = [
+        {"cell_type": "markdown", "source": ["GRPOConfig(seed=1)"]},
+        {"cell_type": "code", "source": ["!pip install trl\n", "if True:\n", "    %time\n", "    rate = 1e-5"]},
+        {"cell_type": "code", "source": "GRPOConfig(learning_rate=rate)"},
+    ]
+    _, keys, _ = read_foreign([written(tmp_path / "a.ipynb", json.dumps({"cells": cells}))])
+    assert keys == {"learning_rate": 1e-5}
+
+
 @pytest.mark.parametrize(
     ("name", "text", "keyword"),
     [
         ("a.py", "x = (", "not Python"),
+        ("a.ipynb", "[]", "not a notebook"),
+        ("a.sh", "echo 'a", "not a command line"),
+        ("a.sh", "trl vllm-serve --model a", "want one command"),
         ("a.py", "print(1)", "one call of GRPOConfig"),
         ("a.py", "GRPOConfig(seed=1)\nGRPOConfig(seed=2)", "lines 1, 2"),
         ("a.toml", "a = [", "not TOML"),

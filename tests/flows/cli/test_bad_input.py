@@ -79,10 +79,6 @@ def test_a_model_that_is_not_there(refused: Refused, given: list[str], words: st
     assert f"model.path: {words}" in refused("run", "demo", *given)
 
 
-def test_a_hub_id_that_cannot_be_had(refused: Refused) -> None:
-    assert "nobody/nothing is no directory, and no model" in refused("run", "demo", "model.path=nobody/nothing")
-
-
 @pytest.mark.fault("input", "a directory that is no model", "one message; nothing started")
 @pytest.mark.parametrize(
     ("files", "words"),

@@ -3,7 +3,9 @@
 import importlib
 import importlib.util
 import json
+import re
 import tomllib
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,13 @@ import pytest
 
 from configs.load import load
 from flows import cli
+from flows.cli import launch
 from flows.cli.project import CONFIG, EXAMPLES, NUM_EXAMPLES, REWARD, example_rows
 from flows.runtime import demo_sources
 from flows.runtime.demo_sources import DEMO, RECIPES, demo_weights
+from flows.runtime.prepare import prepare
 
+ROOT = Path(__file__).parents[3]
 PRIME_RL = """
 max_steps = 12
 [orchestrator]
@@ -79,6 +84,18 @@ def test_the_sample_asks_what_the_demo_s_model_was_warmed_up_on() -> None:
     package = RECIPES["demo"].demonstrations[0].split()[0]
     prompt = importlib.import_module(f"{package}.texts").prompt
     assert all(row["prompt"] == prompt(row["answer"][::-1]) for row in example_rows())
+
+
+def test_the_prompts_of_a_project_have_the_form_of_the_warm_up(tmp_path: Path) -> None:
+    # In another form the small model has never been asked, and answers at random.
+    warm_up = load(["sft_demo"], [*RECIPES[DEMO].warm_up, "model.path=x", "data.path=y"]).model
+    made(tmp_path / "project")
+    (tutorial,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/tutorial.md").read_text(), re.DOTALL)
+    (tmp_path / "tutorial.toml").write_text(tutorial)
+    for path in (tmp_path / "project" / CONFIG, tmp_path / "tutorial.toml"):
+        model = load([path]).model
+        assert (model.renderer, model.renderer_settings) == (warm_up.renderer, warm_up.renderer_settings)
+    assert warm_up.renderer_settings == {"enable_thinking": False}
 
 
 def test_nothing_that_is_there_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,6 +186,20 @@ def test_the_model_demo_is_made_before_a_run_and_other_models_are_left_alone(mon
     assert demo_weights(load(["demo"], ["model.path=elsewhere"]), print) == []
     assert demo_weights(demo_config("kind=evaluate", "evaluation.policy=first"), print) == [] and asked == []
     assert demo_weights(demo_config("store=there"), print) == ["model.path=/weights"] and asked == [(DEMO, "there")]
+
+
+def test_the_command_line_warms_the_model_up_as_flows_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(tmp_path / "project")
+    monkeypatch.chdir(tmp_path / "project")
+    started: list[dict[str, Any]] = []
+    monkeypatch.setattr(demo_sources, "build", lambda sources: None)
+    monkeypatch.setattr(demo_sources, "_last_policy", lambda store: "key" if started else "")
+    monkeypatch.setattr(demo_sources, "warm_weights", lambda root, key: Path("/weights"))
+    monkeypatch.setattr(launch, "prepare", lambda *given, **named: signature(prepare).bind(*given, **named).arguments)
+    monkeypatch.setattr(launch, "watch", lambda config, plain: started.append(config))
+    assert launch._demo_weights("train", [CONFIG], [], "", True) == ["model.path=/weights"]
+    assert [(each["kind"], each["settings"]["name"]) for each in started] == [("sft", "demo-warm-up")]
+    assert started[0]["overrides"][2:] == list(RECIPES[DEMO].warm_up)
 
 
 def test_an_environment_that_is_not_there_is_refused_before_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:

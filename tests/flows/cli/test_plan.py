@@ -36,6 +36,15 @@ def test_all_six_stages_are_there_with_their_keys(model: Path, capsys: pytest.Ca
     assert all(len(key) == plan.SHOWN for key in found.values())
 
 
+def test_servers_of_an_environment_are_named(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for settings, servers in (
+        ("environments.0.servers=3", "reverse_text, reverse_text-2, reverse_text-3"),
+        ("environments.0.address=tcp://a:1, tcp://b:2", "tcp://a:1, tcp://b:2"),
+    ):
+        assert cli.main(["check", "demo", f"model.path={model}", settings]) == 0
+        assert f"\nservers      {servers}\n" in capsys.readouterr().out
+
+
 def test_another_advantage_setting_changes_the_keys_from_there_on(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

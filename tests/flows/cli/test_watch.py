@@ -69,8 +69,12 @@ def test_the_step_that_is_under_way_is_named(tmp_path: Path) -> None:
     library = StoreReader.at(root)
     config = recorded_run(library.store, "a")[1]
     panel = panel_for(config, plain=True)
-    Watched(library, "a", config).show(panel)
+    watched = Watched(library, "a", config)
+    watched.show(panel)
     assert "step 2/2  " in _drawn(panel)
+    rehearsal.rehearse(root, "a", steps=2)
+    watched.show(panel)
+    assert "2/2 steps" in _drawn(panel), "it is no longer under way"
 
 
 def test_a_live_run_says_how_many_rollouts_of_a_step_are_there(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from flows.replays.loop import diff_markdown, diff_rows
 from storage.store import open_store
 from tests.fixtures.histories import contents, train
 from tests.fixtures.programs import said_by
+from tests.fixtures.rehearsal import rehearse
+from tests.fixtures.replays import ask, walk
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -55,3 +57,23 @@ def test_a_scheduled_round(tmp_path: Path) -> None:
     again = open_store(tmp_path / "store")
     assert contents(again, ["new"]) == before
     assert {entry.run for entry in again.ledger.entries()} == {"new"}
+
+
+def rows_made(root: Path, run: str) -> dict[str, list[str]]:
+    """Return the key and the digests of a run's finished stages."""
+    entries = open_store(root).ledger.entries(run=run)
+    return {entry.stage: [entry.key, *(piece.digest for piece in entry.outputs)] for entry in entries}
+
+
+def test_worker_processes_of_dask_make_the_rows_that_the_flow_makes(tmp_path: Path) -> None:
+    here, there, noted = (tmp_path / name for name in ("here", "there", "noted"))
+    noted.mkdir()
+    changed = ["packing.tokens_per_row=64"]
+    for root in (here, there):
+        rehearse(root, "base", steps=1)
+    walk(ask(here, name="again", from_stage="filtering", overrides=changed))
+    config = ask(there, name="again", from_stage="filtering", overrides=[*changed, "prefect.task_runner=dask"])
+    said = said_by("-m", "tests.fixtures.programs.on_workers", str(noted), config.model_dump_json())
+    assert said == ["advantage", "filtering", "metrics", "packing"], "what other processes did"
+    assert rows_made(there, "again") == rows_made(here, "again")
+    assert rows_made(here, "again").keys() >= {"filtering", "advantage", "packing"}

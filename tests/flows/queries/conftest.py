@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.queries.rollout_table import DERIVED
+from flows.queries.derived_tables import DERIVED
 from storage.read.frames import Frames
 from storage.store import open_store
 from tests.flows.queries import every_outcome

@@ -20,7 +20,7 @@ from tasks.assignment import examples as listing
 from tasks.assignment import stage as assignment
 from tasks.filtering import stage as filtering
 from tasks.inference.sampling.limits import straggler_failure
-from tasks.learner.rows import batches_from_table
+from tasks.inference.trace_rows.failures import STALE, Failure
 from tasks.packing import stage as packing
 from tasks.rollout import stage as rollout
 from tasks.runtime.prefect_task import StageTask
@@ -29,6 +29,7 @@ from tasks.training import policy as policy_import
 from tasks.training import stage as training
 from tests.fixtures import fixed
 from tests.fixtures.builders import example, exchange, failed, message, table
+from tests.fixtures.packed import batches_from_table
 from tests.fixtures.rehearsal import SOURCE, Played, Rehearsal, session_for, trained
 
 RUNS = ("base", "branch", "gated", "regraded", "begun", "hurried")
@@ -55,7 +56,8 @@ def listed(tables: Tables, config: View) -> Tables:
 def sampled(tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
     """Stand in for sampling: in every group one is cut short, one branches and one fails; in one of them all earn 1.
 
-    The first of the third group is not scored. A fourth group was begun beyond what was needed, and was stopped.
+    The first of the third group is not scored. A fourth group was begun beyond what was needed, and was stopped, its
+    last member as one that was stale.
     """
     traces, messages = [], []
     for number, members in enumerate(fixed.groups(tables["assignments"]).values()):
@@ -69,6 +71,8 @@ def sampled(tables: Tables, config: View, *, step: int, policy: Policy) -> Table
                 changes = {name: broken[name] for name in ("reward", "error_class", "error_type", "error_message")}
             if number == 3 and member:
                 stopped = straggler_failure(row["environment"], 1.5)
+                if member == 3:
+                    stopped = Failure(STALE, "Stale", "stopped after 1.5 s: too old for any step")
                 changes = {"reward": None, "error_type": stopped.type, "error_message": stopped.message}
                 changes |= {"error_class": stopped.kind, "num_input_tokens": 0, "num_output_tokens": 0}
                 traces.append(row | changes)
@@ -80,11 +84,12 @@ def sampled(tables: Tables, config: View, *, step: int, policy: Policy) -> Table
     return {"traces": table("traces", traces), "messages": table("messages", messages)}
 
 
-def learnt(tables: Tables, config: View, *, step: int, key: str, policy: Policy, directory: Path) -> Tables:
+def learnt(tables: Any, config: View, *, step: int, key: str, policy: Policy, directory: Path) -> Tables:
     """Stand in for training: an update for each that the batches hold, and a policy with weights of its own."""
     (row,) = trained(tables, config, step=step, key=key, policy=policy)["updates"].to_pylist()
-    numbers = sorted({update for update in tables["batches"]["update"].to_pylist()})
-    assert batches_from_table(tables["batches"]), "the learner's own reader takes the rows apart"
+    batches = tables["batches"].table()
+    numbers = sorted({update for update in batches["update"].to_pylist()})
+    assert batches_from_table(batches), "the learner's own reader takes the rows apart"
     updates = table("updates", [row | {"update": number} for number in numbers])
     return {"updates": updates, **policy_of(key, directory, step + 1, policy.key)}
 

@@ -21,7 +21,7 @@ from flows.queries.compare_rows import (
     read_steps,
     read_values,
 )
-from flows.queries.compare_summary import both_numbers, ranges, sentences
+from flows.queries.compare_summary import both_numbers, ranges, sentences, sheets
 from flows.queries.store_reader import StoreReader
 from flows.replays.loop import diff_markdown, diff_rows
 from storage.store import Store, open_store
@@ -114,6 +114,13 @@ def test_other_rows_have_another_fill_and_the_same_samples(store: Store) -> None
     assert a["fill"] == num_tokens / (num_rows[0] * 64) and b["fill"] == num_tokens / (num_rows[1] * 32)
     assert (a["grad_norm"], b["grad_norm"]) == tuple(num_rows)
     assert found["together"]["between"]["num_advantages_changed"] == 0
+
+
+def test_what_is_printed_needs_no_rows_of_steps_that_one_run_alone_has(store: Store) -> None:
+    whole = compare(StoreReader(store), "base", "spread")
+    without = compare(StoreReader(store), "base", "spread", lone=False)
+    assert whole["steps"][1]["a"]["num_traces"] == 12 and without["steps"][1]["a"] == {}
+    assert sentences(without) == sentences(whole) and list(sheets(without)) == list(sheets(whole))
 
 
 def test_another_learning_rate_shares_all_but_training(store: Store) -> None:

@@ -9,9 +9,9 @@ import pytest
 from flows.cli.run_summary import describe
 from flows.orchestration.states import GateRefused
 from flows.queries.batch import packed_step
+from flows.queries.derived_tables import DERIVED
 from flows.queries.outcomes import explain, outcomes
 from flows.queries.request import PageRequest
-from flows.queries.rollout_table import DERIVED
 from flows.queries.row_lineage import identify
 from flows.queries.sentences import sentence
 from flows.queries.step_history import StepHistory, StepLineage, step_history

@@ -174,7 +174,7 @@ def test_programs_get_sections_versions_and_edges(
 def test_a_rollout_that_was_stopped_has_not_failed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for trace, said in (
         ("trace-0-3-1", ": stopped, by "),
-        ("trace-0-3-3", ": stopped, by "),
+        ("trace-0-3-3", ": stale, by "),
         ("trace-0-0-3", ": failed, "),
     ):
         assert cli.main(["lineage", trace, "--store", str(root)]) == 0

@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 
 from flows import cli
+from flows.queries.derived_tables import DERIVED
 from flows.queries.outcomes import OUTCOMES, accounting, explain, outcomes
-from flows.queries.rollout_table import DERIVED
 from flows.queries.sentences import SENTENCES, head, sentence
 from flows.queries.step_history import StepHistory
 from storage.read.frames import Frames
@@ -81,6 +81,7 @@ def test_every_kind_of_outcome_is_there(frames: Frames) -> None:
         ("no weight", ""),
         ("quarantined", ""),
         ("stopped", ""),
+        ("stale", ""),
         ("evaluated", ""),
         ("evaluated", "timeout"),
         ("refused", ""),

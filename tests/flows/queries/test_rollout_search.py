@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from flows.queries.conditions import Pattern, search_condition
+from flows.queries.derived_tables import DERIVED
 from flows.queries.policy_changes import _held_phrases
 from flows.queries.request import NotThere
 from flows.queries.rollout_search import AROUND, describe_hits, search_run, text_around
-from flows.queries.rollout_table import DERIVED, SCHEMA
+from flows.queries.rollout_table import SCHEMA
 from flows.queries.store_reader import StoreReader
 from storage.read.frames import Frames
 from storage.read.sql import ask

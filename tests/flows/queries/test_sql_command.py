@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows import cli
-from flows.cli import questions
+from flows.cli import sql as sql_command
 from storage.read import sql as storage_sql
 from storage.read.frames import Frames
 from tests.fixtures.waiting import PATIENCE
@@ -125,8 +125,8 @@ def test_ctrl_c_ends_a_question_and_a_person_is_told(
 
     monkeypatch.setattr(storage_sql, "_answer", lambda *given: begun.set() or answer(*given))
 
-    monkeypatch.setattr(questions, "PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(questions, "print", tell, raising=False)
+    monkeypatch.setattr(sql_command, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(sql_command, "print", tell, raising=False)
     assert sql(root, question, "--seconds", "300") == 130
     assert told == [
         "The question is still being answered. It ends after 300 s (--seconds), or with Ctrl-C, which harms nothing."

@@ -38,6 +38,7 @@ TALK = {"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "c
         ([TALK, {"messages": []}], "row 1 (the first is 0)"),
         ([], "demonstrations.jsonl is empty"),
         (["not json"], "cannot be read as a JSONL file"),
+        (['{"content": [}'], "cannot be read as a JSONL file"),
     ],
 )
 def test_demonstrations_that_are_none(

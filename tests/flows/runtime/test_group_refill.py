@@ -11,8 +11,8 @@ from flows.cli.run_summary import describe
 from flows.orchestration.states import EmptyBatch
 from flows.queries.compare import work_of
 from flows.queries.compare_rows import read_steps
+from flows.queries.derived_tables import DERIVED
 from flows.queries.outcomes import accounting
-from flows.queries.rollout_table import DERIVED
 from flows.queries.step_history import step_history
 from flows.queries.store_reader import StoreReader
 from flows.runtime import pipeline

@@ -21,11 +21,12 @@ from flows.runtime.pipeline import StepBatch
 from flows.runtime.step_report import check_account
 from flows.services.base import Supervisor
 from flows.services.engine import InferenceService
+from storage.read.groups import open_groups
 from storage.store import open_store
 from tasks.advantage.stage import STAGE as ADVANTAGE
 from tasks.filtering.stage import STAGE as FILTERING
 from tasks.inference.engine.checks import EngineMismatch
-from tasks.learner.rows import batches_from_table
+from tasks.learner.rows import BatchReader
 from tasks.packing.stage import STAGE as PACKING
 from tasks.rollout.stage import STAGE as ROLLOUT
 from tasks.runtime.execute import perform
@@ -34,6 +35,7 @@ from tasks.runtime.services import Services
 from tasks.runtime.stage import Policy, Ref, Stage, Tables
 from tasks.training.stage import STAGE as TRAINING
 from tests.fixtures.builders import example, exchange, failed, table, trace
+from tests.fixtures.stages import written
 
 TRACES = [trace("a"), trace("b", reward=0.0), failed("c")]
 STEP = 4
@@ -82,7 +84,7 @@ class Step:
 
         @wraps(stage.function)
         def function(tables: Tables, config: Any, **keywords: Any) -> Tables:
-            made = dict(stage.function(tables, config, **keywords))
+            made = written(stage.function(tables, config, **keywords))
             return {name: self.changes.get(name, lambda same: same)(rows) for name, rows in made.items()}
 
         changed = replace(stage, function=function)
@@ -104,7 +106,7 @@ class Step:
 
     def train(self, drawn: StepBatch) -> Ref:
         """Hand the batches to a learner that takes them apart like the real one, and has no weights."""
-        learner = SimpleNamespace(train=lambda batches, **_: batches_from_table(batches))
+        learner = SimpleNamespace(train=lambda batch, **_: BatchReader(open_groups(batch.store), batch).plan())
         service = SimpleNamespace(restore=lambda policy: learner, turn=nullcontext, state_directory="")
         services = Services(learner=service)
         return perform(TRAINING, self.context, STEP, (drawn.packing,), Policy("p", STEP), services)
@@ -236,7 +238,7 @@ class LyingEngine:
     def served_policy_key(self) -> str:
         return LyingEngine.holds
 
-    def serve(self, policy_key: str, directory: Path, base: object = None) -> None:
+    def serve(self, policy_key: str, directory: Path, base: object = None, *, recompute: bool = True) -> None:
         LyingEngine.holds = policy_key
 
     def weights_sum(self) -> None:

@@ -16,6 +16,7 @@ from flows.runtime import step_report as outcome
 from flows.runtime.session import record_run
 from flows.runtime.step_report import describe, finish_step, low_signal
 from tasks.runtime.stage import Tables
+from tasks.runtime.stored_rows import rows_of
 from tasks.training import stage as training
 from tests.fixtures import rehearsal
 from tests.fixtures.builders import table
@@ -73,7 +74,7 @@ def learnt(fraction: float, with_masks: bool) -> Any:
         place = made["updates"].schema.get_field_index("masked_fraction")
         made["updates"] = made["updates"].set_column(place, "masked_fraction", pa.array([fraction], pa.float64()))
         statistics, masks = [], []
-        for row in tables["batches"].to_pylist():
+        for row in rows_of(tables["batches"]).table().to_pylist():
             for number, sample in enumerate(row["sample_ids"]):
                 start, end = row["cu_seqlens"][number : number + 2]
                 statistics.append(

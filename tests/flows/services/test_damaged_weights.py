@@ -37,7 +37,7 @@ class Untouched:
     def load(self, policy_key: str, directory: str, **_: object) -> None:
         self.loaded.append(policy_key)
 
-    def serve(self, policy_key: str, *_: object) -> None:
+    def serve(self, policy_key: str, *_: object, **others: object) -> None:
         raise AssertionError(f"{policy_key} was handed over")
 
     def served_policy_key(self) -> str:

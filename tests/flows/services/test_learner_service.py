@@ -1,5 +1,6 @@
 """Who brings a learner to a policy: when it asks whether the learner answers, and when it takes that for known."""
 
+import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +10,12 @@ import pytest
 
 from configs.run import RunConfig
 from flows.services.base import Supervisor
-from flows.services.learner import LearnerProcess
+from flows.services.learner import LearnerNode, LearnerProcess
+from flows.services.pools import TOKEN, require_proof, shared_key
 from flows.services.process import Handle, ServiceFailed
 from storage.store import open_store
 from tasks.learner import pulse
+from tasks.learner.protocol import KEY_VARIABLE
 from tasks.runtime.run_context import RunContext
 
 PULSE = "127.0.0.1:1"
@@ -22,7 +25,7 @@ PULSE = "127.0.0.1:1"
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The addresses at which a learner was asked whether it answers, which all do."""
     addresses: list[str] = []
-    monkeypatch.setattr(pulse, "ask", lambda address, seconds: addresses.append(address))
+    monkeypatch.setattr(pulse, "ask", lambda address, seconds, key: addresses.append(address))
     return addresses
 
 
@@ -78,3 +81,29 @@ def test_a_learner_that_was_lost_is_asked_before_it_is_gone_back_to(
     with pytest.raises(ServiceFailed):
         learner._connect()
     assert asked == [PULSE] * 3
+
+
+def test_nodes_on_a_pool_meet_at_a_port_that_the_first_one_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN, "a secret of these machines")
+    learner = {"nodes": 2, "processes": 4, "replicas": 2}
+    run = RunConfig.model_validate({"name": "a", "placement": {"services": "pools"}, "learner": learner})
+    supervisor = Supervisor("a", tmp_path / "logs", on_pool=True)
+    first = LearnerNode(supervisor, run, 0, "")
+    host, _, port = first._meeting.partition(":")
+    assert host == "127.0.0.1"
+    second = LearnerNode(supervisor, run, 1, first._meeting)
+    for node, number in ((first, 0), (second, 1)):
+        spec = node._own()
+        assert {f"--node-rank={number}", f"--master-addr={host}", f"--master-port={port}"} <= {*spec.argv}
+        assert spec.env[KEY_VARIABLE] == shared_key(run, "learner")
+        assert (spec.env["GLOO_SOCKET_IFNAME"], spec.env["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
+    socket.create_server(("", int(port))).close()  # as torchrun does, beside the socket that holds it
+
+    spec = first._other(1)
+    assert spec.report is not None
+    asked = json.loads(spec.report.with_suffix(".request.json").read_text())
+    assert (asked["deployment"], asked["name"]) == ("serve/learner", "learner-a-2")
+    asked = asked["parameters"]
+    require_proof(asked["proof"], RunConfig.model_validate(asked["config"]), "learner", "2", first._meeting)

@@ -8,8 +8,10 @@ from configs.errors import ConfigError
 from configs.load import load
 from flows.services import memory
 from flows.services.memory import memory_plan, parse_gpu, require_memory, smallest_gpu
+from tasks.runtime.model_shape import KNOWN_SHAPES
 
 GIB = memory.GIB
+SEES = "Qwen/Qwen3-VL-4B-Instruct"
 
 
 def plan_of(*overrides, gpu="H200", preset="qwen3_gpu"):
@@ -70,6 +72,8 @@ def test_a_sleep_that_was_asked_for_is_planned():
         ("qwen3_gpu", "H200", False, False),
         ("qwen3_4b_gpu", "H100", True, True),
         ("qwen3_4b_gpu", "H200", True, False),
+        ("qwen3_vl_gpu", "H100", False, True),
+        ("qwen3_vl_gpu", "H200", False, False),
         ("qwen3_8b_node", "H100", False, True),
         ("qwen3_8b_node", "H200", False, False),
     ],
@@ -77,7 +81,18 @@ def test_a_sleep_that_was_asked_for_is_planned():
 def test_each_preset_fits_on_the_gpus_that_it_is_for(preset, gpu, sleeps, recompute):
     plan = require_memory(plan_of(gpu=gpu, preset=preset))
     assert (plan.sleeps, plan.recompute) == (sleeps, recompute)
-    assert plan.shared == (preset != "qwen3_8b_node")
+    assert plan.shared == (preset not in ("qwen3_8b_node", "qwen3_vl_gpu"))
+
+
+def test_a_vision_tower_is_in_the_plan():
+    blind, sees = (plan_of(f"model.path={path}", preset="qwen3_vl_gpu") for path in ("Qwen/Qwen3-4B", SEES))
+    trained = plan_of("training.vision=trained", preset="qwen3_vl_gpu")
+    tower = KNOWN_SHAPES[SEES].vision.parameters
+    assert sees.learner.weights - blind.learner.weights == 4 * tower
+    assert sees.engine.weights - blind.engine.weights == 2 * tower
+    assert sees.learner.gradients == blind.learner.gradients and sees.learner.optimizer == blind.learner.optimizer
+    assert trained.learner.gradients - sees.learner.gradients == 4 * tower
+    assert trained.learner.optimizer - sees.learner.optimizer == 8 * tower
 
 
 def test_several_gpus_divide_the_engine():

@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -64,6 +65,31 @@ def test_who_has_waited_longest_is_next() -> None:
             done.result(SECONDS)
 
 
+def test_only_who_holds_a_policy_alone_exchanges_it_and_not_before_others_who_wait() -> None:
+    lock = PolicyLock()
+    with ThreadPoolExecutor(2) as threads, lock.hold("a"):
+        with lock.hold("a"):
+            assert not lock.exchange("b"), "somebody else relies on the policy"
+        done, end = threading.Event(), threading.Event()
+
+        def share(policy: str) -> None:
+            with lock.hold(policy):
+                done.set()
+                end.wait(SECONDS)
+
+        sharing = threads.submit(share, "b")
+        until(lambda: lock._waiting == ["b"], lambda: "nobody waits", every=0.01)
+        assert not lock.exchange("c"), "somebody waits for another policy"
+        assert lock.exchange("b") and done.wait(SECONDS), "who waits for the new policy shares it"
+        assert not lock.exchange("c")
+        end.set()
+        sharing.result(SECONDS)
+        assert lock.exchange("c")
+        late = threads.submit(share, "a")
+    late.result(SECONDS)
+    assert not lock._holders
+
+
 def test_who_fails_lets_go() -> None:
     lock = PolicyLock()
     with pytest.raises(ValueError, match="lost"), lock.hold("a"):
@@ -122,3 +148,27 @@ def test_the_engine_hands_a_policy_out_only_to_those_who_hold_it(
             assert brought == ["a", "a"], "the other is not even brought as long as this one is held"
         assert waiting.result(SECONDS) == "b"
     assert brought == ["a", "a", "b"]
+
+
+def test_the_engine_exchanges_a_policy_only_under_its_one_holder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = session_for(tmp_path / "store", "run").engine
+    brought: list[tuple[str, bool]] = []
+
+    def bring(policy: Policy, url: str, recompute: bool = True) -> ServedModel:
+        assert engine._bringing.locked(), "who waits for the policy waits until it is served"
+        brought.append((policy.key, recompute))
+        return ServedModel(url, "key", salt=policy.key)
+
+    monkeypatch.setattr(engine, "_bring", bring)
+    monkeypatch.setattr(engine, "serve", lambda policy: ServedModel("http://engine", "key", salt=policy.key))
+    engine._handles["engine"] = SimpleNamespace(wait=lambda: {"url": "http://engine"})  # type: ignore[assignment]
+    with engine.pinned(Policy("a", 0)):
+        with engine.pinned(Policy("a", 0)):
+            assert engine.exchange(Policy("b", 1), recompute=True) is None
+        for key, recompute in (("b", True), ("c", False)):
+            assert engine.exchange(Policy(key, 1), recompute=recompute).salt == key  # type: ignore[union-attr]
+    assert brought == [("b", True), ("c", False)]
+    with engine.pinned(Policy("a", 0)):
+        pass  # the holder let go, whatever it held in the end

@@ -66,7 +66,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunContext:
         piece = store.append("policies", rows, run="a", step=0, key=key, attempt=key)
         store.ledger.commit(entry(key, "a", outputs=(piece,), stage="training", attempt=key))
     monkeypatch.setattr(LearnerRecovery, "_settings", lambda self, row: {})
-    monkeypatch.setattr(LearnerRecovery, "_batches", lambda self, row: (0, None))
+    monkeypatch.setattr(LearnerRecovery, "_batch", lambda self, row: (0, None))
     return RunContext(store, "a", RunConfig(name="a"), {})
 
 

@@ -27,8 +27,7 @@ from tasks.inference.engine.client import Engine, EngineLost
 from tasks.learner.tiny import tiny_qwen3
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy
-from tasks.training.policy import policy_row
-from tests.fixtures.rows import entry
+from tests.fixtures.hosts import recorded_first
 from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
@@ -83,13 +82,7 @@ def machine(tmp_path_factory):
         engine.begin()
         with learner.turn():
             client = learner.load_fresh(POLICY, model)
-            rows = policy_row(client, POLICY.key, 0, None, 512, False)
-        scratch = store.policies.scratch(POLICY.key)
-        for file in model.iterdir():
-            (scratch / file.name).write_bytes(file.read_bytes())
-        store.policies.publish(scratch, POLICY.key, rows["weights_sha256"][0].as_py())
-        piece = store.append("policies", rows, run="a", step=0, key=POLICY.key, attempt="1")
-        store.ledger.commit(entry(POLICY.key, "a", outputs=(piece,), stage="policy_import", attempt="1"))
+            recorded_first(store, "a", POLICY, client, model)
         yield found
 
 

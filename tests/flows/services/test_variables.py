@@ -69,7 +69,10 @@ def context(config: RunConfig) -> Any:
 
 
 SERVICES: dict[str, tuple[Callable[[Supervisor, RunConfig], ServiceSpec], set[str]]] = {
-    "learner": (lambda supervisor, config: LearnerProcess(supervisor, context(config))._spec(), set()),
+    "learner": (
+        lambda supervisor, config: LearnerProcess(supervisor, context(config))._spec(),
+        {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"},
+    ),
     "environment": (
         lambda supervisor, config: EnvironmentServers(supervisor, config, "own")._spec(config.environments[0]),
         {"HF_TOKEN"},

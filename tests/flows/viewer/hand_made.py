@@ -92,7 +92,8 @@ class HandMade:
 
     def step(self, traces: Rows, messages: Rows, samples: Rows = (), step: int = 0, **more: Rows) -> dict[str, str]:
         """Write a step as far as there are rows for it; `more` are batches, updates and the like. Return the keys."""
-        sampled = {"traces": traces, "messages": messages} | {name: more[name] for name in ("images",) if name in more}
+        sampled = {"traces": traces, "messages": messages}
+        sampled |= {name: more[name] for name in ("images", "token_policies") if name in more}
         keys = self._stages(traces, sampled, samples, step, more)
         rows = {"traces": traces, "messages": messages, "verdicts": _verdicts(traces), "samples": samples, **more}
         known = {sample["sample_id"] for sample in samples}

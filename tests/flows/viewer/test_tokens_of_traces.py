@@ -7,11 +7,14 @@ from typing import Any
 import polars as pl
 import pytest
 
+from flows import cli
 from flows.queries.messages import branches, messages, rejected_messages
+from flows.queries.request import PageRequest
 from flows.queries.shown_tokens import COLOURINGS, NONE, default_colouring, drawn_text, largest, plain_number
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import TOKENS, tokens
 from flows.queries.trace import find_trace, samples
+from flows.viewer.pages.trace import trace_page
 from flows.viewer.terminal.trace_body import MEASURES
 from tests.fixtures import builders
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
@@ -73,6 +76,8 @@ def test_every_token_has_what_each_table_says_of_it(found: pl.DataFrame) -> None
     assert found["token_id"].to_list() == list(range(1, 12))
     assert found["sampled"].to_list() == [False] * 4 + [True, True, False, True, True, True, True]
     assert found["is_content"].to_list() == [*none, False, True, True, *[None] * 5]
+    assert found["policy_version"].to_list() == [*none, None, 0, 0, None, 0, 0, 0, 0]
+    assert found["policy_age"].to_list() == [*none, None, 0, 0, None, 0, 0, 0, 0]
     assert found["branch"].to_list() == [0] * 9 + [1, 1]
     assert found["position"].to_list() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 3, 4]
     assert found["trained"].to_list() == [False] * 4 + [True, True, False, True, True, True, True]
@@ -284,3 +289,27 @@ def test_numbers_are_plain_json() -> None:
 
 def test_the_terminal_has_the_colourings_of_the_page_by_the_same_names() -> None:
     assert set(MEASURES) - {"weight"} == {each.name for each in COLOURINGS}
+
+
+def test_tokens_of_a_trace_of_several_policies_know_theirs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "store"
+    places = [(1, 1, 1, 3), (1, 2, 1, 4), (3, 0, 2, 5), (4, 0, 2, 3)]
+    runs = [
+        {"trace_id": FORKED, "message": message, "start": start, "num_tokens": count}
+        | {"policy_key": f"policy {version}", "policy_version": version}
+        for message, start, count, version in places
+    ]
+    own = tokens_of(root, builders.trace(FORKED, policy_key="policy 3", policy_version=3), token_policies=runs)
+    nothing = [None] * 4
+    assert own["policy_version"].to_list() == [*nothing, 3, 4, None, 5, 5, 3, 3]
+    assert own["policy_age"].to_list() == [*nothing, 2, 1, None, 0, 0, 2, 2]
+    library = StoreReader.at(root)
+    # Also where one message alone is looked at, whose tokens are all of one policy.
+    assert tokens(library, find_trace(library, RUN, FORKED), [4])["policy_age"].to_list() == [2, 2]
+    (by_policy,) = [each for each in COLOURINGS if each.name == "policy"]
+    assert by_policy.shades(own, 0.0) == "----CB-AACC"
+    asked = PageRequest("/", {"run": RUN, "trace": FORKED}, {})
+    page = trace_page(library, asked).values
+    assert [(each["version"], each["num_tokens"]) for each in page["policies"]["parts"]] == [(3, 3), (4, 1), (5, 2)]
+    assert cli.main(["trace", FORKED, "--store", str(root)]) == 0
+    assert "policy 3 (3 tokens), 4 (1 tokens), 5 (2 tokens)" in capsys.readouterr().out

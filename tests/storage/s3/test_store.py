@@ -5,13 +5,16 @@ import socket
 import subprocess
 import sys
 
+import pyarrow as pa
 import pytest
 
 from flows.cli import doctor
 from storage.errors import LayoutError, StoreError, StoreUnavailable
 from storage.ledger import Ledger
 from storage.maintenance.compact import maintain
+from storage.read.groups import open_groups
 from storage.store import LAYOUT, Store, open_store
+from tests.fixtures.packed import batches, sample
 from tests.fixtures.rows import entry, messages
 from tests.fixtures.s3_host import S3Host
 from tests.fixtures.writer import race_writers
@@ -33,6 +36,16 @@ def fill(store: Store, steps: range) -> None:
     for step in steps:
         piece = store.append("messages", messages(2), run="run", step=step, key=f"k{step}", attempt=f"a{step}")
         store.ledger.commit(entry(f"k{step}", step=step, outputs=(piece,)))
+
+
+def test_packed_rows_are_read_row_by_row_with_the_credentials_of_the_environment(root: str, store: Store) -> None:
+    rows = batches([[sample(f"s{number}", 5 + number, number)] for number in range(4)])
+    pieces = [
+        store.append("batches", rows.slice(first, 2), run="run", step=0, key="k", attempt="a") for first in (0, 2)
+    ]
+    reader = open_groups(root)
+    found = [group for piece in pieces for group, _ in reader.verify(piece)]
+    assert pa.concat_tables([reader.read(group) for group in found]).equals(rows)
 
 
 def test_rows_come_back_in_every_way(root: str, store: Store) -> None:

@@ -5,13 +5,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.arrays.images import ImageBreach, PlacedImage, SampleImages, can_see, digests_of, token_types
+from tasks.arrays.images import (
+    ImageBreach,
+    PlacedImage,
+    SampleImages,
+    StoredTensors,
+    can_see,
+    digests_of,
+    token_types,
+)
+from tasks.runtime.stored_rows import rows_of
 from tests.fixtures.builders import message, table, trace
 from tests.fixtures.pictures import PAD, RECORD, VIDEO, sees, shows, tensors
 
 
 def images_of(messages, grids, traces=None):
-    return SampleImages(table("messages", messages), table("traces", traces or [sees()]), tensors(grids))
+    num_tokens = StoredTensors(rows_of(tensors(grids))).num_tokens
+    return SampleImages(table("messages", messages), table("traces", traces or [sees()]), num_tokens)
 
 
 def test_an_image_belongs_to_the_part_that_brought_it_in():

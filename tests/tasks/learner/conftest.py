@@ -11,9 +11,9 @@ def model_directory(tmp_path_factory):
     return tiny_qwen3(tmp_path_factory.mktemp("model") / "policy", hidden=32, layers=2, intermediate=64, seed=3)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def world():
-    """The process group that sharding needs, in this process."""
+    """The process group that sharding needs, in this process; other files make groups of their own kinds."""
     import torch
     import torch.distributed as dist
 

@@ -1,8 +1,9 @@
-"""What all ranks do together: `python -m torch.distributed.run ... -m tests.tasks.learner.ranks MODEL DIRECTORY`.
+"""What all ranks do together: `python -m torch.distributed.run ... -m tests.tasks.learner.ranks MODEL SEEING FILE`.
 
 The same code makes the figures of one rank, in the test's own process, and those of two, in processes of their own.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -18,10 +19,10 @@ from tasks.learner.checkpoint import moment_tensors
 from tasks.learner.distributed import ALONE, World, like, shard, start_world, whole
 from tasks.learner.loop import accumulate_gradients
 from tasks.learner.loss import Objective
-from tasks.learner.model import PolicyModel, compile_policy
+from tasks.learner.model import PolicyModel, compile_policy, load_policy
 from tasks.learner.optimizer import apply_gradients, clip_gradients, new_optimizer
-from tasks.learner.rows import batches_from_table
-from tests.fixtures.packed import batches, padding, sample
+from tests.fixtures.packed import batches, batches_from_table, padding, sample
+from tests.fixtures.pictures import seeing_batches
 from tests.fixtures.varlen import varlen_on_cpu
 
 CPU = torch.device("cpu")
@@ -88,7 +89,8 @@ def gradient(policy: PolicyModel, rows: list, world: World, loss: str = "token")
     """
     policy.zero_grad()
     (batch,) = batches_from_table(batches(dealt(rows, world.size // world.ranks_per_row)))
-    totals, statistics = accumulate_gradients(policy, batch, Objective(LOSSES[loss]), world, CPU)
+    statistics = []
+    totals = accumulate_gradients(policy, batch, Objective(LOSSES[loss]), world, CPU, take=statistics.extend)
     measured = {name: torch.tensor(value, dtype=torch.float64) for name, value in totals.sums.items()}
     for entry in statistics:
         for name, start, end in zip(entry.row.sample_ids, entry.row.borders, entry.row.borders[1:], strict=False):
@@ -124,6 +126,19 @@ def _named(policy, optimizer):
     yield from moment_tensors(policy, optimizer).items()
 
 
+def seen(directory: Path, world: World) -> dict[str, Tensor]:
+    """Return gradient and losses of rows of which some show pictures, of a model whose tower is trained."""
+    policy = load_policy(directory, TrainingConfig(device="cpu", dtype="float32", vision="trained"), CPU, world=world)
+    (batch,) = batches_from_table(*seeing_batches())
+    totals = accumulate_gradients(policy, batch, Objective(LOSSES["token"]), world, CPU)
+    found = {name: torch.tensor(value, dtype=torch.float64) for name, value in totals.sums.items()}
+    tower = [whole(p.grad).flatten() for name, p in policy.named_parameters() if ".visual." in name]
+    return found | {
+        "tower": torch.cat(tower),
+        "gradient": torch.cat([whole(p.grad).flatten() for p in policy.parameters()]),
+    }
+
+
 def shared_rows(directory: Path, world: World) -> dict[str, Tensor]:
     """Return the figures of ranks that share rows, of one copy of the weights and of two, for each loss."""
     found = {}
@@ -139,7 +154,7 @@ def shared_rows(directory: Path, world: World) -> dict[str, Tensor]:
     return found
 
 
-def main(directory: Path, out: Path) -> None:
+def main(directory: Path, seeing: Path, out: Path) -> None:
     """Write the figures of every split and of every optimizer."""
     world = start_world()
     found = {}
@@ -151,11 +166,12 @@ def main(directory: Path, out: Path) -> None:
         policy = policy_in(directory, torch.float32, compiled=True)
         found |= {f"{name} compiled": gradient(policy, rows, world) for name, rows in SPLITS.items()}
     found["graphs"] = counters["stats"]["unique_graphs"]
-    found |= shared_rows(directory, world)
+    found |= shared_rows(directory, world) | {"seen": seen(seeing, world)}
     if world.rank == 0:
         torch.save(found, out)
     torch.distributed.destroy_process_group()
+    os._exit(0)  # all is on the disk; threads of gloo can abort an interpreter that ends
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(*map(Path, sys.argv[1:]))

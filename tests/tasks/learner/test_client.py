@@ -6,15 +6,17 @@ import subprocess
 import sys
 import threading
 
-import pyarrow as pa
 import pytest
 
+from storage.errors import DamagedSlice
+from storage.refs import File, Slice
 from tasks.learner import protocol
 from tasks.learner.client import Learner
-from tasks.learner.protocol import LearnerError, LearnerLost, NoOptimizerState
+from tasks.learner.protocol import BatchReference, LearnerError, LearnerLost, NoOptimizerState
 from tests.fixtures.waiting import PATIENCE
 
-TABLE = pa.table({"tokens": pa.array([[1, 2], []], pa.list_(pa.int32()))})
+PIECE = Slice("batches", "a", "attempt", 2, "d" * 64, (File("run=a/x.parquet", 7, "e" * 64),))
+BATCH = BatchReference("s3://bucket/store", (PIECE, PIECE), (PIECE,))
 
 
 @pytest.fixture
@@ -45,12 +47,41 @@ def server():
 def test_messages_come_back_as_they_went():
     left, right = socket.socketpair()
     with left, right:
-        for table in (None, TABLE, TABLE.slice(0, 0)):
-            protocol.send(left, {"request": "ü", "value": None}, table)
-            header, received = protocol.receive(right)
-            assert header == {"request": "ü", "value": None}
-            assert (received is None) == (table is None)
-            assert table is None or received.equals(table)
+        protocol.send(left, {"request": "ü", "value": None})
+        assert protocol.receive(right) == {"request": "ü", "value": None}
+
+
+def admit_with(key, told):
+    """Behave as a learner with a key, and note who is refused."""
+
+    def behave(connection):
+        try:
+            protocol.admit(connection, key)
+            protocol.receive(connection)
+            protocol.send(connection, {"result": {"pid": 1}})
+        except (ValueError, EOFError) as refusal:
+            told.append(str(refusal))
+
+    return behave
+
+
+def test_a_learner_with_a_key_answers_who_has_it(server):
+    told = []
+    with Learner(server(admit_with("k", told)), "k") as learner:
+        assert learner.state() == {"pid": 1}
+    with pytest.raises(LearnerLost, match="it has another key"):
+        Learner(server(admit_with("k", told)), "j")
+    assert told == ["a client without this learner's key"]
+
+
+def test_a_client_with_a_key_talks_to_no_other_program(server):
+    def sends_it_back(connection):
+        connection.sendall(bytes(protocol.NONCE))
+        sent = bytes(protocol._read(connection, 2 * protocol.NONCE))
+        connection.sendall(sent[protocol.NONCE :])
+
+    with pytest.raises(LearnerLost, match="has not this run's key"):
+        Learner(server(sends_it_back), "k")
 
 
 def test_the_answer_of_a_step_of_thousands_of_updates_comes_through():
@@ -59,14 +90,14 @@ def test_the_answer_of_a_step_of_thousands_of_updates_comes_through():
     with left, right:
         sender = threading.Thread(target=protocol.send, args=(left, {"updates": updates}))
         sender.start()
-        assert protocol.receive(right)[0]["updates"] == updates
+        assert protocol.receive(right)["updates"] == updates
         sender.join(PATIENCE)
 
 
 @pytest.mark.parametrize(
     ("sent", "error", "words"),
     [
-        (struct.pack("!IQ", 10, 0) + b"{}", EOFError, "2 of 10"),
+        (struct.pack("!I", 10) + b"{}", EOFError, "2 of 10"),
         (b"\xff" * 12, ValueError, "none of ours"),  # refused before memory is taken for it
     ],
 )
@@ -84,15 +115,15 @@ def test_request_and_answer(server):
 
     def behave(connection):
         seen.append(protocol.receive(connection))
-        protocol.send(connection, {"result": [{"loss": 1.0}]}, TABLE)
+        protocol.send(connection, {"result": [{"loss": 1.0}]})
 
     names = {"policy_key_in": "a", "policy_key_out": "b", "directory_out": "d", "state_directory": "s"}
     given = {"step": 3, "save_optimizer": False, **names}
     with Learner(server(behave)) as learner:
-        updates, statistics = learner.train(TABLE, **given)
-    assert (updates, statistics.equals(TABLE)) == ([{"loss": 1.0}], True)
-    ((header, table),) = seen
-    assert header == {"request": "train", "arguments": given} and table.equals(TABLE)
+        assert learner.train(BATCH, **given) == [{"loss": 1.0}]
+    (message,) = seen
+    assert BatchReference.from_json(message["arguments"].pop("batch")) == BATCH
+    assert message == {"request": "train", "arguments": given}
 
 
 @pytest.mark.parametrize(
@@ -101,11 +132,23 @@ def test_request_and_answer(server):
 def test_the_worker_s_error_comes_back_with_its_message(server, name, kind):
     def behave(connection):
         protocol.receive(connection)
-        protocol.send(connection, {"error": name, "message": "what, where, what to do"})
+        protocol.send(connection, {"error": name, "message": ["what, where, what to do"]})
 
     with Learner(server(behave)) as learner, pytest.raises(kind, match="what, where, what to do") as caught:
         learner.state()
     assert type(caught.value) is kind
+
+
+def test_what_the_store_refuses_comes_back_with_all_its_parts(server):
+    error = DamagedSlice("what", "where", "safe", "do")
+
+    def behave(connection):
+        protocol.receive(connection)
+        protocol.send(connection, protocol.error_answer(error))
+
+    with Learner(server(behave)) as learner, pytest.raises(DamagedSlice) as caught:
+        learner.state()
+    assert str(caught.value) == str(error) and caught.value.do == "do"
 
 
 def test_a_connection_that_ends_before_the_answer_is_a_lost_learner(server):

@@ -13,9 +13,11 @@ from configs.training import LoraConfig, TrainingConfig
 from tasks.learner import adapters
 from tasks.learner.model import load_policy, run_row
 from tasks.learner.protocol import LearnerError
-from tasks.learner.rows import batches_from_table, idle_row
+from tasks.learner.rows import idle_row
 from tasks.learner.tiny import tiny_qwen3
-from tests.fixtures.packed import batches, sample
+from tasks.learner.tiny_vision import tiny_qwen3_vl
+from tests.fixtures.packed import all_rows, batches, batches_from_table, sample
+from tests.fixtures.seen_rows import packed_row, shown
 from tests.fixtures.varlen import varlen_on_cpu
 
 pytestmark = pytest.mark.engine
@@ -38,7 +40,7 @@ def rows(count, seed=0):
         lengths = rng.integers(2, 90, rng.integers(1, 7))
         samples = [sample(str(index), int(length), number) for index, length in enumerate(lengths)]
         (batch,) = batches_from_table(batches([samples]))
-        found.append(batch.rows[0])
+        found.append(all_rows(batch)[0])
     return found
 
 
@@ -50,19 +52,19 @@ def gradient(policy, row):
     return torch.cat([logprobs.detach(), *(each.flatten() for each in flat if each is not None)])
 
 
-def compared(directory, settings, number, tolerance):
+def compared(directory, settings, row_list, tolerance):
     """Compare compiled with plain layers on some rows; return how many graphs were made."""
     with varlen_on_cpu() as calls:
         plain = load_policy(directory, TrainingConfig(**settings), CPU)
         compiled = load_policy(directory, TrainingConfig(compile=True, **settings), CPU)
         torch._dynamo.reset()
         counters.clear()
-        for row in [FIRST, *rows(number)]:
+        for row in [FIRST, *row_list]:
             expected, found = gradient(plain, row), gradient(compiled, row)
             scale = float(expected.abs().max())
             assert row is FIRST or scale > 0
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * scale)
-    assert len(set(calls)) >= min(number, 16), "rows of different longest segments"
+    assert len(set(calls)) >= min(len(row_list), 16), "rows of different longest segments"
     return counters["stats"]["unique_graphs"]
 
 
@@ -72,14 +74,29 @@ def deep(tmp_path_factory):
 
 
 def test_twenty_rows_of_all_lengths_and_all_layers_are_one_graph(world, deep):
-    assert compared(deep, {"dtype": "float32"}, 20, 1e-5) == GRAPHS
+    assert compared(deep, {"dtype": "float32"}, rows(20), 1e-5) == GRAPHS
 
 
 @pytest.mark.nightly
 def test_recomputed_and_sharded_layers_are_compiled_too(world, deep):
     """In bfloat16 one rank is sharded; the graph of a layer that keeps its activations is another one."""
     settings = {"dtype": "bfloat16", "gradient_checkpointing": True, "checkpoint_every": 2}
-    assert compared(deep, settings, 4, 2e-2) <= GRAPHS + 1
+    assert compared(deep, settings, rows(4), 2e-2) <= GRAPHS + 1
+
+
+def test_rows_with_pictures_and_without_are_one_graph(world, tmp_path):
+    """The tower, which is trained here, is not compiled: its attention has a loop over pictures."""
+    small = tiny_qwen3_vl(tmp_path / "policy", hidden=64, heads=2, seed=3)
+    random = np.random.default_rng(0)
+
+    def seen(number):
+        counts = random.integers(0, 3, random.integers(1, 4))
+        sizes = [[tuple(map(int, random.integers(1, 4, 2))) for _ in range(count)] for count in counts]
+        return packed_row([shown(each, number, int(random.integers(2, 90))) for each in sizes])
+
+    made = [seen(number) for number in range(8)]
+    assert {row.images is None for row in made} == {True, False}
+    assert compared(small, {"dtype": "float32", "vision": "trained"}, made, 1e-5) == GRAPHS
 
 
 @pytest.mark.nightly

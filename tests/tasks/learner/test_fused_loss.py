@@ -23,9 +23,8 @@ from tasks.learner.head import PLAIN, Kernels, fused_loss, logits_gradient_at_on
 from tasks.learner.loop import accumulate_gradients
 from tasks.learner.loss import Objective
 from tasks.learner.losses import LOSSES
-from tasks.learner.rows import batches_from_table
 from tests.fixtures.output_head import TEMPERATURES, Largest, problem
-from tests.fixtures.packed import batches, sample
+from tests.fixtures.packed import batches, batches_from_table, sample
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
@@ -68,7 +67,8 @@ def trained(policy, loss):
     """Return gradient, totals and statistics of two rows."""
     policy.zero_grad()
     (batch,) = batches_from_table(batches(ROWS))
-    totals, rows = accumulate_gradients(policy, batch, Objective(loss), ALONE, CPU)
+    rows = []
+    totals = accumulate_gradients(policy, batch, Objective(loss), ALONE, CPU, take=rows.extend)
     found = [torch.from_numpy(getattr(row, name)) for row in rows for name in ("logprobs", "entropies", "masked")]
     return torch.cat([p.grad.flatten() for p in policy.parameters()]), totals, torch.cat(found)
 

@@ -13,15 +13,8 @@ ROUNDED = TRAINING | {"dtype": "bfloat16", "policy_dtype": "bfloat16"}
 
 
 def train(trainer, step, directory):
-    return trainer.train(
-        BATCHES[step],
-        step=step,
-        policy_key_in=f"p{step}",
-        policy_key_out=f"p{step + 1}",
-        directory_out=str(directory / f"p{step + 1}"),
-        save_optimizer=False,
-        state_directory=str(directory / "kept"),
-    )[0][0]["weights_sha256"]
+    (update,), _ = train_step(trainer, step, directory, BATCHES[step], state_directory=str(directory / "kept"))
+    return update["weights_sha256"]
 
 
 def after(world, model_directory, directory, steps, settings):

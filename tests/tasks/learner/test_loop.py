@@ -15,8 +15,7 @@ from tasks.learner.distributed import World
 from tasks.learner.loop import _largest, accumulate_gradients
 from tasks.learner.loss import Objective
 from tasks.learner.optimizer import clip_gradients
-from tasks.learner.rows import batches_from_table
-from tests.fixtures.packed import batches, padding, sample
+from tests.fixtures.packed import all_rows, batches, batches_from_table, padding, sample
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
@@ -35,7 +34,8 @@ def gradient(policy, rows, config=None):
     """Return the flat gradient, what was measured and the statistics by sample."""
     policy.zero_grad()
     (batch,) = batches_from_table(batches(rows))
-    totals, statistics = accumulate_gradients(policy, batch, Objective(config or DppoLoss()), ALONE, CPU)
+    statistics = []
+    totals = accumulate_gradients(policy, batch, Objective(config or DppoLoss()), ALONE, CPU, take=statistics.extend)
     by_sample = {}
     for entry in statistics:
         for name, start, end in zip(entry.row.sample_ids, entry.row.borders, entry.row.borders[1:], strict=False):
@@ -134,12 +134,14 @@ def test_what_a_row_is_told_of_its_tokens(exact_policy):
     """Log-probs and entropies at weighted tokens alone, and which of them were masked, as they are stored."""
     (batch,) = batches_from_table(batches([SAMPLES]))
     loss = IpoLoss(threshold=0.001)
-    totals, (found,) = accumulate_gradients(exact_policy, batch, Objective(loss), ALONE, CPU)
+    statistics = []
+    totals = accumulate_gradients(exact_policy, batch, Objective(loss), ALONE, CPU, take=statistics.extend)
+    (found,), (row,) = statistics, all_rows(batch)
     assert (found.logprobs.dtype, found.entropies.dtype, found.masked.dtype) == (np.float32, np.float32, bool)
     assert found.masked.sum() == totals.sums["masked"] > 0
     weighted = np.zeros(len(found.masked), bool)
-    weighted[found.row.weighted] = True
-    assert not (found.masked & ~weighted).any() and found.masked[found.row.streams["rl_weights"] != 0].any()
+    weighted[row.weighted] = True
+    assert not (found.masked & ~weighted).any() and found.masked[row.streams["rl_weights"] != 0].any()
     assert (found.logprobs[weighted] < 0).all() and (found.entropies[weighted] > 0).all()
     assert not found.logprobs[~weighted].any() and not found.entropies[~weighted].any()
 
@@ -148,6 +150,8 @@ def test_gradients_that_are_averaged_over_ranks_are_made_a_sum(exact_policy):
     class Two(World):
         def gather(self, part):
             return [part]
+
+        gather_to_first = gather
 
     (batch,) = batches_from_table(batches([SAMPLES[:1]]))
     alone, of_two = gradient(exact_policy, [SAMPLES[:1]])[0], None
@@ -159,7 +163,7 @@ def test_gradients_that_are_averaged_over_ranks_are_made_a_sum(exact_policy):
 
 def test_a_row_is_computed_on_the_device_that_is_asked_for(exact_policy, monkeypatch):
     (batch,) = batches_from_table(batches([SAMPLES]))
-    (row,) = batch.rows
+    (row,) = all_rows(batch)
     meta = torch.device("meta")
     tokens = loop._tokens(row, meta)
     assert {getattr(tokens, name).device for name in ("engine_logprobs", "rl", "segments")} == {meta}
@@ -195,7 +199,7 @@ def test_nothing_waits_for_the_device_row_by_row(exact_policy):
     with Read() as read:
         accumulate_gradients(exact_policy, batch, Objective(DppoLoss()), ALONE, CPU)
         clip_gradients(exact_policy, 1e-3, ALONE)
-    assert len(batch.rows) > 2 and read.count == 0
+    assert len(all_rows(batch)) > 2 and read.count == 0
 
 
 @pytest.mark.parametrize("values", [[1.0, np.nan], [np.nan, 1.0], [np.nan]])

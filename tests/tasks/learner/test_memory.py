@@ -97,7 +97,14 @@ def cases():
     yield UNTIED, 2, 32768, 16, True, {}
 
 
-@pytest.mark.parametrize("case", list(cases()), ids=lambda case: f"{case[0].hidden}-{'-'.join(map(str, case[1:5]))}")
+def case_parameters():
+    """All cases; every eighth is of the tests that newcomers run, as a second is much for one of thousands."""
+    for number, case in enumerate(cases()):
+        name = f"{case[0].hidden}-{'-'.join(map(str, case[1:5]))}"
+        yield pytest.param(case, id=name, marks=[pytest.mark.engine] if number % 8 else [])
+
+
+@pytest.mark.parametrize("case", list(case_parameters()))
 def test_the_plan_is_within_five_percent_of_torchs_tracker(case, monkeypatch):
     # As on CUDA, where the products of the head are not computed from copies in float32.
     monkeypatch.setattr(head, "WITH_OUT_DTYPE", ("cpu",))
@@ -135,7 +142,7 @@ def saved_bytes(shape, compiled, tokens=256):
     return sum(size for place, (size, _) in kept.items() if place not in own) / tokens
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.engine)])
 def test_what_a_layer_keeps_of_a_token(compiled):
     narrow = replace(SMALL, hidden=512, inner=2048, heads=4, kv_heads=2)
     others = () if compiled else (replace(narrow, kv_heads=4), replace(narrow, inner=512))  # compiling takes seconds
@@ -166,3 +173,21 @@ def test_other_optimizers_and_adapters_take_less():
         for settings in (TrainingConfig(), TrainingConfig(optimizer=MuonOptimizer()), TrainingConfig(lora=LoraConfig()))
     ]
     assert totals == sorted(totals, reverse=True) and len(set(totals)) == 3
+
+
+def test_the_parameters_of_a_model_that_sees_are_those_of_transformers(seeing_model):
+    from transformers import AutoModelForImageTextToText, Qwen3VLConfig
+
+    shape = model_shape(str(seeing_model))
+    known = KNOWN_SHAPES["Qwen/Qwen3-VL-4B-Instruct"]
+    tower = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "out_hidden_size": 2560}
+    tower |= {"num_heads": 16, "num_position_embeddings": 2304, "deepstack_visual_indexes": [5, 11, 17]}
+    text = {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32}
+    text |= {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": True}
+    large = Qwen3VLConfig(text_config=text, vision_config=tower, tie_word_embeddings=True)
+    for expected, config in ((shape, Qwen3VLConfig.from_pretrained(seeing_model)), (known, large)):
+        with torch.device("meta"):
+            made = AutoModelForImageTextToText.from_config(config)
+        tower = sum(p.numel() for p in made.model.visual.parameters())
+        assert expected.vision.parameters == tower
+        assert expected.parameters == sum(p.numel() for p in made.parameters()) - tower

@@ -10,9 +10,8 @@ import torch
 from configs.training import TrainingConfig
 from tasks.learner.model import load_policy, run_row
 from tasks.learner.protocol import LearnerError
-from tasks.learner.rows import batches_from_table
 from tasks.learner.tiny import tiny_qwen3
-from tests.fixtures.packed import batches, sample
+from tests.fixtures.packed import all_rows, batches, batches_from_table, sample
 
 pytestmark = pytest.mark.engine
 
@@ -22,7 +21,7 @@ SAMPLES = [sample("a", 9, 1), sample("b", 5, 2, temperature=0.7), sample("c", 14
 
 def rows_of(samples):
     (batch,) = batches_from_table(batches([samples]))
-    return batch.rows[0]
+    return all_rows(batch)[0]
 
 
 def logprobs(policy, samples):

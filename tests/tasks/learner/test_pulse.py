@@ -80,6 +80,19 @@ def test_who_asks_is_told_while_the_work_goes_on() -> None:
         assert not hangs(address, LONGEST_TICK - 0.5), "nothing is under way"
 
 
+def test_who_has_no_key_is_told_nothing_and_keeps_nobody_waiting() -> None:
+    with listening() as (listener, address):
+        Pulse().serve(listener, "k")
+        host, port = listener.getsockname()
+        with socket.create_connection((host, port)):  # says nothing
+            assert ask(address, 30.0, "k") == {"request": "", "still_seconds": 0.0}
+        with pytest.raises(ConnectionRefusedError, match="another key"):
+            ask(address, 30.0, "j")
+        with pytest.raises(ValueError, match=r"utf-8|utf-16|utf-32|Expecting value"):
+            ask(address, 30.0)
+        assert not hangs(address, 30.0, "j"), "nobody can tell"
+
+
 def test_one_that_takes_questions_and_never_answers_hangs(caplog: pytest.LogCaptureFixture) -> None:
     with listening() as (_, address):  # the system accepts for whoever is stopped
         assert hangs(address, 0.05)
@@ -91,11 +104,11 @@ def test_one_that_answers_the_second_time_does_not_hang(monkeypatch: pytest.Monk
     asked: list[float] = []
     real = pulse.ask
 
-    def late(address: str, seconds: float) -> dict[str, object]:
+    def late(address: str, seconds: float, key: str) -> dict[str, object]:
         asked.append(seconds)
         if len(asked) == 1:
             raise TimeoutError
-        return real(address, seconds)
+        return real(address, seconds, key)
 
     monkeypatch.setattr(pulse, "ask", late)
     with listening() as (listener, address):

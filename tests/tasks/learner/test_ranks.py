@@ -24,12 +24,12 @@ pytestmark = pytest.mark.engine
 EXACTNESS = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
-def figures(number, model_directory, tmp_path_factory):
+def figures(number, model_directory, seeing_model, tmp_path_factory):
     """Return the figures that so many ranks find together."""
     out = tmp_path_factory.mktemp("ranks") / "found.pt"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
     done = subprocess.run(
-        [*command, "-m", "tests.tasks.learner.ranks", str(model_directory), str(out)],
+        [*command, "-m", "tests.tasks.learner.ranks", str(model_directory), str(seeing_model), str(out)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
         capture_output=True,
         text=True,
@@ -40,13 +40,13 @@ def figures(number, model_directory, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def two(model_directory, tmp_path_factory):
-    return figures(2, model_directory, tmp_path_factory)
+def two(model_directory, seeing_model, tmp_path_factory):
+    return figures(2, model_directory, seeing_model, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
-def four(model_directory, tmp_path_factory):
-    return figures(4, model_directory, tmp_path_factory)
+def four(model_directory, seeing_model, tmp_path_factory):
+    return figures(4, model_directory, seeing_model, tmp_path_factory)
 
 
 @pytest.fixture(scope="module", params=EXACTNESS, ids=str)
@@ -140,6 +140,13 @@ def test_two_ranks_at_one_row_and_two_copies_of_the_weights_make_it(two, model_d
     shared(two, model_directory, world, ["1 x 2", "2 x 1", "2 x 2"])
     expected = ranks.gradient(ranks.policy_in(model_directory, torch.float32), ranks.ALL_IN_ONE, world)
     assert_same(two["shared and compiled"], expected, torch.float32)
+
+
+def test_two_ranks_make_the_gradient_of_rows_with_pictures(two, seeing_model, world):
+    """One of them has text alone, and its tower waits for that of the other."""
+    expected = ranks.seen(seeing_model, world)
+    assert expected["tower"].abs().max() > 1e-3
+    assert_same(two["seen"], expected, torch.float32)
 
 
 @pytest.mark.nightly

@@ -12,7 +12,9 @@ from storage.schemas.stage_tables import TOKEN_MASKS, TOKEN_STATISTICS
 from tasks.learner import trainer
 from tasks.learner.loop import RowStatistics, Totals
 from tasks.learner.loss import GROUPS
-from tasks.learner.rows import PackedBatch, Row
+from tasks.learner.protocol import STATISTICS_FILE
+from tasks.learner.quantiles import Quantiles
+from tasks.learner.rows import PackedBatch, RowPlan
 from tasks.metrics import updates
 from tasks.metrics.updates import update_metrics
 from tasks.training.stage import token_tables, updates_table
@@ -26,12 +28,17 @@ LOSSES = ("rl_loss", "ce_loss", "ref_kl_loss", "ref_kl", "ref_kl_masked")
 def statistics(learner, engine, rl, masked=None, ids=("a",), borders=None):
     """Return one row's statistics; all streams are given per token."""
     size = len(learner)
-    names = ("temperatures", "advantages", "ce_weights", "ref_kl_weights")
-    streams = {name: np.zeros(size, np.float32) for name in names}
-    streams |= {"logprobs": np.array(engine, np.float32), "rl_weights": np.array(rl, np.float32)}
-    row = Row(0, ids, borders or (0, size), np.zeros(size, np.int64), streams)
-    flags = np.array(masked or [False] * size)
-    return RowStatistics(row, np.array(learner, np.float32), np.zeros(size, np.float32), flags)
+    row = RowPlan(0, 0, ids, borders or (0, size), 0, {}, {}, None, 0)
+    flags, own, member = np.array(masked or [False] * size), np.array(learner, np.float32), np.array(rl) != 0
+    ratios = own[member].astype(np.float64) - np.array(engine, np.float32)[member]
+    return RowStatistics(row, own, np.zeros(size, np.float32), flags, ratios)
+
+
+def ratios_of(entries):
+    """Return the importance ratios of some rows."""
+    found = Quantiles()
+    trainer.add_ratios(found, entries)
+    return found
 
 
 def measured(counts, statistics_=(), **values):
@@ -41,7 +48,7 @@ def measured(counts, statistics_=(), **values):
     maxima = {"ce_nll": 0.0, **{name: values.pop(f"{name}_max", 0.0) for name in mismatch}}
     assert values.keys() <= sums.keys()
     totals = Totals(sums | values, maxima)
-    return trainer.measurements(PackedBatch((), counts), totals, list(statistics_))
+    return trainer.measurements(PackedBatch((), counts, None), totals, ratios_of(statistics_))
 
 
 RL = {"rl": 4, "ce": 0, "ref_kl": 0}
@@ -88,10 +95,10 @@ def test_quantiles_of_the_ratio_are_exact_over_all_rows():
         statistics([0, *np.log(part)], [0] * (len(part) + 1), [0] + [1] * len(part))
         for part in (ratios[::2], ratios[1::2])
     ]
-    found = trainer.ratio_quantiles(parts)
+    found = trainer.ratio_quantiles(ratios_of(parts))
     expected = {"ratio_q0.01": 0.51, "ratio_q0.1": 0.6, "ratio_q0.5": 1.0, "ratio_q0.9": 1.4, "ratio_q0.99": 1.49}
     assert found == pytest.approx(expected, rel=1e-6)
-    assert trainer.ratio_quantiles([statistics([0.0], [0.0], [0.0])]) == dict.fromkeys(expected)
+    assert trainer.ratio_quantiles(ratios_of([statistics([0.0], [0.0], [0.0])])) == dict.fromkeys(expected)
     assert trainer.QUANTILES == updates.QUANTILES
 
 
@@ -115,12 +122,12 @@ def test_a_finite_step_has_no_such_list():
     assert "not_finite" not in measured(RL)["metrics"]
 
 
-def test_masks_have_rows_for_the_samples_that_have_some():
+def test_masks_have_rows_for_the_samples_that_have_some(tmp_path):
     row = statistics(
         [0, -1, 0, -1, -2], [0] * 5, [0, 1, 0, 1, 1], [False, False, False, False, True], ("a", "b"), (0, 2, 5)
     )
     other = statistics([0, -1], [0, -1], [0, 1], [False, True], ("c",))
-    made = token_tables(trainer.statistics_table([row, other]))
+    made = made_of(tmp_path, [row], [other])
     assert made["token_statistics"].schema.equals(TOKEN_STATISTICS.arrow)
     assert made["token_statistics"]["sample_id"].to_pylist() == ["a", "b", "c"]
     assert made["token_masks"].schema.equals(TOKEN_MASKS.arrow)
@@ -130,7 +137,16 @@ def test_masks_have_rows_for_the_samples_that_have_some():
     ]
 
 
-def test_without_any_there_is_no_table():
-    made = token_tables(trainer.statistics_table([statistics([0, -1], [0, -1], [0, 1])]))
+def made_of(directory, *parts):
+    """Return the tables that training makes of what the learner wrote in several parts."""
+    with trainer.StatisticsFile(directory) as file:
+        for part in parts:
+            file.write(trainer.statistics_table(part))
+    made = {name: list(rows) for name, rows in token_tables(directory / STATISTICS_FILE).items()}
+    assert not list(directory.iterdir()), "it is no part of the policy"
+    return {name: pa.concat_tables(rows) for name, rows in made.items() if rows}
+
+
+def test_without_any_there_is_no_table(tmp_path):
+    made = made_of(tmp_path, [statistics([0, -1], [0, -1], [0, 1])])
     assert made.keys() == {"token_statistics"}
-    assert isinstance(made["token_statistics"], pa.Table)

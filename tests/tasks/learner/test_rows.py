@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.learner.protocol import LearnerError
-from tasks.learner.rows import batches_from_table, idle_row
+from tasks.learner.rows import idle_row
 from tests.fixtures.builders import exactly
-from tests.fixtures.packed import STREAMS, batches, changed, padding, sample
+from tests.fixtures.packed import STREAMS, all_rows, batches, batches_from_table, changed, padding, sample
 
 
 def test_rows_are_what_was_packed():
     table = batches([[sample("a", 4, 1), sample("b", 3, 2)], [sample("c", 5, 3, "ce")]])
     (batch,) = batches_from_table(table)
-    first = batch.rows[0]
+    first = all_rows(batch)[0]
     assert (first.sample_ids, first.borders) == (("a", "b"), (0, 4, 7))
     assert first.weighted.tolist() == [2, 3, 5, 6]
     assert first.positions().tolist() == [0, 1, 2, 3, 0, 1, 2]
@@ -30,16 +30,15 @@ def test_updates_are_batches_with_denominators_of_their_own():
     rows = [[sample("a", 4, 1)], [sample("b", 6, 2)], [sample("c", 8, 3)]]
     found = batches_from_table(batches(rows, updates=[0, 1, 1]))
     assert [batch.denominators["rl"] for batch in found] == [2, 7]
-    assert [[row.sample_ids for row in batch.rows] for batch in found] == [[("a",)], [("b",), ("c",)]]
+    assert [[row.sample_ids for row in all_rows(batch)] for batch in found] == [[("a",)], [("b",), ("c",)]]
 
 
-def test_a_rank_without_a_row_idles_with_two_weightless_tokens():
+def test_a_rank_without_a_row_idles():
     rows = [[sample("a", 4, 1)], [sample("b", 4, 2)], [sample("c", 4, 3)]]
     (batch,) = batches_from_table(batches(rows))
-    assert [row.sample_ids for row in batch.on_rank(0, 2)] == [("a",), ("c",)]
+    assert [plan.sample_ids for plan in batch.on_rank(0, 2)] == [("a",), ("c",)]
     first, idle = batch.on_rank(1, 2)
-    assert first.sample_ids == ("b",)
-    assert (len(idle.token_ids), idle.weighted.size, idle.sample_ids) == (2, 0, ())
+    assert batch.load(first).sample_ids == ("b",) and idle is None
 
 
 def test_an_idle_row_is_exactly_this():
@@ -55,7 +54,7 @@ def test_an_idle_row_is_exactly_this():
 @given(lengths=st.lists(st.integers(2, 9), min_size=1, max_size=6), num_ranks=st.integers(1, 8))
 def test_ranks_that_share_a_row_have_each_token_and_predict_each_weighted_one_once(lengths, num_ranks):
     samples = [sample(f"s{number}", length, number) for number, length in enumerate(lengths)]
-    ((row,),) = (batch.rows for batch in batches_from_table(batches([samples])))
+    ((row,),) = (all_rows(batch) for batch in batches_from_table(batches([samples])))
     parts = [row.part(rank, num_ranks) for rank in range(num_ranks)]
     own = [part.token_ids[: len(part.positions)] for part in parts]
     (length,) = {len(each) for each in own}
@@ -75,7 +74,7 @@ def test_ranks_that_share_a_row_have_each_token_and_predict_each_weighted_one_on
 @given(num_rows=st.integers(1, 9), num_ranks=st.integers(1, 5))
 def test_rows_are_dealt_in_turn_to_any_number_of_ranks(num_rows, num_ranks):
     (batch,) = batches_from_table(batches([[sample(f"s{number}", 4, number)] for number in range(num_rows)]))
-    dealt = [[row.row for row in batch.on_rank(rank, num_ranks)] for rank in range(num_ranks)]
+    dealt = [[plan.row if plan else -1 for plan in batch.on_rank(rank, num_ranks)] for rank in range(num_ranks)]
     assert len({len(rows) for rows in dealt}) == 1
     in_turn = [row for step in zip(*dealt, strict=True) for row in step]
     assert in_turn[:num_rows] == list(range(num_rows)) and set(in_turn[num_rows:]) <= {-1}
@@ -83,12 +82,12 @@ def test_rows_are_dealt_in_turn_to_any_number_of_ranks(num_rows, num_ranks):
 
 def test_a_segment_may_be_one_token():
     (batch,) = batches_from_table(batches([[sample("a", 4, 1), replace(padding(1), sample_id="b")]]))
-    assert batch.rows[0].borders == (0, 4, 5) and batch.rows[0].positions().tolist() == [0, 1, 2, 3, 0]
+    assert all_rows(batch)[0].borders == (0, 4, 5) and all_rows(batch)[0].positions().tolist() == [0, 1, 2, 3, 0]
 
 
 def test_a_padding_row_is_welcome():
     (batch,) = batches_from_table(batches([[sample("a", 4, 1)], [padding(3)]]))
-    assert batch.rows[1].weighted.size == 0
+    assert all_rows(batch)[1].weighted.size == 0
 
 
 LENGTHS = {"logprobs": 5, "temperatures": 5, "advantages": 5, "rl_weights": 5, "ce_weights": 5, "ref_kl_weights": 5}

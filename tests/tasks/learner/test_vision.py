@@ -6,46 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.training import TrainingConfig
-from tasks.arrays.images import attach_images
 from tasks.learner.protocol import LearnerError
-from tasks.learner.rows import Row, batches_from_table
 from tasks.learner.vision import RowImages, check_counts, grid_positions
-from tests.fixtures.packed import STREAMS
-from tests.fixtures.pictures import packed_tables
+from tests.fixtures.packed import all_rows, batches_from_table
+from tests.fixtures.pictures import SEEN, packed_tables
+from tests.fixtures.seen_rows import packed_row, shown
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
-PATCH_VALUES = 384
-START, END, PAD = 259, 260, 261
 
-
-def shown(sizes, seed, tail=6):
-    """The tokens of a sample with images of these sizes in tokens, and the images."""
-    random, tokens, offsets, counts, pixels, grids = np.random.default_rng(seed), [], [], [], [], []
-    for height, width in sizes:
-        tokens += [*random.integers(0, 256, 3).tolist(), START]
-        offsets.append(len(tokens))
-        counts.append(height * width)
-        tokens += [PAD] * counts[-1] + [END]
-        pixels.append(random.normal(size=(4 * counts[-1], PATCH_VALUES)).astype(np.float32))
-        grids.append([1, 2 * height, 2 * width])
-    return tokens + random.integers(0, 256, tail).tolist(), offsets, counts, pixels, grids
-
-
-def packed_row(samples):
-    """One row of samples, every token of it weighted but the first of each."""
-    tokens, borders, offsets, counts, pixels, grids = [], [0], [], [], [], []
-    for own, at, sizes, patches, shapes in samples:
-        offsets += [len(tokens) + each for each in at]
-        counts, pixels, grids = counts + sizes, pixels + patches, grids + shapes
-        tokens = tokens + own
-        borders.append(len(tokens))
-    streams = {name: np.ones(len(tokens), np.float32) for name in STREAMS}
-    streams |= {name: np.zeros(len(tokens), np.float32) for name in ("ce_weights", "ref_kl_weights")}
-    streams["rl_weights"][borders[:-1]] = 0
-    images = RowImages(tuple(offsets), tuple(counts), np.concatenate(pixels), np.array(grids)) if pixels else None
-    return Row(0, ("s",) * len(samples), tuple(borders), np.array(tokens), streams, images)
-
-
+PAD = SEEN["image"]
 SAMPLES = [shown([(1, 2)], 1), shown([], 2), shown([(2, 1), (1, 1)], 3)]
 
 
@@ -158,7 +127,12 @@ def test_what_does_not_fit_is_refused_before_anything_is_trained(world, seeing_m
 
 def test_rows_come_with_their_images():
     made = packed_tables()
-    (batch,) = batches_from_table(attach_images(made["batches"], made["batch_images"]))
-    shown_images = [row.images for row in batch.rows if row.images is not None]
+    (batch,) = batches_from_table(made["batches"], made["batch_images"])
+    rows = all_rows(batch)
+    shown_images = [row.images for row in rows if row.images is not None]
+    images = {row: [] for row in made["batches"]["row"].to_pylist()}
+    for image in made["batch_images"].to_pylist():
+        images[image["row"]].append(image["offset"])
+    assert [list(row.images.offsets) if row.images else [] for row in rows] == list(images.values())
     assert sum(len(images.places) for images in shown_images) == 7
     assert all(len(images.pixels) == images.grids.prod(1).sum() for images in shown_images)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -10,9 +11,10 @@ import psutil
 import pytest
 
 from configs.losses import CispoLoss, CustomLoss, GspoLoss, IpoLoss, PpoLoss, SequenceMask, TruncatedImportance
-from tasks.learner import speed
+from tasks.learner import protocol, pulse, speed
 from tasks.learner.client import Learner
 from tasks.learner.protocol import LearnerError, LearnerLost
+from tasks.runtime.process_variables import BIND
 from tests.fixtures.faults import happened
 from tests.fixtures.learner_steps import configure
 from tests.fixtures.serving import free_port
@@ -246,6 +248,19 @@ def test_it_ends_when_its_input_closes(tmp_path, processes):
         child.wait(PATIENCE)
         _, alive = psutil.wait_procs(family, timeout=PATIENCE)
         assert not alive
+
+
+def test_with_a_key_it_binds_what_it_is_told_and_a_silent_stranger_keeps_nobody_waiting(tmp_path, monkeypatch):
+    monkeypatch.setenv(BIND, "127.0.0.2")
+    monkeypatch.setenv(protocol.KEY_VARIABLE, "k")
+    with process(tmp_path) as (child, report):
+        assert {report[name].partition(":")[0] for name in ("address", "pulse")} == {"127.0.0.2"}
+        host, _, port = report["address"].partition(":")
+        with socket.create_connection((host, int(port))), Learner(report["address"], "k") as learner:
+            assert learner.state()["pid"] == child.pid
+        with pytest.raises(LearnerLost, match="another key"):
+            Learner(report["address"], "j")
+        assert pulse.ask(report["pulse"], PATIENCE, "k")["request"] == ""
 
 
 def test_it_ends_on_sigterm_and_lives_on_without_input(tmp_path):

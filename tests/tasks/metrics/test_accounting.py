@@ -10,6 +10,7 @@ from tasks.metrics.accounting import AccountBreach, Share, account
 from tasks.packing.stage import STAGE as PACKING
 from tasks.packing.stage import packing
 from tests.fixtures.builders import exchange, failed, table, trace, view
+from tests.fixtures.stages import written
 
 TRACES = [
     trace("a"),
@@ -45,7 +46,7 @@ def step():
     filters = [{"type": "truncated", "enforce": True}, {"type": "zero_advantage"}]
     tables |= filtering(tables, view(FILTERING, filtering={"filters": filters}), quarantined={"i": "a broken verifier"})
     tables |= advantage(tables, view(ADVANTAGE))
-    return tables | packing(tables, view(PACKING))
+    return tables | written(packing(tables, view(PACKING)))
 
 
 def shares(tables):
@@ -115,7 +116,7 @@ def test_an_agent_may_play_several_times_in_an_episode():
     tables = sampled(traces, traces[:1])
     tables |= filtering(tables, view(FILTERING, filtering={"filters": [{"type": "errored"}]}), quarantined={})
     tables |= advantage(tables, view(ADVANTAGE, algorithm={"type": "hierarchical_grpo"}))
-    tables |= packing(tables, view(PACKING))
+    tables |= written(packing(tables, view(PACKING)))
     assert [(each.outcome, each.num_traces) for each in shares(tables)] == [("no weight", 2), ("trained", 2)]
 
 

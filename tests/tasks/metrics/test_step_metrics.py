@@ -57,6 +57,25 @@ TABLES = (
 )
 
 
+def test_the_staleness_of_tokens_is_that_of_the_policy_of_each() -> None:
+    rows = traces(
+        {"trace_id": "a", "environment": "one", "num_output_tokens": 10, "policy_version": 3, "staleness": 2},
+        {"trace_id": "b", "environment": "one", "num_output_tokens": 5, "policy_version": 5, "staleness": 0},
+        {"trace_id": "c", "environment": "two", "num_output_tokens": 0, "policy_version": 1, "staleness": 4},
+    )
+    names = ("trace_id", "message", "start", "num_tokens", "policy_version", "policy_key")
+    runs = [("a", 1, 4, 3, 3, "x"), ("a", 1, 7, 1, 4, "y"), ("a", 3, 0, 6, 5, "z")]
+    policies = table("token_policies", [dict(zip(names, run, strict=True)) for run in runs])
+    found = named(rows, verdicts(), (), None, policies)
+    assert {name: value for name, value in found.items() if "token_staleness" in name} == {
+        "token_staleness/all/mean": pytest.approx(7 / 15),
+        "token_staleness/all/max": 2.0,
+        "token_staleness/one/mean": pytest.approx(7 / 15),
+        "token_staleness/one/max": 2.0,
+    }
+    assert not any("token_staleness" in name for name in named(rows, verdicts()))
+
+
 def test_metrics_of_a_step_for_all_and_by_environment() -> None:
     assert TABLES[0].schema == TRACES.arrow and TABLES[1].schema == VERDICTS.arrow
     found = named(*TABLES, ["repetition"])

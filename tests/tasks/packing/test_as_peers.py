@@ -19,7 +19,7 @@ from tasks.filtering.stage import filtering
 from tasks.packing.stage import STAGE as PACKING
 from tasks.packing.stage import packing
 from tests.fixtures.builders import exchange, trace, view
-from tests.fixtures.stages import tables_of
+from tests.fixtures.stages import tables_of, written
 
 Rollout = tuple[int, int, float]
 """Group, sampled tokens, reward; rewards are in quarters, of which means of two or four are exact."""
@@ -38,7 +38,7 @@ def ours(step: list[Rollout], algorithm: dict[str, Any], filters: list[dict[str,
     tables = tables_of(traces, messages)
     tables |= filtering(tables, view(FILTERING, **sections))
     tables |= advantage(tables, view(ADVANTAGE, **sections))
-    rows = packing(tables, view(PACKING, packing=section, **sections))["batches"].to_pylist()
+    rows = written(packing(tables, view(PACKING, packing=section, **sections)))["batches"].to_pylist()
     pairs = [pair for row in rows for pair in zip(row["rl_weights"], row["advantages"], strict=True)]
     # Absolute values: of a group of equal lengths the plain sum is zero, whatever the denominator.
     return sum(weight * abs(worth) for weight, worth in pairs) / rows[0]["rl_tokens"] if rows else 0.0

@@ -13,11 +13,12 @@ from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import BATCHES
 from tasks.advantage.stage import STAGE as ADVANTAGE
 from tasks.advantage.stage import advantage
+from tasks.arrays.ragged import Ragged
 from tasks.arrays.samples import Samples
-from tasks.packing.stage import STAGE, UNCOUNTED, by_constant_length, packing
+from tasks.packing.stage import STAGE, UNCOUNTED, constant_length_factors, packing
 from tasks.runtime.stage import Ref
 from tests.fixtures.builders import exchange, table, trace, verdict, view
-from tests.fixtures.stages import forked, tables_of
+from tests.fixtures.stages import forked, tables_of, written
 
 DR_GRPO = {"type": "dr_grpo", "length_normaliser": 10}
 
@@ -32,7 +33,7 @@ def packed(traces, messages, algorithm=DR_GRPO, environments=(), verdicts=None, 
     tables |= advantage(tables, view(ADVANTAGE, **sections), step=1)
     if replaced:
         del tables["verdicts"]
-    batches = packing(tables, view(STAGE, **sections))["batches"]
+    batches = written(packing(tables, view(STAGE, **sections)))["batches"]
     check_rows(batches, BATCHES, RowPlace("batches"))
     return batches.to_pylist()
 
@@ -72,13 +73,12 @@ def test_a_rollout_of_two_branches_counts_once_and_in_two_updates_twice():
 
 
 def test_a_sample_that_another_component_alone_weighs_does_not_count():
-    rl, ce = (np.array(stream, np.float32) for stream in ([0, 2, 1, 0, 0], [0, 0, 0, 0, 1]))
-    streams = {"rl_weights": rl, "ce_weights": ce}
-    samples = Samples(["a/0", "b/0"], ["g", "g"], np.array([0, 1]), np.array([0, 3, 5]), streams, np.array([0, 1]))
+    counts = {"rl": np.array([2, 0]), "ce": np.array([0, 1]), "ref_kl": np.array([0, 0])}
+    path, lengths = Ragged.from_lengths(np.arange(2), [1, 1]), np.array([3, 2])
+    samples = Samples(["a/0", "b/0"], ["g", "g"], np.array([0, 1]), path, np.zeros(2, int), lengths, counts, True)
     traces = table("traces", [trace("a"), trace("b")])
-    found = by_constant_length(samples, [np.array([0, 1])], traces, {"": 4}, np.zeros(2, bool))
-    assert found.streams["rl_weights"].tolist() == [0, 2 * 2 / 4, 1 * 2 / 4, 0, 0] and found.streams["ce_weights"] is ce
-    assert found.streams["rl_weights"].dtype == np.float32
+    found = constant_length_factors(samples, [np.array([0, 1])], traces, {"": 4}, np.zeros(2, bool))
+    assert found.tolist() == [2 / 4, 2 / 4]
 
 
 def test_other_components_are_left_alone():

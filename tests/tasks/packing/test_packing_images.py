@@ -4,11 +4,11 @@ import pytest
 
 from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import BATCH_IMAGES
-from tasks.arrays.images import ImageBreach, attach_images, attached_tensors
+from tasks.arrays.images import ImageBreach
 from tasks.packing.stage import STAGE, packing
-from tests.fixtures.builders import view
+from tests.fixtures.builders import exchange, trace, view
 from tests.fixtures.pictures import PAD, conversation, packed_tables, sees
-from tests.fixtures.stages import inputs
+from tests.fixtures.stages import inputs, written
 
 
 def test_the_images_of_rows_by_hand():
@@ -27,28 +27,18 @@ def test_the_images_of_rows_by_hand():
     assert stored[0]["names"] == ["pixel_values", "image_grid_thw"] and stored[0]["dtypes"] == ["float32", "int64"]
 
 
-def test_a_learner_is_sent_one_table():
-    made = packed_tables()
-    sent = attach_images(made["batches"], made["batch_images"])
-    assert sent.select(made["batches"].column_names).equals(made["batches"])
-    per_row = [[(image["digest"], image["offset"]) for image in row] for row in sent["images"].to_pylist()]
-    expected = [[] for _ in per_row]
-    for image in made["batch_images"].to_pylist():
-        expected[image["row"]].append((image["digest"], image["offset"]))
-    assert per_row == expected
-    found = attached_tensors(sent)
-    assert {name: [each.shape for each in parts] for name, parts in found.items()} == {
-        "x": [(8, 6), (1, 3)],
-        "y": [(4, 6), (1, 3)],
-    }
-    assert attach_images(made["batches"], None) is made["batches"]
-
-
 def test_a_model_that_sees_without_a_picture_packs_as_ever():
     tables = inputs([sees("a"), sees("b", reward=0.0)], [*conversation("a", [], [1, 2]), *conversation("b", [], [3])])
-    assert set(packing(tables, view(STAGE, packing={"tokens_per_row": 8}))) == {"batches"}
+    assert set(written(packing(tables, view(STAGE, packing={"tokens_per_row": 8})))) == {"batches"}
 
 
 def test_tokens_without_their_embeddings_stop_before_the_learner():
     with pytest.raises(ImageBreach, match=r"message 0 of trace c: 3 tokens stand for its images, which want 4 at 1"):
         packed_tables({"x": (1, 4, 4), "y": (1, 2, 2)})
+
+
+def test_images_whose_tokens_nobody_knows_stop_before_the_learner():
+    """As of rollouts that were imported without the renderer's map: their tokens would be trained on as text."""
+    tables = inputs([trace("a"), trace("b", reward=0.0)], [*conversation("a", ["x"], [1, PAD]), *exchange("b")])
+    with pytest.raises(ImageBreach, match="message 0 of trace a: its image x has no tensors in table image_tensors"):
+        written(packing(tables, view(STAGE, packing={"tokens_per_row": 8})))

@@ -105,3 +105,23 @@ def test_tools_of_a_row_reach_the_renderer(tmp_path: Path, form: Callable[[Any],
     )
     assert seen == [(messages, tools), (messages,)]
     assert json.dumps(seen[0][1]) == json.dumps(tools), "a template writes a schema in the order of its fields"
+
+
+def test_texts_and_parts_may_stand_in_one_conversation(tmp_path: Path) -> None:
+    """As most files with pictures have it; a text becomes a part, and an empty one before a call none."""
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+    calls = [{"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
+    said = {"role": "assistant", "content": "two", "tool_calls": None}
+    messages = [
+        {"role": "user", "content": "how many?"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": [picture]},
+        said,
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"messages": each}) + "\n" for each in (messages, [messages[0], said])))
+    shown, plain = (json.loads(task)["messages"] for task in read_demonstrations(file)["task"].to_pylist())
+    found = [[{name: value for name, value in part.items() if value} for part in each["content"]] for each in shown]
+    text = [{"type": "text", "text": "how many?"}], [{"type": "text", "text": "two"}]
+    assert found == [text[0], [], [picture], text[1]] and shown[1]["tool_calls"] == calls
+    assert plain[1]["content"][0]["text"] == "two"

@@ -28,7 +28,7 @@ SECONDS = PATIENCE
 class Servers(EnvironmentServers):
     """The service of an environment whose server nobody starts."""
 
-    def addresses(self) -> dict[str, str]:
+    def addresses(self) -> dict[str, tuple[str, ...]]:
         return {}
 
 

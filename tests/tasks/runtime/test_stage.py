@@ -268,7 +268,7 @@ def test_inputs_are_named_after_what_made_them() -> None:
 
 
 STAGES = list(dict.fromkeys(task.stage for tasks in TASKS.values() for task in tasks))
-OF_CALLS = {"source", "batch", "groups", "quarantined", "num_batches", "stream"}
+OF_CALLS = {"source", "batch", "groups", "replaces", "keeps_examples", "quarantined", "num_batches", "stream"}
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.function.__name__)

@@ -42,10 +42,13 @@ TALK = [
 ]
 
 
+PAIR = group(1.0, 0.0)
+
+
 def echoed(messages=TALK, **section):
     """The credits of one trace with these messages beside one whose reward is another."""
     rest = [message("g0-1", 0), message("g0-1", 1, parent=0, sampled=True)]
-    return credited(group(1.0, 0.0), [*messages, *rest], type="echo", **section)
+    return credited(PAIR, [*messages, *rest], type="echo", **section)
 
 
 def weights(*values):
@@ -59,6 +62,14 @@ def test_tool_bodies_of_later_turns_by_hand():
     assert rows[0]["rl_weights"] == [0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1]
     assert rows[0]["advantages"] == [0, 0, 0.5, 0, 0, 0, 0, 0, 0, 0, 0.5]
     assert not any(rows[1]["ce_weights"])
+
+
+def test_a_token_that_stands_for_an_image_is_not_learnt():
+    seeing = [row | {"record": json.dumps({"mm_token_type_id_map": {"5": 1}}, separators=(",", ":"))} for row in PAIR]
+    blind = [row | {"record": "{}"} for row in PAIR]
+    rest = [message("g0-1", 0), message("g0-1", 1, parent=0, sampled=True)]
+    one, other = (credited(traces, [*TALK, *rest], type="echo")[0]["ce_weights"] for traces in (seeing, blind))
+    assert one == weights(0, 0, 0, 0, 0, 0.1, 0, 0.1, 0, 0, 0) and other[4] == pytest.approx(0.1)
 
 
 def test_each_role_has_its_own_alpha_and_the_task_has_none():

@@ -1,7 +1,7 @@
 """Calls of the engine's bulk route and of the single one, and requests for both."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from tasks.inference.engine.client import MODEL, Engine
 from tests.fixtures.hosts import KEY
 
 Answer = tuple[int, dict[str, Any]]
+NO_HEADERS: Mapping[str, str] = {}
 
 
 def body(number: int, *, model: str = MODEL, prompt: Sequence[int] = (), **sampling: Any) -> dict[str, Any]:
@@ -26,12 +27,12 @@ def client(engine: Engine, key: str = KEY) -> httpx.Client:
 
 
 @contextmanager
-def bulk_lines(engine: Engine, bodies: Sequence[Any]) -> Iterator[Iterator[str]]:
+def bulk_lines(
+    engine: Engine, bodies: Sequence[Any], headers: Mapping[str, str] = NO_HEADERS
+) -> Iterator[Iterator[str]]:
     """The lines of one bulk call as they come; the call is left at the end of the block."""
-    with (
-        client(engine) as http,
-        http.stream("POST", "/inference/v1/generate_many", json={"requests": bodies}) as answer,
-    ):
+    asked = {"json": {"requests": bodies}, "headers": dict(headers)}
+    with client(engine) as http, http.stream("POST", "/inference/v1/generate_many", **asked) as answer:
         assert answer.status_code == 200
         assert answer.headers["content-type"] == "application/x-ndjson"
         yield answer.iter_lines()

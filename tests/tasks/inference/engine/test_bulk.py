@@ -140,15 +140,6 @@ def test_a_request_is_aborted_by_its_id(small_engine: Engine) -> None:
     }
 
 
-def test_requests_in_flight_go_on_with_other_weights(small_engine: Engine, models: dict[str, Path]) -> None:
-    small_engine.serve("before", models["a"])
-    bodies = [body(number, max_tokens=200, ignore_eos=True) for number in range(4)]
-    with bulk_lines(small_engine, bodies) as lines:
-        small_engine.serve("after", models["b"])
-        assert sorted(json.loads(line)[0] for line in lines) == [0, 1, 2, 3]
-    assert small_engine.served_policy_key() == "after"
-
-
 def test_many_requests_take_few_forward_passes(counting: Engine) -> None:
     bodies = [body(number, max_tokens=6 + number % 17, ignore_eos=True) for number in range(128)]
     before = metric(counting, "vllm:iteration_tokens_total_count")

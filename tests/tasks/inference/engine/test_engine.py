@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tasks.inference.engine.checks import EngineMismatch, check_serving
@@ -24,6 +25,21 @@ def test_reload_is_exact_there_and_back(small_engine: Engine, models: dict[str, 
         probe = small_engine.probe(PROBE, rows[name]["policy_key"])
         assert probe == pytest.approx(rows[name]["probe_logprobs"], abs=1e-4)
         assert check_serving(small_engine, rows[name], ENGINE) < 1e-4
+
+
+@pytest.mark.essential
+def test_every_route_but_health_asks_for_the_key(small_engine: Engine) -> None:
+    """Those that change what is served above all, which vLLM's own check leaves open."""
+    control = ["/pause", "/resume", "/collective_rpc", "/sleep", "/reset_prefix_cache", "/abort_requests"]
+    with httpx.Client(base_url=small_engine.url, trust_env=False) as stranger:
+        asked = [*control, "/inference/v1/weights_sum", "/inference/v1/generate_many", "/v1/completions", "/tokenize"]
+        answers = {path: stranger.post(path, json={"method": "weights_sum"}).status_code for path in asked}
+        answers |= {path: stranger.get(path).status_code for path in ("/v1/models", "/is_paused", "/docs", "/metrics")}
+        assert {*answers.values()} == {401}, answers
+        wrong = stranger.post("/pause", headers={"Authorization": f"Bearer {KEY}x"})
+        assert wrong.status_code == 401
+        assert stranger.get("/health").status_code == 200
+    assert small_engine.healthy()
 
 
 def test_the_cached_probe_reads_the_cache(small_engine: Engine, models: dict[str, Path]) -> None:

@@ -58,7 +58,7 @@ class Pools:
         self.servers = EnvironmentServers(supervisor, RunConfig(environments=(STATIC, ELASTIC)), "key")
         self.broken = EnvironmentServers(supervisor, RunConfig(environments=(BROKEN,)), "key")
         self.broken.begin()
-        self.addresses = self.servers.addresses()
+        self.addresses = {name: address for name, (address,) in self.servers.addresses().items()}
 
     def log(self, name: str) -> str:
         return (self.supervisor.directory / f"environment-{name}.log").read_text()
@@ -198,7 +198,7 @@ def test_a_server_that_someone_else_runs_is_used_and_left_alone(
     with Supervisor("another", tmp_path) as supervisor:
         servers = EnvironmentServers(supervisor, RunConfig(environments=(holding("theirs", address=address),)), "key")
         servers.reach()
-        assert servers.addresses() == {"theirs": address}
+        assert servers.addresses() == {"theirs": (address,)}
     assert environments.answers(address, PATIENCE) and os.listdir(tmp_path) == []
     monkeypatch.setattr(process, "EXTERNAL_SECONDS", 0.2)
     with Supervisor("another", tmp_path) as supervisor:

@@ -149,7 +149,7 @@ def test_a_server_without_its_tools_is_started_again(tmp_path: Path) -> None:
         assert tools, commands(handle.pid)
         send(signal.SIGKILL, tools)  # one may go by itself when another has
         until(lambda: handle.generation != before, lambda: (tmp_path / "environment-calc.log").read_text()[-3000:])
-        assert answers(servers.addresses()["calc"], PATIENCE)
+        assert answers(servers.addresses()["calc"][0], PATIENCE)
     log = (tmp_path / "environment-calc.log").read_text()
     assert "the shared tool server" in log and "is gone: the environment server ends" in log
 

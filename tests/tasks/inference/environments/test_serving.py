@@ -10,6 +10,7 @@ import pytest
 import zmq
 
 from configs.environments import EnvironmentConfig
+from tasks.inference.environments import servers
 from tests.fixtures.hosts import PLUGINS, served
 from tests.fixtures.waiting import PATIENCE
 
@@ -141,3 +142,16 @@ def test_a_message_that_nobody_understands_concerns_no_other(caplog: pytest.LogC
     assert len(caplog.records) == 2
     router.close()
     context.term()
+
+
+def test_a_sealed_server_answers_those_who_have_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.inference.sampling import sealed
+
+    monkeypatch.setenv(sealed.KEY_VARIABLE, "the key of a run")
+    monkeypatch.setattr(sealed, "_keys", {})
+    with served(REVERSE, tmp_path) as told:
+        assert not servers.answers(told["address"], 2.0), "without a key"
+        sealed.remember_key(told["address"], "another key")
+        assert not servers.answers(told["address"], 2.0)
+        sealed.remember_key(told["address"], "the key of a run")
+        assert servers.answers(told["address"], 60.0)

@@ -126,6 +126,27 @@ def test_a_method_is_looked_at_once_whoever_it_belongs_to() -> None:
     assert quick_signature(Task().score) is quick_signature(Task().score)
 
 
+def test_the_header_of_replies_is_encoded_once() -> None:
+    from renderers import reasoning
+
+    class Tokenizer:
+        calls = 0
+
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            self.calls += 1
+            return [*text.encode()]
+
+        def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
+            return bytes(ids).decode()
+
+    original = getattr(reasoning._after_header, "__wrapped__", reasoning._after_header)
+    skip, tokenizer = tuning.encode_once(original), Tokenizer()
+    for text, rest in (("head\n\nx", "x"), ("xhead\n", "xhead\n"), ("head", "")):
+        assert skip(tokenizer, [*text.encode()], "head") == [*rest.encode()]
+    assert skip(tokenizer, [*b"ahead\n1"], "head", last=True) == [*b"1"]
+    assert tokenizer.calls == 1
+
+
 def test_a_rollout_makes_its_directory_when_something_asks_for_it(tmp_path: Path, monkeypatch: Any) -> None:
     from verifiers.v1.runtimes import subprocess as local
 

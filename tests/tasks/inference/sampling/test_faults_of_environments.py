@@ -83,7 +83,7 @@ def sampled(
         patch.setenv("PYTHONPATH", str(PLUGINS))
         found = Sampled(directory, supervisor)
         examples = environments.examples(config.environments[0])
-        address = EnvironmentServers(supervisor, config, KEY).addresses()["bad"]
+        (address,) = EnvironmentServers(supervisor, config, KEY).addresses()["bad"]
 
         def sample_faults(assignments: pa.Table, **settings: Any) -> None:
             of_rollout = config.rollout.model_copy(update=settings)

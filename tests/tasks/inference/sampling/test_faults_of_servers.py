@@ -115,10 +115,11 @@ def test_rollouts_of_a_lost_server_are_sampled_again(
 
 
 @pytest.mark.usefixtures("plugins")
+@pytest.mark.parametrize("servers", [1, pytest.param(3, marks=pytest.mark.nightly)])
 def test_a_killer_is_one_row_and_costs_the_others_nothing(
-    small_engine: Engine, models: dict[str, Path], tmp_path: Path
+    small_engine: Engine, models: dict[str, Path], tmp_path: Path, servers: int
 ) -> None:
-    environment = {"name": "deadly", "taskset": {"id": "counted_taskset", "names": NAMES}}
+    environment = {"name": "deadly", "servers": servers, "taskset": {"id": "counted_taskset", "names": NAMES}}
     rows = assigned("deadly", NAMES, 2)
     rows = rows.filter(pa.array([name != "dies 1/1" for name in rows["assignment_id"].to_pylist()]))
     own = {"max_attempts": 2, "timeout_seconds": 240.0}

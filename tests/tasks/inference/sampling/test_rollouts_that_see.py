@@ -1,33 +1,48 @@
 """Rollouts of a model that sees, from a real environment and engine to the learner's log-probs of the packed rows."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from sample_looking.demonstrations import tool_demonstrations
+from sample_looking.pictures import picture_names, request_by_name
+from sample_looking.words import SCHEMA, words
 
 from configs.environments import EnvironmentConfig
 from configs.run import RunConfig, View
 from configs.sections import ModelConfig, RolloutConfig
 from storage.schemas.stage_tables import IMAGE_TENSORS, IMAGES
-from tasks.arrays.images import attach_images, digests_of
+from tasks.arrays.images import Tensor, digests_of, token_types
 from tasks.inference.engine.checks import check_weights
 from tasks.inference.engine.client import Engine
 from tasks.inference.environments import servers as environments
+from tasks.inference.sampling.rollouts import DEFAULT_PLAN, SamplingPlan
+from tasks.inference.trace_rows.image_tensors import open_picture
 from tasks.packing.stage import STAGE as PACKING
 from tasks.packing.stage import packing
 from tasks.runtime.stage import Policy
 from tests.fixtures.builders import view
-from tests.fixtures.hosts import ENGINE, SECTIONS, assigned, engine_of, served
-from tests.fixtures.learner_steps import new_trainer
+from tests.fixtures.hosts import ENGINE, PLUGINS, SECTIONS, assigned, engine_of, served
+from tests.fixtures.learner_steps import new_trainer, train_step
 from tests.fixtures.sampled import sample
-from tests.fixtures.stages import ADVANTAGE, advantage, tables_of
+from tests.fixtures.stages import ADVANTAGE, advantage, tables_of, written
+from tests.fixtures.warming import taught
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
-LOOKING = EnvironmentConfig(name="looking", taskset={"id": "sample_looking", "num_examples": 8})
+TOOL = EnvironmentConfig(name="tool", taskset={"id": "sample_looking", "num_examples": 2, "tool": True}, max_turns=2)
+TURNS = EnvironmentConfig(name="turns", taskset={"id": "sample_looking", "num_examples": 2, "num_pictures": 2})
 STRANGE = EnvironmentConfig(name="strange", taskset={"id": "strange_pictures"})
+
+
+UPDATES = 30
+"""Steps of 16 conversations in which the model learns two calls by heart."""
 
 
 @dataclass
@@ -39,11 +54,16 @@ class Seeing:
     place: Path
 
     def sample(
-        self, environment: EnvironmentConfig, policy: str, num_groups: int, size: int = 2
+        self,
+        environment: EnvironmentConfig,
+        policy: str,
+        num_groups: int,
+        size: int = 2,
+        plan: SamplingPlan = DEFAULT_PLAN,
     ) -> dict[str, pa.Table]:
         """The tables of groups of an environment's first examples."""
         model = ModelConfig(path=str(self.directory), renderer="qwen3-vl")
-        sampling = RolloutConfig(max_tokens=6)
+        sampling = RolloutConfig(max_tokens=12)
         config = RunConfig(model=model, environments=(environment,), rollout=sampling, engine=ENGINE)
         examples = environments.examples(environment)
         place = self.place / f"{environment.name}-{policy}"  # a server's report is its own
@@ -51,33 +71,56 @@ class Seeing:
         with served(environment, place) as told:
             rows = assigned(environment.name, examples["example_id"].to_pylist()[:num_groups], size)
             sections = View(config, SECTIONS, "rollout")
-            groups = sample(self.engine.url, told["address"], sections, rows, examples, policy=Policy(policy, 0))
-        names = {name for tables in groups.values() for name in tables}
-        return {name: pa.concat_tables([each[name] for each in groups.values() if name in each]) for name in names}
+            asked = {"policy": Policy(policy, 0), "plan": plan}
+            groups = sample(self.engine.url, told["address"], sections, rows, examples, **asked)
+        return merged(*groups.values())
 
 
 @pytest.fixture(scope="module")
-def seeing(seeing_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
+def strange_plugins() -> Iterator[None]:
+    """Let processes find the tests' own tasksets."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(PLUGINS)
+        patch.setenv("PYTHONPATH", str(PLUGINS))
+        yield
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
+    """An engine with a model that has learnt to call the tool, and nothing of what it then sees."""
+    from torch import distributed
+
+    from tasks.learner.tiny_vision import tiny_qwen3_vl
+
+    in_world = distributed.is_initialized()  # other tests of this process may have begun one, or may want to
     place = tmp_path_factory.mktemp("seeing")
-    with engine_of(seeing_model, place / "engine.json") as engine:
-        yield Seeing(engine, seeing_model, place)
+    directory = tiny_qwen3_vl(place / "model", words=words(), seed=1)
+    names = picture_names(2, 0)
+    talks = [row["messages"][:2] for row in tool_demonstrations(2, seed=0)]
+    for name, (asked, call) in zip(names, talks, strict=True):
+        asked["content"] = request_by_name(name)
+        call["tool_calls"][0]["function"]["arguments"] = json.dumps({"name": name})
+    taught(directory, {}, [(talk, [SCHEMA]) for talk in talks] * 8 * UPDATES)
+    with engine_of(directory, place / "engine.json") as engine:
+        yield Seeing(engine, directory, place)
+    if distributed.is_initialized() and not in_world:
+        distributed.destroy_process_group()
 
 
-def largest_difference(tables: dict[str, pa.Table], directory: Path) -> float:
-    """How far the learner's log-probs of the packed samples are from the engine's."""
+def trained(tables: dict[str, pa.Table], directory: Path) -> tuple[float, list[float]]:
+    """Train two steps; return how far log-probs of the packed samples are from the engine's, and the losses."""
     credits = advantage(tables_of(tables["traces"].to_pylist(), tables["messages"].to_pylist()), SUPERVISED)
-    made = packing(tables | credits, view(PACKING, packing={"tokens_per_row": 512}))
-    assert made["batch_images"].num_rows == made["batches"]["sample_ids"].combine_chunks().values.__len__()
-    trainer = new_trainer(start(), device="cpu", learning_rate=1e-9)
+    made = written(packing(tables | credits, view(PACKING, packing={"tokens_per_row": 1024})))
+    trainer = new_trainer(start(), device="cpu", learning_rate=1e-4, vision="trained")
     trainer.load("p0", str(directory), fresh_optimizer=True)
-    rows = attach_images(made["batches"], made["batch_images"])
-    out = directory.parent / f"trained-{directory.name}"
-    _, statistics = trainer.train(
-        rows, step=0, policy_key_in="p0", policy_key_out="p1", directory_out=str(out), save_optimizer=False
-    )
+    rows, out = made["batches"], directory.parent / f"trained-{directory.name}"
+    (before,), statistics = train_step(trainer, 0, out, rows, images=made["batch_images"])
+    (after,), _ = train_step(trainer, 1, out, rows, images=made["batch_images"])
+    assert after["weights_sha256_in"] == before["weights_sha256"] != before["weights_sha256_in"]
     theirs = {name: values for row in made["batches"].to_pylist() for name, values in segments(row)}
     found = zip(statistics["sample_id"].to_pylist(), statistics["logprobs"].to_pylist(), strict=True)
-    return max(abs(a - b) for name, own in found for a, b in zip(own, theirs[name], strict=True) if a)
+    difference = max(abs(a - b) for name, own in found for a, b in zip(own, theirs[name], strict=True) if a)
+    return difference, [before["loss"], after["loss"]]
 
 
 SUPERVISED = view(ADVANTAGE, algorithm={"type": "supervised"})
@@ -98,35 +141,86 @@ def start():
     return World(0, 1, 0) if distributed.is_initialized() else start_world()
 
 
-def test_from_the_environment_to_the_learner(seeing: Seeing) -> None:
-    """Before and after a reload of all weights, the vision tower's among them."""
+def check_processor(tables: dict[str, pa.Table], directory: Path) -> int:
+    """Compare tokens, types and pixels of each message with images with the processor's; return how many there are."""
+    from transformers import AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(directory)
+    types = next(filter(None, map(token_types, tables["traces"]["record"].to_pylist())))
+    stored = {(row["digest"], row["name"]): row for row in tables["image_tensors"].to_pylist()}
+    files = {row["digest"]: row["data"] for row in tables["images"].to_pylist()}
+    shown = [row for row in tables["messages"].to_pylist() if digests_of(row["body"])]
+    for row in shown:
+        digests, tokens = digests_of(row["body"]), row["token_ids"]
+        kinds = [types.get(token, 0) for token in tokens]
+        # One token for an image, as a template has it; between two images there are others.
+        kept = [token for token, kind, last in zip(tokens, kinds, [0, *kinds], strict=False) if not (kind and last)]
+        text = processor.tokenizer.decode(kept)
+        made = processor(text=[text], images=[open_picture(files[each]) for each in digests])
+        assert made["input_ids"][0] == tokens and made["mm_token_type_ids"][0] == kinds
+        for name in ("pixel_values", "image_grid_thw"):
+            parts = [stored[each, name] for each in digests]
+            own = [Tensor(name, part["dtype"], tuple(part["shape"]), part["data"]).array() for part in parts]
+            assert np.array_equal(np.concatenate(own), np.asarray(made[name]))
+    return len(shown)
+
+
+def merged(*several: dict[str, pa.Table]) -> dict[str, pa.Table]:
+    """The tables of several samplings as one."""
+    names = {name for tables in several for name in tables}
+    return {name: pa.concat_tables([each[name] for each in several if name in each]) for name in names}
+
+
+@pytest.fixture(scope="module")
+def first(seeing: Seeing, strange_plugins: None) -> dict[str, dict[str, pa.Table]]:
+    """What was sampled of each environment under the first policy."""
+    seeing.engine.serve("first", seeing.directory)
+    return {each.name: seeing.sample(each, "first", number) for each, number in ((TOOL, 2), (TURNS, 2), (STRANGE, 4))}
+
+
+def test_each_turn_has_the_processors_tokens_and_pixels(seeing: Seeing, first: dict[str, dict[str, pa.Table]]) -> None:
+    """Pictures of a tool, of a later turn of the user, and two in one message."""
+    for name, roles, num_traces in (("tool", ["tool"], 4), ("turns", ["user", "user"], 4), ("strange", ["user"], 2)):
+        tables = first[name]
+        whole = [row for row in tables["traces"].to_pylist() if row["error_message"] is None]
+        assert len(whole) == num_traces
+        messages = tables["messages"].filter(pc.is_in(tables["messages"]["trace_id"], pa.array(ids(whole))))
+        assert check_processor(tables | {"messages": messages}, seeing.directory) == num_traces * len(roles)
+        shown = [row["role"] for row in messages.to_pylist() if digests_of(row["body"])]
+        assert shown == num_traces * roles
+    tables = first["turns"]
+    assert tables["images"].schema.equals(IMAGES.arrow) and tables["image_tensors"].schema.equals(IMAGE_TENSORS.arrow)
+    assert tables["images"].num_rows == 4, "once for a group, whatever number of rollouts it has"
+    assert tables["image_tensors"].num_rows == 8
+
+
+def ids(rows: list[dict[str, Any]]) -> list[str]:
+    return [row["trace_id"] for row in rows]
+
+
+def test_engine_and_learner_agree_and_the_tower_is_handed_over(
+    seeing: Seeing, first: dict[str, dict[str, pa.Table]]
+) -> None:
+    """Before and after a reload of all weights, the vision tower's among them, with calls and turns in packed rows."""
     from tasks.learner.tiny_vision import tiny_qwen3_vl
 
-    seeing.engine.serve("first", seeing.directory)
-    tables = seeing.sample(LOOKING, "first", 3)
-    traces, messages = tables["traces"].to_pylist(), tables["messages"].to_pylist()
-    assert [row["error_message"] for row in traces] == [None] * 6
-    assert tables["images"].schema.equals(IMAGES.arrow) and tables["image_tensors"].schema.equals(IMAGE_TENSORS.arrow)
-    assert tables["images"].num_rows == 3, "once for a group, whatever number of rollouts it has"
-    assert tables["image_tensors"].num_rows == 6
-    digests = {digest for row in messages if not row["sampled"] for digest in digests_of(row["body"])}
-    assert digests == {*tables["images"]["digest"].to_pylist()}
-    assert largest_difference(tables, seeing.directory) < 1e-4
-
-    other = tiny_qwen3_vl(seeing.place / "other", seed=9)
+    difference, losses = trained(merged(first["tool"], first["turns"]), seeing.directory)
+    assert difference < 1e-4 and losses[1] < losses[0], "it learns what it did"
+    other = tiny_qwen3_vl(seeing.place / "other", words=words(), seed=9)
     seeing.engine.serve("second", other)
     assert check_weights(seeing.engine, {"policy_key": "second", "version": 1}, other), "the tower's are compared too"
-    again = seeing.sample(LOOKING, "second", 3)
-    assert largest_difference(again, other) < 1e-4
-    assert again["messages"]["logprobs"].to_pylist() != tables["messages"]["logprobs"].to_pylist()
+    # Where weights may be exchanged meanwhile, the engine says of each answer which policy sampled it.
+    again = seeing.sample(TURNS, "second", 2, plan=SamplingPlan(renew=lambda: None))
+    assert trained(again, other)[0] < 1e-4
+    assert again["messages"]["logprobs"].to_pylist() != first["turns"]["messages"]["logprobs"].to_pylist()
 
 
-@pytest.mark.usefixtures("plugins")
-def test_what_cannot_be_shown_is_a_row_with_its_reason(seeing: Seeing) -> None:
-    """A picture elsewhere, a broken one and one of 20 megapixels; the engine lives on."""
-    tables = seeing.sample(STRANGE, "first", 3, 1)
-    said = "\n".join(sorted(row["error_message"] for row in tables["traces"].to_pylist()))
+def test_what_cannot_be_shown_is_a_row_with_its_reason(seeing: Seeing, first: dict[str, dict[str, pa.Table]]) -> None:
+    """A picture elsewhere, a broken one and one of 20 megapixels; the engine lives on, and so does the other task."""
+    traces = first["strange"]["traces"].to_pylist()
+    said = "\n".join(sorted(row["error_message"] or "" for row in traces))
     assert "5000 x 4000 pixels, and 16,000,000 are allowed" in said
     assert "cannot be opened" in said and "Nothing is loaded from elsewhere" in said
-    assert {*tables["traces"]["error_class"].to_pylist()} <= {"environment", "model"}
-    assert "image_tensors" not in tables and seeing.engine.healthy()
+    assert {row["error_class"] for row in traces} <= {None, "environment", "model"}
+    kept = {row["group_id"] for row in traces if row["error_class"] is None}
+    assert {*first["strange"]["image_tensors"]["group_id"].to_pylist()} == kept and seeing.engine.healthy()

@@ -104,7 +104,7 @@ def sampled(
         proxy = stack.enter_context(recording(small_engine.url, batches=request.param))
         proxy.faults = FAULTS
         supervisor = stack.enter_context(Supervisor("counted", directory))
-        address = EnvironmentServers(supervisor, RunConfig(environments=(COUNTED,)), KEY).addresses()["counted"]
+        (address,) = EnvironmentServers(supervisor, RunConfig(environments=(COUNTED,)), KEY).addresses()["counted"]
         yield Sampled(address, proxy, models, directory / "environment-counted.log")
 
 
@@ -156,7 +156,6 @@ def again(seed: int) -> list[int]:
     return [seed + RETRY_SEED_STRIDE * attempt for attempt in range(1, MOST)]
 
 
-@pytest.mark.essential
 def test_every_call_of_an_attempt_carries_its_session_and_no_other_does(
     sampled: Sampled, attempted: dict[str, dict[str, Any]]
 ) -> None:
@@ -237,6 +236,17 @@ def test_the_engine_is_told_to_stop_as_well(sampled: Sampled) -> None:
     assert sampled.proxy.held == {SEEDS["held 1"]}
     proxy = sampled.proxy
     until(lambda: proxy.hung_up == proxy.held, lambda: "the call goes on although nobody waits for it")
+
+
+def test_a_group_that_is_stale_is_stopped_at_the_engine_too_and_leaves_nothing(sampled: Sampled) -> None:
+    proxy, rows = sampled.proxy, of_groups(assigned("counted", NAMES, 1), ["held 1", "fine 2"])
+    proxy.held.clear()
+    proxy.hung_up.clear()
+    sampled.proxy.after_held.add(SEEDS["fine 2"])
+    plan = SamplingPlan(streams=True, expired=lambda groups: {"held 1"}.intersection(groups) if proxy.held else ())
+    groups = sampled.sample(rows, plan=plan)
+    assert {name: row["error_class"] for name, (row,) in groups.items()} == {"fine 2": None}
+    until(lambda: proxy.hung_up == {SEEDS["held 1"]}, lambda: "the call goes on although nobody waits for it")
 
 
 def test_an_environment_that_has_enough_begins_nothing(sampled: Sampled) -> None:

@@ -142,6 +142,13 @@ def test_every_call_goes_to_the_model_of_its_seat(played: Played) -> None:
     assert SEATS_HEADER.lower() not in names
 
 
+@pytest.mark.essential
+def test_every_call_carries_the_session_of_its_trace(played: Played) -> None:
+    calls = [*played.policy.calls, *played.opponent.calls]
+    sessions = {call["request_id"].rpartition("-")[0] for call in calls}
+    assert sessions == {row["trace_id"] for rows in played.rows.values() for row in rows if row["num_turns"]}
+
+
 def test_each_run_of_an_episode_has_a_seed_of_its_own_and_the_rows_say_it(played: Played) -> None:
     rows = played.rows["none"]
     assert [row["agent"] for row in rows] == ["first", "second", "first", "second", "judge"]

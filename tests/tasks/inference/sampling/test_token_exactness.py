@@ -16,9 +16,11 @@ from sample_lookup.words import words
 from configs.environments import EnvironmentConfig
 from configs.run import RunConfig, View
 from tasks.inference.engine.client import ServedModel
+from tasks.inference.engine.metrics import EngineMetrics
 from tasks.inference.environments import servers as environments
 from tasks.inference.sampling.limits import INITIAL_LIMIT, AdaptiveLimit, Limiter
 from tasks.learner.tiny import tiny_qwen3
+from tasks.metrics.engines import engine_metrics
 from tasks.metrics.rollouts import retokenised_turns
 from tasks.runtime.stage import Policy
 from tests.fixtures.hosts import ENGINE, KEY, assigned, engine_of, served
@@ -45,6 +47,7 @@ class Sampled:
     tables: dict[str, pa.Table]
     limits: list[int]
     without_metrics: int
+    counted: pa.Table
 
 
 async def steered(url: str) -> list[int]:
@@ -96,10 +99,12 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Sampled:
         proxy.together = TOGETHER
         view = View(config, ("rollout", "environments", "engine", "model", "external"), "rollout")
         rows = assigned("lookup", examples["example_id"].to_pylist()[:2], SIZE)
-        groups = sample(proxy.url, told["address"], view, rows, examples, policy=Policy("the policy", 0))
+        counted = EngineMetrics([ServedModel(engine.url, KEY)])
+        with counted.measure():
+            groups = sample(proxy.url, told["address"], view, rows, examples, policy=Policy("the policy", 0))
         limits, without = asyncio.run(steered(engine.url)), asyncio.run(unsteered(f"{engine.url}/nothing"))
     tables = {name: pa.concat_tables([group[name] for group in groups.values()]) for name in ("traces", "messages")}
-    return Sampled(proxy, tables, limits, without)
+    return Sampled(proxy, tables, limits, without, counted.table())
 
 
 def test_every_turn_is_what_went_over_the_wire(sampled: Sampled) -> None:
@@ -143,3 +148,12 @@ def test_a_limit_starts_small_and_grows_while_the_engine_keeps_up(sampled: Sampl
 
 def test_an_engine_without_metrics_is_left_alone(sampled: Sampled) -> None:
     assert sampled.without_metrics == MOST
+
+
+def test_the_engine_counted_what_was_sampled(sampled: Sampled) -> None:
+    found = engine_metrics(sampled.counted)
+    traces = sampled.tables["traces"].to_pylist()
+    assert found["engine/generation_tokens"] == sum(row["num_output_tokens"] for row in traces)
+    assert found["engine/requests"] == len(sampled.proxy.calls) and found["engine/restarts"] == 0
+    assert 0 < found["engine/first_token_seconds_mean"] <= found["engine/request_seconds_mean"]
+    assert found["engine/generation_tokens_per_second"] > 0 and 0 < found["engine/prefix_cache_hit_rate"] < 1

@@ -141,6 +141,8 @@ def test_an_image_for_a_renderer_of_text() -> None:
     assert add_advice(said).startswith(
         f"{said}; the environment sends images, and the renderer of this model takes text"
     )
+    sampled = "model call answered 502: vLLM multimodal placeholders do not align with renderer prompt"
+    assert "the policy has sampled a token" in add_advice(sampled) and "takes text" not in add_advice(sampled)
 
 
 @pytest.mark.parametrize(

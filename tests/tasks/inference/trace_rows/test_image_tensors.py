@@ -2,6 +2,8 @@
 
 import base64
 import io
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +14,7 @@ from storage.schemas.stage_tables import IMAGE_TENSORS, IMAGES
 from tasks.inference.environments.batched_calls import require_own_pictures
 from tasks.inference.trace_rows.image_tensors import open_picture, picture_problem, tensors_of
 from tasks.inference.trace_rows.images import parse_image
+from tests.fixtures.driving import ROOT
 from tests.fixtures.pictures import picture_url
 
 
@@ -90,3 +93,24 @@ def test_tensors_are_those_of_the_models_processor(seeing_model) -> None:
     assert all(np.array_equal(found[name], expected[name]) for name in found)
     assert made["num_tokens"].to_pylist() == [6, 6] and "broken" not in made["digest"].to_pylist()
     assert tensors_of(image_rows(url, message=None), ModelConfig(path=str(seeing_model))) == {}, "no message shows it"
+
+
+THREADS = """
+import sys, threading
+from tasks.inference.trace_rows.image_tensors import load_processor
+start, found = threading.Barrier(6), []
+def load():
+    start.wait()
+    found.append(load_processor(sys.argv[1]))
+threads = [threading.Thread(target=load) for _ in range(6)]
+for each in threads: each.start()
+for each in threads: each.join()
+assert len(found) == 6 and len({id(each) for each in found}) == 1, found
+"""
+
+
+@pytest.mark.engine
+def test_groups_that_end_together_load_one_processor(seeing_model) -> None:
+    """In a process of its own, which has not imported transformers: that replaces its own module meanwhile."""
+    done = subprocess.run([sys.executable, "-c", THREADS, str(seeing_model)], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr

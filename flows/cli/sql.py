@@ -1,0 +1,160 @@
+"""The command sql: asks the tables of a store, and prints or writes the answer."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from threading import Timer
+from typing import Any
+
+import pyarrow as pa
+
+from configs.store import default_store
+from flows.queries.derived_tables import DERIVED
+from flows.reporting.formats import console, grid, say, visible
+from flows.reporting.output_files import check_output, write_whole
+from storage.read.damage import reading
+from storage.read.frames import Frames, existing_store
+from storage.read.sql import DEFAULT, Bounds, QuestionError, ask, columns_of
+
+PATIENCE_SECONDS = 2.0
+"""After so long a person is told that a question can be ended."""
+MOST_ROWS = 100
+"""Rows that are printed as a table."""
+SAFE = "the store was only read"
+ENDINGS = {".json": "json", ".csv": "csv", ".parquet": "parquet"}
+
+
+def sql(
+    query: str,
+    form: str = "",
+    output: str = "",
+    tokens: bool = False,
+    store: str = "",
+    run: str = "",
+    force: bool = False,
+    bounds: Bounds = DEFAULT,
+) -> int:
+    """Answer a question, or list the tables where there is none; return the exit status.
+
+    Raises QuestionError with the database's message, RunUnknown, and LayoutError where there is no store.
+    """
+    frames = Frames(existing_store(store or default_store()), DERIVED)
+    # The tables under their plain names are then those of the run.
+    frames = frames.run(run) if run else frames
+    if not query:
+        for name in frames.names:
+            say(f"{name}: {', '.join(columns_of(frames, name, tokens))}")
+        return 0
+    form = _form(form, output)
+    if output:
+        check_output(Path(output), force)  # before a long question, not after it
+    with reading(frames.store), told_of_a_long_question(bounds):
+        answer = ask(frames, query, tokens, bounds)
+    try:
+        if output:
+            write_whole(Path(output), lambda draft: write(answer, form, draft), force)
+            print(f"{answer.num_rows} rows in {output}")
+        else:
+            show(answer, form)
+    # A value that Python, CSV or Parquet cannot hold: a date of the year 290,000, an interval, a union.
+    except (OverflowError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        advice = "cast the column to varchar"
+        raise QuestionError(f"the answer cannot be shown as {form}: {error}", query, SAFE, advice) from error
+    return 0
+
+
+@contextmanager
+def told_of_a_long_question(bounds: Bounds) -> Iterator[None]:
+    """Say, where what is done within the block takes long, how it can be ended and when it will be."""
+    ends = f"after {bounds.seconds:g} s (--seconds), or with Ctrl-C, which harms nothing"
+    timer = Timer(
+        PATIENCE_SECONDS, lambda: print(f"The question is still being answered. It ends {ends}.", file=sys.stderr)
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _form(form: str, output: str) -> str:
+    """Return the format asked for, or that of the file's ending."""
+    form = form or ENDINGS.get(Path(output).suffix, "" if output else "table")
+    if form == "parquet" and not output:
+        raise QuestionError("Parquet is not for the terminal", "", SAFE, "name a file with --output FILE")
+    if output and form in ("", "table"):
+        endings = ", ".join(ENDINGS)
+        raise QuestionError("in which format?", output, SAFE, f"let the file end in {endings}, or give --format")
+    return form
+
+
+def write(answer: pa.Table, form: str, path: Path) -> None:
+    """Write an answer to a file."""
+    if form == "parquet":
+        import pyarrow.parquet as pq
+
+        pq.write_table(answer, path)
+    elif form == "csv":
+        import pyarrow.csv as pacsv
+
+        pacsv.write_csv(_without_lists(answer), path)
+    else:
+        path.write_text(json_text(answer))
+
+
+def show(answer: pa.Table, form: str) -> None:
+    """Print an answer."""
+    if form == "json":
+        print(json_text(answer))
+    elif form == "csv":
+        import pyarrow.csv as pacsv
+
+        sink = pa.BufferOutputStream()
+        pacsv.write_csv(_without_lists(answer), sink)
+        text = sink.getvalue().to_pybytes().decode()
+        # On a terminal a cell could move the cursor or colour the screen.
+        sys.stdout.write(visible(text) if sys.stdout.isatty() else text)  # a program gets it exactly
+    else:
+        _print_answer(answer)
+
+
+def json_text(answer: pa.Table) -> str:
+    """Return an answer as a JSON array of objects; times are ISO 8601."""
+    return json.dumps(answer.to_pylist(), default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return float(value) if isinstance(value, Decimal) else str(value)
+
+
+def _without_lists(answer: pa.Table) -> pa.Table:
+    """Write lists and structs as JSON text: CSV has no word for them."""
+    for place, field in enumerate(answer.schema):
+        if pa.types.is_nested(field.type):
+            values = answer[place].to_pylist()
+            texts = [None if value is None else json.dumps(value, default=_plain) for value in values]
+            answer = answer.set_column(place, field.name, pa.array(texts, pa.string()))
+    return answer
+
+
+def _print_answer(answer: pa.Table) -> None:
+    types = [field.type for field in answer.schema]
+    left = [n for n, each in enumerate(types) if not (pa.types.is_integer(each) or pa.types.is_floating(each))]
+    rows = answer.slice(0, MOST_ROWS).to_pylist()
+    out = console()
+    out.print(grid(answer.column_names, (map(_cell, row.values()) for row in rows), left))
+    if answer.num_rows > MOST_ROWS:
+        out.print(f"... and {answer.num_rows - MOST_ROWS} more rows: --format csv or --output FILE has all")
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ", timespec="seconds")
+    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

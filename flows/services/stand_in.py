@@ -1,0 +1,89 @@
+"""Stands in for a service on a work pool: `python -m flows.services.stand_in --request FILE --report FILE`.
+
+It asks Prefect for the flow run that the request describes, writes the address that the flow run has published into the
+report, and renews the flow run's lease. It ends when the flow run does, and cancels it when it is told to end. Where it
+is killed, nobody renews the lease, and the service ends by itself.
+"""
+
+import argparse
+import itertools
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flows.services.pools import ADDRESS, BEAT_SECONDS, BEATS_OF_A_LEASE, PULSE, RENEWED, SEEN, RenewalWatch, labels
+from tasks.inference.engine.host import write_report
+
+
+def main(argv: Sequence[str]) -> int:
+    """Stand in until the flow run ends or SIGTERM; return 0 after a signal, else 1."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--request", type=Path, required=True)
+    parser.add_argument("--report", type=Path, required=True)
+    arguments = parser.parse_args(argv)
+    told = threading.Event()
+    # Only noted: a flow run that is being made when the signal comes must be known, or it could not be cancelled.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: told.set())
+    request = json.loads(arguments.request.read_text(encoding="utf-8"))
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        deployment = client.read_deployment_by_name(request["deployment"])
+        flow_run = client.create_flow_run_from_deployment(
+            deployment.id, parameters=request["parameters"], name=request["name"], tags=request["tags"]
+        )
+        print(f"asked {client.api_url} for flow run {flow_run.id} of {request['deployment']}", flush=True)
+        try:
+            return _stand_in(client, flow_run.id, request["lease_seconds"], arguments.report, told)
+        finally:
+            _cancel(client, flow_run.id)
+
+
+def _stand_in(client: Any, flow_run_id: Any, lease_seconds: float, report: Path, told: threading.Event) -> int:
+    """Renew the lease and look at the flow run, until it ends or this process is told to."""
+    import httpx
+
+    renewals, numbers = RenewalWatch(lease_seconds), itertools.count(1)
+    reported, renewed = "", -lease_seconds
+    while not told.wait(BEAT_SECONDS):
+        try:
+            if time.monotonic() - renewed >= lease_seconds / BEATS_OF_A_LEASE:
+                client.update_flow_run_labels(flow_run_id, {RENEWED: next(numbers)})
+                renewed = time.monotonic()
+            found = client.read_flow_run(flow_run_id)
+        except httpx.HTTPError as problem:  # the service works without Prefect, and so may the run
+            print(f"Prefect does not answer: {type(problem).__name__}: {problem}", flush=True)
+            continue
+        state, said = found.state, labels(found)
+        if state is None or state.is_final():
+            print(f"flow run {flow_run_id} ended: {state and state.name}: {state and state.message}", flush=True)
+            return 1
+        # A label may be lost for a while, to a write of another one at the same moment; the service is where it was.
+        if (address := str(said.get(ADDRESS, ""))) not in ("", reported):
+            pulse = str(said.get(PULSE, ""))
+            write_report(report, {"url": address, "address": address, "pulse": pulse, "flow_run": str(flow_run_id)})
+            reported = address
+        # Before its first word it waits for a worker, which may take long.
+        if SEEN in said and not renewals.look(said[SEEN]):
+            print(f"flow run {flow_run_id} has said nothing for {lease_seconds:.0f} s: its machine is gone", flush=True)
+            return 1
+    return 0
+
+
+def _cancel(client: Any, flow_run_id: Any) -> None:
+    """Give the flow run back, unless it has ended."""
+    from prefect.states import Cancelling
+
+    if (state := client.read_flow_run(flow_run_id).state) is not None and not state.is_final():
+        client.set_flow_run_state(flow_run_id, Cancelling(message="its run needs it no more"))
+        print(f"cancelled flow run {flow_run_id}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

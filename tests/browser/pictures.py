@@ -1,0 +1,87 @@
+"""Makes pictures of the viewer in docs/images: `python -m tests.browser.pictures DEMO TOOLS TUTORIAL`, three stores.
+
+Needs what `make test-browser` needs. The first store holds the demo and a replay of it, the second a run with tools,
+the third what docs/tutorial.md makes:
+
+    stagecoach demo
+    stagecoach replay demo --set algorithm.type=dr_grpo --until advantage --name demo-dr_grpo
+    stagecoach demo calc_tools steps=5 --store tools
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from storage.read.frames import open as open_tables
+from storage.read.sql import ask
+from tests.browser.viewing import CHECKOUT, CHROMIUM, FLAGS, PATIENCE, point_at, viewer
+
+IMAGES = CHECKOUT / "docs/images"
+WITHOUT_DIRECTORIES = """() => {
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    texts.currentNode.data = texts.currentNode.data.replace(/\\/\\S*\\/(stagecoach-store)/, "$1");
+  }
+}"""
+
+
+def main(demo: Path, tools: Path, tutorial: Path) -> None:
+    """Write the pictures of the three stores."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as browsers:
+        browser = browsers.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        with viewer(demo) as address:
+            save(opened(browser, f"{address}/runs/demo", 1090), "run")
+            save(opened(browser, f"{address}/compare/demo/demo-dr_grpo", 860, color_scheme="dark"), "viewer-compare")
+        with viewer(tools) as address:
+            shown = f"{address}/runs/calc_tools/traces/{trace_with_an_error(tools)}?color=entropy"
+            page = opened(browser, shown, 760)
+            token = page.locator(".tokens").nth(1).locator(".t").filter(has_text="calc").first  # the first call
+            token.evaluate("each => window.scrollBy(0, each.getBoundingClientRect().top - 320)")
+            point_at(page, token)
+            save(page, "viewer-trace")
+        with viewer(tutorial) as address:
+            save(opened(browser, f"{address}/runs/first/steps/19", 900), "tutorial-step")
+            shown = f"{address}/runs/first/traces/{wrong_with_full_reward(tutorial)}"
+            save(opened(browser, shown, 560), "tutorial-trace")
+            save(opened(browser, f"{address}/compare/first/second", 560), "tutorial-compare")
+        browser.close()
+
+
+def opened(browser: Any, address: str, height: int, **settings: Any) -> Any:
+    """Return a page in a window of the size that the pictures have."""
+    page = browser.new_context(viewport={"width": 1280, "height": height}, **settings).new_page()
+    page.set_default_timeout(PATIENCE)
+    page.goto(address, wait_until="load")
+    return page
+
+
+def save(page: Any, name: str) -> None:
+    """Write what a window shows, without the directory of this machine in which the store lies."""
+    page.wait_for_timeout(500)  # charts are drawn after the page is loaded
+    page.evaluate(WITHOUT_DIRECTORIES)
+    page.screenshot(path=str(IMAGES / f"{name}.png"))
+
+
+def trace_with_an_error(store: Path) -> str:
+    """Return a rollout of the last step whose first call of a tool was refused, and a later one was not."""
+    messages = open_tables(store).run("calc_tools").messages.collect().filter(role="tool").sort("step", descending=True)
+    for (trace,), own in messages.group_by("trace_id", maintain_order=True):
+        texts = own.sort("message")["content"].to_list()
+        if len(texts) > 1 and str(texts[0]).startswith("error") and not str(texts[-1]).startswith("error"):
+            return str(trace)
+    return str(messages["trace_id"][0])
+
+
+def wrong_with_full_reward(store: Path) -> str:
+    """Return a rollout of the tutorial's first run that is wrong in its letters alone, and has the reward 1."""
+    query = """select t.trace_id, json_extract_string(e.task, '$.answer') as answer from first.traces t
+        join first.messages m on m.trace_id = t.trace_id join first.examples e on e.example_id = t.example_id
+        where t.step = 19 and t.reward = 1 and m.role = 'assistant' and m.content <> concat('<rev>', answer, '</rev>')
+        and length(m.content) = length(answer) + 11 order by reverse(answer)"""
+    return str(ask(open_tables(store), query)["trace_id"][0])
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:4]))

@@ -1,0 +1,272 @@
+"""Real runs whose engine, environment server and learner are flow runs on pools; they are killed, and so is a run."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.load import load
+from flows.services.ownership import marked_processes
+from flows.services.pools import ADDRESS, PULSE, TOKEN, shared_key, stand_in
+from storage.store import open_store
+from tasks.learner import pulse
+from tasks.learner.tiny import tiny_qwen3
+from tests.fixtures.driving import NAME, check_once, rows, without_ambient
+from tests.fixtures.faults import happened
+from tests.fixtures.serving import PREFECT, ROOT, Serving
+from tests.fixtures.waiting import until
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
+SMALL = str(ROOT / "tests/acceptance/small.toml")
+ON_POOLS = "placement.services=pools"
+SHORT_LEASE = "placement.lease_seconds=20"
+"""Where a service is to end by it. A busy SQLite may refuse for longer what renews a lease."""
+ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A server, and a worker for each pool of services, as if on machines of their own."""
+    place = tmp_path_factory.mktemp("pools")
+    tiny_qwen3(place / "model", seed=3)
+    found = Serving(place)
+    found.environment |= {TOKEN: "the token of these machines", "PREFECT_WORKER_QUERY_SECONDS": "5"}
+    try:
+        found.server()
+        done = found.stagecoach("deploy", "--store", str(found.store), "--slots", "2")
+        assert done.returncode == 0, done.stdout + done.stderr
+        for pool in ("engines", "environments", "train"):
+            worker(found, pool)
+        yield found
+    finally:
+        found.close()
+
+
+def worker(served: Serving, pool: str) -> "subprocess.Popen[bytes]":
+    """Start a worker, as on a machine of its own; one that trains has room for one node of a learner."""
+    limit = ("--limit", "1") if pool == "train" else ()
+    return served.begin(PREFECT, "worker", "start", "--pool", pool, *limit)
+
+
+def settings(served: Serving, *others: str) -> list[str]:
+    return [f"model.path={served.place / 'model'}", f"store={served.store}", ON_POOLS, *others]
+
+
+def flow_runs(served: Serving, run: str, service: str) -> list[dict[str, Any]]:
+    """The flow runs that served a run, the first one first."""
+    asked = {"name": {"like_": f"{service}-{run}-"}}
+    return list(served.ask("/flow_runs/filter", flow_runs=asked, sort="START_TIME_ASC"))
+
+
+def states(served: Serving, run: str, service: str) -> list[str]:
+    return [each["state_type"] for each in flow_runs(served, run, service)]
+
+
+def kill(flow_run: dict[str, Any]) -> None:
+    """Kill the process of a flow run, by the number that its worker has noted."""
+    process = int(flow_run["infrastructure_pid"].rpartition(":")[2])
+    os.kill(process, signal.SIGKILL)
+    happened(f"SIGKILL to {process} of {flow_run['name']}")
+
+
+def services_left(served: Serving, run: str, process: int) -> list[str]:
+    """What is alive of the services that a run, or one of the flow runs that served it, has started."""
+    every = [each for kind in ("engine", "environment", "learner") for each in flow_runs(served, run, kind)]
+    owners = {str(process), *(each["infrastructure_pid"].rpartition(":")[2] for each in every)}
+    return [name for _, owner, name in marked_processes() if owner.partition(":")[0] in owners]
+
+
+def supervised(served: Serving, run: str, store: Path, *others: str) -> "subprocess.Popen[bytes]":
+    """Begin supervised training of a few seconds a step, which needs a learner and nothing else."""
+    data = served.place / "rows.jsonl"
+    those = [{"prompt": f"say {number}", "completion": str(number) * 30} for number in range(200)]
+    data.write_text("".join(f"{json.dumps(each)}\n" for each in those))
+    small = [f"data.path={data}", "seed=7", "steps=3", "assignment.groups_per_step=100", "packing.tokens_per_row=256"]
+    small += ["packing.updates_per_step=4", f"model.path={served.place / 'model'}", f"store={store}", *others]
+    return served.begin(sys.executable, "-m", "flows.cli", "sft", "sft_demo", *small, "--name", run)
+
+
+def until_it_trains(served: Serving, run: str, process: "subprocess.Popen[bytes]") -> None:
+    """Wait until a step after the first is under way in the learner of a run."""
+    key = shared_key(load(["sft_demo"], [f"store={served.store}", f"name={run}", ON_POOLS]), "learner")
+    done = lambda: open_store(served.store).ledger.entries(run=run, stage="training")  # noqa: E731
+    until(lambda: process.poll() is not None or done(), served.log)
+    assert process.poll() is None, served.log()
+    # One of two labels that are written at the same moment may be lost, and is written again.
+    found: list[str] = []
+    read = lambda: [each["labels"][PULSE] for each in flow_runs(served, run, "learner") if each["labels"].get(PULSE)]  # noqa: E731
+    until(lambda: found.extend(read()) or found, served.log)
+    address = found[0]
+    until(lambda: pulse.ask(address, 30.0, key)["request"] == "train", served.log, every=0.02)
+
+
+@pytest.mark.fault(
+    "services",
+    "the flow run of the learner is killed while it trains",
+    "the step is trained again by another one, and all rows and weights are those of an undisturbed run",
+)
+def test_steps_with_a_learner_that_is_killed(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN, served.environment[TOKEN])
+    undisturbed = supervised(served, "trained", served.place / "undisturbed")
+    process = supervised(served, "trained", served.store, ON_POOLS)
+    until_it_trains(served, "trained", process)
+    kill(flow_runs(served, "trained", "learner")[0])
+    assert_as_undisturbed(served, "trained", process, undisturbed)
+    ended = partial(states, served, "trained", "learner")
+    until(lambda: ended() == ["CRASHED", "CANCELLED"], lambda: f"{ended()}\n{served.log()}")
+
+
+def assert_as_undisturbed(
+    served: Serving, run: str, process: "subprocess.Popen[bytes]", undisturbed: "subprocess.Popen[bytes]"
+) -> None:
+    until(lambda: process.poll() is not None and undisturbed.poll() is not None, served.log)
+    assert (process.returncode, undisturbed.returncode) == (0, 0), served.log()
+    store = open_store(served.store)
+    losses = [each.message for each in store.runs.lost_services(run)]
+    assert len(losses) == 1 and losses[0].startswith("learner: ended with status 1; restart 1")
+    check_once(served.store, run)
+    found = [without_ambient(rows(each, run)) for each in (store, open_store(served.place / "undisturbed"))]
+    assert len(found[0]["policies"]) == 4 and found[0] == found[1]
+    left = partial(services_left, served, run, process.pid)
+    until(lambda: not left(), lambda: str(left()))
+
+
+@pytest.mark.nightly
+@pytest.mark.fault(
+    "services",
+    "the flow run of the learner's second node is killed while it trains",
+    "the first node ends too, and two others train the step again",
+)
+def test_steps_with_a_learner_of_two_nodes_of_which_one_is_killed(
+    served: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN, served.environment[TOKEN])
+    worker(served, "train")
+    # Of another seed: work is found again whatever trained it.
+    undisturbed = supervised(served, "of-two", served.place / "undisturbed", "seed=8", "learner.processes=2")
+    process = supervised(served, "of-two", served.store, "seed=8", ON_POOLS, "learner.nodes=2")
+    until_it_trains(served, "of-two", process)
+    nodes: Callable[[], list[dict[str, Any]]] = partial(flow_runs, served, "of-two", "learner")
+    kill(next(each for each in nodes() if each["name"].endswith("-2")))
+    assert_as_undisturbed(served, "of-two", process, undisturbed)
+    ended = lambda: sorted((each["name"], each["state_type"]) for each in nodes())  # noqa: E731
+    expected = [("learner-of-two-1", "CANCELLED"), ("learner-of-two-1", "FAILED")]
+    expected += [("learner-of-two-2", "CANCELLED"), ("learner-of-two-2", "CRASHED")]
+    until(lambda: ended() == expected, lambda: f"{ended()}\n{served.log()}")
+
+
+@pytest.mark.fault("services", "each flow run that serves is killed", "its groups are sampled again, by another one")
+def test_two_steps_with_services_that_are_killed(served: Serving) -> None:
+    process = served.begin(
+        sys.executable, "-m", "flows.cli", "run", "demo", SMALL, *settings(served, "steps=2"), "--name", NAME
+    )
+
+    def num_parts() -> int:
+        entries = open_store(served.store).ledger.entries(run=NAME, stage="rollout")
+        return len([entry for entry in entries if entry.part])
+
+    for service in ("engine", "environment"):
+        before = num_parts()
+        until(lambda before=before: process.poll() is not None or num_parts() > before, served.log)
+        assert process.poll() is None, served.log()
+        kill(flow_runs(served, NAME, service)[0])
+    until(lambda: process.poll() is not None, served.log)
+    assert process.returncode == 0, served.log()
+
+    store = open_store(served.store)
+    assert {entry.step for entry in store.ledger.entries(run=NAME, stage="training")} == {0, 1}
+    check_once(served.store)
+    assert len(rows(store)["traces"]) == 2 * 6 * 4
+    losses = [each.message.split(" with")[0] for each in store.runs.lost_services(NAME)]
+    assert losses == ["engine: ended", "environment reverse_text: ended"]
+    both = partial(states, served, NAME, "engine"), partial(states, served, NAME, "environment")
+    ended = ["CRASHED", "CANCELLED"], ["CRASHED", "CANCELLED"]
+    until(lambda: (both[0](), both[1]()) == ended, lambda: f"{both[0](), both[1]()}\n{served.log()}")
+    left = partial(services_left, served, NAME, process.pid)
+    until(lambda: not left(), lambda: str(left()))
+
+
+@pytest.mark.nightly
+def test_a_killed_run_gives_its_services_back(served: Serving) -> None:
+    """Its stand-ins live a moment longer, are told by their guardians, and cancel the flow runs.
+
+    Before that one of two servers of its environment is killed, and another takes its place.
+    """
+    asked = settings(served, "steps=50", "environments.0.servers=2")
+    process = served.begin(sys.executable, "-m", "flows.cli", "run", "demo", SMALL, *asked, "--name", "killed")
+    every = lambda: flow_runs(served, "killed", "engine") + flow_runs(served, "killed", "environment")  # noqa: E731
+
+    def begun(count: int) -> bool:
+        """Tell whether so many of the run's services have begun; they sweep away what a killed run has left."""
+        return process.poll() is not None or sum(bool(each["labels"].get(ADDRESS)) for each in every()) == count
+
+    until(lambda: begun(3), served.log)
+    # The run has seen that it answers: what ends before that is not asked for again.
+    until((served.store / "logs/killed/environment-reverse_text-2.seconds").exists, served.log)
+    (second,) = (each for each in flow_runs(served, "killed", "environment") if each["name"].endswith("-2"))
+    kill(second)
+    until(lambda: begun(4), served.log)
+    assert process.poll() is None, served.log()
+    os.kill(process.pid, signal.SIGKILL)
+    happened(f"SIGKILL to {process.pid}, the run")
+    until(lambda: sorted(each["state_type"] for each in every()) == ["CANCELLED"] * 3 + ["CRASHED"], served.log)
+    losses = [each.message for each in open_store(served.store).runs.lost_services("killed")]
+    assert len(losses) == 1 and losses[0].startswith("environment reverse_text-2: ended")
+    left = partial(services_left, served, "killed", process.pid)
+    until(lambda: not left(), lambda: str(left()))
+
+
+@pytest.mark.nightly
+def test_a_service_whose_run_is_gone_without_a_word_ends_by_itself(
+    served: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN, served.environment[TOKEN])
+    config = load(["demo"], [*settings(served, SHORT_LEASE), "name=gone"])
+    report = served.place / "gone.json"
+    process = served.begin(*stand_in(config, "environment", "reverse_text", "", report))
+    until(report.exists, served.log)
+    (flow_run,) = flow_runs(served, "gone", "environment")
+    host, _, port = flow_run["labels"][ADDRESS].removeprefix("tcp://").rpartition(":")
+    socket.create_connection((host, int(port)), timeout=10).close()
+    process.kill()
+    happened(f"SIGKILL to {process.pid}, which renewed the lease")
+    assert served.ended(flow_run["id"])[0] == "COMPLETED"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), timeout=10)
+
+
+@pytest.mark.nightly
+def test_a_service_that_is_given_back_ends_without_its_worker(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker hears of it by one event, which may be lost, and never asks."""
+    monkeypatch.setenv(TOKEN, served.environment[TOKEN])
+    config = load(["demo"], [*settings(served), "name=given-back"])
+    report = served.place / "given-back.json"
+    process = served.begin(*stand_in(config, "environment", "reverse_text", "", report))
+    until(report.exists, served.log)
+    next(each for each in served.processes if "environments" in list(each.args) and each.poll() is None).kill()
+    happened("SIGKILL to the worker of the pool environments")
+    process.terminate()
+    (flow_run,) = flow_runs(served, "given-back", "environment")
+    assert served.ended(flow_run["id"])[0] == "CANCELLED"
+    host, _, port = flow_run["labels"][ADDRESS].removeprefix("tcp://").rpartition(":")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), timeout=10)
+    worker(served, "environments")
+
+
+def test_another_token_starts_nothing(served: Serving, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(TOKEN, "a guess")
+    config = load(["demo"], [*settings(served), "name=guessed"])
+    process = served.begin(*stand_in(config, "environment", "reverse_text", "", tmp_path / "report.json"))
+    until(lambda: process.poll() is not None, served.log)
+    (flow_run,) = flow_runs(served, "guessed", "environment")
+    state, message = served.state(flow_run["id"])
+    assert state == "FAILED" and f"not made with the {TOKEN} of this machine" in message

@@ -1,0 +1,117 @@
+"""Two real engines serve one policy: the tokens of one engine, and a replica that is killed costs no row."""
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from configs.environments import EnvironmentConfig
+from configs.run import RunConfig
+from configs.sections import ModelConfig
+from configs.services import EngineConfig, LearnerConfig
+from flows.services.base import Supervisor
+from flows.services.engine import InferenceService
+from flows.services.learner import LearnerProcess
+from storage.store import open_store
+from tasks.inference.engine.client import Engine
+from tasks.inference.environments import servers as environments
+from tasks.inference.sampling.attempts import OF_POLICY
+from tasks.inference.sampling.rollouts import BatchSampler
+from tasks.learner.tiny import tiny_qwen3
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import Policy
+from tests.fixtures.hosts import assigned, recorded_first, served, view_of
+from tests.fixtures.sampled import collected, failures
+from tests.fixtures.waiting import until
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+POLICY = Policy("first", 0)
+REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text", "num_examples": 20})
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InferenceService]:
+    """Two replicas, and a policy in the store that they serve."""
+    directory = tmp_path_factory.mktemp("replicas")
+    model = tiny_qwen3(directory / "model", seed=3)
+    store = open_store(directory / "store")
+    config = RunConfig(
+        name="a",
+        kind="train",
+        model=ModelConfig(path=str(model), renderer="qwen3", vocab_size=512),
+        engine=EngineConfig(replicas=2, max_model_len=256, memory_gib=0.25, startup_seconds=600),
+        learner=LearnerConfig(startup_seconds=600),
+    )
+    context = RunContext(store, "a", config, {})
+    with Supervisor("a", directory / "logs") as supervisor:
+        service = InferenceService(supervisor, context, model)
+        service.begin()
+        with Supervisor("learner", directory / "learner") as short_lived:
+            client = LearnerProcess(short_lived, context, service.asleep).load_fresh(POLICY, model)
+            recorded_first(store, "a", POLICY, client, model)
+        until(lambda: len(service.serve(POLICY).urls) == 2, lambda: "there are no two replicas")
+        yield service
+
+
+def tokens(groups: dict[str, dict[str, pa.Table]]) -> dict[str, list[list[int]]]:
+    """The tokens of each member of each group, sampled ones and others, in order of the members."""
+    found = {}
+    for group_id, tables in groups.items():
+        traces = tables["traces"].sort_by("assignment_id").to_pylist()
+        assert not failures(traces)
+        messages = tables["messages"].to_pylist()
+        found[group_id] = [
+            [token for row in messages if row["trace_id"] == trace["trace_id"] for token in row["token_ids"]]
+            for trace in traces
+        ]
+    return found
+
+
+def test_a_killed_replica_costs_no_row(engine: InferenceService, tmp_path: Path) -> None:
+    examples = environments.examples(REVERSE)
+    dealt: dict[str, str] = {}
+    assignments = assigned("reverse", examples["example_id"].to_pylist()[:12], 4)
+
+    def sample(address: str, model: Any, on_first: Callable[[], None]) -> dict[str, dict[str, pa.Table]]:
+        groups, take = collected(on_first)
+        sampler = BatchSampler(
+            served={OF_POLICY: model},
+            addresses={"reverse": (address,)},
+            policy=POLICY,
+            step=0,
+            config=view_of(engine._source, REVERSE, max_in_flight=16),
+            on_group=take,
+            bring=partial(engine.serve, POLICY),
+        )
+        deal = sampler.runner.replica_of
+
+        def note(group_id: str) -> str:
+            dealt[group_id] = deal(group_id)
+            return dealt[group_id]
+
+        sampler.runner.replica_of = note
+        sampler.sample(assignments, examples)
+        return groups
+
+    def kill() -> None:
+        os.kill(engine._handles["engine 2"].pid, signal.SIGKILL)
+
+    with served(REVERSE, tmp_path) as told, engine.pinned(POLICY) as both:
+        alone = sample(told["address"], replace(both, other_urls=()), lambda: None)
+        shared = sample(told["address"], both, lambda: None)
+        assert min(Counter(dealt.values()).values()) >= 4 and {*dealt.values()} == {*both.urls}, dealt
+        killed = sample(told["address"], both, kill)
+    for groups in (shared, killed):
+        assert tokens(groups) == tokens(alone), "tokens depend on assignments, and not on who samples"
+    with closing(Engine(engine.serve(POLICY).url, engine.key)) as client:
+        assert client.served_policy_key() == POLICY.key
+    until(lambda: len(engine.serve(POLICY).urls) == 2, lambda: "the killed replica did not come back")
+    assert engine._handles["engine 2"].generation == 2

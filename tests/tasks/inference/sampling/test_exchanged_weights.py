@@ -1,0 +1,152 @@
+"""Rollouts of several turns under which weights are exchanged: their rows say which policy sampled each token."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from configs.environments import EnvironmentConfig
+from configs.run import View
+from tasks.inference.engine.client import Engine, ServedModel
+from tasks.inference.environments import servers as environments
+from tasks.inference.sampling.rollouts import Renewal, SamplingPlan
+from tasks.inference.trace_rows.rows import UnknownPolicy
+from tasks.runtime.stage import Policy
+from tests.fixtures.hosts import KEY, assigned, served
+from tests.fixtures.sampled import failures, own, sample
+
+pytestmark = pytest.mark.engine
+
+TURNS = {"min_turns": 2, "max_turns": 2, "min_words": 1, "max_words": 1}
+SORT = EnvironmentConfig(name="sort", taskset={"id": "sample_alphabet_sort", "num_examples": 2, **TURNS})
+BOUND = 1e-3
+"""Of the probe, in float32."""
+ENOUGH = 12
+"""Tokens of every request in flight before weights are exchanged under them."""
+
+
+CHECK_SECONDS = 0.3
+"""As long as it takes to check the new weights."""
+
+
+class Exchanges:
+    """Serves one policy after the other, each when the requests in flight have some tokens of the one before."""
+
+    def __init__(self, engine: Engine, policies: dict[str, Path]) -> None:
+        self.engine, self.policies = engine, policies
+        self.version = 0
+        self.due = threading.Event()
+        self.ended = threading.Event()
+
+    @contextmanager
+    def watched(self) -> Iterator[SamplingPlan]:
+        """The plan of a sampler; within the block the engine's counts of tokens say when weights are exchanged."""
+        thread = threading.Thread(target=self._watch)
+        thread.start()
+        try:
+            versions = {key: version for version, key in enumerate(self.policies)}
+            yield SamplingPlan(streams=True, outdated=self.due.is_set, renew=self._renew, versions=versions)
+        finally:
+            self.ended.set()
+            thread.join()
+
+    def _watch(self) -> None:
+        while self.version + 1 < len(self.policies) and not self.ended.wait(0.02):
+            if self.due.is_set():
+                continue
+            with self.engine.pause(clear_cache=False):
+                counts = self.engine._request("POST", "/inference/v1/count_tokens")["requests"]
+            if counts and min(counts.values()) > ENOUGH:
+                self.due.set()
+
+    def _renew(self) -> Renewal | None:
+        self.version += 1
+        key = list(self.policies)[self.version]
+        self.engine.serve(key, self.policies[key])
+        self.ended.wait(CHECK_SECONDS)  # rollouts go on, and some end, before the sampler is told of the policy
+        self.due.clear()
+        served_model = ServedModel(self.engine.url, KEY, salt=key)
+        return Renewal(Policy(key, self.version), served_model, assigned("sort", [], 4))
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where the environment is served."""
+    with served(SORT, tmp_path_factory.mktemp("sort")) as told:
+        yield told["address"]
+
+
+@pytest.fixture(scope="module")
+def examples() -> pa.Table:
+    return environments.examples(SORT)
+
+
+def test_rows_say_which_policy_sampled_each_token(
+    small_engine: Engine, models: dict[str, Path], view: Callable[..., View], address: str, examples: pa.Table
+) -> None:
+    policies = {"old": models["a"], "new": models["b"], "newer": models["a"]}
+    rows = assigned("sort", examples["example_id"].to_pylist(), 4)
+    small_engine.serve("old", policies["old"])
+    exchanges = Exchanges(small_engine, policies)
+    with exchanges.watched() as plan:
+        config, old = view(SORT, max_tokens=60), Policy("old", 0)
+        groups = sample(small_engine.url, address, config, rows, examples, policy=old, plan=plan)
+    found = {name: [row for group in groups.values() for row in group[name].to_pylist()] for name in TABLES}
+    assert failures(found["traces"]) == [] and len(found["traces"]) == 8
+    assert not any("token_policies" in trace["info"] for trace in found["traces"])
+    runs = {(row["trace_id"], row["message"]) for row in found["token_policies"]}
+    assert len(found["token_policies"]) > len(runs), "no reply has tokens of several policies"
+    check_tokens(small_engine, found, policies)
+
+
+TABLES = ("traces", "messages", "token_policies")
+Found = dict[str, list[dict[str, Any]]]
+
+
+def check_tokens(engine: Engine, found: Found, policies: dict[str, Path]) -> None:
+    """Recompute each sampled token under every policy: the recorded one gives its log-prob, the others do not."""
+    far: dict[bool, list[float]] = {True: [], False: []}
+    for key, weights in policies.items():
+        engine.serve(key, weights)
+        for trace in found["traces"]:
+            messages = {row["message"]: row for row in own(trace, found["messages"])}
+            runs = [row for row in found["token_policies"] if row["trace_id"] == trace["trace_id"]]
+            oldest = min((run["policy_version"] for run in runs), default=trace["policy_version"])
+            assert trace["policy_version"] == oldest
+            for reply in [row for row in messages.values() if row["sampled"]]:
+                tokens = [token for row in path_to(reply, messages) for token in row["token_ids"]]
+                scored = engine.score(tokens, f"again-{key}")[-len(reply["token_ids"]) :]
+                for place, sampled_by in keys_of_tokens(reply, runs, trace["policy_key"]).items():
+                    same = policies[sampled_by] == weights  # the last policy has the weights of the first one
+                    far[same].append(abs(scored[place] - reply["logprobs"][place]))
+    assert max(far[True]) < BOUND
+    assert sum(each > BOUND for each in far[False]) > 0.9 * len(far[False]) > 0
+
+
+def path_to(message: dict[str, Any], messages: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages that the model saw before one, and itself."""
+    before = [] if message["parent"] is None else path_to(messages[message["parent"]], messages)
+    return [*before, message]
+
+
+def keys_of_tokens(message: dict[str, Any], runs: list[dict[str, Any]], only: str) -> dict[int, str]:
+    """The policy of each sampled token of a message, by its place; `only` where the trace is of one policy."""
+    sampled = [place for place, is_sampled in enumerate(message["mask"]) if is_sampled]
+    of_message = [run for run in runs if run["message"] == message["message"]]
+    keys = {run["start"] + number: run["policy_key"] for run in of_message for number in range(run["num_tokens"])}
+    assert not runs or sorted(keys) == sampled, "each token has one policy"
+    return keys if runs else dict.fromkeys(sampled, only)
+
+
+def test_an_engine_that_serves_another_policy_than_it_should_is_found(
+    small_engine: Engine, models: dict[str, Path], view: Callable[..., View], address: str, examples: pa.Table
+) -> None:
+    small_engine.serve("somebody else's", models["a"])
+    rows = assigned("sort", examples["example_id"].to_pylist(), 1)
+    ours, plan = Policy("ours", 0), SamplingPlan(renew=lambda: None)
+    with pytest.raises(UnknownPolicy, match="somebody else's"):
+        sample(small_engine.url, address, view(SORT), rows, examples, policy=ours, plan=plan)

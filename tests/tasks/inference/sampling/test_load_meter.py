@@ -1,0 +1,89 @@
+"""How full the engine was and how long the learner waited, by a clock that the test moves."""
+
+import threading
+from asyncio import CancelledError
+
+import pytest
+
+from tasks.inference.sampling.limits import EngineLoad
+from tasks.inference.sampling.load_meter import LoadMeter
+
+
+class Clock:
+    """Tells the seconds that the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_rollouts_idle_time_and_waits_are_added_up_between_two_readings() -> None:
+    clock = Clock()
+    meter = LoadMeter(clock)
+    clock.now += 2  # nothing is under way
+    with meter.rollout():
+        clock.now += 3
+        with meter.rollout(), meter.learner_waits():
+            clock.now += 5
+    load = meter.read()
+    assert (load.seconds, load.idle_seconds, load.learner_waited_seconds) == (10, 2, 5)
+    assert load.in_flight == pytest.approx((3 * 1 + 5 * 2) / 10)
+    assert load.requests_running is load.requests_waiting is load.cache_use is None
+    clock.now += 4
+    after = meter.read()
+    assert (after.seconds, after.idle_seconds, after.learner_waited_seconds, after.in_flight) == (4, 4, 0, 0)
+
+
+def test_what_lasts_from_one_reading_to_the_next_counts_in_both() -> None:
+    clock = Clock()
+    meter = LoadMeter(clock)
+    with meter.rollout(), meter.learner_waits():
+        clock.now += 1
+        first = meter.read()
+        clock.now += 2
+    second = meter.read()
+    assert [(each.seconds, each.in_flight, each.learner_waited_seconds) for each in (first, second)] == [
+        (1, 1, 1),
+        (2, 1, 2),
+    ]
+    assert meter.read().in_flight == 0, "no time has gone by: as many as there are"
+
+
+def test_rollouts_that_end_and_those_that_are_stopped_are_told_apart() -> None:
+    meter = LoadMeter()
+    with meter.rollout():
+        pass
+    for _ in range(2):
+        with pytest.raises(CancelledError), meter.rollout():
+            raise CancelledError
+    load = meter.read()
+    assert (load.num_ended, load.num_cancelled) == (1, 2)
+    assert meter.read().num_cancelled == 0
+
+
+def test_reports_of_the_engine_are_means() -> None:
+    meter = LoadMeter()
+    for running, waiting, cache_use in ((2, 0, 0.5), (4, 1, 0.75)):
+        meter.report(EngineLoad(running, waiting, cache_use, 0))
+    load = meter.read()
+    assert (load.requests_running, load.requests_waiting, load.cache_use) == (3, 0.5, 0.625)
+    assert meter.read().requests_running is None
+
+
+def test_rollouts_of_many_threads_all_end() -> None:
+    meter = LoadMeter()
+
+    def work() -> None:
+        for _ in range(200):
+            with meter.rollout():
+                pass
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    meter.read()
+    assert meter._in_flight == 0

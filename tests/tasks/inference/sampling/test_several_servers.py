@@ -1,0 +1,79 @@
+"""Two real servers of one environment: the tokens of one, and a server that is killed costs no row."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.environments import EnvironmentConfig
+from configs.run import RunConfig, View
+from flows.services.base import Supervisor
+from flows.services.environments import EnvironmentServers
+from flows.services.ownership import identity, owned_processes
+from tasks.inference.engine.client import Engine, ServedModel
+from tasks.inference.environments import servers as environments
+from tasks.inference.sampling.attempts import OF_POLICY
+from tasks.inference.sampling.lost_servers import ServiceLost
+from tasks.inference.sampling.rollouts import BatchSampler, SamplingPlan
+from tasks.runtime.stage import Policy
+from tests.fixtures.hosts import KEY, assigned
+from tests.fixtures.sampled import Groups, collected, failures
+from tests.fixtures.waiting import until
+
+pytestmark = pytest.mark.engine
+REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text", "num_examples": 20}, servers=2)
+
+
+def tokens(groups: Groups) -> dict[str, list[int]]:
+    """The tokens of each rollout, sampled ones and others, by its assignment."""
+    found = {}
+    for tables in groups.values():
+        traces, messages = tables["traces"].to_pylist(), tables["messages"].to_pylist()
+        assert not failures(traces)
+        for trace in traces:
+            own = (row["token_ids"] for row in messages if row["trace_id"] == trace["trace_id"])
+            found[trace["assignment_id"]] = [token for ids in own for token in ids]
+    return found
+
+
+def test_a_killed_server_costs_no_row(small_engine: Engine, view: Callable[..., View], tmp_path: Path) -> None:
+    examples = environments.examples(REVERSE)
+    assignments = assigned("reverse", examples["example_id"].to_pylist()[:12], 4)
+    losses = list[ServiceLost]()
+
+    def sample(servers: EnvironmentServers, addresses: tuple[str, ...], on_first: Callable[[], None]) -> Any:
+        groups, take = collected(on_first)
+        sampler = BatchSampler(
+            served={OF_POLICY: ServedModel(small_engine.url, KEY, salt="of these servers")},
+            addresses={"reverse": addresses},
+            policy=Policy("policy", 0),
+            step=0,
+            config=view(REVERSE, max_in_flight=16),
+            on_group=take,
+            plan=SamplingPlan(record_loss=lambda lost: losses.append(lost) or ()),
+            find=servers.addresses_now if len(addresses) > 1 else None,
+        )
+        sampler.sample(assignments, examples)
+        return tokens(groups), sampler.dealer._dealt
+
+    with Supervisor("several", tmp_path) as supervisor:
+        servers = EnvironmentServers(supervisor, RunConfig(environments=(REVERSE,)), KEY)
+        both = lambda: servers.addresses()["reverse"]  # noqa: E731
+        until(lambda: len(both()) == 2, lambda: "there are no two servers")
+        second = servers._handles["reverse-2"]
+
+        alone, _ = sample(servers, both()[:1], lambda: None)
+        shared, dealt = sample(servers, both(), lambda: None)
+        assert len(alone) == assignments.num_rows and shared == alone, "whoever takes them, tokens are the same"
+        assert sorted(dealt) == sorted(("reverse", each) for each in both()) and min(dealt.values()) >= 16, dealt
+
+        killed, dealt = sample(servers, both(), lambda: os.kill(second.pid or 0, signal.SIGKILL))
+        (lost,) = losses
+        assert killed == alone and 1 <= len(lost.in_flight) <= 16
+        assert dealt.total() == assignments.num_rows + len(lost.in_flight), "what was in flight there, and no more"
+        until(lambda: len(both()) == 2, lambda: "the killed server did not come back")
+        assert second.generation == 2 and servers._handles["reverse"].generation == 1
+    assert owned_processes(identity()) == []

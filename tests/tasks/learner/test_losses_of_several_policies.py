@@ -1,0 +1,98 @@
+"""Losses of sequences that several policies sampled, in expectation over all of them: exact sums, no sampling.
+
+Token t of a sequence was sampled by a policy of its own, whose log-prob is recorded, and a third one is trained. Ratios
+then go by the recorded log-probs, so that it does not matter which policy a token is of, as long as it is its own.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from configs.losses import CispoLoss, DppoLoss, GspoLoss, IpoLoss, PpoLoss, TruncatedImportance
+from tests.tasks.learner.slow_losses import Token, packed
+
+pytestmark = pytest.mark.engine
+
+NUM_TOKENS, LENGTH = 3, 3
+SEQUENCES = list(itertools.product(range(NUM_TOKENS), repeat=LENGTH))
+Policy = Callable[[tuple[int, ...]], list[float]]
+WIDE = 1e6
+"""A bound that no ratio here reaches."""
+BY_TOKEN = {
+    "dppo": DppoLoss(mask_low=1.0, mask_high=1.0, kl_tau=0.0),
+    "ipo": IpoLoss(threshold=1.0, kl_tau=0.0),
+    "ppo": PpoLoss(clip_low=1 - 1e-9, clip_high=WIDE),
+    "cispo": CispoLoss(clip_high=WIDE),
+    "dppo, tis": DppoLoss(mask_low=1.0, mask_high=1.0, kl_tau=0.0, tis=TruncatedImportance(level="token", cap=WIDE)),
+}
+BY_SEQUENCE = DppoLoss(mask_low=1.0, mask_high=1.0, kl_tau=0.0, tis=TruncatedImportance(level="sequence", cap=WIDE))
+
+
+def policy(seed: int) -> Policy:
+    """A policy whose probabilities of the next token depend on all tokens before."""
+
+    def probabilities(prefix: tuple[int, ...]) -> list[float]:
+        scores = [math.exp(0.8 * math.sin(seed + 3 * token + sum(7 * t + 1 for t in prefix))) for token in range(3)]
+        return [score / sum(scores) for score in scores]
+
+    return probabilities
+
+
+OLD, NEW, LEARNER = policy(1), policy(2), policy(3)
+MIXED = (OLD, NEW, NEW)
+"""The policies of the tokens of a sequence: weights were exchanged after its first token."""
+
+
+def advantage(sequence: tuple[int, ...]) -> float:
+    return math.cos(sum(token * 5**place for place, token in enumerate(sequence)))
+
+
+def gradient(loss: object, sampled_by: tuple[Policy, ...], recorded: tuple[Policy, ...]) -> Mapping[object, float]:
+    """The expected gradient of a loss by the learner's scores of each token after each prefix."""
+    found: dict[object, float] = {}
+    for sequence in SEQUENCES:
+        prefixes = [sequence[:place] for place in range(LENGTH)]
+        pairs = list(zip(prefixes, sequence, strict=True))
+        chance = math.prod(by(prefix)[token] for by, (prefix, token) in zip(sampled_by, pairs, strict=True))
+        q = [math.log(by(prefix)[token]) for by, (prefix, token) in zip(recorded, pairs, strict=True)]
+        row = [
+            Token(math.log(LEARNER(prefix)[token]), engine, advantage(sequence), rl=1.0)
+            for engine, (prefix, token) in zip(q, pairs, strict=True)
+        ]
+        _, slopes, _ = packed(row, {"rl": 1, "ce": 1, "ref_kl": 1}, loss)
+        for slope, (prefix, token) in zip(slopes, pairs, strict=True):
+            for other, share in enumerate(LEARNER(prefix)):
+                found[prefix, other] = found.get((prefix, other), 0.0) + chance * slope * ((token == other) - share)
+    return found
+
+
+@pytest.mark.parametrize("name", BY_TOKEN)
+def test_a_ratio_per_token_makes_each_token_one_of_the_learner_after_its_prefix(name: str) -> None:
+    loss = BY_TOKEN[name]
+    for place in range(LENGTH):
+        # Who sampled what comes after a token does not matter for its ratio, only for what it is worth.
+        of_learner = (*MIXED[:place], LEARNER, *MIXED[place + 1 :])
+        expected, found = (gradient(loss, policies, policies) for policies in (of_learner, MIXED))
+        wrong = gradient(loss, MIXED, (OLD,) * LENGTH)
+        here = [key for key in found if len(key[0]) == place]  # type: ignore[index]
+        assert [found[key] for key in here] == pytest.approx([expected[key] for key in here], abs=1e-12)
+        is_right = [wrong[key] for key in here] == pytest.approx([expected[key] for key in here], abs=1e-4)
+        assert is_right == (MIXED[place] is OLD), "the log-prob of another policy in place of the token's own"
+
+
+def test_the_ratio_of_a_sequence_makes_it_one_of_the_learner() -> None:
+    expected = gradient(BY_SEQUENCE, (LEARNER,) * LENGTH, (LEARNER,) * LENGTH)
+    assert gradient(BY_SEQUENCE, MIXED, MIXED) == pytest.approx(expected, abs=1e-12)
+    assert gradient(BY_SEQUENCE, MIXED, (OLD,) * LENGTH) != pytest.approx(expected, abs=1e-3)
+
+
+def test_gspo_goes_by_the_geometric_mean_of_the_ratios_to_each_token_s_own_policy() -> None:
+    loss = GspoLoss(clip_low=0.2, clip_high=0.2)
+    for ratios, value in (((1.3, 0.9, 1.0), 1.17 ** (1 / 3)), ((2.0, 0.5, 1.0), 1.0), ((2.0, 2.0, 2.0), 1.2)):
+        row = [Token(math.log(ratio) + q, q, 1.0, rl=1.0) for ratio, q in zip(ratios, (-3.0, -4.0, -5.0), strict=True)]
+        total, slopes, _ = packed(row, {"rl": LENGTH, "ce": 1, "ref_kl": 1}, loss)
+        assert total == pytest.approx(-value)
+        # A sequence is clipped as a whole, however far single tokens are.
+        assert slopes == pytest.approx([0.0 if value == 1.2 else -value / LENGTH] * LENGTH)

@@ -1,0 +1,33 @@
+"""Exact quantiles of numbers in a file are those that numpy finds of all of them in memory."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.learner.quantiles import Quantiles
+
+AT = (0.0, 0.01, 0.1, 0.5, 0.9, 0.99, 1.0)
+NUMBERS = st.one_of(
+    st.floats(0, 4), st.sampled_from([0.0, 1.0, 5e-324, 1e308, float("inf")]), st.floats(0, allow_infinity=False)
+)
+
+
+@given(parts=st.lists(st.lists(NUMBERS, max_size=40), min_size=1, max_size=5), most=st.sampled_from([8, 64, 1 << 20]))
+def test_they_are_numpys(parts, most):
+    found = Quantiles(most)
+    for part in parts:
+        found.add(np.array(part, np.float64))
+    numbers = np.concatenate([np.array(part, np.float64) for part in parts])
+    if not len(numbers):
+        assert found.at(AT) is None
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = np.quantile(numbers, AT).tolist()
+    assert found.at(AT) == pytest.approx(expected, rel=1e-15, nan_ok=True)
+
+
+def test_what_is_no_number_makes_all_of_them_none():
+    found = Quantiles(8)
+    found.add(np.array([1.0, np.nan, 2.0]))
+    assert all(np.isnan(each) for each in found.at(AT))

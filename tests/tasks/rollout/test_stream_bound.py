@@ -1,0 +1,164 @@
+"""Whatever begins and ends when: each step finds its groups, each group its step, and none is older than the bound."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.schemas.stage_tables import ASSIGNMENTS
+from tasks.rollout.stream import Stream, Turn
+from tasks.runtime.stage import Policy, Ref
+
+
+class Simulated:
+    """A stream without an engine: groups begin and end in any order, and the newest policy begins them."""
+
+    def __init__(
+        self, steps: int, size: int, bound: int, chance: random.Random, surplus: int = 0, waits: bool = True
+    ) -> None:
+        self.steps, self.size, self.bound, self.chance = steps, size, bound, chance
+        self.surplus = surplus
+        """Groups that each step assigns beyond what it takes."""
+        self.stream = Stream(self.read, bound, waits, surplus > 0)
+        self.assigned: dict[str, list[str]] = {}
+        """The groups of each assignment."""
+        self.stale: list[tuple[str, int | None]] = []
+        """Groups that were given up, with their ages; None of those that were not begun."""
+        self.stream._size = size  # as the first step that takes its groups says
+        self.pending: list[str] = []
+        self.running: dict[str, Policy] = {}
+        self.taken: list[tuple[str, int]] = []
+        """Groups with their ages."""
+        self.most_waits = 0
+        """Groups that had ended at a time, and for which there was no room."""
+
+    def read(self, table: str, ref: Ref) -> pa.Table:
+        shared = {"assignment_id": "", "member": 0, "environment": "", "example_id": "", "seed": 0}
+        return pa.Table.from_pylist(
+            [{"group_id": name, **shared} for name in self.assigned[ref.key]], ASSIGNMENTS.arrow
+        )
+
+    def assign(self, name: str, count: int) -> Ref:
+        """Assign so many groups, which wait for somebody to begin them."""
+        self.assigned[name] = [f"{name}-{slot}" for slot in range(count)]
+        self.pending += self.assigned[name]
+        return Ref("assignment", 0, name, (), 0, 0.0, True)
+
+    def run(self) -> None:
+        """Fill all steps, one after the other; a policy is there as soon as its step is filled."""
+        fed = spare = 0
+        for step in range(self.steps):
+            new = range(fed, min(step + self.bound + 1, self.steps))
+            if new:
+                assigned = [self.assign(str(each), self.size + self.surplus) for each in new]
+                self.stream.feed(assigned, Policy(str(step), step))
+                fed = new.stop
+            for left in range(self.size, 0, -1):
+                self.take(step, left)
+            stale = self.expire(step)
+            spare += self.surplus - stale
+            if spare < 0:
+                self.stream.feed([self.assign(f"{step}.1", -spare)])
+                spare = 0
+
+    def expire(self, step: int) -> int:
+        """Stop what is too old for any further step; return how many groups that were."""
+        found = self.stream.expire(step)
+        for group in found:
+            by = group.begun.policy if group.begun else group.finished.policy if group.finished else None
+            self.stale.append((group.group_id, step - by.version if by else None))
+            self.running.pop(group.group_id, None)
+            self.pending = [name for name in self.pending if name != group.group_id]
+            assert group.assigned["group_id"].to_pylist() == [group.group_id]
+        return len(found)
+
+    def take(self, step: int, left: int) -> None:
+        # Where no step waits, more groups may have ended than the step takes.
+        while not self.stream._waits and (self.pending or self.running) and self.chance.random() < 0.3:
+            self.go_on()
+        fits = lambda group: not self.stream._waits or self.stream._fits(group, step, left)  # noqa: E731
+        while not any(map(fits, self.stream._finished)):
+            self.most_waits = max(self.most_waits, len(self.stream._finished))
+            self.go_on()
+        group = self.stream._next(step, left)
+        self.taken.append((group.group_id, step - group.policy.version))
+
+    def go_on(self) -> None:
+        """Begin a group or end one, whichever comes first."""
+        assert self.pending or self.running, "a step waits, and nothing is under way"
+        if self.pending and (not self.running or self.chance.random() < 0.5):
+            turn = Turn(self.stream)
+            name = self.pending.pop(self.chance.randrange(len(self.pending)) if self.chance.random() < 0.3 else 0)
+            turn.begin(name)
+            self.running[name] = turn.policy
+            return
+        # Long groups come late: the first ones are the least likely to end.
+        name = list(self.running)[-1 - int(len(self.running) * self.chance.random() ** 3)]
+        policy = self.running.pop(name)
+        rows = {"group_id": [name], "policy_key": [policy.key], "policy_version": [policy.version]}
+        self.stream._put(policy, {"traces": pa.table(rows)})
+
+
+@settings(max_examples=150)
+@given(st.integers(1, 12), st.integers(1, 4), st.integers(2, 4), st.randoms(use_true_random=False))
+def test_no_group_is_older_than_the_bound_and_none_is_left(
+    steps: int, size: int, bound: int, chance: random.Random
+) -> None:
+    found = Simulated(steps, size, bound, chance)
+    found.run()
+    assert sorted(name for name, _ in found.taken) == sorted(f"{s}-{k}" for s in range(steps) for k in range(size))
+    assert all(0 <= age <= bound for _, age in found.taken)
+    assert not found.stream._begun and not found.stream._finished
+
+
+def test_steps_do_wait_for_what_is_due() -> None:
+    simulated = [Simulated(10, 3, 2, random.Random(seed)) for seed in range(20)]
+    for each in simulated:
+        each.run()
+    assert max(each.most_waits for each in simulated) > 0
+    assert {age for each in simulated for _, age in each.taken} == {0, 1, 2}
+
+
+@settings(max_examples=150)
+@given(
+    st.integers(1, 12),
+    st.integers(1, 4),
+    st.integers(2, 4),
+    st.integers(0, 3),
+    st.randoms(use_true_random=False),
+)
+def test_where_no_step_waits_what_is_too_old_is_given_up_and_no_step_lacks_groups(
+    steps: int, size: int, bound: int, surplus: int, chance: random.Random
+) -> None:
+    found = Simulated(steps, size, bound, chance, surplus, waits=False)
+    found.run()
+    names = [name for name, _ in (*found.taken, *found.stale)]
+    assert len(found.taken) == steps * size and len(names) == len(set(names))
+    left = {*found.pending, *found.running, *(each.group_id for each in found.stream._finished)}
+    assert left.isdisjoint(names) and left | set(names) == {name for group in found.assigned.values() for name in group}
+    assert all(0 <= age <= bound for _, age in found.taken)
+    # A group is given up once the last step that might have taken it is filled, and not before.
+    assert {age for _, age in found.stale} <= {bound, None} and found.most_waits == 0
+    assert surplus or None not in {age for _, age in found.stale}
+    # At most what the steps within the bound assign is left to be begun.
+    assert len(left) <= (size + surplus) * (2 * bound + 1) + size
+
+
+def test_some_groups_are_given_up_at_each_stage_of_their_way() -> None:
+    kinds = Counter[str]()
+    for surplus in (0, 3):
+        for seed in range(20):
+            simulated = Simulated(10, 3, 2, random.Random(seed), surplus, waits=False)
+            expire = simulated.stream.expire
+
+            def count(step: int, expire: Any = expire) -> Any:
+                stale = expire(step)
+                kinds.update("begun" if each.begun else "finished" if each.finished else "pending" for each in stale)
+                return stale
+
+            simulated.stream.expire = count  # type: ignore[method-assign]
+            simulated.run()
+    assert kinds.keys() == {"begun", "finished", "pending"}
