@@ -77,12 +77,19 @@ def _stand_in(client: Any, flow_run_id: Any, lease_seconds: float, report: Path,
 
 
 def _cancel(client: Any, flow_run_id: Any) -> None:
-    """Give the flow run back, unless it has ended."""
+    """Give the flow run back, unless it has ended; if Prefect refuses for longer than this process has, it lapses."""
+    import httpx
     from prefect.states import Cancelling
 
-    if (state := client.read_flow_run(flow_run_id).state) is not None and not state.is_final():
-        client.set_flow_run_state(flow_run_id, Cancelling(message="its run needs it no more"))
-        print(f"cancelled flow run {flow_run_id}", flush=True)
+    while True:
+        try:
+            if (state := client.read_flow_run(flow_run_id).state) is not None and not state.is_final():
+                client.set_flow_run_state(flow_run_id, Cancelling(message="its run needs it no more"))
+                print(f"cancelled flow run {flow_run_id}", flush=True)
+            return
+        except httpx.HTTPError as problem:
+            print(f"Prefect has not taken it back: {type(problem).__name__}: {problem}", flush=True)
+            time.sleep(BEAT_SECONDS)
 
 
 if __name__ == "__main__":
