@@ -1,9 +1,10 @@
 """What rollouts of many turns cost, in time and in the store: `python -m benchmarks.rollouts_of_turns [NUM]`.
 
 Samples NUM rollouts (1,000 unless given) of `calc_tools` with up to 6 turns, and a quarter as many with up to 4, 2 and
-1, through a real engine and environment servers into a real store. The model is a small one that was shown such
-conversations for seconds. Prints the tables of rollouts_of_turns.md: time by turns, where it goes, and the bytes of
-the tables beside those of the naive form, in which each turn is a row with its whole prompt.
+1, through a real engine and environment servers into a real store. Those with 6 are sampled a second time with their
+turns kept (`rollout.keep_turns`). The model is a small one that was shown such conversations for seconds. Prints the
+tables of rollouts_of_turns.md: time by turns, where it goes, and the bytes of the tables beside those of the naive
+form, in which each turn is a row with its whole prompt.
 """
 
 import os
@@ -13,10 +14,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 
@@ -24,10 +27,11 @@ from benchmarks.breakdown.processor import difference, processor_seconds
 from configs.run import RunConfig, View
 from storage.schemas.stage_tables import MESSAGES, TRACES
 from storage.store import open_store
+from storage.turns import KeptTurns
 from tasks.inference.engine.client import Engine, ServedModel
 from tasks.inference.environments import servers as environments
 from tasks.inference.sampling.attempts import OF_POLICY
-from tasks.inference.sampling.rollouts import BatchSampler
+from tasks.inference.sampling.rollouts import BatchSampler, SamplingPlan
 from tasks.learner.tiny import tiny_qwen3
 from tasks.runtime.stage import Policy
 from tests.fixtures.hosts import KEY, SECTIONS, assigned, engine_of, served
@@ -68,10 +72,11 @@ def main() -> None:
         found = []
         with engine_of(model, directory / "engine.json", config(model, 1).engine) as engine:
             print_names()
-            for turns in TURNS:
+            for turns, keeps in [*((each, False) for each in TURNS), (TURNS[-1], True)]:
                 num_rollouts = num if turns == TURNS[-1] else num // SHARE
-                found.append(measured(engine, model, directory, turns, num_rollouts))
-                print_times(found[-1])
+                each = measured(engine, model, directory, turns, num_rollouts, keeps)
+                print_times(each, ", kept" if keeps else "")
+                found += [] if keeps else [each]
         print(f"\nload {', '.join(f'{load:.1f}' for load in os.getloadavg())}\n")
         print_spans(found)
         print_bytes(directory / "forms", found[-1])
@@ -112,8 +117,8 @@ def config(model: Path, turns: int) -> RunConfig:
     )
 
 
-def measured(engine: Engine, model: Path, directory: Path, turns: int, num: int) -> Measured:
-    """Sample `num` rollouts into the store at `directory`, a group at a time."""
+def measured(engine: Engine, model: Path, directory: Path, turns: int, num: int, keeps: bool) -> Measured:
+    """Sample `num` rollouts into the store at `directory`, a group at a time, their turns kept meanwhile or not."""
     settings = config(model, turns)
     (environment,) = settings.environments
     examples = environments.examples(environment)
@@ -122,9 +127,12 @@ def measured(engine: Engine, model: Path, directory: Path, turns: int, num: int)
     def keep(group_id: str, tables: dict[str, pa.Table]) -> None:
         groups.append(tables)
         for name, rows in tables.items():
-            store.append(name, rows, run=f"turns{turns}", step=0, key=group_id, attempt=group_id)
+            store.append(name, rows, run=f"turns{turns}", step=0, key=group_id, attempt=uuid4().hex)
+        if kept:
+            kept.forget([group_id])
 
-    with served(environment, directory) as told:
+    keeping = KeptTurns(store, f"turns{turns}") if keeps else nullcontext()
+    with keeping as kept, served(environment, directory) as told:
         sampler = partial(
             BatchSampler,
             served={OF_POLICY: ServedModel(engine.url, KEY, salt="policy")},
@@ -132,6 +140,7 @@ def measured(engine: Engine, model: Path, directory: Path, turns: int, num: int)
             policy=Policy("policy", 0),
             step=0,
             config=View(settings, SECTIONS, "rollout"),
+            plan=SamplingPlan(turns=kept),
         )
         first, *others = examples["example_id"].to_pylist()[: num // GROUP + 1]
         # Starts the tool server, among others.
@@ -150,11 +159,11 @@ def print_names() -> None:
     print("|---|---:|---:|---:|---:|---:|" + "---:|" * len(PROCESSES), flush=True)
 
 
-def print_times(each: Measured) -> None:
+def print_times(each: Measured, how: str) -> None:
     """Print how long rollouts took, and which process was busy."""
     num, turns = len(each.traces), each.num_turns
     errors = sum(row["error_class"] is not None for row in each.traces)
-    cells = [f"{each.turns} turns", num, errors, f"{turns / num:.2f}", f"{each.seconds / num * 1e3:.1f}"]
+    cells = [f"{each.turns} turns{how}", num, errors, f"{turns / num:.2f}", f"{each.seconds / num * 1e3:.1f}"]
     cells += [f"{each.seconds / turns * 1e3:.2f}"]
     cells += [f"{each.processor.get(name, 0.0) / turns * 1e3:.2f}" for name in PROCESSES]
     print("| " + " | ".join(map(str, cells)) + " |", flush=True)

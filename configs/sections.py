@@ -131,6 +131,10 @@ class RolloutConfig(Section):
     """What becomes of a group of a stream that is still being sampled when the last step within `max_off_policy_steps`
     of its policy is filled: that step waits for it (wait), or the group is stopped, recorded as stale, and replaced by
     a group of another example (drop) or by one of the same example with other seeds (top_up)."""
+    keep_turns: bool = operational(False)
+    """Whether turns of rollouts under way are committed as they end. After a crash these rollouts are played again, and
+    what the engine has answered is not sampled again where the environment asks the same: for long rollouts of
+    deterministic environments."""
     max_in_flight: int = operational(128, ge=1)
     """Most rollouts that run at the same time."""
     adaptive_in_flight: bool = operational(False)

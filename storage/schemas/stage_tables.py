@@ -339,6 +339,19 @@ TOKEN_MASKS = Table(
         Column("masked", FLAGS, "per token: outside the trust region, clipped, or in a sequence that was left out"),
     ),
 )
+TURNS = Table(
+    "turns",
+    "what the engine answered to one model call of a rollout that has not ended (`rollout.keep_turns`); no stage reads "
+    "it, and it goes when the rollout's group is committed",
+    ("assignment_id", "request"),
+    (
+        Column("group_id", pa.string(), "its group"),
+        Column("assignment_id", pa.string(), "the assignment of the rollout"),
+        Column("request", pa.string(), "digest of what was asked: tokens, sampling parameters, model"),
+        Column("answer", pa.string(), "the answer as it came, as JSON"),
+        Column("policies", NAMES, "the policies that sampled it; empty where a frozen model did"),
+    ),
+)
 POLICIES = Table(
     "policies",
     "one version of the weights: a complete directory or absent",
@@ -440,6 +453,7 @@ STAGE_TABLES = (
     TRACES,
     MESSAGES,
     TOKEN_POLICIES,
+    TURNS,
     IMAGES,
     IMAGE_TENSORS,
     ENGINE_METRICS,

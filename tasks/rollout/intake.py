@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from configs.run import View
 from storage.schemas.stage_tables import INTAKE_LOADS, INTAKES, STALE_GROUPS, TRACES
+from storage.turns import KeptTurns
 from tasks.arrays.columns import texts
 from tasks.arrays.group_counts import num_wanted
 from tasks.inference.sampling.rollouts import Renewal, SamplingPlan
@@ -42,6 +43,7 @@ def intake(
     engine: EngineService,
     environments: EnvironmentService,
     teachers: TeacherService,
+    turns: KeptTurns | None = None,
 ) -> Tables:
     """Take the groups of the stream that end first, as many as the step's own assignments name; each is safe at once.
 
@@ -58,7 +60,7 @@ def intake(
 
     def sample(sampler: Policy, assigned: pa.Table, put: Put, turn: Turn) -> None:
         # One a policy: what is known of crashes counts while it samples.
-        arguments = config, sampler.version, sampler, engine, environments, teachers, count
+        arguments = config, sampler.version, sampler, engine, environments, teachers, count, turns
         runner = runners.setdefault(sampler.version, Runner(*arguments, counts_with_groups=True))
         plan = SamplingPlan(
             outdated=turn.is_outdated,
@@ -69,7 +71,9 @@ def intake(
             meter=stream.meter,
         )
         if update == "keep":
-            plan = replace(plan, renew=lambda: _renew(turn, engine, config), versions=stream.versions)
+            plan = replace(plan, renew=lambda: _renew(turn, engine, config))
+        if update == "keep" or (update == "wait" and turns):
+            plan = replace(plan, versions=stream.versions)
         runner.sample_some(assigned, tables["examples"], lambda rows: put(_with_counts(rows, counted)), plan)
 
     groups, stale = parts.finished_units(), {row["group_id"] for row in parts.earlier_rows("stale_groups")}

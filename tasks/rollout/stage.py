@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.run import View, for_environment
+from storage.turns import KeptTurns
 from tasks.arrays.columns import texts
 from tasks.arrays.group_counts import num_needed
 from tasks.inference.engine.client import ServedModel
@@ -41,6 +42,7 @@ def rollout(
     engine: EngineService,
     environments: EnvironmentService,
     teachers: TeacherService,
+    turns: KeptTurns | None = None,
 ) -> Tables:
     """Sample what earlier attempts have not committed; a group is safe as soon as it is finished.
 
@@ -49,10 +51,10 @@ def rollout(
     A rollout that fails is a row with its error. Only the loss of the engine or of an environment server interrupts
     the stage: it waits until the service is back and samples the groups that are still missing; a rollout that takes
     its server down again when it is alone there is a row with that error. Raises what the services raise when a service
-    does not come back.
+    does not come back. A turn that `turns` has, or takes while this is sampled, is not sampled again.
     """
     count = parts.put if config.engine.metrics else None
-    runner = Runner(config, step, policy, engine, environments, teachers, count)
+    runner = Runner(config, step, policy, engine, environments, teachers, count, turns)
     retry_lost(lambda: runner.sample_missing(tables, parts), ServiceLost)
     return {}
 
@@ -69,6 +71,8 @@ class Runner:
     teachers: TeacherService
     count: Put | None = None
     """Takes what the engines counted while groups were sampled; None where nobody asks."""
+    turns: KeptTurns | None = None
+    """Has the turns that are not sampled again; None where they are not kept."""
     counts_with_groups: bool = False
     """Whether a group brings what was counted before it ended: the groups of a stream are of several steps."""
     crashers: Crashers = field(default_factory=Crashers)
@@ -88,7 +92,7 @@ class Runner:
         chosen, one_at_a_time = self.crashers.next_assignments(missing)
         renew = partial(self._renew, plan.renew) if plan.renew and not one_at_a_time else None
         plan = replace(plan, one_at_a_time=one_at_a_time, given_up=self.crashers.find_given_up(chosen), renew=renew)
-        plan = replace(plan, record_loss=self._record_loss)
+        plan = replace(plan, record_loss=self._record_loss, turns=self.turns)
         try:
             self._sample(chosen, examples, put, plan)
         except ServiceLost as lost:

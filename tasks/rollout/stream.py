@@ -15,7 +15,7 @@ place.
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -103,6 +103,8 @@ class Stream:
         """The rows of those of which a group may still be pending, in the order in which they came."""
         self._size = 0
         """Most groups of a step so far."""
+        self._filling = 0, 0
+        """The step that is being filled, or the next one, and how many groups it lacks."""
         self._policies: list[Policy] = []
         """Those that may have sampled what is not taken yet, the newest last."""
         self._results: list[Ref] = []
@@ -153,6 +155,7 @@ class Stream:
         with self._changed:
             self._given = {*done, *stale}
             self._size = max(self._size, size)
+            self._filling = step, size - len(done)
             if self._thread is None:
                 # Its logs belong to the flow run that began it, which is a context variable.
                 work = (self._run, sample)
@@ -215,17 +218,36 @@ class Stream:
                 raise self._failure
             self._finished.remove(group)
             self._given.add(group.group_id)
+            self._filling = (step, left - 1) if left > 1 else (step + 1, self._size)
             return replace(group, load=self.meter.read())
 
     def _fits(self, group: FinishedGroup, step: int, left: int) -> bool:
         """Tell whether all that is due earlier still finds room if a step that lacks `left` groups takes this one."""
         others = [each.policy.version for each in self._begun.values()]
         others += [each.policy.version for each in self._finished]
-        # Steps are filled one after the other: this is the earliest-deadline rule for slots of equal length.
+        return self._has_room(others, step, left, range(step, group.policy.version + self._max_age))
+
+    def _has_room(self, others: Sequence[int], step: int, left: int, dues: Iterable[int]) -> bool:
+        """Tell whether one more group finds room at some steps, beside groups of policies of the versions `others`.
+
+        Steps are filled one after the other: this is the earliest-deadline rule for slots of equal length.
+        """
         return all(
-            sum(version + self._max_age <= due for version in others) < left + (due - step) * self._size
-            for due in range(step, group.policy.version + self._max_age)
+            sum(version + self._max_age <= due for version in others) < left + (due - step) * self._size for due in dues
         )
+
+    def _oldest_with_room(self, versions: Collection[int]) -> Policy | None:
+        """Return the oldest policy of some versions with which one more group may be begun, or None."""
+        step, left = self._filling
+        others = [each.policy.version for each in self._begun.values()]
+        others += [each.policy.version for each in self._finished]
+        latest = max([*others, *versions], default=0) + self._max_age
+        for policy in sorted(self._policies, key=lambda each: each.version):
+            due = policy.version + self._max_age
+            fits = due >= step and (not self._waits or self._has_room(others, step, left, range(due, latest + 1)))
+            if policy.version in versions and fits:
+                return policy
+        return None
 
     def _run(self, sample: SampleGroups) -> None:
         try:
@@ -305,11 +327,18 @@ class Turn:
         """Tell whether no further group may be begun: a newer policy is there, or the stream is closed."""
         return self._stream._closed or self._stream._num_feeds != self._feeds
 
-    def begin(self, group_id: str) -> None:
-        """Note that a group is begun with the policy of this turn, before anything of it is sampled."""
-        with self._stream._changed:
-            if group_id not in self._stream._stale:  # it is stopped in a moment
-                self._stream._begun[group_id] = BegunGroup(self.policy)
+    def begin(self, group_id: str, versions: Collection[int] = ()) -> int:
+        """Note that a group is begun, before anything of it is sampled; return the version of its oldest policy.
+
+        That is the policy of this turn, or the oldest one among `versions`, which have sampled some of its turns
+        before, with which the group still finds room in a step.
+        """
+        stream = self._stream
+        with stream._changed:
+            policy = stream._oldest_with_room(versions) or self.policy
+            if group_id not in stream._stale:  # it is stopped in a moment
+                stream._begun[group_id] = BegunGroup(policy)
+            return policy.version
 
     def renew(self, exchange: Callable[[Policy], Served | None]) -> tuple[Served, pa.Table] | None:
         """Go on with the newest policy: return what `exchange` made of it, and the assignments that may be begun.

@@ -5,10 +5,10 @@ A long stage commits its finished groups while the rest is still under way, each
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
@@ -20,6 +20,7 @@ from configs.run import View
 from storage.errors import disk_refusal
 from storage.refs import Entry, Slice
 from storage.store import Store
+from storage.turns import KeptTurns
 from tasks.runtime.run_context import RECENT, RunContext
 from tasks.runtime.services import Services
 from tasks.runtime.stage import Outputs, Policy, Ref, Stage, Tables, inputs_of, ref_of
@@ -48,12 +49,12 @@ class Parts:
         make_entry: MakeEntry,
         unit: tuple[str, str],
         commit_earlier: Callable[[], None] = lambda: None,
-        tell: Callable[[int], None] = lambda num_units: None,
+        tell: Callable[[Collection[str], int], None] = lambda units, num_units: None,
     ) -> None:
         """Open the parts of a key. `unit` is the table and the column that name a unit: that of a group's id, say.
 
         `commit_earlier` waits for the commit of what they are made from: nothing is committed before that. `tell` hears
-        after each commit how many units there are.
+        after each commit which units are safe by it, and how many there are.
         """
         self._tell = tell
         self._store = store
@@ -162,7 +163,8 @@ class Parts:
         for piece in slices:
             RECENT.put((piece.table, piece.digest), tables[piece.table])
         self._committed.append(self._store.ledger.commit(self._make_entry(uuid4().hex, slices, count_tokens(tables))))
-        self._tell(len(self._units))
+        name, column = self._unit
+        self._tell(self._unit_names(tables[name].select([column])) if name in tables else (), len(self._units))
 
 
 def count_tokens(tables: Mapping[str, pa.Table]) -> int:
@@ -177,7 +179,7 @@ def count_tokens(tables: Mapping[str, pa.Table]) -> int:
     return 0
 
 
-OWN = ("step", "key", "policy", "directory", "parts", "inputs")
+OWN = ("step", "key", "policy", "directory", "parts", "inputs", "turns")
 """Keywords of stages whose values an attempt has itself. A stage may add to `inputs` what it turns out to take."""
 
 
@@ -210,8 +212,17 @@ class Attempt:
 
     @cached_property
     def parts(self) -> Parts:
-        tell = partial(self.context.note_units, self.stage.name, self.step)
-        return Parts(self.context.store, self.entry, self.stage.unit, self.context.flush, tell)
+        return Parts(self.context.store, self.entry, self.stage.unit, self.context.flush, self._note_units)
+
+    def _note_units(self, units: Collection[str], num_units: int) -> None:
+        if self.turns:
+            self.turns.forget(units)
+        self.context.note_units(self.stage.name, self.step, num_units)
+
+    @property
+    def turns(self) -> KeptTurns | None:
+        """The turns of rollouts under way, of all stages of the run; None where they are not kept."""
+        return self.context.turns
 
     def compute(self, refs: Sequence[Ref], services: Services, parameters: Mapping[str, Any]) -> list[Slice]:
         """Read the inputs, call the stage's function, write the rows that it returns; return the slices."""

@@ -4,7 +4,7 @@ import math
 import shutil
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from storage.keys import work_key
 from storage.refs import Entry, Slice
 from storage.schemas.stage_tables import TABLES
 from storage.store import Store, open_store
+from storage.turns import KeptTurns
 from tasks.runtime.commit_queue import LINGER_SECONDS, CommitQueue
 from tasks.runtime.stored_rows import StoredRows
 
@@ -84,6 +85,8 @@ class RunContext:
         self.versions = dict(versions)
         self._keys = StageKeys(config)
         self._queue: CommitQueue | None = None
+        self.turns: KeptTurns | None = None
+        """Turns of rollouts under way, within `queue_commits` and where the config asks for it."""
         self.note_units: Callable[[str, int, int], None] = lambda stage, step, num_units: None
         """Hears, while a stage commits in parts, its name, its step and how many units (groups) are there."""
 
@@ -118,11 +121,12 @@ class RunContext:
         block does. What is finished is committed, also when an error passes.
         """
         self._queue = CommitQueue(self.store.slices, self.store.ledger, linger_seconds)
+        self.turns = KeptTurns(self.store, self.run) if self.config.rollout.keep_turns else None
         try:
-            with self._queue:
+            with self.turns or nullcontext(), self._queue:
                 yield
         finally:
-            self._queue = None
+            self._queue = self.turns = None
             self.store.policies.drop_held()
 
     def scratch(self, key: str, parent: str | None) -> Path:

@@ -357,6 +357,7 @@ KEEP = [*STREAM, "rollout.weight_update=keep"]
         ([*KEEP, "engine.url=http://127.0.0.1:1"], "the engine of someone else (engine.url)"),
         ([*KEEP, "environments.0.address=tcp://127.0.0.1:1"], "environments of someone else (environments.N.address)"),
         (KEEP, ""),
+        ([*STREAM, "rollout.keep_turns=true"], ""),
         ([*STREAM, "rollout.weight_update=abort", "training.lora.rank=8", "engine.url=http://127.0.0.1:1"], ""),
     ],
 )
@@ -366,6 +367,22 @@ def test_weights_are_exchanged_only_where_each_token_can_know_its_policy(setting
         return
     with pytest.raises(ConfigError, match=r"rollout\.(weight_update|recompute_states): .*" + re.escape(where)):
         load(["demo"], settings)
+
+
+TURNS = "rollout.keep_turns=true"
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        ([*STREAM, TURNS, "engine.url=http://127.0.0.1:1"], "the engine of someone else (engine.url)"),
+        ([TURNS, "environments.0.address=tcp://127.0.0.1:1"], "environments of someone else (environments.N.address)"),
+    ],
+)
+def test_turns_are_kept_only_where_they_come_by(settings: list[str], where: str) -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.keep_turns: .*" + re.escape(where)):
+        load(["demo"], settings)
+    assert load(["demo"], [TURNS, "environments.0.address=", "engine.url=http://127.0.0.1:1"])
 
 
 OVERSAMPLED = [*STREAM, "assignment.oversampling=1.5"]

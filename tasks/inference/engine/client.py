@@ -1,12 +1,14 @@
 """The inference engine's blocking client: serves one policy at a time, probes it, and scores sequences."""
 
 import contextlib
+import json
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.inference.engine import model_info
 from tasks.inference.engine.read_back import combine
@@ -21,6 +23,8 @@ KEY_SEPARATOR = "+"
 """Separates the keys of base and adapter in the engine's weight version; occurs in no key."""
 POLICIES_HEADER = "X-Token-Policies"
 """The header of a bulk call that asks which policies sampled the tokens of each answer."""
+_SAMPLED_BY = re.compile(rb'\{"policies":(\[.*?\]),"request_id":"(.*?)"')
+"""How an answer begins that says which policies sampled its tokens."""
 SERVE_SECONDS = 600.0
 """Longest wait for weights or an adapter to be loaded: large ones come from slow disks."""
 CONNECT_SECONDS = 5.0
@@ -29,6 +33,21 @@ NOT_FOUND = 404
 """What an engine of others answers on routes of ours."""
 SCORE_SECONDS = 600.0
 """Longest wait for one sequence, including those before it in the engine's queue."""
+
+
+class SampledBy(NamedTuple):
+    """Which policies sampled the tokens of an answer."""
+
+    request_id: str
+    runs: list[tuple[str, int]]
+    """The key of each policy and how many tokens it sampled, in their order."""
+
+
+def sampled_by(answer: bytes) -> SampledBy | None:
+    """Return what an answer of the bulk route says of the policies that sampled it; None where it says nothing."""
+    if not (found := _SAMPLED_BY.match(answer)):
+        return None
+    return SampledBy(found[2].decode(), json.loads(found[1]))
 
 
 class EngineError(RuntimeError):

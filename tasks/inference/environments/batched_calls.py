@@ -9,7 +9,6 @@ info, under the number of the reply's node.
 
 import asyncio
 import functools
-import json
 import re
 import uuid
 from collections.abc import Coroutine, Sequence
@@ -17,7 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tasks.inference.engine.client import POLICIES_HEADER
+from tasks.inference.engine.client import POLICIES_HEADER, sampled_by
+from tasks.inference.environments.kept_turns import turns_of
 from tasks.inference.trace_rows.image_tensors import picture_problem
 from tasks.inference.trace_rows.rows import POLICIES_FIELD
 
@@ -40,8 +40,6 @@ SESSION = "X-Session-ID"
 MEDIA = frozenset({"content_parts", "features"})
 """Fields of a call with images: such calls are large and go one by one."""
 MISSING = frozenset({404, 405})
-POLICIES = re.compile(rb'\{"policies":(\[.*?\]),"request_id":"(.*?)"')
-"""How an answer begins that says which policies sampled its tokens."""
 LINE = re.compile(rb"\s*\[\s*(\d+)\s*,\s*(\d+)\s*,\s*(.*)\]\s*", re.DOTALL)
 """Index, status and body of a line; the body is read by whoever made the call."""
 
@@ -199,8 +197,6 @@ class Batches:
         if call.answer.done():
             return
         if status == 200:
-            if noted := POLICIES.match(body):
-                _policies[noted[2].decode()] = json.loads(noted[1])
             call.answer.set_result(body)
         else:
             call.answer.set_exception(self._status_error(httpx.Response(status, content=body, request=request)))
@@ -251,6 +247,15 @@ def _copy_error(error: "APIConnectionError") -> "APIConnectionError":
 
 _policies: dict[str, list[Any]] = {}
 """By the id of an answer that is not committed yet: which policies sampled how many of its tokens."""
+
+
+def _noted(answer: bytes) -> AnswerBytes:
+    """Return an answer whose policies are noted, if it says which sampled it, until its reply is committed."""
+    if by := sampled_by(answer):
+        _policies[by.request_id] = by.runs
+    return AnswerBytes(answer)
+
+
 _batches: dict[tuple[asyncio.AbstractEventLoop, str], Batches] = {}
 """By event loop and settings of the client: verifiers makes a client for every 32 rollouts, and all share a batch."""
 
@@ -283,14 +288,22 @@ class BatchingClient:
         """Return the engine's answer; raises openai's errors."""
         options = options or {}
         require_own_pictures(body, str(self._client.base_url))
+        session = options.get("headers", {}).get(SESSION, "")
+        turns = turns_of(session) if path.endswith(SINGLE) else None
+        if turns and (known := turns.recall(body)) is not None:
+            return _noted(known)
         batches = self._batches()
         # The single route does not say which policies sampled an answer.
         batched = self._with_policies or not MEDIA & body.keys()
+        answer: Any = None
         if batches.served and path.endswith(SINGLE) and batched:
             with suppress(NoBatches):
-                session = options.get("headers", {}).get(SESSION, "")
-                return AnswerBytes(await batches.ask(body, session))
-        return await self._client.post(path, body=body, options=options, **others)
+                answer = _noted(await batches.ask(body, session))
+        if answer is None:
+            answer = await self._client.post(path, body=body, options=options, **others)
+        if turns:
+            turns.keep(body, answer.content)
+        return answer
 
     async def close(self) -> None:
         """Close both; a batch lasts while another client uses it."""

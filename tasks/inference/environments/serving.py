@@ -6,7 +6,8 @@ sampler reads an episode when it is whole. Any other client is served as by veri
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import verifiers.v1.serve.pool as verifiers_pool
@@ -17,8 +18,9 @@ from verifiers.v1.serve.delta import dump, pack, unpack
 from verifiers.v1.serve.server import EnvServer
 from verifiers.v1.types import SamplingConfig
 
+from tasks.inference.environments.kept_turns import kept_rollout
 from tasks.inference.sampling.frames import FrameSocket
-from tasks.inference.sampling.rollout_client import EPISODE, UNWATCHED
+from tasks.inference.sampling.rollout_client import EPISODE, KEPT_TURNS, TURN, UNWATCHED
 
 _CLIENT_CONFIG: TypeAdapter[Any] = TypeAdapter(ClientConfig)
 _log = logging.getLogger(__name__)
@@ -62,8 +64,15 @@ class RolloutServer(EnvServer):  # type: ignore[misc]
         if UNWATCHED not in request:
             await super()._handle(client_id, request_id, method, payload)
             return
+
+        def send_turn(turn: Mapping[str, str]) -> None:
+            with suppress(zmq.ZMQError):  # whoever asked is gone
+                self.frontend.send_now([client_id, request_id, TURN, pack(turn)])
+
         try:
-            reply = pack({"success": True, "error": None, EPISODE: await self._run_unwatched(request)})
+            with kept_rollout(request.get(KEPT_TURNS), send_turn) as on_trace:
+                episode = await self._run_unwatched(request, on_trace)
+            reply = pack({"success": True, "error": None, EPISODE: episode})
         except asyncio.CancelledError:
             reply = _failure("Cancelled: rollout aborted")
         except Exception as error:  # an error of this rollout: the others go on
@@ -76,11 +85,11 @@ class RolloutServer(EnvServer):  # type: ignore[misc]
         except zmq.ZMQError as error:
             _log.warning("failed to send response: %s", error)
 
-    async def _run_unwatched(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def _run_unwatched(self, request: dict[str, Any], on_trace: Callable[[Any], None] | None) -> dict[str, Any]:
         sampling = SamplingConfig.model_validate(request["sampling"])
         context = self._context(self._client(request["client"]), request["model"], sampling)
         (slot,) = self.env.slots(self._build_task(request["task_data"]))
-        episode = await self.env.run_slot(slot, context, self._gate)
+        episode = await self.env.run_slot(slot, context, self._gate, on_trace=on_trace)
         # Not the episode as a whole: its sums over all traces are read by nobody.
         return {
             "id": episode.id,
@@ -102,6 +111,10 @@ class Frontend(FrameSocket):
 
     async def send_multipart(self, frames: Sequence[bytes], copy: bool = True) -> None:
         """Send a message at once; `copy` is accepted and means nothing here. Once it is closed, nothing is sent."""
+        self.send_now(frames)
+
+    def send_now(self, frames: Sequence[bytes]) -> None:
+        """Send a message; once it is closed, nothing is sent."""
         if not self._socket.closed:  # a rollout that is cancelled as the server ends still answers
             self.send(frames)
 

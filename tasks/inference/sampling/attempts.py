@@ -8,10 +8,12 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from storage.turns import KeptTurns, Turn
 from tasks.inference.engine import model_info
-from tasks.inference.engine.client import POLICIES_HEADER, Engine, ServedModel
+from tasks.inference.engine.client import POLICIES_HEADER, Engine, ServedModel, sampled_by
 from tasks.inference.sampling.dealing import DealtRollout
 from tasks.inference.sampling.lost_servers import ServiceWatch
 from tasks.inference.sampling.seats import SeatClient, Seats
@@ -81,6 +83,7 @@ class RolloutRunner:
         config: "View",
         versions: dict[str, int] | None = None,
         replica_of: Callable[[str], str] | None = None,
+        turns: KeptTurns | None = None,
     ) -> None:
         self.served = dict(served)
         """The sampling model by environment; the policy under OF_POLICY, frozen seats under `seats.seat_model_name`."""
@@ -106,6 +109,9 @@ class RolloutRunner:
             headers = {**client.headers, POLICIES_HEADER: "1"}
             self.client_configs[OF_POLICY] = client.model_copy(update={"headers": headers})
         self.seats = {each.name: Seats.of(each, served, self.client_configs) for each in config.environments}
+        self.oldest: dict[str, int | None] = {}
+        """By group, the oldest version of policies whose turns it may use; None for those of its own policy alone."""
+        self._turns = turns
         self._requests: dict[tuple[str, str], SharedRequest] = {}
         """By environment, of those that were sampled, and URL of the engine's replica."""
 
@@ -173,13 +179,56 @@ class RolloutRunner:
         name = origin.assignment["environment"]
         request = self._request(name, origin.assignment["group_id"])
         sampling = self._sampling(origin, seed).model_dump(mode="json")
+        content = request.dumped | {"task_data": task, "sampling": sampling}
         try:
-            episode = await server.client.run(request.dumped | {"task_data": task, "sampling": sampling})
+            if self._turns is None:
+                episode = await server.client.run(content)
+            else:
+                from tasks.inference.sampling.rollout_client import KEPT_TURNS  # it imports verifiers
+
+                kept = {KEPT_TURNS: self._usable_turns(origin)}
+                episode = await server.client.run(content | kept, partial(self._keep, origin, request.client.model))
         except RuntimeError as error:
             # verifiers' client raises a refusal of the server so, with the name of the error's type in front.
             kind, _, message = str(error).partition(": ")
             return None, failure_of_error({"type": kind, "message": message or str(error)})
         return episode_rows(episode, origin, self.seats[name], request.client)
+
+    def versions_of_turns(self, group_id: str) -> set[int]:
+        """Return the versions of the policies that have sampled kept turns of a group, of those that are known here."""
+        every = self._turns.of(group_id) if self._turns else ()
+        return {self.versions[key] for turn in every for key in turn.policies if key in self.versions}
+
+    def _usable_turns(self, origin: RolloutOrigin) -> dict[str, str]:
+        """Return the answers that a rollout need not sample again, by request.
+
+        Those of its own policy, or where it is recorded which policy sampled which token, of all from the oldest on
+        that its group may be of.
+        """
+        assignment = origin.assignment
+        known = self.versions or {origin.policy_key: origin.policy_version}
+        oldest = self.oldest.get(assignment["group_id"])
+        least = origin.policy_version if oldest is None else oldest
+
+        def usable(turn: Turn) -> bool:
+            young = all(known.get(key, -1) >= least for key in turn.policies)
+            # What was kept before the config was changed may not say which policy sampled which token.
+            return young and (not turn.policies or bool(self.versions) == bool(sampled_by(turn.answer.encode())))
+
+        assert self._turns, "turns are kept"
+        every = self._turns.of(assignment["group_id"])
+        own = (turn for turn in every if turn.assignment_id == assignment["assignment_id"] and usable(turn))
+        return {turn.request: turn.answer for turn in own}
+
+    def _keep(self, origin: RolloutOrigin, model: str, played: Mapping[str, str]) -> None:
+        """Keep a turn as its environment server has sent it; `model` is the name of the model that samples rollouts."""
+        policies: tuple[str, ...] = ()
+        if played["model"] == model and origin.policy_key:
+            by = sampled_by(played["answer"].encode())
+            policies = tuple(dict(by.runs)) if by else (origin.policy_key,)
+        place = {name: origin.assignment[name] for name in ("group_id", "assignment_id")}
+        assert self._turns, "turns are kept"
+        self._turns.put(Turn(**place, request=played["request"], answer=played["answer"], policies=policies))
 
     def _request(self, name: str, group_id: str) -> "SharedRequest":
         sampler = self._sampler(name)

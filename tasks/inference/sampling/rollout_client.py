@@ -6,7 +6,7 @@ A request says that nobody watches the rollout (UNWATCHED). A server of ours the
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import zmq
@@ -20,6 +20,14 @@ UNWATCHED = "unwatched"
 """Key of a request that does without changes of traces while the rollout runs."""
 EPISODE = "episode"
 """Key of a reply that holds the whole episode."""
+KEPT_TURNS = "kept_turns"
+"""Key of a request for a rollout whose turns are kept: the answers that are known already, by request."""
+TURN = b"turn"
+"""Kind of a message with a turn of such a rollout: request, model and answer."""
+
+
+OnTurn = Callable[[Mapping[str, str]], None]
+"""Takes a turn of a rollout that is under way."""
 
 
 class RolloutClient:
@@ -33,19 +41,20 @@ class RolloutClient:
             socket.setsockopt(option, 0)
         connect(socket, address)
         self._frames = FrameSocket(socket, self._take)
-        self._pending: dict[bytes, tuple[asyncio.Future[bytes], EpisodeAssembly]] = {}
+        self._pending: dict[bytes, tuple[asyncio.Future[bytes], EpisodeAssembly, OnTurn]] = {}
         self._is_abandoned = False
 
-    async def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    async def run(self, request: Mapping[str, Any], on_turn: OnTurn = lambda turn: None) -> dict[str, Any]:
         """Run one rollout; return its episode with all its traces, as the server dumped them.
 
-        `request` is the dumped RunRequest. Where the caller is cancelled, the server is told to stop the rollout.
+        `request` is the dumped RunRequest. With KEPT_TURNS in it, `on_turn` takes the further turns as they end. Where
+        the caller is cancelled, the server is told to stop the rollout.
         Raises RuntimeError with the server's error, its type in front, and where parts of the episode were lost;
         ServerGone once it is abandoned.
         """
         request_id, assembly = uuid.uuid4().hex, EpisodeAssembly()
         try:
-            answer = await self._ask(request_id, b"run", {**request, UNWATCHED: True}, assembly)
+            answer = await self._ask(request_id, b"run", {**request, UNWATCHED: True}, assembly, on_turn)
         except asyncio.CancelledError:
             self._send(uuid.uuid4().hex, b"cancel", {"request_id": request_id})
             raise
@@ -65,12 +74,17 @@ class RolloutClient:
             return False
 
     async def _ask(
-        self, request_id: str, method: bytes, content: Mapping[str, Any], assembly: EpisodeAssembly
+        self,
+        request_id: str,
+        method: bytes,
+        content: Mapping[str, Any],
+        assembly: EpisodeAssembly,
+        on_turn: OnTurn = lambda turn: None,
     ) -> dict[str, Any]:
         if self._is_abandoned:
             raise ServerGone
         reply = asyncio.get_running_loop().create_future()
-        self._pending[request_id.encode()] = reply, assembly
+        self._pending[request_id.encode()] = reply, assembly, on_turn
         try:
             self._send(request_id, method, content)
             return dict(unpack(await reply))
@@ -84,7 +98,7 @@ class RolloutClient:
     def abandon(self) -> None:
         """Close the connection to a server that is gone; rollouts that are under way there, or go there, raise that."""
         self._is_abandoned = True
-        for reply, _ in self._pending.values():
+        for reply, *_ in self._pending.values():
             if not reply.done():
                 reply.set_exception(ServerGone())
         self.close()
@@ -97,8 +111,10 @@ class RolloutClient:
         request_id, kind, data = frames
         if request_id not in self._pending:  # the reply to a cancellation, or to a rollout that was cancelled
             return
-        reply, assembly = self._pending[request_id]
+        reply, assembly, on_turn = self._pending[request_id]
         if kind == b"delta":
             assembly.apply(unpack(data))
+        elif kind == TURN:
+            on_turn(unpack(data))
         elif not reply.done():
             reply.set_result(data)

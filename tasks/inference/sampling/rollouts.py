@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from tasks.inference.engine.client import EngineLost, ServedModel
+from storage.turns import KeptTurns
+from tasks.inference.engine.client import MODEL, EngineLost, ServedModel
 from tasks.inference.sampling.attempts import OF_POLICY, RolloutRunner, Rows
 from tasks.inference.sampling.dealing import FindServers, GroupSetAside, RolloutDealer
 from tasks.inference.sampling.limits import AdaptiveLimit, GroupQuota, Limiter, StoppedEarly, straggler_failure
@@ -62,8 +63,11 @@ class SamplingPlan:
     """Assignments that are not sampled, by id, with the reason: each becomes a failed row at once."""
     outdated: Callable[[], bool] = lambda: False
     """Whether no further group may be begun; what is begun is sampled to its end, the others leave nothing."""
-    begin: Callable[[str], None] = lambda group_id: None
-    """Is told each group that is begun."""
+    begin: Callable[[str, Collection[int]], int | None] = lambda group_id, versions: None
+    """Is told each group that is begun, and the versions of the policies that have sampled turns of it before. Returns
+    the oldest version of which these may be used; None where only those of the policy itself may be."""
+    turns: KeptTurns | None = None
+    """Takes the turns of rollouts that are under way, and has those that need not be sampled again."""
     record_loss: Callable[[ServiceLost], Collection[str]] = lambda lost: ()
     """Is told of each environment server that is lost while others of its environment are left, and returns the groups
     that are not to be sampled beside others any more: they leave nothing."""
@@ -75,8 +79,8 @@ class SamplingPlan:
     expired: Callable[[Collection[str]], Collection[str]] = lambda groups: ()
     """Returns those of some groups that are not wanted any more: they are stopped and leave nothing."""
     versions: dict[str, int] = field(default_factory=dict)
-    """With `renew`: the versions of policies by key, to which a newer one is added before it is served. Without it a
-    rollout that ends while the new weights are checked would name a policy that nobody knows."""
+    """Where rollouts may have tokens of several policies: the versions of these by key, to which a newer one is added
+    before it is served. Without it a rollout that ends while the new weights are checked would name an unknown one."""
     streams: bool = False
     """Whether newer policies come, and groups may expire, while this is sampled."""
     meter: LoadMeter | None = None
@@ -135,14 +139,17 @@ class BatchSampler:
         self.replicas = Replicas(urls, num_replicas, bring if num_replicas > 1 and not plan.renew else None)
         self.dealer = RolloutDealer(addresses, plan.record_loss, plan.one_at_a_time)
         self.watch = ServiceWatch(engines, self.dealer.addresses, self._survive)
+        # It has a name of its own at the engine, so no rollout goes on with another one.
+        adapter = OF_POLICY in served and served[OF_POLICY].model != MODEL
         self.runner = RolloutRunner(
             served,
             self.watch,
             policy,
             step,
             config,
-            versions=plan.versions if plan.renew else None,
+            versions=plan.versions if plan.renew or (plan.versions and not adapter) else None,
             replica_of=self.replicas.url_of if urls else None,
+            turns=plan.turns,
         )
         self.config = config
         self.plan = plan
@@ -341,7 +348,9 @@ class BatchSampler:
             return
         if self.plan.outdated():
             raise NotBegun
-        self.plan.begin(group_id)
+        oldest = self.plan.begin(group_id, self.runner.versions_of_turns(group_id) if self.plan.turns else ())
+        if self.plan.turns:
+            self.runner.oldest[group_id] = oldest
         self.begun.add(group_id)
 
     def _add_in_flight(self, error: Exception) -> Exception:

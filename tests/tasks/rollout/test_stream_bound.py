@@ -32,6 +32,10 @@ class Simulated:
         self.running: dict[str, Policy] = {}
         self.taken: list[tuple[str, int]] = []
         """Groups with their ages."""
+        self.share_kept = chance.choice([0.0, 0.3])
+        """Of older policies, those that have sampled turns of a group that is begun."""
+        self.num_kept = 0
+        """Groups that were begun with an older policy than the newest."""
         self.most_waits = 0
         """Groups that had ended at a time, and for which there was no room."""
 
@@ -56,6 +60,7 @@ class Simulated:
                 assigned = [self.assign(str(each), self.size + self.surplus) for each in new]
                 self.stream.feed(assigned, Policy(str(step), step))
                 fed = new.stop
+            self.stream._filling = step, self.size
             for left in range(self.size, 0, -1):
                 self.take(step, left)
             stale = self.expire(step)
@@ -92,14 +97,21 @@ class Simulated:
         if self.pending and (not self.running or self.chance.random() < 0.5):
             turn = Turn(self.stream)
             name = self.pending.pop(self.chance.randrange(len(self.pending)) if self.chance.random() < 0.3 else 0)
-            turn.begin(name)
-            self.running[name] = turn.policy
+            self.running[name] = self.begin(turn, name)
             return
         # Long groups come late: the first ones are the least likely to end.
         name = list(self.running)[-1 - int(len(self.running) * self.chance.random() ** 3)]
         policy = self.running.pop(name)
         rows = {"group_id": [name], "policy_key": [policy.key], "policy_version": [policy.version]}
         self.stream._put(policy, {"traces": pa.table(rows)})
+
+    def begin(self, turn: Turn, name: str) -> Policy:
+        """Begin a group with the turn's policy, or the oldest that it may have of those with kept turns of it."""
+        kept = {each.version for each in self.stream._policies if self.chance.random() < self.share_kept}
+        version = turn.begin(name, kept)
+        assert version in kept | {turn.policy.version}
+        self.num_kept += version < turn.policy.version
+        return next(each for each in self.stream._policies if each.version == version)
 
 
 @settings(max_examples=150)
@@ -120,6 +132,7 @@ def test_steps_do_wait_for_what_is_due() -> None:
         each.run()
     assert max(each.most_waits for each in simulated) > 0
     assert {age for each in simulated for _, age in each.taken} == {0, 1, 2}
+    assert sum(each.num_kept for each in simulated) > 20
 
 
 @settings(max_examples=150)

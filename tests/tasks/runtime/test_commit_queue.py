@@ -188,15 +188,17 @@ def test_nothing_counts_before_what_it_was_made_from(store: Store, monkeypatch: 
         first = context.append("messages", messages(), step=0, key="a", attempt="a")
         context.commit(entry("a", attempt="a", outputs=(first,)))
         assert context.table("messages", (ref_of(entry("a", outputs=(first,)), computed=True),)).num_rows == 4
-        told: list[int] = []
-        parts = Parts(store, partial(make_part, "b"), ("messages", "trace_id"), context.flush, told.append)
+        told: list[tuple[int, int]] = []
+        tell = lambda units, count: told.append((len(units), count))  # noqa: E731
+        parts = Parts(store, partial(make_part, "b"), ("messages", "trace_id"), context.flush, tell)
         parts.put({"messages": messages()})
         assert gate.reached.wait(20)
         assert told == [], "what is not committed is not counted"
         assert gate.seen == [["a"]]
         gate.open.set()
         parts.close()
-        assert told == [len(set(messages()["trace_id"].to_pylist()))]
+        count = len(set(messages()["trace_id"].to_pylist()))
+        assert told == [(count, count)]
         context.commit(entry("c", attempt="c"), at_once=True)
         assert gate.seen == [["a"], ["b"], ["c"]]
 

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from tasks.inference.environments import batched_calls
-from tasks.inference.environments.batched_calls import BATCH, SINGLE, BatchingClient
+from tasks.inference.environments.batched_calls import BATCH, SESSION, SINGLE, BatchingClient
 from tests.fixtures.pictures import picture_url
 
 pytestmark = pytest.mark.engine
@@ -89,10 +89,10 @@ async def asking(engine: Engine, read: float | None = None) -> AsyncIterator[Cal
     # As the servers of verifiers' pool have them: one client for every 32 rollouts.
     clients = [BatchingClient(build_async_openai(config), config) for _ in range(4)]
 
-    async def ask(token: int, **more: Any) -> Any:
-        answer = await clients[token % 4].post(
-            engine.url + SINGLE, cast_to=httpx.Response, body={"token_ids": [token], **more}
-        )
+    async def ask(token: int, session: str = "", **more: Any) -> Any:
+        body = {"model": "policy", "token_ids": [token], **more}
+        headers = {"headers": {SESSION: session}} if session else {}
+        answer = await clients[token % 4].post(engine.url + SINGLE, cast_to=httpx.Response, body=body, options=headers)
         return json.loads(answer.content)
 
     try:
@@ -245,3 +245,36 @@ def test_calls_with_images_go_one_by_one() -> None:
 
     asyncio.run(go())
     assert engine.sizes == [1] and [body["token_ids"] for body in engine.singles] == [[1]]
+
+
+class Trace:
+    """As much of a trace as a rollout's turns are told by."""
+
+    id = "trace"
+
+
+@pytest.mark.parametrize("has_batches", [True, False])
+def test_turns_are_sent_as_they_end_and_what_is_known_is_not_asked_again(has_batches: bool) -> None:
+    from tasks.inference.environments.kept_turns import kept_rollout, turns_of
+
+    engine, sent = Engine(has_batches), list[Any]()
+
+    async def play(ask: Callable[..., Awaitable[Any]], known: dict[str, str] | None) -> list[int]:
+        with kept_rollout(known, sent.append) as claim:
+            if claim:
+                claim(Trace())
+            answers = [await ask(token, Trace.id, cache_salt=str(len(sent))) for token in (1, 2)]
+        assert turns_of(Trace.id) is None, "a rollout that has ended is still known"
+        return [answer["token"] for answer in answers]
+
+    async def go() -> list[list[int]]:
+        async with asking(engine) as ask:
+            first = await play(ask, {})
+            known = {turn["request"]: turn["answer"] for turn in sent[:1]}
+            return [first, await play(ask, known), await play(ask, None), [(await ask(1, "another"))["token"]]]
+
+    assert asyncio.run(go()) == [[1, 2], [1, 2], [1, 2], [1]]
+    assert [json.loads(turn["answer"])["token"] for turn in sent] == [1, 2, 2]
+    assert {turn["model"] for turn in sent} == {"policy"} and sent[1]["request"] == sent[2]["request"]
+    asked = len(engine.singles) if not has_batches else sum(engine.sizes)
+    assert asked == 2 + 1 + 2 + 1

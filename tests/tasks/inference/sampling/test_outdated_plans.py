@@ -87,7 +87,7 @@ def sample(runner: Instant, plan: SamplingPlan, groups: str, most: int = 12) -> 
 )
 def test_an_outdated_plan_ends_what_is_begun_and_begins_nothing(last: str, most: int, groups: str) -> None:
     runner, noted = Instant(last), list[str]()
-    plan = SamplingPlan(outdated=lambda: runner.outdated, begin=noted.append)
+    plan = SamplingPlan(outdated=lambda: runner.outdated, begin=lambda group, _: noted.append(group))
     assert sample(runner, plan, "abc", most) == noted == list(groups)
     assert Counter(each.partition("/")[0] for each in runner.begun) == dict.fromkeys(groups, SIZE)
 

@@ -1,0 +1,127 @@
+"""Turns of rollouts under way: what a process that died has left is there, and goes once nobody needs it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from storage import turns
+from storage.errors import NoSpace
+from storage.store import Store, open_store
+from storage.turns import KeptTurns, Turn
+from tests.fixtures.waiting import until
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(turns, "PAUSE_RATIO", 0.0)
+
+
+class Died(Exception):
+    """Stands for what ends a run."""
+
+
+def turn(group: str, member: int = 0, request: str = "r", policies: tuple[str, ...] = ("p",)) -> Turn:
+    return Turn(group, f"{group}/{member}", request, f'{{"said": "{request}"}}', policies)
+
+
+@contextmanager
+def dying(store: Store, run: str = "run") -> Iterator[KeptTurns]:
+    """Give the turns of a run that ends by an error after the block."""
+    with pytest.raises(Died), KeptTurns(store, run) as kept:
+        yield kept
+        raise Died
+
+
+def again(store: Store, run: str = "run") -> KeptTurns:
+    """Return the turns as the next process of the run finds them."""
+    return KeptTurns(open_store(store.root.address), run)
+
+
+def files(store: Store) -> list[str]:
+    table = open_store(store.root.address).table("turns")
+    return [each.path for each in table.active_files()]
+
+
+def test_a_run_that_died_finds_its_turns_in_their_order_and_no_other_run_does(store: Store) -> None:
+    own = [turn("a", request="1"), turn("a", request="2", policies=()), turn("a", 1, policies=("p", "q")), turn("b")]
+    with dying(store) as kept:
+        for each in own:
+            kept.put(each)
+        kept.put(replace(own[0], answer="another answer to the same request"))
+    found = again(store)
+    assert found.of("a") == own[:3] and found.of("b") == own[3:] and found.of("c") == []
+    assert again(store, "another").of("a") == []
+
+
+def test_what_is_put_is_durable_before_the_run_ends(store: Store) -> None:
+    with dying(store) as kept:
+        kept.put(turn("a"))
+        until(lambda: again(store).of("a"), lambda: "the turn was not committed")
+
+
+def test_turns_of_groups_that_are_committed_go_and_their_files_with_them(store: Store) -> None:
+    with dying(store) as kept:
+        kept.put(turn("a"))
+        until(lambda: len(files(store)) == 1, lambda: str(files(store)))
+        kept.put(turn("a", request="2"))
+        kept.put(turn("b"))
+        until(lambda: len(files(store)) > 1, lambda: str(files(store)))
+        kept.forget(["a", "unknown"])
+        assert kept.of("a") == []
+        until(lambda: len(files(store)) == 1, lambda: str(files(store)))
+    assert again(store).of("b") == [turn("b")]
+
+
+def test_a_run_that_ends_leaves_none_what_died_before_it_among_them(store: Store) -> None:
+    with dying(store) as kept:
+        kept.put(turn("a"))
+    with again(store) as kept:
+        kept.put(turn("b"))
+    assert files(store) == []
+    place = store.table("turns").place
+    assert store.root.paths_older(place, -1.0, ".parquet") == [], "files of removed turns are left"
+
+
+def test_turns_wait_while_the_store_refuses_and_the_run_goes_on(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    append, refusals = Store.append, list[str]()
+
+    def refuse(self: Store, table: str, *arguments: Any, **others: Any) -> Any:
+        if len(refusals) < 2:
+            refusals.append(table)
+            raise NoSpace("the disk is full", "here", "everything", "make room")
+        return append(self, table, *arguments, **others)
+
+    monkeypatch.setattr(Store, "append", refuse)
+    with dying(store) as kept:
+        kept.put(turn("a"))
+        until(lambda: again(store).of("a"), lambda: "the turn was not committed")
+    assert refusals == ["turns", "turns"] and "the disk is full" in caplog.text
+
+
+def test_an_error_says_what_could_not_be_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise NoSpace("the disk is full", "here", "everything", "make room")
+
+    monkeypatch.setattr(Store, "append", refuse)
+    with pytest.raises(Died) as caught, KeptTurns(store, "run") as kept:
+        kept.put(turn("a"))
+        raise Died
+    assert "1 turns of rollouts under way are lost" in caught.value.__notes__[0]
+
+
+def test_a_file_that_cannot_be_read_is_no_reason_to_stop(store: Store) -> None:
+    with dying(store) as kept:
+        kept.put(turn("a"))
+    (path,) = files(store)
+    place = f"{store.table('turns').place}/{path}"
+    store.root.delete(place)
+    store.root.write(place, b"damaged")
+    with again(store) as kept:
+        assert kept.of("a") == []
+    assert files(store) == []
