@@ -30,7 +30,7 @@ _log = logging.getLogger("stagecoach")
 
 
 @dataclass(frozen=True)
-class Turn:
+class KeptTurn:
     """What the engine answered to one model call of a rollout."""
 
     group_id: str
@@ -54,11 +54,11 @@ class KeptTurns:
     def __init__(self, store: Store, run: str) -> None:
         """Read what an earlier process of the run has left; what of it cannot be read is sampled again."""
         self._store, self._run = store, run
-        self._turns: dict[str, dict[tuple[str, str], Turn]] = {}
+        self._turns: dict[str, dict[tuple[str, str], KeptTurn]] = {}
         """By group, then by assignment and request."""
         self._groups: dict[str, set[str]] = {}
         """By attempt, each of which has a file: the groups of which it has turns that are needed."""
-        self._waiting: list[Turn] = []
+        self._waiting: list[KeptTurn] = []
         self._changed = threading.Condition()
         self._closing = False
         self._load()
@@ -80,12 +80,12 @@ class KeptTurns:
         if error and self._waiting:
             error.add_note(f"{len(self._waiting)} turns of rollouts under way are lost as well, and sampled again.")
 
-    def of(self, group_id: str) -> list[Turn]:
+    def of(self, group_id: str) -> list[KeptTurn]:
         """Return the turns of a group that are known, in the order in which they came."""
         with self._changed:
             return [*self._turns.get(group_id, {}).values()]
 
-    def put(self, turn: Turn) -> None:
+    def put(self, turn: KeptTurn) -> None:
         """Keep a turn, unless there is one of the same rollout and request; returns at once."""
         with self._changed:
             known = self._turns.setdefault(turn.group_id, {})
@@ -110,7 +110,7 @@ class KeptTurns:
                 rows = table.read(file.path).select(TURNS.arrow.names).to_pylist()
             except StoreError:
                 continue
-            for turn in (Turn(**row | {"policies": tuple(row["policies"])}) for row in rows):
+            for turn in (KeptTurn(**row | {"policies": tuple(row["policies"])}) for row in rows):
                 left.add(turn.group_id)
                 self._turns.setdefault(turn.group_id, {})[turn.assignment_id, turn.request] = turn
 
@@ -130,10 +130,10 @@ class KeptTurns:
 
     def _wait(self) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._closing or self._waiting or self._emptied())
-            return bool(self._waiting or self._emptied())
+            self._changed.wait_for(lambda: self._closing or self._waiting or self._find_emptied())
+            return bool(self._waiting or self._find_emptied())
 
-    def _emptied(self) -> list[str]:
+    def _find_emptied(self) -> list[str]:
         return [attempt for attempt, left in self._groups.items() if not left]
 
     def _commit(self) -> None:
@@ -150,7 +150,7 @@ class KeptTurns:
     def _remove(self) -> None:
         """Take files with turns that nobody needs out of the table, and off the disk."""
         with self._changed:
-            emptied = self._emptied()
+            emptied = self._find_emptied()
         table = self._store.table(TURNS.name)
         table.refresh()
         files = [each for each in table.active_files() if each.run == self._run and each.first_attempt in emptied]

@@ -10,7 +10,7 @@ import pytest
 from storage import turns
 from storage.errors import NoSpace
 from storage.store import Store, open_store
-from storage.turns import KeptTurns, Turn
+from storage.turns import KeptTurn, KeptTurns
 from tests.fixtures.waiting import until
 
 
@@ -24,8 +24,8 @@ class Died(Exception):
     """Stands for what ends a run."""
 
 
-def turn(group: str, member: int = 0, request: str = "r", policies: tuple[str, ...] = ("p",)) -> Turn:
-    return Turn(group, f"{group}/{member}", request, f'{{"said": "{request}"}}', policies)
+def turn(group: str, member: int = 0, request: str = "r", policies: tuple[str, ...] = ("p",)) -> KeptTurn:
+    return KeptTurn(group, f"{group}/{member}", request, f'{{"said": "{request}"}}', policies)
 
 
 @contextmanager

@@ -249,7 +249,7 @@ _policies: dict[str, list[Any]] = {}
 """By the id of an answer that is not committed yet: which policies sampled how many of its tokens."""
 
 
-def _noted(answer: bytes) -> AnswerBytes:
+def _note_policies(answer: bytes) -> AnswerBytes:
     """Return an answer whose policies are noted, if it says which sampled it, until its reply is committed."""
     if by := sampled_by(answer):
         _policies[by.request_id] = by.runs
@@ -291,14 +291,14 @@ class BatchingClient:
         session = options.get("headers", {}).get(SESSION, "")
         turns = turns_of(session) if path.endswith(SINGLE) else None
         if turns and (known := turns.recall(body)) is not None:
-            return _noted(known)
+            return _note_policies(known)
         batches = self._batches()
         # The single route does not say which policies sampled an answer.
         batched = self._with_policies or not MEDIA & body.keys()
         answer: Any = None
         if batches.served and path.endswith(SINGLE) and batched:
             with suppress(NoBatches):
-                answer = _noted(await batches.ask(body, session))
+                answer = _note_policies(await batches.ask(body, session))
         if answer is None:
             answer = await self._client.post(path, body=body, options=options, **others)
         if turns:

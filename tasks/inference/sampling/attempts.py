@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from storage.turns import KeptTurns, Turn
+from storage.turns import KeptTurn, KeptTurns
 from tasks.inference.engine import model_info
 from tasks.inference.engine.client import POLICIES_HEADER, Engine, ServedModel, sampled_by
 from tasks.inference.sampling.dealing import DealtRollout
@@ -210,7 +210,7 @@ class RolloutRunner:
         oldest = self.oldest.get(assignment["group_id"])
         least = origin.policy_version if oldest is None else oldest
 
-        def usable(turn: Turn) -> bool:
+        def usable(turn: KeptTurn) -> bool:
             young = all(known.get(key, -1) >= least for key in turn.policies)
             # What was kept before the config was changed may not say which policy sampled which token.
             return young and (not turn.policies or bool(self.versions) == bool(sampled_by(turn.answer.encode())))
@@ -228,7 +228,7 @@ class RolloutRunner:
             policies = tuple(dict(by.runs)) if by else (origin.policy_key,)
         place = {name: origin.assignment[name] for name in ("group_id", "assignment_id")}
         assert self._turns, "turns are kept"
-        self._turns.put(Turn(**place, request=played["request"], answer=played["answer"], policies=policies))
+        self._turns.put(KeptTurn(**place, request=played["request"], answer=played["answer"], policies=policies))
 
     def _request(self, name: str, group_id: str) -> "SharedRequest":
         sampler = self._sampler(name)
