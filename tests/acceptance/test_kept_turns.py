@@ -71,9 +71,11 @@ def killed_between_turns(directory: Path, temporary: Path, model: Path) -> list[
         trained = {entry.step for entry in open_store(directory / "store").ledger.entries(run=NAME, stage="training")}
         return trained == set(range(BOUND)) and len(kept(directory)) == MEMBERS
 
-    until(waits, lambda: f"{[turn.assignment_id for turn in kept(directory)]}\n{log.read_text()[-4000:]}")
-    process.kill()
-    process.wait()
+    try:
+        until(waits, lambda: f"{[turn.assignment_id for turn in kept(directory)]}\n{log.read_text()[-4000:]}")
+    finally:
+        process.kill()
+        process.wait()
     happened(f"SIGKILL to {process.pid}, the flow")
     return kept(directory)
 
