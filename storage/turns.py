@@ -86,11 +86,13 @@ class KeptTurns:
             return [*self._turns.get(group_id, {}).values()]
 
     def put(self, turn: KeptTurn) -> None:
-        """Keep a turn, unless there is one of the same rollout and request; returns at once."""
+        """Keep a turn, in place of one of the same rollout and request by other policies; returns at once."""
         with self._changed:
-            known = self._turns.setdefault(turn.group_id, {})
-            if known.setdefault((turn.assignment_id, turn.request), turn) is turn:
-                self._waiting.append(turn)
+            known, place = self._turns.setdefault(turn.group_id, {}), (turn.assignment_id, turn.request)
+            before = known.get(place)
+            if before is None or before.policies != turn.policies:
+                known[place] = turn
+                self._waiting = [*(each for each in self._waiting if each is not before), turn]
                 self._changed.notify_all()
 
     def forget(self, groups: Iterable[str]) -> None:
@@ -104,7 +106,7 @@ class KeptTurns:
 
     def _load(self) -> None:
         table = self._store.table(TURNS.name)
-        for file in (each for each in table.active_files() if each.run == self._run):
+        for file in (each for each in reversed(table.active_files()) if each.run == self._run):
             left = self._groups.setdefault(file.first_attempt, set())
             try:
                 rows = table.read(file.path).select(TURNS.arrow.names).to_pylist()
@@ -144,7 +146,8 @@ class KeptTurns:
         rows, attempt = pa.Table.from_pylist([asdict(each) for each in turns], TURNS.arrow), uuid4().hex
         self._store.append(TURNS.name, rows, run=self._run, step=0, key=TURNS.name, attempt=attempt)
         with self._changed:
-            self._waiting = [each for each in self._waiting if each not in turns]
+            done = {id(each) for each in turns}
+            self._waiting = [each for each in self._waiting if id(each) not in done]
             self._groups[attempt] = {each.group_id for each in turns}.intersection(self._turns)
 
     def _remove(self) -> None:

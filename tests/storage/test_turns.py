@@ -57,6 +57,16 @@ def test_a_run_that_died_finds_its_turns_in_their_order_and_no_other_run_does(st
     assert again(store, "another").of("a") == []
 
 
+def test_what_another_policy_sampled_takes_the_place_of_a_turn(store: Store) -> None:
+    first, second = turn("a"), turn("a", policies=("q",))
+    with dying(store) as kept:
+        kept.put(first)
+        until(lambda: again(store).of("a") == [first], lambda: "the turn was not committed")
+        kept.put(second)
+        assert kept.of("a") == [second]
+    assert again(store).of("a") == [second]
+
+
 def test_what_is_put_is_durable_before_the_run_ends(store: Store) -> None:
     with dying(store) as kept:
         kept.put(turn("a"))
