@@ -1,0 +1,79 @@
+"""Which kept turns a rollout may use: those of its own policy, or in a stream of all that its group may be of."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.store import open_store
+from storage.turns import KeptTurn, KeptTurns
+from tasks.inference.sampling.attempts import RolloutRunner
+from tasks.inference.trace_rows.rows import RolloutOrigin
+from tasks.runtime.stage import Policy
+
+POLICIES = {"old": 0, "own": 1, "new": 2}
+
+
+def answer(*policies: str) -> str:
+    """An answer of the bulk route that says which policies sampled it."""
+    runs = ",".join(f'["{each}",4]' for each in policies)
+    return f'{{"policies":[{runs}],"request_id":"r","choices":[]}}'
+
+
+def turn(request: str, *policies: str, said: bool, member: int = 0) -> KeptTurn:
+    return KeptTurn("g", f"g/{member}", request, answer(*policies) if said else "{}", policies)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> KeptTurns:
+    return KeptTurns(open_store(tmp_path), "run")
+
+
+def runner(kept: KeptTurns, versions: dict[str, int], oldest: int | None = None) -> RolloutRunner:
+    """A runner that has begun the group with that as its oldest version."""
+    made = object.__new__(RolloutRunner)
+    vars(made).update(policy=Policy("own", 1), versions=versions, oldest={"g": oldest}, _turns=kept)
+    return made
+
+
+def origin(policy: str = "own") -> RolloutOrigin:
+    assignment = {"group_id": "g", "assignment_id": "g/0"}
+    return RolloutOrigin(assignment, policy, POLICIES.get(policy, 0), step=1, temperature=1.0)
+
+
+@pytest.mark.parametrize(
+    ("versions", "oldest", "said", "usable"),
+    [
+        ({}, None, False, {"own", "frozen"}),
+        ({}, None, True, {"frozen"}),  # its tokens would say that they are of several policies
+        (POLICIES, 0, True, {"old", "own", "new", "mixed", "frozen"}),
+        (POLICIES, 1, True, {"own", "new", "frozen"}),
+        (POLICIES, 1, False, {"frozen"}),  # nobody knows which tokens which policy sampled
+    ],
+)
+def test_turns_of_policies_that_the_group_may_be_of_are_used(
+    kept: KeptTurns, versions: dict[str, int], oldest: int | None, said: bool, usable: set[str]
+) -> None:
+    for each in ("old", "own", "new", "unknown"):
+        kept.put(turn(each, each, said=said))
+    kept.put(turn("mixed", "old", "own", said=said))
+    kept.put(turn("frozen", said=False))
+    kept.put(turn("another", "own", said=said, member=1))
+    assert runner(kept, versions, oldest)._usable_turns(origin()).keys() == usable
+    assert runner(kept, versions).versions_of_turns("g") == set(versions.values())
+
+
+@pytest.mark.parametrize(
+    ("policy", "played", "policies"),
+    [
+        ("own", {"model": "policy", "answer": "{}"}, ("own",)),
+        ("own", {"model": "policy", "answer": answer("old", "own")}, ("old", "own")),
+        ("own", {"model": "opponent", "answer": "{}"}, ()),
+        ("", {"model": "policy", "answer": "{}"}, ()),  # a teacher's rollout
+    ],
+)
+def test_a_turn_is_of_the_policies_that_sampled_it_and_of_none_where_a_frozen_model_did(
+    kept: KeptTurns, policy: str, played: dict[str, Any], policies: tuple[str, ...]
+) -> None:
+    runner(kept, {})._keep(origin(policy), "policy", {"request": "r", **played})
+    assert kept.of("g") == [KeptTurn("g", "g/0", "r", played["answer"], policies)]
