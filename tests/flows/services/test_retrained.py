@@ -13,7 +13,7 @@ from flows.services.learner import MOST_DIFFERENCE, LearnerRecovery, WeightsDiff
 from storage.store import open_store
 from tasks.learner.client import Learner
 from tasks.learner.digest import OPTIMIZER_FILE, relative_difference, weights_sha256
-from tasks.learner.protocol import LearnerLost
+from tasks.learner.protocol import LearnerLost, state_file
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy
 from tests.fixtures.histories import policy_row
@@ -125,6 +125,28 @@ def test_a_learner_that_was_lost_cannot_write_where_the_next_one_trains_again(co
     assert len(given) == 2 and not given[1].exists(), "what is trained again is thrown away"
     context.store.policies.discard(context.store.policies.scratch("next"))
     assert not given[0].exists(), "and what came late is swept"
+
+
+@pytest.mark.parametrize(("own", "ranks"), [({}, 1), ({"processes": 3}, 3), ({"processes": 2, "nodes": 2}, 4)])
+def test_state_that_was_kept_is_that_of_all_ranks_or_none(
+    context: RunContext, tmp_path: Path, own: dict[str, int], ranks: int
+) -> None:
+    loaded: list[str] = []
+
+    class Keeping(Retraining):
+        def load(self, policy_key: str, directory: str, fresh_optimizer: bool, **named: Any) -> None:
+            loaded.append(named.pop("state_directory", ""))
+            super().load(policy_key, directory, True, **named)
+
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    for rank in range(ranks):
+        recovery = LearnerRecovery(cast(Learner, Keeping(0.0)), context, ({"device": "cpu"}, own), str(kept))
+        recovery.recover(Policy("second", 1), None)
+        assert loaded.pop() == "" and not loaded, "the state of a rank is not there, so the batch is trained again"
+        (kept / state_file("second", rank, ranks)).touch()
+    recovery.recover(Policy("second", 1), None)
+    assert loaded == [str(kept)]
 
 
 def test_without_recorded_weights_nothing_can_be_compared(context: RunContext) -> None:
