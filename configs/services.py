@@ -96,8 +96,9 @@ class LearnerConfig(Section):
     placement.services=pools each is a flow run of `serve/learner`. All of them need the store and the model under the
     same paths."""
     rendezvous: str = operational("")
-    """Where the processes of several nodes meet: HOST:PORT of the run's own machine, as the others reach it. Empty with
-    placement.services=pools, where the first node says so by itself."""
+    """Where the processes of several nodes meet: HOST:PORT of the run's own machine, as the others reach it. An IPv4
+    address of it is all that is listened at; for a name, all interfaces are. Empty with placement.services=pools, where
+    the first node says so by itself."""
     replicas: int = operational(1, ge=1)
     """Copies of the weights among the processes of all nodes (hybrid sharding). Each copy is sharded over its part of
     them, which gather weights among themselves, and gradients are added over all. 1 shards over all processes; as many
@@ -114,7 +115,7 @@ class LearnerConfig(Section):
     memory_directory: str = operational("")
     """A directory in this machine's memory, for example /dev/shm. New policies are written there, from where the engine
     takes them while they are copied to the store, if there is room for eight times the policy before. Empty writes them
-    to the store's disk, where adapters always are."""
+    to the store's disk, where adapters always are. For a learner on the run's machine alone."""
     keep_state: bool = operational(False)
     """Whether of policies without saved optimizer state the newest two keep theirs in `memory_directory`, with the
     float32 weights, so that a learner that died goes on without training steps again. It is written beside the next

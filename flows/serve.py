@@ -17,6 +17,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Cancelled
 
 from configs.run import RunConfig
+from configs.store import is_object_store
 from flows.orchestration.server import current_flow_run
 from flows.runtime.session import log_directory
 from flows.services.base import RunService, Supervisor
@@ -37,7 +38,8 @@ from flows.services.pools import (
     shared_key,
 )
 from flows.services.process import Handle, ServiceFailed
-from storage.store import open_store
+from storage.roots import open_root
+from storage.store import FORMAT, open_store
 from tasks.runtime.process_variables import BIND
 from tasks.runtime.run_context import RunContext
 
@@ -68,11 +70,30 @@ def serve(
     require_proof(proof, run, service, member, source)
     os.environ[BIND] = address_of(run.placement.interface)
     flow_run = UUID(current_flow_run())
-    directory = log_directory(run) / f"{service}-{str(flow_run)[:8]}"
+    directory = _log_directory(run, service, source) / f"{service}-{str(flow_run)[:8]}"
     with Supervisor(run.name, directory, on_pool=True) as supervisor:
         served = _service(supervisor, run, service, member, source)
         served.begin()
         return _serve_leased(served.handles, flow_run, run.placement.lease_seconds)
+
+
+def _log_directory(run: RunConfig, service: str, source: str) -> Path:
+    """Return where a service's logs go on this machine.
+
+    Raises ServiceFailed where an engine or a learner has not the directories here by which weights come and go: a store
+    would be made in an empty one, and what is trained would be written where nobody looks.
+    """
+    store = [] if is_object_store(run.store) else [Path(open_root(run.store).child(FORMAT))]
+    missing = [path for path in (*store, *([Path(source)] if service == "engine" else [])) if not path.exists()]
+    if not missing:
+        return log_directory(run)
+    if service == "environment":  # which needs neither
+        return log_directory(run.model_copy(update={"store": ".stagecoach"}))
+    raise ServiceFailed(
+        f"this machine has no {missing[0]}, and the {service} takes and leaves weights there. Nothing was started, and "
+        "what is in the store is safe: mount the file systems of store and model at the same paths on all machines of "
+        "the pool"
+    )
 
 
 def _service(supervisor: Supervisor, run: RunConfig, service: str, member: str, source: str) -> RunService:

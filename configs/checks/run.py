@@ -11,6 +11,10 @@ from configs.checks.training import training_problems
 from configs.errors import ConfigError
 from configs.filters import RESERVED_NAMES, CustomFilter, filter_name
 from configs.run import RunConfig, only_teachers_sample, policy_scores
+from configs.store import is_object_store
+
+LOOPBACK = "lo"
+"""The network interface that no other machine reaches: services that bind it are on the run's own."""
 
 
 def problems(config: RunConfig) -> list[str]:
@@ -18,6 +22,7 @@ def problems(config: RunConfig) -> list[str]:
     checks = [
         _engine_problems(config),
         _placement_problems(config),
+        _store_problems(config),
         _stream_problems(config),
         training_problems(config),
         _filter_problems(config),
@@ -112,6 +117,22 @@ def _placement_problems(config: RunConfig) -> Iterator[str]:
             f"rollout.max_off_policy_steps: {config.rollout.max_off_policy_steps} lets the engine sample while the "
             "learner trains, and both have the same GPU, which slows each by the other; take 0, or give them GPUs of "
             "their own, for example engine.gpus=0 and learner.gpus=1"
+        )
+
+
+def _store_problems(config: RunConfig) -> Iterator[str]:
+    """Yield why machines could not hand weights on, which lie in directories of the store, to each other."""
+    where = ""
+    if config.placement.services == "local" and config.learner.nodes > 1:
+        where = f"learner.nodes: {config.learner.nodes}"
+    elif config.placement.services == "pools" and config.placement.interface != LOOPBACK:
+        where = "placement.services: pools"
+    tables_alone = config.kind == "replay" and not (config.computes("rollout") or config.computes("training"))
+    if where and is_object_store(config.store) and not config.external and not tables_alone:
+        yield (
+            f"{where}, but the store is {config.store}: engine and learner hand weights on in directories of the "
+            "store, and those of an object store are copies on the run's own machine; name a store in a file system "
+            "that all machines have at the same path, or keep engine and learner on one machine"
         )
 
 

@@ -26,10 +26,11 @@ def training_problems(config: RunConfig) -> Iterator[str]:
     if any(not 0 <= beta < 1 for beta in training.betas):
         yield f"training.betas: {training.betas}: each is at least 0 and below 1"
     yield from _rank_problems(config.learner, on_pool := config.placement.services == "pools")
-    if on_pool and config.learner.memory_directory:
+    if config.learner.memory_directory and (on_pool or config.learner.nodes > 1):
+        elsewhere = "with placement.services=pools" if on_pool else f"with learner.nodes={config.learner.nodes}"
         yield (
-            "learner.memory_directory: it is the memory of one machine, and with placement.services=pools the learner "
-            "has another one than the run; leave it empty, and learner.keep_state false"
+            f"learner.memory_directory: it is the memory of one machine, and {elsewhere} the learner has another one "
+            "than the run; leave it empty, and learner.keep_state false"
         )
     if not training.deterministic and training.save_optimizer_every != 1:
         yield (

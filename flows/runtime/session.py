@@ -82,7 +82,8 @@ class Session:
         self.task_runs = TaskRuns(context.run, context.config.prefect.task_runs)
         """What of the work is a task run in Prefect."""
         self.slot = ExitStack()
-        """Holds a GPU slot from the first service on; closed by whoever opened the session, after the last one."""
+        """Holds a GPU slot from the first service of this machine on; closed by whoever opened the session, after the
+        last one."""
         self._supervisor = supervisor
         self._cancellation = Cancellation(tell=lambda text: self.notify("note", text=text))
         self._lock = threading.Lock()
@@ -141,7 +142,9 @@ class Session:
     def begin(self, missing: Sequence[Ref]) -> None:
         """Start the services that the missing work needs, side by side; returns at once."""
         services = self.needed_services(missing)
-        if services:
+        local = self.config.placement.services == "local"
+        # What is on pools has GPUs of their workers, which bound by themselves how many they serve at a time.
+        if any(local or not each.deployment for each in services):
             self.slot.enter_context(gpu_slot())
         # All at once, then nobody waits here: an engine takes minutes, and others start meanwhile.
         for service in services:

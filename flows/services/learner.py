@@ -15,6 +15,7 @@ from typing import Any
 
 from configs.fields import is_operational
 from configs.run import RunConfig
+from configs.services import LearnerConfig
 from configs.training import TrainingConfig
 from flows.services.base import Command, RunService, Supervisor
 from flows.services.pools import STAND_IN_NEEDS, address_of, shared_key, stand_in
@@ -357,7 +358,7 @@ class LearnerRecovery:
 
     def _load_kept(self, row: dict[str, Any]) -> bool:
         """Load a policy with the state that the learner kept of it on this machine; tell whether there was some."""
-        key, ranks = row["policy_key"], self._own.get("processes", 1)
+        key, ranks = row["policy_key"], LearnerConfig(**self._own).num_ranks
         names = [state_file(key, rank, ranks) for rank in range(ranks)] if self._state_directory else []
         if not names or not all((Path(self._state_directory) / name).is_file() for name in names):
             return False

@@ -65,7 +65,12 @@ def shared_key(config: "RunConfig", purpose: str) -> str:
             f"secret where the run starts and where the workers of its pools start, for example {TOKEN}=$(openssl rand "
             "-hex 32)"
         )
-    return hmac.new(token.encode(), f"{config.store}\n{config.name}\n{purpose}".encode(), "sha256").hexdigest()
+    return hmac.new(token.encode(), f"{_store(config)}\n{config.name}\n{purpose}".encode(), "sha256").hexdigest()
+
+
+def _store(config: "RunConfig") -> str:
+    """Return the store as a worker finds it, which has a working directory of its own. Links are not followed."""
+    return config.store if "://" in config.store else str(Path(config.store).expanduser().absolute())
 
 
 def service_key(config: "RunConfig", purpose: str) -> str:
@@ -90,6 +95,7 @@ def require_proof(proof: str, config: "RunConfig", service: str, member: str, so
 def stand_in(config: "RunConfig", service: str, member: str, source: str, report: Path) -> list[str]:
     """Return the command of the process that stands in for a service of a run, `member` of those of its kind."""
     request = report.with_suffix(".request.json")
+    config = config.model_copy(update={"store": _store(config)})
     asked = {
         "deployment": f"serve/{service}",
         "name": f"{service}-{config.name}" + (f"-{member}" if member else ""),

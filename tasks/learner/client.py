@@ -1,12 +1,13 @@
 """The client side of the learner: the command that starts its process, and a blocking connection. Imports no torch."""
 
+import os
 import socket
 from collections.abc import Sequence
 from typing import Any, Self
 
 from configs.services import LearnerConfig
 from tasks.learner import protocol
-from tasks.learner.protocol import BatchReference, LearnerError, LearnerLost
+from tasks.learner.protocol import RENDEZVOUS, BatchReference, LearnerError, LearnerLost
 from tasks.runtime.start_module import module_command
 
 __all__ = ["Learner", "LearnerError", "LearnerLost", "command"]
@@ -41,20 +42,23 @@ def command(learner: LearnerConfig, report: str, node: int = 0) -> tuple[list[st
     python, *entry = module_command("tasks.learner.worker", "--report", report)
     variables = ENVIRONMENT | ({"CUDA_VISIBLE_DEVICES": learner.gpus} if learner.gpus else {})
     if learner.num_ranks > 1:
-        meeting = _rendezvous(learner, node) if learner.nodes > 1 else ["--standalone"]
-        processes = (*meeting, f"--nproc-per-node={learner.processes}")
+        if learner.nodes == 1:  # else gloo listens where the machine's name leads
+            variables |= {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
         # It starts a file with this same Python; the file sees to the path of modules by itself, without -P.
-        return module_command("torch.distributed.run", *processes, *entry[1:]), variables
+        return module_command("tasks.learner.launcher", *_rendezvous(learner, node), *entry[1:]), variables
     return [python, *entry], variables
 
 
 def _rendezvous(learner: LearnerConfig, node: int) -> list[str]:
-    host, _, port = learner.rendezvous.rpartition(":")
-    # Static: node 0, on which rank 0 answers requests, must be the run's own machine. A rank that is lost ends them
-    # all, and whoever started them starts them again.
-    numbers = [f"--nnodes={learner.nodes}", f"--node-rank={node}", "--max-restarts=0"]
-    numbers.append(f"--rdzv-conf=timeout={round(learner.startup_seconds)}")  # else ten minutes
-    return [*numbers, "--rdzv-backend=static", f"--master-addr={host}", f"--master-port={port}"]
+    """Return torchrun's arguments. Ranks come in the order of nodes: rank 0, which answers, is on node 0.
+
+    A rank that is lost ends them all, and whoever started them starts them again.
+    """
+    meeting = learner.rendezvous if learner.nodes > 1 else "127.0.0.1:0"
+    numbers = [f"--nnodes={learner.nodes}", f"--nproc-per-node={learner.processes}", "--max-restarts=0"]
+    # Without one it would wait for ten minutes.
+    settings = f"rank={node},timeout={max(1, round(learner.startup_seconds))}"
+    return [*numbers, f"--rdzv-backend={RENDEZVOUS}", f"--rdzv-endpoint={meeting}", f"--rdzv-conf={settings}"]
 
 
 def _connect(host: str, port: int, key: str, seconds: float) -> socket.socket:

@@ -92,6 +92,8 @@ def state_file(policy_key: str, rank: int, size: int) -> str:
     return f"{policy_key}.{rank}-of-{size}.safetensors"
 
 
+RENDEZVOUS = "bound"
+"""The backend by which torchrun's agents meet, see `tasks.learner.launcher`."""
 KEY_VARIABLE = "STAGECOACH_LEARNER_KEY"
 """The variable by which a learner gets the key that its clients must have."""
 NONCE = 32

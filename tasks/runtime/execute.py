@@ -179,7 +179,7 @@ def count_tokens(tables: Mapping[str, pa.Table]) -> int:
     return 0
 
 
-OWN = ("step", "key", "policy", "directory", "parts", "inputs", "turns")
+OWN = ("step", "key", "policy", "directory", "new_directory", "parts", "inputs", "turns")
 """Keywords of stages whose values an attempt has itself. A stage may add to `inputs` what it turns out to take."""
 
 
@@ -209,6 +209,15 @@ class Attempt:
     def directory(self) -> Path:
         """An empty directory for the weights that the stage makes; see `RunContext.scratch`."""
         return self.context.scratch(self.key, self.policy.key if self.policy else None)
+
+    def new_directory(self) -> Path:
+        """Return an empty `directory` in place of the one before, which is given up.
+
+        Whoever was asked to write there may be cut off and go on: what it writes later is in no policy.
+        """
+        self.discard()
+        vars(self).pop("directory", None)
+        return self.directory
 
     @cached_property
     def parts(self) -> Parts:

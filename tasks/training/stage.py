@@ -4,7 +4,7 @@ Reads batches; writes updates, token_statistics, token_masks and policies.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,12 @@ def training(
     step: int,
     key: str,
     policy: Policy,
-    directory: Path,
+    new_directory: Callable[[], Path],
     learner: LearnerService,
 ) -> Outputs:
-    """Train `policy` on the batches of one step and leave the new weights in `directory`.
+    """Train `policy` on the batches of one step and leave the new weights in the last `new_directory`.
 
-    A learner that dies is brought back to `policy` and trains the same batches again, which gives the same weights.
+    A learner that is lost is brought back to `policy` and trains the same batches again, which gives the same weights.
     Raises what the service raises when the learner does not come back.
     """
     batches, images = tables["batches"], tables.get("batch_images")
@@ -44,8 +44,7 @@ def training(
 
     def train() -> Outputs:
         client = learner.restore(policy)
-        for path in directory.iterdir():  # left by a learner that died: weights are written into an empty directory
-            path.unlink()
+        directory = new_directory()  # one that was lost may live on another machine, and write into its own to the end
         updates = client.train(
             BatchReference(batches.store, batches.slices, images.slices if images else ()),
             step=step,

@@ -69,7 +69,11 @@ DEMO_FAULTS = [
     (
         "placement.services=pools",
         "learner.memory_directory=/dev/shm",
-        "learner.memory_directory: it is the memory of one machine",
+        "learner.memory_directory: it is the memory of one machine, and with placement.services=pools",
+    ),
+    (
+        "learner={nodes=2, rendezvous='a:1', memory_directory='/dev/shm', keep_state=true}",
+        "learner.memory_directory: it is the memory of one machine, and with learner.nodes=2",
     ),
     ("rollout.temperature=0", "rollout.temperature: training needs"),
     ("environments.0.temperature=0", "environments.0.temperature: training needs"),
@@ -341,6 +345,35 @@ def test_what_is_published_and_kept_has_a_precision_and_a_place(settings: list[s
         return
     with pytest.raises(ConfigError, match=re.escape(where)):
         load(["qwen3_gpu"], settings)
+
+
+ON_POOLS = ["store=s3://bucket/x", "placement.services=pools", "placement.interface=eth0"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "fits"),
+    [
+        ("train", ON_POOLS, False),
+        ("train", ["store=s3://bucket/x", "learner={nodes=2, rendezvous='a:1'}"], False),
+        ("train", [*ON_POOLS, "placement.interface=lo", "learner.nodes=2"], True),
+        ("sft", [*ON_POOLS, "data.path=rows.jsonl"], False),
+        ("evaluate", ON_POOLS, False),
+        ("train", [*ON_POOLS, "placement.interface=lo"], True),
+        ("train", [*ON_POOLS, "placement.services=local"], True),
+        ("train", [*ON_POOLS, "store=/shared/x"], True),
+        ("train", [*ON_POOLS, "store=file:///shared/x"], True),
+        ("evaluate", [*ON_POOLS, "evaluation.external={url='http://h:1', model='m'}"], True),
+        ("replay", [*ON_POOLS, "replay={run='a', from_stage='filtering', until='packing'}"], True),
+        ("replay", [*ON_POOLS, "replay={run='a', from_stage='packing', until='training'}"], False),
+    ],
+)
+def test_weights_come_to_other_machines_by_a_shared_file_system(kind: str, settings: list[str], fits: bool) -> None:
+    preset = "sft_demo" if kind == "sft" else "demo"
+    if fits:
+        assert load([preset], [f"kind={kind}", *settings])
+        return
+    with pytest.raises(ConfigError, match=r"(services: pools|nodes: 2), but the store is s3://bucket/x"):
+        load([preset], [f"kind={kind}", *settings])
 
 
 STREAM = ["rollout.max_off_policy_steps=2", "environments.0.address="]

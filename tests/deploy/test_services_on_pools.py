@@ -21,6 +21,7 @@ from tasks.learner import pulse
 from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.driving import NAME, check_once, rows, without_ambient
 from tests.fixtures.faults import happened
+from tests.fixtures.s3_host import S3Host
 from tests.fixtures.serving import PREFECT, ROOT, Serving
 from tests.fixtures.waiting import until
 
@@ -33,12 +34,21 @@ ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+def bucket() -> Iterator[S3Host]:
+    """An S3 server, which the machines of all pools know."""
+    host = S3Host()
+    yield host
+    host.stop()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, bucket: S3Host) -> Iterator[Serving]:
     """A server, and a worker for each pool of services, as if on machines of their own."""
     place = tmp_path_factory.mktemp("pools")
     tiny_qwen3(place / "model", seed=3)
     found = Serving(place)
     found.environment |= {TOKEN: "the token of these machines", "PREFECT_WORKER_QUERY_SECONDS": "5"}
+    found.environment |= bucket.environment
     try:
         found.server()
         done = found.stagecoach("deploy", "--store", str(found.store), "--slots", "2")
@@ -200,6 +210,24 @@ def test_two_steps_with_services_that_are_killed(served: Serving) -> None:
         until_replaced(served, NAME, service)
     left = partial(services_left, served, NAME, process.pid)
     until(lambda: not left(), lambda: str(left()))
+
+
+@pytest.mark.nightly
+def test_a_store_in_s3_has_its_weights_where_pools_are_of_this_machine(
+    served: Serving, bucket: S3Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = bucket.new_place()
+    asked = [*settings(served, "steps=2", f"store={place}"), "--name", "in-s3"]
+    process = served.begin(sys.executable, "-m", "flows.cli", "run", "demo", SMALL, *asked)
+    until(lambda: process.poll() is not None, served.log)
+    assert process.returncode == 0, served.log()
+    for name, value in bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    store = open_store(place)
+    trained = store.ledger.entries(run="in-s3", stage="training")
+    assert [store.policies.find(each.key) is not None for each in trained] == [True, True]
+    services = ("engine", "environment", "learner")
+    assert all(flow_runs(served, "in-s3", each) for each in services), "they were flow runs"
 
 
 @pytest.mark.nightly

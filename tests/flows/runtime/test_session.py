@@ -4,6 +4,7 @@ import signal
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import create_autospec
@@ -17,6 +18,7 @@ from flows.runtime.pipeline import Source
 from flows.runtime.session import Session, record_run
 from flows.services.base import Supervisor
 from flows.services.engine import InferenceService
+from flows.services.pools import TOKEN
 from flows.services.process import ServiceLoss, SlowStart
 from storage.errors import StoreUnavailable
 from storage.store import open_store
@@ -56,6 +58,38 @@ def test_an_engine_begun_early_knows_the_policy_that_is_not_committed_yet(
         late.engine._bring(Policy("made", 1), "http://127.0.0.1:9")
         assert session.context.store.ledger.find("made") is None
     assert asked == ["made"]
+
+
+@pytest.mark.parametrize(
+    ("placement", "keywords", "takes"),
+    [
+        ("local", ("environments",), True),
+        ("pools", ("engine", "environments", "learner"), False),
+        ("pools", ("engine", "teachers"), True),  # frozen teachers are on the run's own machine
+        ("local", (), False),
+    ],
+)
+def test_a_run_takes_a_gpu_slot_of_the_machine_where_a_service_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: str, keywords: tuple[str, ...], takes: bool
+) -> None:
+    held, begun = list[str](), list[str]()
+
+    @contextmanager
+    def slot() -> Iterator[None]:
+        held.append("slot")
+        yield
+
+    monkeypatch.setenv(TOKEN, "of these machines")
+    monkeypatch.setattr("flows.runtime.session.gpu_slot", slot)
+    monkeypatch.setattr("flows.runtime.session.needs", lambda missing, config: list(keywords))
+    config = RunConfig.model_validate({"name": "a", "placement": {"services": placement}})
+    context = RunContext(open_store(tmp_path / "store"), "a", config, {})
+    session = Session(context, Source("", ""), Supervisor("a", tmp_path / "logs"))
+    for each in session.needed_services(()):
+        monkeypatch.setattr(each, "begin", lambda keyword=each.keyword: begun.append(keyword))
+    with session.slot:
+        session.begin(())
+    assert begun == list(keywords) and bool(held) == takes
 
 
 def events(session: Session) -> list[tuple[str, str]]:

@@ -96,10 +96,11 @@ def test_nodes_on_a_pool_meet_at_a_port_that_the_first_one_holds(
     second = LearnerNode(supervisor, run, 1, first._meeting)
     for node, number in ((first, 0), (second, 1)):
         spec = node._own()
-        assert {f"--node-rank={number}", f"--master-addr={host}", f"--master-port={port}"} <= {*spec.argv}
+        assert f"--rdzv-endpoint={host}:{port}" in spec.argv
+        assert any(each.startswith(f"--rdzv-conf=rank={number},") for each in spec.argv)
         assert spec.env[KEY_VARIABLE] == shared_key(run, "learner")
         assert (spec.env["GLOO_SOCKET_IFNAME"], spec.env["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
-    socket.create_server(("", int(port))).close()  # as torchrun does, beside the socket that holds it
+    socket.create_server((host, int(port))).close()  # as torchrun does, beside the socket that holds it
 
     spec = first._other(1)
     assert spec.report is not None

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from configs.run import RunConfig
-from flows.serve import _service
+from flows.serve import _log_directory, _service
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from flows.services.pools import (
@@ -20,6 +20,7 @@ from flows.services.pools import (
     stand_in,
 )
 from flows.services.process import ServiceFailed
+from storage.store import open_store
 
 RUN = RunConfig.model_validate({"name": "a", "store": "/data", "placement": {"services": "pools"}})
 
@@ -66,6 +67,40 @@ def test_a_request_has_the_config_and_no_token(monkeypatch: pytest.MonkeyPatch, 
     assert "a very long secret" not in text and shared_key(RUN, "engine") not in text
     assert (request["deployment"], request["name"]) == ("serve/engine", "engine-a-2")
     assert RunConfig.model_validate(request["parameters"]["config"]) == RUN
+
+
+def test_a_worker_finds_the_store_from_any_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(TOKEN, "one")
+    monkeypatch.chdir(tmp_path)
+    run = RUN.model_copy(update={"store": "store"})
+    stand_in(run, "learner", "1", "", tmp_path / "learner.json")
+    asked = json.loads((tmp_path / "learner.request.json").read_text())["parameters"]
+    there = RunConfig.model_validate(asked["config"])
+    assert there.store == str(tmp_path / "store")
+    monkeypatch.chdir("/")
+    require_proof(asked["proof"], there, "learner", "1", "")
+    key = shared_key(there, "learner")
+    monkeypatch.chdir(tmp_path)
+    assert shared_key(run, "learner") == key
+
+
+def test_a_machine_without_the_store_or_the_model_serves_no_weights(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RUN.model_copy(update={"store": str(tmp_path / "store")})
+    for service in ("engine", "learner"):
+        with pytest.raises(ServiceFailed, match=r"no .*/store/format.json.*Nothing was started.*at the same paths"):
+            _log_directory(run, service, "")
+    assert not (tmp_path / "store").exists(), "no store is made"
+    assert _log_directory(run, "environment", "") == tmp_path / ".stagecoach/logs/a"
+    open_store(run.store)
+    assert _log_directory(run, "learner", "127.0.0.1:9") == tmp_path / "store/logs/a"
+    with pytest.raises(ServiceFailed, match="no /nowhere/model, and the engine"):
+        _log_directory(run, "engine", "/nowhere/model")
+    assert _log_directory(run, "engine", str(tmp_path)) == tmp_path / "store/logs/a"
+    bucket = run.model_copy(update={"store": "s3://bucket/store"})
+    assert _log_directory(bucket, "learner", "") == tmp_path / ".stagecoach/logs/a"
 
 
 def test_each_server_of_an_environment_is_asked_for_by_its_own_name(

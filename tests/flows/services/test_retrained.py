@@ -13,6 +13,7 @@ from flows.services.learner import MOST_DIFFERENCE, LearnerRecovery, WeightsDiff
 from storage.store import open_store
 from tasks.learner.client import Learner
 from tasks.learner.digest import OPTIMIZER_FILE, relative_difference, weights_sha256
+from tasks.learner.protocol import LearnerLost, state_file
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy
 from tests.fixtures.histories import policy_row
@@ -97,6 +98,55 @@ def test_the_processor_is_exact_and_a_large_difference_stops_everywhere(
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_equal_weights_are_taken_as_they_are(context: RunContext, device: str) -> None:
     assert recover(context, 0.0, device)["key"] == "second"
+
+
+def test_a_learner_that_was_lost_cannot_write_where_the_next_one_trains_again(context: RunContext) -> None:
+    given: list[Path] = []
+
+    class Lost(Retraining):
+        def train(self, table: Any, *, directory_out: str, **_: Any) -> None:
+            given.append(Path(directory_out))
+            raise LearnerLost("cut off")
+
+    class Next(Retraining):
+        def train(self, table: Any, *, directory_out: str, **asked: Any) -> None:
+            super().train(table, directory_out=directory_out, **asked)
+            given[0].mkdir(parents=True, exist_ok=True)
+            save_file(moved(0.5), given[0] / "model.safetensors")
+            given.append(Path(directory_out))
+            assert weights_sha256(given[1]) == self.sha256
+
+    def recover_with(learner: Retraining) -> None:
+        LearnerRecovery(cast(Learner, learner), context, ({"device": "cpu"}, {})).recover(Policy("second", 1), None)
+
+    with pytest.raises(LearnerLost):
+        recover_with(Lost(0.0))
+    recover_with(Next(0.0))
+    assert len(given) == 2 and not given[1].exists(), "what is trained again is thrown away"
+    context.store.policies.discard(context.store.policies.scratch("next"))
+    assert not given[0].exists(), "and what came late is swept"
+
+
+@pytest.mark.parametrize(("own", "ranks"), [({}, 1), ({"processes": 3}, 3), ({"processes": 2, "nodes": 2}, 4)])
+def test_state_that_was_kept_is_that_of_all_ranks_or_none(
+    context: RunContext, tmp_path: Path, own: dict[str, int], ranks: int
+) -> None:
+    loaded: list[str] = []
+
+    class Keeping(Retraining):
+        def load(self, policy_key: str, directory: str, fresh_optimizer: bool, **named: Any) -> None:
+            loaded.append(named.pop("state_directory", ""))
+            super().load(policy_key, directory, True, **named)
+
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    for rank in range(ranks):
+        recovery = LearnerRecovery(cast(Learner, Keeping(0.0)), context, ({"device": "cpu"}, own), str(kept))
+        recovery.recover(Policy("second", 1), None)
+        assert loaded.pop() == "" and not loaded, "the state of a rank is not there, so the batch is trained again"
+        (kept / state_file("second", rank, ranks)).touch()
+    recovery.recover(Policy("second", 1), None)
+    assert loaded == [str(kept)]
 
 
 def test_without_recorded_weights_nothing_can_be_compared(context: RunContext) -> None:

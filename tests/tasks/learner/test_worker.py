@@ -113,9 +113,10 @@ def test_two_nodes_train_as_two_processes_of_one_and_a_node_joins_the_next_learn
     node = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     try:
         for generation in ("first", "second"):
-            with process(tmp_path / generation, **settings) as (_, report):
+            with process(tmp_path / generation, **settings) as (child, report):
                 with connect(report["address"], model_directory, **settings) as learner:
                     assert learner.state()["processes"] == 2
+                    assert listens_at(psutil.Process(child.pid)) == {"127.0.0.1"}
                     found, _ = train(learner, 0, tmp_path / generation)
                 assert found["weights_sha256"] == expected["weights_sha256"]
                 assert psutil.Process(node.pid).children(recursive=True)
@@ -125,6 +126,20 @@ def test_two_nodes_train_as_two_processes_of_one_and_a_node_joins_the_next_learn
         node.terminate()
         said, _ = node.communicate(timeout=PATIENCE)
     assert said.count("joins it") >= 2 and said.count("waits for a learner") >= 2
+
+
+def listens_at(*processes):
+    """Return the addresses at which processes listen."""
+    found = [each for process in processes for each in process.net_connections("tcp")]
+    return {each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN}
+
+
+def test_of_one_machine_no_process_listens_to_others(tmp_path):
+    with process(tmp_path, processes=2) as (child, _):
+        agent = psutil.Process(child.pid)
+        ranks = [each for each in agent.children(recursive=True) if "tasks.learner.worker" in each.cmdline()]
+        assert len(ranks) == 2 and listens_at(agent)
+        assert listens_at(agent, *ranks) == {"127.0.0.1"}
 
 
 LOSSES = {

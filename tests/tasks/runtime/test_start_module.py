@@ -56,7 +56,7 @@ def test_children_of_ours_are_started_so(tmp_path: Path) -> None:
     ]
     for command in started:
         assert command[:3] == [sys.executable, "-P", start_module.__file__]
-    assert started[1][3] == "torch.distributed.run" and start_module.__file__ in started[1][4:]
+    assert started[1][3] == "tasks.learner.launcher" and start_module.__file__ in started[1][4:]
 
 
 @pytest.mark.engine

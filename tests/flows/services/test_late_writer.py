@@ -1,0 +1,142 @@
+"""A learner that was given up and goes on writing: what is committed is its replacement's, bit by bit."""
+
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from configs.run import RunConfig
+from storage.policies.manifest import digest_files
+from storage.refs import File
+from storage.schemas.stage_tables import TOKEN_MASKS, TOKEN_STATISTICS
+from storage.store import open_store
+from tasks.learner.client import Learner
+from tasks.learner.protocol import STATISTICS_FILE, BatchReference, LearnerLost
+from tasks.learner.tiny import tiny_qwen3
+from tasks.runtime.execute import perform
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.services import Services
+from tasks.runtime.stage import Policy, Stage
+from tasks.training.stage import STAGE
+from tests.fixtures.faults import happened
+from tests.fixtures.learner_steps import configure
+from tests.fixtures.packed import batches, sample
+from tests.fixtures.waiting import PATIENCE, until
+from tests.tasks.learner.processes import process
+
+ROWS = batches([[sample(f"{number}", 250, number)] for number in range(40)])
+"""Some seconds of training: long enough to be stopped in it."""
+STATISTICS = TOKEN_STATISTICS.arrow.append(TOKEN_MASKS.arrow.field("masked"))
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> RunContext:
+    config = RunConfig.model_validate({"name": "a", "training": {"learning_rate": 1e-2}, "model": {"vocab_size": 256}})
+    return RunContext(open_store(tmp_path / "store"), "a", config, {})
+
+
+def trained(context: RunContext, learners: Sequence[Any]) -> tuple[str, tuple[File, ...]]:
+    """Train a step with one learner after another, as each is lost; return its policy's key and files."""
+    given = iter(learners)
+    service = SimpleNamespace(restore=lambda policy: next(given), turn=nullcontext, state_directory="")
+    packed = perform(Stage("packing", 1, (), ("batches",), (), lambda tables, config: {"batches": ROWS}), context, 0)
+    done = perform(STAGE, context, 0, (packed,), Policy("p0", 0), Services(learner=service))
+    policy = context.store.policies.find(done.key)
+    assert policy is not None
+    context.store.policies.directory(done.key, verify=True)
+    return done.key, policy.files
+
+
+def test_files_that_are_open_and_files_that_are_made_anew_stay_apart(context: RunContext) -> None:
+    """A file that was begun is written to its end, others are made in a directory that is made again."""
+    open_files: list[Any] = []
+    state = {"weights_sha256": "w", "probe_token_ids": [1, 2], "files": []}
+
+    def write(directory: Path, content: bytes) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        open_files.append((directory / "model.safetensors").open("wb"))
+        open_files[-1].write(content)
+        (directory / "config.json").write_bytes(content)
+        with pa.ipc.new_stream(str(directory / STATISTICS_FILE), STATISTICS) as statistics:
+            statistics.write_batch(pa.RecordBatch.from_pylist([], STATISTICS))
+
+    def lose(batch: BatchReference, *, directory_out: str, **_: Any) -> None:
+        given.append(Path(directory_out))
+        write(given[0], b"lost")
+        raise LearnerLost("cut off")
+
+    def train(batch: BatchReference, *, directory_out: str, **_: Any) -> list[Any]:
+        write(Path(directory_out), b"replacement")
+        open_files[0].write(b" and late")
+        open_files[0].flush()
+        write(given[0], b"late")
+        for each in open_files:
+            each.close()
+        return []
+
+    given: list[Path] = []
+    replacement = SimpleNamespace(train=train, state=lambda: state, probe=lambda tokens: [0.0] * len(tokens))
+    key, files = trained(context, (SimpleNamespace(train=lose), replacement))
+    assert {each.path for each in files} == {"config.json", "model.safetensors"}
+    made = context.store.policies.directory(key)
+    assert {(made / each.path).read_bytes() for each in files} == {b"replacement"}
+
+
+@pytest.mark.fault("services", "a learner that was given up writes later", "the policy of the one after it, to the bit")
+@pytest.mark.engine
+def test_a_real_learner_that_was_cut_off_writes_its_policy_late(context: RunContext, tmp_path: Path) -> None:
+    given: list[Path] = []
+    threads: list[threading.Thread] = []
+    made: dict[str, dict[str, str]] = {}
+    model = tiny_qwen3(tmp_path / "model", hidden=32, layers=2, intermediate=64, seed=3)
+    with process(tmp_path / "1") as (child, first), process(tmp_path / "2") as (_, second):
+        # Another learning rate stands for another machine, whose weights differ in their last bits.
+        one, two = connected(first["address"], model, 2e-2), connected(second["address"], model, 1e-2)
+
+        def lose(batch: BatchReference, **asked: Any) -> None:
+            given.append(Path(asked["directory_out"]))
+            threads.append(threading.Thread(target=lambda: one.train(batch, **asked), name="late"))
+            threads[0].start()
+            until((given[0] / STATISTICS_FILE).exists, lambda: "it has not begun", every=0.001)
+            os.kill(child.pid, signal.SIGSTOP)
+            happened(f"SIGSTOP to {child.pid} while it trained")
+            assert not list(given[0].glob("*.safetensors")), "it was done before it was stopped"
+            raise LearnerLost("cut off")
+
+        def train(batch: BatchReference, **asked: Any) -> Any:
+            updates = two.train(batch, **asked)
+            made["replacement"] = digests(Path(asked["directory_out"]))
+            os.kill(child.pid, signal.SIGCONT)
+            threads[0].join(PATIENCE)
+            made["late"] = digests(given[0])
+            return updates
+
+        replacement = SimpleNamespace(train=train, state=two.state, probe=two.probe)
+        _, files = trained(context, (SimpleNamespace(train=lose), replacement))
+
+    assert {each.path: each.sha256 for each in files} == made["replacement"]
+    name = "model.safetensors"
+    assert made["replacement"][name] != made["late"][name], "the two made the same, and the test shows nothing"
+    assert given[0].exists(), "it has made its directory again"
+    context.store.policies.discard(context.store.policies.scratch("next"))
+    assert not given[0].exists(), "what it wrote is swept with the next one"
+
+
+def connected(address: str, model: Path, learning_rate: float) -> Learner:
+    """Return a learner that holds the first policy."""
+    learner = Learner(address)
+    configure(learner, learning_rate=learning_rate)
+    learner.load("p0", str(model), fresh_optimizer=True)
+    return learner
+
+
+def digests(directory: Path) -> dict[str, str]:
+    """Return the digests of a policy's files by name."""
+    return {each.path: each.sha256 for each in digest_files(directory) if each.path != STATISTICS_FILE}
