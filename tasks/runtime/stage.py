@@ -22,8 +22,8 @@ class Stage:
     `function` is called as `function(tables, config, **keywords)`: `tables` holds exactly `reads` and those of
     `optional` that there are, those of `by_reference` as StoredRows, and `config` is a view of the declared `sections`.
     Its keyword-only parameters say what else it gets: of the attempt (step, key, policy, directory, new_directory,
-    parts, turns), services (the fields of `Services`), and parameters of the one call (as the source of an import), which may
-    have defaults.
+    parts, turns), services (the fields of `Services`), and parameters of the one call (as the source of an import),
+    which may have defaults.
     """
 
     name: str
