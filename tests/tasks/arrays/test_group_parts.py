@@ -77,7 +77,7 @@ def test_stages_make_the_same_of_parts(groups, borders, seed):
     with pytest.MonkeyPatch.context() as patch:
         for section in ("tasks.arrays.group_parts", "tasks.packing.stage"):
             patch.setattr(f"{section}.PART_BYTES", 300)
-        patch.setattr("tasks.arrays.group_parts.group_parts.__defaults__", (300,))
+        patch.setattr("tasks.arrays.group_parts.group_parts.__defaults__", (300, None))
         patch.setattr(packing_stage, "SPOOLED", 16)
         for tables in (whole, parts):
             tables |= written(filtering(tables, view(FILTERING, model={"vocab_size": 300})))
