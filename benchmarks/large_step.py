@@ -5,7 +5,7 @@ Five kinds of processes, each started anew, so that its peak of resident memory 
 - one writes generated rollouts as the rollout stage commits them, finished groups after finished groups;
 - one runs the stages filtering, advantage and packing on them, as a flow does;
 - two read the packed rows as the two ranks of a learner do: both verify, plan and read, and no model is computed;
-- one writes the learner's file of what it measured on tokens, with generated numbers, as rank 0 does;
+- one writes meanwhile the learner's file of what it measured on tokens, with generated numbers, as rank 0 does;
 - one takes that file over into the tables of the training stage and runs the stage metrics, as a flow does.
 
 Prints the table of large_step.md. The store is removed at the end.
@@ -75,10 +75,10 @@ def main() -> None:
         with ProcessPoolExecutor(RANKS, multiprocessing.get_context("spawn")) as pool:
             meeting, load = str(directory / "meeting"), os.getloadavg()[0]
             ranks = [pool.submit(read_rows, str(root), rank, meeting) for rank in range(RANKS)]
+            line("learner's file written", root, partial(write_statistics, str(root), str(directory)))
             for rank, each in enumerate(ranks):
                 said, *figures = each.result()
                 show(f"rank {rank}: {said}", root, figures, load)
-        line("learner's file written", root, partial(write_statistics, str(root), str(directory)))
         line("training's tables, metrics", root, partial(run_metrics, str(root), str(directory)))
     finally:
         shutil.rmtree(directory)

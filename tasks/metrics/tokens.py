@@ -8,7 +8,7 @@ those that numpy finds with all tokens in one array, to the bit.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, cast
 
@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 
 from tasks.arrays.columns import texts
 from tasks.arrays.quantiles import Quantiles
-from tasks.arrays.samples import COMPONENTS
+from tasks.arrays.samples import COMPONENTS, WEIGHTS
 from tasks.metrics.figures import ALL, Values
 from tasks.runtime.stored_rows import StoredRows
 
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 """Of the importance ratio."""
-STREAMS = ("logprobs", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
+STREAMS = ("logprobs", "advantages", *WEIGHTS)
 MEASURED = ("sample_id", "logprobs", "entropies")
 NUMBERS = {
     "entropy": "rl",
@@ -38,12 +38,13 @@ NUMBERS = {
 """The tokens that each kind of numbers is of."""
 MEANS = {"entropy": "entropy", "ref_kl": "ref_kl/mean"}
 """The metric of those of which the mean alone is told; of the others there are deviation and maximum, too."""
-MOST_IN_MEMORY = 1 << 28
+MOST_IN_MEMORY = 1 << 27
 """Bytes of importance ratios, of all scopes together, that stay in memory."""
 Array = npt.NDArray[Any]
 Tokens = Mapping[str, Array]
-"""Streams of samples, (T,) each: STREAMS of the packed rows, `learner`, `entropies` and, where it is known, `masked` of
-what was measured, and `environment`, the number of each token's environment."""
+"""Streams of samples, (T,) each: STREAMS of the packed rows, `learner` and `entropies` of what was measured, of float32
+all of them; `masked`, where it is known, and `environment`, the number of each token's environment, where there
+are several. What is only counted lacks the log-probs and entropies."""
 
 
 def token_metrics(
@@ -55,33 +56,41 @@ def token_metrics(
     NotMeasured where a packed sample has no row in `statistics`.
     """
     names = sorted(set(environments.values()))
-    numbers = {sample: names.index(name) for sample, name in environments.items()}
-    masked = None if masks is None else dict(zip(texts(masks["sample_id"]), masks["masked"], strict=True))
-
-    def read() -> Iterator[Tokens]:
-        return _packed_tokens(batches, statistics, masked, numbers)
-
-    held = list(read()) if batches.num_parts <= 1 else None
     # One environment has the tokens of all: they are not counted twice.
     scopes = names if len(names) > 1 else []
-    whole, *own = _measures(lambda: read() if held is None else held, len(scopes))
+    numbers = {sample: scopes.index(name) for sample, name in environments.items()} if scopes else {}
+    masked = None if masks is None else dict(zip(texts(masks["sample_id"]), masks["masked"], strict=True))
+
+    def read(counting: bool) -> Iterator[Tokens]:
+        return _packed_tokens(batches, None if counting else statistics, masked, numbers)
+
+    held = list(read(counting=False)) if batches.num_parts <= 1 else None
+    whole, *own = _measures(lambda counting: read(counting) if held is None else held, len(scopes))
     found = {ALL: whole} | (dict(zip(scopes, own, strict=True)) or dict.fromkeys(names, whole))
     return {(scope, name): value for scope, values in found.items() for name, value in values.items()}
 
 
-def _measures(parts: Callable[[], Iterable[Tokens]], num_environments: int) -> list[dict[str, float]]:
-    """Return the measures by name, without a scope, of all tokens and of each environment."""
+def _measures(parts: Callable[[bool], Iterable[Tokens]], num_environments: int) -> list[dict[str, float]]:
+    """Return the measures by name, without a scope, of all tokens and of each environment.
+
+    `parts` is called for each time that tokens are gone through, with whether they are only counted.
+    """
     most = MOST_IN_MEMORY // (1 + num_environments)
     whole, *own = [TokenMeasures(most) for _ in range(1 + num_environments)]
     # A ratio that is not finite makes a metric that is not: it is kept as it is, and named where it is exported.
     with np.errstate(over="ignore", invalid="ignore"):
         for take in (TokenMeasures.count, TokenMeasures.add, TokenMeasures.add_deviations):
-            for tokens in parts():
+            for tokens in parts(take == TokenMeasures.count):
                 take(whole, tokens)
-                there = np.flatnonzero(np.bincount(tokens["environment"]))
-                for number in there.tolist() if own else ():
+                there = np.flatnonzero(np.bincount(tokens["environment"])).tolist() if own else ()
+                for number in there:
                     take(own[number], _select(tokens, tokens["environment"] == number))
         return [each.values() for each in (whole, *own)]
+
+
+def _without_padding(rows: pa.Table) -> pa.Table:
+    filled = pc.greater(pc.list_value_length(rows["sample_ids"]), pa.scalar(0))
+    return rows if pc.all(filled).as_py() else rows.filter(filled)  # which copies them
 
 
 class NotMeasured(ValueError):
@@ -89,23 +98,19 @@ class NotMeasured(ValueError):
 
 
 def _packed_tokens(
-    batches: StoredRows, statistics: StoredRows, masked: Mapping[str, Any] | None, numbers: Mapping[str, int]
+    batches: StoredRows, statistics: StoredRows | None, masked: Mapping[str, Any] | None, numbers: Mapping[str, int]
 ) -> Iterator[Tokens]:
-    """Yield the tokens of all samples in the order of the packed rows, what was measured beside them."""
-    coming, waiting = statistics.parts(MEASURED), statistics.schema.empty_table().select(list(MEASURED))
-    for part in batches.parts(["sample_ids", *STREAMS]):
-        filled = part.filter(pc.greater(pc.list_value_length(part["sample_ids"]), pa.scalar(0)))
-        ids = pc.list_flatten(filled["sample_ids"])
-        # They come in the order in which they were trained, which is mostly that of the rows: then few are waiting.
-        while (places := pc.index_in(ids, waiting["sample_id"])).null_count:
-            if (further := next(coming, None)) is None:
-                raise _not_measured(ids.filter(pc.is_null(places))[0])
-            waiting = pa.concat_tables([waiting, further])
-        measured = waiting.take(places)
-        waiting = waiting.filter(pc.invert(pc.is_in(waiting["sample_id"], value_set=ids)))
-        samples, lengths = cast(list[str], ids.to_pylist()), pc.list_value_length(measured["logprobs"]).to_numpy()
-        streams = {name: _flat(filled[name]) for name in STREAMS}
-        streams |= {"learner": _flat(measured["logprobs"]), "entropies": _flat(measured["entropies"])}
+    """Yield the tokens of all samples in the order of the packed rows, what was measured beside them.
+
+    `numbers` has the number of each sample's environment; nothing where there is one.
+    """
+    measured = Measured(statistics) if statistics else None
+    names = STREAMS if measured else ("advantages", *WEIGHTS)
+    for part in batches.parts(["sample_ids", "cu_seqlens", *names]):
+        filled = _without_padding(part)
+        samples = cast(list[str], pc.list_flatten(filled["sample_ids"]).to_pylist())
+        lengths = np.concatenate([np.zeros(0, np.int64), *(np.diff(each) for each in filled["cu_seqlens"].to_numpy())])
+        streams = {name: _flat(filled[name]) for name in names} | (measured.of(samples) if measured else {})
         if masked is not None:
             # A sample without a masked token has no row in the table of masks.
             flags = [
@@ -113,15 +118,38 @@ def _packed_tokens(
                 for sample, length in zip(samples, lengths.tolist(), strict=True)
             ]
             streams["masked"] = np.concatenate([np.zeros(0, bool), *flags])
-        streams["environment"] = np.repeat(np.array([numbers[sample] for sample in samples], np.int64), lengths)
+        if numbers:
+            streams["environment"] = np.repeat(np.array([numbers[sample] for sample in samples], np.int32), lengths)
         yield streams
 
 
-def _not_measured(sample: object) -> NotMeasured:
-    return NotMeasured(
-        f"table token_statistics, column sample_id: sample {sample} is packed, and nothing was measured on it. The "
-        "rows stay as they are; look at the stage training before going on."
-    )
+class Measured:
+    """What was measured on tokens, by sample.
+
+    Samples come in the order in which they were trained, which is mostly that in which they are asked for: then few are
+    held.
+    """
+
+    def __init__(self, statistics: StoredRows) -> None:
+        self._coming = statistics.parts(MEASURED)
+        self._waiting = statistics.schema.empty_table().select(list(MEASURED))
+
+    def of(self, samples: Sequence[str]) -> dict[str, Array]:
+        """Return the streams of some samples, one after the other; each may be asked for once."""
+        ids = pa.array(samples, pa.string())
+        while (places := pc.index_in(ids, self._waiting["sample_id"])).null_count:
+            if (further := next(self._coming, None)) is None:
+                raise NotMeasured(
+                    f"table token_statistics, column sample_id: sample {ids.filter(pc.is_null(places))[0]} is packed, "
+                    "and nothing was measured on it. The rows stay as they are; look at the stage training."
+                )
+            self._waiting = pa.concat_tables([self._waiting, further])
+        if np.array_equal(places, np.arange(len(samples))):
+            found, self._waiting = self._waiting.slice(0, len(samples)), self._waiting.slice(len(samples))
+        else:
+            found = self._waiting.take(places)
+            self._waiting = self._waiting.filter(pc.invert(pc.is_in(self._waiting["sample_id"], value_set=ids)))
+        return {"learner": _flat(found["logprobs"]), "entropies": _flat(found["entropies"])}
 
 
 def _select(tokens: Tokens, chosen: Array) -> Tokens:
@@ -129,7 +157,8 @@ def _select(tokens: Tokens, chosen: Array) -> Tokens:
 
 
 def _flat(column: "pa.ChunkedArray[Any]") -> Array:
-    return pc.list_flatten(column).to_numpy().astype(np.float64)
+    parts = [cast(Any, chunk).flatten().to_numpy() for chunk in column.chunks]
+    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.float32), *parts])
 
 
 def _members(tokens: Tokens) -> dict[str, Array]:
@@ -145,13 +174,23 @@ def _members(tokens: Tokens) -> dict[str, Array]:
 
 def _numbers(tokens: Tokens) -> Iterator[tuple[str, Array]]:
     """Yield the numbers that are added up, by NUMBERS."""
-    members, log_ratios = _members(tokens), tokens["learner"] - tokens["logprobs"]
+    members = _members(tokens)
+    rl, ce, ref_kl = (members[name] for name in COMPONENTS)
+    log_ratios = _log_ratios(tokens, rl)
     mismatch = np.expm1(log_ratios) - log_ratios
-    values = {"entropy": tokens["entropies"], "ce_nll": -tokens["learner"], "ref_kl": log_ratios - tokens["advantages"]}
-    values |= dict.fromkeys(("mismatch_kl", "mismatch_kl_masked", "mismatch_kl_unmasked"), mismatch)
-    for name, of in NUMBERS.items():
-        if of in members:
-            yield name, values[name][members[of]]
+    yield "entropy", tokens["entropies"][rl].astype(np.float64)
+    yield "mismatch_kl", mismatch
+    if "masked" in tokens:
+        masked = tokens["masked"][rl]
+        yield "mismatch_kl_masked", mismatch[masked]
+        yield "mismatch_kl_unmasked", mismatch[~masked]
+    yield "ce_nll", -tokens["learner"][ce].astype(np.float64)
+    yield "ref_kl", _log_ratios(tokens, ref_kl) - tokens["advantages"][ref_kl]
+
+
+def _log_ratios(tokens: Tokens, members: Array) -> Array:
+    """Return log-probs of some tokens by the learner, less those of the engine; of float64."""
+    return tokens["learner"][members].astype(np.float64) - tokens["logprobs"][members]
 
 
 class TokenMeasures:
@@ -170,8 +209,7 @@ class TokenMeasures:
 
     def add(self, tokens: Tokens) -> None:
         """Add them up."""
-        rl = tokens["rl_weights"] != 0
-        self._ratios.add(np.exp(tokens["learner"][rl] - tokens["logprobs"][rl]))
+        self._ratios.add(np.exp(_log_ratios(tokens, tokens["rl_weights"] != 0)))
         for name, values in _numbers(tokens):
             if len(values):
                 self._sum(self._sums, name).add(values)
