@@ -9,6 +9,7 @@ those that numpy finds with all tokens in one array, to the bit.
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 from typing import Any, cast
 
@@ -104,7 +105,7 @@ def _packed_tokens(
 
     `numbers` has the number of each sample's environment; nothing where there is one.
     """
-    measured = Measured(statistics) if statistics else None
+    measured = Measured(statistics) if statistics is not None else None
     names = STREAMS if measured else ("advantages", *WEIGHTS)
     for part in batches.parts(["sample_ids", "cu_seqlens", *names]):
         filled = _without_padding(part)
@@ -220,7 +221,7 @@ class TokenMeasures:
         """Add up the squares of their deviations."""
         for name, values in _numbers(tokens):
             if name not in MEANS and len(values):
-                deviations = values - self._sums[name].mean()
+                deviations = values - self._sums[name].mean
                 self._sum(self._squares, name).add(deviations * deviations)
 
     def _sum(self, sums: "dict[str, NumpySum]", name: str) -> "NumpySum":
@@ -233,9 +234,9 @@ class TokenMeasures:
         found = {f"{name}_tokens": float(self._counts[name]) for name in COMPONENTS}
         for name, total in self._sums.items():
             if name in MEANS:
-                found[MEANS[name]] = total.mean()
+                found[MEANS[name]] = total.mean
             else:
-                found |= {f"{name}/mean": total.mean(), f"{name}/std": math.sqrt(self._squares[name].mean())}
+                found |= {f"{name}/mean": total.mean, f"{name}/std": math.sqrt(self._squares[name].mean)}
                 found[f"{name}/max"] = self._maxima[name]
         ratios = self._ratios.at(QUANTILES) or []
         found |= {f"ratio/q{q:g}": value for q, value in zip(QUANTILES, ratios, strict=bool(ratios))}
@@ -272,8 +273,9 @@ class NumpySum:
             begin += leaf
         self._rest = values[begin:].copy()
 
+    @cached_property
     def mean(self) -> float:
-        """Return their mean, once all have been added."""
+        """Their mean, once all have been added."""
         assert len(self._found) == len(self._leaves), "some of the numbers have not been added"
         return _add_halves(self._count, self.LEAF, iter(self._found)) / self._count
 
