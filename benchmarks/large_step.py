@@ -1,10 +1,12 @@
 """Memory and time of a step of many rollouts: `python -m benchmarks.large_step [ROLLOUTS] [TOKENS] [DIRECTORY]`.
 
-Three kinds of processes, each started anew, so that its peak of resident memory is its own:
+Five kinds of processes, each started anew, so that its peak of resident memory is its own:
 
 - one writes generated rollouts as the rollout stage commits them, finished groups after finished groups;
 - one runs the stages filtering, advantage and packing on them, as a flow does;
-- two read the packed rows as the two ranks of a learner do: both verify, plan and read, and no model is computed.
+- two read the packed rows as the two ranks of a learner do: both verify, plan and read, and no model is computed;
+- one writes meanwhile the learner's file of what it measured on tokens, with generated numbers, as rank 0 does;
+- one takes that file over into the tables of the training stage and runs the stage metrics, as a flow does.
 
 Prints the table of large_step.md. The store is removed at the end.
 """
@@ -20,6 +22,7 @@ import time
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -28,18 +31,23 @@ from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from configs.run import RunConfig
 from storage.refs import Entry, Slice
-from storage.schemas.stage_tables import MESSAGES, TRACES
+from storage.schemas.stage_tables import ASSIGNMENTS, MESSAGES, TOKEN_MASKS, TOKEN_STATISTICS, TRACES, UPDATES
 from storage.store import open_store
 from tasks.advantage.stage import STAGE as ADVANTAGE
 from tasks.arrays.ragged import Ragged
 from tasks.filtering.stage import STAGE as FILTERING
+from tasks.learner.protocol import STATISTICS_FILE
+from tasks.metrics.figures import ALL, full_name, metric_values
+from tasks.metrics.stage import STAGE as METRICS
 from tasks.packing.stage import STAGE as PACKING
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.stage import ref_of
+from tasks.runtime.stage import Outputs, Ref, Stage, ref_of
+from tasks.training.stage import token_tables, updates_table
 from tests.fixtures.builders import trace
 
 GROUP = 16
@@ -67,9 +75,11 @@ def main() -> None:
         with ProcessPoolExecutor(RANKS, multiprocessing.get_context("spawn")) as pool:
             meeting, load = str(directory / "meeting"), os.getloadavg()[0]
             ranks = [pool.submit(read_rows, str(root), rank, meeting) for rank in range(RANKS)]
+            line("learner's file written", root, partial(write_statistics, str(root), str(directory)))
             for rank, each in enumerate(ranks):
                 said, *figures = each.result()
                 show(f"rank {rank}: {said}", root, figures, load)
+        line("training's tables, metrics", root, partial(run_metrics, str(root), str(directory)))
     finally:
         shutil.rmtree(directory)
 
@@ -128,6 +138,10 @@ def _write_rollouts(root: str, rollouts: int, tokens: int) -> str:
         store.ledger.commit(entry_of(uuid4().hex, own))
         pieces += own
     store.ledger.commit(entry_of("", pieces))
+    assigned = store.append(
+        "assignments", assignments(rollouts), run="large", step=0, key="assigned", attempt="assigned"
+    )
+    store.ledger.commit(replace(entry_of("", [assigned]), stage="assignment", key="assigned", attempt="assigned"))
     return f"{rollouts * tokens / 1e6:.0f} M tokens in {len(pieces) // 2} parts"
 
 
@@ -135,6 +149,22 @@ def entry_of(part: str, pieces: list[Slice]) -> Entry:
     """Return the ledger row of the rollouts, or of a part of them."""
     now = datetime.now(UTC)
     return Entry("large", 0, "rollout", 1, KEY, part, "rollouts", {}, {}, tuple(pieces), now, now)
+
+
+def assignments(rollouts: int) -> pa.Table:
+    """Return the assignments of the rollouts."""
+    rows = [
+        {
+            "assignment_id": f"g{number // GROUP}/{number:032x}",
+            "group_id": f"g{number // GROUP}",
+            "member": number % GROUP,
+            "environment": "reverse",
+            "example_id": "e0",
+            "seed": number,
+        }
+        for number in range(rollouts)
+    ]
+    return pa.Table.from_pylist(rows, schema=ASSIGNMENTS.arrow)
 
 
 def traces_of(names: list[str], tokens: int) -> pa.Table:
@@ -187,24 +217,88 @@ def run_stages(root: str) -> list[Any]:
 
 
 def _run_stages(root: str) -> str:
-    context = RunContext(open_store(root), "large", config_of(root), {})
-    found = context.store.ledger.find(KEY, run="large")
-    assert found is not None, "the rollouts were written"
-    rollouts, took = ref_of(found, computed=False), dict[str, float]()
+    flow = Flow(root)
+    with flow.context.queue_commits():
+        verdicts = flow.do(FILTERING, flow.made("rollout"))
+        credits = flow.do(ADVANTAGE, flow.made("rollout"), verdicts)
+        batches = flow.do(PACKING, credits, flow.made("rollout"))
+    return f"{batches.tokens / 1e6:.0f} M tokens in {batches.num_rows('batches')} rows; {flow.took()}"
 
-    def do(stage: Any, *refs: Any) -> Any:
+
+class Flow:
+    """Runs stages one after the other and notes minutes and the peak of memory after each."""
+
+    def __init__(self, root: str) -> None:
+        self.context = RunContext(open_store(root), "large", config_of(root), {})
+        self._took: list[str] = []
+
+    def made(self, stage: str) -> Ref:
+        """Return what a stage has made."""
+        (entry,) = (each for each in self.context.store.ledger.entries(run="large", stage=stage) if not each.part)
+        return ref_of(entry, computed=False)
+
+    def do(self, stage: Stage, *refs: Ref, **parameters: Any) -> Ref:
+        """Run a stage."""
         began = time.monotonic()
-        ref = perform(stage, context, 0, refs)
+        ref = perform(stage, self.context, 0, refs, parameters=parameters)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        took[f"{stage.name} until {peak:.2f} GiB"] = (time.monotonic() - began) / 60
+        self._took.append(f"{stage.name} until {peak:.2f} GiB {(time.monotonic() - began) / 60:.1f} min")
         return ref
 
-    with context.queue_commits():
-        verdicts = do(FILTERING, rollouts)
-        credits = do(ADVANTAGE, rollouts, verdicts)
-        batches = do(PACKING, credits, rollouts)
-    parts = ", ".join(f"{name} {minutes:.1f} min" for name, minutes in took.items())
-    return f"{batches.tokens / 1e6:.0f} M tokens in {batches.num_rows('batches')} rows; {parts}"
+    def took(self) -> str:
+        """Return what was noted."""
+        return ", ".join(self._took)
+
+
+def write_statistics(root: str, directory: str) -> list[Any]:
+    """Write what a learner would have measured, into the file that it leaves beside the weights."""
+    return measured(_write_statistics)(root, directory)
+
+
+def _write_statistics(root: str, directory: str) -> str:
+    flow, rng, path = Flow(root), np.random.default_rng(1), Path(directory, STATISTICS_FILE)
+    schema = TOKEN_STATISTICS.arrow.append(TOKEN_MASKS.arrow.field("masked"))
+    with pa.ipc.new_stream(str(path), schema) as file:
+        for part in flow.context.rows("batches", [flow.made("packing")]).parts(
+            ["sample_ids", "cu_seqlens", "logprobs"]
+        ):
+            lengths = np.concatenate([np.diff(borders) for borders in part["cu_seqlens"].to_numpy()])
+            engine = Ragged.of(part["logprobs"]).values
+            streams = {
+                "logprobs": np.minimum(engine + rng.normal(0, 0.01, len(engine)).astype(np.float32), np.float32(0)),
+                "entropies": rng.exponential(0.5, len(engine)).astype(np.float32),
+                "masked": rng.random(len(engine)) < 0.01,
+            }
+            columns = [
+                Ragged.from_lengths(each, lengths).arrow(schema.field(name).type) for name, each in streams.items()
+            ]
+            file.write_table(pa.table([pc.list_flatten(part["sample_ids"]), *columns], schema=schema))
+    return f"{path.stat().st_size / 2**30:.2f} GiB"
+
+
+def run_metrics(root: str, directory: str) -> list[Any]:
+    """Take the learner's file into tables and make the metrics of the step, as a flow does."""
+    return measured(_run_metrics)(root, directory)
+
+
+def _run_metrics(root: str, directory: str) -> str:
+    def trained(tables: Any, config: Any) -> Outputs:
+        return {"updates": updates_table([update]), **token_tables(Path(directory, STATISTICS_FILE))}
+
+    flow = Flow(root)
+    made = {name: flow.made(name) for name in ("assignment", "rollout", "filtering", "advantage", "packing")}
+    update: dict[str, Any] = {field.name: "" if pa.types.is_string(field.type) else 0 for field in UPDATES.arrow}
+    update |= {"has_optimizer": False, "masked_fraction": 0.01, "metrics": {}}
+    writes = ("updates", "token_statistics", "token_masks")
+    training = Stage("training", 0, ("batches",), writes, (), trained, ("batches",), ("token_masks",))
+    with flow.context.queue_commits():
+        made["training"] = flow.do(training, made["packing"])
+        found = flow.do(METRICS, *made.values(), num_batches=1)
+    values = metric_values(flow.context.table("metrics", [found]))
+    told = ", ".join(
+        f"{full_name(*name)} {values[name]:.17g}" for name in ((ALL, "rl_tokens"), (ALL, "mismatch_kl/std"))
+    )
+    return f"{flow.took()}; {len(values)} metrics, {told}"
 
 
 def read_rows(root: str, rank: int, meeting: str) -> list[Any]:

@@ -19,14 +19,16 @@ from flows.reporting.formats import cut
 from flows.reporting.tracked_names import evaluation_figures, step_figures
 from flows.reporting.tracking import TrackedRow, is_sampled
 from storage.read.lineage import Work
+from storage.schemas.stage_tables import TABLES
+from tasks.runtime.stored_rows import StoredRows, rows_of
 
 TEXT = 4000
 """Characters of a prompt or a reply that are sent."""
 _OF_TRACES = ("trace_id", "environment", "example_id", "agent", "reward", "num_output_tokens", "error_class")
 _OF_MESSAGES = ("trace_id", "message", "role", "content", "sampled")
 _OF_SAMPLES = ("trace_id", "advantage")
-OF_TABLES = {"traces": _OF_TRACES, "messages": _OF_MESSAGES, "samples": _OF_SAMPLES}
-"""What is read of each table for sample rollouts."""
+OF_TABLES = ("traces", "messages", "samples")
+"""What is read for sample rollouts."""
 Samples = list[dict[str, Any]]
 
 
@@ -54,16 +56,20 @@ def _step_row(library: StoreReader, of: StepNumbers, config: NoTracking | Tracki
 def recorded_samples(library: StoreReader, of: StepNumbers, count: int) -> Samples:
     """Return sample rollouts of a recorded step."""
     works = tuple(of.work.work.values())
-    tables = {name: _read(library, works, name, columns) for name, columns in OF_TABLES.items()}
+    tables = {name: _rows(library, works, name) for name in OF_TABLES}
     return sample_rollouts(tables, count)
 
 
-def _read(library: StoreReader, works: Sequence[Work], table: str, columns: Sequence[str]) -> pa.Table | None:
+def _rows(library: StoreReader, works: Sequence[Work], table: str) -> StoredRows | None:
     pieces = [piece for work in works for piece in work.slices_of(table)]
-    return library.store.read(pieces, list(columns)) if pieces else None
+
+    def read(number: int, columns: Sequence[str] | None) -> pa.Table:
+        return library.store.read([pieces[number]], columns)
+
+    return StoredRows(TABLES[table].arrow, len(pieces), read) if pieces else None
 
 
-def sample_rollouts(tables: Mapping[str, pa.Table | None], count: int) -> Samples:
+def sample_rollouts(tables: Mapping[str, pa.Table | StoredRows | None], count: int) -> Samples:
     """Return some rollouts as plain values: those with the least and the highest reward, and others between them.
 
     `tables` are the step's traces and messages, and its samples where there are any; without the first two the step has
@@ -72,11 +78,11 @@ def sample_rollouts(tables: Mapping[str, pa.Table | None], count: int) -> Sample
     traces, messages = tables.get("traces"), tables.get("messages")
     if traces is None or messages is None:
         return []
-    rows = sorted(traces.select(list(_OF_TRACES)).to_pylist(), key=_by_reward)
+    rows = sorted(rows_of(traces).table(_OF_TRACES).to_pylist(), key=_by_reward)
     most = min(count, len(rows))
     # Evenly over the order of rewards, both ends included.
     chosen = [rows[round(place * (len(rows) - 1) / max(1, most - 1))] for place in range(most)]
-    texts = _texts(messages, [row["trace_id"] for row in chosen])
+    texts = _texts(rows_of(messages), [row["trace_id"] for row in chosen])
     advantages = _advantages(tables.get("samples"))
     return [_sample(row, texts.get(row["trace_id"], []), advantages) for row in chosen]
 
@@ -85,19 +91,20 @@ def _by_reward(row: Mapping[str, Any]) -> tuple[bool, float, str]:
     return row["reward"] is not None, row["reward"] or 0.0, row["trace_id"]
 
 
-def _texts(messages: pa.Table, trace_ids: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+def _texts(messages: StoredRows, trace_ids: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
     """Return the messages of some traces, in order."""
-    wanted: Any = pc.is_in(messages["trace_id"], value_set=pa.array(trace_ids, pa.string()))
+    wanted = pa.array(trace_ids, pa.string())
     found: dict[str, list[dict[str, Any]]] = {}
-    for row in messages.filter(wanted).select(list(_OF_MESSAGES)).to_pylist():
-        found.setdefault(row["trace_id"], []).append(row)
+    for part in messages.parts(_OF_MESSAGES):
+        for row in part.filter(pc.is_in(part["trace_id"], value_set=wanted)).to_pylist():
+            found.setdefault(row["trace_id"], []).append(row)
     return {name: sorted(own, key=lambda row: row["message"]) for name, own in found.items()}
 
 
-def _advantages(samples: pa.Table | None) -> dict[str, float]:
-    return (
-        {row["trace_id"]: row["advantage"] for row in samples.select(list(_OF_SAMPLES)).to_pylist()} if samples else {}
-    )
+def _advantages(samples: pa.Table | StoredRows | None) -> dict[str, float]:
+    if samples is None:
+        return {}
+    return {row["trace_id"]: row["advantage"] for row in rows_of(samples).table(_OF_SAMPLES).to_pylist()}
 
 
 def _sample(

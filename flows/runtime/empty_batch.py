@@ -36,7 +36,7 @@ def missing_groups(
     In a stream those of one environment may take the place of another's: as many lack as the step lacks in all.
     """
     first, every = (context.table("assignments", refs, GROUPS) for refs in (assigned[:1], assigned))
-    samples, oversampling = context.table("samples", (credits,)), context.config.assignment.oversampling
+    samples, oversampling = context.rows("samples", (credits,)), context.config.assignment.oversampling
     if not context.config.streams:
         return groups_to_refill(first, every, samples, oversampling)
     wanted = num_wanted(first, oversampling) - len(admitted_groups(samples))

@@ -101,7 +101,7 @@ def step_values(context: RunContext, refs: Sequence[Ref]) -> Values:
 
 def step_samples(context: RunContext, refs: Sequence[Ref], count: int) -> list[dict[str, Any]]:
     """Return so many sample rollouts of a step."""
-    tables = {name: context.table(name, refs, columns) for name, columns in OF_TABLES.items() if _makes(refs, name)}
+    tables = {name: context.rows(name, refs) for name in OF_TABLES if _makes(refs, name)}
     return sample_rollouts(tables, count)
 
 

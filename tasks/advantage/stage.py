@@ -109,39 +109,88 @@ def advantage(tables: Mapping[str, pa.Table | StoredRows], config: View, *, step
         )
     environments = dict.fromkeys(texts(traces["environment"]))
     algorithms = {name: config.algorithms.get(name, config.algorithm) for name in environments}
-    by_groups = all(ALGORITHMS[each.type].by_groups for each in algorithms.values()) and "references" not in given
-    if not by_groups or given["messages"].num_parts <= 1:
-        samples, states = _credit_part(whole | {"messages": given["messages"].table()}, config, algorithms)
-        none = ESTIMATOR_STATES.arrow.empty_table()
-        return {"samples": samples} | ({"estimator_states": none if states is None else states} if stateful else {})
-    return {"samples": _credited_parts(given["messages"], traces, verdicts, config, algorithms)}
+    parts = CreditedParts(whole, given["messages"], config, algorithms)
+    made = {"samples": parts.samples()} | ({"estimator_states": parts.states()} if stateful else {})
+    return made if parts.are_several else {name: next(rows) for name, rows in made.items()}
 
 
-def _credited_parts(
-    messages: StoredRows,
-    traces: pa.Table,
-    verdicts: pa.Table,
-    config: View,
-    algorithms: Mapping[str, AlgorithmConfig],
-) -> Iterator[pa.Table]:
-    for own, of_these in group_parts(traces, messages):
-        judged = verdicts.filter(pc.is_in(verdicts["trace_id"], value_set=own["trace_id"].combine_chunks()))
-        samples, _ = _credit_part({"traces": own, "messages": of_these, "verdicts": judged}, config, algorithms)
-        yield samples
+class CreditedParts:
+    """Credits the traces of a step a part after the other, each with whole groups; all at once where that must be."""
+
+    def __init__(
+        self, tables: Tables, messages: StoredRows, config: View, algorithms: Mapping[str, AlgorithmConfig]
+    ) -> None:
+        """Take all tables but the messages, and the algorithm of each environment."""
+        self._tables, self._messages, self._config, self._algorithms = tables, messages, config, algorithms
+        self._states = tables.get("estimator_states")
+        # What a user's function compares nobody knows.
+        known = not any(map(_sees_all, algorithms.values())) and "references" not in tables
+        self.are_several = known and messages.num_parts > 1
+        self._of_batch: dict[str, tuple[float, float]] = {}
+        """Baseline and advantage by trace, where they are made of all parts before any is credited."""
+
+    def samples(self) -> Iterator[pa.Table]:
+        """Yield the rows of samples."""
+        if self.are_several and any(map(_sees_rewards, self._algorithms.values())):
+            self._of_batch = self._credit_batch()
+        for tables in self._parts():
+            # At the end of a part, states go on to the next as they do from step to step.
+            states = {} if self._states is None else {"estimator_states": self._states}
+            samples, after = self._credit_part(tables | states)
+            self._states = self._states if after is None else after
+            yield samples
+
+    def states(self) -> Iterator[pa.Table]:
+        """Yield the states of estimators, once all samples have been taken."""
+        yield ESTIMATOR_STATES.arrow.empty_table() if self._states is None else self._states
+
+    def _parts(self) -> Iterator[dict[str, pa.Table]]:
+        if not self.are_several:
+            yield {**self._tables, "messages": self._messages.table()}
+            return
+        verdicts = self._tables["verdicts"]
+        for own, messages in group_parts(self._tables["traces"], self._messages):
+            judged = verdicts.filter(pc.is_in(verdicts["trace_id"], value_set=own["trace_id"].combine_chunks()))
+            yield {"traces": own, "messages": messages, "verdicts": judged}
+
+    def _credit_part(self, tables: Tables) -> tuple[pa.Table, pa.Table | None]:
+        """Return the samples of some groups, and the states of estimators after them."""
+        kept, mute = without_unreadable(_grouped_traces(tables))
+        require_agents(trained_seats(tables["traces"], self._config.seat_rules), self._algorithms)
+        # The gate comes last: a turn that nobody could read must not be what admits a group.
+        credit = silence(kept, credit_by_environment(kept, self._algorithms.__getitem__, self._credit), mute)
+        check_sampled(kept, credit)
+        if self._config.admission is not None:
+            credit = silence(kept, credit, refused_tokens(kept, credit, self._config.admission))
+        return _credits(kept, credit, find_branches(kept.messages, kept.owner)), credit.states
+
+    def _credit(self, kept: GroupedTraces, settings: AlgorithmConfig) -> Credit:
+        if not (self._of_batch and _sees_rewards(settings)):
+            return _credit(kept, settings)
+        worth = np.array([self._of_batch[name] for name in texts(kept.traces["trace_id"])])
+        return Credit.of_advantages(kept, worth[:, 0], worth[:, 1])
+
+    def _credit_batch(self) -> dict[str, tuple[float, float]]:
+        """Return baseline and advantage of every kept trace whose algorithm needs the rewards of all."""
+        found: dict[str, tuple[float, float]] = {}
+        batch = GroupedTraces.without_messages(
+            without_unreadable(_grouped_traces(tables))[0] for tables in self._parts()
+        )
+        for name in dict.fromkeys(texts(batch.traces["environment"])):
+            if _sees_rewards(settings := self._algorithms[name]):
+                own = batch.of(name)
+                credit = _credit(own, settings)
+                worth = zip(credit.baseline.tolist(), credit.advantage.tolist(), strict=True)
+                found |= zip(texts(own.traces["trace_id"]), worth, strict=True)
+        return found
 
 
-def _credit_part(
-    tables: Tables, config: View, algorithms: Mapping[str, AlgorithmConfig]
-) -> tuple[pa.Table, pa.Table | None]:
-    """Return the samples of some groups, and the states of estimators after them."""
-    kept, mute = without_unreadable(_grouped_traces(tables))
-    require_agents(trained_seats(tables["traces"], config.seat_rules), algorithms)
-    # The gate comes last: a turn that nobody could read must not be what admits a group.
-    credit = silence(kept, credit_by_environment(kept, algorithms.__getitem__, _credit), mute)
-    check_sampled(kept, credit)
-    if config.admission is not None:
-        credit = silence(kept, credit, refused_tokens(kept, credit, config.admission))
-    return _credits(kept, credit, find_branches(kept.messages, kept.owner)), credit.states
+def _sees_all(settings: AlgorithmConfig) -> bool:
+    return ALGORITHMS[settings.type].sees == "all" or bool(getattr(settings, "keep_mask", ""))
+
+
+def _sees_rewards(settings: AlgorithmConfig) -> bool:
+    return ALGORITHMS[settings.type].sees == "rewards"
 
 
 def _stateful(config: View) -> str:

@@ -10,6 +10,10 @@ import pyarrow as pa
 from tasks.arrays.columns import texts
 from tasks.arrays.ragged import Ragged
 from tasks.arrays.samples import COMPONENTS
+from tasks.runtime.stored_rows import StoredRows, rows_of
+
+WEIGHTS_OF_GROUPS = ("group_id", *(f"{component}_weights" for component in COMPONENTS))
+"""The columns of table samples that say which groups there is something to train on of."""
 
 
 def num_begun(num_needed: int, factor: float) -> int:
@@ -44,7 +48,7 @@ def _exact(factor: float) -> Fraction:
 
 
 def groups_to_refill(
-    first: pa.Table, assigned: pa.Table, credits: pa.Table, oversampling: float = 1.0
+    first: pa.Table, assigned: pa.Table, credits: pa.Table | StoredRows, oversampling: float = 1.0
 ) -> dict[str, int]:
     """Return by environment how many groups of the step's first assignment have no replacement; none where all have.
 
@@ -58,8 +62,12 @@ def groups_to_refill(
     return {name: count for name, count in sorted(lacking.items()) if count > 0}
 
 
-def admitted_groups(credits: pa.Table) -> set[str]:
+def admitted_groups(credits: pa.Table | StoredRows) -> set[str]:
     """Return the groups that have a token which training weighs; the first of a sample is predicted from nothing."""
+    return set[str]().union(*map(_admitted_groups, rows_of(credits).parts(WEIGHTS_OF_GROUPS)))
+
+
+def _admitted_groups(credits: pa.Table) -> set[str]:
     streams = [Ragged.of(credits[f"{component}_weights"]) for component in COMPONENTS]
     weighed = np.any([stream.values != 0 for stream in streams], axis=0)
     weighed[streams[0].offsets[:-1][streams[0].lengths > 0]] = False

@@ -1,6 +1,6 @@
 """Parts of a step with whole groups: what compares the members of groups alone need not hold all of them at once."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -12,21 +12,22 @@ from tasks.runtime.stored_rows import PART_BYTES, StoredRows
 
 
 def group_parts(
-    traces: pa.Table, messages: StoredRows, most_bytes: int = PART_BYTES
+    traces: pa.Table, messages: StoredRows, most_bytes: int = PART_BYTES, columns: Sequence[str] | None = None
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
     """Yield consecutive traces with all their messages, no group in two parts; all of them in one if that must be.
 
-    A part is cut as soon as its messages have so many bytes. Messages of unknown traces go with any part.
+    A part is cut as soon as its messages have so many bytes, of some columns or of all. Messages of unknown traces go
+    with any part.
     """
     if messages.num_parts <= 1:
-        yield traces, messages.table()
+        yield traces, messages.table(columns)
         return
     first, last = _trace_bounds(traces, messages)
     borders = _group_borders(traces)
     # What comes later begins behind what came before: only there a part may end.
     ends, starts = np.maximum.accumulate(last) + 1, np.minimum.accumulate(first[::-1])[::-1]
     begin, held, size = 0, list[pa.Table](), 0
-    for number, part in enumerate(messages.parts()):
+    for number, part in enumerate(messages.parts(columns)):
         held.append(part)
         size += part.nbytes
         if size < most_bytes or number + 1 == messages.num_parts:

@@ -7,7 +7,7 @@ not known lets nothing through.
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 from configs.errors import ConfigError
 from configs.run import View
 from storage.schemas.stage_tables import DECISIONS
-from tasks.metrics.figures import MEANINGS, Figures, batch_figures, in_words
+from tasks.metrics.figures import FIGURE_COLUMNS, MEANINGS, Figures, batch_figures, in_words
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.stage import Stage, Tables
+from tasks.runtime.stored_rows import StoredRows, rows_of
 
 if TYPE_CHECKING:
     import duckdb  # a tenth of a second to import, for runs that have a rule
@@ -67,15 +68,16 @@ Approve = Callable[[Question], Answer]
 """Asks a person and waits; raises where nobody answers in time or the run is cancelled."""
 
 
-def gate(tables: Tables, config: View, *, step: int, key: str, approve: Approve) -> Tables:
+def gate(tables: Mapping[str, pa.Table | StoredRows], config: View, *, step: int, key: str, approve: Approve) -> Tables:
     """Return the one row that says whether the batch goes on. Raises what `approve` raises, and RuleFailed."""
-    asked_at = datetime.now(UTC)
-    figures = batch_figures(tables, config.packing.tokens_per_row)
+    asked_at, given = datetime.now(UTC), {name: rows_of(rows) for name, rows in tables.items()}
+    held = {name: given[name].table(columns) for name, columns in FIGURE_COLUMNS.items()}
+    figures = batch_figures(held, config.packing.tokens_per_row)
     rule = config.gate.rule if config.gate.type == "rule" else None
     if rule is not None:
         answer = by_rule(rule, figures)
     else:
-        shown = shown_rollouts(tables["traces"], tables["messages"])
+        shown = shown_rollouts(held["traces"], given["messages"])
         answer = approve(Question(step, key, figures, shown, config.gate.timeout_seconds))
     row = {
         "gate": config.gate.type,
@@ -98,7 +100,7 @@ def by_rule(rule: str, figures: Figures) -> Answer:
     )
 
 
-def shown_rollouts(traces: pa.Table, messages: pa.Table) -> tuple[Shown, ...]:
+def shown_rollouts(traces: pa.Table, messages: pa.Table | StoredRows) -> tuple[Shown, ...]:
     """Return the best, the median and the worst rollout by reward with their texts; fewer where fewer were scored.
 
     Those of seats that are not the policy's are not asked about.
@@ -111,14 +113,14 @@ def shown_rollouts(traces: pa.Table, messages: pa.Table) -> tuple[Shown, ...]:
         return ()
     places = {0: "worst", len(ranked) // 2: "median", len(ranked) - 1: "best"}  # of one rollout, the last of these
     chosen = [(label, ranked[place]) for place, label in sorted(places.items(), reverse=True)]
-    return tuple(
-        Shown(label, row["trace_id"], row["reward"], _texts(messages, row["trace_id"])) for label, row in chosen
-    )
+    names = pa.array([row["trace_id"] for _, row in chosen])
+    parts = rows_of(messages).parts(["trace_id", "message", "role", "content"])
+    own = pa.concat_tables([part.filter(pc.is_in(part["trace_id"], value_set=names)) for part in parts])
+    return tuple(Shown(label, row["trace_id"], row["reward"], _texts(own, row["trace_id"])) for label, row in chosen)
 
 
 def _texts(messages: pa.Table, trace_id: str) -> tuple[tuple[str, str], ...]:
-    own = messages.select(["trace_id", "message", "role", "content"])
-    rows = own.filter(pc.equal(own["trace_id"], trace_id)).sort_by("message").to_pylist()
+    rows = messages.filter(pc.equal(messages["trace_id"], pa.scalar(trace_id))).sort_by("message").to_pylist()
     return tuple((row["role"], row["content"] or "") for row in rows)
 
 
@@ -194,5 +196,6 @@ STAGE = Stage(
     writes=("decisions",),
     sections=("gate", "packing"),
     function=gate,
+    by_reference=("traces", "messages", "verdicts", "samples", "batches"),
 )
 task = as_task(STAGE)

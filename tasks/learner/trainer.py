@@ -20,6 +20,7 @@ from storage.errors import StoreError
 from storage.read.groups import open_groups
 from storage.refs import File
 from storage.schemas.stage_tables import TOKEN_MASKS, TOKEN_STATISTICS
+from tasks.arrays.quantiles import Quantiles
 from tasks.arrays.samples import COMPONENTS
 from tasks.learner.adapters import open_adapter
 from tasks.learner.attention import activate_attention
@@ -40,7 +41,6 @@ from tasks.learner.loss import GROUPS, Objective
 from tasks.learner.model import PolicyModel, computes_in_half, load_policy, run_row
 from tasks.learner.optimizer import Optimizer, apply_gradients, clip_gradients, learning_rate, new_optimizer
 from tasks.learner.protocol import STATISTICS_FILE, BatchReference, LearnerError
-from tasks.learner.quantiles import Quantiles
 from tasks.learner.rows import STREAMS, BatchReader, PackedBatch, Row
 from tasks.learner.speed import StepTimer, training_cost
 from tasks.learner.vision import check_counts

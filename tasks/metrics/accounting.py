@@ -14,6 +14,7 @@ from tasks.arrays.group_counts import admitted_groups
 from tasks.inference.trace_rows.failures import STALE as STALE_CLASS
 from tasks.inference.trace_rows.failures import STRAGGLER
 from tasks.runtime.stage import Tables
+from tasks.runtime.stored_rows import StoredRows
 
 TRAINED, FILTERED, ERRORED, NO_WEIGHT = "trained", "filtered", "errored", "no weight"
 STOPPED = "stopped"
@@ -185,14 +186,12 @@ def account_metrics(tables: Tables) -> dict[str, float]:
     return {"/".join(filter(None, ("accounting", *outcome))): float(count) for outcome, count in sorted(counts.items())}
 
 
-def group_metrics(
-    wanted: int, num_batches: int, assignments: pa.Table, credits: Iterable[pa.Table]
-) -> dict[str, float]:
+def group_metrics(wanted: int, num_batches: int, assignments: pa.Table, credits: StoredRows) -> dict[str, float]:
     """Return how many groups a step wanted, drew and has something to train on of, and in how many batches."""
     counts = {
         "wanted": wanted,
         "drawn": len(set(texts(assignments["group_id"]))),
-        "admitted": len(set[str]().union(*map(admitted_groups, credits))),
+        "admitted": len(admitted_groups(credits)),
         "batches": num_batches,
     }
     return {f"groups/{name}": float(count) for name, count in counts.items()}

@@ -25,6 +25,13 @@ TRACE_COLUMNS = ["trace_id", "group_id", "trainable", "reward", "is_truncated", 
 VERDICT_COLUMNS = ["trace_id", "keep", "reason"]
 CREDIT_COLUMNS = ["sample_id", "group_id", "advantage"]
 BATCH_COLUMNS = ["sample_ids", "cu_seqlens"]
+FIGURE_COLUMNS = {
+    "traces": TRACE_COLUMNS,
+    "verdicts": VERDICT_COLUMNS,
+    "samples": CREDIT_COLUMNS,
+    "batches": BATCH_COLUMNS,
+}
+"""What figures read of each table."""
 
 MEANINGS = {
     "num_traces": "rollouts, failed ones included",

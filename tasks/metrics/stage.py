@@ -8,7 +8,7 @@ stages took is of one attempt at them and stands in the ledger: `timing/stage/..
 `tokens_per_second/...` are taken from there wherever metrics are shown.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -17,21 +17,26 @@ import pyarrow.compute as pc
 from configs.run import View
 from storage.schemas.stage_tables import METRICS, SAMPLES, TOKEN_MASKS, VERDICTS
 from tasks.arrays.columns import texts
-from tasks.arrays.samples import COMPONENTS
+from tasks.arrays.group_parts import group_parts
+from tasks.metrics.accounting import COLUMNS as OF_ACCOUNTS
 from tasks.metrics.accounting import account_metrics, group_metrics
 from tasks.metrics.engines import engine_metrics
-from tasks.metrics.figures import Values, batch_figures
+from tasks.metrics.figures import BATCH_COLUMNS, TRACE_COLUMNS, Values, batch_figures
+from tasks.metrics.rollouts import COLUMNS as OF_ROLLOUTS
 from tasks.metrics.rollouts import RETOKENISED_COLUMNS, retokenised_turns, rollout_metrics
 from tasks.metrics.stream import stream_metrics
-from tasks.metrics.updates import token_metrics, update_metrics
+from tasks.metrics.tokens import token_metrics
+from tasks.metrics.updates import update_metrics
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.stage import Stage, Tables
-from tasks.runtime.stored_rows import rows_of
+from tasks.runtime.stored_rows import StoredRows, rows_of
 
-OF_SAMPLES = [name for name in SAMPLES.arrow.names if name not in SAMPLES.aligned]
-"""The columns of table samples that have one value for each."""
-OF_CREDITS = ["group_id", *(f"{component}_weights" for component in COMPONENTS)]
-"""Those that say which groups there is something to train on of."""
+OF_TABLES = {
+    "traces": list(dict.fromkeys((*OF_ROLLOUTS, *OF_ACCOUNTS, *TRACE_COLUMNS))),
+    "samples": [name for name in SAMPLES.arrow.names if name not in SAMPLES.aligned],
+    "batches": BATCH_COLUMNS,
+}
+"""What is held of tables that are read in parts: columns of one small value for each row, and of ids."""
 
 
 def metrics(tables: Mapping[str, Any], config: View, *, num_batches: int) -> Tables:
@@ -40,16 +45,15 @@ def metrics(tables: Mapping[str, Any], config: View, *, num_batches: int) -> Tab
     What a step did not measure has no row. Values that are not finite stay as they are. Raises AccountBreach where a
     packed step does not account for every rollout.
     """
-    credits: Iterable[pa.Table] = ()
-    if "samples" in tables:  # their streams are looked at in parts, and only where groups are counted
-        samples = rows_of(tables["samples"])
-        tables, credits = {**tables, "samples": samples.table(OF_SAMPLES)}, samples.parts(OF_CREDITS)
+    given = {name: rows_of(rows) for name, rows in tables.items() if name in STAGE.by_reference}
+    held = {name: given[name].table(columns) for name, columns in OF_TABLES.items() if name in given}
+    tables = {name: rows for name, rows in tables.items() if name not in given} | held
     traces = tables["traces"]
     verdicts = tables.get("verdicts", VERDICTS.arrow.empty_table())
     filters = config.filter_names if verdicts.num_rows else ()
-    found = rollout_metrics(traces, verdicts, filters, _count_retokenised(tables), tables.get("token_policies"))
-    found |= _token_metrics(tables)
-    for unscoped in _step_metrics(tables, config, num_batches, credits):
+    found = rollout_metrics(traces, verdicts, filters, _count_retokenised(traces, given), tables.get("token_policies"))
+    found |= _token_metrics(tables, given)
+    for unscoped in _step_metrics(tables, given, config, num_batches):
         found |= {("", name): value for name, value in unscoped.items()}
     return {"metrics": metrics_table(found)}
 
@@ -65,13 +69,13 @@ def metrics_table(values: Values) -> pa.Table:
 
 
 def _step_metrics(
-    tables: Tables, config: View, num_batches: int, credits: Iterable[pa.Table]
+    tables: Tables, given: Mapping[str, StoredRows], config: View, num_batches: int
 ) -> Iterator[Mapping[str, float]]:
     """Yield the metrics of a step as a whole."""
     yield account_metrics(tables)
     yield stream_metrics(tables)
     if config.wanted_groups and {"assignments", "samples"} <= tables.keys():
-        yield group_metrics(config.wanted_groups, num_batches, tables["assignments"], credits)
+        yield group_metrics(config.wanted_groups, num_batches, tables["assignments"], given["samples"])
     if "engine_metrics" in tables:
         yield engine_metrics(tables["engine_metrics"])
     if "updates" in tables:
@@ -80,24 +84,32 @@ def _step_metrics(
     yield {f"batch/{name}": float(value) for name, value in figures.items() if value is not None}
 
 
-def _count_retokenised(tables: Mapping[str, Any]) -> dict[str, int] | None:
+def _count_retokenised(traces: pa.Table, given: Mapping[str, StoredRows]) -> dict[str, int] | None:
     """Return how many replies were tokenised again, by trace; None where the messages are not there.
 
-    A trace of one branch has none: messages are gone through only where there is another one.
+    A trace of one branch has none: messages are looked at only where there is another one.
     """
-    if "messages" not in tables:
+    if "messages" not in given:
         return None
-    several = (pc.max(tables["traces"]["num_branches"]).as_py() or 0) > 1
-    return retokenised_turns(rows_of(tables["messages"]).table(RETOKENISED_COLUMNS)) if several else {}
+    found: dict[str, int] = {}
+    parts = group_parts(traces, given["messages"], columns=RETOKENISED_COLUMNS) if _has_branches(traces) else ()
+    for own, messages in parts:
+        found |= retokenised_turns(messages) if _has_branches(own) else {}
+    return found
 
 
-def _token_metrics(tables: Tables) -> Values:
+def _has_branches(traces: pa.Table) -> bool:
+    return (pc.max(traces["num_branches"]).as_py() or 0) > 1
+
+
+def _token_metrics(tables: Tables, given: Mapping[str, StoredRows]) -> Values:
     """Return the metrics of tokens; none of a step without statistics.
 
     Masks are not known where some tokens were masked and nobody kept which.
     """
-    needed = ("batches", "token_statistics", "samples", "updates")
-    if not all(name in tables and tables[name].num_rows for name in needed):
+    if "token_statistics" not in given or not all(
+        name in tables and tables[name].num_rows for name in ("batches", "samples", "updates")
+    ):
         return {}
     masks = tables.get("token_masks")
     if masks is None and not any(tables["updates"]["masked_fraction"].to_pylist()):
@@ -106,7 +118,7 @@ def _token_metrics(tables: Tables) -> Values:
     environments = dict(zip(texts(traces["trace_id"]), texts(traces["environment"]), strict=True))
     pairs = zip(texts(samples["sample_id"]), texts(samples["trace_id"]), strict=True)
     of_samples = {sample: environments[trace] for sample, trace in pairs}
-    return token_metrics(tables["batches"], tables["token_statistics"], masks, of_samples)
+    return token_metrics(given["batches"], given["token_statistics"], masks, of_samples)
 
 
 STAGE = Stage(
@@ -120,6 +132,6 @@ STAGE = Stage(
     ),
     sections=("filter_names", "wanted_groups", "packing"),
     function=metrics,
-    by_reference=("messages", "samples"),
+    by_reference=("traces", "messages", "samples", "batches", "token_statistics"),
 )
 task = as_task(STAGE)

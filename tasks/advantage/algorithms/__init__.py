@@ -16,19 +16,19 @@ from tasks.advantage.algorithms.sft import sft
 from tasks.advantage.algorithms.supervised import supervised
 
 ALGORITHMS = {
-    "grpo": Algorithm(grpo, zero_sum=True, by_groups=True),
-    "dr_grpo": Algorithm(dr_grpo, zero_sum=True, by_groups=True),
-    "rloo": Algorithm(rloo, zero_sum=True, by_groups=True),
-    "max_rl": Algorithm(max_rl, zero_sum=True, by_groups=True),
-    "reinforce_pp": Algorithm(reinforce_pp, zero_sum=True),
-    "hierarchical_grpo": Algorithm(hierarchical_grpo, zero_sum=True, by_groups=True),
-    "rae": Algorithm(rae, zero_sum=False),
-    "echo": Algorithm(echo, zero_sum=True),
+    "grpo": Algorithm(grpo, zero_sum=True, sees="groups"),
+    "dr_grpo": Algorithm(dr_grpo, zero_sum=True, sees="groups"),
+    "rloo": Algorithm(rloo, zero_sum=True, sees="groups"),
+    "max_rl": Algorithm(max_rl, zero_sum=True, sees="groups"),
+    "reinforce_pp": Algorithm(reinforce_pp, zero_sum=True, sees="rewards"),
+    "hierarchical_grpo": Algorithm(hierarchical_grpo, zero_sum=True, sees="groups"),
+    "rae": Algorithm(rae, zero_sum=False, sees="groups"),
+    "echo": Algorithm(echo, zero_sum=True, sees="groups"),
     "custom": Algorithm(custom, zero_sum=False),
     "opd": Algorithm(opd, zero_sum=False),
     "opsd": Algorithm(opsd, zero_sum=False),
-    "sft": Algorithm(sft, zero_sum=False, by_groups=True),
-    "supervised": Algorithm(supervised, zero_sum=False, by_groups=True),
+    "sft": Algorithm(sft, zero_sum=False, sees="groups"),
+    "supervised": Algorithm(supervised, zero_sum=False, sees="groups"),
 }
 
 __all__ = ["ALGORITHMS", "AdvantageBreach", "Algorithm", "Credit", "GroupedTraces"]

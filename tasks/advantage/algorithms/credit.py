@@ -1,19 +1,23 @@
 """What an algorithm is given and what it answers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage.schemas.stage_tables import TRACES
 from tasks.arrays.columns import texts
 from tasks.arrays.ragged import Integers, Ragged
 
 Weights = npt.NDArray[np.float32]
 Scalars = npt.NDArray[np.float64]
+SMALL = [name for name in TRACES.arrow.names if name not in ("record", "info", "error_message", "error_traceback")]
+"""The columns of traces whose values are small."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,24 @@ class GroupedTraces:
     message was not scored; None where no reference was asked."""
     states: pa.Table | None = None
     """The estimator's rows of table `estimator_states` after the step before; None for the first step of a run."""
+    counts: Integers | None = None
+    """`num_sampled` where the messages are not there."""
+
+    @cached_property
+    def num_sampled(self) -> Integers:
+        """Sampled tokens of each trace, those that branches share once; shape [traces]."""
+        if self.counts is not None:
+            return self.counts
+        owner = self.owner[self.mask.row_of_value]
+        return np.bincount(owner[self.mask.values], minlength=self.traces.num_rows)
+
+    @classmethod
+    def without_messages(cls, parts: "Iterable[GroupedTraces]") -> "GroupedTraces":
+        """Return the traces of some parts, one after the other, with what they say without their messages."""
+        traces, counts = zip(*((part.traces.select(SMALL), part.num_sampled) for part in parts), strict=True)
+        none = Ragged.from_lengths(np.zeros(0, np.bool_), [])
+        messages = pa.table({})
+        return cls(pa.concat_tables(traces), messages, np.zeros(0, np.int64), none, counts=np.concatenate(counts))
 
     def copy(self) -> "GroupedTraces":
         """Return the same in arrays of its own, for whoever may write to them; tables cannot be written to."""
@@ -52,6 +74,7 @@ class GroupedTraces:
             self.mask.take(messages),
             self.references and self.references.take(messages),
             states,
+            None if self.counts is None else self.counts[traces],
         )
 
 
@@ -106,8 +129,10 @@ class Algorithm:
     """Credits the kept traces of one environment under the algorithm's own config section."""
     zero_sum: bool
     """Whether the advantages of a group's kept traces add up to zero, unless a credit says otherwise."""
-    by_groups: bool = False
-    """Whether a group is credited the same whatever others are there."""
+    sees: Literal["groups", "rewards", "all"] = "all"
+    """What it has to be given at once: `groups` credits a group the same whatever others are there, states aside, which
+    go from one to the next; `rewards` makes advantages of the traces and their `num_sampled`, of all of a batch, and
+    Credit.of_advantages of them."""
 
 
 class AdvantageBreach(ValueError):

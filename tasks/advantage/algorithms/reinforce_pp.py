@@ -11,7 +11,6 @@ import numpy as np
 from configs.algorithms import ReinforcePpConfig
 from tasks.advantage.algorithms.credit import Credit, GroupedTraces
 from tasks.advantage.algorithms.groups import Groups, by_example
-from tasks.arrays.ragged import Integers
 
 
 def reinforce_pp(kept: GroupedTraces, settings: ReinforcePpConfig) -> Credit:
@@ -26,15 +25,9 @@ def reinforce_pp(kept: GroupedTraces, settings: ReinforcePpConfig) -> Credit:
     groups = Groups.of(kept, settings, by_example(kept))
     centred = groups.centred_rewards()
     by_token = settings.statistics == "tokens"
-    weights = _sampled_tokens(kept)[groups.members] if by_token else np.ones(len(centred))
+    weights = kept.num_sampled[groups.members] if by_token else np.ones(len(centred))
     if weights.sum():  # the mean of nothing is a warning and NaN
         mean = np.average(centred, weights=weights)
         deviation = np.sqrt(np.average((centred - mean) ** 2, weights=weights))
         centred = (centred - mean) / (deviation + settings.epsilon)
     return replace(groups.credit(kept, groups.mean(groups.reward), centred), zero_sum=not by_token)
-
-
-def _sampled_tokens(kept: GroupedTraces) -> Integers:
-    """Return how many sampled tokens each trace has; one that branches share counts once."""
-    owner = kept.owner[kept.mask.row_of_value]
-    return np.bincount(owner[kept.mask.values], minlength=kept.traces.num_rows)

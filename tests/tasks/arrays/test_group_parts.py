@@ -38,13 +38,21 @@ def step(groups, seed=0, failing=0.2):
 
 def in_slices(rows, borders):
     """Return a table by reference, in parts that end at these shares of its rows."""
-    cuts = sorted({0, rows.num_rows, *(int(border * rows.num_rows) for border in borders)})
+    cuts = sorted({0, rows.num_rows, *(round(border * rows.num_rows) for border in borders)})
     parts = [rows.slice(a, b - a) for a, b in pairwise(cuts)] or [rows]
 
     def read(number, columns):
         return parts[number] if columns is None else parts[number].select(list(columns))
 
     return StoredRows(rows.schema, len(parts), read)
+
+
+def between_groups(traces, messages, borders):
+    """Return shares of the rows of messages where a group ends, as rollouts are committed, one for each border."""
+    group_of = dict(zip(traces["trace_id"].to_pylist(), traces["group_id"].to_pylist(), strict=True))
+    groups = [group_of[name] for name in messages["trace_id"].to_pylist()]
+    ends = [row for row in range(1, len(groups)) if groups[row] != groups[row - 1]]
+    return [ends[int(border * (len(ends) - 1))] / len(groups) for border in borders] if ends else []
 
 
 STEPS = st.lists(st.integers(0, 5), min_size=1, max_size=20)
@@ -68,20 +76,31 @@ def test_groups_that_follow_each_other_are_apart():
     assert len(list(group_parts(traces, in_slices(messages, [1 / 3, 2 / 3]), 1))) == 3
 
 
-@settings(max_examples=25)
-@given(groups=STEPS, borders=BORDERS, seed=st.integers(0, 9))
-def test_stages_make_the_same_of_parts(groups, borders, seed):
+ALGORITHMS = (
+    {"type": "grpo"},
+    {"type": "rae"},
+    {"type": "rae", "key": "agent", "order": "pre"},
+    {"type": "reinforce_pp"},
+    {"type": "reinforce_pp", "statistics": "tokens"},
+    {"type": "echo", "user": {"alpha": 0.5}},
+)
+
+
+@settings(max_examples=60)
+@given(groups=STEPS, borders=BORDERS, seed=st.integers(0, 9), algorithm=st.sampled_from(ALGORITHMS))
+def test_stages_make_the_same_of_parts(groups, borders, seed, algorithm):
     traces, messages = step(sorted(groups), seed)
     whole = {"traces": traces, "messages": messages}
-    parts = {"traces": in_slices(traces, borders), "messages": in_slices(messages, borders)}
+    ends = between_groups(traces, messages, borders)
+    parts = {"traces": in_slices(traces, borders), "messages": in_slices(messages, ends)}
     with pytest.MonkeyPatch.context() as patch:
         for section in ("tasks.arrays.group_parts", "tasks.packing.stage"):
             patch.setattr(f"{section}.PART_BYTES", 300)
-        patch.setattr("tasks.arrays.group_parts.group_parts.__defaults__", (300,))
+        patch.setattr("tasks.arrays.group_parts.group_parts.__defaults__", (300, None))
         patch.setattr(packing_stage, "SPOOLED", 16)
         for tables in (whole, parts):
             tables |= written(filtering(tables, view(FILTERING, model={"vocab_size": 300})))
-            tables |= written(advantage(tables, view(ADVANTAGE)))
+            tables |= written(advantage(tables, view(ADVANTAGE, algorithm=algorithm)))
             tables |= written(packing(tables, view(PACKING, packing={"tokens_per_row": 16, "updates_per_step": 2})))
-    for made in ("verdicts", "samples", "batches"):
+    for made in ("verdicts", "samples", "batches", *(["estimator_states"] if algorithm["type"] == "rae" else [])):
         assert parts[made].equals(whole[made].combine_chunks()), made

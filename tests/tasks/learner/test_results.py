@@ -9,11 +9,11 @@ import pytest
 
 from flows.reporting.tracking import finite
 from storage.schemas.stage_tables import TOKEN_MASKS, TOKEN_STATISTICS
+from tasks.arrays.quantiles import Quantiles
 from tasks.learner import trainer
 from tasks.learner.loop import RowStatistics, Totals
 from tasks.learner.loss import GROUPS
 from tasks.learner.protocol import STATISTICS_FILE
-from tasks.learner.quantiles import Quantiles
 from tasks.learner.rows import PackedBatch, RowPlan
 from tasks.metrics import updates
 from tasks.metrics.updates import update_metrics

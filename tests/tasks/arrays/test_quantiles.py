@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.learner.quantiles import Quantiles
+from tasks.arrays.quantiles import Quantiles
 
 AT = (0.0, 0.01, 0.1, 0.5, 0.9, 0.99, 1.0)
 NUMBERS = st.one_of(

@@ -1,0 +1,255 @@
+"""Metrics of tokens: exact values, the same names in every scope, and the same bits however the rows are cut."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.schemas.stage_tables import BATCHES, TOKEN_MASKS, TOKEN_STATISTICS
+from tasks.metrics.figures import full_name
+from tasks.metrics.tokens import QUANTILES, NotMeasured, NumpySum, token_metrics
+from tasks.runtime.stored_rows import StoredRows
+from tests.fixtures.builders import table
+
+ENVIRONMENTS = {"a/0": "math", "b/0": "chat", "c/0": "math"}
+
+
+def named(batches: pa.Table, statistics: pa.Table, *others: Any) -> dict[str, float]:
+    """The metrics of tokens by their full names."""
+    found = token_metrics(StoredRows.of(batches), StoredRows.of(statistics), *others)
+    return {full_name(*name): value for name, value in found.items()}
+
+
+def batch(ids: list[str], borders: list[int], **streams: list[float]) -> dict[str, Any]:
+    zero = [0.0] * borders[-1]
+    names = ("logprobs", "temperatures", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
+    filled = {name: streams.get(name, zero) for name in names}
+    return {"sample_ids": ids, "cu_seqlens": borders, "token_ids": [0] * borders[-1], **filled}
+
+
+def numbered(rows: list[dict[str, Any]]) -> pa.Table:
+    counts = dict.fromkeys(("update", "rank", "micro_step", "rl_tokens", "ce_tokens", "ref_kl_tokens"), 0)
+    return pa.Table.from_pylist([{"row": n, **counts, **row} for n, row in enumerate(rows)], schema=BATCHES.arrow)
+
+
+LOG2 = math.log(2)
+BATCHED = numbered(
+    [
+        batch(
+            ["a/0", "b/0"],
+            [0, 3, 5],
+            logprobs=[0, -1.0, -2.0, 0, -1.0],
+            advantages=[0, 1.0, -1.0, 0, 0.5],
+            rl_weights=[0, 1.0, 0.5, 0, 0],
+            ref_kl_weights=[0, 0, 0, 0, 1.0],
+        ),
+        batch([], [0, 2]),
+        batch(
+            ["c/0"], [0, 3], logprobs=[0, -1.0, 0], advantages=[0, 2.0, 0], rl_weights=[0, 1, 0], ce_weights=[0, 0, 2]
+        ),
+    ]
+)
+# Log ratios of the rl tokens: log 2 and 0 in a, log 4 in c. In another order than the rows.
+STATISTICS = pa.Table.from_pylist(
+    [
+        {"sample_id": "c/0", "logprobs": [0, 2 * LOG2 - 1.0, -4.0], "entropies": [0, 0.5, 0.25]},
+        {"sample_id": "a/0", "logprobs": [0, LOG2 - 1.0, -2.0], "entropies": [0, 1.0, 0.0]},
+        {"sample_id": "b/0", "logprobs": [0, -1.25], "entropies": [0, 2.0]},
+    ],
+    schema=TOKEN_STATISTICS.arrow,
+)
+MASKS = table("token_masks", [{"sample_id": "c/0", "masked": [False, True, False]}])
+
+
+def test_metrics_of_tokens_by_hand() -> None:
+    found = named(BATCHED, STATISTICS, MASKS, ENVIRONMENTS)
+    kl = [1 - LOG2, 0.0, 3 - 2 * LOG2]
+    average = sum(kl) / 3
+    expected = {
+        "rl_tokens/all": 3,
+        "rl_tokens/math": 3,
+        "rl_tokens/chat": 0,
+        "ce_tokens/math": 1,
+        "ref_kl_tokens/chat": 1,
+        "entropy/all": 0.5,
+        "entropy/math": 0.5,
+        "mismatch_kl/math/mean": average,
+        "mismatch_kl/math/std": math.sqrt(sum((each - average) ** 2 for each in kl) / 3),
+        "mismatch_kl/all/max": kl[2],
+        "mismatch_kl_masked/all/mean": kl[2],
+        "mismatch_kl_unmasked/math/mean": kl[0] / 2,
+        "masked_fraction/math": 1 / 3,
+        "masked_fraction/math/positive": 1 / 2,
+        "masked_fraction/math/negative": 0,
+        "ratio/math/q0.5": 2,
+        "ratio/math/q0.01": 1.02,
+        "ratio/all/q0.99": 2 + 0.98 * 2,
+        "ce_nll/math/mean": 4,
+        "ce_nll/all/max": 4,
+        # log pi_ref is q + A = -0.5, and l is -1.25.
+        "ref_kl/chat/mean": -0.75,
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+    assert not {"entropy/chat", "mismatch_kl/chat/mean", "ce_nll/chat/mean", "ref_kl/math/mean"} & found.keys()
+    assert all(type(value) is float for value in found.values())
+
+
+def test_scopes_of_tokens_are_symmetric() -> None:
+    """With one environment, it and the whole have the same names and the same numbers."""
+    found = token_metrics(StoredRows.of(BATCHED), StoredRows.of(STATISTICS), MASKS, dict.fromkeys(ENVIRONMENTS, "one"))
+    scopes: dict[str, dict[str, float]] = {"all": {}, "one": {}}
+    for (scope, name), value in found.items():
+        scopes[scope][name] = value
+    assert scopes["all"] == scopes["one"]
+    assert len(scopes["all"]) > 20
+
+
+def test_masks_that_are_not_known_give_no_metric_and_none_masked_gives_zero() -> None:
+    unknown = named(BATCHED, STATISTICS, None, ENVIRONMENTS)
+    assert not [name for name in unknown if "masked" in name]
+    none = named(BATCHED, STATISTICS, TOKEN_MASKS.arrow.empty_table(), ENVIRONMENTS)
+    assert none["masked_fraction/all"] == 0
+    assert none["mismatch_kl_unmasked/all/mean"] == none["mismatch_kl/all/mean"]
+    assert "mismatch_kl_masked/all/mean" not in none
+    assert unknown.items() <= none.items()
+
+
+def test_an_infinite_ratio_makes_metrics_that_are_not_finite_and_says_so() -> None:
+    distant = STATISTICS.set_column(
+        1, STATISTICS.schema.field(1), pa.array([[0, 2000.0, 0], [0, -1, -2], [0, -1]], STATISTICS.schema.field(1).type)
+    )
+    found = named(BATCHED, distant, MASKS, ENVIRONMENTS)
+    assert math.isinf(found["mismatch_kl/math/max"]) and not math.isfinite(found["mismatch_kl/all/std"])
+    assert math.isfinite(found["entropy/math"])
+
+
+def test_a_packed_sample_that_was_not_measured_is_named() -> None:
+    with pytest.raises(NotMeasured, match="sample c/0"):
+        named(BATCHED, STATISTICS.slice(1), MASKS, ENVIRONMENTS)
+
+
+@given(count=st.integers(1, 70_000), num_parts=st.integers(1, 5), seed=st.integers(0, 99))
+def test_a_sum_in_parts_has_the_bits_of_numpys(count: int, num_parts: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(count) * 10.0 ** rng.integers(-8, 8, count)
+    total = NumpySum(count)
+    for part in np.split(values, np.sort(rng.integers(0, count, num_parts - 1))):
+        total.add(part)
+    assert total.mean == float(np.mean(values))
+
+
+def test_a_sum_of_which_numbers_are_missing_is_none() -> None:
+    total = NumpySum(40_000)
+    total.add(np.ones(39_999))
+    with pytest.raises(AssertionError):
+        _ = total.mean
+
+
+def generated(rng: np.random.Generator, samples: Sequence[tuple[str, int]]) -> tuple[pa.Table, pa.Table, pa.Table]:
+    """Packed rows of two samples each, statistics in the same order, and masks of every second sample."""
+    rows, measured, masks = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
+    for first in range(0, len(samples), 2):
+        own = samples[first : first + 2]
+        borders = [0, *np.cumsum([length for _, length in own]).tolist()]
+        size = borders[-1]
+        streams = {
+            "logprobs": -rng.exponential(1, size),
+            "advantages": rng.standard_normal(size) * (rng.random(size) < 0.8),
+            "rl_weights": (rng.random(size) < 0.7).astype(float),
+            "ce_weights": (rng.random(size) < 0.2).astype(float),
+            "ref_kl_weights": (rng.random(size) < 0.2).astype(float),
+        }
+        rows.append(
+            batch([name for name, _ in own], borders, **{name: each.tolist() for name, each in streams.items()})
+        )
+        rows.append(batch([], [0, 2]))
+    for number, (name, size) in enumerate(samples):
+        streams = {"logprobs": -rng.exponential(1, size), "entropies": rng.exponential(1, size)}
+        measured.append({"sample_id": name} | {key: each.tolist() for key, each in streams.items()})
+        masks += [{"sample_id": name, "masked": (rng.random(size) < 0.1).tolist()}] if number % 2 else []
+    statistics = pa.Table.from_pylist(measured, schema=TOKEN_STATISTICS.arrow)
+    return numbered(rows), statistics, table("token_masks", masks)
+
+
+def at_once(
+    batches: pa.Table, statistics: pa.Table, masks: pa.Table, environments: Mapping[str, str]
+) -> dict[tuple[str, str], float]:
+    """The same metrics the plain way, with all tokens in one array."""
+    flags = dict(zip(masks["sample_id"].to_pylist(), masks["masked"].to_pylist(), strict=True))
+    measured = {row["sample_id"]: row for row in statistics.to_pylist()}
+    ids = [name for row in batches["sample_ids"].to_pylist() for name in row]
+    streams = {
+        name: np.concatenate(
+            [np.array(row[name], np.float64) for row in batches.to_pylist() if row["sample_ids"]], dtype=np.float64
+        )
+        for name in ("logprobs", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
+    }
+    lengths = [len(measured[name]["logprobs"]) for name in ids]
+    streams["learner"], streams["entropies"] = (
+        np.concatenate([measured[name][kind] for name in ids]) for kind in ("logprobs", "entropies")
+    )
+    streams["masked"] = np.concatenate(
+        [flags.get(name, [False] * length) for name, length in zip(ids, lengths, strict=True)]
+    )
+    owner = np.repeat([environments[name] for name in ids], lengths)
+    scopes = {"all": owner == owner} | {name: owner == name for name in environments.values()}
+    return {
+        (scope, name): float(value)
+        for scope, own in scopes.items()
+        for name, value in plain_measures({key: each[own] for key, each in streams.items()}).items()
+    }
+
+
+def plain_measures(tokens: dict[str, Any]) -> dict[str, Any]:
+    rl, ce, ref_kl = (tokens[f"{name}_weights"] != 0 for name in ("rl", "ce", "ref_kl"))
+    found = {"rl_tokens": rl.sum(), "ce_tokens": ce.sum(), "ref_kl_tokens": ref_kl.sum()}
+    ratios = tokens["learner"] - tokens["logprobs"]
+    mismatch, masked, advantages = np.expm1(ratios[rl]) - ratios[rl], tokens["masked"][rl], tokens["advantages"][rl]
+    groups = {
+        "mismatch_kl": mismatch,
+        "mismatch_kl_masked": mismatch[masked],
+        "mismatch_kl_unmasked": mismatch[~masked],
+    }
+    for name, values in (groups | {"ce_nll": -tokens["learner"][ce]}).items():
+        found |= {f"{name}/mean": np.mean(values), f"{name}/std": np.std(values), f"{name}/max": np.max(values)}
+    for name, value in zip(QUANTILES, np.quantile(np.exp(ratios[rl]), QUANTILES), strict=True):
+        found[f"ratio/q{name:g}"] = value
+    for sign, own in {"": masked == masked, "/positive": advantages > 0, "/negative": advantages < 0}.items():
+        found[f"masked_fraction{sign}"] = np.mean(masked[own])
+    found["entropy"] = np.mean(tokens["entropies"][rl])
+    return found | {"ref_kl/mean": np.mean((ratios - tokens["advantages"])[ref_kl])}
+
+
+def cut(rows: pa.Table, sizes: Sequence[int]) -> StoredRows:
+    """Rows in parts of so many."""
+    borders = [0, *np.cumsum(sizes).tolist(), rows.num_rows]
+    parts = [rows.slice(start, end - start) for start, end in pairwise(borders)]
+    return StoredRows(
+        rows.schema, len(parts), lambda number, names: parts[number].select(list(names or rows.column_names))
+    )
+
+
+@pytest.mark.parametrize("order", ["as trained", "reversed"])
+@pytest.mark.parametrize("environments", [("math",), ("math", "chat", "code")])
+def test_numbers_of_parts_have_the_bits_of_those_of_all_tokens_at_once(
+    environments: tuple[str, ...], order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With sums of several leaves, and ratios in a file."""
+    monkeypatch.setattr("tasks.metrics.tokens.MOST_IN_MEMORY", 1 << 12)
+    monkeypatch.setattr(NumpySum, "LEAF", 1 << 9)
+    rng = np.random.default_rng(3)
+    samples = [(f"t{number}/0", int(rng.integers(50, 700))) for number in range(40)]
+    batches, statistics, masks = generated(rng, samples)
+    if order == "reversed":
+        statistics = statistics.take(list(reversed(range(statistics.num_rows))))
+    of_samples = {name: environments[number % len(environments)] for number, (name, _) in enumerate(samples)}
+    expected = at_once(batches, statistics, masks, of_samples)
+    assert len(expected) == (1 + len(environments)) * 25
+    for of_rows, of_measured in (([], []), ([1, 0, 7, 12], [3, 11, 1]), ([39], [])):
+        assert token_metrics(cut(batches, of_rows), cut(statistics, of_measured), masks, of_samples) == expected
