@@ -23,6 +23,7 @@ OTHERS = {
     "decisions": ("the account of a gate",),
     "regrades": ("why",),
     "intakes": ("a run that goes on",),
+    "turns": ("a run that goes on",),
 }
 """What reads a table and is no stage."""
 NO_READERS = ("gate", "metrics", "import", EVALUATION)

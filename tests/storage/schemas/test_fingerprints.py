@@ -13,6 +13,7 @@ FINGERPRINTS = {
     "traces": "6cb292021ba4b8dc",
     "messages": "3a26c927918e86eb",
     "token_policies": "13a23d7de64dff31",
+    "turns": "ed12d93048b9f96c",
     "images": "c1f772282822a36d",
     "image_tensors": "b238578589a1b3c9",
     "engine_metrics": "c252250006fd8cda",
