@@ -128,6 +128,7 @@ def until_it_trains(served: Serving, run: str, process: "subprocess.Popen[bytes]
     until(lambda: pulse.ask(address, 30.0, key)["request"] == "train", served.log, every=0.02)
 
 
+@pytest.mark.nightly
 @pytest.mark.fault(
     "services",
     "the flow run of the learner is killed while it trains",
