@@ -15,7 +15,7 @@ from tasks.learner.loop import RowStatistics, Totals
 from tasks.learner.loss import GROUPS
 from tasks.learner.protocol import STATISTICS_FILE
 from tasks.learner.rows import PackedBatch, RowPlan
-from tasks.metrics import updates
+from tasks.metrics import tokens
 from tasks.metrics.updates import update_metrics
 from tasks.training.stage import token_tables, updates_table
 
@@ -99,7 +99,7 @@ def test_quantiles_of_the_ratio_are_exact_over_all_rows():
     expected = {"ratio_q0.01": 0.51, "ratio_q0.1": 0.6, "ratio_q0.5": 1.0, "ratio_q0.9": 1.4, "ratio_q0.99": 1.49}
     assert found == pytest.approx(expected, rel=1e-6)
     assert trainer.ratio_quantiles(ratios_of([statistics([0.0], [0.0], [0.0])])) == dict.fromkeys(expected)
-    assert trainer.QUANTILES == updates.QUANTILES
+    assert trainer.QUANTILES == tokens.QUANTILES
 
 
 def test_what_is_not_finite_is_null_in_json_and_reaches_the_monitor_s_warning():
