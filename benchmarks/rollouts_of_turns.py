@@ -135,7 +135,7 @@ def measured(engine: Engine, model: Path, directory: Path, turns: int, num: int,
     with keeping as kept, served(environment, directory) as told:
         sampler = partial(
             BatchSampler,
-            served={OF_POLICY: ServedModel(engine.url, KEY, salt="policy")},
+            served={OF_POLICY: ServedModel(engine.url, KEY, salt="kept" if keeps else "policy")},
             addresses={environment.name: (told["address"],)},
             policy=Policy("policy", 0),
             step=0,

@@ -58,7 +58,8 @@ class KeptTurns:
         """By group, then by assignment and request."""
         self._groups: dict[str, set[str]] = {}
         """By attempt, each of which has a file: the groups of which it has turns that are needed."""
-        self._waiting: list[KeptTurn] = []
+        self._waiting: dict[tuple[str, str], KeptTurn] = {}
+        """Those that are not committed, by assignment and request."""
         self._changed = threading.Condition()
         self._closing = False
         self._load()
@@ -89,17 +90,15 @@ class KeptTurns:
         """Keep a turn, in place of one of the same rollout and request by other policies; returns at once."""
         with self._changed:
             known, place = self._turns.setdefault(turn.group_id, {}), (turn.assignment_id, turn.request)
-            before = known.get(place)
-            if before is None or before.policies != turn.policies:
-                known[place] = turn
-                self._waiting = [*(each for each in self._waiting if each is not before), turn]
+            if place not in known or known[place].policies != turn.policies:
+                known[place] = self._waiting[place] = turn
                 self._changed.notify_all()
 
     def forget(self, groups: Iterable[str]) -> None:
         """Give up the turns of some groups: these are committed, or not needed any more."""
         with self._changed:
             gone = {each for each in groups if self._turns.pop(each, None)}
-            self._waiting = [each for each in self._waiting if each.group_id not in gone]
+            self._waiting = {place: each for place, each in self._waiting.items() if each.group_id not in gone}
             for left in self._groups.values():
                 left -= gone
             self._changed.notify_all()
@@ -140,25 +139,26 @@ class KeptTurns:
 
     def _commit(self) -> None:
         with self._changed:
-            turns = [*self._waiting]
+            turns = dict(self._waiting)
         if not turns:
             return
-        rows, attempt = pa.Table.from_pylist([asdict(each) for each in turns], TURNS.arrow), uuid4().hex
+        rows, attempt = pa.Table.from_pylist([asdict(each) for each in turns.values()], TURNS.arrow), uuid4().hex
         self._store.append(TURNS.name, rows, run=self._run, step=0, key=TURNS.name, attempt=attempt)
         with self._changed:
-            done = {id(each) for each in turns}
-            self._waiting = [each for each in self._waiting if id(each) not in done]
-            self._groups[attempt] = {each.group_id for each in turns}.intersection(self._turns)
+            self._waiting = {place: each for place, each in self._waiting.items() if turns.get(place) is not each}
+            self._groups[attempt] = {each.group_id for each in turns.values()}.intersection(self._turns)
 
     def _remove(self) -> None:
         """Take files with turns that nobody needs out of the table, and off the disk."""
         with self._changed:
             emptied = self._find_emptied()
+        if not emptied:
+            return
         table = self._store.table(TURNS.name)
         table.refresh()
         files = [each for each in table.active_files() if each.run == self._run and each.first_attempt in emptied]
         try:
-            if files:
+            if files:  # else another process has taken them out
                 table.replace(files, [], self._run)
         except CommitConflict:  # another process is at it
             return

@@ -24,7 +24,7 @@ from tasks.inference.trace_rows.failures import STALE, Failure
 from tasks.inference.trace_rows.rows import RolloutOrigin, error_columns, row_of_failure, trace_tables
 from tasks.rollout.stage import STAGE as ROLLOUT
 from tasks.rollout.stage import Put, Runner
-from tasks.rollout.stream import FinishedGroup, Group, StaleGroup, Stream, Turn, step_of
+from tasks.rollout.stream import FinishedGroup, Group, SamplerSide, StaleGroup, Stream, step_of
 from tasks.runtime.execute import Parts
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.services import EngineService, EnvironmentService, TeacherService
@@ -54,24 +54,24 @@ def intake(
     sampling raises.
     """
     runners: dict[int, Runner] = {}
-    counted: list[Group] = []  # by the engines, after the last group of a turn
+    counted: list[Group] = []  # by the engines, after the last group of a sampler
     count = counted.append if config.engine.metrics else None
     update = config.rollout.weight_update
 
-    def sample(sampler: Policy, assigned: pa.Table, put: Put, turn: Turn) -> None:
+    def sample(sampler: Policy, assigned: pa.Table, put: Put, side: SamplerSide) -> None:
         # One a policy: what is known of crashes counts while it samples.
         arguments = config, sampler.version, sampler, engine, environments, teachers, count, turns
         runner = runners.setdefault(sampler.version, Runner(*arguments, counts_with_groups=True))
         plan = SamplingPlan(
-            outdated=turn.is_outdated,
-            begin=turn.begin,
+            outdated=side.is_outdated,
+            begin=side.begin,
             drops_begun=update == "abort",
             expired=stream.find_expired,
             streams=True,
             meter=stream.meter,
         )
         if update == "keep":
-            plan = replace(plan, renew=lambda: _renew(turn, engine, config))
+            plan = replace(plan, renew=lambda: _renew(side, engine, config))
         if update == "keep" or (update == "wait" and turns):
             plan = replace(plan, versions=stream.versions)
         runner.sample_some(assigned, tables["examples"], lambda rows: put(_with_counts(rows, counted)), plan)
@@ -99,10 +99,10 @@ def _with_counts(rows: Group, counted: list[Group]) -> Group:
     return {**rows, name: pa.concat_tables(tables)} if tables else rows
 
 
-def _renew(turn: Turn, engine: EngineService, config: View) -> Renewal | None:
+def _renew(side: SamplerSide, engine: EngineService, config: View) -> Renewal | None:
     """Bring the engine to the newest policy under what is being sampled."""
-    renewed = turn.renew(lambda policy: engine.exchange(policy, recompute=config.rollout.recompute_states))
-    return Renewal(turn.policy, *renewed) if renewed else None
+    renewed = side.renew(lambda policy: engine.exchange(policy, recompute=config.rollout.recompute_states))
+    return Renewal(side.policy, *renewed) if renewed else None
 
 
 def _rows(group: FinishedGroup, step: int, place: int, max_in_flight: int) -> Group:

@@ -15,9 +15,11 @@ place.
 
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import TypeVar
 
 import pyarrow as pa
@@ -39,8 +41,8 @@ Read = Callable[[str, Ref], pa.Table]
 Served = TypeVar("Served")
 
 
-SampleGroups = Callable[[Policy, pa.Table, Put, "Turn"], None]
-"""Samples assignments with a policy and puts each finished group; begins no further one once its turn is outdated."""
+SampleGroups = Callable[[Policy, pa.Table, Put, "SamplerSide"], None]
+"""Samples assignments with a policy and puts each finished group; begins no further one once that is outdated."""
 
 
 @dataclass(frozen=True)
@@ -161,8 +163,8 @@ class Stream:
                 work = (self._run, sample)
                 self._thread = threading.Thread(target=copy_context().run, args=work, name="stream", daemon=True)
                 self._thread.start()
-        for left in range(size - len(done), 0, -1):
-            yield self._next(step, left)
+        for _ in range(size - len(done)):
+            yield self._next()
 
     def expire(self, step: int) -> list[StaleGroup]:
         """Give up the groups that no step may take once `step` has its own, in order of their ids; return them."""
@@ -204,10 +206,10 @@ class Stream:
             policies = {f"{STREAM_POLICY}{each.version}": each.key for each in self._policies if each.version >= oldest}
             return {f"{STREAM_ASSIGNMENT}{name}": self._assigned[name].key for name in names} | policies
 
-    def _next(self, step: int, left: int) -> FinishedGroup:
+    def _next(self) -> FinishedGroup:
         def find() -> FinishedGroup | None:
             if self._waits:
-                return next((group for group in self._finished if self._fits(group, step, left)), None)
+                return next(filter(self._fits, self._finished), None)
             return next(iter(sorted(self._finished, key=lambda group: group.policy.version)), None)
 
         with self._changed:
@@ -218,36 +220,38 @@ class Stream:
                 raise self._failure
             self._finished.remove(group)
             self._given.add(group.group_id)
+            step, left = self._filling
             self._filling = (step, left - 1) if left > 1 else (step + 1, self._size)
             return replace(group, load=self.meter.read())
 
-    def _fits(self, group: FinishedGroup, step: int, left: int) -> bool:
-        """Tell whether all that is due earlier still finds room if a step that lacks `left` groups takes this one."""
-        others = [each.policy.version for each in self._begun.values()]
-        others += [each.policy.version for each in self._finished]
-        return self._has_room(others, step, left, range(step, group.policy.version + self._max_age))
-
-    def _has_room(self, others: Sequence[int], step: int, left: int, dues: Iterable[int]) -> bool:
-        """Tell whether one more group finds room at some steps, beside groups of policies of the versions `others`.
-
-        Steps are filled one after the other: this is the earliest-deadline rule for slots of equal length.
-        """
-        return all(
-            sum(version + self._max_age <= due for version in others) < left + (due - step) * self._size for due in dues
-        )
+    def _fits(self, group: FinishedGroup) -> bool:
+        """Tell whether all that is due earlier still finds room if the step that is being filled takes this one."""
+        step, _ = self._filling
+        return self._has_room(range(step, group.policy.version + self._max_age))
 
     def _oldest_with_room(self, versions: Collection[int]) -> Policy | None:
         """Return the oldest policy of some versions with which one more group may be begun, or None."""
-        step, left = self._filling
-        others = [each.policy.version for each in self._begun.values()]
-        others += [each.policy.version for each in self._finished]
-        latest = max([*others, *versions], default=0) + self._max_age
+        step, _ = self._filling
         for policy in sorted(self._policies, key=lambda each: each.version):
             due = policy.version + self._max_age
-            fits = due >= step and (not self._waits or self._has_room(others, step, left, range(due, latest + 1)))
-            if policy.version in versions and fits:
+            if policy.version in versions and due >= step and (not self._waits or self._has_room(count(due))):
                 return policy
         return None
+
+    def _has_room(self, steps: Iterable[int]) -> bool:
+        """Tell whether one more group finds room, beside all that are due by then, at some steps, which rise.
+
+        Steps are filled one after the other: this is the earliest-deadline rule for slots of equal length.
+        """
+        step, left = self._filling
+        policies = [each.policy for each in self._begun.values()] + [each.policy for each in self._finished]
+        dues = sorted(each.version + self._max_age for each in policies)
+        for at in steps:
+            if bisect_right(dues, at) >= left + (at - step) * self._size:
+                return False
+            if not dues or at >= dues[-1]:  # no more are due later, and there is only more room
+                break
+        return True
 
     def _run(self, sample: SampleGroups) -> None:
         try:
@@ -266,10 +270,10 @@ class Stream:
     def _sample(self, sample: SampleGroups) -> None:
         """Sample what is pending with the newest policy, until that is no longer the newest."""
         with self._changed:
-            pending, turn = self._pending(), Turn(self)
+            pending, side = self._pending(), SamplerSide(self)
         try:
             if pending.num_rows:
-                sample(turn.policy, pending, lambda rows: self._put(turn.policy, rows), turn)
+                sample(side.policy, pending, lambda rows: self._put(side.policy, rows), side)
         finally:
             with self._changed:
                 self._begun.clear()  # what was begun and has not ended was dropped, or lost with a service
@@ -315,8 +319,8 @@ class Stream:
         return self._taken | self._given
 
 
-class Turn:
-    """What a sampler is told of the stream while it samples, and what it tells."""
+class SamplerSide:
+    """The sampler's side of the stream, from the policy that it begins with on."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -330,8 +334,8 @@ class Turn:
     def begin(self, group_id: str, versions: Collection[int] = ()) -> int:
         """Note that a group is begun, before anything of it is sampled; return the version of its oldest policy.
 
-        That is the policy of this turn, or the oldest one among `versions`, which have sampled some of its turns
-        before, with which the group still finds room in a step.
+        That is the present policy, or the oldest one among `versions`, which have sampled some of its turns before,
+        with which the group still finds room in a step.
         """
         stream = self._stream
         with stream._changed:

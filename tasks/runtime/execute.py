@@ -221,7 +221,10 @@ class Attempt:
 
     @cached_property
     def parts(self) -> Parts:
-        return Parts(self.context.store, self.entry, self.stage.unit, self.context.flush, self._note_units)
+        parts = Parts(self.context.store, self.entry, self.stage.unit, self.context.flush, self._note_units)
+        if self.turns:
+            self.turns.forget(parts.finished_units())  # of a process that died between their commit and this
+        return parts
 
     def _note_units(self, units: Collection[str], num_units: int) -> None:
         if self.turns:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tasks.inference.engine.client import POLICIES_HEADER, sampled_by
-from tasks.inference.environments.kept_turns import turns_of
+from tasks.inference.environments.kept_turns import digest, turns_of
 from tasks.inference.trace_rows.image_tensors import picture_problem
 from tasks.inference.trace_rows.rows import POLICIES_FIELD
 
@@ -290,7 +290,8 @@ class BatchingClient:
         require_own_pictures(body, str(self._client.base_url))
         session = options.get("headers", {}).get(SESSION, "")
         turns = turns_of(session) if path.endswith(SINGLE) else None
-        if turns and (known := turns.recall(body)) is not None:
+        request = digest(body) if turns else ""
+        if turns and (known := turns.recall(request)) is not None:
             return _note_policies(known)
         batches = self._batches()
         # The single route does not say which policies sampled an answer.
@@ -302,7 +303,7 @@ class BatchingClient:
         if answer is None:
             answer = await self._client.post(path, body=body, options=options, **others)
         if turns:
-            turns.keep(body, answer.content)
+            turns.keep(request, body["model"], answer.content)
         return answer
 
     async def close(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+ABORTED = b'"finish_reason":"abort"'
 _rollouts: dict[str, "KeptRollout"] = {}
 """By the ids of their traces."""
 
@@ -28,14 +29,15 @@ class KeptRollout:
         self._traces.append(trace.id)
         _rollouts[trace.id] = self
 
-    def recall(self, body: Mapping[str, Any]) -> bytes | None:
-        """Return what was answered to a request before; None where it was not asked."""
-        known = self._known.get(digest(body)) if self._known else None
+    def recall(self, request: str) -> bytes | None:
+        """Return what was answered to a request before, given by its digest; None where it was not asked."""
+        known = self._known.get(request)
         return None if known is None else known.encode()
 
-    def keep(self, body: Mapping[str, Any], answer: bytes) -> None:
-        """Send the answer to a request, which is the last one of its turn."""
-        self._send({"request": digest(body), "model": body["model"], "answer": answer.decode()})
+    def keep(self, request: str, model: str, answer: bytes) -> None:
+        """Send the answer of a model to a request, unless an engine that was ended has cut it off."""
+        if ABORTED not in answer:
+            self._send({"request": request, "model": model, "answer": answer.decode()})
 
     def release(self) -> None:
         """Forget the traces of a rollout that has ended."""

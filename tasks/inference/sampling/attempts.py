@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from storage.turns import KeptTurn, KeptTurns
@@ -179,27 +178,33 @@ class RolloutRunner:
         name = origin.assignment["environment"]
         request = self._request(name, origin.assignment["group_id"])
         sampling = self._sampling(origin, seed).model_dump(mode="json")
-        content = request.dumped | {"task_data": task, "sampling": sampling}
         try:
-            if self._turns is None:
-                episode = await server.client.run(content)
-            else:
-                from tasks.inference.sampling.rollout_client import KEPT_TURNS  # it imports verifiers
-
-                kept = {KEPT_TURNS: self._usable_turns(origin)}
-                episode = await server.client.run(content | kept, partial(self._keep, origin, request.client.model))
+            episode = await self._play(origin, server, request, {"task_data": task, "sampling": sampling})
         except RuntimeError as error:
             # verifiers' client raises a refusal of the server so, with the name of the error's type in front.
             kind, _, message = str(error).partition(": ")
             return None, failure_of_error({"type": kind, "message": message or str(error)})
         return episode_rows(episode, origin, self.seats[name], request.client)
 
+    async def _play(
+        self, origin: RolloutOrigin, server: DealtRollout, request: "SharedRequest", own: Row
+    ) -> dict[str, Any]:
+        """Return the episode of a rollout, whose turns are kept where that is asked for."""
+        if (turns := self._turns) is None:
+            return await server.client.run(request.dumped | own)
+        from tasks.inference.sampling.rollout_client import KEPT_TURNS  # it imports verifiers
+
+        def keep(played: Mapping[str, str]) -> None:
+            turns.put(_kept(origin, request.client.model, played))
+
+        return await server.client.run(request.dumped | own | {KEPT_TURNS: self._usable(turns, origin)}, keep)
+
     def versions_of_turns(self, group_id: str) -> set[int]:
         """Return the versions of the policies that have sampled kept turns of a group, of those that are known here."""
         every = self._turns.of(group_id) if self._turns else ()
         return {self.versions[key] for turn in every for key in turn.policies if key in self.versions}
 
-    def _usable_turns(self, origin: RolloutOrigin) -> dict[str, str]:
+    def _usable(self, turns: KeptTurns, origin: RolloutOrigin) -> dict[str, str]:
         """Return the answers that a rollout need not sample again, by request.
 
         Those of its own policy, or where it is recorded which policy sampled which token, of all from the oldest on
@@ -215,20 +220,9 @@ class RolloutRunner:
             # What was kept before the config was changed may not say which policy sampled which token.
             return young and (not turn.policies or bool(self.versions) == bool(sampled_by(turn.answer.encode())))
 
-        assert self._turns, "turns are kept"
-        every = self._turns.of(assignment["group_id"])
+        every = turns.of(assignment["group_id"])
         own = (turn for turn in every if turn.assignment_id == assignment["assignment_id"] and usable(turn))
         return {turn.request: turn.answer for turn in own}
-
-    def _keep(self, origin: RolloutOrigin, model: str, played: Mapping[str, str]) -> None:
-        """Keep a turn as its environment server has sent it; `model` is the name of the model that samples rollouts."""
-        policies: tuple[str, ...] = ()
-        if played["model"] == model and origin.policy_key:
-            by = sampled_by(played["answer"].encode())
-            policies = tuple(dict(by.runs)) if by else (origin.policy_key,)
-        place = {name: origin.assignment[name] for name in ("group_id", "assignment_id")}
-        assert self._turns, "turns are kept"
-        self._turns.put(KeptTurn(**place, request=played["request"], answer=played["answer"], policies=policies))
 
     def _request(self, name: str, group_id: str) -> "SharedRequest":
         sampler = self._sampler(name)
@@ -249,6 +243,16 @@ class RolloutRunner:
         if served.chat:
             return chat_sampling_config(served.chat, self.config, origin.temperature, seed)
         return sampling_config(self.config, origin.temperature, seed, served.salt)
+
+
+def _kept(origin: RolloutOrigin, model: str, played: Mapping[str, str]) -> KeptTurn:
+    """Return a turn as its environment server has sent it; `model` is the name of the model that samples rollouts."""
+    policies: tuple[str, ...] = ()
+    if played["model"] == model and origin.policy_key:
+        by = sampled_by(played["answer"].encode())
+        policies = tuple(dict(by.runs)) if by else (origin.policy_key,)
+    place = {name: origin.assignment[name] for name in ("group_id", "assignment_id")}
+    return KeptTurn(**place, request=played["request"], answer=played["answer"], policies=policies)
 
 
 def api_address(engine_url: str) -> str:

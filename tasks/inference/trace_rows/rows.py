@@ -81,7 +81,7 @@ class UnknownPolicy(RuntimeError):
 
 _UNKNOWN = (
     "which this run does not know. All groups before it are safe. Let the run start the engine and serve the "
-    'environment itself, or set rollout.weight_update = "wait"'
+    'environment itself, or set rollout.weight_update = "wait" and rollout.keep_turns = false'
 )
 
 

@@ -27,7 +27,7 @@ from storage.store import Store, open_store
 from tasks.inference.sampling.rollouts import SamplingPlan
 from tasks.rollout import intake
 from tasks.rollout import stage as rollout
-from tasks.rollout.stream import Stream, Turn
+from tasks.rollout.stream import SamplerSide, Stream
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.stage import Policy, Ref
 from tests.fixtures import fixed
@@ -304,11 +304,11 @@ def test_diff_says_from_which_step_on_the_intakes_differ(
 def test_a_newer_policy_is_known_before_it_is_served() -> None:
     stream, known = Stream(lambda table, ref: ASSIGNMENTS.arrow.empty_table(), BOUND), list[dict[str, int]]()
     stream.feed([], Policy("old", 0))
-    turn = Turn(stream)
+    side = SamplerSide(stream)
     stream.feed([], Policy("new", 1))
     # A rollout that ends while the engine's new weights are checked names the new policy.
-    turn.renew(lambda policy: known.append(dict(stream.versions)) or policy)
-    assert known == [{"old": 0, "new": 1}] and turn.policy == Policy("new", 1)
+    side.renew(lambda policy: known.append(dict(stream.versions)) or policy)
+    assert known == [{"old": 0, "new": 1}] and side.policy == Policy("new", 1)
 
 
 def test_a_cancelled_run_keeps_its_groups_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,7 +418,7 @@ def test_a_step_with_pools_takes_further_groups(tmp_path: Path, monkeypatch: pyt
 
 
 class Counted:
-    """Stands in for what reads the pages of engines: 1 for each group, and 100 after the last one of a turn."""
+    """Stands in for what reads the pages of engines: 1 for each group, and 100 after the last one of a sampler."""
 
     ended = 0
 

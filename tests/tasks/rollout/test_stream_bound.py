@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.schemas.stage_tables import ASSIGNMENTS
-from tasks.rollout.stream import Stream, Turn
+from tasks.rollout.stream import SamplerSide, Stream
 from tasks.runtime.stage import Policy, Ref
 
 
@@ -61,8 +61,8 @@ class Simulated:
                 self.stream.feed(assigned, Policy(str(step), step))
                 fed = new.stop
             self.stream._filling = step, self.size
-            for left in range(self.size, 0, -1):
-                self.take(step, left)
+            for _ in range(self.size):
+                self.take(step)
             stale = self.expire(step)
             spare += self.surplus - stale
             if spare < 0:
@@ -80,24 +80,24 @@ class Simulated:
             assert group.assigned["group_id"].to_pylist() == [group.group_id]
         return len(found)
 
-    def take(self, step: int, left: int) -> None:
+    def take(self, step: int) -> None:
         # Where no step waits, more groups may have ended than the step takes.
         while not self.stream._waits and (self.pending or self.running) and self.chance.random() < 0.3:
             self.go_on()
-        fits = lambda group: not self.stream._waits or self.stream._fits(group, step, left)  # noqa: E731
+        fits = lambda group: not self.stream._waits or self.stream._fits(group)  # noqa: E731
         while not any(map(fits, self.stream._finished)):
             self.most_waits = max(self.most_waits, len(self.stream._finished))
             self.go_on()
-        group = self.stream._next(step, left)
+        group = self.stream._next()
         self.taken.append((group.group_id, step - group.policy.version))
 
     def go_on(self) -> None:
         """Begin a group or end one, whichever comes first."""
         assert self.pending or self.running, "a step waits, and nothing is under way"
         if self.pending and (not self.running or self.chance.random() < 0.5):
-            turn = Turn(self.stream)
+            side = SamplerSide(self.stream)
             name = self.pending.pop(self.chance.randrange(len(self.pending)) if self.chance.random() < 0.3 else 0)
-            self.running[name] = self.begin(turn, name)
+            self.running[name] = self.begin(side, name)
             return
         # Long groups come late: the first ones are the least likely to end.
         name = list(self.running)[-1 - int(len(self.running) * self.chance.random() ** 3)]
@@ -105,12 +105,12 @@ class Simulated:
         rows = {"group_id": [name], "policy_key": [policy.key], "policy_version": [policy.version]}
         self.stream._put(policy, {"traces": pa.table(rows)})
 
-    def begin(self, turn: Turn, name: str) -> Policy:
+    def begin(self, side: SamplerSide, name: str) -> Policy:
         """Begin a group with the turn's policy, or the oldest that it may have of those with kept turns of it."""
         kept = {each.version for each in self.stream._policies if self.chance.random() < self.share_kept}
-        version = turn.begin(name, kept)
-        assert version in kept | {turn.policy.version}
-        self.num_kept += version < turn.policy.version
+        version = side.begin(name, kept)
+        assert version in kept | {side.policy.version}
+        self.num_kept += version < side.policy.version
         return next(each for each in self.stream._policies if each.version == version)
 
 

@@ -14,6 +14,7 @@ from configs.run import RunConfig, View
 from storage.errors import NoSpace, ReadOnlyDisk, StoreError
 from storage.schemas.stage_tables import EXAMPLES
 from storage.store import open_store
+from storage.turns import KeptTurn, KeptTurns
 from tasks.assignment import examples
 from tasks.runtime.execute import OWN, perform
 from tasks.runtime.run_context import RunContext
@@ -165,6 +166,37 @@ def test_finished_parts_survive_a_failure_and_are_not_made_again(tmp_path: Path)
     ref = perform(whole, context, 0)
     assert after == ["r", "s"]
     assert sorted(context.table("examples", (ref,))["example_id"].to_pylist()) == ["p", "q", "r", "s"]
+
+
+def test_turns_go_when_their_groups_are_committed_also_those_of_a_process_that_died(tmp_path: Path) -> None:
+    turns = [KeptTurn(name, f"{name}/0", "r", "{}", ()) for name in ("p", "q", "r", "s", "other")]
+    failing, _ = parts_stage(fail_after=2)
+    whole, _ = parts_stage()
+
+    def context() -> RunContext:
+        return context_of(tmp_path, rollout={"keep_turns": True})
+
+    def left(kept: KeptTurns | None) -> list[str]:
+        assert kept
+        return [turn.group_id for turn in turns if kept.of(turn.group_id)]
+
+    first = context()
+    with pytest.raises(ValueError, match="interrupted"), first.queue_commits():
+        assert first.turns
+        for turn in turns[:3]:
+            first.turns.put(turn)
+        kept = first.turns
+        perform(failing, first, 0)
+    assert left(kept) == ["r"]
+    # As if it had died between the commit of a group and that.
+    again = context()
+    with again.queue_commits():
+        assert again.turns
+        for turn in turns:
+            again.turns.put(turn)
+        perform(whole, again, 0)
+        assert left(again.turns) == ["other"]
+    assert again.turns is None and left(KeptTurns(open_store(tmp_path), "a")) == []
 
 
 @pytest.mark.fault(

@@ -278,3 +278,13 @@ def test_turns_are_sent_as_they_end_and_what_is_known_is_not_asked_again(has_bat
     assert {turn["model"] for turn in sent} == {"policy"} and sent[1]["request"] == sent[2]["request"]
     asked = len(engine.singles) if not has_batches else sum(engine.sizes)
     assert asked == 2 + 1 + 2 + 1
+
+
+def test_an_answer_that_the_end_of_an_engine_cut_off_is_not_kept() -> None:
+    from tasks.inference.environments.kept_turns import KeptRollout
+
+    sent = list[Any]()
+    rollout = KeptRollout({}, sent.append)
+    rollout.keep("a", "policy", b'{"choices":[{"finish_reason":"abort"}]}')
+    rollout.keep("b", "policy", b'{"choices":[{"finish_reason":"stop"}]}')
+    assert [turn["request"] for turn in sent] == ["b"]

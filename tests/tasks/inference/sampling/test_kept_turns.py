@@ -7,7 +7,7 @@ import pytest
 
 from storage.store import open_store
 from storage.turns import KeptTurn, KeptTurns
-from tasks.inference.sampling.attempts import RolloutRunner
+from tasks.inference.sampling.attempts import RolloutRunner, _kept
 from tasks.inference.trace_rows.rows import RolloutOrigin
 from tasks.runtime.stage import Policy
 
@@ -59,7 +59,7 @@ def test_turns_of_policies_that_the_group_may_be_of_are_used(
     kept.put(turn("mixed", "old", "own", said=said))
     kept.put(turn("frozen", said=False))
     kept.put(turn("another", "own", said=said, member=1))
-    assert runner(kept, versions, oldest)._usable_turns(origin()).keys() == usable
+    assert runner(kept, versions, oldest)._usable(kept, origin()).keys() == usable
     assert runner(kept, versions).versions_of_turns("g") == set(versions.values())
 
 
@@ -73,7 +73,7 @@ def test_turns_of_policies_that_the_group_may_be_of_are_used(
     ],
 )
 def test_a_turn_is_of_the_policies_that_sampled_it_and_of_none_where_a_frozen_model_did(
-    kept: KeptTurns, policy: str, played: dict[str, Any], policies: tuple[str, ...]
+    policy: str, played: dict[str, Any], policies: tuple[str, ...]
 ) -> None:
-    runner(kept, {})._keep(origin(policy), "policy", {"request": "r", **played})
-    assert kept.of("g") == [KeptTurn("g", "g/0", "r", played["answer"], policies)]
+    found = _kept(origin(policy), "policy", {"request": "r", **played})
+    assert found == KeptTurn("g", "g/0", "r", played["answer"], policies)
