@@ -195,7 +195,7 @@ class RolloutRunner:
         from tasks.inference.sampling.rollout_client import KEPT_TURNS  # it imports verifiers
 
         def keep(played: Mapping[str, str]) -> None:
-            turns.put(_kept(origin, request.client.model, played))
+            turns.put(_kept_turn(origin, request.client.model, played))
 
         return await server.client.run(request.dumped | own | {KEPT_TURNS: self._usable(turns, origin)}, keep)
 
@@ -245,7 +245,7 @@ class RolloutRunner:
         return sampling_config(self.config, origin.temperature, seed, served.salt)
 
 
-def _kept(origin: RolloutOrigin, model: str, played: Mapping[str, str]) -> KeptTurn:
+def _kept_turn(origin: RolloutOrigin, model: str, played: Mapping[str, str]) -> KeptTurn:
     """Return a turn as its environment server has sent it; `model` is the name of the model that samples rollouts."""
     policies: tuple[str, ...] = ()
     if played["model"] == model and origin.policy_key:
