@@ -7,7 +7,7 @@ import pytest
 
 from storage.store import open_store
 from storage.turns import KeptTurn, KeptTurns
-from tasks.inference.sampling.attempts import RolloutRunner, _kept
+from tasks.inference.sampling.attempts import RolloutRunner, _kept_turn
 from tasks.inference.trace_rows.rows import RolloutOrigin
 from tasks.runtime.stage import Policy
 
@@ -75,5 +75,5 @@ def test_turns_of_policies_that_the_group_may_be_of_are_used(
 def test_a_turn_is_of_the_policies_that_sampled_it_and_of_none_where_a_frozen_model_did(
     policy: str, played: dict[str, Any], policies: tuple[str, ...]
 ) -> None:
-    found = _kept(origin(policy), "policy", {"request": "r", **played})
+    found = _kept_turn(origin(policy), "policy", {"request": "r", **played})
     assert found == KeptTurn("g", "g/0", "r", played["answer"], policies)
