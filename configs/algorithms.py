@@ -145,6 +145,8 @@ class EchoConfig(GrpoConfig):
     """Its keyword arguments, plain values."""
     keep_mask_version: str = version_of("keep_mask")
     """Name and version of its package, or the digest of its file; filled in when resolved."""
+    in_parts: bool = later(False)
+    """Whether keep_mask may be called with a part of a large batch at a time, each with whole groups."""
 
 
 class TeacherConfig(EngineProcess):
@@ -213,6 +215,9 @@ class CustomConfig(AlgorithmSection):
     environment. At the next step it gets them in `states` of its input."""
     version: str = version_of("function")
     """Name and version of its package, or the digest of its file; filled in when resolved."""
+    in_parts: bool = later(False)
+    """Whether it may be called with a part of a large batch at a time, each with whole groups; state goes from part to
+    part. Otherwise all messages of the batch are held in memory."""
 
     @property
     def stateful(self) -> bool:  # type: ignore[override]

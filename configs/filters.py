@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from configs.fields import Section, operational, section_types, version_of
+from configs.fields import Section, later, operational, section_types, version_of
 
 
 class FilterSection(Section):
@@ -79,6 +79,9 @@ class CustomFilter(FilterSection):
     """Whether it compares the members of a group, so that it looks at what the other filters left standing."""
     version: str = version_of("function")
     """Name and version of its package, or the digest of its file; filled in when resolved."""
+    in_parts: bool = later(False)
+    """Whether it may be called with a part of a large batch at a time, each with whole groups. Otherwise all messages
+    of the batch are held in memory."""
 
 
 FilterConfig = Annotated[

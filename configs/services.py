@@ -96,9 +96,9 @@ class LearnerConfig(Section):
     placement.services=pools each is a flow run of `serve/learner`. All of them need the store and the model under the
     same paths."""
     rendezvous: str = operational("")
-    """Where the processes of several nodes meet: HOST:PORT of the run's own machine, as the others reach it. An IPv4
-    address of it is all that is listened at; for a name, all interfaces are. Empty with placement.services=pools, where
-    the first node says so by itself."""
+    """Where the processes of several nodes meet: HOST:PORT of the run's own machine, as the others reach it. Its IPv4
+    address is all that is listened at; all interfaces are for a name that has several, or is of loopback on that
+    machine. Empty with placement.services=pools, where the first node says so by itself."""
     replicas: int = operational(1, ge=1)
     """Copies of the weights among the processes of all nodes (hybrid sharding). Each copy is sharded over its part of
     them, which gather weights among themselves, and gradients are added over all. 1 shards over all processes; as many

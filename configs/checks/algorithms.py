@@ -51,6 +51,8 @@ def _echo_problems(where: str, algorithm: EchoConfig) -> Iterator[str]:
         yield f"{where}.tool.tool_names: it names no tool; null is every tool, and {where}.tool=null is none"
     if algorithm.arguments and not algorithm.keep_mask:
         yield f"{where}.arguments: there is no keep_mask that would be given them"
+    if algorithm.in_parts and not algorithm.keep_mask:
+        yield f"{where}.in_parts: there is no keep_mask that would be called; all else is done in parts anyway"
 
 
 def _teacher_problems(config: RunConfig, where: str, algorithm: AlgorithmConfig) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Reference: log-probs of the policy's tokens under a frozen teacher, or under the policy shown a demonstration."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from configs.run import View, for_environment
 from storage.schemas.contract import FLOATS
 from storage.schemas.stage_tables import REFERENCES
 from tasks.arrays.columns import texts
+from tasks.arrays.group_parts import group_parts
 from tasks.arrays.images import BY_DIGEST
 from tasks.arrays.message_graph import find_branches, owners
 from tasks.arrays.ragged import Integers, Ragged
@@ -21,7 +23,8 @@ from tasks.inference.engine.client import EngineLost, NotScorable, ServedModel, 
 from tasks.inference.trace_rows.demonstrations import DemonstrationPrompt
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.services import EngineService, TeacherService, retry_lost
-from tasks.runtime.stage import Policy, Stage, Tables
+from tasks.runtime.stage import Outputs, Policy, Stage, Tables
+from tasks.runtime.stored_rows import StoredRows, in_parts, rows_of
 
 
 @dataclass(frozen=True)
@@ -94,44 +97,114 @@ SAFE = "Nothing was scored; the rows are safe"
 
 
 def reference(
-    tables: Tables, config: View, *, policy: Policy | None, engine: EngineService, teachers: TeacherService
-) -> Tables:
+    tables: Mapping[str, pa.Table | StoredRows],
+    config: View,
+    *,
+    policy: Policy | None,
+    engine: EngineService,
+    teachers: TeacherService,
+) -> Outputs:
     """Return, for every message with sampled tokens of a kept trace that has a scorer, the reference's log-probs.
 
-    A message is scored once, on the first branch that comes through it, given all tokens before it on the way. The
-    reverse KL is between the distributions that were sampled from, and an engine applies no temperature to the
+    A message is scored once, on the first branch that comes through it, given all tokens before it on the way. Messages
+    are read a part after the other; all are looked at before the first is scored, so that a refusal wastes no work.
+
+    The reverse KL is between the distributions that were sampled from, and an engine applies no temperature to the
     log-probs of a prompt: the traces must have been sampled at temperature 1. Raises NotScorable for those that were
     not, that are too long, or that no demonstration is known for. A loss of an engine is waited for, as in a rollout;
     what the services raise when it does not come back is passed on.
     """
-    traces = _traces(tables, config)
-    messages = _of(tables["messages"], traces["trace_id"])
-    _refuse_images(messages)
-    scores = Scores(messages)
-    paths = list(scores.paths(owners(messages, traces, "messages")))
+    given = {name: rows_of(rows) for name, rows in tables.items()}
+    traces = _traces({name: given[name].table() for name in ("traces", "verdicts")}, config)
+    scorers = Scorers(config, policy, engine, teachers)
+    rows = _scored_parts(traces, given["messages"], scorers)
+    return {"references": in_parts(rows) if given["messages"].num_parts > 1 else pa.concat_tables(rows)}
+
+
+def _scored_parts(traces: pa.Table, messages: StoredRows, scorers: "Scorers") -> Iterator[pa.Table]:
+    def plans() -> Iterator[ScoringPlan]:
+        return (_plan(*part, scorers) for part in group_parts(traces, messages))
+
+    with scorers.pinned():
+        held = list(plans()) if messages.num_parts <= 1 else None
+        if held is None:
+            deque(plans(), maxlen=0)
+        for plan in plans() if held is None else held:
+            yield plan.score()
+
+
+class Scorers:
+    """Who scores the traces of each environment."""
+
+    def __init__(self, config: View, policy: Policy | None, engine: EngineService, teachers: TeacherService) -> None:
+        self.config = config
+        self._policy, self._engine, self._teachers = policy, engine, teachers
+        self._known: dict[str, Scorer] = {}
+
+    def pinned(self) -> AbstractContextManager[object]:
+        """Return a context in which nobody loads another policy into the engine between two calls."""
+        return self._engine.pinned(self._policy) if self._policy else nullcontext()
+
+    def of(self, environment: str) -> "Scorer":
+        """Return the scorer of an environment, which is made once."""
+        if environment not in self._known:
+            settings = for_environment(self.config.scorers, environment)
+            at, most = _scorer(settings, self._policy, self._engine, self._teachers)
+            shown = DemonstrationPrompt(settings, self.config.model, at) if isinstance(settings, OpsdConfig) else None
+            self._known[environment] = Scorer(at, most, shown)
+        return self._known[environment]
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A model that scores tokens."""
+
+    at: Callable[[], ServedModel]
+    """Says where it is served, and waits until it is."""
+    most: int
+    """Sequences that it takes at once."""
+    shown: DemonstrationPrompt | None
+    """What it is shown before each sequence."""
+
+
+@dataclass(frozen=True)
+class ScoringPlan:
+    """What is to be scored of some traces."""
+
+    scores: Scores
+    asked: list[tuple[Scorer, list[ScoredPath], list[list[int]]]]
+    """For each environment its scorer, its paths, and the sequence that ends with the tokens of each."""
+
+    def score(self) -> pa.Table:
+        """Return the rows of references."""
+        for scorer, paths, sequences in self.asked:
+            for path, found in zip(paths, _score(sequences, scorer.at, scorer.most), strict=True):
+                self.scores.lay(path, found[len(found) - len(self.scores.tokens(path)) :])
+        return self.scores.rows()
+
+
+def _plan(traces: pa.Table, messages: pa.Table, scorers: Scorers) -> ScoringPlan:
+    """Return what is to be scored of some traces; raise NotScorable where something cannot be."""
+    own = _of(messages, traces["trace_id"])
+    _refuse_images(own)
+    scores = Scores(own)
+    paths = list(scores.paths(owners(own, traces, "messages")))
     environments, rows = texts(traces["environment"]), traces.to_pylist()
-    # Pinned: nobody may load another policy into the engine between two calls.
-    with engine.pinned(policy) if policy else nullcontext():
-        for name in dict.fromkeys(environments):
-            own = [path for path in paths if environments[path.trace] == name]
-            settings = for_environment(config.scorers, name)
-            at, most = _scorer(settings, policy, engine, teachers)
-            demonstrated = DemonstrationPrompt(settings, config.model, at) if isinstance(settings, OpsdConfig) else None
-            tokens = [scores.tokens(path) for path in own]
-            whole = tokens
-            if demonstrated is not None:
-                pairs = zip(own, tokens, strict=True)
-                whole = [demonstrated.prepend(rows[path.trace], each) for path, each in pairs]
-            more = [len(sequence) - len(each) for sequence, each in zip(whole, tokens, strict=True)]
-            # Before the first is scored, so that a refusal wastes no work. What is shown goes before the first token,
-            # so that one that was sampled has something to be predicted from.
-            for path, sequence, count in zip(own, whole, more, strict=True):
-                _refuse(
-                    rows[path.trace], sequence, config.engine.max_model_len, not count and scores.begins_sampled(path)
-                )
-            for path, count, found in zip(own, more, _score(whole, at, most), strict=True):
-                scores.lay(path, found[count:])
-    return {"references": scores.rows()}
+    asked = []
+    for name in dict.fromkeys(environments):
+        chosen, scorer = [path for path in paths if environments[path.trace] == name], scorers.of(name)
+        tokens = [scores.tokens(path) for path in chosen]
+        whole = tokens
+        if (shown := scorer.shown) is not None:
+            pairs = zip(chosen, tokens, strict=True)
+            whole = [shown.prepend(rows[path.trace], each) for path, each in pairs]
+        for path, sequence, each in zip(chosen, whole, tokens, strict=True):
+            # What is shown goes before the first token, so that one that was sampled has something to be predicted
+            # from.
+            unpreceded = len(sequence) == len(each) and scores.begins_sampled(path)
+            _refuse(rows[path.trace], sequence, scorers.config.engine.max_model_len, unpreceded)
+        asked.append((scorer, chosen, whole))
+    return ScoringPlan(scores, asked)
 
 
 def _score(sequences: Sequence[Sequence[int]], at: Callable[[], ServedModel], most: int) -> list[list[float]]:
@@ -213,5 +286,6 @@ STAGE = Stage(
     writes=("references",),
     sections=("scorers", "engine", "model"),
     function=reference,
+    by_reference=("traces", "messages", "verdicts"),
 )
 task = as_task(STAGE)

@@ -96,7 +96,8 @@ def advantage(tables: Mapping[str, pa.Table | StoredRows], config: View, *, step
     rl component; and StateMissing where an algorithm has lost its state.
     """
     given = {name: rows_of(rows) for name, rows in tables.items()}
-    whole = {name: rows.table() for name, rows in given.items() if name != "messages"}
+    in_turn = {name: given.pop(name) for name in ("messages", "references") if name in given}
+    whole = {name: rows.table() for name, rows in given.items()}
     traces, verdicts = whole["traces"], whole["verdicts"]
     if sorted(texts(traces["trace_id"])) != sorted(texts(verdicts["trace_id"])):
         raise _breach("verdicts", "trace_id", "there is not exactly one verdict for every trace")
@@ -109,7 +110,7 @@ def advantage(tables: Mapping[str, pa.Table | StoredRows], config: View, *, step
         )
     environments = dict.fromkeys(texts(traces["environment"]))
     algorithms = {name: config.algorithms.get(name, config.algorithm) for name in environments}
-    parts = CreditedParts(whole, given["messages"], config, algorithms)
+    parts = CreditedParts(whole, in_turn["messages"], in_turn.get("references"), config, algorithms)
     made = {"samples": parts.samples()} | ({"estimator_states": parts.states()} if stateful else {})
     return made if parts.are_several else {name: next(rows) for name, rows in made.items()}
 
@@ -118,14 +119,18 @@ class CreditedParts:
     """Credits the traces of a step a part after the other, each with whole groups; all at once where that must be."""
 
     def __init__(
-        self, tables: Tables, messages: StoredRows, config: View, algorithms: Mapping[str, AlgorithmConfig]
+        self,
+        tables: Tables,
+        messages: StoredRows,
+        references: StoredRows | None,
+        config: View,
+        algorithms: Mapping[str, AlgorithmConfig],
     ) -> None:
-        """Take all tables but the messages, and the algorithm of each environment."""
-        self._tables, self._messages, self._config, self._algorithms = tables, messages, config, algorithms
+        """Take what is small of all traces, then what is not, and the algorithm of each environment."""
+        self._tables, self._messages, self._references = tables, messages, references
+        self._config, self._algorithms = config, algorithms
         self._states = tables.get("estimator_states")
-        # What a user's function compares nobody knows.
-        known = not any(map(_sees_all, algorithms.values())) and "references" not in tables
-        self.are_several = known and messages.num_parts > 1
+        self.are_several = messages.num_parts > 1 and not any(map(_sees_all, algorithms.values()))
         self._of_batch: dict[str, tuple[float, float]] = {}
         """Baseline and advantage by trace, where they are made of all parts before any is credited."""
 
@@ -146,12 +151,14 @@ class CreditedParts:
 
     def _parts(self) -> Iterator[dict[str, pa.Table]]:
         if not self.are_several:
-            yield {**self._tables, "messages": self._messages.table()}
+            references = {} if self._references is None else {"references": self._references.table()}
+            yield {**self._tables, **references, "messages": self._messages.table()}
             return
-        verdicts = self._tables["verdicts"]
+        verdicts, scored = self._tables["verdicts"], None if self._references is None else InOrder(self._references)
         for own, messages in group_parts(self._tables["traces"], self._messages):
             judged = verdicts.filter(pc.is_in(verdicts["trace_id"], value_set=own["trace_id"].combine_chunks()))
-            yield {"traces": own, "messages": messages, "verdicts": judged}
+            references = {} if scored is None else {"references": scored.of(own["trace_id"].combine_chunks())}
+            yield {"traces": own, "messages": messages, "verdicts": judged, **references}
 
     def _credit_part(self, tables: Tables) -> tuple[pa.Table, pa.Table | None]:
         """Return the samples of some groups, and the states of estimators after them."""
@@ -185,8 +192,28 @@ class CreditedParts:
         return found
 
 
+class InOrder:
+    """Rows about traces that come in the order of the traces, not of each some."""
+
+    def __init__(self, rows: StoredRows) -> None:
+        self._coming, self._waiting = rows.parts(), rows.schema.empty_table()
+
+    def of(self, trace_ids: "pa.Array[pa.StringScalar]") -> pa.Table:
+        """Return the rows of the traces that come next, up to the first row of a later one."""
+        found = list[pa.Table]()
+        while True:
+            own = pc.is_in(self._waiting["trace_id"], value_set=trace_ids)
+            found.append(self._waiting.filter(own))
+            self._waiting = self._waiting.filter(pc.invert(own))
+            if self._waiting.num_rows or (further := next(self._coming, None)) is None:
+                return pa.concat_tables(found)
+            self._waiting = further
+
+
 def _sees_all(settings: AlgorithmConfig) -> bool:
-    return ALGORITHMS[settings.type].sees == "all" or bool(getattr(settings, "keep_mask", ""))
+    """Tell whether a user's function is called, of which nobody says that it may be given a part of a batch."""
+    called = ALGORITHMS[settings.type].sees == "all" or bool(getattr(settings, "keep_mask", ""))
+    return called and not getattr(settings, "in_parts", False)
 
 
 def _sees_rewards(settings: AlgorithmConfig) -> bool:

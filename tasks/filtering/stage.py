@@ -40,8 +40,8 @@ def filtering(
     which seat learns and has to.
     """
     traces, messages = rows_of(tables["traces"]).table(), rows_of(tables["messages"])
-    # What a user's filter compares nobody knows.
-    alone = any(isinstance(settings, CustomFilter) for settings in config.filtering.filters)
+    # What a user's filter compares nobody knows, unless it is said.
+    alone = any(isinstance(each, CustomFilter) and not each.in_parts for each in config.filtering.filters)
     parts = [(traces, messages.table())] if alone else group_parts(traces, messages)
     return {"verdicts": pa.concat_tables([_judge(*part, config, quarantined) for part in parts])}
 

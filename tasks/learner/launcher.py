@@ -39,14 +39,12 @@ class BoundRendezvous(StaticTCPRendezvous):
 
 
 def listener_at(host: str, port: int) -> socket.socket | None:
-    """Return a socket that listens at an IPv4 address of this machine; None for any other host.
+    """Return a socket that listens at an IPv4 address of this machine, or at the one that a name means everywhere.
 
-    A name may mean loopback here (as in Debian's /etc/hosts) and the network elsewhere, and an address may be one that
-    a gateway translates: torchrun then listens on all interfaces, as it does by itself.
+    None for any other host. A name may mean loopback here (as in Debian's /etc/hosts) and the network elsewhere, and an
+    address may be one that a gateway translates: torchrun then listens on all interfaces, as it does by itself.
     """
-    try:
-        address = str(ipaddress.IPv4Address(host))
-    except ValueError:
+    if not (address := address_everywhere(host)):
         return None
     listener = socket.socket()
     # Whoever chose the port may keep it with a socket that does not listen.
@@ -60,6 +58,16 @@ def listener_at(host: str, port: int) -> socket.socket | None:
             return None
         raise
     return listener
+
+
+def address_everywhere(host: str) -> str:
+    """Return the one IPv4 address of a host; empty where another machine may know it by another one."""
+    try:
+        addresses = socket.gethostbyname_ex(host)[2]
+    except OSError:
+        return ""
+    here_alone = ipaddress.IPv4Address(addresses[0]).is_loopback and host not in (addresses[0], "localhost")
+    return "" if here_alone or len(addresses) > 1 else addresses[0]
 
 
 def _create(parameters: RendezvousParameters) -> RendezvousHandler:

@@ -25,8 +25,8 @@ ALGORITHMS = {
     "rae": Algorithm(rae, zero_sum=False, sees="groups"),
     "echo": Algorithm(echo, zero_sum=True, sees="groups"),
     "custom": Algorithm(custom, zero_sum=False),
-    "opd": Algorithm(opd, zero_sum=False),
-    "opsd": Algorithm(opsd, zero_sum=False),
+    "opd": Algorithm(opd, zero_sum=False, sees="groups"),
+    "opsd": Algorithm(opsd, zero_sum=False, sees="groups"),
     "sft": Algorithm(sft, zero_sum=False, sees="groups"),
     "supervised": Algorithm(supervised, zero_sum=False, sees="groups"),
 }

@@ -132,7 +132,7 @@ class Algorithm:
     sees: Literal["groups", "rewards", "all"] = "all"
     """What it has to be given at once: `groups` credits a group the same whatever others are there, states aside, which
     go from one to the next; `rewards` makes advantages of the traces and their `num_sampled`, of all of a batch, and
-    Credit.of_advantages of them."""
+    Credit.of_advantages of them; `all` needs the whole, unless its section says `in_parts`."""
 
 
 class AdvantageBreach(ValueError):

@@ -15,8 +15,9 @@ from tasks.advantage.reference import STAGE, reference
 from tasks.inference.engine.client import EngineLost, NotScorable, ServedModel
 from tasks.runtime.services import MOST_LOSSES
 from tasks.runtime.stage import Policy
-from tests.fixtures.builders import exchange, message, trace, verdict, view
-from tests.fixtures.stages import tables_of
+from tests.fixtures.builders import exchange, message, table, trace, verdict, view
+from tests.fixtures.parts import between_groups, in_slices, step
+from tests.fixtures.stages import tables_of, written
 
 TEACHER = {"type": "opd", "teacher": {"path": "/teacher", "max_in_flight": 3}}
 
@@ -214,6 +215,39 @@ def test_a_missing_demonstration_is_said_with_environment_and_example(monkeypatc
 
 NODE = st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=4)
 GRAPH = st.lists(st.tuples(NODE, st.integers(0, 6)), min_size=1, max_size=7)
+
+
+@given(groups=st.lists(st.integers(0, 5), min_size=1, max_size=20), borders=st.lists(st.floats(0, 1), max_size=6))
+def test_a_batch_is_scored_the_same_in_parts(groups: list[int], borders: list[float]) -> None:
+    traces, messages = step(sorted(groups), seed=len(groups))
+    rows = list(enumerate(traces.to_pylist()))
+    reasons = [("errored" if row["error_class"] else None, "truncated")[number % 3 == 0] for number, row in rows]
+    judged = [verdict(row["trace_id"], reason=reason) for (_, row), reason in zip(rows, reasons, strict=True)]
+    tables = {"traces": traces, "messages": messages, "verdicts": table("verdicts", judged)}
+    parts = tables | {"messages": in_slices(messages, between_groups(traces, messages, borders))}
+    config, played = view(STAGE, algorithm=TEACHER, engine={"max_model_len": 64}), [Played(), Played()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tasks.arrays.group_parts.group_parts.__defaults__", (300, None))
+        made = []
+        for given_rows, each in zip((tables, parts), played, strict=True):
+            patch.setattr(stage, "score", each.score)
+            made.append(written(reference(given_rows, config, policy=None, engine=each, teachers=each))["references"])
+    assert made[1].equals(made[0].combine_chunks())
+    assert sorted(played[1].asked) == sorted(played[0].asked)
+
+
+def test_a_part_that_cannot_be_scored_is_refused_before_the_first_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played()
+    monkeypatch.setattr(stage, "score", played.score)
+    monkeypatch.setattr("tasks.arrays.group_parts.group_parts.__defaults__", (1, None))
+    tables = tables_of(
+        [trace("t0", group_id="g0"), trace("t1", group_id="g1")], [*exchange("t0"), *exchange("t1", range(7), (8, 9))]
+    )
+    tables["messages"] = in_slices(tables["messages"], [0.5])
+    config = view(STAGE, algorithm=TEACHER, engine={"max_model_len": 8})
+    with pytest.raises(NotScorable, match="trace t1 of environment reverse has 9 tokens"):
+        written(reference(tables, config, policy=None, engine=played, teachers=played))
+    assert played.asked == []
 
 
 @given(st.lists(GRAPH, min_size=1, max_size=3))

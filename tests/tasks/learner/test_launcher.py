@@ -18,8 +18,8 @@ def listening(port):
     return {each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN and each.laddr.port == port}
 
 
-@pytest.mark.parametrize(("host", "bound"), [("127.0.0.2", {"127.0.0.2"}), ("localhost", {"::", "0.0.0.0"})])
-def test_nodes_meet_at_an_address_and_a_name_is_every_address(host, bound):
+@pytest.mark.parametrize(("host", "bound"), [("127.0.0.2", {"127.0.0.2"}), ("localhost", {"127.0.0.1"})])
+def test_nodes_meet_at_one_address(host, bound):
     from tasks.learner.launcher import BoundRendezvous
 
     port = free_port()
@@ -34,6 +34,20 @@ def test_nodes_meet_at_an_address_and_a_name_is_every_address(host, bound):
     assert found and found <= bound
 
 
+def test_a_name_is_listened_at_where_it_means_one_address_everywhere(monkeypatch):
+    from tasks.learner import launcher
+
+    known = {"node-0": ["10.0.0.5"], "debian": ["127.0.1.1"], "two": ["10.0.0.5", "10.1.0.5"]}
+    monkeypatch.setattr(launcher.socket, "gethostbyname_ex", lambda host: (host, [], known[host]))
+    assert {host: launcher.address_everywhere(host) for host in known} == {
+        "node-0": "10.0.0.5",
+        "debian": "",
+        "two": "",
+    }
+    monkeypatch.undo()
+    assert launcher.address_everywhere("no-such-name.invalid") == launcher.address_everywhere("::1") == ""
+
+
 def test_one_node_has_a_free_port_of_its_own():
     from tasks.learner.launcher import BoundRendezvous
 
@@ -45,6 +59,6 @@ def test_one_node_has_a_free_port_of_its_own():
 def test_an_address_of_another_machine_is_left_to_torchrun_and_one_that_is_taken_is_not():
     from tasks.learner.launcher import listener_at
 
-    assert listener_at("203.0.113.9", 0) is None and listener_at("a-name", 0) is None
+    assert listener_at("203.0.113.9", 0) is None
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
         listener_at("127.0.0.1", taken.getsockname()[1])
