@@ -12,6 +12,7 @@ import venv
 import zipfile
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
@@ -81,7 +82,8 @@ class Machine:
             folder.mkdir(parents=True)
         self.python = root / "environment/bin/python"
         venv.create(root / "environment", with_pip=False)
-        found = importlib.util.find_spec("pip")
+        # Not `find_spec`: setuptools takes a look at pip for pip's start, and cannot be imported any more.
+        found = PathFinder.find_spec("pip")
         assert found is not None and found.origin is not None
         (libraries,) = root.glob("environment/lib/python*/site-packages")
         (libraries / "pip").symlink_to(Path(found.origin).parent)
