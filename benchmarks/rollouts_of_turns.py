@@ -132,7 +132,8 @@ def measured(engine: Engine, model: Path, directory: Path, turns: int, num: int,
             kept.forget([group_id])
 
     keeping = KeptTurns(store, f"turns{turns}") if keeps else nullcontext()
-    with keeping as kept, served(environment, directory) as told:
+    (own := directory / f"{turns}{keeps}").mkdir()  # where the server says that it is ready
+    with keeping as kept, served(environment, own) as told:
         sampler = partial(
             BatchSampler,
             served={OF_POLICY: ServedModel(engine.url, KEY, salt="kept" if keeps else "policy")},
