@@ -22,6 +22,9 @@ from tasks.runtime.stage import Outputs, Policy, Stage
 from tasks.runtime.stored_rows import StoredRows, in_parts
 from tasks.training.policy import policy_row
 
+TOKENS_OF_A_PART = 1 << 25
+"""Of the table token_masks: its bits are few bytes, but a writer holds eight and more for each of them."""
+
 
 def training(
     tables: Mapping[str, StoredRows],
@@ -82,14 +85,17 @@ def _statistics(file: Path) -> Iterator[pa.Table]:
 
 
 def _masks(file: Path) -> Iterator[pa.Table]:
-    found = [TOKEN_MASKS.arrow.empty_table()]
+    held, num_tokens = list[pa.Table](), 0
     for part in _read(file):
         masked = part["masked"].combine_chunks()
         samples = pc.unique(pc.list_parent_indices(masked).filter(pc.list_flatten(masked)))
-        found.append(part.select(TOKEN_MASKS.arrow.names).take(samples))
-    # One bit for each token.
-    if (masks := pa.concat_tables(found)).num_rows:
-        yield masks
+        held.append(part.select(TOKEN_MASKS.arrow.names).take(samples))
+        num_tokens += len(pc.list_flatten(held[-1]["masked"]))
+        if num_tokens >= TOKENS_OF_A_PART:
+            yield pa.concat_tables(held)
+            held, num_tokens = [], 0
+    if num_tokens:
+        yield pa.concat_tables(held)
     file.unlink()  # it is no part of the policy
 
 

@@ -122,7 +122,9 @@ def test_a_finite_step_has_no_such_list():
     assert "not_finite" not in measured(RL)["metrics"]
 
 
-def test_masks_have_rows_for_the_samples_that_have_some(tmp_path):
+@pytest.mark.parametrize("tokens_of_a_part", [1, 1 << 25])
+def test_masks_have_rows_for_the_samples_that_have_some(tmp_path, monkeypatch, tokens_of_a_part):
+    monkeypatch.setattr("tasks.training.stage.TOKENS_OF_A_PART", tokens_of_a_part)
     row = statistics(
         [0, -1, 0, -1, -2], [0] * 5, [0, 1, 0, 1, 1], [False, False, False, False, True], ("a", "b"), (0, 2, 5)
     )
@@ -143,6 +145,7 @@ def made_of(directory, *parts):
         for part in parts:
             file.write(trainer.statistics_table(part))
     made = {name: list(rows) for name, rows in token_tables(directory / STATISTICS_FILE).items()}
+    assert all(part.num_rows for rows in made.values() for part in rows)
     assert not list(directory.iterdir()), "it is no part of the policy"
     return {name: pa.concat_tables(rows) for name, rows in made.items() if rows}
 
