@@ -193,7 +193,7 @@ class CreditedParts:
 
 
 class InOrder:
-    """Rows about traces that come in the order of the traces, not of each some."""
+    """Rows about some of the traces, in the order of the traces."""
 
     def __init__(self, rows: StoredRows) -> None:
         self._coming, self._waiting = rows.parts(), rows.schema.empty_table()

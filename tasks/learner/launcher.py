@@ -63,7 +63,7 @@ def listener_at(host: str, port: int) -> socket.socket | None:
 def address_everywhere(host: str) -> str:
     """Return the one IPv4 address of a host; empty where another machine may know it by another one."""
     try:
-        addresses = socket.gethostbyname_ex(host)[2]
+        addresses = [*dict.fromkeys(socket.gethostbyname_ex(host)[2])]  # that of localhost may be there twice
     except OSError:
         return ""
     here_alone = ipaddress.IPv4Address(addresses[0]).is_loopback and host not in (addresses[0], "localhost")

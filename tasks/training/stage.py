@@ -23,7 +23,7 @@ from tasks.runtime.stored_rows import StoredRows, in_parts
 from tasks.training.policy import policy_row
 
 TOKENS_OF_A_PART = 1 << 25
-"""Of the table token_masks: its bits are few bytes, but a writer holds eight and more for each of them."""
+"""Of the table token_masks: a reader of Parquet takes about seven bytes for each bit of a part."""
 
 
 def training(

@@ -96,6 +96,7 @@ DEMO_FAULTS = [
     (ECHO + 'user={tool_names=["a"]}}', "algorithm.user.tool_names: only results of tools have a tool's name"),
     (ECHO + 'system={tool_names=["a"]}}', "algorithm.system.tool_names: only results of tools"),
     (ECHO + "arguments={limit=1}}", "algorithm.arguments: there is no keep_mask that would be given them"),
+    (ECHO + "in_parts=true}", "algorithm.in_parts: there is no keep_mask that would be called"),
     (ECHO + 'keep_mask="masks.short"}', "algorithm.keep_mask: 'masks.short' is no import path"),
     (OWN + '{type="custom", function="a.b:c.d"}', "environments.0.algorithm.function: 'a.b:c.d' is no import path"),
     ('algorithm={type="rae", decay=0}', "algorithm.decay: at 0, order 'post' subtracts the reward itself"),

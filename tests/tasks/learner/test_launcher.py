@@ -37,7 +37,7 @@ def test_nodes_meet_at_one_address(host, bound):
 def test_a_name_is_listened_at_where_it_means_one_address_everywhere(monkeypatch):
     from tasks.learner import launcher
 
-    known = {"node-0": ["10.0.0.5"], "debian": ["127.0.1.1"], "two": ["10.0.0.5", "10.1.0.5"]}
+    known = {"node-0": ["10.0.0.5", "10.0.0.5"], "debian": ["127.0.1.1"], "two": ["10.0.0.5", "10.1.0.5"]}
     monkeypatch.setattr(launcher.socket, "gethostbyname_ex", lambda host: (host, [], known[host]))
     assert {host: launcher.address_everywhere(host) for host in known} == {
         "node-0": "10.0.0.5",
