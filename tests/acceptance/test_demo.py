@@ -127,6 +127,7 @@ def test_a_replay_of_the_demo_finds_everything(first: str, store: str, stage: st
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.nightly
 @pytest.mark.parametrize("stage", AFTER)
 def test_a_changed_replay_of_the_demo_computes_what_follows(first: str, store: str, stage: str) -> None:
     setting, same = CHANGES[stage]

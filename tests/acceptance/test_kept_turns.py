@@ -23,7 +23,7 @@ from tests.fixtures.driving import NAME, ROOT, Driven, check_once, check_replaye
 from tests.fixtures.faults import happened
 from tests.fixtures.waiting import until
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(1500)]
 
 STEPS, GROUPS, MEMBERS, BOUND = 4, 3, 2, 2
 PLUGINS = ROOT / "tests/fixtures/plugins"

@@ -19,7 +19,7 @@ from tasks.learner.digest import weights_sha256
 from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.driving import ROOT, finished, rows
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 STEPS = 3
 SETTINGS = [

@@ -26,7 +26,7 @@ from storage.store import Store, open_store
 from tasks.learner.tiny import tiny_qwen3
 from tasks.runtime.prefect_task import StageTask
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 SETTINGS = ["demo", str(Path(__file__).with_name("small.toml")), str(Path(__file__).with_name("teachers.toml"))]
 SIZES: dict[str, Any] = {"layers": 2, "intermediate": 96}

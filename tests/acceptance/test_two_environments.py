@@ -117,6 +117,7 @@ def environments_of(step: Step) -> dict[str, str]:
     return {row["trace_id"]: row["environment"] for row in step.tables["traces"]}
 
 
+@pytest.mark.essential
 def test_there_was_something_to_tell_apart(steps: list[Step]) -> None:
     for step in steps:
         assert Counter(environments_of(step).values()) == {"reverse_text": 12, "lookup": 12}
@@ -130,6 +131,7 @@ def test_there_was_something_to_tell_apart(steps: list[Step]) -> None:
     assert all(any(row["is_content"]) and not all(row["is_content"]) for row in tools + users)
 
 
+@pytest.mark.essential
 def test_conversations_of_several_turns_are_one_branch(steps: list[Step]) -> None:
     traces = [row for step in steps for row in step.tables["traces"]]
     assert not [row["error_message"] for row in traces if row["error_class"]]
@@ -148,6 +150,7 @@ def test_each_environment_is_credited_by_its_algorithm(steps: list[Step]) -> Non
         assert any(any(sample["ce_weights"]) for sample in step.of("lookup"))
 
 
+@pytest.mark.essential
 def test_both_compare_the_rewards_of_a_group(steps: list[Step]) -> None:
     for step in steps:
         groups: dict[str, list[float]] = {}
@@ -192,6 +195,7 @@ def weighted(stream: list[float]) -> int:
     return sum(weight != 0 for weight in stream)
 
 
+@pytest.mark.essential
 def test_the_component_of_observations_is_measured(steps: list[Step]) -> None:
     for step in steps:
         (update,) = step.tables["updates"]
@@ -201,6 +205,7 @@ def test_the_component_of_observations_is_measured(steps: list[Step]) -> None:
         assert 0.05 * metrics["ce_nll_mean"] <= update["ce_loss"] * 1.001 <= 0.1 * metrics["ce_nll_mean"] * 1.002
 
 
+@pytest.mark.nightly
 def test_another_algorithm_for_one_of_them_credits_again_and_no_more(root: str, steps: list[Step]) -> None:
     printed = stagecoach("replay", "two", "--from", "advantage", "--set", NO_ECHO, "--name", "plain", "--store", root)
     assert "8 pieces of work computed, 0 cached" in printed

@@ -53,6 +53,7 @@ def test_batches_are_trained_again_up_to_a_policy_without_optimizer_state(
     check_clean(run)
 
 
+@pytest.mark.nightly
 @pytest.mark.fault("process", "a flow is killed that removes earlier weights", "the same weights, from what was kept")
 def test_a_run_that_keeps_few_weights_goes_on_from_them(drive: Callable[..., Driven]) -> None:
     run, reference, first = killed_rarely_saved(drive, "training.keep_weights=last")
@@ -65,8 +66,9 @@ def test_a_run_that_keeps_few_weights_goes_on_from_them(drive: Callable[..., Dri
     assert len(open_store(run.store).policies.names()) == 2, "the first one and the last, whose state is saved"
 
 
+@pytest.mark.nightly
 @pytest.mark.fault("process", "the learner is killed between saved states", "no step is trained again")
-@pytest.mark.parametrize("overrides", [ROUNDED, pytest.param((), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("overrides", [ROUNDED, ()])
 def test_a_lost_learner_goes_on_from_what_it_kept_in_memory(
     drive: Callable[..., Driven], overrides: tuple[str, ...]
 ) -> None:
@@ -133,6 +135,7 @@ def stored(root: Path, name: str) -> pa.Table:
     return DeltaTable(str(root / "tables" / name)).to_pyarrow_table().sort_by("seq").select(schema.names).cast(schema)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [NAME, "twin"])
 def test_the_same_config_and_seed_again_computes_nothing_and_starts_nothing(name: str, uninterrupted: Driven) -> None:
     logs = uninterrupted.store / "logs"
@@ -146,6 +149,7 @@ def test_the_same_config_and_seed_again_computes_nothing_and_starts_nothing(name
     check_once(uninterrupted.store)
 
 
+@pytest.mark.nightly
 def test_another_advantage_computes_advantage_packing_and_training_alone(uninterrupted: Driven) -> None:
     life = uninterrupted.live(name="branch", overrides=["algorithm.normalise_std=true", "steps=1"])
     assert life.status == 0, life.output

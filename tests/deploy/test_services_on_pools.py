@@ -19,7 +19,7 @@ from flows.services.pools import ADDRESS, PULSE, TOKEN, shared_key, stand_in
 from storage.store import open_store
 from tasks.learner import pulse
 from tasks.learner.tiny import tiny_qwen3
-from tests.fixtures.driving import NAME, check_once, rows, without_ambient
+from tests.fixtures.driving import check_once, rows, without_ambient
 from tests.fixtures.faults import happened
 from tests.fixtures.s3_host import S3Host
 from tests.fixtures.serving import PREFECT, ROOT, Serving
@@ -30,6 +30,7 @@ SMALL = str(ROOT / "tests/acceptance/small.toml")
 ON_POOLS = "placement.services=pools"
 SHORT_LEASE = "placement.lease_seconds=20"
 """Where a service is to end by it. A busy SQLite may refuse for longer what renews a lease."""
+LOST = {"engine": "engine: ended", "environment": "environment reverse_text: ended"}
 ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
@@ -183,33 +184,37 @@ def test_steps_with_a_learner_of_two_nodes_of_which_one_is_killed(
     until(lambda: ended() == expected, lambda: f"{ended()}\n{served.log()}")
 
 
-@pytest.mark.fault("services", "each flow run that serves is killed", "its groups are sampled again, by another one")
-def test_two_steps_with_services_that_are_killed(served: Serving) -> None:
-    process = served.begin(
-        sys.executable, "-m", "flows.cli", "run", "demo", SMALL, *settings(served, "steps=2"), "--name", NAME
-    )
+@pytest.mark.fault("services", "a flow run that serves is killed", "its groups are sampled again, by another one")
+@pytest.mark.parametrize(
+    ("run", "killed"),
+    [("lost-engine", ["engine"]), pytest.param("lost", ["engine", "environment"], marks=pytest.mark.nightly)],
+    ids=["the engine", "both"],
+)
+def test_two_steps_with_services_that_are_killed(served: Serving, run: str, killed: list[str]) -> None:
+    asked = [*settings(served, "steps=2", f"seed={len(killed)}"), "--name", run]  # or one finds what the other made
+    process = served.begin(sys.executable, "-m", "flows.cli", "run", "demo", SMALL, *asked)
 
     def num_parts() -> int:
-        entries = open_store(served.store).ledger.entries(run=NAME, stage="rollout")
+        entries = open_store(served.store).ledger.entries(run=run, stage="rollout")
         return len([entry for entry in entries if entry.part])
 
-    for service in ("engine", "environment"):
+    for service in killed:
         before = num_parts()
         until(lambda before=before: process.poll() is not None or num_parts() > before, served.log)
         assert process.poll() is None, served.log()
-        kill(flow_runs(served, NAME, service)[0])
+        kill(flow_runs(served, run, service)[0])
     until(lambda: process.poll() is not None, served.log)
     assert process.returncode == 0, served.log()
 
     store = open_store(served.store)
-    assert {entry.step for entry in store.ledger.entries(run=NAME, stage="training")} == {0, 1}
-    check_once(served.store)
-    assert len(rows(store)["traces"]) == 2 * 6 * 4
-    losses = [each.message.split(" with")[0] for each in store.runs.lost_services(NAME)]
-    assert losses == ["engine: ended", "environment reverse_text: ended"]
-    for service in ("engine", "environment"):
-        until_replaced(served, NAME, service)
-    left = partial(services_left, served, NAME, process.pid)
+    assert {entry.step for entry in store.ledger.entries(run=run, stage="training")} == {0, 1}
+    check_once(served.store, run)
+    assert len(rows(store, run)["traces"]) == 2 * 6 * 4
+    losses = [each.message.split(" with")[0] for each in store.runs.lost_services(run)]
+    assert losses == [LOST[service] for service in killed]
+    for service in killed:
+        until_replaced(served, run, service)
+    left = partial(services_left, served, run, process.pid)
     until(lambda: not left(), lambda: str(left()))
 
 

@@ -122,6 +122,7 @@ def test_demonstrations_take_four_forms() -> None:
         next(demonstrations(1, seed=0, right=1.1))
 
 
+@pytest.mark.nightly
 def test_six_turns_are_five_calls_and_an_answer() -> None:
     def reply(body: Body) -> str | Body:
         told = [message["content"] for message in body["messages"] if message["role"] == "tool"]

@@ -73,6 +73,7 @@ class NeverFilled(dict[str, Any]):
         """Forget it."""
 
 
+@pytest.mark.nightly
 def test_a_conversation_with_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     traces = both(monkeypatch, lambda: say)[0]
     assert [trace["ok"] for trace in traces[:-1]] == [True, True] and len(traces[-1]["bodies"]) == 6
@@ -91,6 +92,7 @@ def test_a_refusal_ends_the_rollout_with_the_providers_error(monkeypatch: pytest
     assert {trace["errors"][0]["status_code"] for trace in traces[:-1]} == {404}
 
 
+@pytest.mark.nightly
 def test_a_busy_model_is_asked_again_and_the_turn_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     traces = both(monkeypatch, lambda: Busy(503, 1))[0]
     assert [len(trace["calls"]) for trace in traces[:-1]] == [4, 3] and all(trace["ok"] for trace in traces[:-1])

@@ -528,6 +528,7 @@ def test_so_they_do_at_once(engine: Engine, model: Path) -> None:
         check_whole(each, messages)
 
 
+@pytest.mark.nightly
 def test_a_conversation_that_no_longer_fits_is_cut_and_no_error(engine: Engine, model: Path) -> None:
     (each,) = episodes_of(sampled_here(engine, model, 1, num_rounds=12, schedule="simultaneous")[0])
     assert {json.loads(row["info"])["stop"] for row in each.values()} == {"prompt_too_long"}

@@ -38,7 +38,7 @@ from tests.fixtures.sampled import sampled_tables
 from tests.fixtures.stages import written
 from tests.fixtures.warming import taught
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 Row = dict[str, Any]
 ROWS = 640
@@ -289,7 +289,6 @@ def test_a_calculation_is_calls_results_and_an_answer(tool_policy: tuple[Engine,
     assert num_results > 0, "the model has not called the tool once"
 
 
-@pytest.mark.nightly
 def test_a_walk_leads_from_page_to_page(tool_policy: tuple[Engine, Path], tmp_path: Path) -> None:
     found = talks("wikispeedia", tool_policy, tmp_path)
     num_moves = 0
@@ -306,7 +305,6 @@ def test_a_walk_leads_from_page_to_page(tool_policy: tuple[Engine, Path], tmp_pa
     assert num_moves > 0, "the model has not followed one link"
 
 
-@pytest.mark.nightly
 def test_a_list_is_sorted_in_turns(tool_policy: tuple[Engine, Path], tmp_path: Path) -> None:
     from sample_alphabet_sort.lists import asked, score
 

@@ -161,6 +161,7 @@ def test_all_demonstrations_may_go_the_shortest_way() -> None:
         assert sum(m["role"] == "assistant" for m in row["messages"]) == distances(LINKS, start)[target]
 
 
+@pytest.mark.nightly
 def test_walks_that_share_a_server_stay_apart() -> None:
     links = graph(12, 0)
 

@@ -1,5 +1,6 @@
 """A damaged file of a store ends in one message that names it, whichever command meets it, or changes nothing."""
 
+import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -87,6 +88,11 @@ TARGETS: dict[str, Callable[[Path], Path]] = {
     "manifest": lambda root: root / "policies/training-xy" / MANIFEST,
     "weights": lambda root: root / "policies/training-xy/model.safetensors",
 }
+IN_CI = {*((target, "half") for target in TARGETS), *(("ledger", harm) for harm in HARMS)}
+CASES = [
+    pytest.param(*case, marks=() if case in IN_CI else pytest.mark.nightly)
+    for case in itertools.product(TARGETS, HARMS)
+]
 
 
 def words(command: str) -> list[str]:
@@ -98,8 +104,7 @@ def words(command: str) -> list[str]:
     "a file of a store is damaged",
     "each of 16 commands ends in one message that names the file, or is not touched by it",
 )
-@pytest.mark.parametrize("harm", HARMS)
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("target", "harm"), CASES)
 def test_each_command_ends_in_one_message(
     root: Path, capsys: pytest.CaptureFixture[str], target: str, harm: str
 ) -> None:

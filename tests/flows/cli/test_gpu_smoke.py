@@ -25,6 +25,7 @@ def test_every_check_has_its_line_and_one_that_is_wrong_decides(found, status, m
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == found
 
 
+@pytest.mark.nightly
 @pytest.mark.engine
 def test_a_process_that_ends_early_is_wrong(tmp_path) -> None:
     (check,) = gpu_smoke.learner_checks({"model": str(tmp_path / "model")})

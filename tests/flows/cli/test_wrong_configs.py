@@ -8,6 +8,11 @@ from tests.fixtures.wrong_configs import PLUGINS, WrongConfig, write_files, wron
 from tests.flows.conftest import ROOT, Refused
 
 ALL = list(wrong_configs())
+ASKING = [
+    pytest.param(each, id=str(each), marks=pytest.mark.nightly if number > 3 else ())
+    for number, each in enumerate(each for each in ALL if each.asks)
+]
+"""Each of these loads an environment, and each shows the same way of asking it."""
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +36,7 @@ def test_a_wrong_config_is_refused(wrong: WrongConfig, refused: Refused) -> None
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("wrong", [each for each in ALL if each.asks], ids=str)
+@pytest.mark.parametrize("wrong", ASKING)
 def test_a_config_that_its_environment_contradicts_is_refused(wrong: WrongConfig, refused: Refused) -> None:
     check(wrong, refused)
 

@@ -84,6 +84,7 @@ print(json.dumps({**told, "ids": tokenizer("ab").input_ids}))
 """
 
 
+@pytest.mark.nightly
 def test_transformers_loads_exported_weights(tmp_path: Path) -> None:
     store, key = open_store(tmp_path / "store"), "k" * 32
     made = store.policies.scratch(key)

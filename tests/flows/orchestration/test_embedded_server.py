@@ -135,6 +135,7 @@ def test_sigterm_and_ctrl_c_are_reported_as_crashes(home: Path) -> None:
     assert {found[run] for run in processes.values()} == {"CRASHED"}
 
 
+@pytest.mark.nightly
 @pytest.mark.fault("process", "a flow with an embedded server is killed", "no process left, its state is swept")
 def test_a_killed_flow_leaves_no_process_and_its_run_is_swept_at_the_next_start(home: Path) -> None:
     process = Process(home, "crash")
@@ -165,6 +166,7 @@ def recorded(home: str) -> tuple[list[str], list[str]]:
 SILENT = "Prefect does not answer: the run goes on, and its pages there are late"
 
 
+@pytest.mark.nightly
 @pytest.mark.fault(
     "services",
     "the Prefect server is stopped while a run is at work",
@@ -207,6 +209,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(directory)], check=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.fault("disk", "the disk of store and Prefect database fills up", "one message; with space the run goes on")
 def test_a_disk_that_is_full_under_store_and_prefect_is_one_message_and_the_run_goes_on_later(small_disk: Path) -> None:
     said = said_by("-m", "tests.fixtures.programs.hanging", str(small_disk), "full")

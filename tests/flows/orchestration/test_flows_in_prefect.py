@@ -15,6 +15,7 @@ from tests.fixtures.replays import ask, walk
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 
+@pytest.mark.nightly
 def test_a_flow_shows_the_differences_as_a_page_and_a_table(tmp_path: Path) -> None:
     said = said_by("-m", "tests.fixtures.programs.compared", str(tmp_path))
     assert said["shown"].keys() == {"diff-base-spread", "diff-steps-base-spread"}
@@ -45,6 +46,7 @@ print("SAID", json.dumps(done))
 """
 
 
+@pytest.mark.nightly
 def test_a_scheduled_round(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     train(store, "old", "xy")

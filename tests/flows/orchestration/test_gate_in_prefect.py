@@ -95,6 +95,7 @@ def test_a_batch_is_refused_on_the_command_line(run: Driven, waiting: Waiting) -
     assert events(store) == ["started", "refused"] and not store.ledger.entries(run=NAME, stage="training")
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_cancelled_while_it_waits_ends_and_has_decided_nothing(run: Driven, waiting: Waiting) -> None:
     place = f"/flow_runs/{waiting.paused()['id']}/set_state"
     before = decisions(open_store(run.store), NAME)
@@ -136,6 +137,7 @@ def test_a_run_that_nobody_answers_ends_and_says_how_to_be_asked_again(run: Driv
     assert not decisions(store, "unanswered") and len(store.ledger.entries(run="unanswered", stage="packing")) == 1
 
 
+@pytest.mark.nightly
 def test_a_rule_stops_a_run_and_the_weights_are_those_of_a_run_without_it(run: Driven, tmp_path: Path) -> None:
     model = next(each for each in run.overrides if each.startswith("model.path="))
     ungated, ruled = (Driven(tmp_path / name, (*SETTINGS, model)) for name in ("ungated", "ruled"))

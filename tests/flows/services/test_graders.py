@@ -122,6 +122,7 @@ def test_who_does_not_know_the_key_is_not_served(supervisor: Supervisor) -> None
     assert graders.scores(**rows)["reward"].to_pylist() == [1.0, 0.8, 0.0], "and it serves on"
 
 
+@pytest.mark.nightly
 def test_two_environments_are_scored_each_by_its_own(supervisor: Supervisor, plugins: None) -> None:
     import duel
 
@@ -153,6 +154,7 @@ def test_what_needs_a_rollout_is_refused_and_the_grader_lives(supervisor: Superv
     assert supervisor._handles[0].generation == 1
 
 
+@pytest.mark.nightly
 def test_an_environment_that_does_not_load(supervisor: Supervisor, tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "broken_taskset.py").write_text("raise RuntimeError('the planted error')")
     monkeypatch.syspath_prepend(tmp_path)

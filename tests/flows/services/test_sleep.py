@@ -126,6 +126,7 @@ def test_a_turn_waits_for_those_who_sample_and_they_for_it(machine) -> None:
     assert order == ["sampled", "trained", "trained again", "sampled again"]
 
 
+@pytest.mark.nightly
 def test_the_engine_is_killed_before_it_sleeps(machine) -> None:
     assert machine.serves()
     killed = machine.kill(machine.engine)
@@ -134,6 +135,7 @@ def test_the_engine_is_killed_before_it_sleeps(machine) -> None:
     assert machine.serves()
 
 
+@pytest.mark.nightly
 def test_the_engine_is_killed_asleep_and_stays_away_from_the_learner_s_memory(machine) -> None:
     with machine.learner.turn():
         handle = machine.handle(machine.engine)
@@ -154,6 +156,7 @@ def test_the_learner_is_killed_while_the_engine_sleeps(machine) -> None:
     assert machine.serves() and machine.handle(machine.engine).generation == engine
 
 
+@pytest.mark.nightly
 def test_the_engine_is_killed_before_it_wakes(machine) -> None:
     with machine.learner.turn():
         pass
@@ -161,6 +164,7 @@ def test_the_engine_is_killed_before_it_wakes(machine) -> None:
     assert machine.serves() and machine.handle(machine.engine).generation == killed + 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dies", [True, False])
 def test_it_is_awake_and_not_handed_over_yet(machine, monkeypatch, dies: bool) -> None:
     """Killed, or the hand-over failed: half awake, it goes on from there."""

@@ -69,6 +69,7 @@ def scored(served: ServedModel) -> list[float]:
     return found
 
 
+@pytest.mark.nightly
 def test_a_teacher_that_dies_is_started_again_with_the_same_weights(taught: Taught) -> None:
     taught.teachers.reach()
     taught.teachers.begin()

@@ -48,6 +48,7 @@ def looked_at(library: StoreReader) -> dict[str, str]:
     return found
 
 
+@pytest.mark.nightly
 def test_pages_tell_the_rows_that_are_there_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "store"
     train(root, "run", Sampler(), steps=1, evaluation=EVALUATED)

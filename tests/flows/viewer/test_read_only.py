@@ -141,6 +141,7 @@ def test_a_store_that_nobody_may_write_to_can_be_looked_at(root: Path) -> None:
         assert state(store) == before
 
 
+@pytest.mark.nightly
 def test_in_an_object_store_nothing_is_put(root: Path, s3: S3Host, s3_root: str) -> None:  # noqa: F811
     for path in root.rglob("*"):
         if path.is_file():

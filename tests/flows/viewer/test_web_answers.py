@@ -210,6 +210,7 @@ def test_the_mark_is_another_after_a_commit_and_only_then(tmp_path: Path) -> Non
     assert len(set(marks)) == 4
 
 
+@pytest.mark.nightly
 def test_many_ask_while_a_run_commits_and_each_sees_one_moment(tmp_path: Path) -> None:
     """A page that reads the graph twice must find the same in it, whatever was committed in between."""
     root = tmp_path / "store"

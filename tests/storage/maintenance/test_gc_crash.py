@@ -40,6 +40,7 @@ def check(root: Path, before: dict[tuple[str, str, str], list]) -> None:
     assert keys <= set(store.policies.names())
 
 
+@pytest.mark.nightly
 @pytest.mark.fault(
     "process", "gc dies before and after each of its changes", "no row names what is gone; the next gc finishes"
 )

@@ -13,6 +13,7 @@ from tests.fixtures.histories import contents, lasting, train
 pytestmark = pytest.mark.engine
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("long_ago")
 def test_a_run_goes_weights_are_thinned_and_what_is_kept_reads(s3_root: str) -> None:
     store = open_store(s3_root)

@@ -71,6 +71,7 @@ def finished(store: Store) -> set[tuple[str, str, int]]:
     return {(entry.run, entry.stage, entry.step) for entry in store.ledger.entries() if entry.part == ""}
 
 
+@pytest.mark.nightly
 def test_a_run_survives_a_kill_and_another_run_beside_it(s3_root: str, tmp_path: Path, model: Path) -> None:
     runs = Runs(tmp_path, s3_root, model)
     status, output = runs.live("one", "after commit rollout 0 part #2")

@@ -97,6 +97,7 @@ def test_the_first_to_make_a_store_decides(s3: S3Host, root: str, store: Store) 
     assert store.root.exists("tables/ledger"), "a directory, too"
 
 
+@pytest.mark.nightly
 def test_two_writers_side_by_side_lose_nothing(root: str, store: Store) -> None:
     count, runs = 50, ("one", "two")
     told = race_writers(root, *(["rows", run, str(count)] for run in runs))

@@ -6,6 +6,7 @@ The same code makes the figures of one rank, in the test's own process, and thos
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -147,26 +148,34 @@ def shared_rows(directory: Path, world: World) -> dict[str, Tensor]:
         policy = policy_in(directory, torch.float64, world=arranged)
         for loss in LOSSES:
             found[f"{replicas} x {context} {loss}"] = gradient(policy, ALL_IN_ONE, arranged, loss)
-    with varlen_on_cpu():
-        arranged = world.arrange(1, 2)
-        policy = policy_in(directory, torch.float32, compiled=True, world=arranged)
-        found["shared and compiled"] = gradient(policy, ALL_IN_ONE, arranged)
     return found
 
 
-def main(directory: Path, seeing: Path, out: Path) -> None:
-    """Write the figures of every split and of every optimizer."""
-    world = start_world()
+def as_written(directory: Path, seeing: Path, world: World) -> dict[str, Any]:
+    """Return the figures of every split, every optimizer, and of rows that are shared or show pictures."""
     found = {}
     for dtype in (torch.float64, torch.float32):
         policy = policy_in(directory, dtype)
         found |= {f"{name} {dtype}": gradient(policy, rows, world) for name, rows in SPLITS.items()}
     found |= {name: three_steps(directory, name) for name in OPTIMIZERS}
+    return found | shared_rows(directory, world) | {"seen": seen(seeing, world)}
+
+
+def compiled(directory: Path, world: World) -> dict[str, Any]:
+    """Return the figures of every split with compiled layers, how many graphs they took, and those of shared rows."""
     with varlen_on_cpu():
         policy = policy_in(directory, torch.float32, compiled=True)
-        found |= {f"{name} compiled": gradient(policy, rows, world) for name, rows in SPLITS.items()}
-    found["graphs"] = counters["stats"]["unique_graphs"]
-    found |= shared_rows(directory, world) | {"seen": seen(seeing, world)}
+        found: dict[str, Any] = {f"{name} compiled": gradient(policy, rows, world) for name, rows in SPLITS.items()}
+        found["graphs"] = counters["stats"]["unique_graphs"]
+        arranged = world.arrange(1, 2)
+        policy = policy_in(directory, torch.float32, compiled=True, world=arranged)
+        return found | {"shared and compiled": gradient(policy, ALL_IN_ONE, arranged)}
+
+
+def main(directory: Path, seeing: Path, out: Path, what: str) -> None:
+    """Write the figures of layers as they are written, or of `compiled` ones."""
+    world = start_world()
+    found = compiled(directory, world) if what == "compiled" else as_written(directory, seeing, world)
     if world.rank == 0:
         torch.save(found, out)
     torch.distributed.destroy_process_group()
@@ -174,4 +183,4 @@ def main(directory: Path, seeing: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    main(*map(Path, sys.argv[1:4]), sys.argv[4])

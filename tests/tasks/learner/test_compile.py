@@ -84,6 +84,7 @@ def test_recomputed_and_sharded_layers_are_compiled_too(world, deep):
     assert compared(deep, settings, rows(4), 2e-2) <= GRAPHS + 1
 
 
+@pytest.mark.nightly
 def test_rows_with_pictures_and_without_are_one_graph(world, tmp_path):
     """The tower, which is trained here, is not compiled: its attention has a loop over pictures."""
     small = tiny_qwen3_vl(tmp_path / "policy", hidden=64, heads=2, seed=3)

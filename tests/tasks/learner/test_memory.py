@@ -23,6 +23,7 @@ from tests.fixtures.varlen import varlen_on_cpu
 
 SMALL, MIDDLE, LARGE, UNTIED = (KNOWN_SHAPES[f"Qwen/Qwen3-{size}"] for size in ("0.6B", "1.7B", "4B", "8B"))
 CPU = torch.device("cpu")
+AT_LENGTH = [pytest.mark.engine, pytest.mark.nightly]
 
 
 def causal_model(shape, dtype=torch.float32):
@@ -101,7 +102,7 @@ def case_parameters():
     """All cases; every eighth is of the tests that newcomers run, as a second is much for one of thousands."""
     for number, case in enumerate(cases()):
         name = f"{case[0].hidden}-{'-'.join(map(str, case[1:5]))}"
-        yield pytest.param(case, id=name, marks=[pytest.mark.engine] if number % 8 else [])
+        yield pytest.param(case, id=name, marks=AT_LENGTH if number % 8 else [])
 
 
 @pytest.mark.parametrize("case", list(case_parameters()))
@@ -142,7 +143,7 @@ def saved_bytes(shape, compiled, tokens=256):
     return sum(size for place, (size, _) in kept.items() if place not in own) / tokens
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.engine)])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=AT_LENGTH)])
 def test_what_a_layer_keeps_of_a_token(compiled):
     narrow = replace(SMALL, hidden=512, inner=2048, heads=4, kv_heads=2)
     others = () if compiled else (replace(narrow, kv_heads=4), replace(narrow, inner=512))  # compiling takes seconds

@@ -24,12 +24,12 @@ pytestmark = pytest.mark.engine
 EXACTNESS = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
-def figures(number, model_directory, seeing_model, tmp_path_factory):
-    """Return the figures that so many ranks find together."""
+def figures(number, model_directory, seeing_model, tmp_path_factory, what="as written"):
+    """Return the figures that so many ranks find together, of layers as they are written or `compiled`."""
     out = tmp_path_factory.mktemp("ranks") / "found.pt"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
     done = subprocess.run(
-        [*command, "-m", "tests.tasks.learner.ranks", str(model_directory), str(seeing_model), str(out)],
+        [*command, "-m", "tests.tasks.learner.ranks", str(model_directory), str(seeing_model), str(out), what],
         env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
         capture_output=True,
         text=True,
@@ -47,6 +47,13 @@ def two(model_directory, seeing_model, tmp_path_factory):
 @pytest.fixture(scope="module")
 def four(model_directory, seeing_model, tmp_path_factory):
     return figures(4, model_directory, seeing_model, tmp_path_factory)
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(2, marks=pytest.mark.nightly), pytest.param(4, marks=pytest.mark.nightly)]
+)
+def compiled(request, model_directory, seeing_model, tmp_path_factory):
+    return figures(request.param, model_directory, seeing_model, tmp_path_factory, "compiled")
 
 
 @pytest.fixture(scope="module", params=EXACTNESS, ids=str)
@@ -70,22 +77,15 @@ def test_two_ranks_make_the_gradient_of_one(one, two, split):
     assert_same(two[f"{split} {dtype}"], alone, dtype)
 
 
-def assert_compiled(found, model_directory, world):
+def test_compiled_layers_make_it_on_two_and_on_four_ranks(compiled, model_directory, world):
     expected = ranks.gradient(ranks.policy_in(model_directory, torch.float32), ranks.APART, world)
     for split in ranks.SPLITS:
-        assert_same(found[f"{split} compiled"], expected, torch.float32)
+        assert_same(compiled[f"{split} compiled"], expected, torch.float32)
     # Of all layers one, of the last norm one, of losses, metrics and head four; these again where there is one token,
     # and metrics where there is one segment: 0 and 1 are no symbols.
-    assert found["graphs"] == 1 + 1 + 4 + 4 + 1, "of all rows and splits"
-
-
-def test_compiled_layers_on_two_ranks_make_it(two, model_directory, world):
-    assert_compiled(two, model_directory, world)
-
-
-@pytest.mark.nightly
-def test_compiled_layers_on_four_ranks_make_it(four, model_directory, world):
-    assert_compiled(four, model_directory, world)
+    assert compiled["graphs"] == 1 + 1 + 4 + 4 + 1, "of all rows and splits"
+    shared = ranks.gradient(ranks.policy_in(model_directory, torch.float32), ranks.ALL_IN_ONE, world)
+    assert_same(compiled["shared and compiled"], shared, torch.float32)
 
 
 def test_one_rank_makes_it_in_any_rows_and_micro_steps(one, world):
@@ -138,8 +138,6 @@ def shared(found, model_directory, world, arrangements):
 
 def test_two_ranks_at_one_row_and_two_copies_of_the_weights_make_it(two, model_directory, world):
     shared(two, model_directory, world, ["1 x 2", "2 x 1", "2 x 2"])
-    expected = ranks.gradient(ranks.policy_in(model_directory, torch.float32), ranks.ALL_IN_ONE, world)
-    assert_same(two["shared and compiled"], expected, torch.float32)
 
 
 def test_two_ranks_make_the_gradient_of_rows_with_pictures(two, seeing_model, world):

@@ -6,7 +6,7 @@ from safetensors.numpy import load_file
 from tasks.learner.digest import OPTIMIZER_FILE, weights_sha256
 from tests.tasks.learner.resharding import through_ranks
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,9 @@ def golden(case):
     return json.loads(GOLDEN.read_text())[case]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(each, marks=() if each == "0.6B" else pytest.mark.nightly) for each in CASES]
+)
 def test_a_row_takes_the_kernels_and_bytes_that_are_written_down(case):
     assert counts(case) == golden(case)
 
@@ -48,6 +50,7 @@ def test_a_row_of_the_small_model_takes_1500_kernels_and_150_gb_at_most():
     assert two["kernels"]["head"] == three["kernels"]["head"]
 
 
+@pytest.mark.nightly
 def test_one_more_pass_over_the_logits_is_seen(monkeypatch):
     plain = head.measure_at_once
     monkeypatch.setattr(head, "measure_at_once", lambda logits, *others: plain(logits.mul_(1.5), *others))
@@ -56,6 +59,7 @@ def test_one_more_pass_over_the_logits_is_seen(monkeypatch):
     assert found["bytes"]["head"] >= golden("0.6B")["bytes"]["head"] + 4 * (16384 - 8) * 151936
 
 
+@pytest.mark.nightly
 def test_one_more_kernel_of_each_chunk_is_seen(monkeypatch):
     plain = head._product
     monkeypatch.setattr(head, "_product", lambda left, right: plain(left, right).mul_(1.0))

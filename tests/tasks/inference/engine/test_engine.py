@@ -109,6 +109,7 @@ def test_a_wrong_key_and_an_absent_engine_are_not_healthy(small_engine: Engine) 
         Engine("http://127.0.0.1:9", KEY).served_policy_key()
 
 
+@pytest.mark.nightly
 def test_a_tied_head_is_reloaded(models: dict[str, Path], tmp_path: Path) -> None:
     with engine_of(models["tied"], tmp_path / "report.json") as tied:
         for name in ("tied", "tied_b", "tied"):

@@ -102,6 +102,7 @@ def test_an_adapter_with_one_flipped_bit_is_caught(engine: Engine, policies: Pol
         check_weights(engine, policies["b"], base, policies["b"]["directory"])
 
 
+@pytest.mark.nightly
 def test_two_workers_say_together_what_one_would(
     policies: Policies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +120,7 @@ def test_two_workers_say_together_what_one_would(
             check_weights(asked, policies["other"], base)
 
 
+@pytest.mark.nightly
 def test_a_tied_head_is_served_right_below_adapters(tmp_path: Path) -> None:
     tied = made(tmp_path, tied=True)
     with engine_of(tied["base"]["directory"], tmp_path / "report.json", lora=LORA) as client:

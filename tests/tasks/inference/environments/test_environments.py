@@ -150,7 +150,10 @@ def test_a_setting_that_the_taskset_does_not_know() -> None:
 
 
 @pytest.mark.usefixtures("plugins")
-@pytest.mark.parametrize("package", ["older", "older_at_import", "older_module"])
+@pytest.mark.parametrize(
+    "package",
+    ["older", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("older_at_import", "older_module"))],
+)
 def test_a_package_of_the_older_interface_is_refused_with_what_to_do(package: str) -> None:
     with pytest.raises(environments.EnvironmentUnavailable, match=r"load_environment.*exports a Taskset"):
         environments.examples(EnvironmentConfig(name="old", taskset={"id": package}))

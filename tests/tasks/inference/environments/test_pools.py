@@ -164,6 +164,7 @@ def test_the_end_of_a_worker_is_noticed_though_what_it_started_lives_on(monkeypa
         os.close(each)
 
 
+@pytest.mark.essential
 def test_a_client_that_leaves_before_its_answer_does_not_end_the_server(pools: Pools) -> None:
     from verifiers.v1.serve.client import EnvClient
 
@@ -207,6 +208,7 @@ def test_a_server_that_someone_else_runs_is_used_and_left_alone(
             EnvironmentServers(supervisor, RunConfig(environments=(gone,)), "key").reach()
 
 
+@pytest.mark.nightly
 @pytest.mark.fault(
     "services", "a worker of an environment server is stopped", "it is named and killed, the server is started again"
 )

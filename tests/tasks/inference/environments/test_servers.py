@@ -136,6 +136,7 @@ def commands(pid: int) -> dict[int, str]:
     return found
 
 
+@pytest.mark.nightly
 def test_a_server_without_its_tools_is_started_again(tmp_path: Path) -> None:
     environment = {"name": "calc", "taskset": {"id": "sample_calc_tools", "num_examples": 4}}
     config = RunConfig.model_validate({"environments": [environment]})

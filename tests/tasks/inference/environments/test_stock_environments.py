@@ -111,6 +111,7 @@ def test_best_of_n_is_several_traces_of_one_episode(small_engine: Engine, view: 
         assert [json.loads(row["metrics"])["best"] for row in attempts] == [row["reward"] == top for row in attempts]
 
 
+@pytest.mark.nightly
 def test_a_user_that_a_model_plays_is_not_trained_on(small_engine: Engine, view: ViewOf, tmp_path: Path) -> None:
     env = {"id": "user-sim", "persona": "{scenario}", "user": {"max_turns": 2}}
     environment = EnvironmentConfig(name="user", taskset=REVERSE, env=env)
@@ -126,6 +127,7 @@ def test_a_user_that_a_model_plays_is_not_trained_on(small_engine: Engine, view:
         assert {m["content"] for m in user} & set(heard), "what one says the other hears"
 
 
+@pytest.mark.nightly
 def test_a_taskset_scored_by_a_server_of_its_own(small_engine: Engine, view: ViewOf, tmp_path: Path) -> None:
     with resource_server() as (url, verified):
         taskset = {"id": "nemo_gym", "dataset": str(dataset(tmp_path / "sums.jsonl")), "task": {"resources_url": url}}

@@ -205,6 +205,7 @@ def test_the_digest_is_of_the_code_that_scores(tmp_path: Path, monkeypatch: pyte
     assert len({first, second, third, fourth}) == 4
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("plugins")
 def test_real_rollouts_of_several_turns_are_scored_as_they_were(
     small_engine: Engine, view: Callable[..., View], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -89,6 +89,7 @@ def rolled_out(
     return handed, generation
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("plugins")
 def test_rollouts_of_a_lost_server_are_sampled_again(
     small_engine: Engine, models: dict[str, Path], tmp_path: Path
@@ -114,8 +115,9 @@ def test_rollouts_of_a_lost_server_are_sampled_again(
     assert generation == 2 or "\nplanted\n" in log
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("plugins")
-@pytest.mark.parametrize("servers", [1, pytest.param(3, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("servers", [1, 3])
 def test_a_killer_is_one_row_and_costs_the_others_nothing(
     small_engine: Engine, models: dict[str, Path], tmp_path: Path, servers: int
 ) -> None:

@@ -149,6 +149,7 @@ def test_every_call_carries_the_session_of_its_trace(played: Played) -> None:
     assert sessions == {row["trace_id"] for rows in played.rows.values() for row in rows if row["num_turns"]}
 
 
+@pytest.mark.nightly
 def test_each_run_of_an_episode_has_a_seed_of_its_own_and_the_rows_say_it(played: Played) -> None:
     rows = played.rows["none"]
     assert [row["agent"] for row in rows] == ["first", "second", "first", "second", "judge"]

@@ -109,6 +109,7 @@ assert len(found) == 6 and len({id(each) for each in found}) == 1, found
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.engine
 def test_groups_that_end_together_load_one_processor(seeing_model) -> None:
     """In a process of its own, which has not imported transformers: that replaces its own module meanwhile."""
