@@ -539,6 +539,7 @@ def test_a_conversation_that_no_longer_fits_is_cut_and_no_error(engine: Engine, 
     assert (each["judge"]["error_class"], each["judge"]["reward"], each["judge"]["num_turns"]) == (None, 0.0, 0)
 
 
+@pytest.mark.essential
 def test_a_member_without_a_model_leaves_rows_with_errors_and_no_zeros(engine: Engine, model: Path) -> None:
     nowhere = {"type": "eval", "base_url": "http://127.0.0.1:9/v1", "api_key_var": "NO_SUCH_KEY"}
     (each,) = episodes_of(sampled_here(engine, model, 1, negative={"client": nowhere, "model": "gone"})[0])

@@ -31,6 +31,7 @@ def connect(address, model_directory, processes=1, nodes=1, rendezvous="", **tra
     return learner
 
 
+@pytest.mark.nightly
 def test_two_processes_agree_bit_for_bit_and_a_third_goes_on_from_the_middle(model_directory, tmp_path):
     runs = []
     for name in ("one", "two"):
@@ -81,6 +82,7 @@ def test_two_ranks_equal_one(model_directory, learners, tmp_path):
     assert probes[1] == pytest.approx(probes[0], abs=1e-5)
 
 
+@pytest.mark.nightly
 def test_two_ranks_train_the_adapter_that_one_does(model_directory, learners, tmp_path):
     found, probes = {}, {}
     for processes, address in learners.items():

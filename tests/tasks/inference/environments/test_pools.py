@@ -192,6 +192,7 @@ def test_a_model_call_of_no_rollout_is_refused(pools: Pools) -> None:
         assert httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, trust_env=False).status_code == 401
 
 
+@pytest.mark.essential
 def test_a_server_that_someone_else_runs_is_used_and_left_alone(
     pools: Pools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,7 +149,7 @@ def test_every_call_carries_the_session_of_its_trace(played: Played) -> None:
     assert sessions == {row["trace_id"] for rows in played.rows.values() for row in rows if row["num_turns"]}
 
 
-@pytest.mark.nightly
+@pytest.mark.essential
 def test_each_run_of_an_episode_has_a_seed_of_its_own_and_the_rows_say_it(played: Played) -> None:
     rows = played.rows["none"]
     assert [row["agent"] for row in rows] == ["first", "second", "first", "second", "judge"]
@@ -165,6 +165,7 @@ def test_each_run_of_an_episode_has_a_seed_of_its_own_and_the_rows_say_it(played
     assert one and again and one != again, "two runs on one prompt are two draws"
 
 
+@pytest.mark.essential
 def test_rows_of_a_frozen_seat_are_nobody_s_and_those_of_the_policy_are_its(played: Played) -> None:
     columns = ("trainable", "policy_key", "policy_version", "staleness")
     for row in played.rows["none"]:
@@ -177,17 +178,20 @@ def test_rows_of_a_frozen_seat_are_nobody_s_and_those_of_the_policy_are_its(play
         assert found == expected[row["agent"]], row["agent"]
 
 
+@pytest.mark.essential
 def test_rows_have_the_temperature_of_their_seat(played: Played) -> None:
     found = {row["agent"]: row["temperature"] for row in played.rows["none"]}
     assert found == {"first": 0.5, "second": 1.0, "judge": 1.0}
     assert {call["sampling_params"]["temperature"] for call in played.opponent.calls} == {1.0}
 
 
+@pytest.mark.essential
 def test_no_row_holds_a_key_or_word_of_the_request_s_header(played: Played) -> None:
     text = json.dumps([played.rows, played.messages], default=str)
     assert KEY not in text and OWN_KEY not in text and SEATS_HEADER not in text
 
 
+@pytest.mark.essential
 def test_an_agent_s_own_error_leaves_the_others_what_they_earned(played: Played) -> None:
     """The environment went on and scored them; the reward of the errored one is none, and not zero."""
     assert {(row["reward"], row["error_class"]) for row in played.of("member", "first")} == {(1.25, None)}
@@ -195,6 +199,7 @@ def test_an_agent_s_own_error_leaves_the_others_what_they_earned(played: Played)
     assert {row["error_class"] for row in played.of("none", "second")} == {None}
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize(("fault", "said"), [("run", "the judge is ill"), ("finalize", "nobody wins")])
 def test_an_episode_that_was_never_scored_has_no_rewards(played: Played, fault: str, said: str) -> None:
     """What its own task gave each agent stays in `rewards` and in the record, and is no reward."""
