@@ -9,8 +9,9 @@ import os
 import re
 import resource
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,8 @@ SANDBOX = {
 OWN_SCHEMAS = ("main", "temp", "system", "information_schema", "pg_catalog")
 READ_STATEMENTS = ("SELECT", "EXPLAIN")
 BATCH_ROWS = 10_000
+WAIT_SECONDS = 0.2
+"""The longest that Ctrl-C may be overlooked."""
 LONG_TEXTS = ("prompt", "reply", "record", "info", "error_traceback")
 """Columns of derived tables that no question gets without naming them: to make them is most of the work."""
 
@@ -133,11 +136,22 @@ def _within(seconds: float, connection: Any, work: Callable[[], pa.Table]) -> pa
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()  # a pool that is interrupted as it starts its thread would not wait for it
         try:
-            return pool.submit(work).result(seconds)
+            return _result(pool.submit(work), seconds)
         except (TimeoutError, KeyboardInterrupt):
             with _again_and_again(connection.interrupt):  # the work may only be about to begin
                 pool.shutdown(cancel_futures=True)
             raise
+
+
+def _result(future: "Future[pa.Table]", seconds: float) -> pa.Table:
+    """Return what a future returns; raises TimeoutError after `seconds`.
+
+    It is waited for a little at a time: a signal that comes just before a wait begins is handled only when it ends.
+    """
+    end = time.monotonic() + seconds
+    while not future.done() and (left := end - time.monotonic()) > 0:
+        wait([future], min(left, WAIT_SECONDS))
+    return future.result(0)
 
 
 @contextmanager
