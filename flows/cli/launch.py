@@ -43,7 +43,6 @@ from flows.services.engine import InferenceService
 from flows.services.environments import EnvironmentServers
 from flows.services.learner import LearnerProcess
 from storage.store import open_store
-from tasks.runtime.imports import quick_imports
 from tasks.runtime.run_context import RunContext
 
 LOOPS: Mapping[str, Callable[[Session], dict[str, Any]]] = {
@@ -228,18 +227,17 @@ def _call_flow(config: RunConfig, api: prefect_api.PrefectApi, tell: Callable[[s
 
 def _call_in_prefect(config: RunConfig) -> dict[str, Any]:
     # Imported here and not above: Prefect takes a while, and reads which API to use when it is imported.
-    with quick_imports():
-        from prefect import tags
+    from prefect import tags
 
-        match config.kind:
-            case "train":
-                from flows.train import train as flow
-            case "sft":
-                from flows.sft import sft as flow
-            case "evaluate":
-                from flows.evaluate import evaluate as flow
-            case "replay":
-                from flows.replay import replay as flow
+    match config.kind:
+        case "train":
+            from flows.train import train as flow
+        case "sft":
+            from flows.sft import sft as flow
+        case "evaluate":
+            from flows.evaluate import evaluate as flow
+        case "replay":
+            from flows.replay import replay as flow
     with tags(*prefect_api.run_tags(config.name, config.store)):
         outcome: dict[str, Any] = flow(name=config.name, **_parameters(config))
         return outcome

@@ -1,13 +1,18 @@
 """SQL over a store: pruned, pushed down, read-only, and with the database's own words where it is wrong."""
 
 import resource
+import signal
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from storage.errors import StoreError
+from storage.read import sql as storage_sql
 from storage.read.frames import Frames
 from storage.read.sql import Bounds, QuestionError, ask, columns_of
 from storage.schemas.stage_tables import TABLES
@@ -183,6 +188,21 @@ def test_a_question_ends_at_its_bounds(frames: Frames, sql: str, bounds: Bounds,
     assert caught.value.safe == "the store was only read"
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
     assert ask(frames, "select * from range(1000)", bounds=Bounds(rows=1000, seconds=60)).num_rows == 1000
+
+
+def test_ctrl_c_that_another_thread_receives_ends_a_question(frames: Frames, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that waits is not woken by it, as it is not by one that comes just before it waits."""
+    answer = storage_sql._answer
+
+    def interrupted(*given: Any) -> pa.Table:
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        return answer(*given)
+
+    monkeypatch.setattr(storage_sql, "_answer", interrupted)
+    limit, begun = 60.0, time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        ask(frames, FOREVER, False, Bounds(seconds=limit))
+    assert time.monotonic() - begun < limit, "it ended at its limit, and the signal was handled after that"
 
 
 def test_a_stricter_limit_of_the_process_stands(frames: Frames, monkeypatch: pytest.MonkeyPatch) -> None:

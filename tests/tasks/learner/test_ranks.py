@@ -49,9 +49,7 @@ def four(model_directory, seeing_model, tmp_path_factory):
     return figures(4, model_directory, seeing_model, tmp_path_factory)
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(2, marks=pytest.mark.nightly), pytest.param(4, marks=pytest.mark.nightly)]
-)
+@pytest.fixture(scope="module", params=[2, 4])
 def compiled(request, model_directory, seeing_model, tmp_path_factory):
     return figures(request.param, model_directory, seeing_model, tmp_path_factory, "compiled")
 
@@ -77,6 +75,7 @@ def test_two_ranks_make_the_gradient_of_one(one, two, split):
     assert_same(two[f"{split} {dtype}"], alone, dtype)
 
 
+@pytest.mark.nightly
 def test_compiled_layers_make_it_on_two_and_on_four_ranks(compiled, model_directory, world):
     expected = ranks.gradient(ranks.policy_in(model_directory, torch.float32), ranks.APART, world)
     for split in ranks.SPLITS:

@@ -81,11 +81,12 @@ def test_a_package_that_fails_says_so_each_time(slow: Any, tmp_path: Path) -> No
 
 def test_one_that_is_not_installed_stays_absent() -> None:
     import_late("no_such_package")
+    import_late("no_such_package.below", {"Kind": "no_such_package.below.kind"})
     with pytest.raises(ModuleNotFoundError):
         import_module("no_such_package")
 
 
-VERIFIERS = """
+VERIFIERS = r"""
 import sys
 import tasks.inference
 import verifiers.v1 as vf
@@ -97,7 +98,7 @@ body = {"id": "m", "type": "message", "role": "assistant", "model": "x", "stop_r
         "usage": {"input_tokens": 3, "output_tokens": 2}}
 dialect = AnthropicDialect()
 print(dialect.parse_response(dialect.validate_response(body)).message.content)
-print(vf.verify_boxed_math_answer(r"\\\\boxed{\\\\frac{1}{2}}", "0.5"), "sympy" in sys.modules)
+print(vf.verify_boxed_math_answer(r"\boxed{\frac{1}{2}}", "0.5"), "sympy" in sys.modules)
 import anthropic
 from anthropic.types import Message, TextBlock
 print(anthropic.Anthropic.__name__, anthropic.types.Message is Message, anthropic.__version__[0])
@@ -107,7 +108,7 @@ print(anthropic.Anthropic.__name__, anthropic.types.Message is Message, anthropi
 @pytest.mark.engine
 def test_verifiers_works_as_without(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text(VERIFIERS.replace("\\\\", "\\"))
+    program.write_text(VERIFIERS)
     done = subprocess.run(
         [sys.executable, "-P", str(program)], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)}, timeout=300
     )
