@@ -43,7 +43,9 @@ def install_trl(directory: Path) -> Path:
         packages = next(directory.glob("lib/python*/site-packages"))
         ours = [path for path in sys.path if path.endswith("site-packages")]
         own = [str(ROOT / "examples" / name) for name in PACKAGES]
-        (packages / "ours.pth").write_text("\n".join([*ours, *own]) + "\n", encoding="utf-8")
+        # As directories of sites: torchvision's operators are declared by a file that only those have read.
+        sites = "; ".join(f"site.addsitedir({path!r})" for path in (*ours, *own))
+        (packages / "ours.pth").write_text(f"import site; {sites}\n", encoding="utf-8")
         command = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", TRL]
         subprocess.run(command, check=True)
     return python

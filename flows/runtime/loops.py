@@ -47,9 +47,8 @@ def loop_train(session: Session) -> dict[str, Any]:
             # Before any step is paid for.
             evaluations.choose()
             evaluations.begin(pipeline.first_policy(execute, session.source))
-        steps = pipeline.run_steps(
-            execute, session.source, in_thread(threads), check_of(session), begin_in_thread(intakes)
-        )
+        ways = in_thread(threads), check_of(session), begin_in_thread(intakes), session.engine.expect
+        steps = pipeline.run_steps(execute, session.source, *ways)
         retention = WeightRetention(session.context)
         for finished in steps:
             outcome.steps.append(finish_step(session, finished))

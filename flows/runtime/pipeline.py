@@ -96,6 +96,8 @@ class Building(NamedTuple):
 
 Ahead = Callable[[Build], Building]
 """Starts to build a batch ahead of time."""
+Expect = Callable[[Policy], None]
+"""Is given a policy as soon as it is made, where the next rollouts will be sampled with it."""
 Begin = Callable[[Callable[[], StepBatch]], Callable[[], StepBatch]]
 """Begins some work, after what was begun before; returns what waits for its result and raises what it raises."""
 
@@ -116,6 +118,7 @@ def run_steps(
     ahead: Ahead = when_asked,
     check: Check = lambda batch: None,
     begin: Begin = cache,
+    expect: Expect = lambda policy: None,
 ) -> Iterator[FinishedStep]:
     """Run all steps of the executor's config and yield each finished one.
 
@@ -137,7 +140,7 @@ def run_steps(
         overlaps = bool(config.rollout.max_off_policy_steps) and not last
         # First of all: while this batch is filtered, passes the gate and is trained on, the next one is sampled.
         following = ahead(partial(build_next, policy, building.wait)) if overlaps else None
-        finished = learn(execute, step, building.wait(), policy, check)
+        finished = learn(execute, step, building.wait(), policy, check, expect if _samples(config, step) else None)
         policy = finished.policy
         if following:
             # Before the step is handed out: whoever gets it may ask the engine for another policy.
@@ -194,11 +197,22 @@ def _build_after(
     return build_batch(execute, step, examples, policy, before, rollouts=rollouts)
 
 
-def learn(execute: Executor, step: int, batch: StepBatch, policy: Policy, check: Check) -> FinishedStep:
+def _samples(config: RunConfig, step: int) -> bool:
+    """Tell whether a further batch is sampled with the policy that a step makes, and the engine free for it by then."""
+    left = step + 1 + config.rollout.max_off_policy_steps < config.steps
+    asks_again = config.assignment.refill or bool(config.scorers)
+    return left and not asks_again and not only_teachers_sample(config)
+
+
+def learn(
+    execute: Executor, step: int, batch: StepBatch, policy: Policy, check: Check, expect: Expect | None = None
+) -> FinishedStep:
     """Train a policy on a step's batch, once that is checked and let pass, and measure the step."""
     check(batch)
     pass_gate(execute, step, batch, policy)
     trained, made = train(execute, step, batch, policy)
+    if expect and trained.computed:  # what is found may have been sampled with already
+        expect(made)
     return FinishedStep(step, batch, trained, measure(execute, step, (*batch.refs, trained)), made)
 
 

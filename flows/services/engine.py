@@ -6,6 +6,7 @@ of its own: all that answer are brought to a policy side by side, and one that i
 for next.
 """
 
+import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,7 @@ from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import retry_lost
 from tasks.runtime.stage import Policy
 
+_log = logging.getLogger(__name__)
 ASLEEP = "asleep"
 """What is held in place of a policy's key while the engine sleeps."""
 NEEDS = (*HUGGING_FACE, "VLLM_*")
@@ -124,6 +126,22 @@ class InferenceService(RunService):
         """
         with self._policy_lock.hold(policy.key):
             yield self.serve(policy)
+
+    def expect(self, policy: Policy) -> None:
+        """Have a policy brought as soon as nobody holds another one; returns at once.
+
+        Who asks for the policy next waits less. Whatever fails here fails again there, where it is raised. An engine
+        that was not asked for yet is not started, and one that gives its memory to the learner is left asleep.
+        """
+        if self._handles and not self._sleeps:
+            threading.Thread(target=copy_context().run, args=(self._bring_early, policy), daemon=True).start()
+
+    def _bring_early(self, policy: Policy) -> None:
+        try:
+            with self.pinned(policy):
+                pass
+        except Exception as error:
+            _log.info("policy %s was not brought early: %s", policy.key, error)
 
     def exchange(self, policy: Policy, *, recompute: bool) -> ServedModel | None:
         """Serve `policy` in place of the one that the caller has pinned, under its requests in flight, and prove it.
