@@ -1,8 +1,9 @@
 """Starts a flow from the command line, with everything that must live as long as it; the demo, too."""
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +44,7 @@ from flows.services.engine import InferenceService
 from flows.services.environments import EnvironmentServers
 from flows.services.learner import LearnerProcess
 from storage.store import open_store
+from tasks.inference.trace_rows.demonstrations import import_renderers
 from tasks.runtime.run_context import RunContext
 
 LOOPS: Mapping[str, Callable[[Session], dict[str, Any]]] = {
@@ -144,16 +146,17 @@ def watch(
     early: Sequence[RunService] = (),
     before: Callable[[], None] = lambda: None,
     plain: bool = False,
+    also: tuple[Watcher, ...] = (),
 ) -> dict[str, Any]:
     """Run the flow of a resolved config with a panel, artifacts and tracking; return what the flow returns.
 
     `before` is called once it is known that there is work to do; `early` are services as `open_session` takes them.
-    `plain` asks for plain lines on a terminal too.
+    `plain` asks for plain lines on a terminal too; `also` are further watchers.
     """
     with watching(config) as (watchers, notes), panel_for(config, plain) as panel:
         for text in notes:
             panel.note(text)
-        return run(config, (PanelWatcher(panel), *watchers), early, before)
+        return run(config, (PanelWatcher(panel), *watchers, *also), early, before)
 
 
 def panel_for(config: RunConfig, plain: bool = False) -> Panel:
@@ -301,7 +304,8 @@ def train_demo(
             early.engine.begin()
         settings = [*sources.overrides, *recipe.warm_up]
         warm_up = prepare("sft", ["sft_demo"], settings, name=f"{name}-warm-up", store=root, seed=SEED)
-        policy = watch(warm_up, (early.learner,), before=early.engine.begin, plain=plain)["policy"]
+        also = (early.begin_when_training,)
+        policy = watch(warm_up, (early.learner,), before=early.engine.begin, plain=plain, also=also)["policy"]
         weights = warm_weights(root, policy["key"])
         settings = [f"model.path={weights}", *overrides]
         config = prepare("train", [preset], settings, name=name, store=root, seed=loaded.seed)
@@ -321,6 +325,20 @@ class EarlyServices(NamedTuple):
     environments: EnvironmentServers
     learner: LearnerProcess
 
+    def begin_when_training(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Start the environments once the warm-up trains: before that there is more to compute than cores for it."""
+        if event == "stage" and facts["stage"] == "training" and not facts["step"]:
+            threading.Thread(target=self._begin_environments, name="environments", daemon=True).start()
+
+    def _begin_environments(self) -> None:
+        # One after the other: side by side they would take the learner's core as well. Who needs one hears what failed.
+        with suppress(Exception):
+            for each in self.engine.handles:
+                each.wait()
+            self.environments.begin()
+            self.environments.addresses()
+            self.environments.begin_examples()
+
 
 def early_services(supervisor: Supervisor, config: RunConfig, model: Path) -> EarlyServices:
     """Return the services of the training run, able to start before its first policy exists.
@@ -334,11 +352,13 @@ def early_services(supervisor: Supervisor, config: RunConfig, model: Path) -> Ea
 
 
 def begin_beside_sources(config: RunConfig, early: EarlyServices) -> None:
-    """Start what needs no model while one is made: Prefect's API, the learner, environments; returns at once."""
+    """Start what the warm-up needs while its model is made: Prefect's API, the learner; returns at once.
+
+    What renders demonstrations is imported here meanwhile: it takes seconds.
+    """
     begin_prefect(config)
     early.learner.begin()
-    early.environments.begin()
-    early.environments.begin_examples()
+    threading.Thread(target=import_renderers, name="import renderers", daemon=True).start()
 
 
 def demo_summary(outcome: dict[str, Any], config: RunConfig, recipe: Recipe, seconds: float) -> list[str]:

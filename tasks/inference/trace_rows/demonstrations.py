@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.inference.engine import model_info
 from tasks.inference.engine.client import Engine, NotScorable, ServedModel
 from tasks.inference.trace_rows.rows import Row
+from tasks.runtime.imports import quick_imports
 
 if TYPE_CHECKING:
     from configs.algorithms import OpsdConfig
@@ -53,6 +54,13 @@ def demonstration_renderer(
     # Only settings can make prompts end with more than the role, such as an empty thought, which is not sampled.
     prompt_end = _prompt_ending(renderer) if settings else []
     return DemonstrationRenderer(renderer, prompt_end)
+
+
+def import_renderers() -> None:
+    """Import what `demonstration_renderer` needs ahead of time; see `quick_imports` for the garbage collector."""
+    with quick_imports():
+        import renderers.base  # noqa: F401
+        from transformers import AutoTokenizer  # noqa: F401
 
 
 def _load_renderer(tokenizer: str, name: str, settings: Mapping[str, Any]) -> Any:

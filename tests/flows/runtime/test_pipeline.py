@@ -54,6 +54,9 @@ class Recorder:
     def num_rows(self, table: str, ref: Ref) -> int:
         return 0
 
+    def groups_to_refill(self, *_: Any) -> dict[str, int]:
+        return {}
+
     def rows(self, table: str, ref: Ref) -> pa.Table:
         raise AssertionError(f"nothing is sampled, so nobody reads {table}")
 
@@ -110,6 +113,28 @@ def test_drawing_ahead_in_a_thread_gives_the_same_work() -> None:
         list(pipeline.run_steps(do, SOURCE, in_thread(threads)))
     list(pipeline.run_steps(inline, SOURCE))
     assert sorted(map(str, do.asked)) == sorted(map(str, inline.asked))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ["training0", "training1"]),  # no batch is sampled after the last step
+        ({"rollout": {"max_off_policy_steps": 1}}, ["training0"]),  # the last batch is under way by then
+        ({"rollout": {"max_off_policy_steps": 2}}, []),  # a stream exchanges policies itself
+        ({"assignment": {"refill": True}}, []),  # the policy before may be asked again
+    ],
+)
+def test_the_engine_is_told_the_next_policy_before_the_step_is_measured(
+    changes: dict[str, Any], expected: list[str]
+) -> None:
+    do, told = Recorder(steps=3, **changes), list[str]()
+
+    def expect(policy: Policy) -> None:
+        assert do.stages[-1] == ("training", policy.version - 1)
+        told.append(policy.key)
+
+    list(pipeline.run_steps(do, SOURCE, expect=expect))
+    assert told == expected
 
 
 class Slow(Recorder):

@@ -33,15 +33,15 @@ from tests.fixtures.sampled import collected, failures
 from tests.fixtures.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
-POLICY = Policy("first", 0)
+POLICY, NEXT = Policy("first", 0), Policy("next", 1)
 REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text", "num_examples": 20})
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InferenceService]:
-    """Two replicas, and a policy in the store that they serve."""
+    """Two replicas, and two policies in the store, of which they serve the first."""
     directory = tmp_path_factory.mktemp("replicas")
-    model = tiny_qwen3(directory / "model", seed=3)
+    model, other = tiny_qwen3(directory / "model", seed=3), tiny_qwen3(directory / "other", seed=4)
     store = open_store(directory / "store")
     config = RunConfig(
         name="a",
@@ -55,10 +55,40 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InferenceServic
         service = InferenceService(supervisor, context, model)
         service.begin()
         with Supervisor("learner", directory / "learner") as short_lived:
-            client = LearnerProcess(short_lived, context, service.asleep).load_fresh(POLICY, model)
-            recorded_first(store, "a", POLICY, client, model)
+            learner = LearnerProcess(short_lived, context, service.asleep)
+            for policy, source in ((POLICY, model), (NEXT, other)):
+                recorded_first(store, "a", policy, learner.load_fresh(policy, source), source)
         until(lambda: len(service.serve(POLICY).urls) == 2, lambda: "there are no two replicas")
         yield service
+
+
+def served_keys(engine: InferenceService) -> set[str | None]:
+    """The policies that the replicas say they serve; nobody is brought to another one."""
+    keys = set()
+    for handle in engine.handles:
+        with closing(Engine(handle.wait()["url"], engine.key)) as client:
+            keys.add(client.served_policy_key())
+    return keys
+
+
+def test_a_policy_that_is_expected_is_there_before_anybody_asks_for_it(engine: InferenceService) -> None:
+    with engine.pinned(POLICY):
+        engine.expect(NEXT)
+        until(lambda: engine._policy_lock._waiting == [NEXT.key], lambda: "nobody waits for the next policy")
+        assert served_keys(engine) == {POLICY.key}, "who samples has the engine to the end"
+    until(lambda: served_keys(engine) == {NEXT.key}, lambda: f"the engines serve {served_keys(engine)}")
+
+
+def test_a_policy_that_cannot_be_brought_early_is_told_to_who_asks_for_it(
+    engine: InferenceService, caplog: pytest.LogCaptureFixture
+) -> None:
+    absent = Policy("absent", 2)
+    with caplog.at_level("INFO", "flows.services.engine"):
+        engine.expect(absent)
+        until(lambda: "policy absent was not brought early" in caplog.text, lambda: "nothing was tried")
+    with pytest.raises(Exception, match="absent"):
+        engine.serve(absent)
+    assert engine.serve(POLICY).urls, "the engines go on"
 
 
 def tokens(groups: dict[str, dict[str, pa.Table]]) -> dict[str, list[list[int]]]:
