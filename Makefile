@@ -40,7 +40,7 @@ test-browser: $(STAMP) ## the viewer and Prefect's pages in a real Chromium, whi
 		apt-get -o Acquire::Retries=5 -o DPkg::Lock::Timeout=120 install -qq -y chromium; }
 	@.venv/bin/python -c 'import playwright' 2>/dev/null || \
 		.venv/bin/python -m pip install --disable-pip-version-check --retries 10 -q playwright==1.65.2
-	@$(RUN)python -m pytest -q -m browser tests/browser $(ARGS)
+	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m browser tests/browser $(ARGS)
 
 mutate: $(STAMP) ## mutants of the modules that credit, mask, pack and weigh; the report is docs/mutation.md
 	@.venv/bin/python -m pip install --disable-pip-version-check -q mutmut==3.8.1
