@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from benchmarks.breakdown.at_work import AtWork
 from benchmarks.breakdown.processor import processor_seconds
 from benchmarks.step_breakdown import warmed_up
 from flows.cli import launch
@@ -64,13 +65,14 @@ def write_prompts(path: Path) -> None:
 def own_steps(settings: Mapping[str, Any]) -> None:
     """Train as the demo does, everything persisted, and print a JSON line for each step, as trl_steps.py does."""
 
-    tokens = list[int]()
+    tokens, looking = list[int](), list[AtWork]()
 
     def watch(event: str, facts: Mapping[str, Any]) -> None:
         if event == "step":
+            looking[:] = looking or [AtWork({"engine", "learner"})]  # all of them are there by the first step
             used = processor_seconds()
             tokens.append(facts["tokens"])
-            figures = {"reward": facts["reward"], "tokens": sum(tokens)}
+            figures = {"reward": facts["reward"], "tokens": sum(tokens), "neither": looking[0].take_idle_share()}
             record = {"step": facts["step"] + 1, "wall": time.perf_counter(), "cpu": sum(used.values()), "parts": used}
             print(json.dumps(record | figures), flush=True)
 
@@ -111,6 +113,7 @@ def per_step(steps: Sequence[Step]) -> dict[str, Any]:
         "parts": parts,
         "tokens": (last["tokens"] - first["tokens"]) / count,
         "reward": mean(step["reward"] for step in kept[1:]),
+        "neither": mean(step.get("neither", 0.0) for step in kept[1:]),
     }
 
 
@@ -141,12 +144,13 @@ def report(found: Sequence[Mapping[str, Mapping[str, Any]]]) -> str:
     for side in list(found[0])[1:]:
         parts = {name: median(each[side]["parts"][name] for each in found) for name in found[0][side]["parts"]}
         told = ", ".join(f"{name} {value:.2f}" for name, value in sorted(parts.items(), key=lambda part: -part[1]))
-        lines += ["", f"Processor seconds of {side}: {told}."]
+        idle = spread(each[side]["neither"] for each in found)
+        lines += ["", f"Processor seconds of {side}: {told}. Share of a step with neither engine nor learner: {idle}."]
     return "\n".join(lines)
 
 
 def spread(values: Iterable[float]) -> str:
-    """Return the median and the range of ratios."""
+    """Return the median and the range."""
     sorted_values = sorted(values)
     return f"{median(sorted_values):.2f} ({sorted_values[0]:.2f} to {sorted_values[-1]:.2f})"
 

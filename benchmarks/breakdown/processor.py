@@ -21,7 +21,7 @@ def processor_seconds() -> dict[str, float]:
     found["client"] = _cpu(own)
     for process in own.children(recursive=True):
         try:
-            found[_component(process)] += _cpu(process)
+            found[component_of(process)] += _cpu(process)
         except psutil.Error:
             continue  # it has just ended
     return found
@@ -35,7 +35,8 @@ def _cpu(process: psutil.Process) -> float:
 _components: dict[int, str] = {}
 
 
-def _component(process: psutil.Process) -> str:
+def component_of(process: psutil.Process) -> str:
+    """Return the component of a process; one that is not known by its command line is its parent's."""
     if process.pid not in _components:
         words = process.cmdline()
         names = [name for part in words[1:4] for key, name in PROCESSES.items() if part.endswith(key)]

@@ -7,8 +7,9 @@ and the texts that the model's tokenizer shall keep whole.
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from configs.store import default_store
 from flows.runtime.versions import config_versions
 from storage.roots import check_links
 from storage.store import Store, open_store
+from tasks.runtime.imports import load_function
 from tasks.runtime.process_variables import inherited_variables
 from tasks.runtime.start_module import module_command
 
@@ -31,7 +33,7 @@ FIRST = "demo"
 
 SEED = 17
 # Heads of 32: the engine has no CPU kernel for smaller ones.
-MODEL = "--hidden 96 --layers 3 --heads 3 --kv-heads 3"
+MODEL = {"hidden": 96, "layers": 3, "heads": 3, "kv_heads": 3}
 # So that a conversation of several turns is one training sample: the renderer then keeps what it put into a turn.
 NO_THOUGHTS = "model.renderer_settings={enable_thinking=false}"
 # Conversations of several turns are long: as many tokens as the one-line demonstrations of `demo`, in fewer rows.
@@ -61,10 +63,10 @@ class Recipe:
     """For each environment its package and, after spaces, arguments for the package's `demonstrations`."""
     warm_up: tuple[str, ...] = ()
     """Overrides of the warm-up, which is the preset `sft_demo`."""
-    model: str = MODEL
-    """Arguments for the module that makes the model."""
-    maker: str = "tasks.learner.tiny"
-    """That module."""
+    model: Mapping[str, int] = field(default_factory=lambda: MODEL)
+    """The sizes of the model."""
+    maker: str = "tasks.learner.tiny:tiny_qwen3"
+    """The function that makes it in a directory."""
     try_next: str = "algorithm.normalise_std=true"
     """A setting that `stagecoach show` may be asked about."""
 
@@ -98,15 +100,15 @@ RECIPES: Mapping[str, Recipe] = {
         "The model was trained to count the squares of a picture",
         ("sample_looking --count 8000 --right 0.3",),
         WITH_PICTURES,
-        model="",
-        maker="tasks.learner.tiny_vision",
+        model={},
+        maker="tasks.learner.tiny_vision:tiny_qwen3_vl",
     ),
     "looking_tool": Recipe(
         "The model was trained to look at a picture with a tool and to count its squares",
         ("sample_looking --tool --count 8000 --right 0.3",),
         WITH_PICTURES,
-        model="",
-        maker="tasks.learner.tiny_vision",
+        model={},
+        maker="tasks.learner.tiny_vision:tiny_qwen3_vl",
     ),
     "alphabet_sort": Recipe(
         "The model was trained to keep a list of names sorted over several turns",
@@ -178,7 +180,10 @@ def build(sources: Sources, recipe: Recipe = RECIPES[FIRST]) -> None:
         _demonstrate(sources, recipe)
     if not sources.model.is_dir():
         draft = _draft(sources.model)
-        _run(recipe.maker, str(draft), *recipe.model.split(), "--words", str(sources.words))
+        words = json.loads(sources.words.read_text(encoding="utf-8"))
+        # In this process, which renders the demonstrations by the same libraries: they take seconds to import.
+        with _told(recipe.maker):
+            load_function(recipe.maker)(draft, **recipe.model, words=list(dict.fromkeys(words)))
         # At once, so that a model that is there is complete.
         draft.rename(sources.model)
 
@@ -208,14 +213,23 @@ def _draft(path: Path) -> Path:
 
 
 def _run(module: str, *arguments: str) -> None:
-    """Run a module in a process of its own: the flow's process loads neither torch nor environments."""
+    """Run a module in a process of its own: the flow's process loads no environment."""
     argv = module_command(module, *arguments)
     done = subprocess.run(argv, env=inherited_variables(), capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SourceFailed(
-            f"{module} failed: {done.stderr.strip()[-2000:]}\nNothing was stored. `stagecoach doctor` says what this "
-            f"machine lacks"
-        )
+        raise _failure(module, done.stderr.strip()[-2000:])
+
+
+@contextmanager
+def _told(maker: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise _failure(maker, f"{type(error).__name__}: {error}") from error
+
+
+def _failure(what: str, why: str) -> SourceFailed:
+    return SourceFailed(f"{what} failed: {why}\nNothing was stored. `stagecoach doctor` says what this machine lacks")
 
 
 def warm_weights(root: str, key: str) -> Path:

@@ -1,6 +1,7 @@
 """The demo's presets: each can be built, and what is built is what its preset and its environments say."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,20 +34,21 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / name / "__init__.py").touch()
         (tmp_path / name / "demonstrations.py").write_text(PACKAGE.format(word=name))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    kept = demo_sources._run
-
-    def run(module: str, *arguments: str) -> None:
-        if module != "tasks.learner.tiny":
-            return kept(module, *arguments)
-        directory, *sizes, flag, words = arguments
-        assert flag == "--words"
-        Path(directory).mkdir()
-        (Path(directory) / "made").write_text(json.dumps([sizes, json.loads(Path(words).read_text())]))
-
-    monkeypatch.setattr(demo_sources, "_run", run)
 
 
-TWO = Recipe("It learnt", ("first --count 3", "second"), model="--hidden 8")
+def make(directory: Path, *, words: list[str], **sizes: int) -> None:
+    """Make a model that is but its sizes and words."""
+    directory.mkdir()
+    (directory / "made").write_text(json.dumps([sizes, words]))
+
+
+def refuse(directory: Path, *, words: list[str]) -> None:
+    """Fail after a part was written."""
+    directory.mkdir()
+    raise OSError("the disk is full")
+
+
+TWO = Recipe("It learnt", ("first --count 3", "second"), model={"hidden": 8}, maker=f"{__name__}:make")
 
 
 @pytest.mark.engine
@@ -55,7 +57,7 @@ def test_sources_are_what_the_packages_say(tmp_path: Path, packages: None) -> No
     rows = [json.loads(line)["asked"] for line in sources.demonstrations.read_text().splitlines()]
     assert rows == [["--count", "3"], []]
     made = json.loads((sources.model / "made").read_text())
-    assert made == [["--hidden", "8"], ["first", "both", "second", "both"]]
+    assert made == [{"hidden": 8}, ["first", "both", "second"]]
     assert sorted(path.name for path in (tmp_path / "sources").iterdir()) == [
         "demonstrations.jsonl",
         "model",
@@ -78,7 +80,11 @@ def test_a_package_that_fails_leaves_nothing_that_looks_complete(tmp_path: Path,
         build(Sources(tmp_path / "sources"), Recipe("", ("first", "second --fail")))
     sources = Sources(tmp_path / "sources")
     assert not sources.demonstrations.exists() and not sources.model.exists()
+    with pytest.raises(SourceFailed, match=r":refuse failed: OSError: the disk is full\nNothing was stored"):
+        build(sources, replace(TWO, model={}, maker=f"{__name__}:refuse"))
+    assert not sources.model.exists()
     build(sources, TWO)
+    assert (sources.model / "made").is_file()
     assert len(sources.demonstrations.read_text().splitlines()) == 2, "what was left over is not in the new file"
 
 
