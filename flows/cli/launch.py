@@ -298,6 +298,7 @@ def train_demo(
                 require_fit(resolved, early.environments.load())
         if fresh:
             begin_beside_sources(resolved, early)
+            import_renderers()
         # The weights and demonstrations are made once for a store and found again by the next demo of this preset.
         build(sources, recipe)
         if fresh:
@@ -352,13 +353,9 @@ def early_services(supervisor: Supervisor, config: RunConfig, model: Path) -> Ea
 
 
 def begin_beside_sources(config: RunConfig, early: EarlyServices) -> None:
-    """Start what the warm-up needs while its model is made: Prefect's API, the learner; returns at once.
-
-    What renders demonstrations is imported here meanwhile: it takes seconds.
-    """
+    """Start what the warm-up needs while its model is made: Prefect's API, the learner; returns at once."""
     begin_prefect(config)
     early.learner.begin()
-    threading.Thread(target=import_renderers, name="import renderers", daemon=True).start()
 
 
 def demo_summary(outcome: dict[str, Any], config: RunConfig, recipe: Recipe, seconds: float) -> list[str]:

@@ -57,7 +57,7 @@ def demonstration_renderer(
 
 
 def import_renderers() -> None:
-    """Import what `demonstration_renderer` needs ahead of time; see `quick_imports` for the garbage collector."""
+    """Import what `demonstration_renderer` needs in less time; see `quick_imports` for the garbage collector."""
     with quick_imports():
         import renderers.base  # noqa: F401
         from transformers import AutoTokenizer  # noqa: F401
