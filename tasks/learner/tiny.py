@@ -5,7 +5,8 @@
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +88,24 @@ def tiny_qwen3(
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config).to(torch.float32)
     model.generation_config = GenerationConfig(eos_token_id=[stop, pad], pad_token_id=pad)
-    model.save_pretrained(directory)
+    with no_progress_bar():
+        model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
+
+
+@contextmanager
+def no_progress_bar() -> Iterator[None]:
+    """Have transformers show no progress bar within the block: a small model is written in no time."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def byte_tokenizer(

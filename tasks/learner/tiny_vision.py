@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.learner.tiny import CONTROL_TOKENS, END_OF_TEXT, TURN_END, byte_tokenizer
+from tasks.learner.tiny import CONTROL_TOKENS, END_OF_TEXT, TURN_END, byte_tokenizer, no_progress_bar
 
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -63,7 +63,8 @@ def tiny_qwen3_vl(
         spread_weights(model)
     stops = tokenizer.convert_tokens_to_ids([TURN_END, END_OF_TEXT])
     model.generation_config = GenerationConfig(eos_token_id=stops, pad_token_id=stops[1])
-    model.save_pretrained(directory)
+    with no_progress_bar():
+        model.save_pretrained(directory)
     save_processor(directory, tokenizer)
     return directory
 
