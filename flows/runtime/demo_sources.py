@@ -182,7 +182,7 @@ def build(sources: Sources, recipe: Recipe = RECIPES[FIRST]) -> None:
         draft = _draft(sources.model)
         words = json.loads(sources.words.read_text(encoding="utf-8"))
         # In this process, which renders the demonstrations by the same libraries: they take seconds to import.
-        with _told(recipe.maker):
+        with _name_maker(recipe.maker):
             load_function(recipe.maker)(draft, **recipe.model, words=list(dict.fromkeys(words)))
         # At once, so that a model that is there is complete.
         draft.rename(sources.model)
@@ -221,7 +221,7 @@ def _run(module: str, *arguments: str) -> None:
 
 
 @contextmanager
-def _told(maker: str) -> Iterator[None]:
+def _name_maker(maker: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
