@@ -214,7 +214,8 @@ def test_two_steps_with_services_that_are_killed(served: Serving, run: str, kill
     check_once(place, run)
     assert len(rows(store, run)["traces"]) == 2 * 6 * 4
     losses = [each.message.split(" with")[0] for each in store.runs.lost_services(run)]
-    assert losses == [LOST[service] for service in killed]
+    # In any order: on a busy machine the second is noticed before the first.
+    assert sorted(losses) == sorted(LOST[service] for service in killed)
     for service in killed:
         until_replaced(served, run, service)
     left = partial(services_left, served, run, process.pid)
