@@ -7,8 +7,7 @@ and the texts that the model's tokenizer shall keep whole.
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -182,8 +181,10 @@ def build(sources: Sources, recipe: Recipe = RECIPES[FIRST]) -> None:
         draft = _draft(sources.model)
         words = json.loads(sources.words.read_text(encoding="utf-8"))
         # In this process, which renders the demonstrations by the same libraries: they take seconds to import.
-        with _name_maker(recipe.maker):
+        try:
             load_function(recipe.maker)(draft, **recipe.model, words=list(dict.fromkeys(words)))
+        except Exception as error:
+            raise _failure(recipe.maker, f"{type(error).__name__}: {error}") from error
         # At once, so that a model that is there is complete.
         draft.rename(sources.model)
 
@@ -218,14 +219,6 @@ def _run(module: str, *arguments: str) -> None:
     done = subprocess.run(argv, env=inherited_variables(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise _failure(module, done.stderr.strip()[-2000:])
-
-
-@contextmanager
-def _name_maker(maker: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise _failure(maker, f"{type(error).__name__}: {error}") from error
 
 
 def _failure(what: str, why: str) -> SourceFailed:
