@@ -62,11 +62,12 @@ class Executor:
         policy: Policy | None = None,
         parameters: Mapping[str, Any] | None = None,
         extra_inputs: Mapping[str, str] | None = None,
+        when_computed: Callable[[], None] | None = None,
     ) -> Ref:
         """Return the reference to a stage's result; a result that is there makes no Prefect task.
 
         `parameters` are keywords of the stage's function that its key knows by `extra_inputs`: digests of inputs that
-        are no tables.
+        are no tables. `when_computed` is called when the work is done that was not there, and still to be committed.
         """
         inputs = inputs_of(refs, policy) | dict(extra_inputs or {})
         key = self._keys(task.stage, step, inputs)
@@ -86,8 +87,9 @@ class Executor:
             assert self._context is not None
             # Only the services that the stage asks: they travel with the work to a task runner's workers.
             services = self._session.services.only(task.stage.services)
-            arguments = (task.stage, self._context, step, tuple(refs), policy, services, parameters, extra_inputs)
-            ref = self._compute(self._session, self._context, task, step, label, partial(perform, *arguments))
+            inputs_and_calls = tuple(refs), policy, services, parameters, extra_inputs, when_computed
+            work = partial(perform, task.stage, self._context, step, *inputs_and_calls)
+            ref = self._compute(self._session, self._context, task, step, label, work)
         self.results.append((task, ref))
         return ref
 

@@ -102,14 +102,26 @@ Begin = Callable[[Callable[[], StepBatch]], Callable[[], StepBatch]]
 """Begins some work, after what was begun before; returns what waits for its result and raises what it raises."""
 
 
+class WhenAsked:
+    """Builds a batch when somebody waits for it: nothing is ahead of anything."""
+
+    def __init__(self, build: Build) -> None:
+        self._build: Build | None = build
+        self._batch: StepBatch | None = None
+
+    def wait(self) -> StepBatch:
+        """Return the batch, built at the first call."""
+        if self._build:
+            self._batch = self._build(lambda: None)
+        self._build = None  # which holds the batch before, as that would hold the one before it
+        assert self._batch
+        return self._batch
+
+
 def when_asked(build: Build) -> Building:
-    """Build a batch when somebody waits for it: nothing is ahead of anything."""
-    wait = cache(partial(build, lambda: None))
+    """Build a batch when somebody waits for it."""
+    wait = WhenAsked(build).wait
     return Building(wait, wait)
-
-
-def _as_building(batch: StepBatch) -> Building:
-    return Building(lambda: None, lambda: batch)
 
 
 def run_steps(
@@ -131,24 +143,27 @@ def run_steps(
         yield from run_stream(execute, source, begin, check)
         return
     examples, policy = start(execute, source)
-    building = _as_building(build_batch(execute, 0, examples, policy))
+    overlaps = bool(config.rollout.max_off_policy_steps)
+
+    def begin_batch(step: int, policy: Policy, before: Building | None = None) -> Building:
+        build = partial(build_batch, execute, step, examples, policy, before)
+        # After the last step nothing would train on a further batch, and nobody asks for it.
+        return ahead(build) if overlaps and step < config.steps else when_asked(build)
+
+    building = begin_batch(0, policy)
+    # While a batch is filtered, passes the gate and is trained on, the next one is sampled.
+    following = begin_batch(1, policy, building) if overlaps else None
     for step in range(config.steps):
-        # The batch of this step goes along: samplers and estimators with state go on from it.
-        build_next = partial(build_batch, execute, step + 1, examples)
-        last = step + 1 == config.steps
-        # After the last step nothing would train on a further batch.
-        overlaps = bool(config.rollout.max_off_policy_steps) and not last
-        # First of all: while this batch is filtered, passes the gate and is trained on, the next one is sampled.
-        following = ahead(partial(build_next, policy, building.wait)) if overlaps else None
         finished = learn(execute, step, building.wait(), policy, check, expect if _samples(config, step) else None)
         policy = finished.policy
         if following:
+            building, following = following, begin_batch(step + 2, policy, following)
+        else:  # with the policy that was just trained, so that no rollout is stale
+            building = begin_batch(step + 1, policy, building)
+        if following and step + 1 < config.steps:
             # Before the step is handed out: whoever gets it may ask the engine for another policy.
-            following.wait_for_engine()
+            building.wait_for_engine()
         yield finished
-        if not last:
-            # Not sampled ahead: with the policy that was just trained, so that no rollout is stale.
-            building = following or _as_building(build_next(policy, building.wait))
 
 
 def run_stream(execute: Executor, source: Source, begin: Begin, check: Check) -> Iterator[FinishedStep]:
@@ -194,7 +209,8 @@ def _build_after(
     """Build a batch once the one before has all its groups; raises what building that one raised."""
     if before:
         before()
-    return build_batch(execute, step, examples, policy, before, rollouts=rollouts)
+    building = Building(lambda: None, before) if before else None
+    return build_batch(execute, step, examples, policy, building, rollouts=rollouts)
 
 
 def _samples(config: RunConfig, step: int) -> bool:
@@ -221,34 +237,43 @@ def build_batch(
     step: int,
     examples: Ref,
     policy: Policy,
-    before: Callable[[], StepBatch] | None = None,
+    before: Building | None = None,
     leave_engine: Callable[[], None] = lambda: None,
     rollouts: StreamedRollouts | None = None,
 ) -> StepBatch:
     """Make the packed batches of one step: assignment, rollout, filtering, advantage, packing.
 
     A batch of which the filters leave nothing is sampled again with other examples, unless groups were replaced already
-    (`assignment.refill`). `before` waits for the batch of the step before, whose state estimators and samplers go on
-    from. `leave_engine` is called when the engine can go on to the next batch's policy. `rollouts` is where a stream's
-    come from.
+    (`assignment.refill`). `before` is the batch of the step before, which has the engine first, and whose state
+    estimators and samplers go on from. `leave_engine` is called when the engine can go on to the next batch's policy.
+    `rollouts` is where a stream's come from.
 
     Raises EmptyBatch after `filtering.max_batch_attempts` empty batches.
     """
     config = execute.config
     # What a sampler with state learns from; others do not have it in their keys (see `assign`).
-    earlier = (*before().assignments, *before().traces) if before and config.assignment.sampler.stateful else ()
+    known = before.wait() if before and config.assignment.sampler.stateful else None
+    earlier = (*known.assignments, *known.traces) if known else ()
 
     def credit_traces(traces: tuple[Ref, ...]) -> tuple[Ref, Ref]:
-        if not config.assignment.refill and not config.scorers:  # which may ask the engine again
-            leave_engine()
         # Only now, as the batch of the step before may still be in the making.
-        state = before().advantage if before and config.stateful else None
+        state = before.wait().advantage if before and config.stateful else None
         return filter_and_credit(execute, step, traces, policy, state)
 
+    def take(*asked: Any) -> Ref:
+        if before:
+            before.wait_for_engine()
+        if config.assignment.refill or config.scorers:  # which may ask the engine again
+            return sample(*asked)
+        sampled = sample(*asked, when_sampled=leave_engine)
+        leave_engine()  # also where they were sampled before
+        return sampled
+
+    ways = (rollouts.assign, rollouts.sample) if rollouts else (assign, take)
     empty: list[StepBatch] = []
     # Where groups are replaced, `sample_groups` has used up all attempts already.
     for attempt in range(1 if config.assignment.refill else config.filtering.max_batch_attempts):
-        groups = sample_groups(execute, step, examples, policy, earlier, credit_traces, attempt, rollouts)
+        groups = sample_groups(execute, step, examples, policy, earlier, credit_traces, attempt, ways)
         assigned, sampled, (verdicts, credits) = groups
         batches = pack(execute, step, sampled, verdicts, credits)
         batch = StepBatch(assigned, sampled, verdicts, credits, batches)
@@ -276,16 +301,17 @@ def sample_groups(
     earlier: Sequence[Ref],
     credit_traces: FilterAndCredit,
     attempt: int = 0,
-    rollouts: StreamedRollouts | None = None,
+    ways: tuple[Callable[..., Ref], Callable[..., Ref]] | None = None,
 ) -> CreditedGroups:
     """Assign groups, sample them, filter and credit their rollouts.
 
     With `assignment.refill`, groups that teach nothing are replaced (dynamic sampling: DAPO, arXiv 2503.14476). Each
     further assignment has as many groups of each environment as are missing, of other examples and with the same
     policy; all rollouts of the step are filtered and credited together. It ends when no group is missing, or after
-    `filtering.max_batch_attempts` assignments with what there is, which may be nothing.
+    `filtering.max_batch_attempts` assignments with what there is, which may be nothing. `ways` are other functions in
+    place of `assign` and `sample`.
     """
-    choose, take = (rollouts.assign, rollouts.sample) if rollouts else (assign, sample)
+    choose, take = ways or (assign, sample)
     assigned: tuple[Ref, ...] = (choose(execute, step, examples, attempt, earlier),)
     sampled: tuple[Ref, ...] = (take(execute, step, assigned[0], examples, policy),)
     credited = credit_traces(sampled)
@@ -320,12 +346,23 @@ def assign(
     return execute(assignment.task, step, refs, parameters={"batch": batch, "groups": groups}, extra_inputs=digests)
 
 
-def sample(execute: Executor, step: int, assigned: Ref, examples: Ref, policy: Policy | None) -> Ref:
-    """Sample what was assigned; in supervised runs, take the demonstrations in place of rollouts."""
+def sample(
+    execute: Executor,
+    step: int,
+    assigned: Ref,
+    examples: Ref,
+    policy: Policy | None,
+    when_sampled: Callable[[], None] | None = None,
+) -> Ref:
+    """Sample what was assigned; in supervised runs, take the demonstrations in place of rollouts.
+
+    `when_sampled` is called when the last rollout has ended, before all of them are committed.
+    """
     if execute.config.kind == "sft":
         # No policy: demonstrations are the same whoever learns from them, and so is their key.
         return execute(demonstration.task, step, (assigned, examples))
-    return execute(rollout.task, step, (assigned, examples), sampling_policy(policy, execute.config))
+    sampled_by = sampling_policy(policy, execute.config)
+    return execute(rollout.task, step, (assigned, examples), sampled_by, when_computed=when_sampled)
 
 
 def sampling_policy(policy: Policy | None, config: RunConfig) -> Policy | None:

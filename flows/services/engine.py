@@ -207,12 +207,10 @@ class InferenceService(RunService):
         # An adapter has a model name of its own, and so cannot be mistaken for the base below it.
         served = ServedModel(url, self.key, policy.key if base else MODEL, policy.key)
         with closing(Engine(url, self.key, model=served.model)) as engine:
-            holds = engine.served_policy_key() == policy.key
-            if not holds:
-                below = (base, directory(base)) if base else None
-                engine.serve(policy.key, directory(policy.key), below, recompute=recompute)
+            below = (base, directory(base)) if base else None
+            loaded = engine.serve(policy.key, directory(policy.key), below, recompute=recompute, again=False)
             # What an engine says it holds is no proof, whoever told it so.
-            if not holds or self._proven.get(url) != policy.key:
+            if loaded or self._proven.get(url) != policy.key:
                 row = recorded_policy(self._context, policy.key)
                 adapter = directory(policy.key) if base else None
                 same = check_weights(engine, row, directory(base or policy.key), adapter)

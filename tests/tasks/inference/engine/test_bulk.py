@@ -5,13 +5,17 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from configs.environments import EnvironmentConfig
 from configs.run import View
-from tasks.inference.engine.client import Engine
-from tests.fixtures.hosts import engine_of
+from tasks.inference.engine.checks import check_serving
+from tasks.inference.engine.client import MODEL, Call, Engine, EngineError, reload_weights
+from tests.fixtures.faults import in_single_requests
+from tests.fixtures.hosts import ENGINE, engine_of
 from tests.fixtures.sampled import failures, sampled
 from tests.fixtures.waiting import until
 from tests.tasks.inference.engine.bulk_calls import (
@@ -22,6 +26,7 @@ from tests.tasks.inference.engine.bulk_calls import (
     single_answers,
     tokens_and_logprobs,
 )
+from tests.tasks.inference.engine.probes import policy_row
 
 pytestmark = pytest.mark.engine
 
@@ -115,7 +120,7 @@ def test_streams_and_calls_of_another_shape_are_refused(small_engine: Engine) ->
     assert answers_in_bulk(small_engine, []) == []
 
 
-@pytest.mark.parametrize("route", ["generate_many", "abort_many"])
+@pytest.mark.parametrize("route", ["generate_many", "abort_many", "in_turn"])
 def test_the_key_is_required(small_engine: Engine, route: str) -> None:
     with client(small_engine, key="another") as http:
         assert http.post(f"/inference/v1/{route}", json={"requests": [body(1)]}).status_code == 401
@@ -170,3 +175,67 @@ def test_a_client_that_hangs_up_aborts_what_is_unfinished(counting: Engine) -> N
         assert json.loads(next(lines))[0] == 0
     until(lambda: metric(counting, "vllm:num_requests_running") == 0, lambda: "requests of nobody run on")
     assert metric(counting, "vllm:generation_tokens_total") - before < 1 + 7 * 230
+
+
+PROMPT = {"model": MODEL, "token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 2, "temperature": 0.0}}
+
+
+@pytest.mark.essential
+def test_requests_in_turn_are_answered_as_one_by_one(small_engine: Engine, models: dict[str, Path]) -> None:
+    small_engine.serve("turn", models["a"])
+    calls = (
+        Call("GET", "/weight_info"),
+        Call("POST", "/pause", params={"mode": "keep", "clear_cache": "false"}),
+        Call("GET", "/is_paused"),
+        Call("POST", "/resume"),
+        Call("POST", "/inference/v1/generate", PROMPT),
+    )
+    weights, _, paused, _, answer = small_engine._in_turn(*calls)
+    assert weights == {"weight_version": "turn"} and paused == {"is_paused": True}
+    assert answer["choices"] == in_single_requests(small_engine, calls[-1])[0]["choices"]
+    assert small_engine._in_turn() == []
+
+
+def test_the_first_request_in_turn_that_fails_is_the_last(small_engine: Engine, models: dict[str, Path]) -> None:
+    small_engine.serve("turn", models["a"])
+    named, wrong = Call("POST", "/update_weight_version", {"new_version": "b"}), {"method": "no such method"}
+    with pytest.raises(EngineError, match="/collective_rpc answered 4"):
+        small_engine._in_turn(Call("GET", "/weight_info"), Call("POST", "/collective_rpc", wrong | {"args": 3}), named)
+    assert small_engine.served_policy_key() == "turn"
+    with pytest.raises(EngineError, match="/nowhere answered 404"):
+        small_engine._in_turn(Call("GET", "/nowhere"), named)
+    assert small_engine.served_policy_key() == "turn"
+
+
+def test_an_engine_of_others_gets_requests_one_by_one(
+    small_engine: Engine, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, asked = small_engine._request, list[str]()
+
+    def without_ours(method: str, path: str, **named: object) -> dict[str, Any]:
+        asked.append(path)
+        # Routes that such an engine lacks, it lacks under any name.
+        return request(
+            method, path if path == "/inference/v1/generate" else path.replace("/inference", "/not"), **named
+        )
+
+    monkeypatch.setattr(small_engine, "_request", without_ours)
+    small_engine.serve("others", models["b"])
+    assert small_engine.served_policy_key() == "others" and small_engine.weights_sum() is None
+    singles = ["/pause", "/inference/v1/count_tokens", "/update_weight_version", "/collective_rpc"]
+    begin = asked.index("/pause")
+    assert asked[begin : begin + 4] == singles and "/resume" in asked
+    row = policy_row("others", models["b"])
+    assert check_serving(small_engine, row, ENGINE) < 1e-4
+
+
+def test_requests_in_turn_are_ended_where_the_client_hangs_up(small_engine: Engine, models: dict[str, Path]) -> None:
+    small_engine.serve("before", models["a"])
+    named = [Call("POST", "/update_weight_version", {"new_version": name}) for name in ("", "after")]
+    calls = [Call("POST", "/pause", params={"mode": "keep"}), named[0], reload_weights(models["b"]), named[1]]
+    body = {"requests": [each.content() for each in (*calls, Call("POST", "/resume"))]}
+    with client(small_engine) as http, pytest.raises(httpx.ReadTimeout):
+        http.post("/inference/v1/in_turn", json=body, timeout=httpx.Timeout(30, read=0.001))
+    until(lambda: small_engine.served_policy_key() == "after", lambda: "the reload was given up half done")
+    until(small_engine.healthy, lambda: "it stayed paused")
+    assert check_serving(small_engine, policy_row("after", models["b"]), ENGINE) < 1e-4

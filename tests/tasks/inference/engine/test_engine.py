@@ -6,8 +6,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tasks.inference.engine import client
 from tasks.inference.engine.checks import EngineMismatch, check_serving
-from tasks.inference.engine.client import Engine, EngineLost
+from tasks.inference.engine.client import Call, Engine, EngineLost, reload_weights
 from tasks.inference.engine.weights_view import WeightsUnusable
 from tests.fixtures.hosts import ENGINE, KEY, engine_of
 from tests.tasks.inference.engine.probes import PROBE, policy_row
@@ -32,7 +33,11 @@ def test_every_route_but_health_asks_for_the_key(small_engine: Engine) -> None:
     """Those that change what is served above all, which vLLM's own check leaves open."""
     control = ["/pause", "/resume", "/collective_rpc", "/sleep", "/reset_prefix_cache", "/abort_requests"]
     with httpx.Client(base_url=small_engine.url, trust_env=False) as stranger:
-        asked = [*control, "/inference/v1/weights_sum", "/inference/v1/generate_many", "/v1/completions", "/tokenize"]
+        ours = [
+            f"/inference/v1/{name}"
+            for name in ("weights_sum", "generate_many", "abort_many", "in_turn", "count_tokens")
+        ]
+        asked = [*control, *ours, "/v1/completions", "/tokenize"]
         answers = {path: stranger.post(path, json={"method": "weights_sum"}).status_code for path in asked}
         answers |= {path: stranger.get(path).status_code for path in ("/v1/models", "/is_paused", "/docs", "/metrics")}
         assert {*answers.values()} == {401}, answers
@@ -44,16 +49,16 @@ def test_every_route_but_health_asks_for_the_key(small_engine: Engine) -> None:
 
 def test_the_cached_probe_reads_the_cache(small_engine: Engine, models: dict[str, Path]) -> None:
     small_engine.serve("cached", models["a"])
-    first, second = (small_engine.probe_cached(PROBE, "cached") for _ in range(2))
+    (first, afresh), (second, _) = (small_engine.probes(PROBE, "cached") for _ in range(2))
     assert first == pytest.approx(second, abs=1e-5)
-    assert first == pytest.approx(small_engine.probe(PROBE, "cached")[-1], abs=1e-4)
+    assert first == pytest.approx(afresh[-1], abs=1e-4)
 
 
 def test_a_reload_that_keeps_the_old_weights_is_caught(
     small_engine: Engine, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_engine.serve("kept-a", models["a"])
-    monkeypatch.setattr(small_engine, "_reload", lambda weights: None)
+    monkeypatch.setattr(client, "reload_weights", lambda weights: Call("GET", "/version"))
     small_engine.serve("kept-b", models["b"])
     assert small_engine.served_policy_key() == "kept-b"  # it acknowledges
     with pytest.raises(EngineMismatch, match="it holds other weights"):
@@ -62,9 +67,9 @@ def test_a_reload_that_keeps_the_old_weights_is_caught(
 
 def test_a_stale_prefix_cache_is_caught(small_engine: Engine, models: dict[str, Path]) -> None:
     small_engine.serve("stale", models["a"])
-    small_engine.probe_cached(PROBE, "stale")
+    small_engine.probes(PROBE, "stale")
     # Without the pause that empties the cache, and under the salt of the weights before.
-    small_engine._reload(models["b"])
+    small_engine._in_turn(reload_weights(models["b"]))
     with pytest.raises(EngineMismatch, match="prefix cache holds states of other weights"):
         check_serving(small_engine, policy_row("stale", models["b"]), ENGINE)
 
@@ -72,8 +77,8 @@ def test_a_stale_prefix_cache_is_caught(small_engine: Engine, models: dict[str, 
 @pytest.mark.essential
 def test_another_salt_does_not_read_the_stale_states(small_engine: Engine, models: dict[str, Path]) -> None:
     small_engine.serve("salt-a", models["a"])
-    small_engine.probe_cached(PROBE, "salt-a")
-    small_engine._reload(models["b"])
+    small_engine.probes(PROBE, "salt-a")
+    small_engine._in_turn(reload_weights(models["b"]))
     assert check_serving(small_engine, policy_row("salt-b", models["b"]), ENGINE) < 1e-4
 
 
@@ -123,6 +128,6 @@ def test_a_tied_head_that_was_not_reloaded_is_caught(models: dict[str, Path], tm
         update={"extra_arguments": ("--hf-overrides", json.dumps({"tie_word_embeddings": True}))}
     )
     with engine_of(models["tied"], tmp_path / "report.json", config) as tied:
-        tied._reload(models["tied_b"])
+        tied._in_turn(reload_weights(models["tied_b"]))
         with pytest.raises(EngineMismatch, match="an output head that was not reloaded"):
             check_serving(tied, policy_row("head", models["tied_b"]), ENGINE)

@@ -28,11 +28,8 @@ class FarEngine:
     cached: float = 0.0
     url: str = "http://engine"
 
-    def probe(self, token_ids: list[int], policy_key: str) -> list[float]:
-        return [-2.0 + each for each in self.differences]
-
-    def probe_cached(self, token_ids: list[int], policy_key: str) -> float:
-        return -2.0 + self.differences[-1] + self.cached
+    def probes(self, token_ids: list[int], policy_key: str) -> tuple[float, list[float]]:
+        return -2.0 + self.differences[-1] + self.cached, [-2.0 + each for each in self.differences]
 
 
 def spread(usual: float, *outliers: float) -> list[float]:

@@ -44,7 +44,7 @@ def answers_with_exchanges(
                     if len(found := counts(engine)) == len(bodies) and min(found.values()) > 20 * number:
                         break
                 engine.serve(key, weights, recompute=recompute)
-                engine.probe_cached([1, 2, 3, 4], key)  # as a run does, under the requests in flight
+                engine.probes([1, 2, 3, 4], key)  # as a run does, under the requests in flight
             lines += map(json.loads, answers)
         contents = [content for _, _, content in sorted(lines)]
         if all(len(content["policies"]) == len(policies) for content in contents):
