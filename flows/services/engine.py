@@ -57,6 +57,8 @@ class InferenceService(RunService):
         self._bringing = threading.Lock()
         self._proven: dict[str, str] = {}
         """By URL, key of the policy that a replica was last seen to hold; a restarted one says that it holds none."""
+        self._brought: ServedModel | None = None
+        """What was brought last: who waited meanwhile need not ask the engine again."""
         config = context.config.engine
         # In the environment, never in the command line, which every user of the machine can read.
         self.key = os.environ.get(config.api_key_variable, "") if config.url else service_key(context.config, "engine")
@@ -172,10 +174,13 @@ class InferenceService(RunService):
         attempts = count()
 
         def bring() -> ServedModel:
-            urls = _ready_urls(handles, first=not next(attempts))
+            urls, before = _ready_urls(handles, first=not next(attempts)), self._brought
             # One at a time: two loads of weights at once would leave a mix.
             with self._bringing:  # those who share a policy bring it once
-                return self._bring_all(policy, urls, some=True)
+                brought = self._brought
+                if brought is None or brought is before or brought.salt != policy.key:
+                    brought = self._brought = self._bring_all(policy, urls, some=True)
+                return brought
 
         return retry_lost(bring, EngineLost)
 
