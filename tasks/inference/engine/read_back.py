@@ -4,12 +4,13 @@ With tensor parallelism every worker has a part. The sums of the parts add up to
 several workers hold are counted by the first of them alone.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 from tasks.inference.engine.checksum import BITS, WeightsSum, sum_tensor
-from tasks.inference.engine.weights_view import HEAD
+from tasks.inference.engine.weights_view import HEAD, read_weights
 
 PACKED = "packed_sum"
 """The attribute of a module that keeps the checksum of its packed weight."""
@@ -19,6 +20,7 @@ class ReadBack:
     """What vLLM's worker gets beside its own methods, by `--worker-extension-cls`."""
 
     model_runner: Any
+    reload_weights: Callable[..., None]
 
     def weights_sum(self) -> dict[str, Any]:
         """Return the checksum of the weights that this worker computes with, their precision, and what its head is.
@@ -36,6 +38,13 @@ class ReadBack:
             "own_head": _has_own_head(model),
             "adapters": _sum_adapters(manager) if manager else [],
         }
+
+    def load_directory(self, directory: str) -> None:
+        """Load the weights of a directory in place of those that are there, whatever else it holds."""
+        from vllm.platforms import current_platform
+
+        weights = read_weights(Path(directory), untie=bool(current_platform.is_cpu()))
+        self.reload_weights(weights_iterator=weights)
 
     def sampled_counts(self) -> dict[str, int]:
         """Return how many tokens of each request in flight were sampled."""

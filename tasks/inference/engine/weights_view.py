@@ -3,7 +3,10 @@
 This works around two faults. The engine loads every safetensors file of a directory, so optimizer state beside the
 weights would be read as weights. And the CPU build keeps a packed copy of the output head and does not refresh it from
 a tied embedding: after a reload it serves the old head without an error. Served with `tie_word_embeddings` switched off
-and the embedding written a second time as `lm_head.weight`, the head is reloaded like any other weight, exactly.
+and the embedding a second time as `lm_head.weight`, the head is reloaded like any other weight, exactly.
+
+An engine of ours takes a policy's tensors from `read_weights`. One of others, and any that starts, reads a directory
+that `serving_view` makes.
 """
 
 import json
@@ -86,6 +89,39 @@ def has_tied_head(directory: Path) -> bool:
     return not any(HEAD in read_header(path)[0] for path in weight_files(directory))
 
 
+def require_loadable(directory: Path, *, untie: bool) -> tuple[Path, dict[str, Any], int] | None:
+    """Return the embedding that stands for an output head with `untie`, None where there is another or it stays tied.
+
+    It is given as a file, the tensor's entry in its header and the offset of the file's bytes. Raises WeightsUnusable
+    where a file is damaged, or none holds the embedding.
+    """
+    embedding = None
+    for path in weight_files(directory):
+        tensors, start = read_header(path)
+        for name in EMBEDDINGS:
+            if name in tensors:
+                embedding = path, tensors[name], start
+    if not (untie and has_tied_head(directory)):
+        return None
+    if embedding is None:
+        raise WeightsUnusable(f"{str(directory)!r} ties its head to an embedding that none of its files holds")
+    return embedding
+
+
+def read_weights(directory: Path, *, untie: bool) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of a directory by name, each once; with `untie` a tied embedding is the output head as well."""
+    from safetensors import safe_open
+
+    needs_head = untie and has_tied_head(directory)
+    for path in weight_files(directory):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (no mapping)
+                tensor = file.get_tensor(name)
+                yield name, tensor
+                if needs_head and name in EMBEDDINGS:
+                    yield HEAD, tensor
+
+
 @contextmanager
 def serving_view(directory: str | Path, *, untie: bool, below: Path | None = None) -> Iterator[Path]:
     """Yield the directory to load weights from, checked for completeness: the given one or a temporary view of it.
@@ -93,15 +129,8 @@ def serving_view(directory: str | Path, *, untie: bool, below: Path | None = Non
     The view is a directory of links in `below`, or among the system's temporary files.
     """
     directory = Path(directory)
-    files = weight_files(directory)
-    embedding = None
-    for path in files:
-        tensors, start = read_header(path)
-        for name in EMBEDDINGS:
-            if name in tensors:
-                embedding = (path, tensors[name], start)
-    needs_head = untie and has_tied_head(directory)
-    if not needs_head and len(files) == len(list(directory.glob("*.safetensors"))):
+    files, head = weight_files(directory), require_loadable(directory, untie=untie)
+    if not head and len(files) == len(list(directory.glob("*.safetensors"))):
         yield directory
         return
     with tempfile.TemporaryDirectory(prefix="stagecoach-weights-", dir=below) as temporary:
@@ -109,10 +138,8 @@ def serving_view(directory: str | Path, *, untie: bool, below: Path | None = Non
         for path in directory.iterdir():
             if path.is_file() and (path.suffix != ".safetensors" or path in files):
                 (view / path.name).symlink_to(path.resolve())
-        if needs_head:
-            if embedding is None:
-                raise WeightsUnusable(f"{str(directory)!r} ties its head to an embedding that none of its files holds")
-            _write_head(view / "tied_head.safetensors", *embedding)
+        if head:
+            _write_head(view / "tied_head.safetensors", *head)
             # The index does not list the head, and files that it does not list are not loaded.
             (view / "model.safetensors.index.json").unlink(missing_ok=True)
         yield view

@@ -4,6 +4,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prefect import tags
 from prefect.context import TagsContext
 from prefect.states import Completed
@@ -14,21 +15,22 @@ from tasks.filtering import stage as filtering
 from tasks.gate import stage as gate
 from tasks.packing import stage as packing
 from tasks.rollout import stage as rollout
+from tasks.runtime import prefect_task
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
 from tasks.training import stage as training
 from tasks.training.stage import STAGE
 
 
-def test_tags_of_the_flow_run_do_not_reach_the_task():
+def test_tags_of_the_flow_run_do_not_reach_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[set[str]] = []
     task = StageTask(STAGE)
 
-    def called(*_: Any) -> Any:
+    def called(task: Any, arguments: Any) -> Any:
         seen.append(set(TagsContext.get().current_tags))
         return Completed(data="done")
 
-    task.__dict__["task"] = called
+    monkeypatch.setattr(prefect_task, "run_here", called)
     place: Any = None
     with tags("run:x", "host:y"):
         assert TagsContext.get().current_tags == {"run:x", "host:y"}

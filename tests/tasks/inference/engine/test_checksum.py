@@ -110,7 +110,7 @@ def test_an_engine_that_kept_old_weights_is_caught(
     small_engine: Engine, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_engine.serve("old-a", models["a"])
-    monkeypatch.setattr(client, "reload_weights", lambda weights: Call("GET", "/version"))
+    monkeypatch.setattr(client, "load_directory", lambda directory: Call("GET", "/version"))
     small_engine.serve("old-b", models["b"])
     with pytest.raises(EngineMismatch, match="it holds other weights"):
         check_weights(small_engine, policy_row("old-b", models["b"]), models["b"])

@@ -58,7 +58,7 @@ def test_a_reload_that_keeps_the_old_weights_is_caught(
     small_engine: Engine, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_engine.serve("kept-a", models["a"])
-    monkeypatch.setattr(client, "reload_weights", lambda weights: Call("GET", "/version"))
+    monkeypatch.setattr(client, "load_directory", lambda directory: Call("GET", "/version"))
     small_engine.serve("kept-b", models["b"])
     assert small_engine.served_policy_key() == "kept-b"  # it acknowledges
     with pytest.raises(EngineMismatch, match="it holds other weights"):
