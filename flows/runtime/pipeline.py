@@ -102,25 +102,16 @@ Begin = Callable[[Callable[[], StepBatch]], Callable[[], StepBatch]]
 """Begins some work, after what was begun before; returns what waits for its result and raises what it raises."""
 
 
-class WhenAsked:
-    """Builds a batch when somebody waits for it: nothing is ahead of anything."""
-
-    def __init__(self, build: Build) -> None:
-        self._build: Build | None = build
-        self._batch: StepBatch | None = None
-
-    def wait(self) -> StepBatch:
-        """Return the batch, built at the first call."""
-        if self._build:
-            self._batch = self._build(lambda: None)
-        self._build = None  # which holds the batch before, as that would hold the one before it
-        assert self._batch
-        return self._batch
-
-
 def when_asked(build: Build) -> Building:
-    """Build a batch when somebody waits for it."""
-    wait = WhenAsked(build).wait
+    """Build a batch when somebody first waits for it: nothing is ahead of anything."""
+    builds, built = [build], list[StepBatch]()
+
+    def wait() -> StepBatch:
+        if builds:
+            built.append(builds[0](lambda: None))
+            builds.clear()  # it holds the batch before, which would hold the one before that
+        return built[0]
+
     return Building(wait, wait)
 
 

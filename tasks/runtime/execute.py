@@ -25,6 +25,8 @@ from tasks.runtime.run_context import RECENT, RunContext
 from tasks.runtime.services import Services
 from tasks.runtime.stage import Outputs, Policy, Ref, Stage, Tables, inputs_of, ref_of
 
+LINGER_SECONDS = 0.1
+"""How long a first finished group waits for others that then share its commit: those of a batch end close together."""
 PAUSE_RATIO = 3.0
 """Pause after a commit, in durations of that commit: committing takes at most a quarter of the time."""
 
@@ -39,7 +41,8 @@ class Parts:
     """Commits the finished units (groups) of one key as they come, and knows those that an earlier attempt committed.
 
     `put` returns at once; one thread commits everything that has come since its last commit, so that the caller's
-    event loop never waits for the disk and a slow disk means larger parts, not a queue. After a commit it pauses for
+    event loop never waits for the disk and a slow disk means larger parts, not a queue. Before a commit it waits for
+    LINGER_SECONDS, and after it for
     PAUSE_RATIO times what that took: more groups then share the next one, and running rollouts have the processor.
     """
 
@@ -152,6 +155,7 @@ class Parts:
     def _take(self) -> list[Mapping[str, pa.Table]] | None:
         with self._wake:
             self._wake.wait_for(lambda: self._waiting or self._closing)
+            self._wake.wait_for(lambda: self._closing, LINGER_SECONDS)
             pieces, self._waiting = self._waiting, []
             return pieces or None
 

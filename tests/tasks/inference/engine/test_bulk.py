@@ -13,7 +13,7 @@ import pytest
 from configs.environments import EnvironmentConfig
 from configs.run import View
 from tasks.inference.engine.checks import check_serving
-from tasks.inference.engine.client import MODEL, Call, Engine, EngineError, reload_weights
+from tasks.inference.engine.client import MODEL, Engine, EngineCall, EngineError, reload_weights
 from tests.fixtures.faults import in_single_requests
 from tests.fixtures.hosts import ENGINE, engine_of
 from tests.fixtures.sampled import failures, sampled
@@ -184,11 +184,11 @@ PROMPT = {"model": MODEL, "token_ids": [1, 2, 3], "sampling_params": {"max_token
 def test_requests_in_turn_are_answered_as_one_by_one(small_engine: Engine, models: dict[str, Path]) -> None:
     small_engine.serve("turn", models["a"])
     calls = (
-        Call("GET", "/weight_info"),
-        Call("POST", "/pause", params={"mode": "keep", "clear_cache": "false"}),
-        Call("GET", "/is_paused"),
-        Call("POST", "/resume"),
-        Call("POST", "/inference/v1/generate", PROMPT),
+        EngineCall("GET", "/weight_info"),
+        EngineCall("POST", "/pause", params={"mode": "keep", "clear_cache": "false"}),
+        EngineCall("GET", "/is_paused"),
+        EngineCall("POST", "/resume"),
+        EngineCall("POST", "/inference/v1/generate", PROMPT),
     )
     weights, _, paused, _, answer = small_engine._in_turn(*calls)
     assert weights == {"weight_version": "turn"} and paused == {"is_paused": True}
@@ -198,12 +198,14 @@ def test_requests_in_turn_are_answered_as_one_by_one(small_engine: Engine, model
 
 def test_the_first_request_in_turn_that_fails_is_the_last(small_engine: Engine, models: dict[str, Path]) -> None:
     small_engine.serve("turn", models["a"])
-    named, wrong = Call("POST", "/update_weight_version", {"new_version": "b"}), {"method": "no such method"}
+    named, wrong = EngineCall("POST", "/update_weight_version", {"new_version": "b"}), {"method": "no such method"}
     with pytest.raises(EngineError, match="/collective_rpc answered 4"):
-        small_engine._in_turn(Call("GET", "/weight_info"), Call("POST", "/collective_rpc", wrong | {"args": 3}), named)
+        small_engine._in_turn(
+            EngineCall("GET", "/weight_info"), EngineCall("POST", "/collective_rpc", wrong | {"args": 3}), named
+        )
     assert small_engine.served_policy_key() == "turn"
     with pytest.raises(EngineError, match="/nowhere answered 404"):
-        small_engine._in_turn(Call("GET", "/nowhere"), named)
+        small_engine._in_turn(EngineCall("GET", "/nowhere"), named)
     assert small_engine.served_policy_key() == "turn"
 
 
@@ -231,9 +233,9 @@ def test_an_engine_of_others_gets_requests_one_by_one(
 
 def test_requests_in_turn_are_ended_where_the_client_hangs_up(small_engine: Engine, models: dict[str, Path]) -> None:
     small_engine.serve("before", models["a"])
-    named = [Call("POST", "/update_weight_version", {"new_version": name}) for name in ("", "after")]
-    calls = [Call("POST", "/pause", params={"mode": "keep"}), named[0], reload_weights(models["b"]), named[1]]
-    body = {"requests": [each.content() for each in (*calls, Call("POST", "/resume"))]}
+    named = [EngineCall("POST", "/update_weight_version", {"new_version": name}) for name in ("", "after")]
+    calls = [EngineCall("POST", "/pause", params={"mode": "keep"}), named[0], reload_weights(models["b"]), named[1]]
+    body = {"requests": [each.content() for each in (*calls, EngineCall("POST", "/resume"))]}
     with client(small_engine) as http, pytest.raises(httpx.ReadTimeout):
         http.post("/inference/v1/in_turn", json=body, timeout=httpx.Timeout(30, read=0.001))
     until(lambda: small_engine.served_policy_key() == "after", lambda: "the reload was given up half done")

@@ -8,7 +8,7 @@ import pytest
 
 from tasks.inference.engine import client
 from tasks.inference.engine.checks import EngineMismatch, check_serving
-from tasks.inference.engine.client import Call, Engine, EngineLost, reload_weights
+from tasks.inference.engine.client import Engine, EngineCall, EngineLost, reload_weights
 from tasks.inference.engine.weights_view import WeightsUnusable
 from tests.fixtures.hosts import ENGINE, KEY, engine_of
 from tests.tasks.inference.engine.probes import PROBE, policy_row
@@ -58,7 +58,7 @@ def test_a_reload_that_keeps_the_old_weights_is_caught(
     small_engine: Engine, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_engine.serve("kept-a", models["a"])
-    monkeypatch.setattr(client, "load_directory", lambda directory: Call("GET", "/version"))
+    monkeypatch.setattr(client, "load_directory", lambda directory: EngineCall("GET", "/version"))
     small_engine.serve("kept-b", models["b"])
     assert small_engine.served_policy_key() == "kept-b"  # it acknowledges
     with pytest.raises(EngineMismatch, match="it holds other weights"):
