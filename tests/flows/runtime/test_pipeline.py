@@ -158,6 +158,38 @@ def test_a_batch_is_packed_while_the_next_one_is_sampled() -> None:
         assert len(list(pipeline.run_steps(do, SOURCE, in_thread(threads)))) == 3
 
 
+class Sampling(Recorder):
+    """Samples step 1 until step 2 is assigned, and commits its rollouts only when those of step 2 are begun."""
+
+    def __init__(self, **changes: Any) -> None:
+        super().__init__(steps=3, rollout={"max_off_policy_steps": 1}, **changes)
+        self.assigned, self.sampling = threading.Event(), threading.Event()
+        self.sampled = False
+
+    def __call__(
+        self, task: StageTask, step: int, *arguments: Any, when_computed: Any = lambda: None, **named: Any
+    ) -> Ref:
+        ref = super().__call__(task, step, *arguments, **named)
+        place = task.stage.name, step
+        if place == ("assignment", 2):
+            self.assigned.set()
+        if place == ("rollout", 2):
+            assert self.sampled, "two steps sample at the same time"
+            self.sampling.set()
+        if place == ("rollout", 1):
+            assert self.assigned.wait(PATIENCE), "the examples of the next step are not chosen meanwhile"
+            self.sampled = True
+            when_computed()
+            assert self.sampling.wait(PATIENCE), "the next rollouts wait for a commit"
+        return ref
+
+
+def test_the_next_rollouts_wait_for_those_before_and_not_for_their_commit() -> None:
+    do = Sampling()
+    with ThreadPoolExecutor(2) as threads:
+        assert len(list(pipeline.run_steps(do, SOURCE, in_thread(threads)))) == 3
+
+
 def test_an_error_of_a_batch_that_is_built_ahead_ends_the_run() -> None:
     class EmptyAhead(Recorder):
         def __call__(self, task: StageTask, step: int, *arguments: Any, **named: Any) -> Ref:

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -17,6 +19,7 @@ from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
 from configs.sections import ModelConfig
 from configs.services import EngineConfig, LearnerConfig
+from flows.services import engine as services
 from flows.services.base import Supervisor
 from flows.services.engine import InferenceService
 from flows.services.learner import LearnerProcess
@@ -77,6 +80,33 @@ def test_a_policy_that_is_expected_is_there_before_anybody_asks_for_it(engine: I
         until(lambda: engine._policy_lock._waiting == [NEXT.key], lambda: "nobody waits for the next policy")
         assert served_keys(engine) == {POLICY.key}, "who samples has the engine to the end"
     until(lambda: served_keys(engine) == {NEXT.key}, lambda: f"the engines serve {served_keys(engine)}")
+
+
+def test_who_waits_while_a_policy_is_brought_does_not_bring_it_again(
+    engine: InferenceService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve, served_by, asked = Engine.serve, list[str](), list[bool]()
+    ready_urls = services._ready_urls
+
+    def count(*given: Any, **named: Any) -> list[str]:
+        asked.append(True)
+        return ready_urls(*given, **named)
+
+    def slow(self: Engine, *given: Any, **named: Any) -> bool:
+        served_by.append(self.url)
+        until(lambda: len(asked) >= 2, lambda: "nobody else asks for the policy")
+        time.sleep(0.2)  # what it does before it waits takes no time
+        return serve(self, *given, **named)
+
+    monkeypatch.setattr(Engine, "serve", slow)
+    monkeypatch.setattr(services, "_ready_urls", count)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(engine.serve, POLICY)
+        until(lambda: served_by, lambda: "nobody brings the policy")
+        second = threads.submit(engine.serve, POLICY)
+        assert first.result() is second.result()
+    assert len(served_by) == 2, "one call for each replica"
+    assert engine.serve(POLICY) is not first.result() and len(served_by) == 4, "who comes later asks the engines"
 
 
 def test_a_policy_that_cannot_be_brought_early_is_told_to_who_asks_for_it(

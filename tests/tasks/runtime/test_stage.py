@@ -12,16 +12,19 @@ import pytest
 
 from configs.run import RunConfig, View
 from storage.errors import NoSpace, ReadOnlyDisk, StoreError
+from storage.refs import Entry
 from storage.schemas.stage_tables import EXAMPLES
 from storage.store import open_store
 from storage.turns import KeptTurn, KeptTurns
 from tasks.assignment import examples
+from tasks.runtime import execute
 from tasks.runtime.execute import OWN, perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import MOST_LOSSES, SERVICES, Services, retry_lost
 from tasks.runtime.stage import Policy, Ref, Stage, Tables, inputs_of
 from tasks.stage_tasks import TASKS
 from tests.fixtures.faults import happened
+from tests.fixtures.waiting import PATIENCE
 
 VERSIONS = {"stagecoach": "0"}
 
@@ -239,6 +242,29 @@ def test_parts_of_one_attempt_are_known_before_they_are_committed(tmp_path: Path
 
     ref = perform(stage_of(works, unit=("examples", "example_id")), context_of(tmp_path), 0)
     assert ref.num_rows("examples") == 1
+
+
+def test_who_waits_for_work_is_told_when_it_is_done_and_not_committed(tmp_path: Path) -> None:
+    stage, _ = parts_stage()
+    context, told = context_of(tmp_path), list[Entry | None]()
+
+    def note() -> None:
+        told.append(context.find(context.key(stage, 0, {})))
+
+    perform(stage, context, 0, when_computed=note)
+    assert told == [None]
+    perform(stage, context, 0, when_computed=note)  # found: nothing is computed
+    failing, _ = parts_stage(fail_after=0)
+    with pytest.raises(ValueError, match="interrupted"):
+        perform(failing, context, 1, when_computed=note)
+    assert told == [None]
+
+
+def test_groups_that_end_close_together_share_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execute, "LINGER_SECONDS", PATIENCE)  # at the end of the stage nobody waits any more
+    stage, made = parts_stage()
+    perform(stage, context_of(tmp_path), 0)
+    assert len(made) == 4 and num_parts(tmp_path) == 1
 
 
 def test_a_part_that_cannot_be_written_fails_the_stage(tmp_path: Path) -> None:
