@@ -87,8 +87,8 @@ class Executor:
             assert self._context is not None
             # Only the services that the stage asks: they travel with the work to a task runner's workers.
             services = self._session.services.only(task.stage.services)
-            inputs_and_calls = tuple(refs), policy, services, parameters, extra_inputs, when_computed
-            work = partial(perform, task.stage, self._context, step, *inputs_and_calls)
+            given = tuple(refs), policy, services, parameters, extra_inputs, when_computed
+            work = partial(perform, task.stage, self._context, step, *given)
             ref = self._compute(self._session, self._context, task, step, label, work)
         self.results.append((task, ref))
         return ref

@@ -41,9 +41,9 @@ class Parts:
     """Commits the finished units (groups) of one key as they come, and knows those that an earlier attempt committed.
 
     `put` returns at once; one thread commits everything that has come since its last commit, so that the caller's
-    event loop never waits for the disk and a slow disk means larger parts, not a queue. Before a commit it waits for
-    LINGER_SECONDS, and after it for
-    PAUSE_RATIO times what that took: more groups then share the next one, and running rollouts have the processor.
+    event loop never waits for the disk and a slow disk means larger parts, not a queue. It waits LINGER_SECONDS before
+    a commit, and PAUSE_RATIO times what that took after it: more groups then share one, and running rollouts have the
+    processor.
     """
 
     def __init__(

@@ -117,7 +117,7 @@ async def in_turn(raw_request: Request) -> Response:
 
 async def _answer(raw_request: Request, call: CallInTurn) -> tuple[int, str]:
     """Return status and text of what a route answers to a request that came within another one."""
-    content = [] if call.body is None else [msgspec.json.encode(call.body)]
+    content = [b"" if call.body is None else msgspec.json.encode(call.body)]
     about = {
         "method": call.method,
         "path": call.path,

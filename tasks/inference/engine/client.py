@@ -427,7 +427,10 @@ def _pause(clear_cache: bool) -> EngineCall:
 
 
 def _wake(part: str) -> EngineCall:
-    """Take the memory of `weights`, undefined by then, or of the `kv_cache`; with both, requests go on."""
+    """Return the request that takes the memory of `weights`, undefined by then, or of the `kv_cache`.
+
+    With both, requests go on.
+    """
     return EngineCall("POST", "/wake_up", params={"tags": part})
 
 
