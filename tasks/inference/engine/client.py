@@ -135,10 +135,10 @@ class Engine:
 
         Requests in flight are paused while it happens and go on with the new weights; the engine knows which of their
         tokens it sampled before. With `recompute` their states, and those of its prefix cache, are computed again with
-        the new weights; else both are kept as they are. Returns whether anything was loaded: without `again` nothing
-        is where the policy is served already. Raises WeightsUnusable before
-        the engine is touched where the directory is incomplete, and EngineError or EngineLost where the engine fails:
-        its weights are then undefined, and `served_policy_key` is None.
+        the new weights; else both are kept as they are. A policy that is served already is loaded only with `again`.
+        Returns whether anything was loaded. Raises WeightsUnusable before the engine is touched where the directory is
+        incomplete, and EngineError or EngineLost where the engine fails: its weights are then undefined, and
+        `served_policy_key` is None.
 
         Where the directory holds an adapter, `base` is key and directory of the weights below. Those are served as
         MODEL, and the adapter as a model named `policy_key`. All other adapters are unloaded, which ends their
