@@ -109,8 +109,12 @@ def test_a_run_that_is_cancelled_while_it_waits_ends_and_has_decided_nothing(run
 
 def test_a_batch_is_approved_as_the_page_does_it_and_the_run_goes_on(run: Driven, waiting: Waiting) -> None:
     flow_run = waiting.paused()
-    seen = describe(StoreReader.at(run.store), NAME, open_store(run.store).runs.events(NAME)[-1])
-    assert (seen["waits_at_gate"], seen["steps_done"], seen["last_stage"]) == (0, 0, "packing")
+
+    def waits() -> bool:
+        seen = describe(StoreReader.at(run.store), NAME, open_store(run.store).runs.events(NAME)[-1])
+        return (seen["waits_at_gate"], seen["steps_done"], seen["last_stage"]) == (0, 0, "packing")
+
+    waiting.until(waits)  # what is finished by then is committed while it waits
     (page,) = waiting.ask("/artifacts/latest/filter", artifacts={"key": {"any_": [f"gate-{NAME}"]}})
     assert (
         page["data"].startswith(f"# {NAME}, step 0: may this batch be trained on?")
