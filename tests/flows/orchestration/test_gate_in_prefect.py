@@ -57,9 +57,9 @@ class Waiting:
             return []  # not up yet
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def run(tmp_path_factory: pytest.TempPathFactory) -> Driven:
-    """A run of one step behind a gate."""
+    """A run of one step behind a gate, of each test its own: a refusal leaves rows."""
     place = tmp_path_factory.mktemp("gate")
     model = tiny_qwen3(place / "tiny", hidden=64, layers=2, seed=3)
     return Driven(place, (*SETTINGS, f"model.path={model}", "gate.type=pause", "gate.timeout_seconds=600"))
