@@ -67,7 +67,7 @@ class Executor:
         """Return the reference to a stage's result; a result that is there makes no Prefect task.
 
         `parameters` are keywords of the stage's function that its key knows by `extra_inputs`: digests of inputs that
-        are no tables. `when_computed` is called when the work is done that was not there, and still to be committed.
+        are no tables. `when_computed` is called when a result that was not there is computed and not yet committed.
         """
         inputs = inputs_of(refs, policy) | dict(extra_inputs or {})
         key = self._keys(task.stage, step, inputs)

@@ -212,15 +212,18 @@ class InferenceService(RunService):
         # An adapter has a model name of its own, and so cannot be mistaken for the base below it.
         served = ServedModel(url, self.key, policy.key if base else MODEL, policy.key)
         with closing(Engine(url, self.key, model=served.model)) as engine:
-            own = directory(policy.key)  # once: it verifies all files
-            below = (base, directory(base)) if base else None
-            loaded = engine.serve(policy.key, own, below, recompute=recompute, again=False)
+            holds = engine.served_policy_key() == policy.key
             # What an engine says it holds is no proof, whoever told it so.
-            if loaded or self._proven.get(url) != policy.key:
-                row = recorded_policy(self._context, policy.key)
-                same = check_weights(engine, row, *((below[1], own) if below else (own,)))
-                check_serving(engine, row, self._context.config.engine, same_weights=same)
-                self._proven[url] = policy.key
+            if holds and self._proven.get(url) == policy.key:
+                return served
+            own = directory(policy.key)  # once, as it verifies all files, and only where they are read
+            below = (base, directory(base)) if base else None
+            if not holds:
+                engine.serve(policy.key, own, below, recompute=recompute)
+            row = recorded_policy(self._context, policy.key)
+            same = check_weights(engine, row, *((below[1], own) if below else (own,)))
+            check_serving(engine, row, self._context.config.engine, same_weights=same)
+            self._proven[url] = policy.key
         return served
 
     def _spec(self, source: Path, number: int) -> ServiceSpec:

@@ -103,7 +103,7 @@ def report_task_run(
 def run_here(task: Any, arguments: Mapping[str, Any]) -> Any:
     """Run a Prefect task in this thread, and return what calling it would.
 
-    Its task run begins as Running. A call sends an event that it is Pending before that, for less than a millisecond:
+    Its task run begins as Running. A call would send an event before that, of the state Pending, which ends at once:
     one of three events that sender and server spend their time on.
     """
     from prefect import task_engine

@@ -60,10 +60,6 @@ class EngineCall(NamedTuple):
     optional: bool = False
     """Whether an engine of others may lack the route: its answer is empty then."""
 
-    def content(self) -> dict[str, Any]:
-        """Return it as the route takes it that sends requests in turn."""
-        return {"method": self.method, "path": self.path, "body": self.body, "params": self.params}
-
 
 IS_SLEEPING, RESUME = EngineCall("GET", "/is_sleeping", optional=True), EngineCall("POST", "/resume")
 
@@ -129,16 +125,14 @@ class Engine:
         base: tuple[str, str | Path] | None = None,
         *,
         recompute: bool = True,
-        again: bool = True,
-    ) -> bool:
+    ) -> None:
         """Load the weights in `directory` and serve them as the policy `policy_key`.
 
         Requests in flight are paused while it happens and go on with the new weights; the engine knows which of their
         tokens it sampled before. With `recompute` their states, and those of its prefix cache, are computed again with
-        the new weights; else both are kept as they are. A policy that is served already is loaded only with `again`.
-        Returns whether anything was loaded. Raises WeightsUnusable before the engine is touched where the directory is
-        incomplete, and EngineError or EngineLost where the engine fails: its weights are then undefined, and
-        `served_policy_key` is None.
+        the new weights; else both are kept as they are. Raises WeightsUnusable before
+        the engine is touched where the directory is incomplete, and EngineError or EngineLost where the engine fails:
+        its weights are then undefined, and `served_policy_key` is None.
 
         Where the directory holds an adapter, `base` is key and directory of the weights below. Those are served as
         MODEL, and the adapter as a model named `policy_key`. All other adapters are unloaded, which ends their
@@ -149,14 +143,12 @@ class Engine:
         sleeping, weights, models = self._in_turn(*asked)
         whole = base or (policy_key, directory)
         loaded_whole, loaded_policy = _weight_keys(weights)
-        if loaded_policy == policy_key and not again:
-            return False
         adapters = [model["id"] for model in models["data"] if model.get("parent")]
         # Also where the policy is served already: a caller that repeats the call does not trust what is loaded.
         if loaded_whole != whole[0] or loaded_policy == policy_key:
             self._load(*whole, asleep=sleeping.get("is_sleeping", False), recompute=recompute)
             if not adapters and not base:
-                return True
+                return
         # Without a version while adapters change: an engine that fails on the way names no policy.
         self._set_weight_version("")
         for name in adapters:
@@ -165,7 +157,6 @@ class Engine:
             adapter = {"lora_name": policy_key, "lora_path": str(directory)}
             self._request("POST", "/v1/load_lora_adapter", json=adapter, timeout=SERVE_SECONDS)
         self._set_weight_version(f"{whole[0]}{KEY_SEPARATOR}{policy_key}" if base else policy_key)
-        return True
 
     def is_sleeping(self) -> bool:
         """Tell whether a part of the engine's memory is given back, which only who put it to sleep has done."""
@@ -276,8 +267,7 @@ class Engine:
 
     def probe(self, token_ids: list[int], policy_key: str) -> list[float]:
         """Log-prob of each token given those before, computed afresh; the first is 0.0."""
-        (answer,) = self._in_turn(self._probe(token_ids, policy_key))
-        return _prompt_logprobs(answer, token_ids)
+        return _prompt_logprobs(self._send(self._probe(token_ids, policy_key)), token_ids)
 
     def probes(self, token_ids: list[int], policy_key: str) -> tuple[float, list[float]]:
         """Log-prob of the last token read through the policy's prefix cache, as rollouts do; then what `probe` returns.
@@ -309,7 +299,7 @@ class Engine:
 
         Raises at the first that fails, and none is sent after it.
         """
-        body = {"requests": [each.content() for each in calls]}
+        body = {"requests": [each._asdict() for each in calls]}
         try:
             answers = self._request("POST", "/inference/v1/in_turn", json=body, **timeout)["answers"]
         except EngineError as error:

@@ -1,4 +1,4 @@
-"""The checksum of the weights that an engine computes with, taken in each of its workers.
+"""The weights that an engine computes with: loaded in each of its workers, and their checksum taken there.
 
 With tensor parallelism every worker has a part. The sums of the parts add up to that of the whole, where values that
 several workers hold are counted by the first of them alone.

@@ -110,6 +110,20 @@ def test_task_runs_are_named_after_stage_and_step(seen: Seen) -> None:
     assert seen.tasks(second["id"], len(before) + len(STAGES)) == before | {f"{stage}-1" for stage in STAGES}
 
 
+def test_a_task_run_is_running_and_then_completed(seen: Seen) -> None:
+    """No event says that it is pending, which it is for no time."""
+    chosen = {"flow_runs": {"id": {"any_": [seen.runs()[0]["id"]]}}, "task_runs": {"name": {"any_": ["training-0"]}}}
+
+    def states() -> list[str]:
+        (task,) = seen.ask("/task_runs/filter", **chosen)
+        found = ask(seen.said["url"], f"/task_run_states/?task_run_id={task['id']}")
+        return [each["name"] for each in sorted(found, key=lambda state: state["timestamp"])]
+
+    seen.tasks(seen.runs()[0]["id"], 2 + len(STAGES))
+    until(lambda: "Completed" in states(), lambda: f"{states()}")
+    assert states() == ["Running", "Completed"]
+
+
 def test_runs_are_named_and_tagged(seen: Seen) -> None:
     for run in seen.runs():
         assert run["name"] == "sft-small"

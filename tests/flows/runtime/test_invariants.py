@@ -238,10 +238,8 @@ class LyingEngine:
     def served_policy_key(self) -> str:
         return LyingEngine.holds
 
-    def serve(self, policy_key: str, *_: object, **__: object) -> bool:
-        loads = LyingEngine.holds != policy_key
+    def serve(self, policy_key: str, directory: Path, base: object = None, *, recompute: bool = True) -> None:
         LyingEngine.holds = policy_key
-        return loads
 
     def weights_sum(self) -> None:
         """What an engine of others answers, which knows no checksum."""

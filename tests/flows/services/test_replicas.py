@@ -85,28 +85,37 @@ def test_a_policy_that_is_expected_is_there_before_anybody_asks_for_it(engine: I
 def test_who_waits_while_a_policy_is_brought_does_not_bring_it_again(
     engine: InferenceService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    serve, served_by, asked = Engine.serve, list[str](), list[bool]()
+    holds, seen, asked = Engine.served_policy_key, list[str](), list[bool]()
     ready_urls = services._ready_urls
 
     def count(*given: Any, **named: Any) -> list[str]:
         asked.append(True)
         return ready_urls(*given, **named)
 
-    def slow(self: Engine, *given: Any, **named: Any) -> bool:
-        served_by.append(self.url)
+    def slow(self: Engine) -> str | None:
+        seen.append(self.url)
         until(lambda: len(asked) >= 2, lambda: "nobody else asks for the policy")
         time.sleep(0.2)  # what it does before it waits takes no time
-        return serve(self, *given, **named)
+        return holds(self)
 
-    monkeypatch.setattr(Engine, "serve", slow)
+    monkeypatch.setattr(Engine, "served_policy_key", slow)
     monkeypatch.setattr(services, "_ready_urls", count)
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(engine.serve, POLICY)
-        until(lambda: served_by, lambda: "nobody brings the policy")
+        until(lambda: seen, lambda: "nobody brings the policy")
         second = threads.submit(engine.serve, POLICY)
         assert first.result() is second.result()
-    assert len(served_by) == 2, "one call for each replica"
-    assert engine.serve(POLICY) is not first.result() and len(served_by) == 4, "who comes later asks the engines"
+    assert len(seen) == 2, "each replica is asked once"
+    assert engine.serve(POLICY) is not first.result() and len(seen) == 4, "who comes later asks the engines"
+
+
+def test_files_are_read_only_to_bring_or_prove_a_policy(
+    engine: InferenceService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.serve(POLICY)
+    with monkeypatch.context() as unread:
+        unread.setattr(type(engine._context.store.policies), "directory", lambda *_: pytest.fail("files are verified"))
+        assert engine.serve(POLICY).urls
 
 
 def test_a_policy_that_cannot_be_brought_early_is_told_to_who_asks_for_it(

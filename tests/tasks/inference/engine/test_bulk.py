@@ -235,7 +235,7 @@ def test_requests_in_turn_are_ended_where_the_client_hangs_up(small_engine: Engi
     small_engine.serve("before", models["a"])
     named = [EngineCall("POST", "/update_weight_version", {"new_version": name}) for name in ("", "after")]
     calls = [EngineCall("POST", "/pause", params={"mode": "keep"}), named[0], reload_weights(models["b"]), named[1]]
-    body = {"requests": [each.content() for each in (*calls, EngineCall("POST", "/resume"))]}
+    body = {"requests": [each._asdict() for each in (*calls, EngineCall("POST", "/resume"))]}
     with client(small_engine) as http, pytest.raises(httpx.ReadTimeout):
         http.post("/inference/v1/in_turn", json=body, timeout=httpx.Timeout(30, read=0.001))
     until(lambda: small_engine.served_policy_key() == "after", lambda: "the reload was given up half done")

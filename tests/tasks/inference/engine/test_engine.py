@@ -69,7 +69,7 @@ def test_a_stale_prefix_cache_is_caught(small_engine: Engine, models: dict[str, 
     small_engine.serve("stale", models["a"])
     small_engine.probes(PROBE, "stale")
     # Without the pause that empties the cache, and under the salt of the weights before.
-    small_engine._in_turn(reload_weights(models["b"]))
+    small_engine._send(reload_weights(models["b"]))
     with pytest.raises(EngineMismatch, match="prefix cache holds states of other weights"):
         check_serving(small_engine, policy_row("stale", models["b"]), ENGINE)
 
@@ -78,7 +78,7 @@ def test_a_stale_prefix_cache_is_caught(small_engine: Engine, models: dict[str, 
 def test_another_salt_does_not_read_the_stale_states(small_engine: Engine, models: dict[str, Path]) -> None:
     small_engine.serve("salt-a", models["a"])
     small_engine.probes(PROBE, "salt-a")
-    small_engine._in_turn(reload_weights(models["b"]))
+    small_engine._send(reload_weights(models["b"]))
     assert check_serving(small_engine, policy_row("salt-b", models["b"]), ENGINE) < 1e-4
 
 
@@ -128,6 +128,6 @@ def test_a_tied_head_that_was_not_reloaded_is_caught(models: dict[str, Path], tm
         update={"extra_arguments": ("--hf-overrides", json.dumps({"tie_word_embeddings": True}))}
     )
     with engine_of(models["tied"], tmp_path / "report.json", config) as tied:
-        tied._in_turn(reload_weights(models["tied_b"]))
+        tied._send(reload_weights(models["tied_b"]))
         with pytest.raises(EngineMismatch, match="an output head that was not reloaded"):
             check_serving(tied, policy_row("head", models["tied_b"]), ENGINE)
