@@ -71,6 +71,7 @@ def own_steps(settings: Mapping[str, Any]) -> None:
         if event == "step":
             looking[:] = looking or [AtWork({"engine", "learner"})]  # all of them are there by the first step
             used = processor_seconds()
+            assert "Prefect" in used, "the run reports to a server whose processor time would not be counted"
             tokens.append(facts["tokens"])
             figures = {"reward": facts["reward"], "tokens": sum(tokens), "neither": looking[0].take_idle_share()}
             record = {"step": facts["step"] + 1, "wall": time.perf_counter(), "cpu": sum(used.values()), "parts": used}
@@ -93,7 +94,9 @@ def measured(command: Sequence[str], settings: Mapping[str, Any]) -> dict[str, A
     """Run one side in a new process; return seconds of wall-clock and processor a step, and what was sampled."""
     with tempfile.TemporaryDirectory(prefix="stagecoach-beside-") as directory:
         text = json.dumps({**settings, "directory": directory})
-        environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+        # Without the Prefect of the warm-up: each run has a server of its own, whose processor time is part of it.
+        own = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        environment = {**own, "OMP_WAIT_POLICY": "PASSIVE"}
         done = subprocess.run(
             [*command, text], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True
         )
