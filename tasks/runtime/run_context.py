@@ -40,13 +40,15 @@ class RecentTables:
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._tables: dict[Hashable, tuple[pa.Table, int]] = {}
+        self._bytes = 0
+        """Of all that is cached: a run that goes on for long has thousands of small tables."""
         self._lock = threading.Lock()
 
     def get(self, name: Hashable, read: Callable[[], pa.Table]) -> pa.Table:
         """Return the table cached under `name`, or `read` it; a name stands for one content for ever."""
         with self._lock:
             # Taken out and put back at the end: a dict keeps that order, so the first is the oldest.
-            cached = self._tables.pop(name, None)
+            cached = self._take(name)
         if cached is None:
             # Outside the lock: two threads may read the same table, which costs less than waiting for each other.
             table = read()
@@ -60,15 +62,17 @@ class RecentTables:
 
     def _put(self, name: Hashable, cached: tuple[pa.Table, int]) -> None:
         with self._lock:
+            self._take(name)  # another thread may have been quicker
             self._tables[name] = cached  # the last one now
-            self._evict()
+            self._bytes += cached[1]
+            while self._bytes > self._max_bytes:
+                self._take(next(iter(self._tables)))
 
-    def _evict(self) -> None:
-        total = sum(size for _, size in self._tables.values())
-        for name in list(self._tables):
-            if total <= self._max_bytes:
-                return
-            total -= self._tables.pop(name)[1]
+    def _take(self, name: Hashable) -> tuple[pa.Table, int] | None:
+        """Take a table out, if it is there; called with the lock held."""
+        found = self._tables.pop(name, None)
+        self._bytes -= found[1] if found else 0
+        return found
 
 
 RECENT = RecentTables()

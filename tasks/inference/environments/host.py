@@ -138,7 +138,8 @@ def set_up_process() -> None:
     A spawned worker starts without log handlers: what it logs would be lost.
     """
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr, force=True)
-    for name in ("httpx", "aiohttp.access"):  # these log a line for every model call
+    # These log a line or more for every model call or rollout, whose trace says the same.
+    for name in ("httpx", "aiohttp.access", "verifiers.v1.rollout"):
         logging.getLogger(name).setLevel(logging.WARNING)
     if directory := os.environ.get(WORK_VARIABLE):
         import verifiers.v1.runtimes.subprocess as runtime

@@ -10,6 +10,7 @@ import copy
 import functools
 import itertools
 import json
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -193,11 +194,13 @@ def vary_seeds(agents: "Agents") -> None:
     """Give each run of these agents a seed of its own, by the order in which they start."""
     runs = itertools.count()
     for agent in agents._agents.values():
-        agent._rollout_params = functools.partial(_params_with_seed, agent._rollout_params, runs)
+        # Weakly: an agent that held itself would keep its trace, and all that an episode makes, until a collection.
+        method = weakref.WeakMethod(agent._rollout_params)
+        agent._rollout_params = functools.partial(_params_with_seed, method, runs)
 
 
-def _params_with_seed(params_of: Any, runs: Iterator[int], *arguments: Any, **others: Any) -> dict[str, Any]:
-    params: dict[str, Any] = params_of(*arguments, **others)
+def _params_with_seed(method: Any, runs: Iterator[int], *arguments: Any, **others: Any) -> dict[str, Any]:
+    params: dict[str, Any] = method()(*arguments, **others)
     sampling, number = params["ctx"].sampling, next(runs)
     seed = getattr(sampling, "seed", None)
     # The first run keeps the seed of the assignment, so that one agent alone is sampled as without us.

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from tasks.runtime.imports import NotImportable, code_version, load_function, quick_imports
+from tasks.runtime.imports import (
+    YOUNG_OBJECTS,
+    NotImportable,
+    code_version,
+    load_function,
+    quick_imports,
+    rare_collections,
+)
 
 
 @pytest.fixture
@@ -120,3 +127,13 @@ def test_the_collector_is_back_after_a_failure_and_stays_off_where_it_was_off(co
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_young_objects_are_looked_at_less_often_and_as_before_afterwards(collections: list[int]) -> None:
+    before = gc.get_threshold()
+    with pytest.raises(ImportError), rare_collections():
+        made = [[] for _ in range(YOUNG_OBJECTS // 2)]
+        assert collections == []
+        raise ImportError("planted")
+    more = [[] for _ in range(YOUNG_OBJECTS // 2)]
+    assert collections and gc.get_threshold() == before and len(made) == len(more)

@@ -50,6 +50,14 @@ def test_a_table_larger_than_the_bound_is_given_out_and_not_kept():
     assert [fetch(recent, reader, "a"), fetch(recent, reader, "a")] == [1, 2]
 
 
+def test_a_table_that_is_put_again_counts_once():
+    recent, reader = RecentTables(max_bytes=16), Reader()
+    for name in ("a", "a", "b", "a"):
+        recent.put(name, reader(name))
+    fetch(recent, reader, "b")
+    assert [fetch(recent, reader, "a"), reader.asked] == [4, ["a", "a", "b", "a"]], "both are there, the newest of each"
+
+
 def test_a_failed_read_keeps_nothing():
     recent, reader = RecentTables(), Reader()
 
