@@ -241,7 +241,7 @@ def _call_in_prefect(config: RunConfig) -> dict[str, Any]:
             from flows.evaluate import evaluate as flow
         case "replay":
             from flows.replay import replay as flow
-    with tags(*prefect_api.run_tags(config.name, config.store)):
+    with tags(*prefect_api.run_tags(config.name, config.store)), prefect_api.needed_heartbeats():
         outcome: dict[str, Any] = flow(name=config.name, **_parameters(config))
         return outcome
 

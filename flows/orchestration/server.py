@@ -223,6 +223,21 @@ def is_shared() -> bool:
     return _embedded is None and bool(configured_url())
 
 
+@contextmanager
+def needed_heartbeats() -> Iterator[None]:
+    """Within the block flow runs send no heartbeats to an embedded server: it ends with them, and nobody misses them.
+
+    Prefect waits up to a second for the thread that sends them, at the end of each flow run.
+    """
+    if is_shared():
+        yield
+        return
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        yield
+
+
 def current_flow_run() -> str | None:
     """Return the id of the flow run that this is called in; None outside of one.
 

@@ -124,6 +124,14 @@ def test_a_task_run_is_running_and_then_completed(seen: Seen) -> None:
     assert states() == ["Running", "Completed"]
 
 
+def test_nobody_waits_for_heartbeats_of_a_run_with_its_own_server(seen: Seen) -> None:
+    def names() -> set[str]:
+        return {each["event"] for each in seen.ask("/events/filter", limit=50)["events"]}
+
+    until(lambda: "prefect.flow-run.Completed" in names(), lambda: f"{names()}")
+    assert "prefect.flow-run.heartbeat" not in names()
+
+
 def test_runs_are_named_and_tagged(seen: Seen) -> None:
     for run in seen.runs():
         assert run["name"] == "sft-small"

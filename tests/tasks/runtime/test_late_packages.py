@@ -114,3 +114,26 @@ def test_verifiers_works_as_without(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n") == ["hello", "1.0 True", "Anthropic True 2", ""]
+
+
+RENDERER = r"""
+import sys
+import tasks.inference
+from renderers import create_renderer, config_from_name, RendererConfig
+import renderers.base
+print("openai" in sys.modules)
+from renderers import OverlongPromptError, Renderer
+import renderers
+print("openai" in sys.modules, renderers.create_renderer is create_renderer, Renderer is renderers.base.Renderer)
+"""
+
+
+@pytest.mark.engine
+def test_who_renders_imports_no_client(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(RENDERER)
+    done = subprocess.run(
+        [sys.executable, "-P", str(program)], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)}, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n") == ["False", "True True True", ""]
