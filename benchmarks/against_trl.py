@@ -1,9 +1,10 @@
 """A step beside TRL's GRPOTrainer: `python -m benchmarks.against_trl`; the figures are in against_trl.md.
 
-Model, prompts, reward, group sizes, token limit and learning rate are the same. A round is a run of TRL and
-one of ours for each `max_off_policy_steps` of 0 and 1, each in new processes, one after the other; ratios are of one
-round. TRL goes into a virtual environment of its own that sees our packages, so that torch and transformers are the
-same build; `--trl DIR` keeps it. `--model DIR` names warmed-up weights; without it the demo's model is warmed up first.
+Model, prompts, reward, group sizes, token limit and learning rate are the same. A round is a run of TRL and one of
+ours for each `max_off_policy_steps` of 0 and 1, each in new processes, one after the other; ratios are of one round.
+For how much of a step neither engine nor learner is at work is seen in a further run: looking takes time. TRL goes
+into a virtual environment of its own that sees our packages, so that torch and transformers are the same build; `--trl
+DIR` keeps it. `--model DIR` names warmed-up weights; without it the demo's model is warmed up first.
 """
 
 import argparse
@@ -30,8 +31,8 @@ ROOT = Path(__file__).parents[1]
 TRL = "trl==1.16.0"
 PACKAGES = ("sample_reverse_text", "chat_loop")
 """Environments whose prompts and reward both sides use."""
-SKIPPED = 5
-"""First steps of a run, which are not measured."""
+SKIPPED = 15
+"""First steps of a run, which are not measured: Prefect's server goes on starting for ten seconds after it answers."""
 SEED = 17
 Step = dict[str, Any]
 
@@ -69,13 +70,17 @@ def own_steps(settings: Mapping[str, Any]) -> None:
 
     def watch(event: str, facts: Mapping[str, Any]) -> None:
         if event == "step":
-            looking[:] = looking or [AtWork({"engine", "learner"})]  # all of them are there by the first step
-            used = processor_seconds()
-            assert "Prefect" in used, "the run reports to a server whose processor time would not be counted"
+            step = facts["step"] + 1
             tokens.append(facts["tokens"])
-            figures = {"reward": facts["reward"], "tokens": sum(tokens), "neither": looking[0].take_idle_share()}
-            record = {"step": facts["step"] + 1, "wall": time.perf_counter(), "cpu": sum(used.values()), "parts": used}
-            print(json.dumps(record | figures), flush=True)
+            record = {"step": step, "wall": time.perf_counter(), "reward": facts["reward"], "tokens": sum(tokens)}
+            if step in (SKIPPED, settings["steps"]):  # looking takes time, of which each step would have its part
+                used = processor_seconds()
+                assert "Prefect" in used, "the run reports to a server whose processor time would not be counted"
+                record |= {"cpu": sum(used.values()), "parts": used}
+            if settings.get("watched"):
+                looking[:] = looking or [AtWork({"engine", "learner"})]  # all of them are there by the first step
+                record["neither"] = looking[0].take_idle_share()
+            print(json.dumps(record), flush=True)
 
     overrides = [
         f"model.path={settings['model']}",
@@ -127,6 +132,8 @@ def rounds(python: Path, settings: Mapping[str, Any], number: int) -> Iterator[d
         figures = {"TRL": measured([str(python), "benchmarks/trl_steps.py"], settings)}
         for off_policy in (0, 1):
             figures[f"ours, {off_policy} off-policy"] = measured(own, {**settings, "max_off_policy_steps": off_policy})
+        watched = measured(own, {**settings, "max_off_policy_steps": off_policy, "watched": True})
+        figures[f"ours, {off_policy} off-policy"]["neither"] = watched["neither"]
         yield figures
 
 
@@ -147,8 +154,9 @@ def report(found: Sequence[Mapping[str, Mapping[str, Any]]]) -> str:
     for side in list(found[0])[1:]:
         parts = {name: median(each[side]["parts"][name] for each in found) for name in found[0][side]["parts"]}
         told = ", ".join(f"{name} {value:.2f}" for name, value in sorted(parts.items(), key=lambda part: -part[1]))
-        idle = spread(each[side]["neither"] for each in found)
-        lines += ["", f"Processor seconds of {side}: {told}. Share of a step with neither engine nor learner: {idle}."]
+        lines += ["", f"Processor seconds of {side}: {told}."]
+    idle = spread(each[side]["neither"] for each in found)
+    lines += ["", f"Share of a step with neither engine nor learner at work, {side}: {idle}."]
     return "\n".join(lines)
 
 
@@ -162,7 +170,7 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=45)
     parser.add_argument("--model", help="directory of weights to start from")
     parser.add_argument("--trl", type=Path, help="directory of the environment with TRL, made where it is missing")
     parser.add_argument("--own", help=argparse.SUPPRESS)
