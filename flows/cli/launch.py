@@ -332,13 +332,11 @@ class EarlyServices(NamedTuple):
             threading.Thread(target=self._begin_environments, name="environments", daemon=True).start()
 
     def _begin_environments(self) -> None:
-        # One after the other: side by side they would take the learner's core as well. Who needs one hears what failed.
+        # After the engine: side by side they would take the learner's core as well. Who needs one hears what failed.
         with suppress(Exception):
             for each in self.engine.handles:
                 each.wait()
-            self.environments.begin()
-            self.environments.addresses()
-            self.environments.begin_examples()
+            self.environments.begin(lists=True)
 
 
 def early_services(supervisor: Supervisor, config: RunConfig, model: Path) -> EarlyServices:

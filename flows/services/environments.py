@@ -17,7 +17,7 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.services.base import Command, PolicyLock, RunService, Supervisor, ready_reports
 from flows.services.pools import STAND_IN_NEEDS, shared_key, stand_in
-from flows.services.process import Handle, ServiceSpec
+from flows.services.process import Handle, ServiceFailed, ServiceSpec
 from storage.keys import content_key
 from tasks.arrays.columns import texts
 from tasks.inference.environments import servers as environment_service
@@ -48,9 +48,17 @@ class EnvironmentServers(RunService):
         self._sharing = PolicyLock()
         self._turns = itertools.count(1)
         self._loaded: dict[str, environment_service.LoadedEnvironment] | None = None
+        self._loading = threading.Lock()
+        self._lists = False
+        self._listings: dict[str, Path] = {}
+        """By environment, what the first of its servers lists of it."""
 
-    def begin(self) -> None:
-        """Start the servers side by side, or adopt external ones; returns at once."""
+    def begin(self, lists: bool = False) -> None:
+        """Start the servers side by side, or adopt external ones; returns at once.
+
+        With `lists` they list their examples as well, in less time than a process that does only that.
+        """
+        self._lists = lists
         for each in self._environments:
             self._servers(each)
 
@@ -97,22 +105,23 @@ class EnvironmentServers(RunService):
 
         Raises EnvironmentUnavailable with what is wrong with each that cannot be loaded.
         """
-        with self._lock:
-            # Under the lock: the first step and the first evaluation ask at the same time, and loading takes long.
+        with self._loading:
+            # Under a lock: the first step and the first evaluation ask at the same time, and loading takes long.
             if self._loaded is None:
                 names = [each.name for each in self._environments]
-                found = environment_service.load_all(self._environments)
+                found = self._read_listings() or environment_service.load_all(self._environments)
                 self._loaded = dict(zip(names, found, strict=True))
             return self._loaded
 
-    def begin_examples(self) -> None:
-        """Load the examples in a thread; returns at once. Who asks for them waits, and is told what went wrong."""
-        # Servers that are to start meanwhile must begin first.
-        threading.Thread(target=self._try_examples, name="examples", daemon=True).start()
-
-    def _try_examples(self) -> None:
-        with suppress(Exception):
-            self.examples()
+    def _read_listings(self) -> list[environment_service.LoadedEnvironment]:
+        """Return what the servers list of all environments; nothing where one does not."""
+        found = []
+        for each in self._environments if self._lists else ():
+            with suppress(ServiceFailed):  # which is said where its rollouts are asked for
+                self._servers(each)[0].wait()
+            listing = self._listings.get(each.name)
+            found.append(environment_service.read_listing(listing) if listing else None)
+        return [each for each in found if each] if all(found) else []
 
     def _servers(self, environment: EnvironmentConfig) -> list[Handle]:
         names = environment.server_names
@@ -130,7 +139,10 @@ class EnvironmentServers(RunService):
                 return [], {}
             if elsewhere:
                 return stand_in(self._config, "environment", name, "", report), {}
-            argv, variables = environment_service.command(environment, report)
+            listing = report.with_suffix(".listed") if self._lists and not number else None
+            if listing:
+                self._listings[environment.name] = listing
+            argv, variables = environment_service.command(environment, report, listing)
             return argv, {**variables, **self._engine_key, **({sealed.KEY_VARIABLE: key} if key else {})}
 
         def answers(report: dict[str, Any]) -> bool:

@@ -1,9 +1,14 @@
 """Builds an environment's verifiers config, its examples and its facts, in the environment's own process."""
 
+import fcntl
 import hashlib
 import itertools
 import json
+import logging
+import os
+import signal
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +17,7 @@ import pyarrow as pa
 
 from storage.schemas.stage_tables import EXAMPLES
 from tasks.inference.environments.introspection import EnvironmentFacts, facts_of
-from tasks.inference.environments.servers import write_rows
+from tasks.inference.environments.servers import EXAMPLES_SECONDS, examples_beside, write_rows
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.env import EnvConfig
@@ -139,3 +144,24 @@ def write_examples(environment: Mapping[str, Any], target: Path) -> EnvironmentF
     rows = example_rows(environment, itertools.chain([] if first is None else [first], tasks))
     write_rows(target, pa.Table.from_pylist(list(rows), schema=EXAMPLES.arrow))
     return facts
+
+
+def list_beside(environment: Mapping[str, Any], listing: Path) -> None:
+    """Have the environment's examples and facts written by a process that is forked off; see `servers.read_listing`.
+
+    So nothing is imported twice. Called before this process has threads. What goes wrong is logged: whoever wants the
+    examples then has them listed by a process of their own, and hears what is wrong.
+    """
+    with listing.open("w", encoding="utf-8") as facts:
+        # Of the open file, which both processes have: it ends with the other one, as this one closes its own.
+        fcntl.flock(facts, fcntl.LOCK_EX)
+        if os.fork():
+            return
+        try:
+            signal.alarm(int(EXAMPLES_SECONDS))
+            json.dump(asdict(write_examples(environment, examples_beside(listing))), facts)
+            facts.flush()
+        except Exception:
+            logging.exception("the examples of environment %s cannot be listed", environment["name"])
+        finally:
+            os._exit(0)

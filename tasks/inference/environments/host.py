@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 from tasks.inference.engine.host import write_report
 from tasks.inference.environments.batched_calls import install_batched_calls
-from tasks.inference.environments.examples import verifiers_config, write_examples
+from tasks.inference.environments.examples import list_beside, verifiers_config, write_examples
 from tasks.inference.environments.introspection import settings_error
 from tasks.inference.environments.packages import require_same_code
 from tasks.inference.environments.tuning import load_in_background, tune_verifiers
@@ -54,6 +54,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--config", type=Path, required=True, help="file with the environment's section, as JSON")
     parser.add_argument("--report", type=Path, required=True)
     parser.add_argument("--examples", type=Path)
+    parser.add_argument("--list", type=Path, help="file for what a server lists of its environment meanwhile")
     arguments = parser.parse_args(argv)
     set_up_process()
     environment = json.loads(arguments.config.read_text(encoding="utf-8"))
@@ -63,6 +64,8 @@ def main(argv: Sequence[str]) -> int:
         with quick_imports():
             import verifiers.v1  # noqa: F401
         if arguments.examples is None:
+            if arguments.list:
+                list_beside(environment, arguments.list)
             return serve(environment, arguments.report)
         facts = write_examples(environment, arguments.examples)
         write_report(arguments.report, {"facts": asdict(facts)})

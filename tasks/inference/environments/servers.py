@@ -1,6 +1,7 @@
 """Environments on the pipeline's side: commands, health and examples, without importing their packages."""
 
 import asyncio
+import fcntl
 import json
 import logging
 import math
@@ -48,14 +49,20 @@ OLD_INTERFACE_HINT = (
 )
 
 
-def command(environment: "EnvironmentConfig", report: str | Path) -> tuple[list[str], dict[str, str]]:
+def command(
+    environment: "EnvironmentConfig", report: str | Path, listing: Path | None = None
+) -> tuple[list[str], dict[str, str]]:
     """Argument list and environment variables of the process that serves `environment`.
 
-    The process writes `{"address": ...}` to `report` once it takes requests. Raises EnvironmentUnavailable where a
-    package is missing, or was edited since the run began.
+    The process writes `{"address": ...}` to `report` once it takes requests. With a `listing` it has the environment's
+    examples written there meanwhile, for `read_listing`. Raises EnvironmentUnavailable where a package is missing, or
+    was edited since the run began.
     """
     require_same_code(environment)
-    return host_arguments(HOST, environment, report), host_variables()
+    if listing:
+        listing.unlink(missing_ok=True)  # of an earlier start, and perhaps of other code
+    lists = ["--list", str(listing)] if listing else []
+    return [*host_arguments(HOST, environment, report), *lists], host_variables()
 
 
 def host_arguments(module: str, environment: "EnvironmentConfig", report: str | Path) -> list[str]:
@@ -118,6 +125,28 @@ class LoadedEnvironment:
 def examples(environment: "EnvironmentConfig") -> pa.Table:
     """Return the environment's examples, with the schema of the examples table; raises what `load` raises."""
     return load(environment).examples
+
+
+def read_listing(listing: Path) -> LoadedEnvironment | None:
+    """Return what a server lists beside its work, once it has; None where that failed, and may be tried again alone.
+
+    The server answers by now: who lists for it holds a lock on the file until it ends, in whatever way.
+    """
+    with suppress(OSError, ValueError), listing.open(encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        loaded = _environment_of(json.load(file), read_rows(examples_beside(listing)))
+        return loaded if loaded.examples.num_rows else None
+    return None
+
+
+def examples_beside(listing: Path) -> Path:
+    """Return the Arrow file with the rows of a listing, which itself has the facts."""
+    return listing.with_suffix(".arrow")
+
+
+def _environment_of(said: dict[str, Any], rows: pa.Table) -> LoadedEnvironment:
+    facts = EnvironmentFacts(said["seats"], said["scores"], tuple(said["settings"]), said["keys"])
+    return LoadedEnvironment(rows.cast(EXAMPLES.arrow), facts)
 
 
 def load(environment: "EnvironmentConfig") -> LoadedEnvironment:
@@ -223,9 +252,7 @@ class _Loading:
         rows = read_rows(self._target)
         if not rows.num_rows:
             raise EnvironmentUnavailable(f"environment {self._environment.name!r}: its taskset yields no examples")
-        said = json.loads(self._report.read_text(encoding="utf-8"))["facts"]
-        facts = EnvironmentFacts(said["seats"], said["scores"], tuple(said["settings"]), said["keys"])
-        return LoadedEnvironment(rows.cast(EXAMPLES.arrow), facts)
+        return _environment_of(json.loads(self._report.read_text(encoding="utf-8"))["facts"], rows)
 
 
 def _reason(environment: "EnvironmentConfig", report: Path, log: str) -> str:
