@@ -3,7 +3,9 @@
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 from typing import Any
@@ -15,19 +17,26 @@ KNOWN_LATER = ("__version__", "__all__")
 def import_late(name: str, homes: Mapping[str, str] | None = None, functions: Sequence[str] = ()) -> None:
     """Let `import name` succeed without running the package's `__init__`.
 
-    Does nothing where the package is imported already, or it or its parent is not installed.
+    Does nothing where the package is imported already, or it or its parent is not to be had.
 
     Submodules are imported as ever. `homes` gives for names of the package the module that defines them: they are
     imported from there. `functions` are given as functions that import the package when they are called. Whatever else
     is asked of the package runs its `__init__`, once, and raises what that raises.
     """
-    parent, _, child = name.rpartition(".")
-    if name in sys.modules or (parent and parent not in sys.modules) or (spec := find_spec(name)) is None:
+    parent = name.rpartition(".")[0]
+    if name in sys.modules or (parent and parent not in sys.modules):
         return
+    with suppress(ImportError):  # of a finder that refuses: whoever imports the package hears why
+        if spec := find_spec(name):
+            _put_late(spec, _Late(homes or {}, functions))
+
+
+def _put_late(spec: ModuleSpec, late: "_Late") -> None:
+    parent, _, child = spec.name.rpartition(".")
     package = module_from_spec(spec)
     package.__class__ = _LatePackage
-    vars(package)["_late"] = _Late(homes or {}, functions)
-    sys.modules[name] = package
+    vars(package)["_late"] = late
+    sys.modules[spec.name] = package
     if parent:
         setattr(sys.modules[parent], child, package)
 

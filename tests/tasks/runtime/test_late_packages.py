@@ -86,6 +86,22 @@ def test_one_that_is_not_installed_stays_absent() -> None:
         import_module("no_such_package")
 
 
+def test_one_that_a_finder_refuses_is_left_to_whoever_imports_it(slow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing:
+        """Finds no package of that name, and says so."""
+
+        @staticmethod
+        def find_spec(name: str, *_: Any) -> None:
+            if name == "slow_package":
+                raise ImportError("not to be had here")
+
+    monkeypatch.setattr(sys, "meta_path", [Refusing, *sys.meta_path])
+    import_late("slow_package")
+    assert "slow_package" not in sys.modules and slow.runs_of_slow == 0
+    with pytest.raises(ImportError, match="not to be had here"):
+        import_module("slow_package")
+
+
 VERIFIERS = r"""
 import sys
 import tasks.inference
