@@ -6,8 +6,3 @@ from tasks.runtime.late_packages import import_late
 import_late("anthropic")
 import_late("anthropic.types", {"Message": "anthropic.types.message", "Usage": "anthropic.types.usage"})
 import_late("math_verify", functions=("parse", "verify"))
-# Its own code imports the client of an engine, and with it openai's: who renders, and nothing else, needs neither.
-import_late(
-    "renderers",
-    {"create_renderer": "renderers.base", **dict.fromkeys(("RendererConfig", "config_from_name"), "renderers.configs")},
-)

@@ -12,6 +12,7 @@ from tasks.inference.engine import model_info
 from tasks.inference.engine.client import Engine, NotScorable, ServedModel
 from tasks.inference.trace_rows.rows import Row
 from tasks.runtime.imports import quick_imports
+from tasks.runtime.late_packages import import_late
 
 if TYPE_CHECKING:
     from configs.algorithms import OpsdConfig
@@ -66,6 +67,9 @@ def demonstration_renderer(
 
 def import_renderers() -> None:
     """Import what `demonstration_renderer` needs in less time; see `quick_imports` for the garbage collector."""
+    # Its own code imports the client of an engine, and with it openai's: who only renders needs neither.
+    configs = dict.fromkeys(("RendererConfig", "config_from_name"), "renderers.configs")
+    import_late("renderers", {"create_renderer": "renderers.base", **configs})
     with quick_imports():
         import renderers.base  # noqa: F401
         from transformers import AutoTokenizer  # noqa: F401

@@ -134,7 +134,8 @@ def test_verifiers_works_as_without(tmp_path: Path) -> None:
 
 RENDERER = r"""
 import sys
-import tasks.inference
+from tasks.inference.trace_rows.demonstrations import import_renderers
+import_renderers()
 from renderers import create_renderer, config_from_name, RendererConfig
 import renderers.base
 print("openai" in sys.modules)
