@@ -58,7 +58,7 @@ class EnvironmentServers(RunService):
 
         With `lists` they list their examples as well, in less time than a process that does only that.
         """
-        self._lists = lists
+        self._lists |= lists  # whoever begins them again changes nothing
         for each in self._environments:
             self._servers(each)
 

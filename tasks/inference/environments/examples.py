@@ -4,26 +4,26 @@ import fcntl
 import hashlib
 import itertools
 import json
-import logging
 import os
 import signal
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from storage.schemas.stage_tables import EXAMPLES
 from tasks.inference.environments.introspection import EnvironmentFacts, facts_of
-from tasks.inference.environments.servers import EXAMPLES_SECONDS, examples_beside, write_rows
+from tasks.inference.environments.servers import EXAMPLES_SECONDS, write_rows
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.env import EnvConfig
     from verifiers.v1.task import Task, TaskData
 
 
+_held: list[IO[str]] = []
+"""The file that a lister keeps open, for its lock."""
 PLAYER_KEYS = ("model", "client", "sampling")
 """Settings of a seat that name its model: not allowed in `env`, or rows would name the wrong model."""
 
@@ -146,22 +146,18 @@ def write_examples(environment: Mapping[str, Any], target: Path) -> EnvironmentF
     return facts
 
 
-def list_beside(environment: Mapping[str, Any], listing: Path) -> None:
-    """Have the environment's examples and facts written by a process that is forked off; see `servers.read_listing`.
+def fork_lister(listing: Path) -> bool:
+    """Fork this process, which has no threads yet; return True in the child, which is to list for `read_listing`.
 
-    So nothing is imported twice. Called before this process has threads. What goes wrong is logged: whoever wants the
-    examples then has them listed by a process of their own, and hears what is wrong.
+    The child has what is imported, and ends after EXAMPLES_SECONDS. Until its end, however it comes, it holds a lock on
+    the file.
     """
-    with listing.open("w", encoding="utf-8") as facts:
-        # Of the open file, which both processes have: it ends with the other one, as this one closes its own.
-        fcntl.flock(facts, fcntl.LOCK_EX)
-        if os.fork():
-            return
-        try:
-            signal.alarm(int(EXAMPLES_SECONDS))
-            json.dump(asdict(write_examples(environment, examples_beside(listing))), facts)
-            facts.flush()
-        except Exception:
-            logging.exception("the examples of environment %s cannot be listed", environment["name"])
-        finally:
-            os._exit(0)
+    file = listing.open("w", encoding="utf-8")
+    # Of the open file, which both processes have: it ends with the child, as the parent closes its own.
+    fcntl.flock(file, fcntl.LOCK_EX)
+    if os.fork():
+        file.close()
+        return False
+    _held.append(file)
+    signal.alarm(int(EXAMPLES_SECONDS))
+    return True

@@ -26,9 +26,10 @@ from urllib.parse import urlsplit
 
 from tasks.inference.engine.host import write_report
 from tasks.inference.environments.batched_calls import install_batched_calls
-from tasks.inference.environments.examples import list_beside, verifiers_config, write_examples
+from tasks.inference.environments.examples import fork_lister, verifiers_config, write_examples
 from tasks.inference.environments.introspection import settings_error
 from tasks.inference.environments.packages import require_same_code
+from tasks.inference.environments.servers import files_beside
 from tasks.inference.environments.tuning import load_in_background, tune_verifiers
 from tasks.inference.sampling.sealed import KEY_VARIABLE, seal_routers
 from tasks.inference.sampling.seats import install_seat_assignment
@@ -63,9 +64,10 @@ def main(argv: Sequence[str]) -> int:
         require_same_code(environment)
         with quick_imports():
             import verifiers.v1  # noqa: F401
+        if arguments.list and fork_lister(arguments.list):
+            # From here on a process that lists examples, as one that was started for that.
+            arguments.examples, arguments.report = files_beside(arguments.list)
         if arguments.examples is None:
-            if arguments.list:
-                list_beside(environment, arguments.list)
             return serve(environment, arguments.report)
         facts = write_examples(environment, arguments.examples)
         write_report(arguments.report, {"facts": asdict(facts)})

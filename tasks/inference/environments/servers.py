@@ -59,8 +59,8 @@ def command(
     was edited since the run began.
     """
     require_same_code(environment)
-    if listing:
-        listing.unlink(missing_ok=True)  # of an earlier start, and perhaps of other code
+    for file in (listing, *files_beside(listing)) if listing else ():
+        file.unlink(missing_ok=True)  # of an earlier start, and perhaps of other code
     lists = ["--list", str(listing)] if listing else []
     return [*host_arguments(HOST, environment, report), *lists], host_variables()
 
@@ -132,19 +132,22 @@ def read_listing(listing: Path) -> LoadedEnvironment | None:
 
     The server answers by now: who lists for it holds a lock on the file until it ends, in whatever way.
     """
-    with suppress(OSError, ValueError), listing.open(encoding="utf-8") as file:
+    rows, report = files_beside(listing)
+    with suppress(OSError, ValueError, KeyError), listing.open(encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
-        loaded = _environment_of(json.load(file), read_rows(examples_beside(listing)))
+        loaded = _environment_of(report, read_rows(rows))
         return loaded if loaded.examples.num_rows else None
     return None
 
 
-def examples_beside(listing: Path) -> Path:
-    """Return the Arrow file with the rows of a listing, which itself has the facts."""
-    return listing.with_suffix(".arrow")
+def files_beside(listing: Path) -> tuple[Path, Path]:
+    """Return the files of a listing: its examples, and the report with the facts or what is wrong."""
+    return listing.with_suffix(".arrow"), listing.with_suffix(".facts")
 
 
-def _environment_of(said: dict[str, Any], rows: pa.Table) -> LoadedEnvironment:
+def _environment_of(report: Path, rows: pa.Table) -> LoadedEnvironment:
+    """Return what was loaded; raises KeyError where the report has an error in place of the facts."""
+    said = json.loads(report.read_text(encoding="utf-8"))["facts"]
     facts = EnvironmentFacts(said["seats"], said["scores"], tuple(said["settings"]), said["keys"])
     return LoadedEnvironment(rows.cast(EXAMPLES.arrow), facts)
 
@@ -252,7 +255,7 @@ class _Loading:
         rows = read_rows(self._target)
         if not rows.num_rows:
             raise EnvironmentUnavailable(f"environment {self._environment.name!r}: its taskset yields no examples")
-        return _environment_of(json.loads(self._report.read_text(encoding="utf-8"))["facts"], rows)
+        return _environment_of(self._report, rows)
 
 
 def _reason(environment: "EnvironmentConfig", report: Path, log: str) -> str:

@@ -102,6 +102,14 @@ def test_one_that_a_finder_refuses_is_left_to_whoever_imports_it(slow: Any, monk
         import_module("slow_package")
 
 
+def lines_of(program: str) -> list[str]:
+    """Return what a program prints in a fresh interpreter."""
+    argv = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(argv, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)}, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("\n")
+
+
 VERIFIERS = r"""
 import sys
 import tasks.inference
@@ -122,14 +130,8 @@ print(anthropic.Anthropic.__name__, anthropic.types.Message is Message, anthropi
 
 
 @pytest.mark.engine
-def test_verifiers_works_as_without(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(VERIFIERS)
-    done = subprocess.run(
-        [sys.executable, "-P", str(program)], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)}, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n") == ["hello", "1.0 True", "Anthropic True 2", ""]
+def test_verifiers_works_as_without() -> None:
+    assert lines_of(VERIFIERS) == ["hello", "1.0 True", "Anthropic True 2", ""]
 
 
 RENDERER = r"""
@@ -146,11 +148,5 @@ print("openai" in sys.modules, renderers.create_renderer is create_renderer, Ren
 
 
 @pytest.mark.engine
-def test_who_renders_imports_no_client(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(RENDERER)
-    done = subprocess.run(
-        [sys.executable, "-P", str(program)], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)}, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n") == ["False", "True True True", ""]
+def test_who_renders_imports_no_client() -> None:
+    assert lines_of(RENDERER) == ["False", "True True True", ""]

@@ -202,3 +202,9 @@ def test_a_listing_is_waited_for_as_long_as_somebody_works_on_it(tmp_path: Path)
             waiting.result(0.2)
         file.close()  # as the end of a process does, in whatever way
         assert waiting.result(PATIENCE) is None
+    rows, report = environments.files_beside(listing)
+    environments.write_rows(rows, environments.EXAMPLES.arrow.empty_table())
+    report.write_text('{"error": "ValueError", "message": "planted", "missing": null}')
+    assert environments.read_listing(listing) is None, "what went wrong is told by a process of its own"
+    rows.write_bytes(b"cut off")
+    assert environments.read_listing(listing) is None
