@@ -23,7 +23,9 @@ served (`token_policies`). It answers `{"requests": {ID: COUNT}}`, and 409 where
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -44,6 +46,10 @@ from vllm.entrypoints.serve.exception_handling.handlers.validation import valida
 from vllm.entrypoints.serve.exception_handling.handlers.vllm_error import vllm_error_handler
 from vllm.exceptions import VLLMError
 from vllm.logprobs import Logprob
+from vllm.sampling_params import SamplingParams
+from vllm.utils import random_uuid
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from tasks.inference.engine.client import POLICIES_HEADER
 from tasks.inference.engine.token_policies import Run, close_counts, note_policies, policies_of, watch_policies
@@ -53,6 +59,7 @@ LOWEST_LOGPROB = -9999.0
 NOT_PAUSED = 409
 ID_PREFIX = "generate-tokens-"
 """What the single route puts before the id that a client gave its request."""
+LARGEST_SEED = 2**63 - 1
 _aborting: set[asyncio.Task[None]] = set()
 """Held until they are done: the event loop does not hold its tasks."""
 
@@ -162,10 +169,31 @@ class Admission:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def generate(self, prompt: Any, parameters: Any, request_id: str, **named: Any) -> Coroutine[Any, Any, Any]:
-        """Admit a request; the coroutine returns what its outputs are put into."""
-        admitted: Coroutine[Any, Any, Any] = self._engine.add_request(request_id, prompt, parameters, **named)
-        return admitted
+    async def generate(self, prompt: Any, parameters: SamplingParams, request_id: str, **named: Any) -> "InCore":
+        """Admit a request; return what its outputs are put into, and a copy of what the core was sent."""
+        engine = self._engine
+        if parameters.n > 1 or parameters.prompt_logprobs is not None:
+            return InCore(await engine.add_request(request_id, prompt, parameters, **named), None)
+        tasks = await engine.get_supported_tasks()
+        sent = engine.input_processor.process_inputs(request_id, prompt, parameters, supported_tasks=tasks, **named)
+        return InCore(await self.send(copy(sent)), None if sent.mm_features else sent)
+
+    async def send(self, request: EngineCoreRequest) -> RequestOutputCollector:
+        """Send the core a request for one sequence; as vLLM's `add_request` does with what it made of a prompt."""
+        engine = self._engine
+        engine.input_processor.assign_request_id(request)
+        engine._run_output_handler()
+        outputs = RequestOutputCollector(request.params.output_kind, request.request_id)
+        await engine._add_request(request, None, None, 0, outputs)
+        return outputs
+
+
+@dataclass(frozen=True)
+class InCore:
+    """A request that the engine core has: what its outputs are put into, and what others like it may be sent as."""
+
+    outputs: RequestOutputCollector
+    sent: EngineCoreRequest | None
 
 
 @dataclass(frozen=True)
@@ -173,8 +201,33 @@ class Admitted:
     """A request that the engine core has: what to answer with as soon as its output is there."""
 
     request: GenerateRequest
-    outputs: Any
+    in_core: InCore
     rest: tuple[Any, ...]
+
+    @property
+    def outputs(self) -> RequestOutputCollector:
+        """What the outputs are put into."""
+        return self.in_core.outputs
+
+
+@dataclass(frozen=True)
+class OwnPart:
+    """The part of a request's body that tells it from others of its group."""
+
+    request_id: str | None
+    seed: int
+    rest: dict[str, Any]
+    """The body without that part."""
+
+    @classmethod
+    def of(cls, body: Any) -> "OwnPart | None":
+        """Return the own part; None where a body has none, or one that has to be checked."""
+        match body:
+            case {"sampling_params": {"seed": int(seed), **parameters}, **rest}:
+                request_id = rest.pop("request_id", None)
+                if isinstance(request_id, str | None) and type(seed) is int and 0 <= seed <= LARGEST_SEED:
+                    return cls(request_id, seed, {**rest, "sampling_params": parameters})
+        return None
 
 
 class BulkServing(ServingTokens):
@@ -187,6 +240,25 @@ class BulkServing(ServingTokens):
     async def serve_tokens_full_generator(self, request: GenerateRequest, result_generator: Any, *rest: Any) -> Any:
         """Admit the request that `serve_tokens` has prepared."""
         return Admitted(request, await result_generator, rest)
+
+    async def admit(self, body: Any) -> Any:
+        """Admit a request; return it, or the error that it is answered with. Raises what the single route does."""
+        request = GenerateRequest.model_validate(body, from_attributes=True)
+        if request.stream:
+            raise ValueError("a bulk call has no streams: its lines come as their requests are finished")
+        return await self.serve_tokens(request)
+
+    async def admit_like(self, admitted: Admitted, own: OwnPart) -> Admitted | None:
+        """Admit a request that only its own part tells from an admitted one; None where each must go its own way."""
+        template = admitted.in_core.sent
+        if template is None or self.request_logger is not None:
+            return None
+        request, request_id = copy(template), ID_PREFIX + (random_uuid() if own.request_id is None else own.request_id)
+        request.sampling_params = copy(template.sampling_params)
+        request.sampling_params.seed = own.seed
+        request.request_id, request.arrival_time = request_id, time.time()
+        outputs = await self.engine_client.send(request)
+        return Admitted(admitted.request, InCore(outputs, None), (request_id, *admitted.rest[1:]))
 
     async def answer(self, admitted: Admitted, output: Any) -> Any:
         """Return the answer to a request, as the single route does; raises `output` where that is an error."""
@@ -215,6 +287,8 @@ class BulkCall:
         self._serving = BulkServing(state.serving_tokens)
         self._with_policies = POLICIES_HEADER in raw_request.headers
         self._running: dict[int, Admitted] = {}
+        self._alike: tuple[Any, Any] = (None, None)
+        """The last request that went its own way, and what others must have in common with it."""
         self._finished: list[tuple[int, Any]] = []
         self._wake_up = asyncio.Event()
 
@@ -241,10 +315,7 @@ class BulkCall:
     async def _admit(self) -> None:
         for index, body in enumerate(self._bodies):
             try:
-                request = GenerateRequest.model_validate(body, from_attributes=True)
-                if request.stream:
-                    raise ValueError("a bulk call has no streams: its lines come as their requests are finished")
-                admitted = await self._serving.serve_tokens(request)
+                admitted = await self._admit_one(body)
             except Exception as error:
                 admitted = error
             if not isinstance(admitted, Admitted):
@@ -255,6 +326,15 @@ class BulkCall:
             admitted.outputs.put = lambda output, index=index: self._finish(index, output, note=True)
             if (output := admitted.outputs.output) is not None:  # it came while the request was being admitted
                 self._finish(index, output)
+
+    async def _admit_one(self, body: Any) -> Any:
+        """Admit a request; what follows from what it has in common with the one before it is not worked out again."""
+        own, (first, shared) = OwnPart.of(body), self._alike
+        if own and own.rest == shared and (admitted := await self._serving.admit_like(first, own)):
+            return admitted
+        admitted = await self._serving.admit(body)
+        self._alike = (admitted, own.rest) if own and isinstance(admitted, Admitted) else (None, None)
+        return admitted
 
     def _finish(self, index: int, output: Any, note: bool = False) -> None:
         if note:

@@ -42,6 +42,7 @@ def tune_verifiers() -> None:
     use_cached_tokenizers()
     make_directories_late()
     look_once()
+    resolve_quickly()
 
 
 def look_once() -> None:
@@ -70,6 +71,34 @@ def quick_signature(function: Any) -> inspect.Signature:
 @functools.lru_cache(1024)
 def _method_signature(function: Any) -> inspect.Signature:
     return inspect.signature(MethodType(function, object()))
+
+
+def resolve_quickly() -> None:
+    """Have an agent's sampling parameters taken over where there is nothing to merge them with. Idempotent.
+
+    verifiers merges them twice for each episode, by way of mappings.
+    """
+    from verifiers.v1 import agent, env
+
+    resolve = getattr(env, "resolve_agent", None)
+    if resolve and getattr(agent, "resolve_agent", None) is resolve and not hasattr(resolve, "__wrapped__"):
+        agent.resolve_agent = env.resolve_agent = resolve_or_take_over(resolve)
+
+
+def resolve_or_take_over(resolve: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that does what verifiers' `resolve_agent` does."""
+
+    @functools.wraps(resolve)
+    def resolve_agent(spec: Any, *, sampling: Any = None, **defaults: Any) -> Any:
+        if (spec.sampling is None) == (sampling is None):
+            return resolve(spec, sampling=sampling, **defaults)
+        taken = (spec.sampling or sampling).model_copy()
+        # What a trace records says every parameter, also those that nobody set.
+        taken.__pydantic_fields_set__ = {*type(taken).model_fields, *(taken.model_extra or ())}
+        own = {name: value for name, value in defaults.items() if getattr(spec, name) is None}
+        return spec.model_copy(update={**own, "sampling": taken})
+
+    return resolve_agent
 
 
 def encode_once(skip_header: Callable[..., Any]) -> Callable[..., Any]:

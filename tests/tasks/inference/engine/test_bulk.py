@@ -65,6 +65,46 @@ def test_a_bulk_call_answers_as_the_single_route(small_engine: Engine, models: d
     assert len({tuple(tokens) for tokens in found[0]}) == len(bodies)
 
 
+@pytest.mark.parametrize("sampling", [{"max_tokens": 30}, {"top_p": 0.7, "logprobs": 3}, {"n": 2}], ids=str)
+def test_a_group_whose_seeds_differ_is_answered_as_one_by_one(
+    small_engine: Engine, models: dict[str, Path], sampling: dict[str, object]
+) -> None:
+    small_engine.serve("group", models["a"])
+    prompts = ([number] * 20 for number in (5, 5, 5, 5, 7, 7, 5, 5))
+    bodies = [
+        {**body(number, prompt=prompt, **sampling), "return_token_ids": True} for number, prompt in enumerate(prompts)
+    ]
+    del bodies[2]["request_id"]
+    bodies[3]["priority"] = 0  # says what is the default, and is another body
+    expected, found = (
+        [content for _, content in ask(small_engine, bodies)] for ask in (single_answers, answers_in_bulk)
+    )
+    same = ("usage", "prompt_token_ids")
+    assert [[each[name] for name in same] for each in found] == [[each[name] for name in same] for each in expected]
+    tokens = [[choice["token_ids"] for choice in each["choices"]] for each in found]
+    assert tokens == [[choice["token_ids"] for choice in each["choices"]] for each in expected]
+    assert len({str(each) for each in tokens}) == len(bodies)
+    names = [each["request_id"] for each in found]
+    assert names[:2] + names[3:] == [f"generate-tokens-request-{number}" for number in (0, 1, 3, 4, 5, 6, 7)]
+
+
+@pytest.mark.parametrize(
+    "own", [{"seed": True}, {"seed": "x"}, {"seed": 2**64}, {"seed": -2}, {"seed": None}, {"id": 5}]
+)
+def test_a_seed_or_an_id_of_another_kind_is_answered_as_by_the_single_route(
+    small_engine: Engine, own: dict[str, Any]
+) -> None:
+    first, odd = body(1, temperature=0.0), body(1, temperature=0.0)
+    if "id" in own:
+        odd["request_id"] = own["id"]
+    else:
+        odd["sampling_params"] |= own
+    found, (expected,) = answers_in_bulk(small_engine, [first, odd])[1], single_answers(small_engine, [odd])
+    assert found[0] == expected[0]
+    if found[0] != 200:
+        assert found == expected
+
+
 def test_prompts_beyond_one_forward_pass_wait_for_the_next_one(small_engine: Engine, models: dict[str, Path]) -> None:
     # The engine on the CPU dies of a prompt that is computed in parts, if its request has a seed.
     small_engine.serve("many", models["a"])
