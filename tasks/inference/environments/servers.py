@@ -11,7 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -249,21 +249,23 @@ class _Loading:
         if self._problem:
             raise self._problem
         assert self._process is not None, "one that was started has a process or a problem"
-        if self._process.returncode:
+        # What is reported is whole, however the process ended after it; and none that ended well may have no report.
+        reported = json.loads(self._report.read_text(encoding="utf-8")) if self._report.exists() else {}
+        if "facts" not in reported:
             log = self._log.read_text(encoding="utf-8", errors="replace")
-            raise EnvironmentUnavailable(_reason(self._environment, self._report, log))
+            raise EnvironmentUnavailable(_reason(self._environment, reported, log))
         rows = read_rows(self._target)
         if not rows.num_rows:
             raise EnvironmentUnavailable(f"environment {self._environment.name!r}: its taskset yields no examples")
         return _environment_of(self._report, rows)
 
 
-def _reason(environment: "EnvironmentConfig", report: Path, log: str) -> str:
-    """Return why an environment could not be loaded, from the process's report or else the end of its log."""
+def _reason(environment: "EnvironmentConfig", outcome: Mapping[str, Any], log: str) -> str:
+    """Return why an environment could not be loaded, from what its process reported or else the end of its log."""
     about = f"environment {environment.name!r} (taskset {environment.taskset.get('id')!r})"
-    if not report.exists():
-        return f"{about}: the process that reads its examples died:\n" + "\n".join(log.splitlines()[-15:])
-    outcome: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    if not outcome:
+        last = "\n".join(log.splitlines()[-15:])
+        return f"{about}: the process that reads its examples ended without a word:\n{last}"
     missing = outcome["missing"]
     if missing and not missing.startswith("verifiers."):
         return f"{about} does not import: module {missing!r} is missing. Install the package that has it"

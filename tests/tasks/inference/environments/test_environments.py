@@ -53,6 +53,17 @@ def test_a_taskset_that_lets_a_child_go_holds_nothing_up_and_leaves_nothing(
 
 
 @pytest.mark.usefixtures("plugins")
+def test_a_process_that_dies_after_its_report_has_listed_and_one_that_ends_without_has_not() -> None:
+    late, early = (
+        EnvironmentConfig(name="bad", taskset={"id": "misbehaving_taskset", "faults": [fault]})
+        for fault in ("aborts", "quits")
+    )
+    assert examples(late).num_rows == 1
+    with pytest.raises(EnvironmentUnavailable, match=r"'bad'.*ended without a word"):
+        examples(early)
+
+
+@pytest.mark.usefixtures("plugins")
 def test_environments_are_read_side_by_side_and_stand_in_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

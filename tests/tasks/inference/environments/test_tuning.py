@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tasks.inference.environments import tuning
-from tasks.inference.environments.tuning import quick_signature, quick_slot, render_once
+from tasks.inference.environments.tuning import quick_signature, quick_slot, render_once, resolve_or_take_over
 
 
 @dataclass
@@ -124,6 +124,23 @@ def test_a_method_is_looked_at_once_whoever_it_belongs_to() -> None:
     for function in (Task().score, Task.named, plain, Task.score):
         assert quick_signature(function) == inspect.signature(function)
     assert quick_signature(Task().score) is quick_signature(Task().score)
+
+
+@pytest.mark.parametrize("set_by", ["run", "agent", "both", "neither"])
+def test_sampling_parameters_are_taken_over_as_verifiers_would_merge_them(set_by: str) -> None:
+    from verifiers.v1.configs.agent import AgentConfig, resolve_agent
+    from verifiers.v1.types import SamplingConfig
+
+    given = {"temperature": 0.5, "max_completion_tokens": 7, "extra_body": {"seed": 3, "cache_salt": "a"}}
+    run = SamplingConfig(**given) if set_by in ("run", "both") else None
+    own = {"sampling": {"top_p": 0.9, "max_tokens": None, "seed": 4}} if set_by in ("agent", "both") else {}
+    spec = AgentConfig.model_validate({"model": "mine", **own})
+    asked = {"model": "run's", "client": None, "sampling": run, "harness": None}
+    expected, found = resolve_agent(spec, **asked), resolve_or_take_over(resolve_agent)(spec, **asked)
+    assert found == expected and found.model_dump() == expected.model_dump()
+    assert found.model_dump_json(exclude_unset=True) == expected.model_dump_json(exclude_unset=True)
+    assert found.sampling.model_fields_set == expected.sampling.model_fields_set
+    assert resolve_or_take_over(resolve_agent)(found) == resolve_agent(expected)
 
 
 def test_the_header_of_replies_is_encoded_once() -> None:
