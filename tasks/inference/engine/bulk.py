@@ -60,6 +60,7 @@ NOT_PAUSED = 409
 ID_PREFIX = "generate-tokens-"
 """What the single route puts before the id that a client gave its request."""
 LARGEST_SEED = 2**63 - 1
+"""A larger one is left to vLLM to check."""
 _aborting: set[asyncio.Task[None]] = set()
 """Held until they are done: the event loop does not hold its tasks."""
 
@@ -160,6 +161,10 @@ async def weights_sum(raw_request: Request) -> dict[str, Any]:
     return {"workers": await raw_request.app.state.engine_client.collective_rpc("weights_sum")}
 
 
+InCore = tuple[RequestOutputCollector, EngineCoreRequest | None]
+"""What a request's outputs are put into, and what others like it may be sent as."""
+
+
 class Admission:
     """Stands before vLLM's client of the engine core: a request is admitted, and its output not waited for."""
 
@@ -169,14 +174,14 @@ class Admission:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    async def generate(self, prompt: Any, parameters: SamplingParams, request_id: str, **named: Any) -> "InCore":
-        """Admit a request; return what its outputs are put into, and a copy of what the core was sent."""
+    async def generate(self, prompt: Any, parameters: SamplingParams, request_id: str, **named: Any) -> InCore:
+        """Admit a request; return what its outputs are put into, and what the core was sent where others are alike."""
         engine = self._engine
         if parameters.n > 1 or parameters.prompt_logprobs is not None:
-            return InCore(await engine.add_request(request_id, prompt, parameters, **named), None)
+            return await engine.add_request(request_id, prompt, parameters, **named), None
         tasks = await engine.get_supported_tasks()
         sent = engine.input_processor.process_inputs(request_id, prompt, parameters, supported_tasks=tasks, **named)
-        return InCore(await self.send(copy(sent)), None if sent.mm_features else sent)
+        return await self.send(copy(sent)), None if sent.mm_features else sent
 
     async def send(self, request: EngineCoreRequest) -> RequestOutputCollector:
         """Send the core a request for one sequence; as vLLM's `add_request` does with what it made of a prompt."""
@@ -189,25 +194,14 @@ class Admission:
 
 
 @dataclass(frozen=True)
-class InCore:
-    """A request that the engine core has: what its outputs are put into, and what others like it may be sent as."""
-
-    outputs: RequestOutputCollector
-    sent: EngineCoreRequest | None
-
-
-@dataclass(frozen=True)
 class Admitted:
     """A request that the engine core has: what to answer with as soon as its output is there."""
 
     request: GenerateRequest
-    in_core: InCore
+    outputs: RequestOutputCollector
     rest: tuple[Any, ...]
-
-    @property
-    def outputs(self) -> RequestOutputCollector:
-        """What the outputs are put into."""
-        return self.in_core.outputs
+    sent: EngineCoreRequest | None = None
+    """What others like it may be sent as."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +233,8 @@ class BulkServing(ServingTokens):
 
     async def serve_tokens_full_generator(self, request: GenerateRequest, result_generator: Any, *rest: Any) -> Any:
         """Admit the request that `serve_tokens` has prepared."""
-        return Admitted(request, await result_generator, rest)
+        outputs, sent = await result_generator
+        return Admitted(request, outputs, rest, sent)
 
     async def admit(self, body: Any) -> Any:
         """Admit a request; return it, or the error that it is answered with. Raises what the single route does."""
@@ -250,7 +245,7 @@ class BulkServing(ServingTokens):
 
     async def admit_like(self, admitted: Admitted, own: OwnPart) -> Admitted | None:
         """Admit a request that only its own part tells from an admitted one; None where each must go its own way."""
-        template = admitted.in_core.sent
+        template = admitted.sent
         if template is None or self.request_logger is not None:
             return None
         request, request_id = copy(template), ID_PREFIX + (random_uuid() if own.request_id is None else own.request_id)
@@ -258,7 +253,7 @@ class BulkServing(ServingTokens):
         request.sampling_params.seed = own.seed
         request.request_id, request.arrival_time = request_id, time.time()
         outputs = await self.engine_client.send(request)
-        return Admitted(admitted.request, InCore(outputs, None), (request_id, *admitted.rest[1:]))
+        return Admitted(admitted.request, outputs, (request_id, *admitted.rest[1:]))
 
     async def answer(self, admitted: Admitted, output: Any) -> Any:
         """Return the answer to a request, as the single route does; raises `output` where that is an error."""

@@ -1,4 +1,4 @@
-"""Makes the engine's core cheaper where requests are many and small; the tokens that it samples stay the same.
+"""Makes the engine's core cheaper where requests are many and small; it computes the same, up to rounding.
 
 The core is forked from the process that calls `patch_core`, so the patches hold in it. On CUDA it is started afresh,
 and nothing changes there.

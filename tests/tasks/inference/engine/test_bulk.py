@@ -1,5 +1,6 @@
 """The bulk route answers as the single one does, in few forward passes, and each request for itself."""
 
+import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -86,6 +87,28 @@ def test_a_group_whose_seeds_differ_is_answered_as_one_by_one(
     assert len({str(each) for each in tokens}) == len(bodies)
     names = [each["request_id"] for each in found]
     assert names[:2] + names[3:] == [f"generate-tokens-request-{number}" for number in (0, 1, 3, 4, 5, 6, 7)]
+
+
+def test_what_a_group_has_in_common_is_worked_out_once() -> None:
+    from tasks.inference.engine.bulk import Admitted, BulkCall
+
+    ways = list[str]()
+
+    class Serving:
+        async def admit(self, body: Any) -> Any:
+            ways.append("alone")
+            return Admitted(body, None, ())
+
+        async def admit_like(self, admitted: Any, own: Any) -> Any:
+            ways.append(f"like {admitted.request['request_id']}, seed {own.seed}")
+            return Admitted(admitted.request, None, ())
+
+    call = BulkCall.__new__(BulkCall)
+    call._serving, call._alike = Serving(), (None, None)
+    others = [body(3, prompt=[6]), body(4, prompt=[6], top_p=0.5), body(5, prompt=[6], seed=True), "text"]
+    for each in (*(body(number, prompt=[5]) for number in range(3)), *others, body(6, prompt=[6])):
+        asyncio.run(call._admit_one(each))
+    assert ways == ["alone", "like request-0, seed 1", "like request-0, seed 2", *["alone"] * 5]
 
 
 @pytest.mark.parametrize(

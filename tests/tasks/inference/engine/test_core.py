@@ -12,7 +12,6 @@ PROGRAM = """
 import json, torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.layernorm import RMSNorm
-import vllm.kernels
 from tasks.inference.engine.core import patch_core
 
 patch_core()
