@@ -57,13 +57,18 @@ def causal_model(shape: str, dtype: torch.dtype, layers: int = 0) -> Any:
     return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
 
 
-def packed_row(tokens: int, segments: int) -> Row:
-    """Return a row of equal segments in which every token but the first of each has weight."""
+def packed_row(tokens: int, segments: int, prompt: int = 0) -> Row:
+    """Return a row of equal segments in which every token but the first of each has weight.
+
+    With a `prompt` all begin with the same tokens, so many, which have none.
+    """
     borders = np.linspace(0, tokens, segments + 1).astype(int)
     streams = {name: np.zeros(tokens, np.float32) for name in STREAMS} | {"temperatures": np.ones(tokens, np.float32)}
     streams["rl_weights"][:] = 1
     streams["rl_weights"][borders[:-1]] = 0
     ids = np.random.default_rng(0).integers(0, 512, tokens)
+    begun = borders[:-1, None] + np.arange(prompt)
+    ids[begun], streams["rl_weights"][begun] = ids[:prompt], 0
     return Row(0, tuple(map(str, range(segments))), tuple(borders.tolist()), ids, streams)
 
 
@@ -85,9 +90,10 @@ def measured(options: argparse.Namespace, device: torch.device) -> Iterator[dict
     if options.compile:
         compile_policy(policy, device, one_graph=True)
     shard(policy, policy.layers(), device, half)
-    optimizer, row = new_optimizer(policy, settings), packed_row(options.tokens, options.segments)
+    policy.shares_prefixes = options.shared
+    optimizer, row = new_optimizer(policy, settings), packed_row(options.tokens, options.segments, options.prompt)
     cost = training_cost(policy)
-    names = ("shape", "tokens", "segments", "compile", "recompute", "deterministic", "chunk")
+    names = ("shape", "tokens", "segments", "prompt", "shared", "compile", "recompute", "deterministic", "chunk")
     setting = {name: getattr(options, name) for name in names} | {"attention": chosen, "device": _name(device)}
     for step in range(options.steps):
         yield setting | {"step": step, **one_step(policy, optimizer, row, cost, device)}
@@ -165,6 +171,8 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="0.6B")
     parser.add_argument("--tokens", type=int, default=16384, help="in a row")
     parser.add_argument("--segments", type=int, default=8, help="of a row, all of one length")
+    parser.add_argument("--prompt", type=int, default=0, help="tokens that all segments begin with, without weight")
+    parser.add_argument("--shared", action=argparse.BooleanOptionalAction, default=True, help="compute a prompt once")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--attention", choices=["auto", "fa2", "fa3", "fa4"], default="auto")
     parser.add_argument("--chunk", type=int, help="tokens of logits at a time")

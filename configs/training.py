@@ -164,6 +164,9 @@ class TrainingConfig(Section):
     logprob_chunk: int | None = Field(None, ge=1)
     """Tokens whose logits exist at the same time. Null takes a power of two from 64 to 1024 for which a chunk of logits
     has 128 MiB, or 1 GiB on CUDA: 128 or 1024 with a vocabulary of 151,936."""
+    shared_prefixes: bool = later(True)
+    """What samples of a packed row have in common from their first token on, as all rollouts of a task have its prompt,
+    is computed once. Not where ranks share a row, nor in rows that show images."""
     gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Recompute activations in the backward pass: less memory, more time. auto does so on CUDA where they do not fit
     otherwise, by the memory plan (`stagecoach check`), and never on the CPU. Filled in when resolved."""

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
@@ -18,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tasks.learner.context_parallel import ContextGroup
 from tasks.learner.distributed import to_device
+from tasks.learner.prefixes import SharedPrefixes, shared_prefixes
 from tasks.learner.protocol import LearnerError
 
 ATTENTION = "packed_segments"
@@ -40,40 +42,61 @@ class Segments:
     of borders they would guard every number, and be compiled again for every row.
     """
 
-    def __init__(self, borders: tuple[int, ...], device: torch.device, context: ContextGroup | None = None) -> None:
-        """`borders` are 0, then the running sum of the segments' lengths; `context` are ranks that share the row."""
+    def __init__(
+        self,
+        borders: tuple[int, ...],
+        device: torch.device,
+        context: ContextGroup | None = None,
+        shared: SharedPrefixes | None = None,
+    ) -> None:
+        """`borders` are 0, then the running sum of the segments' lengths; `context` are ranks that share the row.
+
+        Of a row with `shared` prefixes t of T tokens are computed, of each segment those at its end.
+        """
         self._borders = borders
+        self._shared = shared
         self.context = context
         self.cu_seqlens = to_device(np.asarray(borders, np.int32), device)
         """The borders, int32 (segments + 1,)."""
-        self.tokens = borders[-1]
-        """Length of the row."""
+        self.tokens = shared.borders[-1] if shared else borders[-1]
+        """How many tokens of the row are computed."""
         self.longest = max(end - start for start, end in pairwise(borders))
         """Length of the longest segment."""
+        self.places = to_device(shared.places, device) if shared else None
+        """Where among the computed tokens is what stands for each token of the row, int64 (T,); None if all are."""
+        self.computed = to_device(np.asarray(shared.borders, np.int32), device) if shared else self.cu_seqlens
+        """The borders of what is computed of each segment, int32 (segments + 1,)."""
 
     @cached_property
     def batches(self) -> list[Tensor]:
-        """Places in the row of the tokens of segments of about one length, int64 (segments, longest of these).
+        """Places of the tokens of segments of about one length, int64 (segments, longest of these).
 
-        After the end of a shorter one stands T, which is no place in a row of T tokens.
+        After the end of a shorter one stands t, which is no place among t computed tokens. What segments have in common
+        stands in each of them.
         """
+        return [to_device(places, self.cu_seqlens.device) for places in self._padded]
+
+    @cached_property
+    def order(self) -> Tensor:
+        """Where each computed token is among `batches`, one after the other and flat; int64 (t,)."""
+        places = np.concatenate([places.flatten() for places in self._padded])
+        order = np.empty(self.tokens + 1, np.int64)
+        # Of a token that stands in several segments the last counts: their states are the same.
+        order[places] = np.arange(len(places))
+        return to_device(order[:-1], self.cu_seqlens.device)
+
+    @cached_property
+    def _padded(self) -> list[npt.NDArray[np.int64]]:
         starts, lengths = np.asarray(self._borders[:-1]), np.diff(self._borders)
+        places = np.append(self._shared.places if self._shared else np.arange(self.tokens), self.tokens)
         # By half a power of two: wider would compute more padding, narrower would make many small calls.
         size = np.floor(np.log2(lengths) * 2)
         found = []
         for each in np.unique(size):
             start, length = starts[size == each, None], lengths[size == each, None]
             offset = np.arange(length.max())
-            found.append(torch.from_numpy(np.where(offset < length, start + offset, self.tokens)))
-        return [places.to(self.cu_seqlens.device) for places in found]
-
-    @cached_property
-    def order(self) -> Tensor:
-        """Where each token of the row is among `batches`, one after the other and flat; int64 (T,)."""
-        places = torch.cat([places.flatten() for places in self.batches])
-        order = torch.empty(self.tokens + 1, dtype=torch.int64, device=places.device)
-        order[places] = torch.arange(len(places), device=places.device)
-        return order[:-1]
+            found.append(places[np.where(offset < length, start + offset, -1)])
+        return found
 
 
 def register_attention() -> None:
@@ -144,9 +167,13 @@ def _by_segment(query: Tensor, key: Tensor, value: Tensor, segments: Segments, s
 def _varlen(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:
     # No copy where heads lie beside each other in a token, as they do in front of the transpose of a layer.
     q, k, v = (states[0].transpose(0, 1).contiguous() for states in (query, key, value))
-    borders, longest = segments.cu_seqlens, segments.longest
-    # The window (-1, 0) is what makes the kernel causal.
-    out = varlen_attn(q, k, v, borders, borders, longest, longest, scale=scaling, window_size=(-1, 0), enable_gqa=True)
+    if segments.places is not None:
+        # Gathered from float32, so that gradients of what segments have in common are added up in it.
+        wide = torch.promote_types(k.dtype, torch.float32)
+        k, v = (each.to(wide).index_select(0, segments.places).to(each.dtype) for each in (k, v))
+    borders, longest = (segments.computed, segments.cu_seqlens), segments.longest
+    # The window (-1, 0) is what makes the kernel causal: the last query of a segment sees all its keys.
+    out = varlen_attn(q, k, v, *borders, longest, longest, scale=scaling, window_size=(-1, 0), enable_gqa=True)
     assert isinstance(out, Tensor)
     return out[None]
 
@@ -197,16 +224,22 @@ def _works(name: str, device: torch.device) -> bool:
 def largest_difference(device: torch.device, dtype: torch.dtype) -> float:
     """Return by how much the kernel and attention segment by segment differ at most, in values and gradients.
 
-    On random states of the heads of Qwen3 and segments around the sizes of a kernel's tiles; NaN counts as infinite.
+    On random states of the heads of Qwen3 and segments around the sizes of a kernel's tiles, of which two begin alike,
+    without and with sharing that; NaN counts as infinite.
     """
-    generator = torch.Generator().manual_seed(0)
-    segments = Segments((0, 65, 66, 300), device)
-    states = [torch.randn(1, heads, 300, 128, generator=generator).to(device, dtype) for heads in (16, 8, 8)]
-    weights = torch.randn(1, 300, 16, 128, generator=generator).to(device, dtype)
-    found = []
-    for attention in (_varlen, _by_segment):
-        leaves = [each.detach().requires_grad_() for each in states]
-        out = attention(*leaves, segments, None)
-        found.append([out.detach(), *torch.autograd.grad((out * weights).sum(), leaves)])
-    differences = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(*found, strict=True)]
+    borders = (0, 65, 66, 300, 500)
+    token_ids = np.arange(500)
+    token_ids[300:430] = token_ids[66:196]
+    generator, differences = torch.Generator().manual_seed(0), []
+    for shared in (None, shared_prefixes(token_ids, borders)):
+        segments = Segments(borders, device, shared=shared)
+        size = 1, 16, segments.tokens, 128
+        states = [torch.randn(1, heads, *size[2:], generator=generator).to(device, dtype) for heads in (16, 8, 8)]
+        weights = torch.randn(size, generator=generator).to(device, dtype).transpose(1, 2)
+        found = []
+        for attention in (_varlen, _by_segment):
+            leaves = [each.detach().requires_grad_() for each in states]
+            out = attention(*leaves, segments, None)
+            found.append([out.detach(), *torch.autograd.grad((out * weights).sum(), leaves)])
+        differences += [float((a - b).abs().max() / b.abs().max()) for a, b in zip(*found, strict=True)]
     return float("inf") if any(np.isnan(differences)) else max(differences)

@@ -23,6 +23,8 @@ from tasks.learner.vision import SeenImages, decoder_inputs, grid_positions, mer
 
 HEAD_TOLERANCE = 1e-3
 """Largest difference of log-probs between the head applied here and the model's own."""
+LEAK_TOLERANCE = 1e-4
+"""Largest difference, in float32, between log-probs of a text behind another one in a row and of the text alone."""
 
 
 class PolicyModel(nn.Module):
@@ -41,31 +43,33 @@ class PolicyModel(nn.Module):
         """Trained in place of the weights, if not None."""
         self.context: ContextGroup | None = None
         """The ranks that share a row with this one."""
+        self.shares_prefixes = False
+        """Whether what segments of a row have in common is computed once."""
 
     def forward(
         self,
         token_ids: Tensor,
         positions: Tensor,
         segments: Segments,
-        selected: Tensor,
+        predictors: Tensor,
+        targets: Tensor,
         temperatures: Tensor,
         loss: Callable[[Tensor, slice], Tensor] | None = None,
         images: SeenImages | None = None,
     ) -> tuple[Tensor, ...]:
-        """Return log-probs and entropies (N,) of the tokens at `selected` (N,), given those before them.
+        """Return log-probs and entropies (N,) of `targets` (N,), each predicted by a token of `predictors` (N,).
 
-        `token_ids` and `positions` are one packed row (T,), or a part of it, with the token behind the part;
-        `temperatures` (N,) belong to the selected tokens. No selected token may be the first of its segment. With a
-        `loss`, see `fused_loss`, return it first, and log-probs and entropies detached. Of a row that shows `images`,
-        `positions` are (3, T).
+        `token_ids` and `positions` are what is computed of a packed row, (t,); `predictors` are places among
+        these, and `temperatures` (N,) belong to the targets. With a `loss`, see `fused_loss`, return it first, and
+        log-probs and entropies detached. Of a row that shows `images`, `positions` are (3, t).
         """
-        given = decoder_inputs(self.causal, token_ids, images) or {"input_ids": token_ids[None, : positions.shape[-1]]}
+        given = decoder_inputs(self.causal, token_ids, images) or {"input_ids": token_ids[None]}
         positions = positions[:, None] if positions.ndim > 1 else positions[None]
         hidden = self.causal.get_decoder()(
             position_ids=positions, use_cache=False, segments=segments, **given
         ).last_hidden_state[0]
         weight = self.causal.get_output_embeddings().weight
-        inputs = hidden[selected - 1], weight, token_ids[selected], temperatures, self.chunk
+        inputs = hidden[predictors], weight, targets, temperatures, self.chunk
         kernels = compiled_kernels(self.compiled) if self.compiled else PLAIN
         return fused_loss(*inputs, loss, kernels) if loss else token_logprobs(*inputs, kernels)
 
@@ -102,7 +106,7 @@ def load_policy(
     chunk = settings.logprob_chunk or default_chunk(causal.config.get_text_config().vocab_size, device)
     policy = PolicyModel(causal.to(device), chunk, adapter)
     # Before the model is sharded: it is called from within here, past the hooks that gather sharded weights.
-    _check_head(policy, device)
+    _check_family(policy, device)
     _switch_off_dropout(policy)
     if tower is not None and settings.vision == "frozen":
         tower.requires_grad_(False)
@@ -116,6 +120,7 @@ def load_policy(
     shard(policy, policy.layers(), device, half=computes_in_half(settings, device), replicas=world.replicas)
     # Last: the head is checked by every rank for itself.
     policy.context = world.context
+    policy.shares_prefixes = settings.shared_prefixes and world.context is None
     return policy
 
 
@@ -164,7 +169,9 @@ def own_tokens(policy: PolicyModel, row: Row) -> slice:
 
 
 def _part(policy: PolicyModel, row: Row) -> RowPart:
-    return row.part(policy.context.rank, policy.context.size) if policy.context else row.part()
+    if policy.context:
+        return row.part(policy.context.rank, policy.context.size)
+    return row.part(shares=policy.shares_prefixes)
 
 
 def _complete(policy: PolicyModel, row: Row, values: Tensor) -> Tensor:
@@ -182,8 +189,9 @@ def _inputs(policy: PolicyModel, row: Row, device: torch.device) -> dict[str, An
     return {
         "token_ids": to_device(part.token_ids, device),
         "positions": to_device(positions, device),
-        "segments": Segments(part.borders, device, policy.context),
-        "selected": to_device(part.selected, device),
+        "segments": Segments(part.borders, device, policy.context, part.shared),
+        "predictors": to_device(part.predictors, device),
+        "targets": to_device(part.targets, device),
         "temperatures": to_device(row.streams["temperatures"][row.weighted[part.own]], device),
         "images": None if images is None else SeenImages.of(images, device),
     }
@@ -225,23 +233,32 @@ def _load_causal(directory: Path) -> Any:
 
 
 @torch.no_grad()
-def _check_head(policy: PolicyModel, device: torch.device) -> None:
-    """Compare with the model's own logits: some families scale or cap them, or add a bias, after the head."""
+def _check_family(policy: PolicyModel, device: torch.device) -> None:
+    """Compare with the model's own logits, for a text that is in a row twice.
+
+    Some families scale or cap logits, or add a bias, after the head. Layers of linear attention and state-space layers
+    carry what they have seen from one segment into the next.
+    """
     # A short text is enough: what a family does to its logits, it does to all of them.
     size = min(8, policy.causal.config.get_text_config().vocab_size)
-    token_ids = torch.arange(size, device=device)
-    segments = Segments((0, size), device)
-    selected = torch.arange(1, size, device=device)
-    ours, _ = policy(token_ids, token_ids, segments, selected, torch.ones(size - 1, device=device))
-    logits = policy.causal(
-        input_ids=token_ids[None], position_ids=token_ids[None], use_cache=False, segments=segments
-    ).logits[0, :-1]
-    theirs = logits.float().log_softmax(-1).gather(1, selected[:, None]).squeeze(1)
-    difference = float((ours - theirs).abs().max())
-    if not difference < HEAD_TOLERANCE:
+    text = torch.arange(size, device=device)
+    alone, twice = Segments((0, size), device), Segments((0, size, 2 * size), device)
+    predictors = torch.cat([text[:-1], text[:-1] + size])
+    targets, temperatures = text[1:].repeat(2), torch.ones(2 * (size - 1), device=device)
+    ours, _ = policy(text.repeat(2), text.repeat(2), twice, predictors, targets, temperatures)
+    given = {"input_ids": text[None], "position_ids": text[None], "use_cache": False}
+    logits = policy.causal(**given, segments=alone).logits[0, :-1]
+    theirs = logits.float().log_softmax(-1).gather(1, text[1:, None]).squeeze(1)
+    first, second = (float((part - theirs).abs().max()) for part in ours.chunk(2))
+    family, cannot = type(policy.causal).__name__, "this family cannot be trained here"
+    if not first < HEAD_TOLERANCE:
         raise LearnerError(
-            f"{type(policy.causal).__name__} changes its logits after the output head (log-probs differ by "
-            f"{difference:.3g}): this family cannot be trained here"
+            f"{family} changes its logits after the output head (log-probs differ by {first:.3g}): {cannot}"
+        )
+    if not second < LEAK_TOLERANCE:
+        raise LearnerError(
+            f"{family} has layers in which a sample sees the samples before it in a packed row (log-probs differ by "
+            f"{second:.3g}): {cannot}; nothing was loaded. Take a model of full attention in all layers"
         )
 
 

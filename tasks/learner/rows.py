@@ -5,10 +5,10 @@ A rank holds the plan of the whole batch, which is small, and one row: those tha
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from storage.errors import StoreError
@@ -16,12 +16,11 @@ from storage.read.groups import Group, GroupReader
 from storage.refs import Slice
 from tasks.arrays.images import TENSORS, Tensor
 from tasks.arrays.samples import COMPONENTS
+from tasks.learner.prefixes import Array, SharedPrefixes, shared_prefixes
 from tasks.learner.protocol import BatchReference, LearnerError
 from tasks.learner.vision import RowImages, row_images
 
 STREAMS = ("logprobs", "temperatures", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -53,13 +52,28 @@ class Row:
         """Tokens with weight in any component."""
         return len(self.weighted)
 
+    @property
+    def once(self) -> tuple[int, ...]:
+        """Borders of what is computed of each segment where prefixes are shared."""
+        return self.shared.borders if self.shared else self.borders
+
     def positions(self) -> Array:
         """Return position ids that restart at every segment, int64 (T,)."""
         starts = np.asarray(self.borders[:-1], np.int64)
         return np.arange(self.borders[-1]) - np.repeat(starts, np.diff(self.borders))
 
-    def part(self, rank: int = 0, num_ranks: int = 1) -> "RowPart":
-        """Return what one of the ranks that share this row computes: consecutive tokens, of each rank equally many."""
+    @cached_property
+    def shared(self) -> SharedPrefixes | None:
+        """What its segments have in common; None where it is little, and of a row that shows images."""
+        return shared_prefixes(self.token_ids, self.borders) if self.images is None else None
+
+    def part(self, rank: int = 0, num_ranks: int = 1, shares: bool = False) -> "RowPart":
+        """Return what one of the ranks that share this row computes: consecutive tokens, of each rank equally many.
+
+        A rank alone computes what segments have in common once, where it `shares` prefixes.
+        """
+        if shares and num_ranks == 1 and self.shared:
+            return self._once(self.shared)
         padding = -len(self.token_ids) % num_ranks
         # A segment of its own, so that no sample attends to it.
         borders = (*self.borders, self.borders[-1] + padding) if padding else self.borders
@@ -67,13 +81,20 @@ class Row:
         start, end = rank * length, (rank + 1) * length
         # A token is predicted by the one before it, and belongs to the rank that has that one.
         first, last = np.searchsorted(self.weighted, (start + 1, end + 1)).tolist()
+        weighted = self.weighted[first:last]
         return RowPart(
-            np.pad(self.token_ids, (0, padding))[start : end + 1],
+            np.pad(self.token_ids, (0, padding))[start:end],
             np.append(self.positions(), np.arange(padding))[start:end],
             borders,
-            self.weighted[first:last] - start,
+            weighted - 1 - start,
+            self.token_ids[weighted],
             slice(first, last),
         )
+
+    def _once(self, shared: SharedPrefixes) -> "RowPart":
+        tokens, positions = self.token_ids[shared.computed], self.positions()[shared.computed]
+        predictors, targets = shared.places[self.weighted - 1], self.token_ids[self.weighted]
+        return RowPart(tokens, positions, self.borders, predictors, targets, slice(0, len(targets)), shared)
 
 
 @dataclass(frozen=True)
@@ -81,15 +102,19 @@ class RowPart:
     """A rank's part of a row whose length is, with padding, a multiple of the number of ranks."""
 
     token_ids: Array
-    """Its tokens, int64 (t,), and behind them the one that its last token predicts, where there is one."""
+    """The tokens that it computes, int64 (t,)."""
     positions: Array
-    """Position ids of its tokens, int64 (t,)."""
+    """Their position ids, int64 (t,)."""
     borders: tuple[int, ...]
     """Borders of the segments of the whole row, the padding's included."""
-    selected: Array
-    """Where in `token_ids` the weighted tokens are that its tokens predict, int64 (n,)."""
+    predictors: Array
+    """Where in `token_ids` the tokens are that predict a weighted one, int64 (n,)."""
+    targets: Array
+    """The weighted tokens that they predict, int64 (n,)."""
     own: slice
     """Where these are among all weighted tokens of the row."""
+    shared: SharedPrefixes | None = None
+    """Which tokens of the row these are, where it has some once that begin several segments."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +126,8 @@ class RowPlan:
     sample_ids: tuple[str, ...]
     borders: tuple[int, ...]
     """See `Row.borders`."""
+    once: tuple[int, ...]
+    """Borders of what is computed of each segment where prefixes are shared; `borders` where there is nothing to."""
     num_weighted: int
     """Tokens with weight in any component."""
     weighted: dict[str, int]
@@ -289,7 +316,7 @@ def _size(tensors: dict[str, list[Tensor]]) -> int:
 def _plan_of(row: Row, table: pa.Table, group: Group, place: int) -> RowPlan:
     weighted = {name: int(np.count_nonzero(row.streams[f"{name}_weights"])) for name in COMPONENTS}
     stated = {name: table[f"{name}_tokens"][place].as_py() for name in COMPONENTS}
-    of_row = row.row, table["update"][place].as_py(), row.sample_ids, row.borders
+    of_row = row.row, table["update"][place].as_py(), row.sample_ids, row.borders, row.once
     return RowPlan(*of_row, row.num_weighted, weighted, stated, group, place)
 
 

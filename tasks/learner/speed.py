@@ -37,13 +37,17 @@ class Cost:
     """For each segment of n tokens, times n squared: attention of all layers."""
     weighted: float
     """For each token with weight: the output head, which no other has."""
+    shares: bool
+    """Whether what segments have in common is computed once."""
 
     def of(self, rows: Iterable[Row | RowPlan]) -> float:
         """Return the operations of packed rows."""
         found = 0.0
         for row in rows:
-            found += self.token * row.num_tokens + self.weighted * row.num_weighted
-            found += self.pair * float((np.diff(row.borders).astype(np.float64) ** 2).sum())
+            lengths = np.diff(row.borders).astype(np.float64)
+            shared = lengths - np.diff(row.once) if self.shares else 0 * lengths
+            found += self.token * float((lengths - shared).sum()) + self.weighted * row.num_weighted
+            found += self.pair * float((lengths**2 - shared**2).sum())
         return found
 
 
@@ -57,7 +61,8 @@ def training_cost(policy: PolicyModel) -> Cost | None:
     head = policy.causal.get_output_embeddings().weight
     heads = config.num_attention_heads
     width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
-    return Cost(sum(_each(matrix) for matrix in matrices), 6.0 * len(layers) * width, _each(head))
+    of_tokens = sum(_each(matrix) for matrix in matrices)
+    return Cost(of_tokens, 6.0 * len(layers) * width, _each(head), policy.shares_prefixes)
 
 
 def _each(matrix: torch.Tensor) -> float:

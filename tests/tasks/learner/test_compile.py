@@ -32,15 +32,16 @@ FIRST = idle_row()
 """As many borders as tokens, which are not to be taken for one number."""
 
 
-def rows(count, seed=0):
-    """Return rows of one to six segments of two to ninety tokens."""
+def rows(count, seed=0, same=False):
+    """Return rows of one to six segments of two to ninety tokens; with `same` each has its longest segment twice."""
     rng = np.random.default_rng(seed)
     found = []
     for number in range(count):
         lengths = rng.integers(2, 90, rng.integers(1, 7))
-        samples = [sample(str(index), int(length), number) for index, length in enumerate(lengths)]
-        (batch,) = batches_from_table(batches([samples]))
+        samples = [sample(str(index), int(length), 9 * number + index) for index, length in enumerate(lengths)]
+        (batch,) = batches_from_table(batches([samples + [max(samples, key=lambda each: len(each.token_ids))] * same]))
         found.append(all_rows(batch)[0])
+    assert {row.shared is not None for row in found} == {same}
     return found
 
 
@@ -64,7 +65,7 @@ def compared(directory, settings, row_list, tolerance):
             scale = float(expected.abs().max())
             assert row is FIRST or scale > 0
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * scale)
-    assert len(set(calls)) >= min(len(row_list), 16), "rows of different longest segments"
+    assert len(set(calls)) > len(row_list) // 2, "rows of different longest segments"
     return counters["stats"]["unique_graphs"]
 
 
@@ -75,6 +76,10 @@ def deep(tmp_path_factory):
 
 def test_twenty_rows_of_all_lengths_and_all_layers_are_one_graph(world, deep):
     assert compared(deep, {"dtype": "float32"}, rows(20), 1e-5) == GRAPHS
+
+
+def test_rows_with_shared_prefixes_are_one_graph_of_layers_more(world, deep):
+    assert compared(deep, {"dtype": "float32"}, [*rows(8), *rows(8, same=True)], 1e-5) == GRAPHS + 1
 
 
 @pytest.mark.nightly
@@ -93,7 +98,9 @@ def test_rows_with_pictures_and_without_are_one_graph(world, tmp_path):
     def seen(number):
         counts = random.integers(0, 3, random.integers(1, 4))
         sizes = [[tuple(map(int, random.integers(1, 4, 2))) for _ in range(count)] for count in counts]
-        return packed_row([shown(each, number, int(random.integers(2, 90))) for each in sizes])
+        return packed_row(
+            [shown(each, 9 * number + index, int(random.integers(2, 90))) for index, each in enumerate(sizes)]
+        )
 
     made = [seen(number) for number in range(8)]
     assert {row.images is None for row in made} == {True, False}

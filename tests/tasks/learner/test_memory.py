@@ -60,7 +60,7 @@ def tracked_bytes(shape, settings, tokens, ranks, recompute):
                 fully_shard(module, mesh=mesh, mp_policy=half)
             optimizer = torch.optim.AdamW(policy.parameters(), fused=True)
             inputs = torch.zeros(tokens, dtype=torch.int64), torch.arange(tokens)
-            others = torch.arange(1, tokens), torch.ones(tokens - 1)
+            others = torch.arange(tokens - 1), inputs[0][1:], torch.ones(tokens - 1)
 
             def row():
                 row_inputs = *inputs, Segments((0, tokens // 2, tokens), CPU), *others

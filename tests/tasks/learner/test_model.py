@@ -200,6 +200,29 @@ def test_a_family_that_scales_its_logits_is_refused(world, tmp_path):
         load_policy(save(GraniteForCausalLM, config, tmp_path / "granite"), TrainingConfig(), CPU)
 
 
+def test_layers_that_carry_over_from_sample_to_sample_are_refused(world, tmp_path):
+    """Linear attention knows no borders of segments: nothing else would say that samples see those before them."""
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    config = Qwen3NextConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=0,
+    )
+    with pytest.raises(LearnerError, match="a sample sees the samples before it"):
+        load_policy(save(Qwen3NextForCausalLM, config, tmp_path / "hybrid"), TrainingConfig(), CPU)
+
+
 def without_a_tensor(directory):
     from safetensors.torch import load_file, save_file
 

@@ -28,7 +28,8 @@ LOSSES = ("rl_loss", "ce_loss", "ref_kl_loss", "ref_kl", "ref_kl_masked")
 def statistics(learner, engine, rl, masked=None, ids=("a",), borders=None):
     """Return one row's statistics; all streams are given per token."""
     size = len(learner)
-    row = RowPlan(0, 0, ids, borders or (0, size), 0, {}, {}, None, 0)
+    borders = borders or (0, size)
+    row = RowPlan(0, 0, ids, borders, borders, 0, {}, {}, None, 0)
     flags, own, member = np.array(masked or [False] * size), np.array(learner, np.float32), np.array(rl) != 0
     ratios = own[member].astype(np.float64) - np.array(engine, np.float32)[member]
     return RowStatistics(row, own, np.zeros(size, np.float32), flags, ratios)

@@ -56,7 +56,7 @@ def test_ranks_that_share_a_row_have_each_token_and_predict_each_weighted_one_on
     samples = [sample(f"s{number}", length, number) for number, length in enumerate(lengths)]
     ((row,),) = (all_rows(batch) for batch in batches_from_table(batches([samples])))
     parts = [row.part(rank, num_ranks) for rank in range(num_ranks)]
-    own = [part.token_ids[: len(part.positions)] for part in parts]
+    own = [part.token_ids for part in parts]
     (length,) = {len(each) for each in own}
     padding = length * num_ranks - len(row.token_ids)
     assert 0 <= padding < num_ranks and {part.borders[-1] for part in parts} == {length * num_ranks}
@@ -64,11 +64,11 @@ def test_ranks_that_share_a_row_have_each_token_and_predict_each_weighted_one_on
     assert np.concatenate(own).tolist() == [*row.token_ids.tolist(), *[0] * padding]
     positions = np.concatenate([part.positions for part in parts]).tolist()
     assert positions == [*row.positions().tolist(), *range(padding)]
-    predicted = [part.selected + rank * length for rank, part in enumerate(parts)]
-    assert np.concatenate(predicted).tolist() == row.weighted.tolist()
+    predictors = [part.predictors + rank * length for rank, part in enumerate(parts)]
+    assert (np.concatenate(predictors) + 1).tolist() == row.weighted.tolist()
     for part in parts:
-        assert ((part.selected >= 1) & (part.selected <= length)).all()
-        assert part.token_ids[part.selected].tolist() == row.token_ids[row.weighted[part.own]].tolist()
+        assert ((part.predictors >= 0) & (part.predictors < length)).all()
+        assert part.targets.tolist() == row.token_ids[row.weighted[part.own]].tolist()
 
 
 @given(num_rows=st.integers(1, 9), num_ranks=st.integers(1, 5))

@@ -69,7 +69,7 @@ def test_figures_of_a_step_on_the_cpu(rows):
     timer = StepTimer(CPU)
     timer.end("gradients")
     timer.end("optimizer")
-    found = timer.figures(rows, Cost(6.0, 2.0, 3.0), 2)
+    found = timer.figures(rows, Cost(6.0, 2.0, 3.0, shares=False), 2)
     assert set(found) == set(NAMES) - {"seconds_writing"}
     seconds = found["seconds_gradients"] + found["seconds_optimizer"]
     assert found["tokens_per_second"] == pytest.approx((46 + 9) / seconds)
