@@ -39,6 +39,9 @@ class WatchedPool(EnvServerPool):  # type: ignore[misc]
     """verifiers' directory for the sockets of the workers."""
 
     def __init__(self, hang_seconds: float, report: Callable[[str], None], *arguments: Any) -> None:
+        # Before there are threads: all would import it for their first request, beside what starts a worker.
+        from tasks.inference.sampling import rollout_client  # noqa: F401
+
         self.hang_seconds = hang_seconds
         self.report = report
         self.report_claim = threading.Lock()
@@ -82,14 +85,24 @@ class WatchedPool(EnvServerPool):  # type: ignore[misc]
         """Report the server's address once a worker answers; kill a worker that answered once and no longer does."""
         address = f"ipc://{self._worker_path(index)}"
         # It may take as long as it likes to load the environment: only one that answered before can hang.
-        while process.is_alive() and not answers(address, self.hang_seconds):
+        while process.is_alive() and not self._answers(address):
             continue
-        if process.is_alive() and self.report_claim.acquire(blocking=False):
-            self.report(self.address)
+        if process.is_alive():
+            logger.info("worker %d is watched", index)
+            if self.report_claim.acquire(blocking=False):
+                self.report(self.address)
         while not self.ending.wait(HEALTH_SECONDS) and process.is_alive():
             if hangs(address, self.hang_seconds) and process.is_alive() and not self.ending.is_set():
                 logger.error("worker %d does not answer for %g s: killed", index, self.hang_seconds)
                 process.kill()
+
+    def _answers(self, address: str) -> bool:
+        try:
+            return answers(address, self.hang_seconds)
+        except (OSError, RuntimeError, zmq.ZMQError):
+            logger.warning("cannot tell whether the worker at %s answers", address, exc_info=True)
+            self.ending.wait(HEALTH_SECONDS)
+            return False
 
     def _shutdown(self) -> None:
         self.ending.set()

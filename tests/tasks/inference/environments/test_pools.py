@@ -214,14 +214,14 @@ def test_a_server_that_someone_else_runs_is_used_and_left_alone(
     "services", "a worker of an environment server is stopped", "it is named and killed, the server is started again"
 )
 def test_a_worker_that_hangs_is_killed_and_named_and_the_server_ends_for_another_to_be_started(pools: Pools) -> None:
-    # One that still loads its environment may take as long as it likes.
-    until(lambda: pools.log("fixed").count("EnvServer up") == 2, lambda: pools.log("fixed"))
+    # One that still loads its environment may take as long as it likes: it has not answered the broker yet.
+    until(lambda: pools.log("fixed").count("is watched") == 2, lambda: pools.log("fixed"))
     workers, handle = pools.workers("fixed"), pools.servers._handles["fixed"]
     assert all(environments.answers(each, PATIENCE) for each in pools.sockets("fixed"))
     os.kill(workers[1], signal.SIGSTOP)
     happened(f"SIGSTOP to {workers[1]}")
     with handle._changed:
-        assert handle._changed.wait_for(lambda: handle._failure, PATIENCE)
+        assert handle._changed.wait_for(lambda: handle._failure, PATIENCE), pools.log("fixed")
     assert "worker 1 does not answer for 20 s: killed" in pools.log("fixed")
     assert f"worker 1, process {workers[1]}, was killed by signal 9: the server ends" in pools.log("fixed")
     assert [start_time(process) for process in workers] == [None, None]
