@@ -212,6 +212,7 @@ def test_layers_that_carry_over_from_sample_to_sample_are_refused(world, tmp_pat
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
+        initializer_range=0.2,
         layer_types=["linear_attention", "full_attention"],
         linear_num_key_heads=2,
         linear_num_value_heads=4,
