@@ -47,7 +47,7 @@ mutate: $(STAMP) ## mutants of the modules that credit, mask, pack and weigh; th
 	@$(RUN)python -m tests.mutation.mutate $(ARGS)
 
 faults: $(STAMP) ## every test that plants a fault; the table of what came out is docs/fault_table.md
-	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m fault --fault-table docs/fault_table.md $(ARGS)
+	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m fault --fault-table=docs/fault_table.md $(ARGS)
 
 sabotage: $(STAMP) ## faults of the program itself, one by one, and which test of faults catches each
 	@$(RUN)python -m tests.faults.sabotage $(ARGS)
