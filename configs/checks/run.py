@@ -55,7 +55,7 @@ def missing_files(config: RunConfig) -> list[str]:
     data = config.data.path  # whether a URL can be read is for its reader to find out
     if config.kind == "sft" and data and "://" not in data and not Path(data).expanduser().is_file():
         lines.append(f"data.path: there is no file {data}")
-    return [*lines, *_too_long_for_model(config)]
+    return [*lines, *_unfit_for_model(config)]
 
 
 def require_files(config: RunConfig) -> None:
@@ -64,15 +64,30 @@ def require_files(config: RunConfig) -> None:
         raise ConfigError(found)
 
 
-def _too_long_for_model(config: RunConfig) -> Iterator[str]:
+def _unfit_for_model(config: RunConfig) -> Iterator[str]:
     file = Path(config.model.path or "no model").expanduser() / "config.json"
     try:
-        positions = json.loads(file.read_text(encoding="utf-8")).get("max_position_embeddings")
-    except (OSError, ValueError, AttributeError):
+        model = json.loads(file.read_text(encoding="utf-8"))
+        model = model.get("text_config", model)
+        positions, window, kinds = map(model.get, ("max_position_embeddings", "sliding_window", "layer_types"))
+        layers = {str(kind) for kind in kinds or ()}
+    except (OSError, ValueError, AttributeError, TypeError):
         return  # Not there, or not one that we can judge; whoever loads it says so.
     key, longest = _longest_sample(config)
     if isinstance(positions, int) and longest > positions:
         yield f"{key}: {longest} is longer than the model's max_position_embeddings, {positions} ({file})"
+    if config.kind != "sft" and not config.computes("training"):
+        return
+    if "sliding_attention" in layers and isinstance(window, int) and longest > window:
+        yield (
+            f"{key}: {longest} is longer than the sliding window of the model's attention, {window} ({file}), and the "
+            "learner attends to all tokens; take shorter samples, or another model"
+        )
+    if others := ", ".join(sorted(layers - {"full_attention", "sliding_attention"})):
+        yield (
+            f"model.path: the model has layers of {others} ({file}), which the learner cannot keep within the borders "
+            "of the samples in a packed row; take a model of full attention"
+        )
 
 
 def _is_local(path: str) -> bool:

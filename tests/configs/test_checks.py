@@ -1,7 +1,9 @@
 """What must hold between sections: each fault planted alone, and found alone; what is off leaves no trace in keys."""
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -225,6 +227,26 @@ def test_samples_longer_than_the_model_are_refused(preset: str, key: str, tmp_pa
         assert [line.partition(":")[0] for line in missing_files(config)] == expected
     (tmp_path / "config.json").write_text("{}")
     assert missing_files(config) == []
+
+
+@pytest.mark.parametrize(
+    ("of_model", "expected"),
+    [
+        ({"layer_types": ["full_attention"], "sliding_window": 16}, ""),
+        ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 256}, ""),
+        ({"layer_types": ["sliding_attention"], "sliding_window": 255}, "256 is longer than the sliding window"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "layers of linear_attention"),
+        ({"text_config": {"layer_types": ["linear_attention"]}}, "layers of linear_attention"),
+        ({"layer_types": 3}, ""),
+        ([], ""),
+    ],
+)
+def test_a_model_whose_layers_cannot_be_trained_is_refused(of_model: Any, expected: str, tmp_path: Path) -> None:
+    """They can be evaluated: the engine has its own kernels for them."""
+    (tmp_path / "config.json").write_text(json.dumps(of_model))
+    config = load(["demo"], [f"model.path={tmp_path}"])
+    assert [expected in line for line in missing_files(config)] == [True] * bool(expected)
+    assert missing_files(config.model_copy(update={"kind": "evaluate"})) == []
 
 
 def test_a_model_is_needed_unless_a_policy_stands_for_it() -> None:
