@@ -229,6 +229,28 @@ def test_a_worker_that_hangs_is_killed_and_named_and_the_server_ends_for_another
         pools.servers.addresses()
 
 
+def test_a_worker_whose_first_request_fails_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else nobody would watch it, and a server whose workers all met that would never be up."""
+    reported, outcomes = list[str](), iter([OSError(24, "Too many open files"), False, True])
+
+    def answer(*_: object) -> bool:
+        if isinstance(found := next(outcomes), Exception):
+            raise found
+        return bool(found)
+
+    monkeypatch.setattr(environment_pool, "answers", answer)
+    monkeypatch.setattr(environment_pool, "HEALTH_SECONDS", 0.0)
+    pool = environment_pool.WatchedPool.__new__(environment_pool.WatchedPool)
+    pool.hang_seconds, pool.report, pool.address, pool._ipc_dir = 1.0, reported.append, "tcp://broker", "pool"
+    pool.report_claim, pool.ending = threading.Lock(), threading.Event()
+    monkeypatch.setattr(environment_pool, "hangs", lambda *_: pool.ending.set())
+    pool._check_health(0, SimpleNamespace(is_alive=lambda: True))
+    assert reported == ["tcp://broker"] and next(outcomes, None) is None
+    assert "cannot tell whether the worker at ipc://pool/0 answers" in caplog.text
+
+
 def test_a_poll_that_ends_with_the_server_is_no_error_and_everything_else_is(caplog: pytest.LogCaptureFixture) -> None:
     async def fail(error: Exception) -> None:
         loop = asyncio.get_running_loop()
