@@ -17,7 +17,7 @@ from typing import Any
 import zmq
 from verifiers.v1.serve.pool import EnvServerPool
 
-from tasks.inference.environments.servers import answers, hangs
+from tasks.inference.environments.servers import hangs, heard
 from tasks.runtime.process_variables import bind_address
 
 HEALTH_SECONDS = 5.0
@@ -85,8 +85,9 @@ class WatchedPool(EnvServerPool):  # type: ignore[misc]
         """Report the server's address once a worker answers; kill a worker that answered once and no longer does."""
         address = f"ipc://{self._worker_path(index)}"
         # It may take as long as it likes to load the environment: only one that answered before can hang.
-        while process.is_alive() and not self._answers(address):
-            continue
+        while process.is_alive() and not (known := heard(address, self.hang_seconds)):
+            if known is None:  # at once: it did not wait for an answer
+                self.ending.wait(HEALTH_SECONDS)
         if process.is_alive():
             logger.info("worker %d is watched", index)
             if self.report_claim.acquire(blocking=False):
@@ -95,14 +96,6 @@ class WatchedPool(EnvServerPool):  # type: ignore[misc]
             if hangs(address, self.hang_seconds) and process.is_alive() and not self.ending.is_set():
                 logger.error("worker %d does not answer for %g s: killed", index, self.hang_seconds)
                 process.kill()
-
-    def _answers(self, address: str) -> bool:
-        try:
-            return answers(address, self.hang_seconds)
-        except (OSError, RuntimeError, zmq.ZMQError):
-            logger.warning("cannot tell whether the worker at %s answers", address, exc_info=True)
-            self.ending.wait(HEALTH_SECONDS)
-            return False
 
     def _shutdown(self) -> None:
         self.ending.set()

@@ -97,20 +97,27 @@ def answers(address: str, seconds: float = 2.0) -> bool:
     return asyncio.run(ask())
 
 
-def hangs(address: str, seconds: float) -> bool:
-    """Whether an environment server leaves a health request unanswered for `seconds`, and then a second one.
+def heard(address: str, seconds: float) -> bool | None:
+    """Whether an environment server answers a health request in time; None where nothing is known of it.
 
-    The second request is for a caller that was itself suspended meanwhile. A server answers between two steps of its
-    event loop, so this checks that the loop goes on, however slowly. Where the request fails otherwise (no file
-    descriptor left here, or an error as answer) nothing is known of its loop, and it does not hang.
+    That is where the request fails otherwise: no file descriptor is left here, or the answer is an error.
     """
     import zmq
 
     try:
-        return not answers(address, seconds) and not answers(address, min(seconds, RETRY_SECONDS))
+        return answers(address, seconds)
     except (OSError, RuntimeError, zmq.ZMQError):
-        logging.getLogger(__name__).warning("cannot tell whether the server at %s hangs", address, exc_info=True)
-        return False
+        logging.getLogger(__name__).warning("cannot tell whether the server at %s answers", address, exc_info=True)
+        return None
+
+
+def hangs(address: str, seconds: float) -> bool:
+    """Whether an environment server leaves a health request unanswered for `seconds`, and then a second one.
+
+    The second request is for a caller that was itself suspended meanwhile. A server answers between two steps of its
+    event loop, so this checks that the loop goes on, however slowly. One of which nothing is known does not hang.
+    """
+    return heard(address, seconds) is False and heard(address, min(seconds, RETRY_SECONDS)) is False
 
 
 @dataclass(frozen=True)

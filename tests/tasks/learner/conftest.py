@@ -42,3 +42,19 @@ def exact_policy(model_directory):
     from tests.tasks.learner.ranks import plain_policy
 
     return plain_policy(model_directory, torch.float64)
+
+
+@pytest.fixture(params=[False, True], ids=["segments", "kernel"])
+def kernel(request):
+    """The longest segment of each call of torch's variable-length operation, with kernels for the CPU.
+
+    None where it attends by products segment by segment.
+    """
+    if not request.param:
+        yield None
+        return
+    from tests.fixtures.varlen import varlen_on_cpu
+
+    with varlen_on_cpu() as calls:
+        yield calls
+        assert calls

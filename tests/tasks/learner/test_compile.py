@@ -65,7 +65,7 @@ def compared(directory, settings, row_list, tolerance):
             scale = float(expected.abs().max())
             assert row is FIRST or scale > 0
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * scale)
-    assert len(set(calls)) > len(row_list) // 2, "rows of different longest segments"
+    assert len(set(calls)) >= min(len(row_list), 16), "rows of different longest segments"
     return counters["stats"]["unique_graphs"]
 
 
@@ -79,7 +79,7 @@ def test_twenty_rows_of_all_lengths_and_all_layers_are_one_graph(world, deep):
 
 
 def test_rows_with_shared_prefixes_are_one_graph_of_layers_more(world, deep):
-    assert compared(deep, {"dtype": "float32"}, [*rows(8), *rows(8, same=True)], 1e-5) == GRAPHS + 1
+    assert compared(deep, {"dtype": "float32"}, [*rows(12), *rows(12, seed=1, same=True)], 1e-5) == GRAPHS + 1
 
 
 @pytest.mark.nightly

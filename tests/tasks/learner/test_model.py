@@ -16,6 +16,8 @@ from tests.fixtures.packed import all_rows, batches, batches_from_table, sample
 pytestmark = pytest.mark.engine
 
 CPU = torch.device("cpu")
+SIZES = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+"""Of models of other families."""
 SAMPLES = [sample("a", 9, 1), sample("b", 5, 2, temperature=0.7), sample("c", 14, 3)]
 
 
@@ -176,9 +178,7 @@ def save(causal_class, config, directory):
 def test_another_family(world, tmp_path):
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
-    )
+    config = LlamaConfig(**SIZES, num_hidden_layers=2)
     policy = load_policy(save(LlamaForCausalLM, config, tmp_path / "llama"), TrainingConfig(), CPU)
     alone = torch.cat([logprobs(policy, [each])[0] for each in SAMPLES])
     torch.testing.assert_close(logprobs(policy, SAMPLES)[0], alone, rtol=0, atol=1e-5)
@@ -187,15 +187,7 @@ def test_another_family(world, tmp_path):
 def test_a_family_that_scales_its_logits_is_refused(world, tmp_path):
     from transformers import GraniteConfig, GraniteForCausalLM
 
-    config = GraniteConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        initializer_range=0.3,
-        logits_scaling=8.0,
-    )
+    config = GraniteConfig(**SIZES, num_hidden_layers=1, initializer_range=0.3, logits_scaling=8.0)
     with pytest.raises(LearnerError, match="changes its logits after the output head"):
         load_policy(save(GraniteForCausalLM, config, tmp_path / "granite"), TrainingConfig(), CPU)
 
@@ -205,11 +197,8 @@ def test_layers_that_carry_over_from_sample_to_sample_are_refused(world, tmp_pat
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
     config = Qwen3NextConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=48,
+        **SIZES,
         num_hidden_layers=2,
-        num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
         initializer_range=0.2,

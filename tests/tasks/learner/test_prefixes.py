@@ -14,7 +14,6 @@ from tasks.learner.model import load_policy, run_row
 from tasks.learner.prefixes import WORTH, shared_prefixes
 from tasks.learner.speed import training_cost
 from tests.fixtures.packed import Sample, all_rows, batches, batches_from_table, sample
-from tests.fixtures.varlen import varlen_on_cpu
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
@@ -40,17 +39,6 @@ SAMPLES = [
 def row_of(samples):
     (batch,) = batches_from_table(batches([samples]))
     return all_rows(batch)[0]
-
-
-@pytest.fixture(params=[False, True], ids=["segments", "kernel"])
-def kernel(request):
-    """Whether torch's variable-length operation attends, with kernels for the CPU, or products segment by segment."""
-    if not request.param:
-        yield
-        return
-    with varlen_on_cpu() as calls:
-        yield
-        assert calls
 
 
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=7), min_size=1, max_size=9))

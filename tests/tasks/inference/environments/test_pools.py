@@ -240,7 +240,7 @@ def test_a_worker_whose_first_request_fails_is_asked_again(
             raise found
         return bool(found)
 
-    monkeypatch.setattr(environment_pool, "answers", answer)
+    monkeypatch.setattr(environments, "answers", answer)
     monkeypatch.setattr(environment_pool, "HEALTH_SECONDS", 0.0)
     pool = environment_pool.WatchedPool.__new__(environment_pool.WatchedPool)
     pool.hang_seconds, pool.report, pool.address, pool._ipc_dir = 1.0, reported.append, "tcp://broker", "pool"
@@ -248,7 +248,7 @@ def test_a_worker_whose_first_request_fails_is_asked_again(
     monkeypatch.setattr(environment_pool, "hangs", lambda *_: pool.ending.set())
     pool._check_health(0, SimpleNamespace(is_alive=lambda: True))
     assert reported == ["tcp://broker"] and next(outcomes, None) is None
-    assert "cannot tell whether the worker at ipc://pool/0 answers" in caplog.text
+    assert "cannot tell whether the server at ipc://pool/0 answers" in caplog.text
 
 
 def test_a_poll_that_ends_with_the_server_is_no_error_and_everything_else_is(caplog: pytest.LogCaptureFixture) -> None:
