@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -219,6 +220,34 @@ def test_cancelled_retried_and_killed_it_goes_on_where_it_stopped(served: Servin
     served.stagecoach("deploy", "--store", str(served.store))
     assert served.state(flow_run) == ("CRASHED", "The process of this run is gone.")
     assert events(served, run)[-1] == ("crashed", flow_run)
+
+
+@pytest.mark.nightly
+@pytest.mark.fault("process", "a run that holds the GPU slot is killed", "the next run has it, and never both at once")
+def test_two_runs_never_share_a_gpu_slot(served: Serving) -> None:
+    first = sft(served, name="first", steps=4000)
+    until(lambda: "first" in store(served).runs.names() and trained(served, "first"), served.log)
+    given_up, second = sft(served, name="given-up"), sft(served, name="second", steps=2)
+    for flow_run in (given_up, second):
+        until(partial(_waits_for, served, flow_run, first), served.log)
+    assert served.prefect("flow-run", "cancel", given_up).returncode == 0
+    assert served.ended(given_up)[0] == "CANCELLED"
+    assert not trained(served, "given-up") and not trained(served, "second")
+
+    process = _process(served, first)
+    os.kill(process, signal.SIGKILL)
+    happened(f"SIGKILL to process {process}")
+    assert served.ended(first)[0] == "CRASHED"
+    assert served.ended(second)[0] == "COMPLETED"
+    ends = {run: [entry.finished_at for entry in store(served).ledger.entries(run=run)] for run in ("first", "second")}
+    of_second = store(served).ledger.entries(run="second", stage="training")
+    assert len(of_second) == 2 and max(ends["first"]) < min(entry.started_at for entry in of_second)
+
+
+def _waits_for(served: Serving, flow_run: str, other: str) -> bool:
+    """Tell whether a run is shown as waiting for the slot of another one, which it names."""
+    state, name = served.ask(f"/flow_runs/{flow_run}")["state"], served.ask(f"/flow_runs/{other}")["name"]
+    return state["name"] == "WaitingForGpu" and f"held by {name}" in state["message"]
 
 
 def _process(served: Serving, flow_run: str) -> int:

@@ -27,12 +27,14 @@ from configs.environments import EnvironmentConfig
 from configs.run import RunConfig, View
 from configs.sections import ModelConfig, RolloutConfig
 from tasks.arrays.parse_errors import parse_error_flags
-from tasks.inference.engine.client import MODEL, Engine
+from tasks.inference.engine.client import MODEL, Engine, ServedModel
+from tasks.inference.engine.command import CPU_BLOCK_TOKENS
+from tasks.inference.engine.metrics import EngineMetrics
 from tasks.inference.sampling.attempts import client_config, sampling_config
 from tasks.inference.trace_rows.rows import RolloutOrigin, rows_of_trace
 from tests.environments.scripted import listed
 from tests.fixtures.endpoints import endpoint
-from tests.fixtures.hosts import ENGINE, KEY
+from tests.fixtures.hosts import ENGINE, KEY, engine_of
 from tests.fixtures.sampled import sampled_tables
 
 pytestmark = pytest.mark.engine
@@ -526,6 +528,32 @@ def test_so_they_do_at_once(engine: Engine, model: Path) -> None:
     traces, messages = sampled_here(engine, model, 2, **settings)
     for each in episodes_of(traces):
         check_whole(each, messages)
+
+
+def cached(messages: list[dict[str, Any]]) -> int:
+    """Return how many tokens of one member's prompts lie in whole blocks that its own turn before has computed."""
+    mask = [sampled for message in messages for sampled in message["mask"]]
+    begins = [place for place in range(1, len(mask)) if mask[place] > mask[place - 1]]
+    turns = [(begin, len([*itertools.takewhile(bool, mask[begin:])])) for begin in begins]
+    # The last token of an answer is sampled and never read, and that of a prompt is always computed.
+    known = (min(start + count, after) - 1 for (start, count), (after, _) in itertools.pairwise(turns))
+    return sum(tokens // CPU_BLOCK_TOKENS * CPU_BLOCK_TOKENS for tokens in known)
+
+
+@pytest.mark.nightly
+def test_the_engine_finds_a_members_last_turn_in_its_cache_and_nobody_elses(model: Path, tmp_path: Path) -> None:
+    with engine_of(model, tmp_path / "engine.json", metrics=True) as engine:
+        counted = EngineMetrics([ServedModel(engine.url, KEY)])
+        with counted.measure():
+            traces, messages = sampled_here(engine, model, 1, num_rounds=3)
+    (each,) = episodes_of(traces)
+    found = {
+        member: cached([message for message in messages if message["trace_id"] == each[member]["trace_id"]])
+        for member in MEMBERS
+    }
+    assert min(found["affirmative"], found["negative"]) >= 3 * CPU_BLOCK_TOKENS and found["judge"] == 0
+    hits = {row["name"]: row["value"] for row in counted.table().to_pylist()}["prefix_cache_hits"]
+    assert hits == sum(found.values())
 
 
 @pytest.mark.nightly

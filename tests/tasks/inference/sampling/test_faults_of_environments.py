@@ -122,6 +122,12 @@ def test_its_message_says_what_went_wrong(sampled: Sampled, fault: str, kind: st
     assert text.format(patience=sampled.patience) in sampled.row(fault)["error_message"]
 
 
+def test_the_phase_that_failed_is_in_its_row(sampled: Sampled) -> None:
+    scoring, turn = sampled.row("words"), sampled.row("image")
+    assert " scoring: ValueError: could not" in scoring["error_message"]
+    assert (scoring["stop_condition"], turn["stop_condition"]) == ("agent_completed", "harness_error")
+
+
 def test_a_field_that_nobody_knows_comes_through(sampled: Sampled) -> None:
     assert json.loads(sampled.row("extra")["record"])["task"]["data"]["unknown"] == {"depth": [1, None]}
 

@@ -1,0 +1,72 @@
+"""Rollouts in flight before a real engine whose cache holds few of them: what it preempts makes the limit fall.
+
+What was preempted is computed again, and so is checked: its log-probs are those that the engine gives afterwards.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tasks.inference.engine.client import Engine, ServedModel
+from tasks.inference.sampling.limits import INITIAL_LIMIT, AdaptiveLimit, EngineLoad, Limiter, read_load
+from tasks.learner.tiny import tiny_qwen3
+from tests.fixtures.faults import happened
+from tests.fixtures.hosts import ENGINE, KEY, engine_of
+from tests.fixtures.waiting import PATIENCE
+
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
+MOST, NUM_TOKENS = 32, 230
+FIT = 4
+"""Rollouts of so many tokens for which the cache has room: 2 MiB, and 2 KiB a token."""
+
+
+class Crowd:
+    """Asks for rollouts, as many at a time as the limit lets it, until the limit has fallen to those that fit."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.served = ServedModel(engine.url, KEY)
+        self.limiter = Limiter(MOST)
+        self.steering = AdaptiveLimit(self.limiter, [self.served])
+        self.answers: list[dict[str, Any]] = []
+
+    async def ask(self, client: httpx.AsyncClient, number: int) -> None:
+        """Sample one rollout after another."""
+        sampling = {"max_tokens": NUM_TOKENS, "ignore_eos": True, "temperature": 1.0, "logprobs": 0}
+        while self.limiter.limit > FIT:
+            async with self.limiter:
+                body = {"model": self.served.model, "token_ids": [number], "sampling_params": sampling}
+                answer = await client.post("/inference/v1/generate", json=body)
+                self.answers.append({"prompt": number, **answer.raise_for_status().json()["choices"][0]})
+
+    async def gather(self) -> EngineLoad | None:
+        """Return the engine's load when all are answered."""
+        steering = asyncio.create_task(self.steering.run())
+        headers = {"Authorization": f"Bearer {KEY}"}
+        async with httpx.AsyncClient(base_url=self.served.url, headers=headers, timeout=PATIENCE) as client:
+            await asyncio.gather(*(self.ask(client, 1 + number) for number in range(MOST)))
+        steering.cancel()
+        return await read_load(self.served)
+
+
+@pytest.mark.fault(
+    "services", "an engine's cache is too small for the rollouts", "fewer at a time, and none is lost or changed"
+)
+def test_the_limit_falls_to_what_fits_and_what_was_preempted_is_exact(tmp_path: Path) -> None:
+    small = ENGINE.model_copy(update={"memory_gib": 2 / 1024})
+    weights = tiny_qwen3(tmp_path / "weights")
+    with engine_of(weights, tmp_path / "engine.json", small, metrics=True) as engine:
+        crowd = Crowd(engine)
+        load = asyncio.run(crowd.gather())
+        assert load and load.preemptions > 0 and load.running == load.waiting == 0
+        happened(f"{load.preemptions:.0f} preemptions")
+        limits = crowd.steering.limits
+        assert limits[0] == INITIAL_LIMIT and limits[-1] <= FIT
+        assert len(crowd.answers) >= MOST
+        for answer in crowd.answers[:INITIAL_LIMIT]:  # those that were under way together
+            assert len(answer["token_ids"]) == NUM_TOKENS
+            given = [entry["logprob"] for entry in answer["logprobs"]["content"]]
+            afresh = engine.score([answer["prompt"], *answer["token_ids"]], salt="afresh")[1:]
+            assert given == pytest.approx(afresh, abs=1e-4)
