@@ -161,10 +161,11 @@ def watch(
 
 def panel_for(config: RunConfig, plain: bool = False) -> Panel:
     """Return the panel of a run, which is live at once where it can be; `plain` asks for plain lines."""
-    num_steps = 0 if config.kind == "evaluate" else config.replay.last_step or config.steps
+    num_steps = 0 if config.kind == "evaluate" else config.steps
     # A replay that trains has the recorded rewards, or nearly so: what it changes is seen in the loss.
     measure = "loss" if config.kind == "sft" or trains_again(config) else "reward"
-    return Panel(f"{config.kind} {config.name}", num_steps, plain=plain, measure=measure)
+    title, first_step = f"{config.kind} {config.name}", config.replay.first_step
+    return Panel(title, num_steps, plain=plain, measure=measure, first_step=first_step)
 
 
 def run(

@@ -56,8 +56,11 @@ class Panel:
         measure: str = "reward",
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
+        first_step: int = 0,
     ) -> None:
         self.title, self.num_steps, self.ui_url = printable(title), num_steps, ui_url
+        self._end = first_step + num_steps
+        """The number of the last step, counted from 1: that of the recorded run where steps are replayed."""
         self.measure = measure
         """What the number of a step is: reward, or loss where there are no rewards."""
         self._stream = stream or sys.stdout
@@ -89,7 +92,7 @@ class Panel:
     def stage(self, step: int | None, stage: str) -> None:
         """A stage begins; None where it is of no step."""
         with self._lock:
-            of_step = f"step {step + 1}/{self.num_steps}  " if self.num_steps and step is not None else ""
+            of_step = f"step {step + 1}/{self._end}  " if self.num_steps and step is not None else ""
             self._now = of_step + printable(stage)
 
     def step(
@@ -118,7 +121,7 @@ class Panel:
                 pace = (
                     "cached" if cached else f"{self._speed()}  {seconds:.1f} s  left {duration(self._seconds_left())}"
                 )
-                number = f"{step + 1:>{len(str(self.num_steps))}}/{self.num_steps}"
+                number = f"{step + 1:>{len(str(self._end))}}/{self._end}"
                 self._line(f"step {number}  {self.measure} {fixed_point(value)}  {pace}")
 
     def evaluation(self, version: int, scores: Sequence[Mapping[str, Any]], set_name: str = "") -> list[str]:

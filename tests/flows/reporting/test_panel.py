@@ -45,6 +45,17 @@ def test_plain_lines_say_each_step_and_note() -> None:
     ]
 
 
+def test_steps_that_are_replayed_have_their_own_numbers_and_the_end_is_theirs() -> None:
+    stream = io.StringIO()
+    with Panel("replay", 2, stream=stream, first_step=8) as panel:
+        panel.step(8, 0.5, 1_000, 2.0)
+        panel.step(9, 0.5, 1_000, 2.0)
+    assert stream.getvalue().splitlines()[1:] == [
+        "step  9/10  reward 0.500  500 tokens/s  2.0 s  left 0:02",
+        "step 10/10  reward 0.500  500 tokens/s  2.0 s  left 0:00",
+    ]
+
+
 def test_the_panel_shows_stage_progress_curve_speed_time_and_address() -> None:
     clock = iter([0.0] + [100.0] * 9)
     panel = Panel("demo", 20, "http://127.0.0.1:4000", plain=True, stream=io.StringIO(), clock=lambda: next(clock))
