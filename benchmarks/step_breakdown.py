@@ -64,7 +64,7 @@ class Profile:
             (executor, ["perform"], "stages"),
             (step_report, ["describe"], "reporting"),
             (loops, ["check_account"], "reporting"),
-            (Engine, ["serve", "served_policy_key", "healthy"], "engine"),
+            (Engine, ["serve", "state", "healthy"], "engine"),
             (inference_service, ["check_serving"], "engine"),
             (Learner, ["train", "probe", "state", "load"], "learner"),
             (Store, ["append", "read"], "store"),

@@ -24,7 +24,7 @@ from flows.services.learner import recorded_policy
 from flows.services.memory import MemoryPlan, engine_sleeps, plan_here
 from flows.services.pools import STAND_IN_NEEDS, service_key, stand_in
 from flows.services.process import Handle, ServiceFailed, ServiceSpec
-from tasks.inference.engine.checks import check_serving, check_weights
+from tasks.inference.engine.checks import check_serving, check_weights, probe_tokens
 from tasks.inference.engine.client import MODEL, Engine, EngineLost, ServedModel
 from tasks.inference.engine.command import command as engine_command
 from tasks.inference.engine.model_info import engine_version
@@ -212,17 +212,23 @@ class InferenceService(RunService):
         # An adapter has a model name of its own, and so cannot be mistaken for the base below it.
         served = ServedModel(url, self.key, policy.key if base else MODEL, policy.key)
         with closing(Engine(url, self.key, model=served.model)) as engine:
-            holds = engine.served_policy_key() == policy.key
+            state = engine.state()
+            holds = state.policy_key == policy.key
             # What an engine says it holds is no proof, whoever told it so.
             if holds and self._proven.get(url) == policy.key:
                 return served
             own = directory(policy.key)  # once, as it verifies all files, and only where they are read
             below = (base, directory(base)) if base else None
-            if not holds:
-                engine.serve(policy.key, own, below, recompute=recompute)
-            row = recorded_policy(self._context, policy.key)
-            same = check_weights(engine, row, *((below[1], own) if below else (own,)))
-            check_serving(engine, row, self._context.config.engine, same_weights=same)
+            row, config = recorded_policy(self._context, policy.key), self._context.config.engine
+            probe = probe_tokens(row, config)
+            asked = engine.evidence_calls(probe, policy.key)
+            if holds:
+                answers = engine.in_turn(*asked)
+            else:
+                answers = engine.serve(policy.key, own, below, recompute=recompute, state=state, then=asked)
+            found = engine.read_evidence(answers, probe)
+            same = check_weights(engine, row, *((below[1], own) if below else (own,)), found=found)
+            check_serving(engine, row, config, same_weights=same, found=found)
             self._proven[url] = policy.key
         return served
 

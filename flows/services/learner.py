@@ -264,7 +264,8 @@ def recorded_work(context: RunContext, key: str) -> Entry:
 
 def recorded_policy(context: RunContext, policy_key: str) -> dict[str, Any]:
     """Return the policy's row of the policies table."""
-    return dict(context.store.read(recorded_work(context, policy_key).slices("policies")).to_pylist()[0])
+    [piece] = recorded_work(context, policy_key).slices("policies")
+    return dict(context.read(piece).to_pylist()[0])
 
 
 def ancestry(context: RunContext, policy: Policy) -> list[dict[str, Any]]:

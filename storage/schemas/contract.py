@@ -6,6 +6,7 @@ cheap to refuse here and expensive anywhere later.
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -71,12 +72,12 @@ class Table:
     row_by_row: bool = False
     """Whether its rows are large and read one by one: few of them are then in a row group of a file."""
 
-    @property
+    @cached_property
     def arrow(self) -> pa.Schema:
         """The schema that stages read and write, without the slice columns."""
         return pa.schema([pa.field(c.name, c.type, c.nullable) for c in self.columns])
 
-    @property
+    @cached_property
     def stored(self) -> pa.Schema:
         """The schema on disk: the slice columns, then the table's own."""
         return pa.schema([pa.field(c.name, c.type, c.nullable) for c in (*SLICE_COLUMNS, *self.columns)])

@@ -186,11 +186,11 @@ class RunContext:
         slices = tuple(piece for entry in self._makers(name, refs) for piece in entry.slices(name))
 
         def read(number: int, columns: Sequence[str] | None) -> pa.Table:
-            return self._read(slices[number], columns)
+            return self.read(slices[number], columns)
 
         return StoredRows(TABLES[name].arrow, len(slices), read, self.store.root.address, slices)
 
-    def _read(self, piece: Slice, columns: Sequence[str] | None) -> pa.Table:
+    def read(self, piece: Slice, columns: Sequence[str] | None = None) -> pa.Table:
         """Return some columns of a slice; a small one is kept, whole, for who asks next."""
         if piece.bytes > SMALL_BYTES:
             return self.store.read([piece], columns)

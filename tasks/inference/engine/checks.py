@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.inference.engine import model_info
 from tasks.inference.engine.checksum import WeightsSum, sum_adapter, sum_files
-from tasks.inference.engine.client import MODEL, Engine
+from tasks.inference.engine.client import MODEL, Engine, Evidence
 
 if TYPE_CHECKING:
     from configs.services import EngineConfig
@@ -70,15 +70,21 @@ def _is_exact(config: "EngineConfig") -> bool:
 
 
 def check_weights(
-    engine: Engine, policy_row: Mapping[str, Any], directory: str | Path, adapter: str | Path | None = None
+    engine: Engine,
+    policy_row: Mapping[str, Any],
+    directory: str | Path,
+    adapter: str | Path | None = None,
+    *,
+    found: Evidence | None = None,
 ) -> bool:
     """Compare the checksum of the weights that the engine holds with that of the files in `directory`.
 
-    Where the policy is an adapter, `directory` has its base and `adapter` its own files: both are compared. Returns
-    False where they cannot be: the engine cannot say its checksum, or counts other values than the files have.
-    Raises EngineMismatch where they differ, or where the engine holds no adapter.
+    Where the policy is an adapter, `directory` has its base and `adapter` its own files: both are compared. The engine
+    is asked, unless `found` has its answer. Returns False where they cannot be compared: the engine cannot say its
+    checksum, or counts other values than the files have. Raises EngineMismatch where they differ, or where the engine
+    holds no adapter.
     """
-    held = engine.weights_sum()
+    held = found.weights if found else engine.weights_sum()
     if not held:
         return False
     whole = sum_files(directory, held["dtype"], own_head=held["own_head"])
@@ -106,33 +112,42 @@ def _compare(
     raise _mismatch(engine, policy_row, text)
 
 
+def probe_tokens(policy_row: Mapping[str, Any], config: "EngineConfig") -> list[int]:
+    """Return a policy's probe, cut to the engine's longest sequence: no rollout is longer either."""
+    return list(policy_row["probe_token_ids"])[: config.max_model_len - 1]  # an answer has at least one token
+
+
 def check_serving(
-    engine: Engine, policy_row: Mapping[str, Any], config: "EngineConfig", *, same_weights: bool = False
+    engine: Engine,
+    policy_row: Mapping[str, Any],
+    config: "EngineConfig",
+    *,
+    same_weights: bool = False,
+    found: Evidence | None = None,
 ) -> float:
     """Compare the engine's log-probs on the policy's probe with the learner's; return the largest difference, in nats.
 
     `policy_row` has the columns of the policies table. Two paths are compared: through the prefix cache, as rollouts
-    do, and computed afresh. The probe is cut to the engine's longest sequence: no rollout is longer either. Where the
-    weights are known to be the same, differences in half precision are a warning beyond `PROBE_BOUNDS`, and stop a run
-    where they are NaN or beyond `STOP_NATS` on average.
+    do, and computed afresh, both for the tokens of `probe_tokens`. The engine is asked, unless `found` has its answers.
+    Where the weights are known to be the same, differences in half precision are a warning beyond `PROBE_BOUNDS`, and
+    stop a run where they are NaN or beyond `STOP_NATS` on average.
     Raises EngineMismatch where either path differs by more than is allowed.
     """
-    key, length = policy_row["policy_key"], config.max_model_len - 1  # an answer has at least one token
-    tokens = list(policy_row["probe_token_ids"])[:length]
-    expected: list[float] = list(policy_row["probe_logprobs"])[:length]
+    key, tokens = policy_row["policy_key"], probe_tokens(policy_row, config)
+    expected: list[float] = list(policy_row["probe_logprobs"])[: len(tokens)]
     assert len(tokens) == len(expected) >= 2, "a probe has at least two tokens, each with a log-prob"
-    cached, afresh = engine.probes(tokens, key)
-    found = ProbeDifference.of(afresh, expected, cached)
+    cached, afresh = (found.cached, found.afresh) if found else engine.probes(tokens, key)
+    apart = ProbeDifference.of(afresh, expected, cached)
     allowed = tolerance(config)
     # The largest of many differences in half precision says little of an engine that holds the right weights.
     by_share = same_weights and config.probe_tolerance is None and not _is_exact(config)
     allowed = STOP_NATS if by_share else allowed
-    close = (found.mean if by_share else found.largest) <= allowed  # false for NaN, which must not pass
-    fresh_cache = (abs(cached - afresh[-1]) if by_share else found.cached) <= allowed
+    close = (apart.mean if by_share else apart.largest) <= allowed  # false for NaN, which must not pass
+    fresh_cache = (abs(cached - afresh[-1]) if by_share else apart.cached) <= allowed
     if close and fresh_cache:
-        if by_share and not found.is_usual():
-            logger.warning("%s", found.warning(engine.url, key))
-        return max(found.largest, found.cached)
+        if by_share and not apart.is_usual():
+            logger.warning("%s", apart.warning(engine.url, key))
+        return max(apart.largest, apart.cached)
     if close:
         cause = "the weights are right and the prefix cache holds states of other weights"
     elif same_weights:
@@ -142,7 +157,7 @@ def check_serving(
     raise _mismatch(
         engine,
         policy_row,
-        f"its log-probs on the probe are off by up to {found.largest:.3g} nats computed afresh and {found.cached:.3g} "
+        f"its log-probs on the probe are off by up to {apart.largest:.3g} nats computed afresh and {apart.cached:.3g} "
         f"through the prefix cache, where {allowed:.3g} is allowed; {cause}",
     )
 

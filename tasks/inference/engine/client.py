@@ -62,6 +62,31 @@ class EngineCall(NamedTuple):
 
 
 IS_SLEEPING, RESUME = EngineCall("GET", "/is_sleeping", optional=True), EngineCall("POST", "/resume")
+WEIGHT_INFO, MODELS = EngineCall("GET", "/weight_info"), EngineCall("GET", "/v1/models")
+WEIGHTS_SUM = EngineCall("POST", "/inference/v1/weights_sum", optional=True)
+
+
+class EngineState(NamedTuple):
+    """What an engine serves."""
+
+    whole_key: str
+    """The key of its whole weights; empty after a start and while some are being loaded."""
+    policy_key: str
+    """The key of the served policy: another one where that is an adapter; empty as above."""
+    adapters: list[str]
+    """The names of all adapters that are loaded."""
+    is_sleeping: bool
+
+
+class Evidence(NamedTuple):
+    """What an engine says of the policy that it serves, to be compared with the policy's files and its probe."""
+
+    weights: dict[str, Any] | None
+    """The checksum of the weights that it holds; see `Engine.weights_sum`."""
+    cached: float
+    """The log-prob of the probe's last token, read through the prefix cache; see `Engine.probes`."""
+    afresh: list[float]
+    """The log-prob of each token of the probe, computed afresh."""
 
 
 class EngineError(RuntimeError):
@@ -116,7 +141,7 @@ class Engine:
 
     def served_policy_key(self) -> str | None:
         """Return the key of the served policy; None after a start and while one is being loaded."""
-        return _weight_keys(self._request("GET", "/weight_info"))[1] or None
+        return _weight_keys(self._send(WEIGHT_INFO))[1] or None
 
     def serve(
         self,
@@ -125,8 +150,10 @@ class Engine:
         base: tuple[str, str | Path] | None = None,
         *,
         recompute: bool = True,
-    ) -> None:
-        """Load the weights in `directory` and serve them as the policy `policy_key`.
+        state: EngineState | None = None,
+        then: Sequence[EngineCall] = (),
+    ) -> list[dict[str, Any]]:
+        """Load the weights in `directory` and serve them as the policy `policy_key`; return the answers to `then`.
 
         Requests in flight are paused while it happens and go on with the new weights; the engine knows which of their
         tokens it sampled before. With `recompute` their states, and those of its prefix cache, are computed again with
@@ -134,29 +161,36 @@ class Engine:
         the engine is touched where the directory is incomplete, and EngineError or EngineLost where the engine fails:
         its weights are then undefined, and `served_policy_key` is None.
 
+        `state` is what the engine serves, where the caller has just asked; `then` are requests that are sent with the
+        last ones, once the policy is served: each exchange waits its turn in a process that is at work.
+
         Where the directory holds an adapter, `base` is key and directory of the weights below. Those are served as
         MODEL, and the adapter as a model named `policy_key`. All other adapters are unloaded, which ends their
         requests in flight.
         """
         assert policy_key, "a policy has a key"
-        asked = IS_SLEEPING, EngineCall("GET", "/weight_info"), EngineCall("GET", "/v1/models")
-        sleeping, weights, models = self._in_turn(*asked)
-        whole = base or (policy_key, directory)
-        loaded_whole, loaded_policy = _weight_keys(weights)
-        adapters = [model["id"] for model in models["data"] if model.get("parent")]
+        state, whole = state or self.state(), base or (policy_key, directory)
         # Also where the policy is served already: a caller that repeats the call does not trust what is loaded.
-        if loaded_whole != whole[0] or loaded_policy == policy_key:
-            self._load(*whole, asleep=sleeping.get("is_sleeping", False), recompute=recompute)
-            if not adapters and not base:
-                return
+        if state.whole_key != whole[0] or state.policy_key == policy_key:
+            alone = not state.adapters and not base
+            answers = self._load(*whole, state.is_sleeping, recompute, then if alone else ())
+            if alone:
+                return answers
         # Without a version while adapters change: an engine that fails on the way names no policy.
         self._set_weight_version("")
-        for name in adapters:
+        for name in state.adapters:
             self._request("POST", "/v1/unload_lora_adapter", json={"lora_name": name}, timeout=SERVE_SECONDS)
         if base:
             adapter = {"lora_name": policy_key, "lora_path": str(directory)}
             self._request("POST", "/v1/load_lora_adapter", json=adapter, timeout=SERVE_SECONDS)
-        self._set_weight_version(f"{whole[0]}{KEY_SEPARATOR}{policy_key}" if base else policy_key)
+        version = f"{whole[0]}{KEY_SEPARATOR}{policy_key}" if base else policy_key
+        return self.in_turn(_name_weights(version), *then)[1:]
+
+    def state(self) -> EngineState:
+        """Return what the engine serves."""
+        sleeping, weights, models = self.in_turn(IS_SLEEPING, WEIGHT_INFO, MODELS)
+        adapters = [model["id"] for model in models["data"] if model.get("parent")]
+        return EngineState(*_weight_keys(weights), adapters, sleeping.get("is_sleeping", False))
 
     def is_sleeping(self) -> bool:
         """Tell whether a part of the engine's memory is given back, which only who put it to sleep has done."""
@@ -172,7 +206,9 @@ class Engine:
         if not self.is_sleeping():
             raise EngineError(f"the engine at {self.url} was put to sleep and is awake")
 
-    def _load(self, policy_key: str, directory: str | Path, asleep: bool, recompute: bool) -> None:
+    def _load(
+        self, policy_key: str, directory: str | Path, asleep: bool, recompute: bool, then: Sequence[EngineCall]
+    ) -> list[dict[str, Any]]:
         with self._loadable(Path(directory)) as load:
             loading = (
                 EngineCall("POST", "/inference/v1/count_tokens", optional=True),
@@ -183,14 +219,16 @@ class Engine:
             )
             # One that sleeps is paused already, and goes on when it has its KV cache.
             begin, end = (_wake("weights"), _wake("kv_cache")) if asleep else (_pause(recompute), RESUME)
+            calls = begin, *loading, end, EngineCall("GET", "/is_paused")
             try:
-                *_, after = self._in_turn(begin, *loading, end, EngineCall("GET", "/is_paused"), timeout=SERVE_SECONDS)
+                answers = self.in_turn(*calls, *then, timeout=SERVE_SECONDS)
             except (EngineError, EngineLost):
                 if not asleep:  # which must not go on before it has its KV cache
                     self._resume()
                 raise
-        if after["is_paused"]:
+        if answers[len(calls) - 1]["is_paused"]:
             raise EngineError(f"the engine at {self.url} stayed paused after loading policy {policy_key}")
+        return answers[len(calls) :]
 
     @contextlib.contextmanager
     def _loadable(self, directory: Path) -> Iterator[EngineCall]:
@@ -228,17 +266,15 @@ class Engine:
 
         Those of its workers are added. None where it cannot say: an engine of others that was started without it.
         """
-        call = EngineCall("POST", "/inference/v1/weights_sum", optional=True)
-        found = self._send(call, timeout=SERVE_SECONDS)
-        return combine(found["workers"]) if found else None
+        return _read_sum(self._send(WEIGHTS_SUM, timeout=SERVE_SECONDS))
 
     def model_directory(self) -> str:
         """Return the directory that the engine was started with, which holds its tokenizer."""
-        return str(self._request("GET", "/v1/models")["data"][0]["root"])
+        return str(self._send(MODELS)["data"][0]["root"])
 
     def describe_model(self) -> tuple[str, str]:
         """Return the name of the served model, and a description: name, origin, version of the engine."""
-        model = self._request("GET", "/v1/models")["data"][0]
+        model = self._send(MODELS)["data"][0]
         version = self._request("GET", "/version")["version"]
         return str(model["id"]), f"{model['id']} of {model.get('root') or model['id']}, vllm {version}"
 
@@ -274,13 +310,27 @@ class Engine:
 
         Only whole blocks are cached, so the check reaches the cache with probes of more than one block.
         """
+        return self._read_probes(self.in_turn(*self._probes(token_ids, policy_key)), token_ids)
+
+    def evidence_calls(self, token_ids: list[int], policy_key: str) -> list[EngineCall]:
+        """Return the requests whose answers, in their order, `read_evidence` reads."""
+        return [WEIGHTS_SUM, *self._probes(token_ids, policy_key)]
+
+    def read_evidence(self, answers: Sequence[dict[str, Any]], token_ids: list[int]) -> Evidence:
+        """Return what `weights_sum` and `probes` return, from answers that came together."""
+        return Evidence(_read_sum(answers[0]), *self._read_probes(answers[1:], token_ids))
+
+    def _probes(self, token_ids: list[int], policy_key: str) -> list[EngineCall]:
         last = token_ids[-1]
         # The id twice: the answer has `logprobs` entries, of which the sampled token takes one.
         options = {"max_tokens": 1, "temperature": 1.0, "logprobs": 2, "logprob_token_ids": [last, last]}
         through_cache = self._generate(token_ids[:-1], policy_key, options)
         # The cached path first: computing afresh would put right blocks beside stale ones.
-        cached, afresh = self._in_turn(through_cache, self._probe(token_ids, policy_key))
-        return self._last_logprob(cached, last), _prompt_logprobs(afresh, token_ids)
+        return [through_cache, self._probe(token_ids, policy_key)]
+
+    def _read_probes(self, answers: Sequence[dict[str, Any]], token_ids: list[int]) -> tuple[float, list[float]]:
+        cached, afresh = answers
+        return self._last_logprob(cached, token_ids[-1]), _prompt_logprobs(afresh, token_ids)
 
     def _probe(self, token_ids: list[int], policy_key: str) -> EngineCall:
         return self._generate(token_ids, policy_key, {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0})
@@ -294,7 +344,7 @@ class Engine:
         body = {"model": self.model, "token_ids": token_ids, "sampling_params": sampling, **salt}
         return EngineCall("POST", "/inference/v1/generate", body)
 
-    def _in_turn(self, *calls: EngineCall, **timeout: float) -> list[dict[str, Any]]:
+    def in_turn(self, *calls: EngineCall, **timeout: float) -> list[dict[str, Any]]:
         """Send requests one after the other, in one of an engine of ours; return the answers.
 
         Raises at the first that fails, and none is sent after it.
@@ -422,6 +472,10 @@ def _wake(part: str) -> EngineCall:
     With both, requests go on.
     """
     return EngineCall("POST", "/wake_up", params={"tags": part})
+
+
+def _read_sum(answer: dict[str, Any]) -> dict[str, Any] | None:
+    return combine(answer["workers"]) if answer else None
 
 
 def _weight_keys(info: Mapping[str, Any]) -> tuple[str, str]:

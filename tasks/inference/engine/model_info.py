@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,6 +137,7 @@ def renderer_config(renderer: str, tokenizer: str, settings: Mapping[str, Any]) 
         raise ModelUnusable(f"model.renderer_settings: renderer {name} refuses them: {wrong}") from error
 
 
+@cache
 def engine_version() -> str:
     """Return name and version of the installed inference engine; empty where there is none."""
     # The metadata, and not `vllm.__version__`: importing vllm takes seconds.

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from storage.turns import KeptTurns
 from tasks.inference.engine.client import MODEL, EngineLost, ServedModel
@@ -374,6 +375,8 @@ def _tasks_by_example(examples: pa.Table, assignments: Iterable[Row]) -> dict[tu
     Raises ValueError where an example is not in the table.
     """
     wanted = {(row["environment"], row["example_id"]) for row in assignments}
+    assigned = pa.array([example for _, example in wanted], pa.string())
+    examples = examples.filter(pc.is_in(examples["example_id"], assigned))
     columns = (examples[name].to_pylist() for name in ("environment", "example_id", "task"))
     tasks = {(name, example): task for name, example, task in zip(*columns, strict=True) if (name, example) in wanted}
     if missing := wanted - tasks.keys():

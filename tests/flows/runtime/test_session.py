@@ -43,7 +43,9 @@ def test_an_engine_begun_early_knows_the_policy_that_is_not_committed_yet(
     """Its context had no queue: on a busy machine it was asked for a policy before that was in the ledger."""
     asked = list[str]()
     monkeypatch.setattr("flows.services.engine.Engine", create_autospec(Engine))
-    monkeypatch.setattr("flows.services.engine.check_weights", lambda engine, row, *_: asked.append(row["policy_key"]))
+    monkeypatch.setattr(
+        "flows.services.engine.check_weights", lambda engine, row, *_, **__: asked.append(row["policy_key"])
+    )
     monkeypatch.setattr("flows.services.engine.check_serving", lambda *_, **__: None)
     of_itself = RunContext(open_store(tmp_path / "store"), "a", session.config, {})
     early = InferenceService(Supervisor("a", tmp_path / "logs"), of_itself, Path("model"))

@@ -184,7 +184,7 @@ def test_it_is_awake_and_not_handed_over_yet(machine, monkeypatch, dies: bool) -
             raise EngineLost("at the hand-over")
         return send(self, call, **timeout)
 
-    monkeypatch.setattr(Engine, "_in_turn", in_single_requests)
+    monkeypatch.setattr(Engine, "in_turn", in_single_requests)
     monkeypatch.setattr(Engine, "_send", fail_once)
     assert machine.serves() and states == [(True, None)]
     assert machine.handle(machine.engine).generation == before + dies

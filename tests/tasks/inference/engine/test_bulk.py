@@ -253,22 +253,22 @@ def test_requests_in_turn_are_answered_as_one_by_one(small_engine: Engine, model
         EngineCall("POST", "/resume"),
         EngineCall("POST", "/inference/v1/generate", PROMPT),
     )
-    weights, _, paused, _, answer = small_engine._in_turn(*calls)
+    weights, _, paused, _, answer = small_engine.in_turn(*calls)
     assert weights == {"weight_version": "turn"} and paused == {"is_paused": True}
     assert answer["choices"] == in_single_requests(small_engine, calls[-1])[0]["choices"]
-    assert small_engine._in_turn() == []
+    assert small_engine.in_turn() == []
 
 
 def test_the_first_request_in_turn_that_fails_is_the_last(small_engine: Engine, models: dict[str, Path]) -> None:
     small_engine.serve("turn", models["a"])
     named, wrong = EngineCall("POST", "/update_weight_version", {"new_version": "b"}), {"method": "no such method"}
     with pytest.raises(EngineError, match="/collective_rpc answered 4"):
-        small_engine._in_turn(
+        small_engine.in_turn(
             EngineCall("GET", "/weight_info"), EngineCall("POST", "/collective_rpc", wrong | {"args": 3}), named
         )
     assert small_engine.served_policy_key() == "turn"
     with pytest.raises(EngineError, match="/nowhere answered 404"):
-        small_engine._in_turn(EngineCall("GET", "/nowhere"), named)
+        small_engine.in_turn(EngineCall("GET", "/nowhere"), named)
     assert small_engine.served_policy_key() == "turn"
 
 
