@@ -25,7 +25,7 @@ from flows.services.memory import MemoryPlan, engine_sleeps, plan_here
 from flows.services.pools import STAND_IN_NEEDS, service_key, stand_in
 from flows.services.process import Handle, ServiceFailed, ServiceSpec
 from tasks.inference.engine.checks import check_serving, check_weights, probe_tokens
-from tasks.inference.engine.client import MODEL, Engine, EngineLost, ServedModel
+from tasks.inference.engine.client import MODEL, SERVE_SECONDS, Engine, EngineLost, ServedModel
 from tasks.inference.engine.command import command as engine_command
 from tasks.inference.engine.model_info import engine_version
 from tasks.runtime.process_variables import HUGGING_FACE
@@ -223,7 +223,7 @@ class InferenceService(RunService):
             probe = probe_tokens(row, config)
             asked = engine.evidence_calls(probe, policy.key)
             if holds:
-                answers = engine.in_turn(*asked)
+                answers = engine.in_turn(*asked, timeout=SERVE_SECONDS)
             else:
                 answers = engine.serve(policy.key, own, below, recompute=recompute, state=state, then=asked)
             found = engine.read_evidence(answers, probe)

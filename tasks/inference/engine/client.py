@@ -184,7 +184,7 @@ class Engine:
             adapter = {"lora_name": policy_key, "lora_path": str(directory)}
             self._request("POST", "/v1/load_lora_adapter", json=adapter, timeout=SERVE_SECONDS)
         version = f"{whole[0]}{KEY_SEPARATOR}{policy_key}" if base else policy_key
-        return self.in_turn(_name_weights(version), *then)[1:]
+        return self.in_turn(_name_weights(version), *then, timeout=SERVE_SECONDS)[1:]
 
     def state(self) -> EngineState:
         """Return what the engine serves."""
