@@ -49,9 +49,10 @@ class ScratchContext(RunContext):
     def _entry(self, ref: Ref) -> Entry:
         return self._entries.get(ref.key) or super()._entry(ref)
 
-    def _read(self, piece: Slice, columns: Sequence[str] | None) -> pa.Table:
+    def read(self, piece: Slice, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return some columns of a slice, in memory or of the store."""
         if piece not in self._tables:
-            return super()._read(piece, columns)
+            return super().read(piece, columns)
         return self._tables[piece] if columns is None else self._tables[piece].select(list(columns))
 
 

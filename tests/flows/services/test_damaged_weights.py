@@ -16,6 +16,7 @@ from flows.services.learner import LearnerRecovery
 from storage.errors import DamagedSlice
 from storage.policies.manifest import BASE_FILE
 from storage.store import open_store
+from tasks.inference.engine.client import EngineState
 from tasks.learner.client import Learner
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy
@@ -40,8 +41,8 @@ class Untouched:
     def serve(self, policy_key: str, *_: object, **others: object) -> None:
         raise AssertionError(f"{policy_key} was handed over")
 
-    def served_policy_key(self) -> str:
-        return self.served
+    def state(self) -> EngineState:
+        return EngineState(self.served, self.served, [], False)
 
     def close(self) -> None:
         pass
