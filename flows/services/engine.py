@@ -25,7 +25,7 @@ from flows.services.memory import MemoryPlan, engine_sleeps, plan_here
 from flows.services.pools import STAND_IN_NEEDS, service_key, stand_in
 from flows.services.process import Handle, ServiceFailed, ServiceSpec
 from tasks.inference.engine.checks import check_serving, check_weights, probe_tokens
-from tasks.inference.engine.client import MODEL, SERVE_SECONDS, Engine, EngineLost, ServedModel
+from tasks.inference.engine.client import MODEL, Engine, EngineLost, ServedModel
 from tasks.inference.engine.command import command as engine_command
 from tasks.inference.engine.model_info import engine_version
 from tasks.runtime.process_variables import HUGGING_FACE
@@ -220,13 +220,9 @@ class InferenceService(RunService):
             own = directory(policy.key)  # once, as it verifies all files, and only where they are read
             below = (base, directory(base)) if base else None
             row, config = recorded_policy(self._context, policy.key), self._context.config.engine
-            probe = probe_tokens(row, config)
-            asked = engine.evidence_calls(probe, policy.key)
-            if holds:
-                answers = engine.in_turn(*asked, timeout=SERVE_SECONDS)
-            else:
-                answers = engine.serve(policy.key, own, below, recompute=recompute, state=state, then=asked)
-            found = engine.read_evidence(answers, probe)
+            probe, found = probe_tokens(row, config), None
+            if not holds:
+                found = engine.serve(policy.key, own, below, recompute=recompute, state=state, probe=probe)
             same = check_weights(engine, row, *((below[1], own) if below else (own,)), found=found)
             check_serving(engine, row, config, same_weights=same, found=found)
             self._proven[url] = policy.key

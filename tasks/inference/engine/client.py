@@ -139,10 +139,6 @@ class Engine:
             return False
         return len(answer["choices"][0]["token_ids"]) == 1
 
-    def served_policy_key(self) -> str | None:
-        """Return the key of the served policy; None after a start and while one is being loaded."""
-        return _weight_keys(self._send(WEIGHT_INFO))[1] or None
-
     def serve(
         self,
         policy_key: str,
@@ -151,18 +147,18 @@ class Engine:
         *,
         recompute: bool = True,
         state: EngineState | None = None,
-        then: Sequence[EngineCall] = (),
-    ) -> list[dict[str, Any]]:
-        """Load the weights in `directory` and serve them as the policy `policy_key`; return the answers to `then`.
+        probe: Sequence[int] = (),
+    ) -> Evidence | None:
+        """Load the weights in `directory` and serve them as the policy `policy_key`.
 
         Requests in flight are paused while it happens and go on with the new weights; the engine knows which of their
         tokens it sampled before. With `recompute` their states, and those of its prefix cache, are computed again with
         the new weights; else both are kept as they are. Raises WeightsUnusable before
         the engine is touched where the directory is incomplete, and EngineError or EngineLost where the engine fails:
-        its weights are then undefined, and `served_policy_key` is None.
+        its weights are then undefined, and it names no policy.
 
-        `state` is what the engine serves, where the caller has just asked; `then` are requests that are sent with the
-        last ones, once the policy is served: each exchange waits its turn in a process that is at work.
+        `state` is what the engine serves, where the caller has just asked. With the tokens of a `probe` it returns what
+        `weights_sum` and `probes` do, in the exchange that loads: each waits its turn in a process that is at work.
 
         Where the directory holds an adapter, `base` is key and directory of the weights below. Those are served as
         MODEL, and the adapter as a model named `policy_key`. All other adapters are unloaded, which ends their
@@ -170,12 +166,13 @@ class Engine:
         """
         assert policy_key, "a policy has a key"
         state, whole = state or self.state(), base or (policy_key, directory)
+        then = [WEIGHTS_SUM, *self._probes(list(probe), policy_key)] if probe else []
         # Also where the policy is served already: a caller that repeats the call does not trust what is loaded.
         if state.whole_key != whole[0] or state.policy_key == policy_key:
             alone = not state.adapters and not base
             answers = self._load(*whole, state.is_sleeping, recompute, then if alone else ())
             if alone:
-                return answers
+                return self._evidence(answers, probe)
         # Without a version while adapters change: an engine that fails on the way names no policy.
         self._set_weight_version("")
         for name in state.adapters:
@@ -184,11 +181,12 @@ class Engine:
             adapter = {"lora_name": policy_key, "lora_path": str(directory)}
             self._request("POST", "/v1/load_lora_adapter", json=adapter, timeout=SERVE_SECONDS)
         version = f"{whole[0]}{KEY_SEPARATOR}{policy_key}" if base else policy_key
-        return self.in_turn(_name_weights(version), *then, timeout=SERVE_SECONDS)[1:]
+        _, *answers = self._in_turn(_name_weights(version), *then, timeout=SERVE_SECONDS)
+        return self._evidence(answers, probe)
 
     def state(self) -> EngineState:
         """Return what the engine serves."""
-        sleeping, weights, models = self.in_turn(IS_SLEEPING, WEIGHT_INFO, MODELS)
+        sleeping, weights, models = self._in_turn(IS_SLEEPING, WEIGHT_INFO, MODELS)
         adapters = [model["id"] for model in models["data"] if model.get("parent")]
         return EngineState(*_weight_keys(weights), adapters, sleeping.get("is_sleeping", False))
 
@@ -221,7 +219,7 @@ class Engine:
             begin, end = (_wake("weights"), _wake("kv_cache")) if asleep else (_pause(recompute), RESUME)
             calls = begin, *loading, end, EngineCall("GET", "/is_paused")
             try:
-                answers = self.in_turn(*calls, *then, timeout=SERVE_SECONDS)
+                answers = self._in_turn(*calls, *then, timeout=SERVE_SECONDS)
             except (EngineError, EngineLost):
                 if not asleep:  # which must not go on before it has its KV cache
                     self._resume()
@@ -310,15 +308,10 @@ class Engine:
 
         Only whole blocks are cached, so the check reaches the cache with probes of more than one block.
         """
-        return self._read_probes(self.in_turn(*self._probes(token_ids, policy_key)), token_ids)
+        return self._read_probes(self._in_turn(*self._probes(token_ids, policy_key)), token_ids)
 
-    def evidence_calls(self, token_ids: list[int], policy_key: str) -> list[EngineCall]:
-        """Return the requests whose answers, in their order, `read_evidence` reads."""
-        return [WEIGHTS_SUM, *self._probes(token_ids, policy_key)]
-
-    def read_evidence(self, answers: Sequence[dict[str, Any]], token_ids: list[int]) -> Evidence:
-        """Return what `weights_sum` and `probes` return, from answers that came together."""
-        return Evidence(_read_sum(answers[0]), *self._read_probes(answers[1:], token_ids))
+    def _evidence(self, answers: Sequence[dict[str, Any]], probe: Sequence[int]) -> Evidence | None:
+        return Evidence(_read_sum(answers[0]), *self._read_probes(answers[1:], probe)) if probe else None
 
     def _probes(self, token_ids: list[int], policy_key: str) -> list[EngineCall]:
         last = token_ids[-1]
@@ -328,7 +321,7 @@ class Engine:
         # The cached path first: computing afresh would put right blocks beside stale ones.
         return [through_cache, self._probe(token_ids, policy_key)]
 
-    def _read_probes(self, answers: Sequence[dict[str, Any]], token_ids: list[int]) -> tuple[float, list[float]]:
+    def _read_probes(self, answers: Sequence[dict[str, Any]], token_ids: Sequence[int]) -> tuple[float, list[float]]:
         cached, afresh = answers
         return self._last_logprob(cached, token_ids[-1]), _prompt_logprobs(afresh, token_ids)
 
@@ -344,7 +337,7 @@ class Engine:
         body = {"model": self.model, "token_ids": token_ids, "sampling_params": sampling, **salt}
         return EngineCall("POST", "/inference/v1/generate", body)
 
-    def in_turn(self, *calls: EngineCall, **timeout: float) -> list[dict[str, Any]]:
+    def _in_turn(self, *calls: EngineCall, **timeout: float) -> list[dict[str, Any]]:
         """Send requests one after the other, in one of an engine of ours; return the answers.
 
         Raises at the first that fails, and none is sent after it.

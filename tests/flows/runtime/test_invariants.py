@@ -26,7 +26,7 @@ from storage.store import open_store
 from tasks.advantage.stage import STAGE as ADVANTAGE
 from tasks.filtering.stage import STAGE as FILTERING
 from tasks.inference.engine.checks import EngineMismatch
-from tasks.inference.engine.client import EngineCall, EngineState, Evidence
+from tasks.inference.engine.client import EngineState
 from tasks.learner.rows import BatchReader
 from tasks.packing.stage import STAGE as PACKING
 from tasks.rollout.stage import STAGE as ROLLOUT
@@ -239,19 +239,14 @@ class LyingEngine:
     def state(self) -> EngineState:
         return EngineState(LyingEngine.holds, LyingEngine.holds, [], False)
 
-    def serve(self, policy_key: str, directory: Path, base: object = None, **_: object) -> list[dict[str, Any]]:
+    def serve(self, policy_key: str, directory: Path, base: object = None, **_: object) -> None:
         LyingEngine.holds = policy_key
-        return []
 
-    def in_turn(self, *_: object, **__: object) -> list[dict[str, Any]]:
-        return []
-
-    def evidence_calls(self, token_ids: list[int], policy_key: str) -> list[EngineCall]:
-        return []
-
-    def read_evidence(self, answers: list[dict[str, Any]], token_ids: list[int]) -> Evidence:
+    def weights_sum(self) -> None:
         """What an engine of others answers, which knows no checksum."""
-        return Evidence(None, LyingEngine.cached, [0.0, *[LyingEngine.fresh] * (len(token_ids) - 1)])
+
+    def probes(self, token_ids: list[int], policy_key: str) -> tuple[float, list[float]]:
+        return LyingEngine.cached, [0.0, *[LyingEngine.fresh] * (len(token_ids) - 1)]
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def served_keys(engine: InferenceService) -> set[str | None]:
     keys = set()
     for handle in engine.handles:
         with closing(Engine(handle.wait()["url"], engine.key)) as client:
-            keys.add(client.served_policy_key())
+            keys.add(client.state().policy_key)
     return keys
 
 
@@ -181,6 +181,6 @@ def test_a_killed_replica_costs_no_row(engine: InferenceService, tmp_path: Path)
     for groups in (shared, killed):
         assert tokens(groups) == tokens(alone), "tokens depend on assignments, and not on who samples"
     with closing(Engine(engine.serve(POLICY).url, engine.key)) as client:
-        assert client.served_policy_key() == POLICY.key
+        assert client.state().policy_key == POLICY.key
     until(lambda: len(engine.serve(POLICY).urls) == 2, lambda: "the killed replica did not come back")
     assert engine._handles["engine 2"].generation == 2

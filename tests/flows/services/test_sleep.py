@@ -61,7 +61,7 @@ class Machine:
         """Tell whether the engine holds and answers by the policy's weights, after it was brought to them."""
         self.engine.serve(POLICY)
         with self.client() as client:
-            return not client.is_sleeping() and client.served_policy_key() == POLICY.key and client.healthy()
+            return not client.is_sleeping() and client.state().policy_key == POLICY.key and client.healthy()
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def machine(tmp_path_factory):
 def test_it_sleeps_for_the_learner_and_wakes_for_rollouts(machine) -> None:
     assert machine.serves()
     with machine.learner.turn(), machine.client() as client:
-        assert client.is_sleeping() and client.served_policy_key() is None
+        assert client.is_sleeping() and client.state().policy_key == ""
         assert machine.learner.load_fresh(POLICY, machine.directory).probe([1, 2, 3])
     with machine.client() as client:
         machine.engine.expect(POLICY)
@@ -178,13 +178,13 @@ def test_it_is_awake_and_not_handed_over_yet(machine, monkeypatch, dies: bool) -
 
     def fail_once(self, call, **timeout) -> dict[str, Any]:
         if call.path == "/collective_rpc" and not states:
-            states.append((self.is_sleeping(), self.served_policy_key()))
+            states.append((self.is_sleeping(), self.state().policy_key))
             if dies:
                 machine.kill(machine.engine)
             raise EngineLost("at the hand-over")
         return send(self, call, **timeout)
 
-    monkeypatch.setattr(Engine, "in_turn", in_single_requests)
+    monkeypatch.setattr(Engine, "_in_turn", in_single_requests)
     monkeypatch.setattr(Engine, "_send", fail_once)
-    assert machine.serves() and states == [(True, None)]
+    assert machine.serves() and states == [(True, "")]
     assert machine.handle(machine.engine).generation == before + dies

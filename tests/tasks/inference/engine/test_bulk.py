@@ -253,23 +253,23 @@ def test_requests_in_turn_are_answered_as_one_by_one(small_engine: Engine, model
         EngineCall("POST", "/resume"),
         EngineCall("POST", "/inference/v1/generate", PROMPT),
     )
-    weights, _, paused, _, answer = small_engine.in_turn(*calls)
+    weights, _, paused, _, answer = small_engine._in_turn(*calls)
     assert weights == {"weight_version": "turn"} and paused == {"is_paused": True}
     assert answer["choices"] == in_single_requests(small_engine, calls[-1])[0]["choices"]
-    assert small_engine.in_turn() == []
+    assert small_engine._in_turn() == []
 
 
 def test_the_first_request_in_turn_that_fails_is_the_last(small_engine: Engine, models: dict[str, Path]) -> None:
     small_engine.serve("turn", models["a"])
     named, wrong = EngineCall("POST", "/update_weight_version", {"new_version": "b"}), {"method": "no such method"}
     with pytest.raises(EngineError, match="/collective_rpc answered 4"):
-        small_engine.in_turn(
+        small_engine._in_turn(
             EngineCall("GET", "/weight_info"), EngineCall("POST", "/collective_rpc", wrong | {"args": 3}), named
         )
-    assert small_engine.served_policy_key() == "turn"
+    assert small_engine.state().policy_key == "turn"
     with pytest.raises(EngineError, match="/nowhere answered 404"):
-        small_engine.in_turn(EngineCall("GET", "/nowhere"), named)
-    assert small_engine.served_policy_key() == "turn"
+        small_engine._in_turn(EngineCall("GET", "/nowhere"), named)
+    assert small_engine.state().policy_key == "turn"
 
 
 def test_an_engine_of_others_gets_requests_one_by_one(
@@ -286,7 +286,7 @@ def test_an_engine_of_others_gets_requests_one_by_one(
 
     monkeypatch.setattr(small_engine, "_request", without_ours)
     small_engine.serve("others", models["b"])
-    assert small_engine.served_policy_key() == "others" and small_engine.weights_sum() is None
+    assert small_engine.state().policy_key == "others" and small_engine.weights_sum() is None
     singles = ["/pause", "/inference/v1/count_tokens", "/update_weight_version", "/collective_rpc"]
     begin = asked.index("/pause")
     assert asked[begin : begin + 4] == singles and "/resume" in asked
@@ -301,6 +301,6 @@ def test_requests_in_turn_are_ended_where_the_client_hangs_up(small_engine: Engi
     body = {"requests": [each._asdict() for each in (*calls, EngineCall("POST", "/resume"))]}
     with client(small_engine) as http, pytest.raises(httpx.ReadTimeout):
         http.post("/inference/v1/in_turn", json=body, timeout=httpx.Timeout(30, read=0.001))
-    until(lambda: small_engine.served_policy_key() == "after", lambda: "the reload was given up half done")
+    until(lambda: small_engine.state().policy_key == "after", lambda: "the reload was given up half done")
     until(small_engine.healthy, lambda: "it stayed paused")
     assert check_serving(small_engine, policy_row("after", models["b"]), ENGINE) < 1e-4

@@ -22,7 +22,7 @@ def test_reload_is_exact_there_and_back(small_engine: Engine, models: dict[str, 
     assert max(abs(x - y) for x, y in zip(*(rows[n]["probe_logprobs"] for n in "ab"), strict=True)) > 0.1
     for name in "aba":
         small_engine.serve(rows[name]["policy_key"], models[name])
-        assert small_engine.served_policy_key() == f"exact-{name}"
+        assert small_engine.state().policy_key == f"exact-{name}"
         probe = small_engine.probe(PROBE, rows[name]["policy_key"])
         assert probe == pytest.approx(rows[name]["probe_logprobs"], abs=1e-4)
         assert check_serving(small_engine, rows[name], ENGINE) < 1e-4
@@ -60,7 +60,7 @@ def test_a_reload_that_keeps_the_old_weights_is_caught(
     small_engine.serve("kept-a", models["a"])
     monkeypatch.setattr(client, "load_directory", lambda directory: EngineCall("GET", "/version"))
     small_engine.serve("kept-b", models["b"])
-    assert small_engine.served_policy_key() == "kept-b"  # it acknowledges
+    assert small_engine.state().policy_key == "kept-b"  # it acknowledges
     with pytest.raises(EngineMismatch, match="it holds other weights"):
         check_serving(small_engine, policy_row("kept-b", models["b"]), ENGINE)
 
@@ -102,7 +102,7 @@ def test_a_damaged_directory_is_refused_before_the_engine_is_touched(
     (tmp_path / "config.json").write_text((models["b"] / "config.json").read_text())
     with pytest.raises(WeightsUnusable, match="it is damaged"):
         small_engine.serve("damaged", tmp_path)
-    assert small_engine.served_policy_key() == "whole"
+    assert small_engine.state().policy_key == "whole"
     assert small_engine.healthy()
 
 
@@ -111,7 +111,7 @@ def test_a_wrong_key_and_an_absent_engine_are_not_healthy(small_engine: Engine) 
     assert not Engine(small_engine.url, KEY + "x").healthy()
     assert not Engine("http://127.0.0.1:9", KEY).healthy()
     with pytest.raises(EngineLost, match="no answer"):
-        Engine("http://127.0.0.1:9", KEY).served_policy_key()
+        Engine("http://127.0.0.1:9", KEY).state()
 
 
 @pytest.mark.nightly

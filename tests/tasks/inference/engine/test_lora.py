@@ -77,7 +77,7 @@ def serve(engine: Engine, policies: Policies, name: str) -> Engine:
     """Bring the engine to a policy; return a client that asks for it."""
     base = ("base", policies["base"]["directory"]) if name in "ab" else None
     engine.serve(name, policies[name]["directory"], base)
-    assert engine.served_policy_key() == name
+    assert engine.state().policy_key == name
     return engine.for_model(name if base else MODEL)
 
 
@@ -196,7 +196,7 @@ def test_what_cannot_be_loaded_leaves_an_engine_that_says_so(
     (broken / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 16, "target_modules": ["q_proj"]}))
     with pytest.raises(EngineError, match="load_lora_adapter answered"):
         engine.serve("broken", broken, ("base", policies["base"]["directory"]))
-    assert engine.served_policy_key() is None
+    assert engine.state().policy_key == ""
     assert check_serving(serve(engine, policies, "a"), policies["a"], ENGINE) < 1e-4
 
 
