@@ -16,7 +16,7 @@ from flows.services.ownership import identity, owned_processes
 from tasks.inference.engine.client import Engine, ServedModel
 from tasks.inference.environments import servers as environments
 from tasks.inference.sampling.attempts import OF_POLICY
-from tasks.inference.sampling.lost_servers import ServiceLost
+from tasks.inference.sampling.lost_servers import InFlightRollout, ServiceLost
 from tasks.inference.sampling.rollouts import BatchSampler, SamplingPlan
 from tasks.runtime.stage import Policy
 from tests.fixtures.hosts import KEY, assigned
@@ -56,6 +56,14 @@ def test_a_killed_server_costs_no_row(small_engine: Engine, view: Callable[..., 
             plan=SamplingPlan(record_loss=lambda lost: losses.append(lost) or ()),
             find=servers.addresses_now if len(addresses) > 1 else None,
         )
+        put, loads = sampler.dealer.put, sampler.dealer._loads
+
+        def watched(rollout: InFlightRollout) -> None:
+            there = {each: loads["reverse", each] for each in sampler.dealer.addresses["reverse"]}
+            assert there[rollout.server] == min(there.values()), "the one that has fewest takes it, whoever is faster"
+            put(rollout)
+
+        sampler.dealer.put = watched  # type: ignore[method-assign]
         sampler.sample(assignments, examples)
         return tokens(groups), sampler.dealer._dealt
 
@@ -68,7 +76,8 @@ def test_a_killed_server_costs_no_row(small_engine: Engine, view: Callable[..., 
         alone, _ = sample(servers, both()[:1], lambda: None)
         shared, dealt = sample(servers, both(), lambda: None)
         assert len(alone) == assignments.num_rows and shared == alone, "whoever takes them, tokens are the same"
-        assert sorted(dealt) == sorted(("reverse", each) for each in both()) and min(dealt.values()) >= 16, dealt
+        # Of the first sixteen each took eight; how many more is a matter of how fast each is on a busy machine.
+        assert sorted(dealt) == sorted(("reverse", each) for each in both()) and min(dealt.values()) >= 8, dealt
 
         killed, dealt = sample(servers, both(), lambda: os.kill(second.pid or 0, signal.SIGKILL))
         (lost,) = losses
