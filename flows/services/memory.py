@@ -66,13 +66,17 @@ def parse_gpu(text: str) -> Gpu:
 
 def smallest_gpu() -> Gpu | None:
     """Return the GPU of this machine with the least memory; None where nvidia-smi names none."""
+    return min(gpus(), key=lambda gpu: gpu.total, default=None)
+
+
+def gpus() -> list[Gpu]:
+    """Return the GPUs of this machine that nvidia-smi names."""
     try:
         done = subprocess.run(QUERY, capture_output=True, text=True, timeout=30, check=True)
     except (subprocess.SubprocessError, OSError):
-        return None
+        return []
     lines = (line.rpartition(",") for line in done.stdout.splitlines() if line.strip())
-    found = [Gpu(name.strip(), int(total) * MIB) for name, _, total in lines if total.strip().isdigit()]
-    return min(found, key=lambda gpu: gpu.total, default=None)
+    return [Gpu(name.strip(), int(total) * MIB) for name, _, total in lines if total.strip().isdigit()]
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,12 @@ def command(learner: LearnerConfig, report: str, node: int = 0) -> tuple[list[st
     tasks.runtime.process_variables says, where protocol.KEY_VARIABLE must give it a key. Where its standard input is a
     pipe, it ends when that closes.
     """
-    python, *entry = module_command("tasks.learner.worker", "--report", report)
+    return ranks_command(learner, node, "tasks.learner.worker", "--report", report)
+
+
+def ranks_command(learner: LearnerConfig, node: int, module: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    """Return the argument list and the extra environment of a module that runs in each of the learner's processes."""
+    python, *entry = module_command(module, *arguments)
     variables = ENVIRONMENT | ({"CUDA_VISIBLE_DEVICES": learner.gpus} if learner.gpus else {})
     if learner.num_ranks > 1:
         if learner.nodes == 1:  # else gloo listens where the machine's name leads

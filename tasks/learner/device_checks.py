@@ -1,7 +1,8 @@
 """Checks the learner on this machine's device: `python -m tasks.learner.device_checks REQUEST`, a line of JSON each.
 
 REQUEST is JSON: `model` (a directory; a small model is made there where it is empty), `scratch`, `training`, `learner`
-and `tokens` of a row. What is right on one machine is known on the next one only after it was looked at there.
+and `tokens` of a row. With `num_rows` the one line is the norm of the gradient of so many rows, by all ranks that there
+are. What is right on one machine is known on the next one only after it was looked at there.
 """
 
 import json
@@ -61,13 +62,26 @@ def checks(request: dict[str, Any]) -> Iterator[Check]:
     yield from _speed(model, settings, row, device, world)
 
 
-def _row(tokens: int, segments: int) -> Row:
+def gradient_norm(request: dict[str, Any], world: World) -> float:
+    """Return the norm of the gradient of `num_rows` rows, of which each rank trains as many."""
+    settings, trainer = TrainingConfig(**request["training"] | HALF), Trainer(world)
+    trainer.configure(settings.model_dump(mode="json"), request["learner"])
+    device = torch.device(trainer.state()["device"])
+    rows = [_row(request["tokens"], SEGMENTS, seed) for seed in range(request["num_rows"])]
+    denominators = {"rl": sum(len(row.weighted) for row in rows), "ce": 0, "ref_kl": 0}
+    policy = load_policy(Path(request["model"]), settings, device)
+    for row in rows[world.rank :: world.size]:
+        train_row(policy, row, denominators, Objective(settings.loss, settings.ref_kl), world, device)
+    return clip_gradients(policy, settings.max_grad_norm, world)
+
+
+def _row(tokens: int, segments: int, seed: int = 0) -> Row:
     """Return a row of equal segments in which every token but the first of each has weight."""
     borders = np.linspace(0, tokens, segments + 1).astype(int)
     streams = {name: np.zeros(tokens, np.float32) for name in STREAMS} | {"temperatures": np.ones(tokens, np.float32)}
     streams["rl_weights"][:] = streams["advantages"][:] = 1
     streams["rl_weights"][borders[:-1]] = 0
-    ids = np.random.default_rng(0).integers(0, 256, tokens)
+    ids = np.random.default_rng(seed).integers(0, 256, tokens)
     return Row(0, tuple(map(str, range(segments))), tuple(borders.tolist()), ids, streams)
 
 
@@ -148,7 +162,13 @@ def _note(name: str, found: str, expected: str = "noted") -> Check:
 
 def main() -> None:
     """Print a line for each check as it is made."""
-    for check in checks(json.loads(sys.argv[1])):
+    request = json.loads(sys.argv[1])
+    if "num_rows" in request:
+        norm = gradient_norm(request, world := start_world())
+        if world.rank == 0:
+            print(json.dumps(norm))
+        return
+    for check in checks(request):
         print(json.dumps(check), flush=True)
 
 

@@ -7,6 +7,7 @@ import pytest
 from configs.load import load
 from flows.cli import gpu_smoke
 from flows.services.memory import smallest_gpu
+from tasks.learner.tiny import tiny_qwen3
 
 RIGHT = {"name": "checksum", "measured": "equal", "expected": "that of the files", "passed": True}
 NOTED = {"name": "MFU", "measured": "40%", "expected": "noted", "passed": None}
@@ -15,7 +16,7 @@ WRONG = {"name": "GPU", "measured": "none", "expected": "one by NVIDIA", "passed
 
 @pytest.mark.parametrize(("found", "status"), [([RIGHT, NOTED], 0), ([WRONG, RIGHT], 1)])
 def test_every_check_has_its_line_and_one_that_is_wrong_decides(found, status, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(gpu_smoke, "checks", lambda config, tokens: iter(found))
+    monkeypatch.setattr(gpu_smoke, "checks", lambda files, overrides, tokens: iter(found))
     assert gpu_smoke.main([], []) == status
     head, *lines = capsys.readouterr().out.splitlines()
     assert "measured" in head and "expected" in head
@@ -34,11 +35,28 @@ def test_a_process_that_ends_early_is_wrong(tmp_path) -> None:
 
 @pytest.mark.engine
 @pytest.mark.nightly
+def test_ranks_have_the_gradient_of_one(tmp_path) -> None:
+    config = load(["demo"], [])
+    request = {"model": str(tiny_qwen3(tmp_path / "model", layers=2, seed=3)), "tokens": 128}
+    request |= {"training": config.training.model_dump(mode="json"), "learner": config.learner.model_dump(mode="json")}
+    check = gpu_smoke.rank_check(request, config.learner, 2)
+    assert check["passed"] is True, check
+    lost = gpu_smoke.rank_check({**request, "model": str(tmp_path / "none")}, config.learner, 2)
+    assert lost["passed"] is False and lost["expected"] == "all ranks end"
+
+
+@pytest.mark.engine
+@pytest.mark.nightly
 def test_the_processor_passes_all_but_that_it_is_no_gpu() -> None:
     if smallest_gpu():
         pytest.skip("this machine has a GPU")
     settings = ["engine.startup_seconds=600", "engine.memory_gib=0.25", "engine.max_model_len=256"]
-    found = {check["name"]: check for check in gpu_smoke.checks(load(["demo"], settings), 256)}
+    found = {check["name"]: check for check in gpu_smoke.checks(["demo"], settings, 256)}
     assert {name for name, check in found.items() if check["passed"] is False} == {"GPU"}, found
     assert {"the same weights twice", "a policy written and read", "checksum of the engine's weights"} <= found.keys()
     assert {"engine killed, serves again after", "learner killed, holds its policy after"} <= found.keys()
+    assert {"engine killed asleep, serves again after", "stage training of the last step"} <= found.keys()
+    assert found["steps, the learner killed in one"]["measured"] == "5"
+    # A run whose learner was not lost would take no time to go on.
+    assert float(found["from that kill to the next stage"]["measured"].removesuffix(" s")) > 1
+    assert float(found["learner: tokens a second"]["measured"]) > 0
