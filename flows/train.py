@@ -42,8 +42,8 @@ def train(
     store, layers, overrides = rare.store, [*presets, *rare.files], [*instead(environment), *overrides]
     weights = weights_of(model, store, sft)
     if layers and not model:  # a file may say `demo` as well
-        given = [f"store={store}"] if store else []
-        overrides = [*overrides, *demo_weights(load(layers, [*overrides, *given]), sft)]
+        place = [f"store={store}"] if store else []
+        overrides = [*overrides, *demo_weights(load(layers, [*overrides, *place]), sft)]
     given = {"name": name, "store": store, "seed": seed, "steps": steps, "model.path": weights}
     with session_for("train", layers, overrides, **given) as session:
         return loop_train(session)

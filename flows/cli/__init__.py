@@ -40,14 +40,14 @@ def _main(argv: Sequence[str] | None, interrupts: Interrupts) -> int:
     if sys.stdout is None:  # closed by who started this, as by `>&-`: `print` says nothing then, all else fails
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     warnings.formatwarning = lambda message, *_, **__: f"stagecoach: {_visible(str(message))}\n"
-    command: Callable[[], Any] | None = None
+    command: Callable[[], int | None] | None = None
     try:
         if argv is None:
             interrupts.take_over()
             if QUESTIONS.intersection(sys.argv[1:2]):
                 _hurry()
         command = parse(sys.argv[1:] if argv is None else argv)
-        status = command() or 0
+        status: int = command() or 0
         sys.stdout.flush()
         return status
     # Before any other error: of the standard output it is no fault, and nobody is there to be told.
@@ -81,7 +81,7 @@ def _hurry() -> None:
     sys.meta_path.insert(0, _NoPandas)
 
 
-def _report(error: BaseException, command: Callable[[], Any] | None) -> int:
+def _report(error: BaseException, command: Callable[[], int | None] | None) -> int:
     """Print what explains the error that is being handled and return the exit status; where nothing does, raise it."""
     try:
         message = explanation(error) or _damage_behind(error, command)
@@ -160,7 +160,7 @@ def explanation(error: BaseException) -> str | None:
     return "\n".join(lines)
 
 
-def _damage_behind(error: BaseException, command: Callable[[], Any] | None) -> str | None:
+def _damage_behind(error: BaseException, command: Callable[[], int | None] | None) -> str | None:
     """Return which files of a command's store are damaged, where any are: nearly anything comes of those."""
     store = getattr(command, "keywords", {}).get("store")
     from configs.store import default_store

@@ -238,5 +238,6 @@ def _code(module: str) -> CodeType:
     """
     name = f"{__package__}.{module}"
     path = os.path.join(os.path.dirname(__file__), f"{module}.py")
-    code: CodeType = SourceFileLoader(name, path).get_code(name)
+    code = SourceFileLoader(name, path).get_code(name)
+    assert code is not None, "a module of ours has source"
     return code

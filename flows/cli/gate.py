@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from configs.run import RunConfig
 from configs.store import default_store
@@ -69,24 +70,24 @@ def _answer(store: Store, run: str, config: RunConfig, given: Mapping[str, Any])
     return _resume(run, flow_run, given)
 
 
-def _resume(run: str, flow_run_id: str, given: Mapping[str, Any]) -> str:
+def _resume(run: str, flow_run: str, given: Mapping[str, Any]) -> str:
     # Imported here: Prefect reads its settings from the environment when it is imported.
     import httpx
     from prefect.client.orchestration import get_client
 
     try:
         with get_client(sync_client=True) as client:
-            flow_run = client.read_flow_run(flow_run_id)
-            if flow_run.state is None or not flow_run.state.is_paused():
-                raise NothingWaits(run, f"its flow run is {flow_run.state_name}")
-            reply = client.resume_flow_run(flow_run_id, run_input=dict(given))
+            paused = client.read_flow_run(UUID(flow_run))
+            if paused.state is None or not paused.state.is_paused():
+                raise NothingWaits(run, f"its flow run is {paused.state_name}")
+            reply = client.resume_flow_run(UUID(flow_run), run_input=dict(given))
     except httpx.HTTPError as error:
         raise NothingWaits(run, f"the Prefect API does not answer: {error}") from error
     # Somebody else may have answered since the state was read.
     if reply.status.value != "ACCEPT":
         reason = getattr(reply.details, "reason", reply.status.value)
         raise NothingWaits(run, f"Prefect does not take the answer: {reason}")
-    return str(flow_run.name)
+    return str(paused.name)
 
 
 def embedded_urls(directory: Path) -> Iterator[str]:

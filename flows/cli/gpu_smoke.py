@@ -22,7 +22,7 @@ from configs.run import RunConfig
 from configs.services import LearnerConfig
 from flows.cli import doctor, launch
 from flows.runtime.prepare import prepare
-from flows.services.base import Supervisor
+from flows.services.base import RunService, Supervisor
 from flows.services.engine import InferenceService
 from flows.services.guardian import send
 from flows.services.learner import LearnerProcess, recorded_policy
@@ -193,14 +193,14 @@ def _run_services(
     seconds, slept = _take_time(turn)
     waking, _ = _take_time(lambda: engine.serve(policy))
     yield _check("engine sleeps, wakes and is proven", f"{seconds:.1f} s + {waking:.1f} s", "asleep in the turn", slept)
-    os.kill(engine._handles["engine"].pid, signal.SIGKILL)
+    _kill(engine)
     seconds, _ = _take_time(lambda: engine.serve(policy))
     yield _check("engine killed, serves again after", f"{seconds:.1f} s", "its start, and proven again", True)
     with learner.turn():
-        os.kill(engine._handles["engine"].pid, signal.SIGKILL)
+        _kill(engine)
     seconds, _ = _take_time(lambda: engine.serve(policy))
     yield _check("engine killed asleep, serves again after", f"{seconds:.1f} s", "the same, after the turn", True)
-    os.kill(learner._handles["learner"].pid, signal.SIGKILL)
+    _kill(learner)
     seconds, _ = _take_time(lambda: learner.restore(policy))
     most_seconds = RECOVERY_SECONDS + starting
     yield _check(
@@ -209,6 +209,12 @@ def _run_services(
         f"at most {most_seconds:.0f} s",
         seconds <= most_seconds,
     )
+
+
+def _kill(service: RunService) -> None:
+    process = service._handles[service.keyword].pid
+    assert process, "it has answered"
+    os.kill(process, signal.SIGKILL)
 
 
 class StepWatch:

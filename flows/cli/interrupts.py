@@ -10,7 +10,7 @@ import sys
 import time
 from _thread import start_new_thread
 
-INTERRUPTED = 128 + _signal.SIGINT
+INTERRUPTED: int = 128 + _signal.SIGINT
 PATIENCE_SECONDS = 5.0
 """So long after the first Ctrl-C another one ends the program at once; its services end by themselves then."""
 AGAIN_SECONDS = 0.1

@@ -249,7 +249,8 @@ def _call_in_prefect(config: RunConfig) -> dict[str, Any]:
 
 def _parameters(config: RunConfig) -> dict[str, Any]:
     """Return what Prefect shows of a flow run; the session that is open around it has the config itself."""
-    replay, rare = config.replay, {"store": config.store}
+    replay = config.replay
+    rare: dict[str, Any] = {"store": config.store}
     if config.kind == "replay":
         last = "" if replay.last_step is None else str(replay.last_step)
         stages = {"run": replay.run, "from_stage": replay.from_stage, "until": replay.until}

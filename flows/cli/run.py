@@ -32,7 +32,7 @@ def demo(
     """Train a small model from nothing to good, on this machine."""
     from configs.errors import did_you_mean
     from flows.cli.launch import demo
-    from flows.runtime.demo_sources import RECIPES
+    from flows.runtime.demo_sources import FIRST, RECIPES
 
     # Only presets with a recipe: the demo makes the model and the demonstrations that the preset is for.
     presets, overrides = split_items(items)
@@ -40,7 +40,7 @@ def demo(
         known = ", ".join(RECIPES)
         near = did_you_mean(presets[0], RECIPES)
         raise UsageError(f"demo takes one of {known}, not {' '.join(presets)}; `stagecoach run` takes files{near}")
-    return demo(*presets, overrides=overrides, name=name, store=store, plain=plain)
+    return demo(next(iter(presets), FIRST), overrides=overrides, name=name, store=store, plain=plain)
 
 
 def run(*items: Items, name: Name = "", store: Store = "", plain: Plain = False) -> int | None:

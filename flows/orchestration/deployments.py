@@ -91,8 +91,8 @@ def pool_of(described: Mapping[str, Any], pool: str) -> str:
 
 def register(described: Mapping[str, Any], pool: str, store: str, limit: str) -> str:
     """Make or update one deployment; return its full name."""
-    from prefect.flows import EntrypointType
     from prefect.schedules import Cron
+    from prefect.types.entrypoint import EntrypointType
 
     module, _, name = described["entrypoint"].partition(":")
     flow = getattr(import_module(module), name)
@@ -260,7 +260,7 @@ def notifications(block: str) -> list[Any]:
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
     try:
-        found = Block.load(block, _sync=True)
+        found: Any = Block.load(block, _sync=True)  # type: ignore[call-arg]
     except ValueError as problem:
         raise DeployRefused(
             f"--notify {block}: {one_line(problem)}. Nothing was deployed. Make the block on the page Blocks of "

@@ -124,7 +124,8 @@ def keep_template(database: Path, template: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) == 1:
-        sys.exit(prepare(template_of_installation()))
+        prepare(template_of_installation())
+        sys.exit()
     ready = bind(Path(sys.argv[2]))
     report(Path(sys.argv[1]), ready.getsockname()[1])
     serve(ready)

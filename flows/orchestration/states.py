@@ -295,7 +295,7 @@ def needs_api(made: Any) -> Any:
         return super(checked, self).__call__(*arguments, **named)
 
     # A class of its own, because Python looks for `__call__` there and not in the object.
-    checked = type("RunFlow", (type(made),), {"__call__": call})
+    checked: type[Any] = type("RunFlow", (type(made),), {"__call__": call})
     made.__class__ = checked
     return made
 
@@ -329,13 +329,14 @@ def gpu_slot() -> Iterator[None]:
 
 def _wait_for_slot(limit: str) -> AbstractContextManager[None]:
     """Return an entered context that holds a slot."""
-    said = False
+    said = ""
     while (slot := _try_slot(limit)) is None:
         if is_cancelled(current_flow_run()):
             raise RunCancelled("cancelled while it waited for a GPU slot; nothing was started")
-        if not said:
-            _show(f"waiting for a slot of {limit}, held by {_others() or 'another run'}")
-        said = True
+        waiting = f"waiting for a slot of {limit}, held by {_others() or 'another run'}"
+        if waiting != said:  # others may be first
+            _show(waiting)
+        said = waiting
         time.sleep(WAIT_SECONDS)
     if said:
         _show("")

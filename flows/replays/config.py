@@ -225,7 +225,7 @@ def _quarantines(store: Store, steps: dict[int, RecordedStep]) -> tuple[tuple[st
 def _kept_traces(store: Store, filtered: Work) -> set[str]:
     """Return the ids of the traces that filtering kept."""
     verdicts = store.read(filtered.slices_of("verdicts"), ["trace_id", "keep"])
-    return {*verdicts.filter(verdicts["keep"])["trace_id"].to_pylist()}
+    return set(texts(verdicts.filter(verdicts["keep"])["trace_id"]))
 
 
 def _refuse_lost_scores(requested: RunConfig, steps: list[RecordedStep]) -> None:

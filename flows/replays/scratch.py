@@ -1,6 +1,6 @@
 """Computes a replay in memory: what is recorded is read, and nothing is written."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -71,9 +71,10 @@ class ScratchExecutor(Executor):
         policy: Policy | None = None,
         parameters: Mapping[str, Any] | None = None,
         extra_inputs: Mapping[str, str] | None = None,
+        when_computed: Callable[[], None] | None = None,
     ) -> Ref:
         """Return the reference to a stage's result, which is computed at once where nobody has it."""
-        return perform(task.stage, self._scratch, step, refs, policy, None, parameters, extra_inputs)
+        return perform(task.stage, self._scratch, step, refs, policy, None, parameters, extra_inputs, when_computed)
 
     def _context_of(self, ref: Ref) -> RunContext | None:
         return self._scratch

@@ -235,7 +235,7 @@ def _begin_wandb(config: RunConfig, asked: WandbTracking, directory: Path, known
         ) from problem
 
 
-def beginning(config: RunConfig, asked: WandbTracking, known: bool) -> dict[str, str]:
+def beginning(config: RunConfig, asked: WandbTracking, known: bool) -> dict[str, Any]:
     """Return how the W&B run begins: anew, as a fork of the recorded run of a replay, or where it stopped."""
     replay = config.replay
     # The history before the replay's first step is that of the recorded run.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Self
+from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -187,7 +188,8 @@ def is_generated(name: str) -> bool:
 
     if OF_THE_FORM.fullmatch(name):
         return True
-    words = {word for each in config.values() for word in each.get("words", ())}
+    parts: Mapping[str, Any] = config
+    words = {word for each in parts.values() for word in each.get("words", ())}
     return all(part in words for part in name.split("-"))
 
 
@@ -200,6 +202,7 @@ def link(config: RunConfig) -> None:
 
     with bookkeeping_only("its run and store"), get_client(sync_client=True) as client:
         # Tags of the earlier process would let others take this run for dead.
-        kept = [tag for tag in client.read_flow_run(flow_run).tags if not tag.startswith(OF_A_PROCESS)]
+        known = UUID(flow_run)
+        kept = [tag for tag in client.read_flow_run(known).tags if not tag.startswith(OF_A_PROCESS)]
         tags = sorted({*kept, *run_tags(config.name, config.store)})
-        client.update_flow_run(flow_run, tags=tags)
+        client.update_flow_run(known, tags=tags)

@@ -251,12 +251,12 @@ def build_batch(
         state = before.wait().advantage if before and config.stateful else None
         return filter_and_credit(execute, step, traces, policy, state)
 
-    def take(*asked: Any) -> Ref:
+    def take(execute: Executor, step: int, assigned: Ref, examples: Ref, policy: Policy | None) -> Ref:
         if before:
             before.wait_for_engine()
         if config.assignment.refill or config.scorers:  # which may ask the engine again
-            return sample(*asked)
-        sampled = sample(*asked, when_sampled=leave_engine)
+            return sample(execute, step, assigned, examples, policy)
+        sampled = sample(execute, step, assigned, examples, policy, when_sampled=leave_engine)
         leave_engine()  # also where they were sampled before
         return sampled
 

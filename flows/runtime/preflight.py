@@ -1,6 +1,6 @@
 """What is looked for before a run starts anything: what would make it fail later, after services and minutes."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def require_fit(config: RunConfig, loaded: Mapping[str, LoadedEnvironment]) -> l
     return [*findings.notes, *container_notes(config)]
 
 
-def _asks_environments(context: RunContext, stages: Collection[str]) -> bool:
+def _asks_environments(context: RunContext, stages: Set[str]) -> bool:
     """Tell whether environments are to be loaded: for their examples, or as no run of the store was checked alike."""
     if context.config.kind == "sft" or not stages & {"examples", "rollout"}:
         return False

@@ -92,7 +92,7 @@ def _prepare(kind: str, files: Sequence[str], overrides: Sequence[str], settings
     return config
 
 
-OF_NO_OTHER_RUN = {"name": "", "seed": None, "replay": {}, "data": {}}
+OF_NO_OTHER_RUN: Mapping[str, Any] = {"name": "", "seed": None, "replay": {}, "data": {}}
 """What an evaluation does not take over from the run that made its policy."""
 
 

@@ -35,6 +35,7 @@ from flows.queries.step import groups
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import with_texts
 from flows.queries.trace import trace_use
+from flows.reporting.formats import visible
 from flows.viewer.first_look import (
     HEADINGS,
     FirstTable,
@@ -43,7 +44,6 @@ from flows.viewer.first_look import (
     run_row,
     shorten,
     step_grid,
-    visible,
     with_prompts,
 )
 from storage.read.frames import Frames

@@ -26,7 +26,12 @@ from tasks.runtime.stored_rows import StoredRows, rows_of
 if TYPE_CHECKING:
     import duckdb  # a tenth of a second to import, for runs that have a rule
 
-SEALED = {"enable_external_access": False, "temp_directory": "", "lock_configuration": True, "threads": 1}
+SEALED: dict[str, str | bool | int | float | list[str]] = {
+    "enable_external_access": False,
+    "temp_directory": "",
+    "lock_configuration": True,
+    "threads": 1,
+}
 """A rule sees the figures and nothing else: no files, those of the working directory's `.tmp` included, no network."""
 COUNTS = tuple(name for name in MEANINGS if name.startswith("num_"))
 

@@ -238,8 +238,8 @@ def largest_difference(device: torch.device, dtype: torch.dtype) -> float:
         weights = torch.randn(size, generator=generator).to(device, dtype).transpose(1, 2)
         found = []
         for attention in (_varlen, _by_segment):
-            leaves = [each.detach().requires_grad_() for each in states]
-            out = attention(*leaves, segments, None)
+            q, k, v = leaves = [each.detach().requires_grad_() for each in states]
+            out = attention(q, k, v, segments, None)
             found.append([out.detach(), *torch.autograd.grad((out * weights).sum(), leaves)])
         differences += [float((a - b).abs().max() / b.abs().max()) for a, b in zip(*found, strict=True)]
     return float("inf") if any(np.isnan(differences)) else max(differences)

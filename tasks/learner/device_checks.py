@@ -138,8 +138,9 @@ def _speed(model: Path, settings: TrainingConfig, row: Row, device: torch.device
         yield _note("MFU", f"{found['mfu']:.1%}", "docs/gpu.md has predictions for 0.6B and 4B")
     shape, reserved = model_shape(str(model)), found["peak_reserved_gib"]
     if shape and reserved is not None:
-        options = {"tokens": len(row.token_ids), "ranks": 1, "recompute": settings.gradient_checkpointing is True}
-        plan = learner_memory(shape, settings, **options, compiled=compiles(settings, device)).total / 2**30
+        sizes = {"tokens": len(row.token_ids), "ranks": 1}
+        recompute, compiled = settings.gradient_checkpointing is True, compiles(settings, device)
+        plan = learner_memory(shape, settings, **sizes, recompute=recompute, compiled=compiled).total / 2**30
         yield {
             "name": "memory of the learner",
             "measured": f"{reserved:.2f} GiB",

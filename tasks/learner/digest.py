@@ -40,7 +40,7 @@ def weights_sha256(directory: str | Path) -> str:
     import torch
     from safetensors import SafetensorError, safe_open
 
-    files = {}
+    files: dict[str, tuple[Path, Any]] = {}
     for path in weight_paths(Path(directory)):
         try:
             file = safe_open(path, "pt")

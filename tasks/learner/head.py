@@ -123,7 +123,7 @@ class _FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        of_hidden, of_weight, ctx.found = *ctx.found, (None, None)
+        (of_hidden, of_weight), ctx.found = ctx.found, (None, None)
         scaled = [each if each is None else each.mul_(gradients[0]) for each in (of_hidden, of_weight)]
         return *scaled, None, None, None, None, None, None
 

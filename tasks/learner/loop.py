@@ -10,7 +10,8 @@ import torch
 from tasks.learner.distributed import World, to_device
 from tasks.learner.loss import LossMetrics, Objective, WeightedTokens, loss_alone, token_loss
 from tasks.learner.model import PolicyModel, own_tokens, row_loss, run_row
-from tasks.learner.rows import Array, PackedBatch, Row, RowPlan, idle_row
+from tasks.learner.prefixes import Array
+from tasks.learner.rows import PackedBatch, Row, RowPlan, idle_row
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,8 @@ def train_row(
         row_share, own = compiled(loss_alone), tokens.at(own_tokens(policy, row))
 
         def loss_of(logprobs: torch.Tensor, part: slice) -> torch.Tensor:
-            return row_share(logprobs, own.at(part), denominators, objective, world.size)
+            share: torch.Tensor = row_share(logprobs, own.at(part), denominators, objective, world.size)
+            return share
 
         loss, logprobs, entropies = row_loss(policy, row, device, loss_of)
         _, metrics = compiled(token_loss)(logprobs, entropies, tokens, denominators, objective)
@@ -156,9 +158,9 @@ def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _tokens(row: Row, device: torch.device) -> WeightedTokens:
     names = ("logprobs", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
-    streams = (to_device(row.streams[name][row.weighted], device) for name in names)
+    logprobs, advantages, rl, ce, ref_kl = (to_device(row.streams[name][row.weighted], device) for name in names)
     segments = to_device(np.searchsorted(row.borders, row.weighted, side="right") - 1, device)
-    return WeightedTokens(*streams, segments=segments, num_segments=len(row.borders) - 1)
+    return WeightedTokens(logprobs, advantages, rl, ce, ref_kl, segments, len(row.borders) - 1)
 
 
 def _statistics(held: list[HeldRow]) -> list[RowStatistics]:

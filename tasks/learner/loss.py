@@ -64,10 +64,12 @@ class WeightedTokens:
     def at(self, part: slice) -> "WeightedTokens":
         """Return some of the tokens."""
         return WeightedTokens(
-            *(
-                getattr(self, name)[part]
-                for name in ("engine_logprobs", "advantages", "rl", "ce", "ref_kl", "segments")
-            ),
+            self.engine_logprobs[part],
+            self.advantages[part],
+            self.rl[part],
+            self.ce[part],
+            self.ref_kl[part],
+            self.segments[part],
             self.num_segments,
         )
 

@@ -126,7 +126,7 @@ class WholeMuon(torch.optim.Muon):
     """
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Make one step; needs memory for one whole matrix with its gradient and momentum at a time."""
         assert closure is None, "gradients are there when a step is torch_optimizer"
         for group in self.param_groups:
@@ -189,7 +189,7 @@ def _decay_groups(parameters: list[nn.Parameter], settings: TrainingConfig) -> l
     return [group for group in groups if group["params"]]
 
 
-def _embedding_and_head(policy: PolicyModel) -> Iterator[nn.Parameter]:
+def _embedding_and_head(policy: PolicyModel) -> Iterator[torch.Tensor]:
     """Yield the matrices that look tokens up rather than map one space onto another."""
     for module in policy.modules():
         if isinstance(module, nn.Embedding):

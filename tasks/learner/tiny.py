@@ -86,7 +86,7 @@ def tiny_qwen3(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config).to(torch.float32)
+        model = Qwen3ForCausalLM(config).float()
     model.generation_config = GenerationConfig(eos_token_id=[stop, pad], pad_token_id=pad)
     with no_progress_bar():
         model.save_pretrained(directory)

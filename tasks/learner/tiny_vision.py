@@ -59,7 +59,7 @@ def tiny_qwen3_vl(
     config = _config(tokenizer, hidden, layers, heads, vocab_size, max_positions)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3VLForConditionalGeneration(config).to(torch.float32)
+        model = Qwen3VLForConditionalGeneration(config).float()
         spread_weights(model)
     stops = tokenizer.convert_tokens_to_ids([TURN_END, END_OF_TEXT])
     model.generation_config = GenerationConfig(eos_token_id=stops, pad_token_id=stops[1])

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -288,7 +288,7 @@ def _device(settings: TrainingConfig, world: World) -> torch.device:
     # Kernels without a deterministic form warn in the log instead of ending the run.
     torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
     # Else each new tensor is filled first, which only shows who reads what nobody wrote.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     return device
 
 
@@ -415,7 +415,8 @@ def add_ratios(ratios: Quantiles, statistics: list[RowStatistics]) -> None:
 def ratio_quantiles(ratios: Quantiles) -> dict[str, float | None]:
     """Return quantiles of the importance ratio over all rl tokens of an update, exactly; null without any."""
     names = [f"ratio_q{quantile:g}" for quantile in QUANTILES]
-    return dict(zip(names, ratios.at(QUANTILES) or [None] * len(names), strict=True))
+    found: Sequence[float | None] = ratios.at(QUANTILES) or [None] * len(names)
+    return dict(zip(names, found, strict=True))
 
 
 def _share(total: float, count: float) -> float | None:

@@ -107,13 +107,13 @@ class Service:
         arguments = header["arguments"]
         match header["request"]:
             case "configure":
-                return {"result": self._trainer.configure(**arguments)}
+                self._trainer.configure(**arguments)
             case "load":
-                return {"result": self._trainer.load(**arguments)}
+                self._trainer.load(**arguments)
             case "train":
                 return {"result": self._trainer.train(**arguments)}
             case "release":
-                return {"result": self._trainer.release()}
+                self._trainer.release()
             case "probe":
                 return {"result": self._trainer.probe(**arguments)}
             case "state":
@@ -121,6 +121,7 @@ class Service:
             case unknown:
                 known = ["configure", "load", "probe", "release", "state", "train"]
                 raise LearnerError(f"unknown request {unknown!r}; known are {known}")
+        return {"result": None}
 
 
 def _admit(connection: socket.socket, selector: selectors.BaseSelector, key: str) -> None:

@@ -22,8 +22,10 @@ SMOOTHED = ("5", "20", "50")
 MOST_RUNS = 8
 """Runs in one chart: there are as many colours."""
 UNITS = {"step": "step", "tokens": "tokens", "time": "min"}
-BANDS = ("Reward", "Sampled tokens of a rollout", "Entropy", "Mismatch KL", "Gradient norm", "Masked share")
-BANDS += ("Truncated share", "Turns of a rollout", "Trainable share", "Staleness", "Identical replies")
+BANDS = (
+    *("Reward", "Sampled tokens of a rollout", "Entropy", "Mismatch KL", "Gradient norm", "Masked share"),
+    *("Truncated share", "Turns of a rollout", "Trainable share", "Staleness", "Identical replies"),
+)
 """Charts of which the first figure is said to leave its band; see `flows.queries.curves`."""
 
 
@@ -137,7 +139,7 @@ def _cut_and_smooth(chart: Mapping[str, Any], asked: PageRequest) -> Row:
     series = []
     for each in chart["series"]:
         of = each.get("steps", chart["steps"])
-        lists = {name: cut(each[name], of) for name in ("values", "low", "high") if each.get(name)}
+        lists: Row = {name: cut(each[name], of) for name in ("values", "low", "high") if each.get(name)}
         if steps > 1 and not each.get("kind") and not chart.get("over"):
             lists |= {"raw": lists["values"], "values": smooth(lists["values"], steps), "low": None, "high": None}
         own = {"steps": cut(of, of), "colour": colour(each["place"])} if "steps" in each else {}

@@ -63,7 +63,8 @@ def _picture(drawn: Chart, steps: Steps) -> Markup:
     places = thin([each["values"] for each in series]) if not any("steps" in each for each in series) else []
     x, y = _across([*steps, *(step for each in series for step in each.get("steps", ()))], width), _up(drawn, height)
     if drawn.get("cells"):
-        y = Scale(*drawn["range"], height - BOTTOM, TOP) if drawn["range"][0] < drawn["range"][1] else y
+        least, most = drawn["range"]
+        y = Scale(least, most, height - BOTTOM, TOP) if least < most else y
     parts = [grid(x, y, drawn.get("across", "step"))]
     left = drawn.get("exit")
     for at in [x.at(each.get("x", each["step"])) for each in steps if left and each["step"] == left["step"]]:

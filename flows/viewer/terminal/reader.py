@@ -83,7 +83,7 @@ class Reader:
             case _:
                 print(HELP)
 
-    def _filter(self, asked: Mapping[str, str]) -> TraceChoice:
+    def _filter(self, asked: Mapping[str, Any]) -> TraceChoice:
         if wrong := [name for name in asked if name not in FILTERS]:
             raise BadQuestion(f"no filter {wrong[0]!r}; there are {', '.join(FILTERS)}")
         choice: TraceChoice = replace(TraceChoice(size=SIZE), **asked)

@@ -57,7 +57,8 @@ def main(
     with reading(library.store):
         name = library.latest() if run == "latest" else run
         if where and step is None and evaluation is None:
-            title, frame, written = "all steps", traces_of(library, name, library.history(name).lineages), {}
+            title, frame = "all steps", traces_of(library, name, library.history(name).lineages)
+            written: Values = {}
             choice = replace(choice, columns=choice.columns or OF_RUN)
         else:
             title, frame, written = _frame(library, name, step, evaluation, set_name, (*choice.columns, choice.sort))

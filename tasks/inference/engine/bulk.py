@@ -24,9 +24,10 @@ served (`token_policies`). It answers `{"requests": {ID: COUNT}}`, and 409 where
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
@@ -210,7 +211,7 @@ class OwnPart:
 
     request_id: str | None
     seed: int
-    rest: dict[str, Any]
+    rest: dict[object, Any]
     """The body without that part."""
 
     @classmethod
@@ -226,6 +227,9 @@ class OwnPart:
 
 class BulkServing(ServingTokens):
     """vLLM's handler of the single route, in two halves: admit a request, and make an answer of its output."""
+
+    engine_client: Any
+    """An Admission, which passes on what it has not itself."""
 
     def __init__(self, single: ServingTokens) -> None:
         vars(self).update(vars(single))
@@ -249,9 +253,9 @@ class BulkServing(ServingTokens):
         if template is None or self.request_logger is not None:
             return None
         request, request_id = copy(template), ID_PREFIX + (random_uuid() if own.request_id is None else own.request_id)
-        request.sampling_params = copy(template.sampling_params)
-        request.sampling_params.seed = own.seed
-        request.request_id, request.arrival_time = request_id, time.time()
+        parameters: Any = copy(template.sampling_params)
+        parameters.seed = own.seed
+        request.sampling_params, request.request_id, request.arrival_time = parameters, request_id, time.time()
         outputs = await self.engine_client.send(request)
         return Admitted(admitted.request, outputs, (request_id, *admitted.rest[1:]))
 
@@ -267,7 +271,7 @@ class BulkServing(ServingTokens):
     ) -> ChatCompletionLogProbs:
         """Return what vLLM's own returns, of plain values: it makes two models for each token, and checks them."""
         pairs = zip(token_ids, top_logprobs, strict=False)
-        content = [_logprob_entry(*each, num_output_top_logprobs) for each in pairs]
+        content: Any = [_logprob_entry(*each, num_output_top_logprobs) for each in pairs]
         return ChatCompletionLogProbs.model_construct(content=content)
 
 
@@ -318,7 +322,7 @@ class BulkCall:
                 continue
             self._running[index] = admitted
             # One output comes for each request, or an error: no task needs to wait for it.
-            admitted.outputs.put = lambda output, index=index: self._finish(index, output, note=True)
+            admitted.outputs.put = partial(self._finish, index, note=True)  # type: ignore[method-assign]
             if (output := admitted.outputs.output) is not None:  # it came while the request was being admitted
                 self._finish(index, output)
 
@@ -348,7 +352,9 @@ class BulkCall:
             return _encode(index, refused.status_code, msgspec.Raw(refused.body))
         if isinstance(answer, ErrorResponse):
             return _encode(index, answer.error.code, answer)
-        return _encode(index, 200, _with_policies(answer, admitted.outputs) if self._with_policies else answer)
+        if self._with_policies and admitted:
+            answer = _with_policies(answer, admitted.outputs)
+        return _encode(index, 200, answer)
 
 
 def _with_policies(answer: Any, outputs: Any) -> dict[str, Any]:
@@ -361,7 +367,7 @@ def _encode(index: int, status: int, body: Any) -> bytes:
     return msgspec.json.encode([index, status, body], enc_hook=vars) + b"\n"
 
 
-async def _one(output: Any) -> AsyncIterator[Any]:
+async def _one(output: Any) -> AsyncGenerator[Any, None]:
     if isinstance(output, Exception):
         raise output
     yield output
@@ -369,11 +375,12 @@ async def _one(output: Any) -> AsyncIterator[Any]:
 
 async def _error_response(raw_request: Request, error: Exception) -> Response:
     """Return what vLLM's server answers where the single route raises `error`."""
+    handler: Any = vllm_error_handler if isinstance(error, VLLMError) else exception_handler
     if isinstance(error, ValidationError):
         found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
-        return await validation_exception_handler(raw_request, RequestValidationError(found))
-    handler = vllm_error_handler if isinstance(error, VLLMError) else exception_handler
-    return await handler(raw_request, error)
+        handler, error = validation_exception_handler, RequestValidationError(found)
+    response: Response = await handler(raw_request, error)
+    return response
 
 
 def _logprob_entry(token: int, top: Mapping[int, Logprob] | None, most: int | None) -> dict[str, Any]:

@@ -8,8 +8,9 @@ log-probs of a probe do. What an engine's workers say of their parts is added: s
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,8 @@ STORED = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
 """The precisions of files that can be compared, as the safetensors format names them."""
 
 
-class WeightsSum(NamedTuple):
+@dataclass(frozen=True)
+class WeightsSum:
     """The checksum of some weights."""
 
     count: int = 0

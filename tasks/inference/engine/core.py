@@ -32,13 +32,13 @@ def patch_core() -> None:
         # With statistics each forward pass is reported as it is made.
         return (outputs if self.log_stats else _hold_back(self, outputs)), model_executed
 
-    def sample_seeded(self: Any, logits: Any, generators: Any, *filters: Any) -> Any:
+    def sample_seeded(self: Any, logits: Any, generators: Any, k: Any, p: Any) -> Any:
         # The CPU's own draws noise for the whole batch, and then again for each row with a seed. This one does not.
-        return self.forward_native(logits, generators, *filters) if generators else sample(self, logits, {}, *filters)
+        return self.forward_native(logits, generators, k, p) if generators else sample(self, logits, {}, k, p)
 
     normalise = RMSNorm.forward_cpu
 
-    def normalise_at_once(self: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+    def normalise_at_once(self: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
         weight = self.weight
         whole = x.dtype == weight.dtype == torch.float32 and self.has_weight and self.variance_size_override is None
         return _normalise(self, x, residual) if whole else normalise(self, x, residual)
@@ -130,7 +130,8 @@ def _merge(outputs: list[EngineCoreOutput]) -> EngineCoreOutput:
         # A row is as wide as the request of its batch wants that asks for most: a probe, while rollouts are under way.
         width = min(each.logprobs.shape[1] for each in logprobs)
         rows = ((ids[:, :width], values[:, :width], ranks) for ids, values, ranks, *_ in logprobs)
-        last.new_logprobs = LogprobsLists(*map(np.concatenate, zip(*rows, strict=True)))
+        ids, values, ranks = map(np.concatenate, zip(*rows, strict=True))
+        last.new_logprobs = LogprobsLists(ids, values, ranks)
     for name in ("prefill_stats", "new_prompt_logprobs_tensors", "prompt_token_id_logprobs"):
         setattr(last, name, _first(getattr(output, name) for output in outputs))
     return last

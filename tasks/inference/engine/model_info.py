@@ -107,7 +107,7 @@ def renderer_name(renderer: str, tokenizer: str) -> str:
         except (KeyError, ValueError) as error:
             raise ModelUnusable(f"model.renderer {renderer!r} is not a renderer: {error}") from error
         return renderer
-    known = MODEL_RENDERER_MAP.get(tokenizer)
+    known: str | None = MODEL_RENDERER_MAP.get(tokenizer)
     if known is None:
         raise ModelUnusable(
             f"no renderer is known for {tokenizer!r}. Set model.renderer to the family of its chat template, for "

@@ -5,6 +5,7 @@ several workers hold are counted by the first of them alone.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ class ReadBack:
         dtype = str(self.model_runner.model_config.dtype).removeprefix("torch.")
         manager = getattr(getattr(self.model_runner, "lora_manager", None), "_adapter_manager", None)
         return {
-            **sum_model(model, dtype)._asdict(),
+            **asdict(sum_model(model, dtype)),
             "dtype": dtype,
             "own_head": _has_own_head(model),
             "adapters": _sum_adapters(manager) if manager else [],
@@ -62,7 +63,7 @@ def _merge_parts(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _total(answers: Iterable[dict[str, Any]]) -> dict[str, int]:
-    return reduce(WeightsSum.plus, map(WeightsSum.of, answers), WeightsSum())._asdict()
+    return asdict(reduce(WeightsSum.plus, map(WeightsSum.of, answers), WeightsSum()))
 
 
 def sum_model(model: Any, dtype: str) -> WeightsSum:
@@ -133,7 +134,7 @@ def _sum_adapter(manager: Any, slot: int, adapter: Any) -> dict[str, Any] | None
         result = result.plus(found)
         if loaded:
             dtype = str(module.lora_a_stacked[0].dtype).removeprefix("torch.")
-    return {**result._asdict(), "dtype": dtype} if dtype in BITS else None
+    return {**asdict(result), "dtype": dtype} if dtype in BITS else None
 
 
 def _sum_factors(module: Any, slot: int, loaded: Any) -> WeightsSum | None:
@@ -157,7 +158,7 @@ def _sum_factors(module: Any, slot: int, loaded: Any) -> WeightsSum | None:
         for owns, values, count in ((owns_a, a, len(factor) * a.shape[1]), (owns_b, b, len(b) * len(factor))):
             if owns:
                 found = sum_tensor(values, str(values.dtype).removeprefix("torch."))
-                result = result.plus(found._replace(count=count))  # padding is zeros, which add nothing else
+                result = result.plus(replace(found, count=count))  # padding is zeros, which add nothing else
     return result
 
 

@@ -47,7 +47,7 @@ def _settings(section: "type[BaseModel]", prefix: str, known: set[str]) -> Itera
     for name, field in section.model_fields.items():
         if name in known:
             continue
-        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        default: Any = None if field.is_required() else field.get_default(call_default_factory=True)
         try:
             plain = json.loads(json.dumps(default))
         except (TypeError, ValueError):  # a section of its own, or a path

@@ -76,7 +76,8 @@ def task_content(task: "Task[Any]") -> dict[str, Any]:
 
     Defaults are left out of the task's own fields only: in nested values they may distinguish kinds of messages.
     """
-    defaults = {name for name, value in _defaults(type(task.data)).items() if getattr(task.data, name) == value}
+    kind: Any = type(task.data)
+    defaults = {name for name, value in _defaults(kind).items() if getattr(task.data, name) == value}
     content: dict[str, Any] = task.data.model_dump(mode="json", exclude=defaults | {"idx"}, serialize_as_any=True)
     return content
 
@@ -96,10 +97,9 @@ def example_id(task: "Task[Any]", content: Mapping[str, Any]) -> str:
     """Return a stable id: the source's own, the task's own key, or a digest of the content."""
     from verifiers.v1.task import Task
 
-    if task.data.id:
-        return task.data.id
-    if type(task).key is not Task.key:
-        return task.key
+    if task.data.id or type(task).key is not Task.key:
+        own: str = task.data.id or task.key
+        return own
     # 96 bits: two of a billion contents share an id with a chance below 1e-10, and `example_rows` would refuse them.
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:24]
 

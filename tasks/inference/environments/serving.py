@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 class RolloutServer(EnvServer):  # type: ignore[misc]
     """verifiers' server, which answers a request that is unwatched with one message."""
 
+    frontend: Any
+    """verifiers' own socket; in its place, while this serves, a Frontend."""
     _last_client: tuple[Any, Any] = None, None
     """The client of the last request as it came, and validated: nearly all requests have the same one."""
 

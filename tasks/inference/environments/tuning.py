@@ -57,7 +57,8 @@ def look_once() -> None:
     if skip and not hasattr(skip, "__wrapped__"):
         reasoning._after_header = encode_once(skip)
 
-    if hasattr(load := getattr(loaders, "_import_plugin", None), "__code__"):
+    load: Any = getattr(loaders, "_import_plugin", None)
+    if hasattr(load, "__code__"):
         loaders._import_plugin = functools.cache(load)
     if getattr(decorators, "inspect", None) is inspect:
         decorators.inspect = SimpleNamespace(signature=quick_signature)
@@ -80,8 +81,9 @@ def resolve_quickly() -> None:
     """
     from verifiers.v1 import agent, env
 
-    resolve = getattr(env, "resolve_agent", None)
-    if resolve and getattr(agent, "resolve_agent", None) is resolve and not hasattr(resolve, "__wrapped__"):
+    resolve: Any = getattr(env, "resolve_agent", None)
+    known: Any = getattr(agent, "resolve_agent", None)
+    if resolve and known is resolve and not hasattr(resolve, "__wrapped__"):
         agent.resolve_agent = env.resolve_agent = resolve_or_take_over(resolve)
 
 
@@ -133,8 +135,8 @@ def make_directories_late() -> None:
     teardown, cleanup = runtime.teardown, runtime.cleanup
 
     def workdir(self: Any) -> Path | None:
-        place, made = vars(self).get("_place"), vars(self).get("_made")
-        if place and not made:
+        place: Path | None = vars(self).get("_place")
+        if place and not vars(self).get("_made"):
             place.mkdir(parents=True, exist_ok=True)  # files are read in threads, which may ask at the same time
             self._made = True
         return place

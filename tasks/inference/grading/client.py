@@ -22,15 +22,14 @@ KEY_VARIABLE = "STAGECOACH_GRADER_KEY"
 STALL_SECONDS = 900.0
 """Longest wait for the next scored episode: no time limit can stop a reward function that never awaits."""
 
-SCORES = pa.schema(
-    [
-        pa.field("trace_id", pa.string(), nullable=False),
-        pa.field("reward", pa.float64()),
-        *(pa.field(name, pa.string(), nullable=False) for name in ("rewards", "metrics", "info")),
-        *(pa.field(f"error_{name}", pa.string()) for name in ("class", "type", "message", "traceback")),
-        pa.field("seconds", pa.float64(), nullable=False),
-    ]
-)
+_FIELDS: "list[pa.Field[Any]]" = [
+    pa.field("trace_id", pa.string(), nullable=False),
+    pa.field("reward", pa.float64()),
+    *(pa.field(name, pa.string(), nullable=False) for name in ("rewards", "metrics", "info")),
+    *(pa.field(f"error_{name}", pa.string()) for name in ("class", "type", "message", "traceback")),
+    pa.field("seconds", pa.float64(), nullable=False),
+]
+SCORES = pa.schema(_FIELDS)
 """A grader's answer: a row for each trace without an error; columns as in traces, and seconds of scoring."""
 
 

@@ -22,7 +22,7 @@ class FrameSocket:
         self._socket = socket
         self._on_frames = on_frames
         self._loop = asyncio.get_running_loop()
-        self._descriptor = socket.getsockopt(zmq.FD)
+        self._descriptor = socket.fileno()
         self._loop.add_reader(self._descriptor, self._receive)
         self._scheduled = True
         self._loop.call_soon(self._receive)  # what came before makes no event any more

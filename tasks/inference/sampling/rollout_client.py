@@ -36,7 +36,7 @@ class RolloutClient:
     def __init__(self, address: str) -> None:
         # The context of the process, which nobody ends: one of its own that is collected as garbage, with a socket that
         # was not closed, would wait for that socket for ever.
-        socket = zmq.Context.instance().socket(zmq.DEALER)
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         for option in (zmq.LINGER, zmq.SNDHWM, zmq.RCVHWM):
             socket.setsockopt(option, 0)
         connect(socket, address)

@@ -103,7 +103,7 @@ def open_picture(data: bytes) -> "Picture":
     """Return an image as the engine opens it: in RGB, what is transparent on white. Raises what Pillow raises."""
     from PIL import Image
 
-    picture = Image.open(io.BytesIO(data))
+    picture: Picture = Image.open(io.BytesIO(data))
     if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
         picture = picture.convert("RGBA")
         white = Image.new("RGB", picture.size, (255, 255, 255))

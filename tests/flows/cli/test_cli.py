@@ -92,8 +92,8 @@ def test_run_takes_files_and_overrides_in_any_order_with_options_between(calls: 
                 {"store": "", "by": "tier", "output": "x.parquet", "as_json": False, "force": False},
             ),
         ),
-        (["demo", "steps=2"], ("launch.demo", (), NONE | {"overrides": ["steps=2"]})),
-        (["demo", "--plain"], ("launch.demo", (), NONE | {"overrides": [], "plain": True})),
+        (["demo", "steps=2"], ("launch.demo", ("demo",), NONE | {"overrides": ["steps=2"]})),
+        (["demo", "--plain"], ("launch.demo", ("demo",), NONE | {"overrides": [], "plain": True})),
         (["resume"], ("launch.resume", ("latest",), RESUMED)),
         (
             ["resume", "a", "--store", "s", "--plain"],

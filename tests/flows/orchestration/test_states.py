@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -252,7 +253,7 @@ def test_what_prefect_is_only_told_of_costs_a_line_where_it_answers_with_an_erro
     client = nullcontext(SimpleNamespace(read_flow_run=fail, set_flow_run_state=fail, read_flow_runs=fail))
     monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: client)
     monkeypatch.setattr(states, "current_flow_run", lambda: "its id")
-    monkeypatch.setattr(entry, "current_flow_run", lambda: "its id")
+    monkeypatch.setattr(entry, "current_flow_run", lambda: str(uuid4()))
     monkeypatch.setattr(server, "probe", lambda url: None)
     entry.link(config_of(tmp_path))
     states._show("waiting")
@@ -435,3 +436,16 @@ def test_a_mistake_is_logged_once_and_without_a_traceback(caplog: pytest.LogCapt
             assert len(engine(ValueError("another"))) == 1
     finally:
         prefects.filters[:] = monkeyed
+
+
+def test_a_waiting_run_says_anew_who_holds_the_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    holders, said = ["first", "first", "second", ""], list[str]()
+    monkeypatch.setattr(states, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(states, "_try_slot", lambda limit: None if holders else nullcontext())
+    monkeypatch.setattr(states, "_others", lambda: holders.pop(0))
+    monkeypatch.setattr(states, "_show", said.append)
+    with states._wait_for_slot("gpus"):
+        assert said == [
+            *(f"waiting for a slot of gpus, held by {who}" for who in ("first", "second", "another run")),
+            "",
+        ]
