@@ -127,7 +127,7 @@ def _score_lines(found: Sequence[dict[str, Any]]) -> list[str]:
 
 
 Row = dict[str, Any]
-FIELDS: Mapping[str, pa.DataType] = {
+_FIELDS: Mapping[str, pa.DataType] = {
     **{"run": pa.string(), "version": pa.int64(), "policy_key": pa.string(), "set": pa.string()},
     **{"environment": pa.string(), "bucket": pa.string(), "figure": pa.string()},
     **{"value": pa.float64(), "low": pa.float64(), "high": pa.float64(), "floor": pa.float64()},
@@ -135,6 +135,7 @@ FIELDS: Mapping[str, pa.DataType] = {
     **{"difference": pa.float64(), "difference_low": pa.float64(), "difference_high": pa.float64()},
     "num_paired": pa.int64(),
 }
+SCHEMA = pa.schema(_FIELDS)
 """One figure of one evaluation; `bucket` is the field's value as JSON, `difference` to the first row of its like.
 
 `num_examples` are those that the figure is a mean over, `num_paired` those that the difference is one over.
@@ -179,7 +180,7 @@ def evals(
         raise ConfigError([f"{tried}: no policy was evaluated; do so with stagecoach eval"])
     found = list(rows_of(parts))
     if output:
-        answer = pa.Table.from_pylist(found, schema=pa.schema(FIELDS))
+        answer = pa.Table.from_pylist(found, schema=SCHEMA)
         write_whole(Path(output), lambda draft: pq.write_table(answer, draft), force)
         print(f"{len(found)} figures written to {Path(output)}")
     elif as_json:
