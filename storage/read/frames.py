@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from storage.delta.log import PARTITION, ActiveFile
 from storage.delta.table import StoredTable
@@ -26,6 +25,7 @@ from storage.store import FORMAT, Store, open_store
 
 if TYPE_CHECKING:
     import polars as pl
+    import pyarrow.dataset as ds
 
 Derivation = Callable[["Frames"], "pl.LazyFrame"]
 """Makes a table that is not stored out of those that are."""
@@ -146,8 +146,10 @@ class Frames:
         attempts = self.store.held_attempts(table, named, stored is not None)
         return pl.DataFrame(TABLES[table].stored.empty_table()).lazy() if stored is None else stored.scan(attempts)
 
-    def dataset(self, name: str) -> ds.Dataset:
+    def dataset(self, name: str) -> "ds.Dataset":
         """A table that is stored, or `uses`, as an Arrow dataset; SchemaError if there is none of that name."""
+        import pyarrow.dataset as ds  # which imports pandas, where that is installed
+
         if name == USES.name:
             return ds.dataset(_uses(self.graph, self.only))
         if name not in TABLES:
@@ -160,14 +162,14 @@ class Frames:
         wanted = self.store.held_attempts(name, named, stored is not None)
         return ds.dataset(TABLES[name].stored.empty_table()) if stored is None else self._stage_rows(stored, wanted)
 
-    def _stage_rows(self, stored: StoredTable, wanted: Mapping[str, Sequence[str]]) -> ds.Dataset:
+    def _stage_rows(self, stored: StoredTable, wanted: Mapping[str, Sequence[str]]) -> "ds.Dataset":
         files = stored.files_of(wanted)
         rows = files_dataset(self.store.root, stored, files)
         if all(each.first_attempt == each.last_attempt for each in files):
             return rows
         return rows.filter(pc.field("attempt").isin(sorted({each for of_run in wanted.values() for each in of_run})))
 
-    def _system_rows(self, stored: StoredTable) -> ds.Dataset:
+    def _system_rows(self, stored: StoredTable) -> "ds.Dataset":
         stored.refresh()
         rows = files_dataset(self.store.root, stored, stored.active_files())
         # A finding for which the rollouts of all runs were searched concerns each of them.
@@ -181,8 +183,10 @@ class Frames:
         return self.store.table(name)
 
 
-def files_dataset(root: Root, stored: StoredTable, files: Iterable[ActiveFile]) -> ds.Dataset:
+def files_dataset(root: Root, stored: StoredTable, files: Iterable[ActiveFile]) -> "ds.Dataset":
     """All rows of some files, with the run of each file as a column."""
+    import pyarrow.dataset as ds
+
     form = ds.ParquetFileFormat()
     # The files have no column for the run: the dataset is told which run each belongs to.
     fragments = [

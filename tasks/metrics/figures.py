@@ -17,7 +17,7 @@ ALL = "all"
 """The scope of all environments together."""
 Values = dict[tuple[str, str], float]
 """Values by scope (an environment, `all`, or empty) and measure (`reward/mean`)."""
-NOT_FAILED = pa.array([None, *sorted(GIVEN_UP)], pa.string())
+NOT_FAILED = (None, *sorted(GIVEN_UP))
 """Error classes of rollouts that did not fail: none, and those of what was not waited for."""
 Figures = Mapping[str, int | float | None]
 
@@ -86,7 +86,7 @@ def batch_figures(tables: Mapping[str, pa.Table], tokens_per_row: int) -> Figure
 def trace_figures(traces: pa.Table) -> Figures:
     """Return the figures of rollouts."""
     rewards = spread(_known_values(traces["reward"]))
-    ended_well: Any = pc.is_in(traces["error_class"], value_set=NOT_FAILED)
+    ended_well: Any = pc.is_in(traces["error_class"], value_set=pa.array(NOT_FAILED, pa.string()))
     return {
         "num_traces": traces.num_rows,
         "num_groups": len(pc.unique(traces["group_id"])),

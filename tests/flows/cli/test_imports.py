@@ -15,11 +15,11 @@ NOT_TO_ASK = {*(NOT_TO_LOOK - {"duckdb", "asyncio"}), "pydantic", "psutil", "con
 """Of no use to questions about rows, which read no config; duckdb answers those in SQL and asks for asyncio."""
 
 
-def loaded_by(*commands: Sequence[str]) -> set[str]:
-    """Return the modules that are loaded after some commands ran in a fresh interpreter."""
+def loaded_by(*commands: Sequence[str], status: int = 0) -> set[str]:
+    """Return the modules that are loaded after some commands ran in a fresh interpreter, and ended with a status."""
     script = (
         "import sys\nfrom flows import cli\n"
-        f"assert all(cli.main(argv) == 0 for argv in {[list(argv) for argv in commands]!r})\n"
+        f"assert all(cli.main(argv) == {status} for argv in {[list(argv) for argv in commands]!r})\n"
         "print('LOADED', *sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
@@ -39,6 +39,13 @@ def test_check_loads_neither_engine_nor_prefect() -> None:
     loaded = loaded_by(["check", "demo"])
     assert "pyarrow" in loaded
     assert not loaded & (WORLDS | {"wandb", "fastapi", "jinja2", "httpx", "duckdb"})
+
+
+@pytest.mark.engine
+def test_a_run_that_is_refused_waits_for_no_pandas() -> None:
+    loaded = loaded_by(["run", "algorithm.type=gpro"], status=2)
+    assert "polars" in loaded
+    assert not loaded & (WORLDS | {"pandas", "pyarrow.dataset", "wandb", "fastapi"})
 
 
 @pytest.mark.engine
