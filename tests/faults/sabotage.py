@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("pyproject.toml", "configs", "environments", "flows", "storage", "tasks", "tests")
+COPIED = ("pyproject.toml", "stagecoach.py", "benchmarks", "configs", "examples", "flows", "storage", "tasks", "tests")
 TESTS_FAILED = 1
 """Status of pytest where tests ran and failed: any other end catches nothing."""
 

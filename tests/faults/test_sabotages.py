@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.faults.sabotage import ROOT, Sabotage, sabotaged, sabotages
+from tests.faults.sabotage import COPIED, ROOT, Sabotage, sabotaged, sabotages
 
 
 @pytest.mark.parametrize("sabotage", sabotages(), ids=lambda each: each.name)
@@ -17,3 +17,8 @@ def test_a_sabotage_changes_a_file_that_still_compiles(sabotage: Sabotage) -> No
 
 def test_there_are_twenty() -> None:
     assert len({each.name for each in sabotages()}) >= 20
+
+
+def test_what_is_copied_holds_every_package_of_the_program() -> None:
+    assert all((ROOT / name).exists() for name in COPIED)
+    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} <= set(COPIED)
