@@ -144,9 +144,21 @@ def test_what_a_row_is_told_of_its_tokens(exact_policy):
     assert not (found.masked & ~weighted).any() and found.masked[row.streams["rl_weights"] != 0].any()
     assert (found.logprobs[weighted] < 0).all() and (found.entropies[weighted] > 0).all()
     assert not found.logprobs[~weighted].any() and not found.entropies[~weighted].any()
+    rl = row.streams["rl_weights"] != 0
+    assert found.log_ratios.dtype == np.float64 and 0 < rl.sum() < weighted.sum()
+    np.testing.assert_array_equal(found.log_ratios, found.logprobs[rl] - row.streams["logprobs"][rl].astype(np.float64))
 
 
-def test_gradients_that_are_averaged_over_ranks_are_made_a_sum(exact_policy):
+def test_statistics_are_handed_on_before_too_many_are_held(exact_policy, monkeypatch):
+    monkeypatch.setattr(loop, "MOST_HELD", 14)
+    (batch,) = batches_from_table(batches([[each] for each in SAMPLES]))
+    handed = []
+    accumulate_gradients(exact_policy, batch, Objective(DppoLoss()), ALONE, CPU, take=handed.append)
+    assert [[entry.row.num_tokens for entry in part] for part in handed] == [[9, 5], [12, 7], [3]]
+
+
+@pytest.mark.parametrize("loss", [DppoLoss(), GspoLoss()], ids=["of tokens", "of sequences"])
+def test_gradients_that_are_averaged_over_ranks_are_made_a_sum(exact_policy, loss):
     class Two(World):
         def gather(self, part):
             return [part]
@@ -154,9 +166,9 @@ def test_gradients_that_are_averaged_over_ranks_are_made_a_sum(exact_policy):
         gather_to_first = gather
 
     (batch,) = batches_from_table(batches([SAMPLES[:1]]))
-    alone, of_two = gradient(exact_policy, [SAMPLES[:1]])[0], None
+    alone, of_two = gradient(exact_policy, [SAMPLES[:1]], loss)[0], None
     exact_policy.zero_grad()
-    accumulate_gradients(exact_policy, batch, Objective(DppoLoss()), Two(rank=0, size=2, local_rank=0), CPU)
+    accumulate_gradients(exact_policy, batch, Objective(loss), Two(rank=0, size=2, local_rank=0), CPU)
     of_two = torch.cat([p.grad.flatten() for p in exact_policy.parameters()])
     torch.testing.assert_close(of_two, 2 * alone, rtol=0, atol=1e-12)
 
