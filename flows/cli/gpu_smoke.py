@@ -133,8 +133,7 @@ def learner_checks(request: Check) -> Iterator[Check]:
         output, errors = process.communicate()
     yield from (json.loads(line) for line in output.splitlines())
     if process.returncode:
-        last = (errors.strip().splitlines() or ["nothing said"])[-1]
-        yield _check("learner", last, "all checks end", False)
+        yield _check("learner", _last_line(errors), "all checks end", False)
 
 
 def rank_check(request: Check, learner: LearnerConfig, ranks: int) -> Check:
@@ -147,7 +146,7 @@ def rank_check(request: Check, learner: LearnerConfig, ranks: int) -> Check:
             argv, env={**inherited_variables(), **variables}, capture_output=True, text=True, check=False
         )
         if done.returncode:
-            return _check(name, (done.stderr.strip().splitlines() or ["nothing said"])[-1], "all ranks end", False)
+            return _check(name, _last_line(done.stderr), "all ranks end", False)
         norms.append(float(done.stdout))
     apart = abs(norms[1] / norms[0] - 1)
     return _check(name, f"{apart:.3g}", f"at most {RANKS_APART:g}", apart <= RANKS_APART)
@@ -199,7 +198,7 @@ def _run_services(
     with learner.turn():
         _kill(engine)
     seconds, _ = _take_time(lambda: engine.serve(policy))
-    yield _check("engine killed asleep, serves again after", f"{seconds:.1f} s", "the same, after the turn", True)
+    yield _check("engine killed asleep, serves again after", f"{seconds:.1f} s", "its start, and proven again", True)
     _kill(learner)
     seconds, _ = _take_time(lambda: learner.restore(policy))
     most_seconds = RECOVERY_SECONDS + starting
@@ -269,6 +268,10 @@ def step_checks(files: Sequence[str], overrides: Sequence[str]) -> Iterator[Chec
     for name, unit in FIGURES.items():
         if (figure := last["metrics"].get(name)) is not None:
             yield _check(f"learner: {unit}", f"{figure:.3g}", "noted", None)
+
+
+def _last_line(errors: str) -> str:
+    return (errors.strip().splitlines() or ["nothing said"])[-1]
 
 
 def _take_time(call: Callable[[], Any]) -> tuple[float, Any]:

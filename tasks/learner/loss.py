@@ -69,8 +69,8 @@ class WeightedTokens:
             self.rl[part],
             self.ce[part],
             self.ref_kl[part],
-            self.segments[part],
-            self.num_segments,
+            segments=self.segments[part],
+            num_segments=self.num_segments,
         )
 
 

@@ -4,7 +4,6 @@ Each is planted in a copy of the checkout, alone, and the tests that are named w
 """
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,8 +11,9 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.mutation.mutate import copy_checkout
+
 ROOT = Path(__file__).parents[2]
-COPIED = ("pyproject.toml", "stagecoach.py", "benchmarks", "configs", "examples", "flows", "storage", "tasks", "tests")
 TESTS_FAILED = 1
 """Status of pytest where tests ran and failed: any other end catches nothing."""
 
@@ -67,11 +67,7 @@ def main(names: list[str]) -> int:
     tried = [each for each in sabotages() if not names or any(name in each.name for name in names)]
     missed = 0
     with tempfile.TemporaryDirectory(prefix="stagecoach-sabotage-") as scratch:
-        for name in COPIED:
-            source, copy = ROOT / name, Path(scratch, "checkout")
-            copy.mkdir(exist_ok=True)
-            ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
-            shutil.copytree(source, copy / name, ignore=ignore) if source.is_dir() else shutil.copy(source, copy)
+        copy_checkout(copy := Path(scratch, "checkout"))
         for each in tried:
             seen, by = caught(copy, each)
             missed += not seen

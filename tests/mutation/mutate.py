@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.mutation.report import GROUPS, Survivor, group_of, module_of, page
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("pyproject.toml", "configs", "examples", "flows", "storage", "tasks", "tests")
+COPIED = ("pyproject.toml", "stagecoach.py", "benchmarks", "configs", "examples", "flows", "storage", "tasks", "tests")
 REASONS = Path(__file__).with_name("equivalent.toml")
 
 
@@ -29,8 +29,7 @@ def main(names: list[str]) -> int:
     """
     with tempfile.TemporaryDirectory(prefix="stagecoach-mutants-") as scratch:
         copy = Path(scratch) / "checkout"
-        for name in COPIED:
-            _copy(ROOT / name, copy / name)
+        copy_checkout(copy)
         # Without a TMPDIR, tests keep files in memory and drop them at the end of each of the sessions within mutmut.
         place = Path(scratch) / "files"
         place.mkdir()
@@ -81,12 +80,16 @@ def changes(shown: str) -> tuple[str, str]:
     return removed, added
 
 
-def _copy(source: Path, target: Path) -> None:
-    if source.is_dir():
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", ".*", "*.egg-info"))
-    else:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source, target)
+def copy_checkout(target: Path) -> None:
+    """Copy what the tests need of the checkout, so that it can be changed there."""
+    target.mkdir(parents=True)
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            ignore = shutil.ignore_patterns("__pycache__", ".*", "*.egg-info")
+            shutil.copytree(source, target / name, ignore=ignore)
+        else:
+            shutil.copy(source, target)
 
 
 def _mutmut(copy: Path, *arguments: str, quiet: bool = False, **variables: str) -> str:
