@@ -36,6 +36,8 @@ from rich.table import Table
 from rich.text import Text
 
 DASH = "\u2013"
+DEEPEST = 100
+"""Levels of JSON that are laid out."""
 
 
 def number(value: float | int | None, digits: int = 3) -> str:
@@ -117,16 +119,18 @@ def line(value: str | None, most: int = 120) -> str:
 
 
 def pretty(value: Any) -> str:
-    """JSON, or what was read of it, laid out over lines; text that is no JSON stays as it is."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return str(value)
+    """JSON, or what was read of it, laid out over lines; what is no JSON, or mostly brackets, stays as it is."""
     try:
-        return json.dumps(value, indent=2, ensure_ascii=False)
-    except RecursionError:
+        read = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
         return str(value)
+    # Blanks before each line would be as much text again for each level.
+    return str(value) if _is_deeper(read, DEEPEST) else json.dumps(read, indent=2, ensure_ascii=False)
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    held = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return not levels or any(_is_deeper(each, levels - 1) for each in held)
 
 
 def count(value: float | None) -> str:

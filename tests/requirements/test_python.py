@@ -13,11 +13,13 @@ TOOLS = ("bash", "cat", "chmod", "env", "mktemp", "rm", "touch", "uname")
 REAL = Path(sys.executable).resolve()
 
 PYTHON = """#!/usr/bin/env bash
-# A Python that says it is another release, and makes environments without pip of their own, which takes seconds.
+# A Python that says it is another release, and makes environments with an empty pip: a real one takes seconds.
 if [ "$1" = -c ]; then exec {real} -c "import sys; sys.version_info = {release}
 $2"; fi
 case "$*" in
-    "-m venv .venv") echo "$0" > made; exec {real} -m venv --without-pip --system-site-packages .venv ;;
+    "-m venv .venv")
+        echo "$0" > made
+        {real} -m venv --without-pip .venv && for folder in .venv/lib/python3*/site-packages; do : > "$folder/pip.py"; done ;;
     *"pip install"*) {pip} ;;
     *) exec {real} "$@" ;;
 esac

@@ -1,5 +1,6 @@
 """Numbers, shares, times and JSON as a person reads them; texts in which nothing acts or hides any more."""
 
+import json
 import unicodedata
 from datetime import UTC, datetime
 from typing import Any
@@ -87,9 +88,11 @@ def test_signs_are_told_and_moments_are_in_universal_time() -> None:
 
 
 def test_json_is_laid_out_and_what_is_none_stays_as_it_is() -> None:
-    deep = "[" * 5000 + "]" * 5000
     assert formats.pretty('{"a": [1]}') == '{\n  "a": [\n    1\n  ]\n}'
-    assert formats.pretty("{no json") == "{no json" and formats.pretty(deep) == deep
+    assert formats.pretty("{no json") == "{no json"
+    deep = ["[" * depth + "]" * depth for depth in (formats.DEEPEST, formats.DEEPEST + 1, 5000, 500_000)]
+    assert [formats.pretty(each) == each for each in deep] == [False, True, True, True]
+    assert formats.pretty(json.loads(deep[1])) == deep[1], "of what was read"
 
 
 FAMILY = "👩\u200d👩\u200d👧"
