@@ -46,7 +46,7 @@ from vllm.entrypoints.serve.exception_handling.handlers.exception import excepti
 from vllm.entrypoints.serve.exception_handling.handlers.validation import validation_exception_handler
 from vllm.entrypoints.serve.exception_handling.handlers.vllm_error import vllm_error_handler
 from vllm.exceptions import VLLMError
-from vllm.logprobs import Logprob
+from vllm.logprobs import FlatLogprobs, Logprob
 from vllm.sampling_params import SamplingParams
 from vllm.utils import random_uuid
 from vllm.v1.engine import EngineCoreRequest
@@ -245,6 +245,8 @@ class BulkServing(ServingTokens):
         request = GenerateRequest.model_validate(body, from_attributes=True)
         if request.stream:
             raise ValueError("a bulk call has no streams: its lines come as their requests are finished")
+        parameters = request.sampling_params
+        parameters.flat_logprobs = parameters.prompt_logprobs is None  # lists, in place of two objects for each token
         return await self.serve_tokens(request)
 
     async def admit_like(self, admitted: Admitted, own: OwnPart) -> Admitted | None:
@@ -270,8 +272,15 @@ class BulkServing(ServingTokens):
         num_output_top_logprobs: int | None = None,
     ) -> ChatCompletionLogProbs:
         """Return what vLLM's own returns, of plain values: it makes two models for each token, and checks them."""
-        pairs = zip(token_ids, top_logprobs, strict=False)
-        content: Any = [_logprob_entry(*each, num_output_top_logprobs) for each in pairs]
+        content: Any
+        if isinstance(top_logprobs, FlatLogprobs) and num_output_top_logprobs in (0, 1):
+            # The token that was sampled is the first of its position.
+            values = [top_logprobs.logprobs[start] for start in top_logprobs.start_indices]
+            entries = [_entry(*each) for each in zip(token_ids, values, strict=False)]
+            content = [{**each, "top_logprobs": [each]} for each in entries]
+        else:
+            pairs = zip(token_ids, top_logprobs, strict=False)
+            content = [_logprob_entry(*each, num_output_top_logprobs) for each in pairs]
         return ChatCompletionLogProbs.model_construct(content=content)
 
 
@@ -396,4 +405,8 @@ def _logprob_entry(token: int, top: Mapping[int, Logprob] | None, most: int | No
 
 
 def _logprob(token: int, logprob: Logprob) -> dict[str, Any]:
-    return {"token": f"token_id:{token}", "logprob": max(logprob.logprob, LOWEST_LOGPROB), "bytes": None}
+    return _entry(token, logprob.logprob)
+
+
+def _entry(token: int, logprob: float) -> dict[str, Any]:
+    return {"token": f"token_id:{token}", "logprob": max(logprob, LOWEST_LOGPROB), "bytes": None}

@@ -1,10 +1,12 @@
 """Makes the engine's core cheaper where requests are many and small; it computes the same, up to rounding.
 
+Tokens are drawn from the same probabilities, but a seed stands for other ones than with vLLM's own core.
+
 The core is forked from the process that calls `patch_core`, so the patches hold in it. On CUDA it is started afresh,
 and nothing changes there.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, PauseMode
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.outputs import LogprobsLists
+from vllm.v1.sample.ops import topk_topp_sampler
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
 MOST_HELD = 32
@@ -47,6 +50,14 @@ def patch_core() -> None:
     AsyncLLM.pause_generation = _pause_generation  # type: ignore[method-assign]
     EngineCore.step = step_and_hold  # type: ignore[method-assign]
     TopKTopPSampler.forward_cpu = sample_seeded  # type: ignore[method-assign]
+    draw = topk_topp_sampler.random_sample
+
+    def draw_by_seed(
+        probs: torch.Tensor, generators: dict[int, torch.Generator], use_fp64_gumbel: bool = False
+    ) -> torch.Tensor:
+        return _draw(probs, generators) if generators else draw(probs, generators, use_fp64_gumbel)
+
+    topk_topp_sampler.random_sample = draw_by_seed
 
 
 def _normalise(norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None) -> Any:
@@ -59,6 +70,23 @@ def _normalise(norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None) ->
     residual = residual.contiguous()
     torch.ops._C.fused_add_rms_norm(x, residual, weight, norm.variance_epsilon)
     return x, residual
+
+
+def _draw(probs: torch.Tensor, generators: Mapping[int, torch.Generator]) -> torch.Tensor:
+    """Return a token for each row, [rows], of probabilities, [rows, vocabulary], by inverting their cumulative sum.
+
+    A row with a generator takes one number of it, where vLLM's own takes one for each token of the vocabulary. What it
+    gets depends on no other row.
+    """
+    numbers = torch.rand(len(probs), 1, dtype=torch.float64)
+    for row, number in enumerate(numbers.unbind()):
+        if row in generators:
+            number.uniform_(generator=generators[row])
+    sums = probs.cumsum(-1, dtype=torch.float64)
+    # The first sum above: never a token of probability zero, as its sum is not above the one before it. A row that is
+    # no number has no such sum.
+    found = torch.searchsorted(sums, numbers * sums[:, -1:], right=True)
+    return found.clamp(max=probs.shape[1] - 1).view(-1)
 
 
 async def _pause_generation(
