@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flows.orchestration.server import current_flow_run, one_line
+from flows.orchestration.server import current_flow_run, is_shared, one_line
 from flows.reporting.formats import describe_scores
 from flows.reporting.messages import step_message
 from tasks.runtime.prefect_task import describe_ref
@@ -27,6 +27,20 @@ WINDOW = 3
 LOST_SHARE = 0.5
 """Share of what the reward has won since its lowest mean; so much lost again is told."""
 _log = logging.getLogger("stagecoach")
+
+
+def spare_tags() -> None:
+    """Leave the flow run's tags out of the events of its task runs, where the server is embedded.
+
+    Each is a row beside each event, half of all that such a server writes during a step. The flow run itself has them.
+    """
+    if is_shared() or current_flow_run() is None:  # automations of others may ask for them
+        return
+    from prefect.context import FlowRunContext
+
+    context = FlowRunContext.get()
+    if context is not None and context.flow_run is not None:
+        context.flow_run.tags = []
 
 
 class RewardDrop:

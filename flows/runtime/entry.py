@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from configs.services import TrackingSection
-from flows.orchestration.events import EventWatcher
+from flows.orchestration.events import EventWatcher, spare_tags
 from flows.orchestration.server import bookkeeping_only, current_flow_run, run_tags
 from flows.orchestration.table_workers import table_workers
 from flows.reporting.artifacts import ArtifactWatcher, RunArtifacts
@@ -79,6 +79,7 @@ def session_of(prepared: Callable[[], RunConfig], plan: Planner = plan_work) -> 
     """
     session = current_session()
     if session is not None:
+        spare_tags()
         with table_workers(session.config.prefect), record_run(session):
             yield session
         return

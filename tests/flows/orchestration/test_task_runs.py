@@ -160,6 +160,7 @@ def test_prefect_shows_cached_work_figures_tags_events_and_the_log(tmp_path: Pat
     _, message, tags, _ = second["tasks"]["rollout-1"]
     assert message.startswith("12 rollouts, 154 tokens, key ") and message.endswith(", computed by run first")
     assert tags == ["run:second", "stage:rollout"]
+    assert "stagecoach" in second["tags"] and second["tags of events"] == ["run", "stage"], "those of the stages alone"
     assert second["tasks"]["rollout-2"][1].startswith("12 rollouts, 137 tokens, key ")
     assert [line.partition(",")[0] for line in second["logs"] if line.startswith("step")] == [
         "step 0: cached (first)",
