@@ -14,7 +14,7 @@ RUN := OMP_WAIT_POLICY=PASSIVE .venv/bin/
 # are one to tests/conftest.py, which hands them out.
 SIDE_BY_SIDE := -n 2 --dist loadfile
 
-.PHONY: help install demo test test-all test-browser mutate faults sabotage soak check docs format bench lock clean
+.PHONY: help install demo test test-pure test-all test-other test-browser mutate faults sabotage soak check docs format bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,13 +27,22 @@ $(STAMP):
 demo: $(STAMP) ## train a small model from nothing to good, in a few minutes on two cores
 	@$(RUN)stagecoach demo $(ARGS)
 
-test: $(STAMP) ## the pure tests, and of each capability one with a real engine, learner, Prefect and viewer
-	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m "not engine and not browser" --ignore=tests/docs $(ARGS)
+test: test-pure ## the pure tests, and of each capability one with a real engine, learner, Prefect and viewer
 	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m "essential" --ignore=tests/docs $(ARGS)
+
+test-pure: $(STAMP) ## the tests that need no engine, in three minutes
+	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m "not engine and not browser" --ignore=tests/docs $(ARGS)
 
 # LESS="and not nightly" leaves out what CI has no time for.
 test-all: test ## all tests but those in a browser: those of `test`, then the rest; for a GPU where there is one
 	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m "engine and not essential $(LESS)" --ignore=tests/docs $(ARGS)
+
+# Sums are rounded, JSON is nested and numbers are compared in other ways from one Python to the next.
+OTHER ?= $(firstword $(shell command -v python3.13) $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python3.13))
+test-other: ## the pure tests with Python 3.13, or OTHER=path/to/python, in a clone of the last commit
+	@[ -n "$(OTHER)" ] || { echo "NOT RUN: there is no Python 3.13 here, and OTHER names none"; exit 0; }; \
+		set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; git clone -q . "$$folder/stagecoach"; \
+		$(MAKE) -C "$$folder/stagecoach" test-pure PYTHON="$(OTHER)"
 
 test-browser: $(STAMP) ## the viewer and Prefect's pages in a real Chromium, which is installed where it is missing
 	@command -v chromium >/dev/null || { export DEBIAN_FRONTEND=noninteractive; apt-get -o Acquire::Retries=5 update -qq && \

@@ -19,7 +19,8 @@ $2"; fi
 case "$*" in
     "-m venv .venv")
         echo "$0" > made
-        {real} -m venv --without-pip .venv && for folder in .venv/lib/python3*/site-packages; do : > "$folder/pip.py"; done ;;
+        {real} -m venv --without-pip .venv || exit 1
+        for folder in .venv/lib/python3*/site-packages; do : > "$folder/pip.py"; done ;;
     *"pip install"*) {pip} ;;
     *) exec {real} "$@" ;;
 esac
