@@ -38,7 +38,8 @@ test-all: test ## all tests but those in a browser: those of `test`, then the re
 	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m "engine and not essential $(LESS)" --ignore=tests/docs $(ARGS)
 
 # Sums are rounded, JSON is nested and numbers are compared in other ways from one Python to the next.
-OTHER ?= $(firstword $(shell command -v python3.13) $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python3.13))
+OTHER ?= $(shell for each in python3.13 $(HOME)/.pyenv/versions/3.13*/bin/python3.13; do \
+	"$$each" -c '' 2>/dev/null && echo "$$each" && break; done)
 test-other: ## the pure tests with Python 3.13, or OTHER=path/to/python, in a clone of the last commit
 	@[ -n "$(OTHER)" ] || { echo "NOT RUN: there is no Python 3.13 here, and OTHER names none"; exit 0; }; \
 		set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; git clone -q . "$$folder/stagecoach"; \
