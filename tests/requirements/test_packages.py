@@ -265,40 +265,37 @@ def test_uv_looks_where_pip_does_and_its_own_settings_stay() -> None:
 
 APT = """#!/bin/sh
 echo "$@" >> "$(dirname "$0")/asked"
-case "$*" in *install*) ln -s "$LIBRARY" "$FOLDER/libstagecoach.so.1" ;; esac
+case "$*" in *install*) : > "$FOLDER/libstagecoach.so.1" ;; esac
 """
 MISSING = """
-import ctypes, os, sys
+import os, sys
 sys.path.insert(0, sys.argv[1])
 import install
+os.geteuid = lambda: int(sys.argv[2])
 install.loads = lambda name: os.path.exists(f"{os.environ['FOLDER']}/{name}")
-if sys.argv[2] != "0":
-    os.geteuid = lambda: int(sys.argv[2])
 install.LIBRARIES = {"libstagecoach.so.1": "libstagecoach1"}
+install.find_tools = lambda *_: sys.exit(77)  # what is installed next
 sys.exit(install.main("cpu", "stamp"))
 """
 
 
 def install_with_library_missing(folder: Path, user: str, apt: str) -> subprocess.CompletedProcess[str]:
-    """Call the installer in a folder without a lock of anything, as a user, with a stand-in for apt-get."""
+    """Call the installer as a user, with a stand-in for apt-get, up to where it would download something."""
     (folder / "requirements").mkdir()
-    (folder / "requirements/cpu.txt").write_text("torch==0.0.1\n")  # which nobody has
+    (folder / "requirements/cpu.txt").touch()
     if apt:
         (folder / "apt-get").write_text(apt)
         (folder / "apt-get").chmod(0o755)
     environment = {**os.environ, "PATH": str(folder) + ":/bin:/usr/bin" if apt else str(folder), "FOLDER": str(folder)}
-    environment |= {"LIBRARY": sys.executable, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder)}
     command = [sys.executable, "-c", MISSING, str(FILE.parent), user]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="apt installs for root alone")
 def test_a_library_of_the_system_that_is_missing_is_installed_before_anything_is_downloaded(tmp_path: Path) -> None:
     done = install_with_library_missing(tmp_path, "0", APT)
     update, packages = (tmp_path / "asked").read_text().splitlines()
     assert update.endswith("update") and packages.endswith("install -y --no-install-recommends libstagecoach1")
-    assert "this system lacks" not in done.stderr
-    assert "Looking for a CPU build of torch" in done.stdout  # it went on
+    assert (done.returncode, done.stderr) == (77, "")
 
 
 @pytest.mark.parametrize(("user", "apt"), [("1000", APT), ("0", ""), ("0", "#!/bin/sh\nexit 100\n")])
@@ -306,5 +303,4 @@ def test_where_it_cannot_be_installed_it_is_said_how(user: str, apt: str, tmp_pa
     done = install_with_library_missing(tmp_path, user, apt)
     assert done.returncode == 1
     assert "libstagecoach.so.1, which this system lacks" in done.stderr and "apt install libstagecoach1" in done.stderr
-    assert "Looking for" not in done.stdout, "nothing is downloaded"
     assert not (tmp_path / "asked").exists(), "only root may"

@@ -276,7 +276,7 @@ class BulkServing(ServingTokens):
         if isinstance(top_logprobs, FlatLogprobs) and num_output_top_logprobs in (0, 1):
             # The token that was sampled is the first of its position.
             values = [top_logprobs.logprobs[start] for start in top_logprobs.start_indices]
-            entries = [_entry(*each) for each in zip(token_ids, values, strict=False)]
+            entries = [_logprob(*each) for each in zip(token_ids, values, strict=False)]
             content = [{**each, "top_logprobs": [each]} for each in entries]
         else:
             pairs = zip(token_ids, top_logprobs, strict=False)
@@ -399,14 +399,10 @@ def _logprob_entry(token: int, top: Mapping[int, Logprob] | None, most: int | No
     if most != -1:
         shown = list(shown)[: 0 if most is None else max(most, 1)]
     return {
-        **_logprob(token, top[token]),
-        "top_logprobs": [_logprob(*each) for each in shown],
+        **_logprob(token, top[token].logprob),
+        "top_logprobs": [_logprob(other, each.logprob) for other, each in shown],
     }
 
 
-def _logprob(token: int, logprob: Logprob) -> dict[str, Any]:
-    return _entry(token, logprob.logprob)
-
-
-def _entry(token: int, logprob: float) -> dict[str, Any]:
+def _logprob(token: int, logprob: float) -> dict[str, Any]:
     return {"token": f"token_id:{token}", "logprob": max(logprob, LOWEST_LOGPROB), "bytes": None}

@@ -36,7 +36,8 @@ def patch_core() -> None:
         return (outputs if self.log_stats else _hold_back(self, outputs)), model_executed
 
     def sample_seeded(self: Any, logits: Any, generators: Any, k: Any, p: Any) -> Any:
-        # The CPU's own draws noise for the whole batch, and then again for each row with a seed. This one does not.
+        # The CPU's own draws noise for the whole batch, and then again for each row with a seed. This one draws by
+        # `_draw`, which takes the place of its `random_sample` below.
         return self.forward_native(logits, generators, k, p) if generators else sample(self, logits, {}, k, p)
 
     normalise = RMSNorm.forward_cpu
