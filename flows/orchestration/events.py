@@ -32,7 +32,7 @@ _log = logging.getLogger("stagecoach")
 def spare_tags() -> None:
     """Leave the flow run's tags out of the events that its process sends, where the server is embedded.
 
-    Prefect writes a row for each tag of each event, about half of all rows of events. The flow run itself keeps its tags.
+    Prefect writes a row for each tag of each event, half of all rows of events. The flow run itself keeps its tags.
     """
     if is_shared() or current_flow_run() is None:  # automations of a shared server may ask for them
         return
