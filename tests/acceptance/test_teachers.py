@@ -185,9 +185,26 @@ def test_both_components_move_the_weights(lived: Lived) -> None:
     updates = [lived.rows("base", "training", "updates", step)[0] for step in range(2)]
     digests = [updates[0]["weights_sha256_in"], *(each["weights_sha256"] for each in updates)]
     assert len(set(digests)) == 3
-    for each in updates:
+    for step, each in enumerate(updates):
         assert each["ref_kl_tokens"] > 0 and each["ce_tokens"] > 0 and each["rl_tokens"] == 0
-        assert each["ce_loss"] > 1 and abs(each["ref_kl_loss"]) > 0.01
+        terms = pulled(lived, step)
+        assert len(terms) == each["ref_kl_tokens"] and np.abs(terms).max() > 0.01
+        # Of tokens that were sampled at random, signals of both signs may cancel out.
+        assert each["ce_loss"] > 1 and each["ref_kl_loss"] == pytest.approx(-terms.mean(), abs=1e-5)
+
+
+def pulled(lived: Lived, step: int) -> Any:
+    """Return for each token that is drawn to the teacher its live signal times its ratio, as the rows say; no mask."""
+    references = {row["trace_id"]: row["logprobs"] for row in lived.rows("base", "reference", "references", step)}
+    samples = {row["trace_id"]: row["sample_id"] for row in lived.rows("base", "advantage", "samples", step)}
+    statistics = lived.rows("base", "training", "token_statistics", step)
+    learner = {row["sample_id"]: row["logprobs"] for row in statistics}
+    terms = list[Any]()
+    for name, (_, prompt, completion) in exchanges(lived, "own", step).items():
+        own = np.array(learner[samples[name]][len(prompt["token_ids"]) :])
+        ratio = np.exp(own - np.array(completion["logprobs"]))
+        terms.append(((np.array(references[name]) - own) * ratio)[np.array(completion["mask"])])
+    return np.concatenate(terms)
 
 
 def test_a_second_call_finds_everything_and_starts_nothing(lived: Lived) -> None:

@@ -14,6 +14,8 @@ import torch
 from torch import distributed
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, PauseMode
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCore
@@ -59,6 +61,27 @@ def patch_core() -> None:
         return _draw(probs, generators) if generators else draw(probs, generators, use_fp64_gumbel)
 
     topk_topp_sampler.random_sample = draw_by_seed
+    allocate = KVCacheManager.allocate_slots
+
+    def allocate_where_needed(self: KVCacheManager, request: Any, num_new_tokens: int, *rest: Any, **named: Any) -> Any:
+        decodes = num_new_tokens == 1 and not rest and named == {"num_lookahead_tokens": 0}
+        if decodes and _stays_within_block(self, request.num_computed_tokens):
+            return self.empty_kv_cache_blocks
+        return allocate(self, request, num_new_tokens, *rest, **named)
+
+    KVCacheManager.allocate_slots = allocate_where_needed  # type: ignore[method-assign]
+
+
+def _stays_within_block(manager: KVCacheManager, position: int) -> bool:
+    """Tell whether the token at a position neither begins a block of the KV cache nor fills one.
+
+    Its block is there then, and no further one is whole and can be shared: for a request that decodes there is nothing
+    to allocate. vLLM works that out for each token, in a seventh of the time of a small model's pass. Only where all
+    layers attend to everything: other kinds of layers give blocks back as they go on.
+    """
+    groups = manager.coordinator.single_type_managers
+    size = groups[0].block_size if len(groups) == 1 and type(groups[0]) is FullAttentionManager else 1
+    return position % size != 0 and (position + 1) % size != 0
 
 
 def _normalise(norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None) -> Any:

@@ -84,3 +84,93 @@ def test_a_seeded_token_is_drawn_as_its_probability_says_whoever_else_is_in_the_
     assert found["last"] == [1] * 4
     assert set(found["not numbers"]) <= set(range(7)), "a token that the vocabulary has not"
     assert set(found["without"]) <= {1, 3, 4, 5}
+
+
+BLOCKS = """
+import json, random, torch
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.request import Request
+from tasks.inference.engine.core import patch_core
+
+SIZE, BLOCKS, own, asked = 4, 60, KVCacheManager.allocate_slots, []
+
+
+def counting(self, request, num_new_tokens, *rest, **named):
+    asked.append(num_new_tokens)
+    return own(self, request, num_new_tokens, *rest, **named)
+
+
+KVCacheManager.allocate_slots = counting
+patch_core()
+init_none_hash(sha256)
+hasher = get_request_block_hasher(SIZE, sha256)
+chance = random.Random(0)
+
+
+def manager(kind, **window):
+    spec = kind(block_size=SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32, **window)
+    config = KVCacheConfig(BLOCKS, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
+    return KVCacheManager(config, max_model_len=200, scheduler_block_size=SIZE, hash_block_size=SIZE)
+
+
+def blocks(manager, request):
+    return manager.get_block_ids(request.request_id)
+
+
+def schedule(kind, steps, **window):
+    \"\"\"Let two managers serve the same requests, one by vLLM's own way; return how often both were asked to.\"\"\"
+    plain, ours = manager(kind, **window), manager(kind, **window)
+    running, number, refused, decoded = [], 0, 0, 0
+    del asked[:]
+    for step in range(steps):
+        if len(running) < 6:
+            number += 1
+            prompt = [chance.randrange(2) for _ in range(chance.randint(1, 11))]
+            request = Request(str(number), prompt, SamplingParams(max_tokens=90), None, block_hasher=hasher)
+            found = []
+            for each, way in ((plain, own), (ours, KVCacheManager.allocate_slots)):
+                shared, count, *_ = each.get_computed_blocks(request)
+                new = way(each, request, len(prompt) - count, count, shared)
+                found.append((count, new is None, blocks(each, request)))
+            assert found[0] == found[1], found
+            if not found[0][1]:
+                request.num_computed_tokens = len(prompt)
+                running.append(request)
+        for request in list(running):
+            request.append_output_token_ids(chance.randrange(2))
+            ends = [
+                own(plain, request, 1, num_lookahead_tokens=0), ours.allocate_slots(request, 1, num_lookahead_tokens=0)
+            ]
+            decoded += 1
+            assert (ends[0] is None) == (ends[1] is None)
+            assert blocks(plain, request) == blocks(ours, request)
+            if ends[0] is None or chance.random() < 0.03:
+                refused += ends[0] is None
+                running.remove(request)
+                plain.free(request), ours.free(request)
+            else:
+                assert ends[0].get_block_ids() == ends[1].get_block_ids()
+                request.num_computed_tokens += 1
+        assert plain.block_pool.get_num_free_blocks() == ours.block_pool.get_num_free_blocks()
+        cached = [set(each.block_pool.cached_block_hash_to_block._cache) for each in (plain, ours)]
+        assert cached[0] == cached[1]
+    return {"decoded": decoded, "asked": asked.count(1), "refused": refused, "cached": len(cached[0])}
+
+
+full, window = schedule(FullAttentionSpec, 600), schedule(SlidingWindowSpec, 600, sliding_window=6)
+print(json.dumps({"full": full, "window": window}))
+"""
+
+
+def test_blocks_are_allocated_and_cached_as_by_vllm_itself() -> None:
+    done = subprocess.run([sys.executable, "-c", BLOCKS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    full, window = found["full"], found["window"]
+    # Blocks have four tokens: vLLM is asked for the first and the last of each, and for all where a window moves on.
+    assert 0.4 < full["asked"] / full["decoded"] < 0.6 and window["asked"] >= window["decoded"]
+    assert full["refused"] > 10 and full["cached"] > 10
