@@ -52,7 +52,8 @@ def test_the_processor_passes_all_but_that_it_is_no_gpu() -> None:
         pytest.skip("this machine has a GPU")
     settings = ["engine.startup_seconds=600", "engine.memory_gib=0.25", "engine.max_model_len=256"]
     found = {check["name"]: check for check in gpu_smoke.checks(["demo"], settings, 256)}
-    assert {name for name, check in found.items() if check["passed"] is False} == {"GPU"}, found
+    wrong = {name: check["expected"] for name, check in found.items() if check["passed"] is False}
+    assert wrong == {"GPU": "one by NVIDIA"}, str(wrong)
     assert {"the same weights twice", "a policy written and read", "checksum of the engine's weights"} <= found.keys()
     assert {"engine killed, serves again after", "learner killed, holds its policy after"} <= found.keys()
     assert {"engine killed asleep, serves again after", "stage training of the last step"} <= found.keys()
