@@ -17,7 +17,7 @@ import torch
 from configs.training import TrainingConfig
 from tasks.learner.attention import has_kernel, largest_difference
 from tasks.learner.checkpoint import companions, memory_sha256, save_rounded
-from tasks.learner.distributed import World, start_world
+from tasks.learner.distributed import World, end_rank, start_world
 from tasks.learner.loop import train_row
 from tasks.learner.loss import Objective
 from tasks.learner.memory import learner_memory
@@ -168,9 +168,10 @@ def main() -> None:
         norm = gradient_norm(request, world := start_world())
         if world.rank == 0:
             print(json.dumps(norm))
-        return
-    for check in checks(request):
-        print(json.dumps(check), flush=True)
+    else:
+        for check in checks(request):
+            print(json.dumps(check), flush=True)
+    end_rank()
 
 
 if __name__ == "__main__":

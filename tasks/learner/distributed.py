@@ -6,9 +6,10 @@ divisor, so the loss is multiplied by the number of ranks instead.
 """
 
 import os
+import sys
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy.typing as npt
 import torch
@@ -91,6 +92,17 @@ def start_world() -> World:
         return World(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(BACKEND, store=dist.HashStore(), rank=0, world_size=1, timeout=PATIENCE)
     return ALONE
+
+
+def end_rank() -> NoReturn:
+    """End the process of a rank whose work is done, without the interpreter's own end.
+
+    There torch's threads now and then abort the process ("terminate called without an active exception"), also
+    after the group is left, and torchrun takes that for a failure of the rank.
+    """
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def shard(policy: nn.Module, layers: nn.ModuleList, device: torch.device, half: bool, replicas: int = 1) -> None:

@@ -3,7 +3,6 @@
 The same code makes the figures of one rank, in the test's own process, and those of two, in processes of their own.
 """
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from configs.losses import DppoLoss, GspoLoss
 from configs.training import MuonOptimizer, SignSgdOptimizer, TrainingConfig
 from tasks.learner.attention import ATTENTION, register_attention
 from tasks.learner.checkpoint import moment_tensors
-from tasks.learner.distributed import ALONE, World, like, shard, start_world, whole
+from tasks.learner.distributed import ALONE, World, end_rank, like, shard, start_world, whole
 from tasks.learner.loop import accumulate_gradients
 from tasks.learner.loss import Objective
 from tasks.learner.model import PolicyModel, compile_policy, load_policy
@@ -178,8 +177,7 @@ def main(directory: Path, seeing: Path, out: Path, what: str) -> None:
     found = compiled(directory, world) if what == "compiled" else as_written(directory, seeing, world)
     if world.rank == 0:
         torch.save(found, out)
-    torch.distributed.destroy_process_group()
-    os._exit(0)  # all is on the disk; threads of gloo can abort an interpreter that ends
+    end_rank()
 
 
 if __name__ == "__main__":

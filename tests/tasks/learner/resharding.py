@@ -15,7 +15,7 @@ from configs.training import TrainingConfig
 from tasks.learner import shards
 from tasks.learner.checkpoint import companions, load_optimizer, save_policy, save_rounded
 from tasks.learner.digest import OPTIMIZER_PREFIX
-from tasks.learner.distributed import World, like, start_world
+from tasks.learner.distributed import World, end_rank, like, start_world
 from tasks.learner.model import PolicyModel, load_policy
 from tasks.learner.optimizer import apply_gradients, new_optimizer
 
@@ -58,5 +58,4 @@ def through_ranks(number: int, source: Path, target: Path, *dtype: str) -> Path:
 if __name__ == "__main__":
     shards.SHARD_BYTES = SMALL
     save_again(start_world(), Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
-    torch.distributed.destroy_process_group()
-    os._exit(0)  # all is on the disk; threads of gloo can abort an interpreter that ends
+    end_rank()
