@@ -97,8 +97,8 @@ def start_world() -> World:
 def end_rank() -> NoReturn:
     """End the process of a rank whose work is done, without the interpreter's own end.
 
-    There torch's threads now and then abort the process ("terminate called without an active exception"), also
-    after the group is left, and torchrun takes that for a failure of the rank.
+    There torch's threads now and then abort the process ("terminate called without an active exception"), also after
+    the group is left, and torchrun takes that for a failure of the rank.
     """
     dist.destroy_process_group()
     sys.stdout.flush()

@@ -188,7 +188,7 @@ def test_both_components_move_the_weights(lived: Lived) -> None:
     for step, each in enumerate(updates):
         assert each["ref_kl_tokens"] > 0 and each["ce_tokens"] > 0 and each["rl_tokens"] == 0
         terms = pulled(lived, step)
-        assert len(terms) == each["ref_kl_tokens"] and np.abs(terms).max() > 0.01
+        assert len(terms) == each["ref_kl_tokens"] and np.abs(terms).mean() > 0.01
         # Of tokens that were sampled at random, signals of both signs may cancel out.
         assert each["ce_loss"] > 1 and each["ref_kl_loss"] == pytest.approx(-terms.mean(), abs=1e-5)
 

@@ -76,8 +76,8 @@ def _stays_within_block(manager: KVCacheManager, position: int) -> bool:
     """Tell whether the token at a position neither begins a block of the KV cache nor fills one.
 
     Its block is there then, and no further one is whole and can be shared: for a request that decodes there is nothing
-    to allocate. vLLM works that out for each token, in a seventh of the time of a small model's pass. Only where all
-    layers attend to everything: other kinds of layers give blocks back as they go on.
+    to allocate. vLLM works that out for each token, in about a tenth of the time of a small model's pass. Only where
+    all layers attend to everything: other kinds of layers give blocks back as they go on.
     """
     groups = manager.coordinator.single_type_managers
     size = groups[0].block_size if len(groups) == 1 and type(groups[0]) is FullAttentionManager else 1
