@@ -21,6 +21,7 @@ from flows.reporting.curve import Point, curve_svg
 from flows.reporting.formats import EVALUATION_HEADINGS, compact_number, evaluation_cells, visible
 
 Steps = Sequence[Mapping[str, Any]]
+Rows = Sequence[Mapping[str, Any]]
 SHOWN_STEPS = 10
 SHOWN_STAGE_STEPS = 200
 RETRY_SECONDS = 60.0
@@ -121,19 +122,11 @@ class RunArtifacts:
         self._quiet_until = 0.0
         self._told = False
 
-    def publish(self, steps: Steps) -> bool:
-        """Update all artifacts; return whether that worked."""
-        return self._try(partial(self._publish, steps))
-
-    def publish_comparison(self, rows: Sequence[Mapping[str, Any]]) -> bool:
-        """Show how the first and last policies differ on held-out examples; return whether that worked."""
-        return self._try(partial(self._publish_comparison, rows))
-
-    def _try(self, publish: Callable[[], None]) -> bool:
-        """Return whether something could be published, in time."""
-        if not self._enabled or time.monotonic() < self._quiet_until:
+    def publish(self, steps: Steps, comparison: Rows = (), last: bool = False) -> bool:
+        """Update all artifacts; return whether that worked, in time. The last call waits longer, and always asks."""
+        if not self._enabled or (not last and time.monotonic() < self._quiet_until):
             return False
-        return self._keeper.call(partial(self._attempt, publish))
+        return self._keeper.call(partial(self._attempt, partial(self._publish, steps, comparison)), last)
 
     def _attempt(self, publish: Callable[[], None]) -> bool:
         """Return whether something could be published.
@@ -151,18 +144,17 @@ class RunArtifacts:
             return False
         return True
 
-    def _publish_comparison(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        shown = [dict(zip(EVALUATION_HEADINGS, map(visible, evaluation_cells(row)), strict=True)) for row in rows]
-        key = artifact_key("evaluations", self.run_name)
-        self._show("table", key, shown, "Held-out examples before and after training")
-
-    def _publish(self, steps: Steps) -> None:
+    def _publish(self, steps: Steps, comparison: Rows) -> None:
         name = self.run_name
         page, rows = report(name, self.store, steps), stage_table(steps)
         self._show("markdown", artifact_key("run", name), page, f"Run {escape(name)}")
         self._show("table", artifact_key("stages", name), rows, "Rows, tokens and seconds by stage")
         percent = min(100.0, 100.0 * len(steps) / max(1, self.num_steps))
         self._show("progress", artifact_key("progress", name), percent)
+        if comparison:
+            cells = [map(visible, evaluation_cells(row)) for row in comparison]
+            shown = [dict(zip(EVALUATION_HEADINGS, each, strict=True)) for each in cells]
+            self._show("table", artifact_key("evaluations", name), shown, "Held-out examples before and after training")
 
     def _show(self, kind: str, key: str, content: Any, description: str | None = None) -> None:
         """Make an artifact of the flow run, or renew it: made anew, Prefect would keep each as a version of its own."""
@@ -203,6 +195,7 @@ class ArtifactWatcher:
         self._every = max(1, num_steps // PUBLISHED_TIMES)
         self._num_steps = num_steps
         self._steps: list[Mapping[str, Any]] = []
+        self._comparison: Rows = ()
         self._prefect = False
         self._behind = False
         """Whether a renewal that was due could not be made."""
@@ -212,18 +205,22 @@ class ArtifactWatcher:
         # Events before this one come from a session that has no API to publish to.
         if event == "prefect":
             self._prefect = True
-        if event == "comparison" and self._prefect and facts["rows"]:
-            self._artifacts.publish_comparison(facts["rows"])
+        if event == "comparison":
+            self._comparison = facts["rows"]
         if event == "step":
             self._steps.append(facts)
-            last = len(self._steps) == self._num_steps
-            due = len(self._steps) % self._every == 0 and self._clock() - self._published_at >= PUBLISHED_SECONDS
-            if self._prefect and facts["computed"] and (last or due or self._behind):
-                self._publish()
-        # The last step may be over: whatever happens after it is the time to try again.
-        elif self._behind and event != "rollouts":
-            self._publish()
+        if self._prefect and event != "rollouts" and (self._behind or self._is_due(event, facts)):
+            # Of a run that was ended from outside, services are still to be ended, and soon.
+            last = event == "end" and facts["ending"] == "finished"
+            self._behind = not self._artifacts.publish(self._steps, self._comparison, last)
+            self._published_at = self._clock()
 
-    def _publish(self) -> None:
-        self._behind = not self._artifacts.publish(self._steps)
-        self._published_at = self._clock()
+    def _is_due(self, event: str, facts: Mapping[str, Any]) -> bool:
+        """Tell whether an event brings news that are to be shown at once."""
+        if event == "comparison":
+            return bool(facts["rows"])
+        if event != "step" or not facts["computed"]:
+            return False
+        quiet = self._clock() - self._published_at
+        done = len(self._steps)
+        return done == self._num_steps or (done % self._every == 0 and quiet >= PUBLISHED_SECONDS)

@@ -7,6 +7,8 @@ from contextvars import copy_context
 
 PATIENCE_SECONDS = 5.0
 """Longest wait for one call. A busy server takes a second or two."""
+LAST_SECONDS = 60.0
+"""Longest wait for a call that nobody repeats. A client that is refused asks again five times in 62 seconds."""
 
 
 class Bookkeeper:
@@ -21,12 +23,14 @@ class Bookkeeper:
         self._lock = threading.Lock()
         self._late_since: float | None = None
 
-    def call(self, work: Callable[[], bool]) -> bool:
+    def call(self, work: Callable[[], bool], last: bool = False) -> bool:
         """Do `work`, which says whether it was answered; return whether it was in time. Does nothing while one is late.
 
-        It is called in the context of the caller, which Prefect knows the flow run by.
+        It is called in the context of the caller, which Prefect knows the flow run by. The last call, after which
+        nobody asks again, has more time, which one that is late before it shares.
         """
-        if not self._lock.acquire(blocking=False):
+        until = time.monotonic() + (LAST_SECONDS if last else PATIENCE_SECONDS)
+        if not self._lock.acquire(timeout=LAST_SECONDS if last else 0):
             return False
         begun, answers, ended = time.monotonic(), list[bool](), threading.Event()
 
@@ -39,7 +43,7 @@ class Bookkeeper:
                 self._note_answer(begun, answered=bool(answers and answers[0]))
 
         threading.Thread(target=copy_context().run, args=(run,), name="bookkeeping", daemon=True).start()
-        if ended.wait(PATIENCE_SECONDS):
+        if ended.wait(until - time.monotonic()):
             return bool(answers and answers[0])
         self._note_silence(begun)
         return False

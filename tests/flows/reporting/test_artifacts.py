@@ -4,6 +4,7 @@ import base64
 import logging
 import math
 import re
+import threading
 from typing import Any
 from xml.etree import ElementTree
 
@@ -11,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.reporting import artifacts
+from flows.reporting import artifacts, bookkeeping
 from flows.reporting.curve import LEFT, RIGHT, WIDTH, Point, curve_svg
 from flows.reporting.svg import MOST_POINTS, ticks
+from tests.fixtures.waiting import PATIENCE
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -144,16 +146,58 @@ def test_a_dead_api_is_told_of_once_and_stops_nothing(
 
 def test_artifacts_that_are_switched_off_ask_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = artifacts.RunArtifacts("run", "/s", 2, enabled=False)
-    monkeypatch.setattr(shown, "_publish", lambda _: pytest.fail("asked"))
+    monkeypatch.setattr(shown, "_publish", lambda *_: pytest.fail("asked"))
     assert shown.publish([]) is False
 
 
 def test_artifacts_of_quick_steps_are_renewed_once_in_a_while_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     shown, published, now = artifacts.RunArtifacts("run", "/s", 9), list[int](), 0.0
-    monkeypatch.setattr(shown, "_publish", lambda steps: published.append(len(steps)))
+    monkeypatch.setattr(shown, "_publish", lambda steps, comparison: published.append(len(steps)))
     watch = artifacts.ArtifactWatcher(shown, 9, clock=lambda: now)
     watch("prefect", {})
     for number in range(9):
         watch("step", step(number, computed=True))
         now += 2.0
     assert published == [1, 4, 7, 9]
+
+
+def test_what_a_busy_api_has_not_shown_by_the_end_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, published, busy = artifacts.RunArtifacts("run", "/s", 2), list[tuple[int, int]](), threading.Event()
+
+    def publish(steps: artifacts.Steps, comparison: artifacts.Rows) -> None:
+        assert busy.wait(PATIENCE)
+        published.append((len(steps), len(comparison)))
+
+    monkeypatch.setattr(bookkeeping, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(bookkeeping, "LAST_SECONDS", PATIENCE)
+    monkeypatch.setattr(shown, "_publish", publish)
+    watch = artifacts.ArtifactWatcher(shown, 2)
+    watch("prefect", {})
+    for number in range(2):
+        watch("step", step(number, computed=True))
+    watch("comparison", {"rows": [{}, {}]})
+    watch("end", {"ending": "cancelled"})
+    assert published == []  # a run that was ended from outside has no time to wait
+    threading.Timer(0.2, busy.set).start()
+    watch("end", {"ending": "finished"})
+    assert published == [(2, 0), (2, 2)]
+
+
+def test_at_the_end_an_api_that_failed_is_asked_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, asked = artifacts.RunArtifacts("run", "/s", 1), list[int]()
+
+    def publish(*_: Any) -> None:
+        asked.append(1)
+        if len(asked) == 1:
+            raise ConnectionError("connection refused")
+
+    monkeypatch.setattr(shown, "_publish", publish)
+    watch = artifacts.ArtifactWatcher(shown, 1)
+    watch("prefect", {})
+    watch("step", step(0, computed=True))
+    watch("stage", {})
+    assert len(asked) == 1  # each attempt may wait for the API
+    watch("end", {"ending": "finished"})
+    assert len(asked) == 2
+    watch("end", {"ending": "finished"})
+    assert len(asked) == 2  # nothing is behind
