@@ -42,11 +42,13 @@ PALE = """() => {
     const own = rgba(getComputedStyle(each).backgroundColor);
     return own[3] === 1 ? own : over(own, each.parentElement ? behind(each.parentElement) : [1, 1, 1, 1]);
   };
+  const opacity = (each) => each ? getComputedStyle(each).opacity * opacity(each.parentElement) : 1;
   const found = {};
   for (const each of document.querySelectorAll("body *:not(svg *)")) {
     if (![...each.childNodes].some((child) => child.nodeType === 3 && child.data.trim())) continue;
     if (!each.checkVisibility({ visibilityProperty: true, opacityProperty: true })) continue;
-    const ground = behind(each), ink = over(rgba(getComputedStyle(each).color), ground);
+    const ground = behind(each), [red, green, blue, alpha] = rgba(getComputedStyle(each).color);
+    const ink = over([red, green, blue, alpha * opacity(each)], ground);
     const [dark, bright] = [light(ground), light(ink)].sort((a, b) => a - b);
     const contrast = (bright + 0.05) / (dark + 0.05);
     if (contrast < 4.5) found[`${each.nodeName}.${each.className}`] = `${contrast.toFixed(2)} ${each.textContent}`;

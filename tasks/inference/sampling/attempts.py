@@ -110,9 +110,22 @@ class RolloutRunner:
         self.seats = {each.name: Seats.of(each, served, self.client_configs) for each in config.environments}
         self.oldest: dict[str, int | None] = {}
         """By group, the oldest version of policies whose turns it may use; None for those of its own policy alone."""
+        self.unproven: list[KeptTurn] | None = None
+        """The turns that came since weights began to be exchanged: they may be of wrong ones; None at other times."""
         self._turns = turns
         self._requests: dict[tuple[str, str], SharedRequest] = {}
         """By environment, of those that were sampled, and URL of the engine's replica."""
+
+    def begin_exchange(self) -> None:
+        """Keep no further turn until the engine is known to serve the right weights."""
+        self.unproven = []
+
+    def end_exchange(self) -> None:
+        """Keep the turns that came meanwhile: the weights that sampled them are the right ones."""
+        for turn in self.unproven or ():
+            assert self._turns is not None, "turns come where they are kept"
+            self._turns.put(turn)
+        self.unproven = None
 
     def renew(self, policy: Policy, served: ServedModel) -> None:
         """Go on with another policy: what is under way is sampled by it from now on, and what begins from its start."""
@@ -195,7 +208,8 @@ class RolloutRunner:
         from tasks.inference.sampling.rollout_client import KEPT_TURNS  # it imports verifiers
 
         def keep(played: Mapping[str, str]) -> None:
-            turns.put(_kept_turn(origin, request.client.model, played))
+            turn = _kept_turn(origin, request.client.model, played)
+            turns.put(turn) if self.unproven is None else self.unproven.append(turn)
 
         return await server.client.run(request.dumped | own | {KEPT_TURNS: self._usable(turns, origin)}, keep)
 

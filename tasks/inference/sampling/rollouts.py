@@ -160,7 +160,6 @@ class BatchSampler:
         """Groups that are being sampled, or wait for the limit, with their work."""
         self.stopped: set[str] = set()
         """Those that were not wanted any more."""
-        self.renewing = False
         self.limiter = Limiter(1 if plan.one_at_a_time else config.rollout.max_in_flight)
         adaptive = config.rollout.adaptive_in_flight and not plan.one_at_a_time
         self.adaptive_limit = AdaptiveLimit(self.limiter, engines) if adaptive else None
@@ -246,9 +245,9 @@ class BatchSampler:
                 continue
             # Nothing is committed until the engine is known to serve the right weights.
             async with self.commit_lock:
-                self.renewing = True
+                self.runner.begin_exchange()
                 renewal = await asyncio.to_thread(self._renew, self.plan.renew)
-                self.renewing = False
+                self.runner.end_exchange()
             if renewal:
                 self.runner.renew(renewal.policy, renewal.served)
                 self._add_groups(running, prepare(renewal.assignments))
@@ -297,7 +296,7 @@ class BatchSampler:
         if "images" in tables:
             tables |= await asyncio.to_thread(tensors_of, tables["images"], self.config.model)
         async with self.commit_lock:
-            if self.renewing:  # it failed, and all rollouts are being stopped
+            if self.runner.unproven is not None:  # the exchange failed, and all rollouts are being stopped
                 return
             # Committing takes long enough to delay every rollout in flight, were it done on the event loop.
             await asyncio.to_thread(self.on_group, group_id, tables)

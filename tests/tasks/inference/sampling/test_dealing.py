@@ -293,6 +293,8 @@ def test_a_sampler_hands_over_all_groups_but_those_that_are_set_aside() -> None:
         return crashers.find_suspected({each.group_id for each in lost.in_flight})
 
     class Runner:
+        unproven = None
+
         async def run(self, assignment: dict[str, Any], task: Any, dealt: Any) -> Any:
             table.dealt.append((assignment["assignment_id"], dealt.client.address))
             await dealt.client.play(assignment["assignment_id"])
@@ -301,7 +303,7 @@ def test_a_sampler_hands_over_all_groups_but_those_that_are_set_aside() -> None:
     sampler = object.__new__(BatchSampler)
     table = Table([A, B, C], record_loss=record_loss)
     parts = {"runner": Runner(), "plan": SamplingPlan(), "quota": GroupQuota({}), "limiter": Limiter(6)}
-    parts |= {"begun": set(), "live": {}, "stopped": set(), "renewing": False, "replicas": Replicas([], 0, None)}
+    parts |= {"begun": set(), "live": {}, "stopped": set(), "replicas": Replicas([], 0, None)}
     parts |= {"on_group": lambda group_id, _: handed.append(group_id), "dealer": table.dealer}
     vars(sampler).update(parts)
     groups = ["deadly", "a", "b", "c", "d"]

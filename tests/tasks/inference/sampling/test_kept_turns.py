@@ -1,6 +1,8 @@
 """Which kept turns a rollout may use: those of its own policy, or in a stream of all that its group may be of."""
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +34,7 @@ def kept(tmp_path: Path) -> KeptTurns:
 def runner(kept: KeptTurns, versions: dict[str, int], oldest: int | None = None) -> RolloutRunner:
     """A runner that has begun the group with that as its oldest version."""
     made = object.__new__(RolloutRunner)
-    vars(made).update(policy=Policy("own", 1), versions=versions, oldest={"g": oldest}, _turns=kept)
+    vars(made).update(policy=Policy("own", 1), versions=versions, oldest={"g": oldest}, unproven=None, _turns=kept)
     return made
 
 
@@ -77,3 +79,32 @@ def test_a_turn_is_of_the_policies_that_sampled_it_and_of_none_where_a_frozen_mo
 ) -> None:
     found = _kept_turn(origin(policy), "policy", {"request": "r", **played})
     assert found == KeptTurn("g", "g/0", "r", played["answer"], policies)
+
+
+class Answering:
+    """Stands in for the client of an environment server, whose rollouts have one turn of a policy."""
+
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
+
+    async def run(self, request: Any, keep: Any) -> dict[str, Any]:
+        keep({"request": f"of {self.policy}", "model": "policy", "answer": answer(self.policy)})
+        return {}
+
+
+def test_turns_of_weights_that_are_not_proven_are_kept_when_they_are(kept: KeptTurns) -> None:
+    request: Any = SimpleNamespace(dumped={}, client=SimpleNamespace(model="policy"))
+
+    def play(by: RolloutRunner, policy: str) -> list[str]:
+        dealt: Any = SimpleNamespace(client=Answering(policy))
+        asyncio.run(by._play(origin(), dealt, request, {}))
+        return [each.request for each in kept.of("g")]
+
+    sampling = runner(kept, POLICIES)
+    assert play(sampling, "old") == ["of old"]
+    sampling.begin_exchange()
+    assert play(sampling, "own") == ["of old"]
+    sampling.end_exchange()
+    assert play(sampling, "new") == ["of old", "of own", "of new"]
+    sampling.begin_exchange()  # which fails: what was sampled since is of wrong weights
+    assert play(sampling, "wrong") == ["of old", "of own", "of new"] == play(runner(kept, POLICIES), "new")

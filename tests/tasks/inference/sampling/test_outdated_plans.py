@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tasks.inference.engine.client import EngineLost, ServedModel
-from tasks.inference.sampling.attempts import OF_POLICY
+from tasks.inference.sampling.attempts import OF_POLICY, RolloutRunner
 from tasks.inference.sampling.dealing import RolloutDealer
 from tasks.inference.sampling.limits import GroupQuota, Limiter
 from tasks.inference.sampling.lost_servers import ServiceLost
@@ -22,7 +22,7 @@ from tests.fixtures.hosts import assigned
 SIZE = 4
 
 
-class Instant:
+class Instant(RolloutRunner):
     """Stands in for the runner of rollouts: notes what is begun, and makes the plan outdated at a rollout.
 
     Rollouts of groups whose names begin with a capital last until they are let go on, those of others end at once.
@@ -34,6 +34,7 @@ class Instant:
         self.ended = list[tuple[str, str]]()
         self.go_on = asyncio.Event()
         self.served = dict[str, ServedModel]()
+        self.unproven = None
 
     async def run(self, assignment: dict[str, Any], task: dict[str, Any], client: Any) -> Any:
         self.begun.append(assignment["assignment_id"])
@@ -61,7 +62,7 @@ def sample(runner: Instant, plan: SamplingPlan, groups: str, most: int = 12) -> 
         "limiter": Limiter(most),
         "dealer": dealer,
     }
-    parts |= {"begun": set(), "live": {}, "stopped": set(), "renewing": False, "replicas": Replicas([], 0, None)}
+    parts |= {"begun": set(), "live": {}, "stopped": set(), "replicas": Replicas([], 0, None)}
     parts |= {"on_group": lambda group_id, _: handed.append(group_id)}
     vars(sampler).update(parts)
 
