@@ -152,8 +152,8 @@ def report(found: Sequence[Mapping[str, Mapping[str, Any]]]) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     for side in list(found[0])[1:]:
         parts = {name: median(each[side]["parts"][name] for each in found) for name in found[0][side]["parts"]}
-        told = ", ".join(f"{name} {value:.2f}" for name, value in sorted(parts.items(), key=lambda part: -part[1]))
-        lines += ["", f"Processor seconds of {side}: {told}."]
+        summary = ", ".join(f"{name} {value:.2f}" for name, value in sorted(parts.items(), key=lambda part: -part[1]))
+        lines += ["", f"Processor seconds of {side}: {summary}."]
     idle = spread(each[side]["neither"] for each in found)
     lines += ["", f"Share of a step with neither engine nor learner at work, {side}: {idle}."]
     return "\n".join(lines)

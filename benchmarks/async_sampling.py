@@ -183,8 +183,8 @@ PLACES = {"as many places as a step has rollouts": GROUPS * GROUP_SIZE, "half as
 def main() -> None:
     """Print the tables: seconds a step, and the share of places that had a rollout."""
     names = [f"n = {bound}{f', {update}' if bound > 1 else ''}" for bound, update in SIDES]
-    for told, places in PLACES.items():
-        print(f"\n{told.capitalize()}:\n\n| rollouts | learner | " + " | ".join(names) + " |")
+    for label, places in PLACES.items():
+        print(f"\n{label.capitalize()}:\n\n| rollouts | learner | " + " | ".join(names) + " |")
         print("|---|---|" + "---|" * len(names))
         for kind, learner in product(LENGTHS, (1.0, 4.0)):
             cells = []

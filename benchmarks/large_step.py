@@ -295,10 +295,10 @@ def _run_metrics(root: str, directory: str) -> str:
         made["training"] = flow.do(training, made["packing"])
         found = flow.do(METRICS, *made.values(), num_batches=1)
     values = metric_values(flow.context.table("metrics", [found]))
-    told = ", ".join(
+    summary = ", ".join(
         f"{full_name(*name)} {values[name]:.17g}" for name in ((ALL, "rl_tokens"), (ALL, "mismatch_kl/std"))
     )
-    return f"{flow.took()}; {len(values)} metrics, {told}"
+    return f"{flow.took()}; {len(values)} metrics, {summary}"
 
 
 def read_rows(root: str, rank: int, meeting: str) -> list[Any]:

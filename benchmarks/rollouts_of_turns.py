@@ -133,11 +133,11 @@ def measured(engine: Engine, model: Path, directory: Path, turns: int, num: int,
 
     keeping = KeptTurns(store, f"turns{turns}") if keeps else nullcontext()
     (own := directory / f"{turns}{keeps}").mkdir()  # where the server says that it is ready
-    with keeping as kept, served(environment, own) as told:
+    with keeping as kept, served(environment, own) as report:
         sampler = partial(
             BatchSampler,
             served={OF_POLICY: ServedModel(engine.url, KEY, salt="kept" if keeps else "policy")},
-            addresses={environment.name: (told["address"],)},
+            addresses={environment.name: (report["address"],)},
             policy=Policy("policy", 0),
             step=0,
             config=View(settings, SECTIONS, "rollout"),

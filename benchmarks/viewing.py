@@ -60,7 +60,7 @@ def _measure(directory: Path) -> None:
     cold: dict[tuple[str, str], Cost] = {}
     for store in ("large", "kept", "wide", "long", *(["thousand"] if (directory / "thousand").exists() else [])):
         for question in questions(directory / store, store):
-            cold[store, question.name] = _told(directory / store, store, question)
+            cold[store, question.name] = _print_cost(directory / store, store, question)
     _alternatives(directory, cold)
     _watching(directory)
 
@@ -82,7 +82,7 @@ def _fill(directory: Path) -> None:
         maintain(existing_store(directory / "kept"))
 
 
-def _told(root: Path, store: str, question: Question) -> Cost:
+def _print_cost(root: Path, store: str, question: Question) -> Cost:
     """Print what a page costs; return what it costs cold."""
     cold: list[Cost] = []
     warm: list[Cost] = []
@@ -153,8 +153,8 @@ def _watching(directory: Path) -> None:
     print(f"\n{len(found.blocks)} blocks of {BLOCK} steps after {STEPS}, every other one watched:\n")
     print("| steps | seconds, median | processor seconds, median |")
     print("|---|---|---|")
-    for watched, told in ((False, "nobody looks"), (True, "the run's page is followed")):
-        print(f"| {told} | {{:.3f}} | {{:.3f}} |".format(*found.of(watched)))
+    for watched, label in ((False, "nobody looks"), (True, "the run's page is followed")):
+        print(f"| {label} | {{:.3f}} | {{:.3f}} |".format(*found.of(watched)))
     ratios, noise = found.ratios(), found.noise()
     print(f"\nwatched to the blocks around: {_spread(ratios)}; unwatched to the one before: {_spread(noise)}")
     used = found.server_processor / max(found.num_pages, 1)

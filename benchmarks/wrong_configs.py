@@ -1,4 +1,4 @@
-"""What wrong configs are told and after how long: `python -m benchmarks.wrong_configs`; writes docs/wrong-configs.md.
+"""Messages for wrong configs, and the time to each: `python -m benchmarks.wrong_configs`; writes docs/wrong-configs.md.
 
 Each command of tests/configs/wrong_configs.toml is given in a directory of its own, by a process forked from one that
 has imported the program; what starting it takes is measured alone and added to each. A command must be refused with the

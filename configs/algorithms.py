@@ -1,4 +1,4 @@
-"""The algorithms of the advantage stage: one section each, told apart by `type`, with what is known before any row.
+"""The algorithms of the advantage stage: one section each, distinguished by `type`, with what is known before any row.
 
 What the checks and the pipeline need to know of an algorithm before there is a row is a class variable of its section.
 """

@@ -1,4 +1,4 @@
-"""The section of the filtering stage: the filters, told apart by `type`."""
+"""The section of the filtering stage: the filters, distinguished by `type`."""
 
 from typing import Annotated, Any, Literal
 

@@ -26,7 +26,7 @@ REMOVED_KEYS = {
     "assignment.batch_size": "it is `assignment.groups_per_step` times `assignment.group_size`",
     "engine.port": "the operating system chooses; `engine.url` names an engine that someone else runs",
 }
-"""What became of each, by dotted key; `*` stands for the place in a list."""
+"""What replaces each, or why it is gone, by dotted key; `*` stands for the place in a list."""
 
 
 class Draft:
@@ -211,6 +211,6 @@ def _translate_num_workers(environment: dict[str, Any], where: str) -> None:
 
 
 def removed_key(key: str) -> str | None:
-    """Return what became of a key that is gone, or None where there never was one of that name."""
+    """Return what replaces a key that is gone, or why it is gone; None where there never was one of that name."""
     pattern = ".".join("*" if part.isdecimal() else part for part in key.split("."))
     return REMOVED_KEYS.get(pattern)

@@ -72,7 +72,7 @@ def _merge(
         draft.merge(base, "recorded config")
     for file in files:
         draft.merge(*read(file))
-    misplaced = _apply_overrides(draft, overrides)  # told with what validation finds, all at once
+    misplaced = _apply_overrides(draft, overrides)  # reported with what validation finds, all at once
     translate(draft.tree)
     return _validate(draft.tree, draft.source, misplaced), draft
 

@@ -1,4 +1,4 @@
-"""The losses of the rl component, told apart by `type`, and what the other components can be told.
+"""The losses of the rl component, distinguished by `type`, and the settings of the other components.
 
 For a token l is the learner's log-prob, q the engine's, r = exp(l - q) the importance ratio and A the advantage. The
 formulas are in tasks/learner/loss.py.

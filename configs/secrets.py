@@ -63,7 +63,7 @@ def texts(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
 def secrets_in(tree: Mapping[str, Any], recorded: Mapping[str, Any] | None = None) -> tuple[list[str], list[str]]:
     """Return one line for each text of a config that is a secret, and one for each that may be one.
 
-    What is in `recorded`, the config of a run that is there already, is kept in the store anyway, and is not told.
+    What is in `recorded`, the config of a run that is there already, is kept in the store anyway, and is not reported.
     """
     known = set(texts(recorded or {}))
     certain: list[str] = []

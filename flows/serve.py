@@ -111,7 +111,7 @@ def _service(supervisor: Supervisor, run: RunConfig, service: str, member: str, 
 def _serve_leased(handles: Sequence[Handle], flow_run: UUID, lease_seconds: float) -> str | State[str]:
     """Say where the first process answers as soon as it does, and that all live; return why nobody needs them any more.
 
-    A worker ends a cancelled flow run when it hears of it by an event. It does not ask, so an event that is lost would
+    A worker ends a cancelled flow run when it receives an event of it. It does not ask, so an event that is lost would
     leave the flow run in the state Cancelling, which has no other way out than Cancelled.
 
     Raises ServiceFailed where it ends by itself.
@@ -120,7 +120,7 @@ def _serve_leased(handles: Sequence[Handle], flow_run: UUID, lease_seconds: floa
     from prefect.client.orchestration import get_client
 
     renewals, numbers = RenewalWatch(lease_seconds), itertools.count(1)
-    heard, said, cancelled = time.monotonic(), -lease_seconds, 0
+    answered_at, said, cancelled = time.monotonic(), -lease_seconds, 0
     where = {ADDRESS: "", PULSE: ""}
     with get_client(sync_client=True) as client:
         while True:
@@ -136,13 +136,13 @@ def _serve_leased(handles: Sequence[Handle], flow_run: UUID, lease_seconds: floa
                     client.update_flow_run_labels(flow_run, {SEEN: next(numbers), **where})
                     said = time.monotonic()
                 found = client.read_flow_run(flow_run)
-                heard = time.monotonic()
+                answered_at = time.monotonic()
                 cancelled += found.state is not None and found.state.is_cancelling()
                 if cancelled == CANCELLED_LOOKS:
                     return Cancelled(message="its run needs it no more, and its worker has not ended it")
                 if not renewals.look(labels(found).get(RENEWED)):
                     return f"its run has not renewed the lease for {lease_seconds:.0f} s"
             except httpx.HTTPError:  # Prefect may be away for a while; the run and its services go on
-                if time.monotonic() - heard > AWAY_SECONDS:
+                if time.monotonic() - answered_at > AWAY_SECONDS:
                     raise ServiceFailed(f"Prefect has not answered for {AWAY_SECONDS:.0f} s") from None
             time.sleep(BEAT_SECONDS)

@@ -203,7 +203,7 @@ class Slices:
     def not_held(self, name: str, pieces: Sequence[Slice]) -> list[Slice]:
         """Those of some slices of a table, those without rows aside, that no file of it holds.
 
-        A damaged file counts as holding what its bounds allow: whoever reads it is told of the damage.
+        A damaged file counts as holding what its bounds allow: whoever reads it gets the error of the damage.
         """
         table = self.table(name)
         absent = _not_held(table, pieces)
@@ -257,7 +257,7 @@ class Slices:
             data = self.root.read(path)
         except OSError as error:
             raise damage_error(piece, f"{path} cannot be read: {error}") from error
-        # The size first: a file that was cut is told apart from one of other content.
+        # The size first: a file that was cut is distinguished from one of other content.
         if len(data) != file.size:
             raise damage_error(piece, f"{path} has {len(data)} bytes instead of {file.size}")
         if hashlib.sha256(data).hexdigest() != file.sha256:

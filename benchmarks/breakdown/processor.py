@@ -1,4 +1,4 @@
-"""Processor time of a run by component: that of its processes, told apart by their command lines."""
+"""Processor time of a run by component: that of its processes, distinguished by their command lines."""
 
 from collections import defaultdict
 from collections.abc import Mapping

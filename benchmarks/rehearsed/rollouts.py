@@ -105,7 +105,7 @@ def _traces(
         seen = {name: row[name] for name in ("assignment_id", "group_id", "environment", "example_id")}
         rows.append(
             seen
-            | _told(end)
+            | _outcome_columns(end)
             | {"trace_id": names[place], "episode_id": names[place][::-1], "started_at": start}
             | {"num_input_tokens": int(inputs[place]), "num_output_tokens": int(outputs[place])}
             | {"generation_seconds": seconds, "model_seconds": round(seconds * 0.7, 3)}
@@ -117,7 +117,7 @@ def _traces(
     return pa.Table.from_pylist([row | fixed for row in rows], schema=TRACES.arrow)
 
 
-def _told(end: Outcome) -> dict[str, Any]:
+def _outcome_columns(end: Outcome) -> dict[str, Any]:
     """Return the columns that say how a rollout ended."""
     failed = end.ending
     scores = {name: {"score": score, "weight": weight} for name, (score, weight) in end.rewards.items()}

@@ -79,7 +79,7 @@ class Follower(Thread):
         self._path = path
 
     def run(self) -> None:
-        """Look until told to end."""
+        """Look until `ends` is set."""
         seen, took = "", 0.0
         while not self.ends.wait(max(EVERY_SECONDS, REST * took)):
             took = 0.0
@@ -125,13 +125,13 @@ def _blocks(walker: "subprocess.Popen[str]", follower: Follower, first: int) -> 
     assert walker.stdout is not None
     blocks: list[Block] = []
     for line in walker.stdout:
-        told = json.loads(line)
-        if (number := told["step"] - first) < 0:
+        record = json.loads(line)
+        if (number := record["step"] - first) < 0:
             continue
         if not number % BLOCK:
             blocks.append(Block(watched=number // BLOCK % 2 == 1))
             (follower.looks.set if blocks[-1].watched else follower.looks.clear)()
             continue
-        blocks[-1].seconds.append(told["seconds"])
-        blocks[-1].processor.append(told["processor"])
+        blocks[-1].seconds.append(record["seconds"])
+        blocks[-1].processor.append(record["processor"])
     return blocks

@@ -144,7 +144,7 @@ def evaluation_problems(config: RunConfig) -> Iterator[str]:
         if count > 1:
             yield f"evaluation.sets: {count} of them are named {name!r}; tables and notes tell them apart by name"
     places = [f"evaluation.sets.{index}" for index in range(len(config.evaluation.sets))] or ["evaluation"]
-    # Not strict: of sets of one name, which were told above, the last alone is there.
+    # Not strict: of sets of one name, which were reported above, the last alone is there.
     for where, chosen in zip(places, config.evaluation.of_sets().values(), strict=False):
         yield from _set_problems(config, where, chosen)
     yield from _external_problems(config)

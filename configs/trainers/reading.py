@@ -64,8 +64,8 @@ def read_foreign(files: Sequence[str]) -> ForeignConfig:
     """
     read = [_read(Path(file)) for file in files]
     if len({each.trainer.name for each in read}) > 1:
-        told = ", ".join(f"{file} of {each.trainer.name}" for file, each in zip(files, read, strict=True))
-        raise ConfigError([f"--from: the files are of different trainers: {told}; give those of one"])
+        origins = ", ".join(f"{file} of {each.trainer.name}" for file, each in zip(files, read, strict=True))
+        raise ConfigError([f"--from: the files are of different trainers: {origins}; give those of one"])
     keys = {key: value for each in read for key, value in each.keys.items()}
     if keys and all(key.startswith("inference.") for key in keys):
         raise ConfigError(

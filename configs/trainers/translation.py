@@ -1,4 +1,4 @@
-"""Applies the table of another trainer to one of its configs: our settings, and what became of every key.
+"""Applies the table of another trainer to one of its configs: our settings, and the outcome of every key.
 
 A table has a `KeyRow` for each setting of ours that comes from keys there, and a `Missing` for keys that have no
 counterpart here. A key that is in neither is unknown, and is reported as such.
@@ -138,7 +138,7 @@ class Lost(NamedTuple):
 
 @dataclass
 class Translation:
-    """Our settings out of a config of another trainer, and what became of its keys."""
+    """Our settings out of a config of another trainer, and the outcome of its keys."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     """Values by dotted key."""

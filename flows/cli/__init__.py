@@ -50,7 +50,7 @@ def _main(argv: Sequence[str] | None, interrupts: Interrupts) -> int:
         status: int = command() or 0
         sys.stdout.flush()
         return status
-    # Before any other error: of the standard output it is no fault, and nobody is there to be told.
+    # Before any other error: a closed standard output is no fault, and nobody is there to read a message.
     except BrokenPipeError:
         if not _nobody_reads():
             raise
@@ -132,7 +132,7 @@ def _nobody_reads() -> bool:
     # Asking the descriptor, for the error itself does not say which pipe it is of: a service has pipes, too.
     ends = select.poll()
     ends.register(output, 0)
-    if not any(told & (select.POLLERR | select.POLLHUP) for _, told in ends.poll(0)):
+    if not any(mask & (select.POLLERR | select.POLLHUP) for _, mask in ends.poll(0)):
         return False
     # Or Python would write what is still buffered when it ends, and complain of the same pipe again.
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -161,7 +161,7 @@ def explanation(error: BaseException) -> str | None:
 
 
 def _damage_behind(error: BaseException, command: Callable[[], int | None] | None) -> str | None:
-    """Return which files of a command's store are damaged, where any are: nearly anything comes of those."""
+    """Return which files of a command's store are damaged, where any are: these can cause nearly any error."""
     store = getattr(command, "keywords", {}).get("store")
     from configs.store import default_store
     from storage.errors import LayoutError, StoreError, is_foreign
@@ -176,7 +176,7 @@ def _damage_behind(error: BaseException, command: Callable[[], int | None] | Non
         found = damage_behind(error, existing_store(store or default_store(), read_only=True))
     except LayoutError:  # there is none
         return None
-    except StoreError as other:  # it cannot even be opened: that says more than what came of it
+    except StoreError as other:  # it cannot even be opened: that says more than the first error
         found = other
     return str(found) if found else None
 

@@ -41,7 +41,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 }
 """What is tried, by the name that its column has. sft would sample anew, so it is not here."""
 NEED_ENGINE = ("opsd", "opd")
-"""opsd has to be told where the demonstration is, opd who the teacher is."""
+"""opsd needs the field of the demonstration, opd the teacher."""
 COMPONENTS = ("rl", "ce", "ref_kl")
 ZERO = 1e-9
 """An advantage below this teaches nothing."""
@@ -78,7 +78,7 @@ def algorithms(
     plain: bool = False,
     force: bool = False,
 ) -> int:
-    """Credit a run's rollouts by the algorithms named, all that need no engine by default; print what came of it.
+    """Credit a run's rollouts by the algorithms named, all that need no engine by default; print the result.
 
     `teacher` is a directory of weights, or RUN or RUN:VERSION of the store; with it opd is among the default ones, with
     `demonstration`, the field that holds one, opsd. `output` is written as a page. Returns 0; raises ConfigError for an
@@ -129,7 +129,7 @@ def credit_request(
 ) -> ReplayRequest:
     """Return what is asked of the replay that credits all rollouts of a run by one variant, and by nothing else.
 
-    `given` are settings that the variant has to be told. Neither what the run set for that type stays, nor the
+    `given` are settings that the variant needs. Neither what the run set for that type stays, nor the
     algorithm that one of its environments has of its own.
     """
     settings = {**VARIANTS[name], **(given or {})}

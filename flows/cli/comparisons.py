@@ -169,7 +169,7 @@ def evals(
 ) -> int:
     """Print the evaluations of runs, or write them as Parquet; return the exit status.
 
-    `by` is a field of the examples' tasks whose values are told apart. Raises ConfigError for an unknown run or one
+    `by` is a field of the examples' tasks whose values are distinguished. Raises ConfigError for an unknown run or one
     without evaluations, FieldMissing for a field that examples lack.
     """
     root = existing_store(store or default_store())

@@ -210,7 +210,7 @@ def object_store(store: str) -> Iterator[Diagnosis]:
     """Yield whether the store's server answers and lets us read; nothing for a directory. Nothing is made there."""
     if "://" not in store:
         return
-    from storage.errors import StoreError  # as late as can be: what is not installed is told first
+    from storage.errors import StoreError  # as late as can be: what is not installed is reported first
     from storage.roots import open_root
     from storage.store import FORMAT
 

@@ -176,7 +176,7 @@ def run(
 ) -> dict[str, Any]:
     """Run the flow of a resolved config: services and Prefect side by side, then the flow; or nothing at all.
 
-    Work that is all in the ledger needs neither Prefect nor services; the watchers are told so.
+    Work that is all in the ledger needs neither Prefect nor services; the watchers are notified.
     """
     with open_session(config, watchers, early) as session:
         # A dry run first: it says what is missing, and with it which services have to be started at all.
@@ -193,7 +193,7 @@ def run(
         api = begin_prefect(config)
         session.begin(missing)
         before()
-        server = api.supervisor.told_to(session.note_service) if api.supervisor else nullcontext()
+        server = api.supervisor.subscribe(session.note_service) if api.supervisor else nullcontext()
         with server, prefect_api.termination_reported():
             session.notify("prefect", url=api.wait().ui_url)
             route_prefect_logs(log_directory(config) / "prefect.log")
@@ -294,7 +294,7 @@ def train_demo(
     with Supervisor(name, log_directory(resolved)) as supervisor:
         early = early_services(supervisor, resolved, sources.model)
         for service in early:
-            service.reach()  # what others run and does not answer is told now and not after the warm-up
+            service.reach()  # what others run and does not answer is reported now and not after the warm-up
         if overrides:  # the presets fit, and their environments are loaded beside the services
             with nothing_started():
                 require_fit(resolved, early.environments.load())
@@ -334,7 +334,7 @@ class EarlyServices(NamedTuple):
             threading.Thread(target=self._begin_environments, name="environments", daemon=True).start()
 
     def _begin_environments(self) -> None:
-        # After the engine: side by side they would take the learner's core as well. Who needs one hears what failed.
+        # After the engine: side by side they would take the learner's core as well. Who needs one gets the error.
         with suppress(Exception):
             for each in self.engine.handles:
                 each.wait()

@@ -223,22 +223,22 @@ def stream_verdict(steps: Sequence[Mapping[str, float]]) -> str:
     waited, idle, full = (sum(step["seconds"] * step[name] for step in measured) / total for name in names)
     ages = [step["token_age/mean"] for step in measured if "token_age/mean" in step]
     age = f", tokens were {mean(ages):.1f} steps old" if ages else ""
-    told = (
+    summary = (
         f"the learner waited {waited:.0%} of the time; the engine was idle {idle:.0%} of it, on average {full:.0%} full"
     )
-    told += age
+    summary += age
     stale = sum(step["seconds"] * step.get("stale", 0.0) for step in measured) / total
     if stale:
-        told += f", {stale:.0%} of the groups came to be too old"
+        summary += f", {stale:.0%} of the groups came to be too old"
     if stale >= OFTEN:
-        return f"{told}: raise rollout.max_off_policy_steps, or lower assignment.oversampling where it is above 1"
+        return f"{summary}: raise rollout.max_off_policy_steps, or lower assignment.oversampling where it is above 1"
     if waited >= OFTEN and full >= FULL:
-        return f"{told}: raise rollout.max_in_flight if the engine has room, or give it more of the machine"
+        return f"{summary}: raise rollout.max_in_flight if the engine has room, or give it more of the machine"
     if waited >= OFTEN:
-        return f"{told}: raise rollout.max_off_policy_steps, so that more groups may be begun"
+        return f"{summary}: raise rollout.max_off_policy_steps, so that more groups may be begun"
     if idle >= OFTEN:
-        return f"{told}: the learner is what the run waits for; fewer rollout.max_off_policy_steps may do"
-    return f"{told}: neither has to be changed"
+        return f"{summary}: the learner is what the run waits for; fewer rollout.max_off_policy_steps may do"
+    return f"{summary}: neither has to be changed"
 
 
 def _table(steps: Sequence[dict[str, Any]]) -> Grid:

@@ -21,7 +21,7 @@ from storage.read.frames import Frames, existing_store
 from storage.read.sql import DEFAULT, Bounds, QuestionError, ask, columns_of
 
 PATIENCE_SECONDS = 2.0
-"""After so long a person is told that a question can be ended."""
+"""After so long a hint says that a question can be ended."""
 MOST_ROWS = 100
 """Rows that are printed as a table."""
 SAFE = "the store was only read"
@@ -52,7 +52,7 @@ def sql(
     form = _form(form, output)
     if output:
         check_output(Path(output), force)  # before a long question, not after it
-    with reading(frames.store), told_of_a_long_question(bounds):
+    with reading(frames.store), long_question_hint(bounds):
         answer = ask(frames, query, tokens, bounds)
     try:
         if output:
@@ -68,7 +68,7 @@ def sql(
 
 
 @contextmanager
-def told_of_a_long_question(bounds: Bounds) -> Iterator[None]:
+def long_question_hint(bounds: Bounds) -> Iterator[None]:
     """Say, where what is done within the block takes long, how it can be ended and when it will be."""
     ends = f"after {bounds.seconds:g} s (--seconds), or with Ctrl-C, which harms nothing"
     timer = Timer(

@@ -38,7 +38,7 @@ def watch(
 
 
 def follow(library: Any, run: str, plain: bool, wait: Callable[[float], str]) -> bool:
-    """Show a run until it ends, then say what came of it; return True, at once, where somebody wants to read rollouts.
+    """Show a run until it ends, then print its result; return True, at once, where somebody wants to read rollouts.
 
     `wait` sleeps so many seconds, or until a key is pressed, and returns the key.
     """

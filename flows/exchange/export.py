@@ -225,7 +225,7 @@ def _with_sources(store: Store, run: str, needs: dict[str, Needs]) -> list[str]:
 
 
 def copy(run: str, target: str, store: str, with_policies: bool) -> int:
-    """Copy a run to another store and say what came of it; return the exit status."""
+    """Copy a run to another store and print the result; return the exit status."""
     done = copy_run(run, target, store, with_policies)
     if done.nothing:
         print(f"{target}: run {run} is there already, nothing was copied")

@@ -311,7 +311,7 @@ def _group_lines(groups: Mapping[str, int]) -> list[str]:
 
 
 def main(request: ImportRequest) -> int:
-    """Import files as asked and say what came of it; return the exit status."""
+    """Import files as asked and print the result; return the exit status."""
     for line in outcome_lines(import_files(request)):
         print(line)
     return 0

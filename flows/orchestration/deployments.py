@@ -154,8 +154,8 @@ def _offer_choices(properties: dict[str, Any], flow: str) -> None:
         properties["environment"]["enum"] = ["", *installed_tasksets()]
 
 
-TOLD_EVENTS = tuple(event for event in EVENTS if event != POLICY)
-"""The events that a notification block is told of."""
+NOTIFIED_EVENTS = tuple(event for event in EVENTS if event != POLICY)
+"""The events that are sent to a notification block."""
 STORE_VARIABLE = "stagecoach_store"
 """Variable of Prefect that names the store of all deployments, where the command line names none."""
 AUTOMATION = "stagecoach: mark lost runs as crashed"
@@ -253,7 +253,7 @@ def lost_runs_automation() -> Any:
 def notifications(block: str) -> list[Any]:
     """Return the automations that send the messages of our events to a notification block, `type/name`.
 
-    Raises DeployRefused where the server has no such block. Policies are not told of: there is one for each step.
+    Raises DeployRefused where the server has no such block. Events of policies are left out: each step has one.
     """
     from prefect.blocks.core import Block
     from prefect.events.actions import SendNotification
@@ -277,7 +277,7 @@ def notifications(block: str) -> list[Any]:
             trigger=EventTrigger(expect={event}, posture=Posture.Reactive, threshold=1, within=timedelta(0)),
             actions=[send],
         )
-        for event in TOLD_EVENTS
+        for event in NOTIFIED_EVENTS
     ]
 
 

@@ -25,7 +25,7 @@ MAKERS = ("policy_import", "training")
 WINDOW = 3
 """Steps whose mean is compared: one step alone is as much luck as learning."""
 LOST_SHARE = 0.5
-"""Share of what the reward has won since its lowest mean; so much lost again is told."""
+"""Share of what the reward has won since its lowest mean; so much lost again is reported."""
 _log = logging.getLogger("stagecoach")
 
 
@@ -48,7 +48,7 @@ class RewardDrop:
 
     def __init__(self) -> None:
         self._rewards: list[float] = []
-        self._told = False
+        self._reported = False
 
     def __call__(self, reward: float | None) -> tuple[float, float] | None:
         """Take a step's reward; return best and present mean where it has dropped, once until it is up again."""
@@ -61,8 +61,8 @@ class RewardDrop:
         best, now = max(sums) / WINDOW, sums[-1] / WINDOW
         lowest = min(sums[: sums.index(max(sums)) + 1]) / WINDOW
         dropped = best > lowest and best - now >= LOST_SHARE * (best - lowest)
-        told, self._told = self._told, dropped
-        return (best, now) if dropped and not told else None
+        reported, self._reported = self._reported, dropped
+        return (best, now) if dropped and not reported else None
 
 
 class EventWatcher:
@@ -121,5 +121,5 @@ class EventWatcher:
         payload = {"run": self._run, "store": self._store, "message": message, **about}
         try:
             emit_event(event, resource=resource, payload=payload)
-        except Exception as problem:  # the border at which a failing API is only told of: no run depends on an event
+        except Exception as problem:  # the border at which an API failure is only logged: no run depends on an event
             _log.warning("the event %s was not sent to Prefect: %s", event, one_line(problem))

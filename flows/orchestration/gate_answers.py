@@ -43,7 +43,7 @@ def approval(run: str, store: str, tell: Callable[..., None]) -> Approve:
 
 
 def answer_lines(page: str, key: str, description: str) -> None:
-    """Show a page as an artifact of the flow run around; a Prefect that fails is only told of."""
+    """Show a page as an artifact of the flow run around; a failure of Prefect is only logged."""
     import httpx
     from prefect.artifacts import create_markdown_artifact
 

@@ -1,7 +1,7 @@
 """A whole Prefect server with its UI in one process, started as `python -P prefect_server.py REPORT PORT_FILE`.
 
 It binds its port before it imports Prefect, so that its address is known in milliseconds, no other program can take
-the port, and the UI is told the right one (`prefect server start --port` tells it 4200). The port is kept in PORT_FILE:
+the port, and the UI gets the right one (`prefect server start --port` gives it 4200). The port is kept in PORT_FILE:
 a server started again answers where the flow expects it.
 
 Prefect fills a new database by some hundred migrations, seven processor seconds. `make install` keeps the result, by

@@ -60,7 +60,7 @@ class Cancellation:
         clock: Callable[[], float] = time.monotonic,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`tell` hears when Prefect does not answer, and when it does again."""
+        """`tell` is called when Prefect does not answer, and when it does again."""
         self._ask = ask
         self._clock = clock
         self._keeper = Bookkeeper(tell)
@@ -206,8 +206,8 @@ def note_end(flow: Any, flow_run: Any, state: Any) -> None:
             _record_end(runs, run, last, event, (state.message or "its process is gone").rstrip("."))
         last = runs.events(run)[-1] if run in runs.names() else None
         if last is not None and last.event == "cancelled" and last.flow_run == str(flow_run.id):
-            told = flow_run.id, last.message or ""
-            threading.Thread(target=_tell_cancelled, args=told, name="cancelled", daemon=True).start()
+            arguments = flow_run.id, last.message or ""
+            threading.Thread(target=_tell_cancelled, args=arguments, name="cancelled", daemon=True).start()
     except StoreError as error:
         _log.warning("the end of run %s could not be written into its store: %s", run, error)
 

@@ -34,7 +34,7 @@ class PackedStep:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What names all rows that its samples are told from: what is kept of them goes by it."""
+        """The identity of all rows that its samples are read from: it is the key of what is cached of them."""
         return row_identities((self.batches, *self.samples, *self.traces))
 
     @property

@@ -15,7 +15,7 @@ OUTCOMES = {
     **{TRAINED: 2, FILTERED: 4, ERRORED: 6, STOPPED: 7, STALE: 7, NO_WEIGHT: 0},
     **{QUARANTINED: 3, PENDING: 5, REFUSED: 1, EXPIRED: 7},
 }
-"""What becomes of rollouts, from the foot of the bars up, each with the number of its colour."""
+"""The outcomes of rollouts, from the foot of the bars up, each with the number of its colour."""
 Series = dict[str, Any]
 Chart = dict[str, Any]
 

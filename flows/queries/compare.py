@@ -1,4 +1,4 @@
-"""Compares two runs of a store: their configs, their keys, and what came of both, as plain values and as frames.
+"""Compares two runs of a store: their configs, their keys and their results, as plain values and as frames.
 
 The keys are compared piece by piece along the ledger. A key that two runs share is the same work, bit by bit; a
 decision at a gate changes no weights and is no difference in work.

@@ -65,10 +65,10 @@ def _work(found: Found) -> list[str]:
     if parting is None:
         return [f"The same work as far as both go: {counts[SAME]} results have the same keys.", *_only(found)]
     how = {DIFFERENT: "another key", ONLY_A: "only a has it", ONLY_B: "only b has it"}[parting["state"]]
-    told = (
+    difference = (
         f"They differ from step {parting['step']}, stage {parting['stage']} on: {how}. Shared results: {counts[SAME]}."
     )
-    return [told, *_intakes(found["intakes"]), *_only(found)]
+    return [difference, *_intakes(found["intakes"]), *_only(found)]
 
 
 def _intakes(found: Found | None) -> list[str]:

@@ -158,8 +158,8 @@ def compared_attempts(library: StoreReader, a: str, b: str, environment: str, ex
     found = pl.concat(sides)
     if found.is_empty():
         near = nearest_examples(library, (a, b), environment, example_id)
-        told = f"; the nearest examples are {', '.join(near)}" if near else ""
-        raise NotThere(f"neither {a!r} nor {b!r} tried the example {example_id!r} of {environment!r}{told}")
+        hint = f"; the nearest examples are {', '.join(near)}" if near else ""
+        raise NotThere(f"neither {a!r} nor {b!r} tried the example {example_id!r} of {environment!r}{hint}")
     shared = set(sides[0]["trace_id"]) & set(sides[1]["trace_id"])
     return found.with_columns(in_both=pl.col("trace_id").is_in(list(shared))).select(*ATTEMPTS)
 

@@ -34,7 +34,7 @@ def smooth(values: Sequence[float | None], steps: int) -> list[float | None]:
 
 
 def band_exit(values: Sequence[float | None], steps: Sequence[int]) -> dict[str, Any] | None:
-    """Return the first `step` at which a figure leaves its band, and in words what came of it; None while it stays."""
+    """Return the first `step` at which a figure leaves its band, with a `description`; None while it stays."""
     known = [(value, step) for value, step in zip(values, steps, strict=True) if value is not None and is_drawn(value)]
     if len(known) < FIRST + IN_A_ROW:
         return None
@@ -45,7 +45,7 @@ def band_exit(values: Sequence[float | None], steps: Sequence[int]) -> dict[str,
     for place in range(FIRST, len(known) - IN_A_ROW + 1):
         if all(outside[place : place + IN_A_ROW]):
             step, now = known[place][1], statistics.median(value for value, _ in known[-IN_A_ROW:])
-            return {"step": step, "told": _exit_in_words(step, usual, now)}
+            return {"step": step, "description": _exit_in_words(step, usual, now)}
     return None
 
 

@@ -179,8 +179,8 @@ def lanes(times: pl.DataFrame, events: Sequence[Mapping[str, Any]], recent: int 
     shown = _Shown([(start, end) for start, end, _ in spans])
     bars: dict[str, list[dict[str, Any]]] = {}
     for start, end, row in spans:
-        told = {name: row[name] for name in ("step", "key", "finished", "seconds", "tokens")}
-        bars.setdefault(row["stage"], []).append({**told, "start": shown.at(start), "end": shown.at(end)})
+        facts = {name: row[name] for name in ("step", "key", "finished", "seconds", "tokens")}
+        bars.setdefault(row["stage"], []).append({**facts, "start": shown.at(start), "end": shown.at(end)})
     order = [*LANES, *sorted(set(bars) - set(LANES))]
     # A run's first event is a little before its first work: it stands at the begin.
     noted = [event for event in events if not recent or event["at"] >= begun]

@@ -194,15 +194,15 @@ class Images:
 
     def _image_values(self, row: Mapping[str, Any]) -> dict[str, Any]:
         kind, data = row["media_type"].partition(";")[0].strip().lower(), row["data"]
-        told = {"digest": row["digest"], "media_type": row["media_type"], "size": len(data), "address": None}
+        facts = {"digest": row["digest"], "media_type": row["media_type"], "size": len(data), "address": None}
         why = refusal(kind, data)
         if why is None and len(data) > self._left:
             why = "the page shows enough images already"
         if why is not None:
-            return told | {"url": None, "why": why}
+            return facts | {"url": None, "why": why}
         # Images stand in the page itself, as data: bytes are what has to be bounded.
         self._left -= len(data)
-        return told | {"url": f"data:{kind};base64,{base64.b64encode(data).decode()}", "why": None}
+        return facts | {"url": f"data:{kind};base64,{base64.b64encode(data).decode()}", "why": None}
 
 
 def refusal(media_type: str, data: bytes) -> str | None:
@@ -250,7 +250,7 @@ def _digest(row: Mapping[str, Any]) -> str:
 LONGEST = 20_000
 """Characters of one text that a page shows; all of them are in its JSON."""
 KNOWN = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "provider_state")
-"""What of a body is told by itself; the state that a provider keeps for itself only where there is one."""
+"""Fields of a body that are not listed with the rest; `provider_state` is, where it is not empty."""
 Values = dict[str, Any]
 
 
@@ -267,7 +267,7 @@ def read_message(row: Mapping[str, Any], images: Images) -> Values:
     """
     body = parse_object(row["body"])
     content = body.get("content", row["content"])
-    # A body that holds calls alone says nothing else; any other without content is told by the message's own column.
+    # A body that holds calls alone has no content. Any other without content has it in the message's own column.
     if content is None and not body.get("tool_calls"):
         content = row["content"]
     rest = {name: value for name, value in body.items() if name not in KNOWN}

@@ -149,7 +149,7 @@ class About(NamedTuple):
 
     unit: str
     """`share` is from 0 to 1; empty where it has none: a loss, a reward."""
-    told: str
+    description: str
 
 
 STEPS_OF = {"update": "of the step's last optimizer step", "updates": "over all optimizer steps of the step"}
@@ -265,7 +265,7 @@ def about(measure: str) -> About:
     head, _, rest = measure.partition("/")
     if rest and head in STEPS_OF:
         found = _longest(rest, OF_UPDATES)
-        return About(found.unit, ", ".join(filter(None, (found.told, STEPS_OF[head]))))
+        return About(found.unit, ", ".join(filter(None, (found.description, STEPS_OF[head]))))
     return _longest(measure, ABOUT)
 
 
@@ -287,10 +287,10 @@ Metric = dict[str, Any]
 
 
 def metrics(steps: Sequence[StepNumbers]) -> list[Metric]:
-    """Return every measure of some steps, in the order of its group: `name`, `group`, `unit`, `told` and `series`.
+    """Return every measure of some steps, by group: `name`, `group`, `unit`, `description` and `series`.
 
     A series has `scope` (an environment, `all`, or empty), `name` (as W&B has it), and `values` by step,
-    None where there is none. Of a single environment only all are told: that is the same.
+    None where there is none. With a single environment only the scope `all` is returned: its values are the same.
     """
     columns = _Columns(steps)
     scopes: dict[str, set[str]] = {}
@@ -312,7 +312,7 @@ def matching(found: Iterable[Metric], text: str) -> list[Metric]:
 def search_text(each: Metric) -> str:
     """Return what is searched of a measure."""
     names = (one["name"] for one in each["series"])
-    return " ".join((each["name"], each["unit"], each["told"], *names)).casefold()
+    return " ".join((each["name"], each["unit"], each["description"], *names)).casefold()
 
 
 def ends(values: Sequence[float | None], steps: Sequence[int]) -> dict[str, Any]:
@@ -366,7 +366,7 @@ def _where(counted: Iterable[bool], values: Iterable[float | None]) -> list[floa
 
 
 def _scopes_to_show(scopes: set[str], several: bool) -> list[str]:
-    """Return the scopes that are told, all rollouts first."""
+    """Return the scopes that are shown, all rollouts first."""
     # Of one environment alone its numbers are those of all, and a second curve would hide the first.
     alone = not several and ALL in scopes
     return sorted(scopes, key=lambda scope: (scope not in ("", ALL), scope))[: 1 if alone else None]

@@ -82,7 +82,7 @@ def _apply_rule(combinations: pl.DataFrame) -> pl.DataFrame:
 
 
 def _lineages(frames: Frames, found: Sequence[StepLineage]) -> pl.DataFrame:
-    """Return lineages as rows: their keys, and what becomes of a rollout that nothing holds back."""
+    """Return lineages as rows: their keys, and the outcome of a rollout that nothing holds back."""
     against = refusals(frames, found)
     rows = [
         {
@@ -167,7 +167,7 @@ TRACE = (
     *("policy_version", "staleness", "reward", "num_input_tokens", "num_output_tokens", "error_class"),
     *("error_type", "error_message"),
 )
-"""What is told of a rollout."""
+"""Columns of a rollout's trace that are returned."""
 
 
 SAMPLE = ("sample_id", "branch", "path", "reward", "baseline", "advantage", "num_tokens")

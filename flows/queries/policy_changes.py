@@ -20,9 +20,9 @@ COLUMNS = ("step", "key", "trace_id", "for_training", "policy_version", "reward"
 MOST_REPLIES, MOST_CHARACTERS = 1000, 8000
 """Replies of a policy that are looked at for phrases, the first ones, and characters of each."""
 LONGEST_PHRASE, MOST_PHRASES = 5, 15
-"""Words of a phrase, and phrases of each kind that are told."""
+"""Words of a phrase, and phrases of each kind that are returned."""
 SURE = 3.0
-"""Standard errors by which two shares have to differ, or what is told would be chance."""
+"""Standard errors by which two shares have to differ: a smaller difference may be chance."""
 FORMATS = {
     "tags": r"</?[A-Za-z][^<>\n]{0,40}>",
     "empty tags": r"<([A-Za-z]\w*)></",
@@ -75,13 +75,13 @@ def _measures(first: pl.DataFrame, second: pl.DataFrame, version: int) -> list[d
     """Return reward, length, repetition and formats of both; a line's condition holds for the second's rollouts."""
     of_policy = f"for_training and policy_version = {version}"
     reply = pl.col("reply").fill_null("")
-    told: list[tuple[str, pl.Expr, bool, str]] = [
+    measures: list[tuple[str, pl.Expr, bool, str]] = [
         ("reward", pl.col("reward").mean(), False, of_policy),
         ("length in tokens", pl.col("length").mean(), False, of_policy),
         ("truncated", pl.col("is_truncated").mean(), True, f"{of_policy} and is_truncated"),
         ("no reply", (reply == "").mean(), True, f"{of_policy} and coalesce(reply, '') = ''"),
     ]
-    told += [
+    measures += [
         (name, reply.str.contains(pattern).mean(), True, f"{of_policy} and reply ~ {sql_text(pattern)}")
         for name, pattern in FORMATS.items()
     ]
@@ -93,7 +93,7 @@ def _measures(first: pl.DataFrame, second: pl.DataFrame, version: int) -> list[d
             "is_share": share,
             "condition": where,
         }
-        for name, how, share, where in told
+        for name, how, share, where in measures
     ]
     repeated = [_repetition(_replies(each)) for each in (first, second)]
     found.insert(
@@ -155,7 +155,7 @@ def _standard_errors(held: tuple[int, int], sizes: tuple[int, int]) -> float:
 
 
 def _phrase_lines(scored: Sequence[tuple[float, str, tuple[int, int]]], sizes: tuple[int, int]) -> list[dict[str, Any]]:
-    """Return the first phrases, without those that stand within one that was told, or around it."""
+    """Return the first phrases, without those that stand within an earlier one, or around it."""
     found: list[dict[str, Any]] = []
     for _, phrase, held in scored:
         if any(phrase in each["phrase"] or each["phrase"] in phrase for each in found):

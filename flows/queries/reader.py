@@ -44,7 +44,7 @@ FACTS = (
     *("outcome", "detail", "error_class", "error_type", "error_message", "stop_condition", "is_truncated", "num_turns"),
     *("num_branches", "num_output_tokens", "policy_version", "step", "for_training", "set"),
 )
-"""What is told of a rollout beside its reply; null where the frame does not have it."""
+"""Columns of a rollout that are returned beside its reply; null where the frame does not have it."""
 FIGURES = ("number", "signed", "whole", "seconds")
 Values = dict[str, Any]
 
@@ -166,8 +166,8 @@ def _tasks(library: StoreReader, run: str, rows: pl.DataFrame) -> dict[tuple[str
 
 def _expected_answer(task: Values) -> list[Values]:
     named = {name: task[name] for name in EXPECTED if task.get(name) not in (None, "")}
-    told = named or {name: value for name, value in task.items() if name not in ASKED and value not in (None, "")}
-    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in told.items()}
+    fields = named or {name: value for name, value in task.items() if name not in ASKED and value not in (None, "")}
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
     return [{"name": name, **_fold(text, FEW_LINES)} for name, text in texts.items()]
 
 
@@ -240,7 +240,7 @@ def _side_by_side(rows: pl.DataFrame, said: Mapping[str, list[Turn]]) -> list[Va
 
 def _figures(rows: pl.DataFrame) -> list[Values]:
     """Return the columns by which rollouts can be put in order, the numbers that are not the same in all of them."""
-    told = [each for each in COLUMNS if each.kind in FIGURES and each.name in rows.columns]
+    numeric = [each for each in COLUMNS if each.kind in FIGURES and each.name in rows.columns]
     named = [column(name, rows) for name, _ in named_columns(rows)]
-    different = [each for each in told if rows[each.name].n_unique() > 1]
+    different = [each for each in numeric if rows[each.name].n_unique() > 1]
     return [{"name": each.name, "title": each.title} for each in (*different, *named[:20])]

@@ -1,4 +1,4 @@
-"""What a page or a program asks of a store, and the mistakes in it that a person is told of."""
+"""What a page or a program asks of a store, and the errors that report mistakes in it."""
 
 import json
 import math

@@ -106,8 +106,8 @@ def columns(names: Sequence[str], frame: pl.DataFrame) -> list[RolloutColumn]:
     for that of the agents where there is one alone.
     """
     if not names:
-        told = [each for each in COLUMNS if each.usual and _says_anything(frame[each.name])]
-        return [each for each in told if each.name != "agent" or frame["agent"].n_unique() > 1]
+        usual = [each for each in COLUMNS if each.usual and _says_anything(frame[each.name])]
+        return [each for each in usual if each.name != "agent" or frame["agent"].n_unique() > 1]
     return [column(name, frame) for name in dict.fromkeys(("trace_id", *names))]
 
 
@@ -306,7 +306,7 @@ ID_LENGTHS = (8, 12, 16, 24, 32)
 MOST_NAMED = 40
 """Named rewards and metrics that are offered as columns; others can be asked for by name."""
 ALWAYS = ("trace_id", "key", "group_id", "example_id", "environment", "agent", "outcome", "detail", "error_class")
-"""What is told of every trace of a list, whichever columns were chosen."""
+"""Columns that every row of a list has, whichever others were chosen."""
 
 
 def choice_of(asked: PageRequest) -> TraceChoice:

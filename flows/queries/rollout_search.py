@@ -17,9 +17,9 @@ from storage.read.lineage import row_identities
 AROUND = 140
 """Characters beside what was looked for, at most: as far as its sentence goes."""
 BESIDE = 40
-"""Characters that are told on each side, where there are so many, even if its sentence has fewer."""
+"""Characters that are shown on each side, where there are so many, even if its sentence has fewer."""
 SHOWN = ("reward", "advantage", "outcome", "detail", "length", "environment", "example_id")
-"""What is told of a hit beside its text."""
+"""Columns of a hit that are returned beside its text."""
 _ENDS = re.compile(r"[.!?]\s+|\n")
 
 

@@ -276,8 +276,8 @@ def with_mismatch(
         return frame.with_columns(pl.lit(None, pl.Float64).alias(MISMATCH))
     known = tuple(row_identities(lineage.works) for lineage in trained)
     measured = library.cached_value(("step_mismatch", known), lambda: by_trace(library, run, trained))
-    told = frame.join(measured, on="trace_id", how="left", maintain_order="left")
-    return told.with_columns(pl.when(pl.col("policy_key") != "").then(MISMATCH).alias(MISMATCH))
+    joined = frame.join(measured, on="trace_id", how="left", maintain_order="left")
+    return joined.with_columns(pl.when(pl.col("policy_key") != "").then(MISMATCH).alias(MISMATCH))
 
 
 def by_trace(library: StoreReader, run: str, lineages: Sequence[StepLineage]) -> pl.DataFrame:
@@ -308,7 +308,7 @@ ATTEMPT = (
     *("stop_condition", "is_truncated", "num_turns", "num_input_tokens", "num_output_tokens"),
     *("policy_version", "staleness", "group_id", "assignment_id", "started_at", "seconds"),
 )
-"""What is told of an attempt; of an evaluation, `step` is the version of the policy that was scored.
+"""Columns of an attempt; of an evaluation, `step` is the version of the policy that was scored.
 
 `passed` goes by `evaluation.pass_reward` of the run, or of the set; null where the attempt was not scored."""
 
@@ -332,8 +332,8 @@ def attempts(library: StoreReader, run: str, environment: str, example_id: str) 
     own = index_of_example(library, run, environment, example_id)
     if own.is_empty() and example(library, run, environment, example_id) is None:
         near = nearest_examples(library, (run,), environment, example_id)
-        told = f"; the nearest that it tried are {', '.join(near)}" if near else ""
-        raise NotThere(f"run {run!r} has no example {example_id!r} of {environment!r}{told}")
+        hint = f"; the nearest that it tried are {', '.join(near)}" if near else ""
+        raise NotThere(f"run {run!r} has no example {example_id!r} of {environment!r}{hint}")
     keys = set(own["key"])
     of_example = [lineage for lineage in library.history(run).lineages if lineage.traces.key in keys]
     rows = traces_of(library, run, of_example).filter(environment=environment, example_id=example_id)

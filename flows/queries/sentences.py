@@ -124,10 +124,10 @@ def head(found: Found) -> str:
 
 def sentence(found: Found, use: Found) -> str:
     """Return what one run made of the rollout."""
-    told = [SENTENCES[use["outcome"]](found, use), *_before(use), *_again(use), *_note_sentences(use)]
+    sentences = [SENTENCES[use["outcome"]](found, use), *_before(use), *_again(use), *_note_sentences(use)]
     if use["outcome"] != EVALUATED:
-        told.append(_group(use))
-    return " ".join(told)
+        sentences.append(_group(use))
+    return " ".join(sentences)
 
 
 def in_quarantine(each: Found) -> str:
@@ -242,10 +242,10 @@ def _worth(sample: Found) -> str:
 
 def _evidence(use: Found, name: str) -> str:
     found = (use["verdict"] or {}).get("evidence", {}).get(name) or {}
-    told = ", ".join(
+    description = ", ".join(
         f"{_brief(path.replace('_', ' '), LONGEST_VALUE // 10)} {_value(value)}" for path, value in flat(found)
     )
-    return f" ({told})" if told else ""
+    return f" ({description})" if description else ""
 
 
 def _before(use: Found) -> list[str]:
@@ -266,7 +266,7 @@ def _again(use: Found) -> list[str]:
 
 def _note_sentences(use: Found) -> list[str]:
     detected = (use["verdict"] or {}).get("detected", [])
-    # The filter that decided is told already, and a quarantine has a sentence of its own.
+    # The filter that decided is named already, and a quarantine has a sentence of its own.
     noted = [f"{name}{_evidence(use, name)}" for name in detected if name not in (use["detail"], QUARANTINED)]
     return [f"Noted, without keeping it out: {'; '.join(noted)}."] if noted else []
 

@@ -34,7 +34,7 @@ class Colouring:
 
     name: str
     label: str
-    told: str
+    description: str
     """What it is, in a sentence."""
     column: str
     shades: Callable[[pl.DataFrame, float], str]
@@ -142,20 +142,20 @@ def legend_of_pairs(*pairs: tuple[str, str]) -> Callable[[float], Legend]:
     return lambda largest: list(pairs)
 
 
-def _around_zero(name: str, label: str, told: str) -> Colouring:
+def _around_zero(name: str, label: str, description: str) -> Colouring:
     """Return a colouring of a column of its own name, which has two signs."""
-    return Colouring(name, label, told, name, relative(name), around)
+    return Colouring(name, label, description, name, relative(name), around)
 
 
-def _likelihood(name: str, label: str, told: str) -> Colouring:
+def _likelihood(name: str, label: str, description: str) -> Colouring:
     """Return a colouring of log-probs; the column is named after who measured them."""
     column = f"{name}_logprob"
-    return Colouring(name, label, told, column, unlikely(column), likely)
+    return Colouring(name, label, description, column, unlikely(column), likely)
 
 
-def _size(name: str, label: str, told: str, edges: Sequence[float]) -> Colouring:
+def _size(name: str, label: str, description: str, edges: Sequence[float]) -> Colouring:
     """Return a colouring of a column of its own name, which is never below zero."""
-    return Colouring(name, label, told, name, rising(name, edges), from_edges(edges))
+    return Colouring(name, label, description, name, rising(name, edges), from_edges(edges))
 
 
 _GIVEN = "component, as the advantage stage gave it; zero: no member."
@@ -217,7 +217,7 @@ DRAWN = 4000
 DIGITS = 9
 """Significant digits of a value: enough to tell any two that tables hold apart, and fewer to send than all."""
 EXACT = {*TRAINED_WEIGHTS, *TRAINED_WEIGHTS.values()}
-"""What is told in all its digits: sums of it are those of the batch row."""
+"""Values that are sent with all their digits: sums of it are those of the batch row."""
 _BLANKS = re.compile("^ +| +$| {2,}")
 Values = dict[str, Any]
 
@@ -245,9 +245,9 @@ def shown_tokens(
         at += len(part)
     nothing: Values = {"columns": None, "drawn": [], "shades": None}
     counts = dict(whole.group_by("message").len().iter_rows())
-    told = {message: parts.get(message, nothing) for message in counts}
+    values = {message: parts.get(message, nothing) for message in counts}
     return {
-        message: {"num_tokens": count, "left_out": count - len(told[message]["drawn"]), **told[message]}
+        message: {"num_tokens": count, "left_out": count - len(values[message]["drawn"]), **values[message]}
         for message, count in counts.items()
     }, drawn
 
@@ -269,12 +269,12 @@ def _token_values(part: pl.DataFrame) -> Values:
 
 
 def colourings(library: StoreReader, found: FoundTrace, drawn: pl.DataFrame) -> list[Values]:
-    """Return what tokens can be coloured by: name, label, told, how many tokens were measured, and the legend."""
+    """Return what tokens can be coloured by: name, label, `description`, number of measured tokens, legend."""
     return [
         {
             "name": each.name,
             "label": each.label,
-            "told": each.told,
+            "description": each.description,
             "num_measured": len(drawn) - drawn[each.column].null_count(),
             "legend": [
                 {"shade": shade, "label": label}

@@ -35,8 +35,8 @@ def _spread(rows: pl.DataFrame, steps: Sequence[int]) -> dict[str, Any]:
                 cells[at[step]][stretch] = count
     counts = [float(sum(each)) or None for each in cells]
     series = [{"name": "scored rollouts", "values": counts if any(counts) else []}]
-    told = "darker: a larger share of the step's rollouts"
-    return _chart("Spread of rewards", told, series) | {"cells": cells, "range": [low, high], "unit": "rollouts"}
+    note = "darker: a larger share of the step's rollouts"
+    return _chart("Spread of rewards", note, series) | {"cells": cells, "range": [low, high], "unit": "rollouts"}
 
 
 def identical_replies(rows: pl.DataFrame, steps: Sequence[int]) -> dict[str, Any]:

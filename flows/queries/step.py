@@ -26,7 +26,7 @@ MEASURED = (
     *("update", "loss", "rl_loss", "ce_loss", "ref_kl_loss", "grad_norm", "entropy", "mismatch_kl", "mismatch_kl_max"),
     *("masked_fraction", "learning_rate", "num_rows", "num_tokens", "rl_tokens", "ce_tokens", "ref_kl_tokens"),
 )
-"""What is told of an optimizer step; as in `storage.schemas.stage_tables.UPDATES`."""
+"""Columns of an optimizer step that are returned; as in `storage.schemas.stage_tables.UPDATES`."""
 
 
 WRITTEN_REWARDS = {"mean": "reward/mean", "spread": "reward/std", "min": "reward/min", "max": "reward/max"}
@@ -54,8 +54,8 @@ def figures(frame: pl.DataFrame, written: Values | None = None) -> dict[str, Any
     """Return what the traces of a step, or of an evaluation, say together, as plain values.
 
     Rewards are over those that were scored and not stopped; lengths over all that were not stopped, as in
-    `tasks.metrics.rollouts`. What nothing was measured of is None. What the step has `written` of it is told as it
-    stands there: rows may have been dropped for their age since.
+    `tasks.metrics.rollouts`. What nothing was measured of is None. Values that the step has `written` are
+    returned as they were written: rows may have been dropped for their age since.
     """
     written = written or {}
     ended = frame.filter(~pl.col("outcome").is_in(GIVEN_UP))
@@ -134,7 +134,7 @@ def histogram(frame: pl.DataFrame, bins: int = BINS) -> list[dict[str, Any]]:
     """Return how the rewards of each environment are spread over equal bins from `low` to `high`.
 
     The first bin is from `low`, the last up to and with `high`; rewards within 0 and 1, or -1 and 1, are shown on that
-    scale, so that steps can be told apart by eye. What is no finite number is left out.
+    scale, so that steps can be distinguished by eye. What is no finite number is left out.
     """
     scored = frame.filter(~pl.col("outcome").is_in(GIVEN_UP), pl.col("reward").is_finite())
     found = []
@@ -287,12 +287,12 @@ def _with_cells(rows: pl.DataFrame, frame: pl.DataFrame) -> list[dict[str, Any]]
     for row in members.select("group_id", "agent", *CELL).iter_rows(named=True):
         cells.setdefault((row["group_id"], row["agent"]), []).append({name: row[name] for name in CELL})
     spans = _spans(frame)
-    told = []
+    entries = []
     for row in rows.to_dicts():
         own = cells[row["group_id"], row["agent"]]
         drawn = [each | {"level": level(each["reward"], spans.get(row["environment"]))} for each in own[:MOST_CELLS]]
-        told.append({**row, "cells": drawn, "num_more": len(own) - len(drawn)})
-    return told
+        entries.append({**row, "cells": drawn, "num_more": len(own) - len(drawn)})
+    return entries
 
 
 def _spans(frame: pl.DataFrame) -> dict[str, tuple[float, float]]:

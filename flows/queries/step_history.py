@@ -81,7 +81,7 @@ class RecordedStep:
     def lineages(self) -> tuple[StepLineage, ...]:
         """What its rollouts went through; before any are finished, those that are committed in part count.
 
-        Of several pieces the last one's lineage tells of all: they were judged together.
+        Of several pieces the last one's lineage stands for all: they were judged together.
         """
         every = self._history.lineages_by_step.get(self.step, [])
         # As soon as some rollouts are finished, those in part are of the next refill or of a batch that was given up.
@@ -201,7 +201,7 @@ class StepHistory:
     def rollouts(self) -> list[Work]:
         """The work that made every batch of rollouts that the run uses, evaluations included, by step.
 
-        Rollouts that were scored again are told by the work that scored them last.
+        Rollouts that were scored again are represented by the work that scored them last.
         """
         again = self.own.users
         return [work for work in self.own.makers("traces") if not again(work, "traces", made="traces")]

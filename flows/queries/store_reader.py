@@ -303,8 +303,8 @@ def expired_rows(library: StoreReader, works: Iterable[Work | None]) -> list[dic
     # A slice may lose rows several times: in order of time, the last one says when and by which retention.
     for each in sorted(library.store.slices.expired_slices.find(pieces), key=lambda each: (each.table, each.at)):
         before = found.get(each.table, {"num_rows": 0})
-        told = {"table": each.table, "num_rows": before["num_rows"] + each.rows, "at": each.at, "hours": each.hours}
-        found[each.table] = told
+        summary = {"table": each.table, "num_rows": before["num_rows"] + each.rows, "at": each.at, "hours": each.hours}
+        found[each.table] = summary
     return list(found.values())
 
 

@@ -125,7 +125,7 @@ def tokens(
     """Return the tokens of a trace, columns as in `TOKENS`; only those of the messages `within`, where it is given.
 
     Without `texts` their two columns are not there: `with_texts` finds those of the tokens that are looked at.
-    Values of several branches are told once: a token that branches share has its weights in the first one's sample.
+    A token that several branches share is returned once, with the weights that the first one's sample gives it.
     """
     own = _laid_out(library, found, within)
     own = own.join(_sample_streams(library, found), on=PLACE, how="left", maintain_order="left")
@@ -177,8 +177,8 @@ def token_policies(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
 def _versions(library: StoreReader, found: FoundTrace, own: pl.DataFrame, runs: pl.DataFrame) -> pl.Series:
     """Return the version of the policy that sampled each token; `runs` are those of `token_policies`."""
     places = pl.int_ranges("start", pl.col("start") + pl.col("num_tokens"))
-    told = runs.select("message", "policy_version", place=places).explode("place")
-    several = own.select(*PLACE, "sampled").join(told, on=PLACE, how="left", maintain_order="left")
+    versions = runs.select("message", "policy_version", place=places).explode("place")
+    several = own.select(*PLACE, "sampled").join(versions, on=PLACE, how="left", maintain_order="left")
     lost = has_lost_rows(library, message_works(library, found), "token_policies")
     single = found.row["policy_version"] if _by_policy(found) and not lost else None
     known = pl.coalesce("policy_version", pl.lit(single, pl.Int64))

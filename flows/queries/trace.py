@@ -144,11 +144,11 @@ def _nowhere(library: StoreReader, run: str, trace_id: str) -> str:
     others = [each.run for each in uses(library, trace_id)]
     known = index(library, [lineage.traces for lineage in library.history(run).lineages])["trace_id"]
     near = [] if others else nearest(trace_id, known)
-    told = f"; it is one of {', '.join(dict.fromkeys(others))}" if others else ""
-    told += f"; the nearest ids are {', '.join(near)}" if near else ""
+    hint = f"; it is one of {', '.join(dict.fromkeys(others))}" if others else ""
+    hint += f"; the nearest ids are {', '.join(near)}" if near else ""
     if has_lost_rows(library, [lineage.traces for lineage in library.history(run).lineages], "traces"):
-        told += "; rows of its traces were dropped for their age (`stagecoach maintain --retain`)"
-    return f"run {run!r} has no trace {trace_id!r}{told}"
+        hint += "; rows of its traces were dropped for their age (`stagecoach maintain --retain`)"
+    return f"run {run!r} has no trace {trace_id!r}{hint}"
 
 
 def trace_use(library: StoreReader, trace_id: str, run: str = "") -> FoundTrace:
@@ -161,8 +161,8 @@ def trace_use(library: StoreReader, trace_id: str, run: str = "") -> FoundTrace:
     found = uses(library, trace_id)
     if not found:
         near = nearest(trace_id, index(library, library.graph.makers("traces"))["trace_id"])
-        told = f"; the nearest ids are {', '.join(near)}" if near else "; `stagecoach traces RUN` lists those of a run"
-        raise NotThere(f"no run of {library.store.root.address} has a trace {trace_id!r}{told}")
+        hint = f"; the nearest ids are {', '.join(near)}" if near else "; `stagecoach traces RUN` lists those of a run"
+        raise NotThere(f"no run of {library.store.root.address} has a trace {trace_id!r}{hint}")
     # The run that made it may have been removed since; then the first that uses it.
     return next((each for each in found if each.run == each.lineage.traces.computed_by), found[0])
 

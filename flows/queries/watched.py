@@ -75,7 +75,7 @@ class Watched:
             panel.stage(present.step, f"{done[-1]} is done" if done else "under way")
 
     def summary(self) -> list[str]:
-        """Return what came of the run so far, in lines."""
+        """Return the results of the run so far, in lines."""
         return [*reward_line(self._rewards), *self._scores[-3:]]
 
 

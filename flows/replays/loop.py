@@ -39,7 +39,7 @@ MEASURES = ("loss", "grad_norm", "mismatch_kl", "mismatch_kl_max", "masked_fract
 
 
 def loop_replay(session: Session) -> dict[str, Any]:
-    """Go through recorded steps again; return what came of it, beside what was recorded, as plain values."""
+    """Go through recorded steps again; return the result, beside what was recorded, as plain values."""
     config, store = session.config, session.context.store
     outcome, apart = Outcome(session.context.run, config.steps), PolicyDistance(store)
     recorded, quarantined = step_history(store, config.replay.run), quarantined_in(store, config.replay)
@@ -70,7 +70,7 @@ def plan_replay(context: RunContext, source: Source) -> list[Ref]:
 
 
 class PolicyDistance:
-    """Says how far the policies of a replay are from those that sampled the rollouts, and whether that was told."""
+    """Says how far the policies of a replay are from those that sampled the rollouts, and whether that was reported."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -192,7 +192,7 @@ def _is_gone(store: Store, config: RunConfig) -> bool:
 def publish_diff(store: Store, a: str, b: str) -> dict[str, Any]:
     """Compare two runs and show it in Prefect, in the flow run around; return the differences.
 
-    A Prefect API that does not answer is only told of: what was found does not depend on it.
+    A Prefect API that does not answer is only logged: the differences do not depend on it.
     """
     import httpx
     from prefect.artifacts import create_markdown_artifact, create_table_artifact

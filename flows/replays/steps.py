@@ -283,7 +283,7 @@ class _Step:
 
     @property
     def sampled_so_far(self) -> tuple[Ref, ...]:
-        """The assignments and what came of them, for the sampler of the next step."""
+        """The assignments and their traces, for the sampler of the next step."""
         return (*self._of("assignment"), *self._traces)
 
     def _batch(self) -> StepBatch | None:

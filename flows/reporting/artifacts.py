@@ -120,7 +120,7 @@ class RunArtifacts:
         self._shown: dict[str, Any] = {}
         """Prefect's ids of the artifacts that were made, by key."""
         self._quiet_until = 0.0
-        self._told = False
+        self._has_warned = False
 
     def publish(self, steps: Steps, comparison: Rows = (), last: bool = False) -> bool:
         """Update all artifacts; return whether that worked, in time. The last call waits longer, and always asks."""
@@ -131,16 +131,16 @@ class RunArtifacts:
     def _attempt(self, publish: Callable[[], None]) -> bool:
         """Return whether something could be published.
 
-        The border at which a dead API is only told of, once: a run's data do not depend on it, so the run must not.
+        The border at which a dead API is only logged, once: a run's data do not depend on it, so the run must not.
         """
         try:
             publish()
         except Exception as problem:
             self._quiet_until = time.monotonic() + RETRY_SECONDS  # each attempt may wait for the API
-            if not self._told:
+            if not self._has_warned:
                 first_line = str(problem).partition("\n")[0]
                 _log.warning("artifacts are not shown in Prefect for now, the run goes on: %s", first_line)
-            self._told = True
+            self._has_warned = True
             return False
         return True
 

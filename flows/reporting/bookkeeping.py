@@ -15,7 +15,7 @@ class Bookkeeper:
     """Makes calls one at a time, each in a thread of its own; threads of the run may share one.
 
     A call that takes longer than PATIENCE_SECONDS goes on in its thread, and what is asked for meanwhile is left out:
-    whoever asks has to ask again later. `tell` hears once that nobody answers, and once that somebody does again.
+    whoever asks has to ask again later. `tell` is called once when nobody answers, and once when somebody does again.
     """
 
     def __init__(self, tell: Callable[[str], None] = lambda text: None) -> None:

@@ -47,7 +47,7 @@ def curve_svg(points: Sequence[Point], title: str, label: str = "reward") -> str
 
 
 def curves_svg(series: Mapping[str, Sequence[Point]], title: str) -> str:
-    """Return several curves by name, told apart by colour and legend; those without a point are left out."""
+    """Return several curves by name, distinguished by colour and legend; those without a point are left out."""
     shown = {name: found for name, points in series.items() if (found := _finite(points))}
     legend = []
     for place, (name, points) in enumerate(shown.items()):

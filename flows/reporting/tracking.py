@@ -278,13 +278,13 @@ def is_sampled(step: int, config: TrackingSection) -> bool:
 class TrackingWatcher:
     """Sends a row for each computed step and evaluation of a live run.
 
-    The border at which trouble with a sink is only told of, once: the figures are in the store anyway.
+    The border at which trouble with a sink is only logged, once: the figures are in the store anyway.
     """
 
     def __init__(self, sink: Sink, config: TrackingSection) -> None:
         self._sink = sink
         self._config = config
-        self._told = False
+        self._has_warned = False
         self._lost = 0
         """Services that were lost since the run began or went on."""
 
@@ -296,9 +296,9 @@ class TrackingWatcher:
         try:
             track([self._row(event, facts)], self._sink)
         except Exception as problem:
-            if not self._told:
+            if not self._has_warned:
                 _log.warning("metrics no longer reach %s, the run goes on: %s", self._sink.name, problem)
-            self._told = True
+            self._has_warned = True
 
     def _row(self, event: str, facts: Mapping[str, Any]) -> TrackedRow:
         if event == "evaluation":

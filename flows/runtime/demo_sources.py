@@ -193,13 +193,13 @@ def _demonstrate(sources: Sources, recipe: Recipe) -> None:
     """Write the demonstrations of all environments into one file, and their words into another."""
     rows, words = _draft(sources.demonstrations), []
     for package, *arguments in map(str.split, recipe.demonstrations):
-        part, told = _draft(rows.with_name(f"{package}.jsonl")), _draft(rows.with_name(f"{package}.json"))
-        _run(f"{package}.demonstrations", str(part), "--words", str(told), *arguments)
+        part, word_file = _draft(rows.with_name(f"{package}.jsonl")), _draft(rows.with_name(f"{package}.json"))
+        _run(f"{package}.demonstrations", str(part), "--words", str(word_file), *arguments)
         with rows.open("ab") as file:
             file.write(part.read_bytes())
-        words += json.loads(told.read_text(encoding="utf-8"))
+        words += json.loads(word_file.read_text(encoding="utf-8"))
         part.unlink()
-        told.unlink()
+        word_file.unlink()
     sources.words.write_text(json.dumps(words), encoding="utf-8")
     # Renamed last, words first: whoever finds the demonstrations finds all that goes with them.
     rows.rename(sources.demonstrations)

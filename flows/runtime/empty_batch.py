@@ -76,7 +76,7 @@ def _lines(rows: Sequence[Row], config: RunConfig, step: int) -> Iterator[str]:
 
 
 def _outcome(row: Row) -> tuple[str, str]:
-    """Return outcome and detail of a rollout, with what its group had to do with it told apart."""
+    """Return outcome and detail of a rollout, distinguished by the part that its group had in it."""
     outcome, detail = outcome_of(row["error_class"], row["reason"], NO_WEIGHT)
     # One that stands alone after errors says nothing about how hard its example is: other advice.
     if (outcome, detail) == (FILTERED, ZERO_ADVANTAGE):

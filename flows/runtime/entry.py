@@ -48,7 +48,7 @@ class StoreParameters(BaseModel):
         except ValidationError as error:
             known = ", ".join(cls.model_fields)
             wrong = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
-            raise ConfigError([f"advanced.{name}: {told}; there are {known}" for name, told in wrong]) from error
+            raise ConfigError([f"advanced.{name}: {message}; there are {known}" for name, message in wrong]) from error
 
 
 class FileParameters(StoreParameters):

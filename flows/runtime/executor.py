@@ -71,7 +71,7 @@ class Executor:
         """
         inputs = inputs_of(refs, policy) | dict(extra_inputs or {})
         key = self._keys(task.stage, step, inputs)
-        # What scores a policy is told apart from what is trained on, and one set from the other.
+        # The label distinguishes what scores a policy from what is trained on, and one set from the other.
         label = "-".join(filter(None, (shown_stage(task.stage.name, inputs), self._label)))
         entry = self._find(key)
         if entry is not None:

@@ -28,7 +28,7 @@ from tasks.runtime.stage import Policy, Ref
 
 
 def loop_train(session: Session) -> dict[str, Any]:
-    """Train with reinforcement learning; return what came of it as plain values."""
+    """Train with reinforcement learning; return the result as plain values."""
     config = session.config
     outcome = Outcome(session.context.run, config.steps)
     execute = Executor(session)
@@ -65,7 +65,7 @@ def loop_train(session: Session) -> dict[str, Any]:
 
 
 def loop_sft(session: Session) -> dict[str, Any]:
-    """Train on demonstrations; return what came of it as plain values."""
+    """Train on demonstrations; return the result as plain values."""
     outcome = Outcome(session.context.run, session.config.steps)
     execute, retention = Executor(session), WeightRetention(session.context)
     with session.context.queue_commits():
@@ -82,7 +82,7 @@ def loop_evaluate(session: Session) -> dict[str, Any]:
     policy = None if external else session.policy or pipeline.first_policy(Executor(session), session.source)
     found = [each.described for each in evaluate_all(session, policy)]
     counts = {"num_computed": session.num_computed, "num_found": session.num_found}
-    # The first set is told by itself, too, as most evaluations have no other.
+    # The first set is also given by itself, as most evaluations have no other.
     return {"policy_key": policy.key if policy else "", **found[0], "sets": found, **counts}
 
 

@@ -138,7 +138,7 @@ def remove_planned(store: Store, going: Plan) -> RemovalReport:
 
 
 def describe_removal(going: Plan, swept: RemovalReport) -> dict[str, Any]:
-    """Return a plan and what came of it as plain values."""
+    """Return a plan and its result as plain values."""
     return {
         "kept": list(going.kept),
         "protected": dict(going.protected),

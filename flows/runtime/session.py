@@ -95,7 +95,7 @@ class Session:
         self._losses: list[ServiceLoss] = []
         """Services that were lost before the run's first event; a run without one is not known."""
         self._known = False
-        # Re-entrant: a watcher that is told of something may have something to tell.
+        # Re-entrant: a watcher that is notified may notify in turn.
         self._telling = threading.RLock()
 
     @property
@@ -135,7 +135,7 @@ class Session:
         return f"{self.num_computed:,} computed, {self.num_found:,} cached"
 
     def close(self) -> None:
-        """End all services; whoever waits for one is told so."""
+        """End all services; whoever waits for one gets an error."""
         # First: threads that sample wait for the engine, and end when it is gone.
         self.engine.close()
         self._supervisor.close()
@@ -235,7 +235,7 @@ def open_session(
     `early` are services of another supervisor, begun before the session and taken in place of its own.
     """
     store = open_store(config.store)
-    # Before this run writes its own event: after it, an earlier process of the same run could not be told apart.
+    # Before this run writes its own event: after it, an earlier process of the same run could not be distinguished.
     mark_crashed(store)
     other = other_writer(store, config.name)
     context = RunContext(store, config.name, config, versions(config))
@@ -250,7 +250,7 @@ def open_session(
         session = Session(context, source_of(config), supervisor, watchers, early, chosen)
         session.slot = slot
         for each in {supervisor, *(service.supervisor for service in early)}:
-            slot.enter_context(each.told_to(session.note_service))
+            slot.enter_context(each.subscribe(session.note_service))
         if other:
             session.notify("note", text=other)
         token = _current.set(session)

@@ -33,7 +33,7 @@ class Supervisor:
 
     When the block ends, in whatever way, no process of theirs is left, and no temporary file: an engine leaves sockets
     and more behind even when it is asked to end. On entry, processes and temporary files of flows that are gone are
-    swept away. `directory` is for logs and reports. With `tell_lines` the listeners hear every line of a log.
+    swept away. `directory` is for logs and reports. With `tell_lines` the listeners receive every line of a log.
     """
 
     def __init__(self, run_name: str, directory: Path, tell_lines: bool = False, *, on_pool: bool = False) -> None:
@@ -49,7 +49,7 @@ class Supervisor:
         self._others: list[tuple[ScratchDirectories, Path]] = []
         self._logs: LogKeeper | None = None
         self._listeners: list[Callable[[ServiceNews], None]] = []
-        self._unheard: list[ServiceNews] = []
+        self._undelivered: list[ServiceNews] = []
 
     def __enter__(self) -> "Supervisor":
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -86,11 +86,11 @@ class Supervisor:
         return self._others[-1][1]
 
     @contextmanager
-    def told_to(self, listener: Callable[[ServiceNews], None]) -> Iterator[None]:
-        """Within the block, let `listener` hear what becomes of services, and first what nobody has heard before."""
+    def subscribe(self, listener: Callable[[ServiceNews], None]) -> Iterator[None]:
+        """Within the block, call `listener` with all news of services, first with what no listener has received."""
         self._listeners.append(listener)
-        unheard, self._unheard = self._unheard, []
-        for news in unheard:
+        undelivered, self._undelivered = self._undelivered, []
+        for news in undelivered:
             listener(news)
         try:
             yield
@@ -106,7 +106,7 @@ class Supervisor:
         for listener in list(self._listeners):
             listener(news)
         if not self._listeners:
-            self._unheard.append(news)
+            self._undelivered.append(news)
 
     def close(self) -> None:
         """End all services, the last started first, and wait until none of their processes is left."""

@@ -214,7 +214,7 @@ class InferenceService(RunService):
         with closing(Engine(url, self.key, model=served.model)) as engine:
             state = engine.state()
             holds = state.policy_key == policy.key
-            # What an engine says it holds is no proof, whoever told it so.
+            # What an engine says it holds is no proof, whoever loaded it.
             if holds and self._proven.get(url) == policy.key:
                 return served
             own = directory(policy.key)  # once, as it verifies all files, and only where they are read

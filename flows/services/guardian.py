@@ -97,8 +97,8 @@ class Guardian:
     def __init__(self, lifeline: int, grace: float, arguments: Sequence[str]) -> None:
         self.grace = grace
         self.status: int | None = None  # of the service itself, once it has ended
-        self.asked = False  # whether the service was told to end
-        self.terminated = False  # whether this process was told to
+        self.asked = False  # whether the service was asked to end
+        self.terminated = False  # whether this process was asked to end
         self.deadline: float | None = None  # when patience ends
         wake_read, wake_write = os.pipe()
         # A signal handler must never wait on a full pipe.

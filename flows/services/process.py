@@ -29,7 +29,7 @@ LOOK_SECONDS = 0.05
 ASK_SECONDS = 5.0
 """Between two questions whether a service hangs."""
 SLOW_SECONDS = 30.0
-"""Whoever waits so long for a service that starts is told, and again after every so many seconds."""
+"""A start that takes so long is reported, and again after every so many seconds."""
 SECONDS = ".seconds"
 """Ending of the file beside a service's log that says how long its last start took."""
 _numbers = itertools.count(1)
@@ -127,7 +127,7 @@ class Handle:
     """One service of a supervisor: wait for it, ask for its report, see which generation it is in."""
 
     def __init__(self, spec: ServiceSpec, tell: Callable[[ServiceNews], None] = lambda news: None) -> None:
-        """Start the service or adopt it. `tell` hears of losses and slow starts, in whichever thread notices them."""
+        """Start the service or adopt it. `tell` is called with losses and slow starts, by the thread that sees them."""
         self.spec = spec
         self._tell = tell
         self.generation = 0
@@ -138,7 +138,7 @@ class Handle:
         """What the service's processes carry, unique within this process."""
         self._changed = threading.Condition()
         self._ready_generation = 0
-        self._launched_at = self._told_at = 0.0
+        self._launched_at = self._warned_at = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline: Lifeline | None = None
         self._watcher: threading.Thread | None = None
@@ -206,9 +206,9 @@ class Handle:
         """Say that the service is still starting, once for all who wait for it."""
         now = time.monotonic()
         with self._changed:
-            if self.spec.external or now - max(self._launched_at, self._told_at) < SLOW_SECONDS:
+            if self.spec.external or now - max(self._launched_at, self._warned_at) < SLOW_SECONDS:
                 return
-            self._told_at = now
+            self._warned_at = now
         self._tell(SlowStart(self.spec.name, now - self._launched_at, self.spec.log))
 
     def _keep_seconds(self) -> None:
@@ -325,7 +325,7 @@ class Handle:
                 restart = 0 if self._failure else self.generation - 1
             if not restart and status < 128:  # it said why, and the run may go on with others of its kind
                 how += last_words(self.spec.log, self.spec.env)
-            # After the lock and the restart: whoever is told may take its time.
+            # After the lock and the restart: a listener may take its time.
             self._tell(ServiceLoss(self.spec.name, how, restart, self.spec.max_restarts, self.spec.log))
             if not restart:
                 return

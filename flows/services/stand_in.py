@@ -26,10 +26,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--request", type=Path, required=True)
     parser.add_argument("--report", type=Path, required=True)
     arguments = parser.parse_args(argv)
-    told = threading.Event()
+    stop = threading.Event()
     # Only noted: a flow run that is being made when the signal comes must be known, or it could not be cancelled.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told.set())
+        signal.signal(number, lambda *_: stop.set())
     request = json.loads(arguments.request.read_text(encoding="utf-8"))
     from prefect.client.orchestration import get_client
 
@@ -40,18 +40,18 @@ def main(argv: Sequence[str]) -> int:
         )
         print(f"asked {client.api_url} for flow run {flow_run.id} of {request['deployment']}", flush=True)
         try:
-            return _stand_in(client, flow_run.id, request["lease_seconds"], arguments.report, told)
+            return _stand_in(client, flow_run.id, request["lease_seconds"], arguments.report, stop)
         finally:
             _cancel(client, flow_run.id)
 
 
-def _stand_in(client: Any, flow_run_id: Any, lease_seconds: float, report: Path, told: threading.Event) -> int:
-    """Renew the lease and look at the flow run, until it ends or this process is told to."""
+def _stand_in(client: Any, flow_run_id: Any, lease_seconds: float, report: Path, stop: threading.Event) -> int:
+    """Renew the lease and look at the flow run, until it ends or `stop` is set."""
     import httpx
 
     renewals, numbers = RenewalWatch(lease_seconds), itertools.count(1)
     reported, renewed = "", -lease_seconds
-    while not told.wait(BEAT_SECONDS):
+    while not stop.wait(BEAT_SECONDS):
         try:
             if time.monotonic() - renewed >= lease_seconds / BEATS_OF_A_LEASE:
                 client.update_flow_run_labels(flow_run_id, {RENEWED: next(numbers)})

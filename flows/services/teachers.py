@@ -202,7 +202,7 @@ def _versions(config: RunConfig, teachers: list[tuple[str, TeacherConfig]]) -> d
     for where, teacher in teachers:
         try:
             version, problems = _by_url(config, where, teacher) if teacher.url else _by_path(config, where, teacher)
-        # With the others' problems, not instead of them: all are told at once.
+        # With the others' problems, not instead of them: all are reported at once.
         except (EngineError, EngineLost) as error:
             lines.append(f"{where}.url: {error}. Start it again, or give the path of its weights")
             continue

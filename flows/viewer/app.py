@@ -115,14 +115,14 @@ def respond(read: Callable[[StoreReader, PageRequest], Page], library: StoreRead
 def _answer_unknown(request: Request, error: Exception) -> Response:
     """Answer what no page answers: an unknown path, a method that is not ours."""
     assert isinstance(error, HTTPException)
-    told = "there is no page at this address" if error.status_code == 404 else str(error.detail)
-    return _mistake(error.status_code, "There is no such page", told, request.query_params.get("format", ""))
+    message = "there is no page at this address" if error.status_code == 404 else str(error.detail)
+    return _mistake(error.status_code, "There is no such page", message, request.query_params.get("format", ""))
 
 
 def _answer_fault(request: Request, error: Exception) -> Response:
     """Answer where the viewer itself is at fault; the server writes the traceback to its log, and none to the page."""
-    told = "This page could not be made. Nothing was changed; what went wrong is in the log of `stagecoach view`."
-    return _mistake(500, "The viewer failed", told, request.query_params.get("format", ""))
+    message = "This page could not be made. Nothing was changed; what went wrong is in the log of `stagecoach view`."
+    return _mistake(500, "The viewer failed", message, request.query_params.get("format", ""))
 
 
 def _respond(page: Page, form: str, asked: PageRequest, mark: str) -> Response:
@@ -186,7 +186,7 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
-        # The name comes first: who brings another host's is not even told whether a token is asked for.
+        # The name is checked first: who brings another host's does not learn whether a token is asked for.
         if not self._answers_to(host_name(headers.get("host", ""))):
             return PlainTextResponse("This viewer does not answer to that name; see --host.\n", 421)
         if scope["method"] not in ("GET", "HEAD"):

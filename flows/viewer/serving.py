@@ -1,4 +1,4 @@
-"""`stagecoach view`, from its arguments to a page in a browser: on the loopback unless told."""
+"""`stagecoach view`, from its arguments to a page in a browser. It listens on the loopback by default."""
 
 import ipaddress
 import os

@@ -188,7 +188,7 @@ def files_dataset(root: Root, stored: StoredTable, files: Iterable[ActiveFile]) 
     import pyarrow.dataset as ds
 
     form = ds.ParquetFileFormat()
-    # The files have no column for the run: the dataset is told which run each belongs to.
+    # The files have no column for the run: the dataset gets the run of each by an expression.
     fragments = [
         form.make_fragment(
             f"{stored.place}/{each.path}", root.files, partition_expression=pc.field(PARTITION) == each.run

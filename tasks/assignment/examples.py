@@ -140,7 +140,7 @@ ABSENT = object()
 
 
 class FieldMissing(ValueError):
-    """Examples are to be told apart by a field that their tasks do not have."""
+    """Examples are to be distinguished by a field that their tasks do not have."""
 
 
 def field_of(task: Mapping[str, Any], name: str) -> Any:

@@ -45,7 +45,7 @@ def of_mean(values: Sequence[float], rewards: Sequence[float] = ()) -> Interval 
 
 
 def _range(rewards: Sequence[float]) -> tuple[float, float]:
-    """Return the least and the most that rewards may be, as far as that can be told; infinite where it cannot.
+    """Return the least and the most that rewards may be, as far as that is known; infinite where it is not.
 
     That is 0 to 1 where all lie there. Of others, as the payoffs of a game, it is from the least to the most that there
     are, and 0, where some repeat: those of no fixed scale all differ, and the largest of a few of them bounds nothing.

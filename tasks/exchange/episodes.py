@@ -189,9 +189,9 @@ def count_reasons(problems: Sequence[LineProblem]) -> dict[str, int]:
 
 def refusal(problems: Sequence[LineProblem]) -> ImportRefused:
     """Return the error that names the first problems and counts the rest."""
-    told = [f"  {problem}" for problem in problems[:MOST_NAMED_LINES]]
+    details = [f"  {problem}" for problem in problems[:MOST_NAMED_LINES]]
     if len(problems) > MOST_NAMED_LINES:
-        told.append(f"  and {len(problems) - MOST_NAMED_LINES} more")
+        details.append(f"  and {len(problems) - MOST_NAMED_LINES} more")
     lines = "1 line cannot" if len(problems) == 1 else f"{len(problems)} lines cannot"
     advice = "Nothing was written. Mend the file, or leave these lines out with --skip-bad."
-    return ImportRefused("\n".join([f"{lines} be imported.", *told, advice]))
+    return ImportRefused("\n".join([f"{lines} be imported.", *details, advice]))

@@ -98,7 +98,7 @@ def _episode(
     step = int(checked_number(float(named[1]), "step of the path", 0, LARGEST_STEP)) if named else None
     if found == "verifiers":
         return read_episode(value, origin, context, step)
-    # Conversations have no ids: the n-th of equal lines is told apart by its number.
+    # Conversations have no ids: the n-th of equal lines is distinguished by its number.
     text = canonical(value)
     repeats[text] += 1
     return read_conversation(value, origin, context, step, repeats[text] - 1)

@@ -96,7 +96,7 @@ def _write(content: dict[str, Tensor], target: Path) -> None:
     try:
         save_file(content, draft)
         draft.rename(target)
-        # The last one may be gone back to: who asked for this one may not have heard of it.
+        # The last one may be gone back to: who asked for this one may not have got the answer.
         rank = target.name.partition(".")[2]
         mine = sorted(target.parent.glob(f"*.{rank}"), key=lambda path: path.stat().st_mtime_ns)
         for old in mine[:-KEPT_STATES]:

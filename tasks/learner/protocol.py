@@ -3,8 +3,8 @@
 Where both ends share a key, as between machines, a connection begins by either end's proof that it has it: the learner
 sends NONCE bytes, the client as many and its proof, then the learner its own. Nothing is encrypted.
 
-Then, for each message: the length (4 bytes, big-endian), then the message as UTF-8 JSON. Rows do not travel here: the
-learner is told where they lie, and where it left what it measured on tokens.
+Then, for each message: the length (4 bytes, big-endian), then the message as UTF-8 JSON. Rows do not travel here: a
+request names their place, and what the learner measured on tokens is in STATISTICS_FILE, beside the weights.
 """
 
 import hmac

@@ -238,7 +238,7 @@ class BatchReader:
             for group, table in self._groups.verify(piece):
                 found += found_in(group, table)
                 beat()
-        except (StoreError, LearnerError) as error:  # the other ranks must hear of it, or wait for ever
+        except (StoreError, LearnerError) as error:  # the other ranks must get it, or they wait for ever
             return error
         return found
 

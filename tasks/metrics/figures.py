@@ -102,7 +102,7 @@ def verdict_figures(traces: pa.Table, verdicts: pa.Table) -> Figures:
     ours = traces["trace_id"].filter(traces["trainable"]).combine_chunks()
     kept = verdicts["trace_id"].filter(verdicts["keep"])
     trainable: Any = pc.is_in(kept, value_set=ours)
-    # Of no rows Arrow's sum is null unless told that none are enough.
+    # Of no rows Arrow's sum is null unless `min_count` is 0.
     num_trainable = pc.sum(trainable, min_count=0).as_py()
     ratio = num_trainable / traces.num_rows if traces.num_rows else None
     return {"num_kept": len(kept), "num_trainable": num_trainable, "trainable_ratio": ratio}

@@ -1,7 +1,7 @@
 """Metrics of a step that took its rollouts from a stream: how full the engine was, who waited, how old tokens are.
 
-They are of the time in which the step's groups ended: `seconds` of each row of table intake_loads, added up. Only of
-tokens that may be trained on is an age told: those that the policy sampled in rollouts that the filters kept.
+They are of the time in which the step's groups ended: `seconds` of each row of table intake_loads, added up. An age is
+reported only of tokens that may be trained on: those that the policy sampled in rollouts that the filters kept.
 """
 
 import math

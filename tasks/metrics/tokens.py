@@ -38,7 +38,7 @@ NUMBERS = {
 }
 """The tokens that each kind of numbers is of."""
 MEANS = {"entropy": "entropy", "ref_kl": "ref_kl/mean"}
-"""The metric of those of which the mean alone is told; of the others there are deviation and maximum, too."""
+"""The metric of those of which the mean alone is reported; of the others there are deviation and maximum, too."""
 MOST_IN_MEMORY = 1 << 27
 """Bytes of importance ratios, of all scopes together, that stay in memory."""
 Array = npt.NDArray[Any]

@@ -12,7 +12,7 @@ SPREAD = (
     *("loss", "rl_loss", "ce_loss", "ref_kl_loss", "grad_norm", "entropy", "mismatch_kl", "masked_fraction"),
     "learning_rate",
 )
-"""What is also told as mean, least and most of all optimizer steps on a batch."""
+"""What is also reported as mean, least and most of all optimizer steps on a batch."""
 
 
 def update_metrics(updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -56,8 +56,8 @@ class Parts:
     ) -> None:
         """Open the parts of a key. `unit` is the table and the column that name a unit: that of a group's id, say.
 
-        `commit_earlier` waits for the commit of what they are made from: nothing is committed before that. `tell` hears
-        after each commit which units are safe by it, and how many there are.
+        `commit_earlier` waits for the commit of what they are made from: nothing is committed before that. After
+        each commit `tell` is called with the units that are safe by it and the number of all units handed over.
         """
         self._tell = tell
         self._store = store

@@ -26,7 +26,7 @@ def import_late(name: str, homes: Mapping[str, str] | None = None, functions: Se
     parent = name.rpartition(".")[0]
     if name in sys.modules or (parent and parent not in sys.modules):
         return
-    with suppress(ImportError):  # of a finder that refuses: whoever imports the package hears why
+    with suppress(ImportError):  # of a finder that refuses: whoever imports the package gets the error
         if spec := find_spec(name):
             _put_late(spec, _Late(homes or {}, functions))
 

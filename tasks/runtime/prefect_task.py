@@ -41,7 +41,7 @@ NOUNS = {"traces": "rollouts"}
 
 
 def describe_ref(ref: Ref) -> str:
-    """Return what came of a stage in a line: rows, tokens, the beginning of its key, and who had computed it before."""
+    """Return a stage's result in a line: rows, tokens, the beginning of its key, and who had computed it before."""
     rows = dict(ref.rows)
     table = BY_NAME[ref.stage].table if ref.stage in BY_NAME else ""
     table = table if table in rows else next(iter(rows), "")
@@ -142,7 +142,7 @@ class StageTask:
             tag_current(tags)
             try:
                 ref = work()
-            except Exception as error:  # the border at which Prefect is told; `__call__` raises it again
+            except Exception as error:  # the border at which Prefect gets the error; `__call__` raises it again
                 return Failed(message=error_text(error), data=error)
             return Completed(name=None if ref.computed else CACHED, message=describe_ref(ref), data=ref)
 

@@ -43,9 +43,9 @@ def batch_page(library: StoreReader, asked: PageRequest) -> Page:
     values = {
         "run": run,
         "step": step,
-        **(told := overview(library, of)),
+        **(summary := overview(library, of)),
         "read": read_rollouts(library, run, sorted_rows(packed_traces(library, of), asked), asked),
-        "colour": asked.one_of("colour", COLOURS, "sample" if told["largest"] is None else "advantage"),
+        "colour": asked.one_of("colour", COLOURS, "sample" if summary["largest"] is None else "advantage"),
         "colours": COLOURS,
         "updates": _updates(library, of, rows),
         "rows": drawn_rows(library, of, rows.slice(start, size)),
@@ -84,7 +84,7 @@ def crumbs(run: str, step: int) -> tuple[Crumb, ...]:
 
 
 def overview(library: StoreReader, of: PackedStep) -> dict[str, Any]:
-    """Return what is told of a batch as a whole."""
+    """Return the summary of a batch as a whole."""
     rows, samples = batch.rows(library, of), batch.samples(library, of)
     return {
         "state": _state(library, of),
@@ -275,8 +275,8 @@ def _fitting(lengths: list[int]) -> int:
 
 def _tokens(library: StoreReader, of: PackedStep, tokens: pl.DataFrame, largest: float | None) -> list[dict[str, Any]]:
     """Return the tokens of one sample with their texts and the steps of colour of each."""
-    told = texts(library, of.run, tokens["token_id"].to_list())
-    return [_token(row, text, largest) for row, text in zip(tokens.drop("place").to_dicts(), told, strict=True)]
+    token_texts = texts(library, of.run, tokens["token_id"].to_list())
+    return [_token(row, text, largest) for row, text in zip(tokens.drop("place").to_dicts(), token_texts, strict=True)]
 
 
 def _token(row: dict[str, Any], text: tuple[str, bool], largest: float | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Two runs side by side: what they are, where they part, what came of both; and the same step of both."""
+"""Two runs side by side: what they are, where they part, their results; and the same step of both."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,7 +31,7 @@ LONG_CONFIG = 8
 
 
 def compare_page(library: StoreReader, asked: PageRequest) -> Page:
-    """Return the comparison of two runs; `figure` is the further figure that is told of each step."""
+    """Return the comparison of two runs; `figure` is the further figure that each step shows."""
     a, b = asked.path["a"], asked.path["b"]
     figure = asked.one_of("figure", FIGURES, "num_kept")
     found = compare_cached(library, a, b)
@@ -40,7 +40,7 @@ def compare_page(library: StoreReader, asked: PageRequest) -> Page:
         "retired": expired_rows_of_runs(library, a, b),
         "a": a,
         "b": b,
-        "told": summary_sentences(found),
+        "summary": summary_sentences(found),
         "parts_at": found["parting"] and found["parting"]["step"],
         "replays": replayed_settings(library, a, b, found["config"]),
         "config": sorted(found["config"], key=lambda each: not each["in_keys"]),
@@ -91,7 +91,7 @@ def compare_step_page(library: StoreReader, asked: PageRequest) -> Page:
     made = step_pair(library, a, b, step)
     traces = compared_traces(library, a, b, step)
     tables = {each: _table(library, asked, each, traces, step) for each in VIEWS}
-    # By size the largest come first unless told: they are what one looks for.
+    # Sorted by size, the largest come first by default: they are what one looks for.
     down = asked.flag("down") if asked.text("sort") or asked.text("down") else sort == "size"
     known, steps = steps_of_both(library, a, b), {"a": made[0].figures(), "b": made[1].figures()}
     place = known.index(step)

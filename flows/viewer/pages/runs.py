@@ -102,12 +102,12 @@ def run_page(library: StoreReader, asked: PageRequest) -> Page:
     """
     run = asked.path["run"]
     measured = numbers(library, run)
-    told = overview(library, run, [each.work for each in measured])
+    summary = overview(library, run, [each.work for each in measured])
     evaluations = held_out(library, run)
     happened = [{**event, "look": look_of(event["event"])} for event in events(library, run)]
     span = asked.one_of("timeline", SPANS) or ("20" if len(measured) > MANY else "all")
     values = {
-        **told,
+        **summary,
         "retired": expired_rows_of_runs(library, run),
         "steps": [step_place(run, each) for each in measured],
         **curves(library, run, (measured, evaluations), asked),
@@ -115,12 +115,12 @@ def run_page(library: StoreReader, asked: PageRequest) -> Page:
         "evaluations": [{**each, "address": addresses.evaluation(run, each["version"])} for each in evaluations],
         "events": happened,
         "timeline": {"span": span, "spans": SPANS, **_timeline(library, run, span, happened)},
-        "ledger": _ledger(library, run, told),
+        "ledger": _ledger(library, run, summary),
         "addresses": _addresses(run, measured, evaluations),
         "totals": _totals(measured),
         "numbers_from": 0 if asked.one_of("numbers", ("all",)) else max(0, len(measured) - MOST_NUMBERS),
     }
-    return Page("run.html", run, values, (Crumb("Runs", addresses.runs()),), live=told["going"])
+    return Page("run.html", run, values, (Crumb("Runs", addresses.runs()),), live=summary["going"])
 
 
 def _metrics(run: str, measured: Sequence[StepNumbers], words: str) -> dict[str, Any]:
@@ -140,8 +140,8 @@ def _timeline(library: StoreReader, run: str, span: str, happened: list[dict[str
     return {**found, "lanes": [{**lane, "colour": stage_number(lane["stage"])} for lane in found["lanes"]]}
 
 
-def _ledger(library: StoreReader, run: str, told: Mapping[str, Any]) -> dict[str, Any]:
-    planned = told["steps_planned"] if told["kind"] in ("train", "sft") else 0
+def _ledger(library: StoreReader, run: str, summary: Mapping[str, Any]) -> dict[str, Any]:
+    planned = summary["steps_planned"] if summary["kind"] in ("train", "sft") else 0
     found = library.cached_while(("ledger", run), (library.mark, planned), lambda: ledger(library, run, planned))
     legend = [
         {"run": name, "class": cell_class(number), "num_pieces": count, "address": addresses.run(name)}
@@ -216,17 +216,17 @@ def _metric_place(known: Sequence[Metric], run: str, name: str, gone: bool) -> i
         if name == each["name"] or name in (one["name"] for one in each["series"]):
             return number
     near = nearest(name, [each["name"] for each in known])
-    told = f"; the nearest names are {', '.join(near)}" if near else ""
+    hint = f"; the nearest names are {', '.join(near)}" if near else ""
     if gone:
-        told += "; rows that it may have been in were dropped for their age (`stagecoach maintain --retain`)"
-    raise NotThere(f"no step of the run {run!r} has the metric {name[:120]!r}{told}")
+        hint += "; rows that it may have been in were dropped for their age (`stagecoach maintain --retain`)"
+    raise NotThere(f"no step of the run {run!r} has the metric {name[:120]!r}{hint}")
 
 
 def _metric_series(number: int, each: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return a series as charts take it, with its ends."""
-    told = ends(each["values"], [step["step"] for step in steps])
+    end_values = ends(each["values"], [step["step"] for step in steps])
     names = {"name": each["scope"] or each["name"], "metric": each["name"], "scope": each["scope"]}
-    return {**names, "values": each["values"], "colour": colour(number), **told}
+    return {**names, "values": each["values"], "colour": colour(number), **end_values}
 
 
 def _neighbour(known: Sequence[Metric], run: str, place: int) -> dict[str, str] | None:

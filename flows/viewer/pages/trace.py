@@ -169,8 +169,8 @@ def trained_in(library: StoreReader, found: FoundTrace) -> list[Values]:
     shown = batch.packed_step(library, found.run, packed.step).batches.key if packed else None
     for each in rows:
         known = packed is not None and each["row"] is not None
-        told = packed and known and packed.key == shown
-        each["address"] = addresses.row(found.run, packed.step, each["row"]) if packed and told else None
+        is_shown = packed and known and packed.key == shown
+        each["address"] = addresses.row(found.run, packed.step, each["row"]) if packed and is_shown else None
         each["weights"] = weights.get(each["sample_id"])
         each["trained"] = None if gone and not known else bool(known and made)
     return rows
@@ -216,11 +216,11 @@ def _around(library: StoreReader, found: FoundTrace, asked: PageRequest) -> Valu
     `history` is None where nobody asked for it and it costs more than the rest: every batch of a large run is read.
     """
     wanted = asked.flag("history") or asked.text("format") in ("json", "file")
-    told = wanted or len(library.history(found.run).lineages) <= SMALL_RUN
+    with_history = wanted or len(library.history(found.run).lineages) <= SMALL_RUN
     return {
         "mates": _with_links(found, mates(library, found)),
         "episode": _with_links(found, episode(library, found)),
-        "history": _with_links(found, history(library, found)) if told else None,
+        "history": _with_links(found, history(library, found)) if with_history else None,
     }
 
 
@@ -250,8 +250,8 @@ def _conversation(library: StoreReader, found: FoundTrace, asked: PageRequest) -
     rows = messages(library, found)
     whole = reading(rows)
     branch = _branch(asked, whole)
-    told = whole if branch is None else reading(rows, branch)
-    start, window = _window(library, found, asked, told)
+    view = whole if branch is None else reading(rows, branch)
+    start, window = _window(library, found, asked, view)
     numbers = [line.message for line in window]
     drawn, measured = shown_tokens(library, found, numbers, asked.number("at", 0) if asked.text("message") else 0)
     default = default_colouring(measured)
@@ -261,7 +261,7 @@ def _conversation(library: StoreReader, found: FoundTrace, asked: PageRequest) -
         ],
         "graph": _graph(rows, whole, asked),
         "branch": branch,
-        "num_messages": len(told.lines),
+        "num_messages": len(view.lines),
         "from": start,
         "window": WINDOW,
         "alone": bool(asked.text("message")),
@@ -273,7 +273,7 @@ def _conversation(library: StoreReader, found: FoundTrace, asked: PageRequest) -
         "color": asked.one_of("color", NAMES, default),
         "colourings": colourings(library, found, measured),
         "q": asked.text("q"),
-        "hits": _hits(rows, told, asked.text("q")),
+        "hits": _hits(rows, view, asked.text("q")),
         "most_hits": MOST_HITS,
     }
 
@@ -293,31 +293,31 @@ def _branch(asked: PageRequest, whole: MessageView) -> int | None:
 
 
 def _window(
-    library: StoreReader, found: FoundTrace, asked: PageRequest, told: MessageView
+    library: StoreReader, found: FoundTrace, asked: PageRequest, view: MessageView
 ) -> tuple[int, Sequence[Any]]:
     """Return where the window begins in the order of reading, and its lines."""
     if asked.text("message"):
         wanted = asked.number("message", 0)
-        places = [place for place, line in enumerate(told.lines) if line.message == wanted]
+        places = [place for place, line in enumerate(view.lines) if line.message == wanted]
         if not places:
-            raise BadQuestion(f"message={wanted}: there is no such message among the {len(told.lines)} of the trace")
-        return places[0], [told.lines[places[0]]]
+            raise BadQuestion(f"message={wanted}: there is no such message among the {len(view.lines)} of the trace")
+        return places[0], [view.lines[places[0]]]
     start = asked.number("from", 0)
     to = asked.one_of("to", JUMPS, "")
     if to:
-        start = _jump(library, found, told, to)
+        start = _jump(library, found, view, to)
     # An address may be older than the branch that is shown now: it opens the end, not an error.
-    start = min(start, max(len(told.lines) - 1, 0))
-    return start, told.lines[start : start + WINDOW]
+    start = min(start, max(len(view.lines) - 1, 0))
+    return start, view.lines[start : start + WINDOW]
 
 
-def _jump(library: StoreReader, found: FoundTrace, told: MessageView, to: str) -> int:
+def _jump(library: StoreReader, found: FoundTrace, view: MessageView, to: str) -> int:
     if to == "trained":
         own = tokens(library, found, texts=False).filter("trained")["message"].unique()
         trained = set(own)
-        return next((place for place, line in enumerate(told.lines) if line.message in trained), 0)
+        return next((place for place, line in enumerate(view.lines) if line.message in trained), 0)
     # What went wrong ended the rollout, so its error is where the messages end.
-    return max(len(told.lines) - WINDOW, 0) if to in ("last", "error") else 0
+    return max(len(view.lines) - WINDOW, 0) if to in ("last", "error") else 0
 
 
 def _messages(
@@ -345,9 +345,9 @@ def _messages(
     return read
 
 
-def _hits(rows: pl.DataFrame, told: MessageView, wanted: str) -> list[Values]:
+def _hits(rows: pl.DataFrame, view: MessageView, wanted: str) -> list[Values]:
     """Return the places of a text with where their window begins."""
-    places = {line.message: place for place, line in enumerate(told.lines)}
+    places = {line.message: place for place, line in enumerate(view.lines)}
     found = [each for each in hits(rows, wanted) if each["message"] in places]
     return [each | {"from": places[each["message"]] // WINDOW * WINDOW} for each in found]
 
@@ -361,8 +361,8 @@ def any_trace_page(library: StoreReader, asked: PageRequest) -> Page:
     found = uses(library, given)
     if not found:
         near = nearest(given, index(library, library.graph.makers("traces"))["trace_id"])
-        told = f"; the nearest ids are {', '.join(near)}" if near else ""
-        raise NotThere(f"no run of {library.store.root.address} has a trace {given!r}{told}")
+        hint = f"; the nearest ids are {', '.join(near)}" if near else ""
+        raise NotThere(f"no run of {library.store.root.address} has a trace {given!r}{hint}")
     trace_id = found[0].trace_id
     if len(found) == 1:
         path, query = {"run": found[0].run, "trace": trace_id}, {**asked.query, "key": found[0].key}

@@ -1,4 +1,4 @@
-// Bars of samples: colours are switched in place, and what is pointed at is told at once. Pages work without it.
+// Bars of samples: colours are switched in place, and what is pointed at is described at once. Pages work without it.
 "use strict";
 (() => {
   function colourBy(name) {

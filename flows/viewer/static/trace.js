@@ -50,7 +50,7 @@
   select.addEventListener("change", () => colour(select.value));
   for (const each of views) each.addEventListener("click", (event) => { event.preventDefault(); show(each.dataset.view); });
 
-  // Where packing scaled the weights of the credit, both are told: the batch row has what was trained.
+  // Where packing scaled the weights of the credit, both are shown: the batch row has what was trained.
   function weights(name, label) {
     if (!box.dataset.scaled.split(" ").includes(name)) return [[name, label]];
     return [[name, `${label} (credit)`], [`trained_${name}`, `${label} as trained`]];

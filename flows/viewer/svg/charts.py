@@ -51,8 +51,8 @@ def chart(drawn: Chart, steps: Steps) -> Markup:
 
 
 @lru_cache(maxsize=256)
-def _chart_once(told: str) -> Markup:
-    return _picture(*json.loads(told))
+def _chart_once(arguments: str) -> Markup:
+    return _picture(*json.loads(arguments))
 
 
 def _picture(drawn: Chart, steps: Steps) -> Markup:
@@ -126,14 +126,14 @@ def _heat(drawn: Chart, steps: Steps, x: Scale, y: Scale) -> str:
 
 def text_of(drawn: Chart, steps: Steps) -> str:
     """Return what a chart shows in words, escaped."""
-    told = []
+    descriptions = []
     for each in drawn["series"]:
         of = each.get("steps", steps)
         known = [(value, of[place]["step"]) for place, value in enumerate(each["values"]) if value is not None]
         if known:
             (first, begun), (last, ended) = known[0], known[-1]
-            told.append(f"{each['name']}: {first:.4g} at step {begun}, {last:.4g} at step {ended}")
-    return quote("; ".join(told))
+            descriptions.append(f"{each['name']}: {first:.4g} at step {begun}, {last:.4g} at step {ended}")
+    return quote("; ".join(descriptions))
 
 
 def _across(steps: Steps, width: float) -> Scale:
@@ -176,8 +176,8 @@ def _bars(series: Sequence[Mapping[str, Any]], steps: Steps, places: Sequence[in
 
 def _values(drawn: Chart, steps: Steps, places: Sequence[int], x: Scale, y: Scale) -> str:
     """Return what the cursor shows, as JSON: places across, steps, and every value."""
-    told = {
-        **_told_places(steps, places, x),
+    cursor_data = {
+        **_cursor_places(steps, places, x),
         "y": [y.low, y.high, y.begin, y.end],
         "log": y.log,
         "unit": drawn.get("unit", ""),
@@ -189,18 +189,18 @@ def _values(drawn: Chart, steps: Steps, places: Sequence[int], x: Scale, y: Scal
                 "values": [_json_number(each["values"][place]) for place in own],
                 "kind": each.get("kind"),
             }
-            | (_told_places(each["steps"], own, x) if "steps" in each else {})
+            | (_cursor_places(each["steps"], own, x) if "steps" in each else {})
             | ({"colour": each["colour"]} if each.get("colour") else {})
             for each in drawn["series"]
             for own in [thin([each["values"]]) if "steps" in each else places]
         ],
     }
-    if not told["x"] and told["series"]:  # of several runs: the cursor goes along the first
-        told |= {name: told["series"][0].get(name, []) for name in ("x", "steps")}
-    return json.dumps(told, separators=(",", ":"), allow_nan=False)
+    if not cursor_data["x"] and cursor_data["series"]:  # of several runs: the cursor goes along the first
+        cursor_data |= {name: cursor_data["series"][0].get(name, []) for name in ("x", "steps")}
+    return json.dumps(cursor_data, separators=(",", ":"), allow_nan=False)
 
 
-def _told_places(steps: Steps, places: Sequence[int], x: Scale) -> dict[str, Any]:
+def _cursor_places(steps: Steps, places: Sequence[int], x: Scale) -> dict[str, Any]:
     across = [round(x.at(steps[place].get("x", steps[place]["step"])), 1) for place in places]
     return {"x": across, "steps": [steps[place]["step"] for place in places]}
 
@@ -253,9 +253,9 @@ MOST_COLUMNS = 200
 """Of more steps, neighbours that look alike are drawn as one column."""
 
 
-def ledger(told: Mapping[str, Any], addresses: Mapping[str, str]) -> Markup:
-    """Return the grid that `data.shared.ledger` gives; each column is a link to its step."""
-    columns, stages = told["columns"], told["stages"]
+def ledger(table: Mapping[str, Any], addresses: Mapping[str, str]) -> Markup:
+    """Return a grid, each column a link to its step; `table` is what `flows.queries.ledger.ledger` returns."""
+    columns, stages = table["columns"], table["stages"]
     width = max(LEAST_COLUMN, min(MOST_COLUMN, LEDGER_WIDTH / max(1, len(columns))))
     height = LEDGER_TOP + LEDGER_ROW * len(stages)
     names = [_stage_name(stage, LEDGER_TOP + LEDGER_ROW * (row + 0.5)) for row, stage in enumerate(stages)]
@@ -263,7 +263,7 @@ def ledger(told: Mapping[str, Any], addresses: Mapping[str, str]) -> Markup:
     for _, alike in groupby(enumerate(columns), lambda each: _looks(*each) if len(columns) > MOST_COLUMNS else each[0]):
         (place, column), *more = alike
         last, across = (more or [(place, column)])[-1][1]["step"], width * (1 + len(more))
-        drawn = _column(column, last, stages, told["runs"], STAGES_LEFT + width * place, across)
+        drawn = _column(column, last, stages, table["runs"], STAGES_LEFT + width * place, across)
         cells.append(link(addresses.get(str(column["step"])), *drawn, tabindex="-1"))
     body = [*names, *cells, tag("g", *_step_numbers(columns, width, height), class_="ticks")]
     across, down = STAGES_LEFT + width * len(columns) + 6, height + LEDGER_BOTTOM
@@ -304,8 +304,8 @@ def _column(
             continue
         shared, unfinished = " shared" if cell["by"] else "", "" if cell["finished"] else " unfinished"
         look = f"cell {cell_class(cell['by'])}{shared}{unfinished}"
-        told = title(_cell_title(column["step"], last, stage, cell, runs))
-        found.append(tag("rect", told, **place, y=LEDGER_TOP + LEDGER_ROW * row, class_=look))
+        tooltip = title(_cell_title(column["step"], last, stage, cell, runs))
+        found.append(tag("rect", tooltip, **place, y=LEDGER_TOP + LEDGER_ROW * row, class_=look))
     return found
 
 
@@ -337,21 +337,21 @@ TIMELINE_WIDTH, TIMELINE_RIGHT = 1320.0, 14.0
 LANE_ROW, LANE_GAP, TIMELINE_TOP, TIMELINE_BOTTOM = 15.0, 7.0, 30.0, 24.0
 
 
-def timeline(told: Mapping[str, Any], addresses: Mapping[str, str]) -> Markup:
-    """Return lanes of bars, each a link to its step; `told` is as `data.timeline_lanes.lanes` gives it.
+def timeline(layout: Mapping[str, Any], addresses: Mapping[str, str]) -> Markup:
+    """Return lanes of bars, each a link to its step; `layout` is what `flows.queries.ledger.lanes` returns.
 
     `addresses` are those of steps and, under `v` and the version, of evaluations. A lane's `colour` is its number.
     """
-    x = Scale(0.0, told["length"], STAGES_LEFT, TIMELINE_WIDTH - TIMELINE_RIGHT)
+    x = Scale(0.0, layout["length"], STAGES_LEFT, TIMELINE_WIDTH - TIMELINE_RIGHT)
     top, parts = TIMELINE_TOP, []
-    for lane in told["lanes"]:
+    for lane in layout["lanes"]:
         parts.append(_lane(lane, x, top, addresses))
         top += lane["rows"] * LANE_ROW + LANE_GAP
     lines, below = [], []
-    for each in told["ticks"]:
+    for each in layout["ticks"]:
         lines.append(tag("path", d=f"M{short(x.at(each['at']))} {short(TIMELINE_TOP - 4)}V{short(top)}"))
         below.append(text(x.at(each["at"]), top + 15, _elapsed_time(each["seconds"]), text_anchor="middle"))
-    marks = _events(told, x, top) + _cuts(told, x, top)
+    marks = _events(layout, x, top) + _cuts(layout, x, top)
     body = [tag("g", *lines, class_="grid"), tag("g", *below, class_="ticks"), *parts, *marks]
     named = "Work of the run by stage over time"
     return svg_document(TIMELINE_WIDTH, top + TIMELINE_BOTTOM, body, class_="timeline", role="group", aria_label=named)
@@ -369,25 +369,27 @@ def _bar(bar: Mapping[str, Any], stage: str, x: Scale, top: float, addresses: Ma
     what = f"policy {bar['step']}" if evaluated else f"step {bar['step']}"
     tokens = f", {bar['tokens']:,} tokens" if bar["tokens"] else ""
     unfinished = "" if bar["finished"] else ", in parts so far"
-    told = f"{what}: {stage.replace('_', ' ')}, {seconds(bar['seconds'])}{tokens}{unfinished}, key {bar['key'][:8]}"
+    description = (
+        f"{what}: {stage.replace('_', ' ')}, {seconds(bar['seconds'])}{tokens}{unfinished}, key {bar['key'][:8]}"
+    )
     shades = f"bar{' odd' if bar['step'] % 2 else ''}{'' if bar['finished'] else ' unfinished'}"
-    rect = tag("rect", title(told), x=start, y=top, width=width, height=LANE_ROW - 2, rx="2", class_=shades)
+    rect = tag("rect", title(description), x=start, y=top, width=width, height=LANE_ROW - 2, rx="2", class_=shades)
     # A digit is about 6 units wide; a number that does not fit would cover the neighbours.
     room = width > 8 + 6 * len(str(bar["step"]))
     number = text(start + width / 2, top + LANE_ROW / 2 + 3, str(bar["step"]), text_anchor="middle") if room else ""
     address = addresses.get(f"v{bar['step']}" if evaluated else str(bar["step"]))
-    return link(address, rect, number, aria_label=told, tabindex="-1") if address else rect + number
+    return link(address, rect, number, aria_label=description, tabindex="-1") if address else rect + number
 
 
-def _events(told: Mapping[str, Any], x: Scale, bottom: float) -> list[str]:
+def _events(layout: Mapping[str, Any], x: Scale, bottom: float) -> list[str]:
     """Return a line for each event of the run, with its name where there is room."""
     found, free = [], 0.0
-    for event in told["events"]:
+    for event in layout["events"]:
         at = x.at(event["at"])
         stem = f"M{short(at)} {short(TIMELINE_TOP - 12)}V{short(bottom)}"
         line = tag("path", title(event["event"]), d=stem, class_="stem")
         words = ""
-        # Names that would overlap are left out: the line tells them when it is pointed at.
+        # Names that would overlap are left out: the tooltip of the line shows them.
         if at >= free:
             beside, anchor = (-3, "end") if at > TIMELINE_WIDTH - 90 else (3, "start")
             words = text(at + beside, TIMELINE_TOP - 15, event["event"], text_anchor=anchor)
@@ -396,10 +398,10 @@ def _events(told: Mapping[str, Any], x: Scale, bottom: float) -> list[str]:
     return found
 
 
-def _cuts(told: Mapping[str, Any], x: Scale, bottom: float) -> list[str]:
+def _cuts(layout: Mapping[str, Any], x: Scale, bottom: float) -> list[str]:
     top = short(TIMELINE_TOP - 4)
     found = []
-    for cut in told["cuts"]:
+    for cut in layout["cuts"]:
         idle = title(f"nothing was done for {seconds(cut['seconds'])}")
         found.append(tag("path", idle, d=f"M{short(x.at(cut['at']))} {top}V{short(bottom)}", class_="cut"))
     return found

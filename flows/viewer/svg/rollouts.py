@@ -49,10 +49,10 @@ def attempts(rows: Sequence[Mapping[str, Any]]) -> Markup:
     apart = [*zip(rows, _apart(rows, x), strict=True)]
     # The one that is looked at is drawn last, over the others.
     points = [_point(each, at, y) for each, at in sorted(apart, key=lambda pair: bool(pair[0]["here"]))]
-    told = f"rewards of {len(rows)} attempts by step"
+    aria_label = f"rewards of {len(rows)} attempts by step"
     grid = tag("g", *lines, class_="grid"), tag("g", *left, *below, class_="ticks")
     return svg_document(
-        ATTEMPTS_WIDTH, ATTEMPTS_HEIGHT, (*grid, *points), class_="attempts", role="group", aria_label=told
+        ATTEMPTS_WIDTH, ATTEMPTS_HEIGHT, (*grid, *points), class_="attempts", role="group", aria_label=aria_label
     )
 
 
@@ -109,10 +109,10 @@ def message_graph(paths: Sequence[Sequence[int]], roles: Mapping[str, str], addr
                 edges.append(_edge(places[path[depth - 1]], at))
             dots.append(_dot(message, roles.get(str(message), ""), at))
     size = LABEL + max(len(path) for path in paths) * ACROSS, 2 * EDGE + (len(paths) - 1) * DOWN
-    told = f"{len(paths)} branches, {len(places)} messages"
+    aria_label = f"{len(paths)} branches, {len(places)} messages"
     body = tag("g", *edges, class_="edges") + "".join(dots) + "".join(names)
     return Markup(
-        tag("svg", body, width=size[0], height=size[1], class_="message-graph", aria_label=told, role="group")
+        tag("svg", body, width=size[0], height=size[1], class_="message-graph", aria_label=aria_label, role="group")
     )
 
 
@@ -147,8 +147,8 @@ def trace_time(spans: Sequence[Mapping[str, Any]]) -> Markup:
             share = min(inside["seconds"] / each["seconds"], 1.0)
             parts.append(_span(inside["name"], inside["seconds"], at, width * share))
         at += width
-    told = ", ".join(f"{each['name']} {seconds(each['seconds'])}" for each in spans)
-    return svg_document(max(at, TIME_WIDTH), TIME_HEIGHT, parts, class_="trace-time", role="img", aria_label=told)
+    aria_label = ", ".join(f"{each['name']} {seconds(each['seconds'])}" for each in spans)
+    return svg_document(max(at, TIME_WIDTH), TIME_HEIGHT, parts, class_="trace-time", role="img", aria_label=aria_label)
 
 
 def _span(name: str, length: float, at: float, width: float) -> str:

@@ -167,8 +167,8 @@ def head(library: StoreReader, found: FoundTrace, rows: pl.DataFrame, whole: boo
 def _policies(library: StoreReader, found: FoundTrace) -> str:
     """Return the version of the policy that sampled a trace, of several each with its number of tokens."""
     counts = token_policies(library, found).group_by("policy_version").agg(pl.col("num_tokens").sum())
-    told = [f"{version} ({count} tokens)" for version, count in counts.sort("policy_version").iter_rows()]
-    return ", ".join(told) or str(found.row["policy_version"])
+    versions = [f"{version} ({count} tokens)" for version, count in counts.sort("policy_version").iter_rows()]
+    return ", ".join(versions) or str(found.row["policy_version"])
 
 
 def _outcome(outcome: Mapping[str, Any]) -> Text:

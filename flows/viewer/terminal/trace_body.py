@@ -193,8 +193,8 @@ def conversation(
     lines = [line for line in read.lines if line.message in wished]
     shown, gap = _lines_to_print(lines, wanted.whole)
     # No images: a terminal shows none, and reading them would be most of the work.
-    told = {row["message"]: read_message(row, Images([])) for row in _rows(rows, [line.message for line in shown])}
-    link_calls(list(told.values()))
+    messages = {row["message"]: read_message(row, Images([])) for row in _rows(rows, [line.message for line in shown])}
+    link_calls(list(messages.values()))
     drawn: dict[int, list[dict[str, Any]]] = {}
     if read.broken:
         yield Text(visible(f"\n{read.broken}"), "red")
@@ -205,18 +205,18 @@ def conversation(
     for place, line in enumerate(shown):
         if gap and place == gap:
             yield Text(f"\n... {len(lines) - len(shown)} messages between these (--messages A:B, --whole)", "dim")
-        yield from _message(told[line.message], line, line.message in dropped, len(read.paths) > 1)
+        yield from _message(messages[line.message], line, line.message in dropped, len(read.paths) > 1)
         if line.message in drawn:
             yield Indented(_colour_tokens(drawn[line.message], scale, wanted.whole))
         else:
-            yield from _texts(told[line.message], wanted.whole)
+            yield from _texts(messages[line.message], wanted.whole)
 
 
 def _lines_to_print(lines: Sequence[Line], whole: bool) -> tuple[Sequence[Line], int]:
     """Return the lines that are printed, and before which of them some are left out; 0 for nowhere."""
     if whole or len(lines) <= MOST_MESSAGES:
         return lines, 0
-    # A rollout is understood by its task, at the begin, and by what came of it, at the end.
+    # A rollout is understood by its task, at the begin, and by its result, at the end.
     half = MOST_MESSAGES // 2
     return [*lines[:half], *lines[-half:]], half
 
@@ -326,7 +326,7 @@ COLUMNS = {
     "outside": "outside",
     "trained": "trained",
 }
-"""What is told of a token, where any token has it, and its heading."""
+"""Columns of the list of tokens and their headings; a column is shown where any token has a value."""
 
 
 def token_list(

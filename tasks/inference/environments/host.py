@@ -275,7 +275,7 @@ def cancel_on_sigterm() -> None:
 
 
 def _interrupt(*_: Any) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `pool` reads this as "told to end"
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # by this `pool` knows that the whole server ends
     signal.raise_signal(signal.SIGINT)
 
 

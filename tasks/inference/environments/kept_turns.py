@@ -59,7 +59,7 @@ def turns_of(session: str) -> KeptRollout | None:
 
 @contextmanager
 def kept_rollout(known: Mapping[str, str] | None, send: Callable[[Mapping[str, str]], None]) -> Iterator[Any]:
-    """Give what is told each trace of a rollout, where its turns are kept; None where they are not."""
+    """Yield the function that claims each trace of a rollout, where its turns are kept; None where they are not."""
     if known is None:
         yield None
         return

@@ -17,7 +17,7 @@ from typing import Any
 import zmq
 from verifiers.v1.serve.pool import EnvServerPool
 
-from tasks.inference.environments.servers import hangs, heard
+from tasks.inference.environments.servers import hangs, probe_health
 from tasks.runtime.process_variables import bind_address
 
 HEALTH_SECONDS = 5.0
@@ -85,7 +85,7 @@ class WatchedPool(EnvServerPool):  # type: ignore[misc]
         """Report the server's address once a worker answers; kill a worker that answered once and no longer does."""
         address = f"ipc://{self._worker_path(index)}"
         # It may take as long as it likes to load the environment: only one that answered before can hang.
-        while process.is_alive() and not (known := heard(address, self.hang_seconds)):
+        while process.is_alive() and not (known := probe_health(address, self.hang_seconds)):
             if known is None:  # at once: it did not wait for an answer
                 self.ending.wait(HEALTH_SECONDS)
         if process.is_alive():

@@ -97,7 +97,7 @@ def answers(address: str, seconds: float = 2.0) -> bool:
     return asyncio.run(ask())
 
 
-def heard(address: str, seconds: float) -> bool | None:
+def probe_health(address: str, seconds: float) -> bool | None:
     """Whether an environment server answers a health request in time; None where nothing is known of it.
 
     That is where the request fails otherwise: no file descriptor is left here, or the answer is an error.
@@ -117,7 +117,7 @@ def hangs(address: str, seconds: float) -> bool:
     The second request is for a caller that was itself suspended meanwhile. A server answers between two steps of its
     event loop, so this checks that the loop goes on, however slowly. One of which nothing is known does not hang.
     """
-    return heard(address, seconds) is False and heard(address, min(seconds, RETRY_SECONDS)) is False
+    return probe_health(address, seconds) is False and probe_health(address, min(seconds, RETRY_SECONDS)) is False
 
 
 @dataclass(frozen=True)

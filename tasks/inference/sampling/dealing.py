@@ -58,8 +58,8 @@ class DealtRollout:
 class RolloutDealer:
     """The servers of each environment while a batch is sampled, and the rollouts that each has.
 
-    `record_loss` is told of each server that is lost while its environment has others, and returns the groups that are
-    not to be sampled beside others any more. With `one_at_a_time`, the server of the only rollout has no others.
+    `record_loss` is called with each server that is lost while its environment has others, and returns the groups that
+    are not to be sampled beside others any more. With `one_at_a_time`, the server of the only rollout has no others.
     """
 
     def __init__(

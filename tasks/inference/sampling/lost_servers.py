@@ -60,7 +60,7 @@ class ServiceWatch:
     """Connects to the engines and the environment servers every second.
 
     A connection is enough and costs a busy server nothing: the operating system accepts for it, and refuses once its
-    process is gone. `survive` is told of each that is gone, and tells whether others are left that take its part.
+    process is gone. `survive` is called with each that is gone, and returns whether others are left that take its part.
     """
 
     def __init__(

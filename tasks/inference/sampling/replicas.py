@@ -84,7 +84,7 @@ class Replicas:
         return True
 
     async def follow(self, joined: Callable[[ServedModel], None]) -> None:
-        """Take in replicas that are there again, until cancelled; `joined` is told where the policy is served then."""
+        """Take in replicas that are there again, until cancelled; `joined` gets the model as it is served then."""
         while self._bring is not None:
             await asyncio.sleep(JOIN_SECONDS)
             if len(self.urls) == self._num_replicas:

@@ -48,7 +48,7 @@ class RolloutClient:
         """Run one rollout; return its episode with all its traces, as the server dumped them.
 
         `request` is the dumped RunRequest. With KEPT_TURNS in it, `on_turn` takes the further turns as they end. Where
-        the caller is cancelled, the server is told to stop the rollout.
+        the caller is cancelled, the server is asked to stop the rollout.
         Raises RuntimeError with the server's error, its type in front, and where parts of the episode were lost;
         ServerGone once it is abandoned.
         """

@@ -65,13 +65,13 @@ class SamplingPlan:
     outdated: Callable[[], bool] = lambda: False
     """Whether no further group may be begun; what is begun is sampled to its end, the others leave nothing."""
     begin: Callable[[str, Collection[int]], int | None] = lambda group_id, versions: None
-    """Is told each group that is begun, and the versions of the policies that have sampled turns of it before. Returns
-    the oldest version of which these may be used; None where only those of the policy itself may be."""
+    """Is called with each group that is begun, and the versions of the policies that have sampled turns of it before.
+    Returns the oldest version of which these may be used; None where only those of the policy itself may be."""
     turns: KeptTurns | None = None
     """Takes the turns of rollouts that are under way, and has those that need not be sampled again."""
     record_loss: Callable[[ServiceLost], Collection[str]] = lambda lost: ()
-    """Is told of each environment server that is lost while others of its environment are left, and returns the groups
-    that are not to be sampled beside others any more: they leave nothing."""
+    """Is called with each environment server that is lost while others of its environment are left, and returns the
+    groups that are not to be sampled beside others any more: they leave nothing."""
     renew: Callable[[], Renewal | None] | None = None
     """Called when the plan is outdated, to go on with a newer policy: what is begun then has tokens of both. It may
     return None, as often as it is called: then no further group is begun."""

@@ -23,17 +23,17 @@ def test_a_figure_that_stays_has_no_exit() -> None:
 
 
 def test_the_first_of_five_outside_is_told_with_how_far_it_went() -> None:
-    assert band_exit([1.0] * 20 + [3.1] * 20, STEPS) == {"step": 120, "told": "grew to 3.1 x since step 120"}
-    assert band_exit([1.0] * 20 + [0.2] * 20, STEPS) == {"step": 120, "told": "fell to 0.2 x since step 120"}
+    assert band_exit([1.0] * 20 + [3.1] * 20, STEPS) == {"step": 120, "description": "grew to 3.1 x since step 120"}
+    assert band_exit([1.0] * 20 + [0.2] * 20, STEPS) == {"step": 120, "description": "fell to 0.2 x since step 120"}
 
 
 def test_what_was_zero_at_first_leaves_it_above_zero() -> None:
-    assert band_exit([0.0] * 20 + [0.1] * 20, STEPS) == {"step": 120, "told": "above zero since step 120"}
+    assert band_exit([0.0] * 20 + [0.1] * 20, STEPS) == {"step": 120, "description": "above zero since step 120"}
 
 
 def test_what_came_back_is_said_to_be_back() -> None:
     found = band_exit([1.0] * 20 + [9.0] * 10 + [1.0] * 10, STEPS)
-    assert found == {"step": 120, "told": "left its band at step 120, and is back"}
+    assert found == {"step": 120, "description": "left its band at step 120, and is back"}
 
 
 def test_gaps_do_not_count_as_values_of_a_band() -> None:

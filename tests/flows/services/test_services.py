@@ -103,7 +103,7 @@ def test_a_killed_service_comes_back_with_a_fresh_report_until_no_restart_is_lef
 def told(supervisor: Supervisor) -> Iterator[list[str]]:
     """What a run is told of its services."""
     told: list[str] = []
-    with supervisor.told_to(lambda news: None if isinstance(news, Starting) else told.append(str(news))):
+    with supervisor.subscribe(lambda news: None if isinstance(news, Starting) else told.append(str(news))):
         yield told
 
 
@@ -183,7 +183,7 @@ def test_who_begins_to_wait_hears_how_long_the_last_start_took_in_any_run(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
     heard: list[ServiceNews] = []
-    with supervisor.told_to(heard.append):
+    with supervisor.subscribe(heard.append):
         for run in ("first", "second"):
             (tmp_path / run).mkdir()
             looks = itertools.count()
@@ -199,10 +199,10 @@ def test_what_nobody_heard_is_told_to_the_first_who_listens(supervisor: Supervis
     heard: list[ServiceNews] = []
     handle = supervisor.start(spec(tmp_path))
     os.kill(handle.wait()["pid"], signal.SIGKILL)
-    until(lambda: supervisor._unheard, lambda: "the loss was not noticed")
-    with supervisor.told_to(heard.append):
+    until(lambda: supervisor._undelivered, lambda: "the loss was not noticed")
+    with supervisor.subscribe(heard.append):
         assert [news.service for news in heard] == ["engine"]
-    with supervisor.told_to(heard.append):
+    with supervisor.subscribe(heard.append):
         assert len(heard) == 1
 
 
@@ -448,7 +448,7 @@ def test_lines_of_a_log_are_passed_on_as_they_come_without_secrets(tmp_path: Pat
     log.write_text("of an earlier run\n")
     heard: list[ServiceNews] = []
     secret = "s3cr3t-of-the-hub"
-    with Supervisor("run", tmp_path, tell_lines=True) as supervisor, supervisor.told_to(heard.append):
+    with Supervisor("run", tmp_path, tell_lines=True) as supervisor, supervisor.subscribe(heard.append):
         supervisor.start(replace(spec(tmp_path), env={"HF_TOKEN": secret})).wait()
         with log.open("a") as file:
             file.write(f"one {secret}\ntwo")

@@ -52,7 +52,7 @@ def test_what_the_page_says_is_what_the_command_says_to_the_last_bit(ten_runs: S
         {name: step[name] for name in kept} for step in expected["steps"]
     ]
     status, html = answer(ten_runs, a, b)
-    assert status == 200 and all(sentence in html for sentence in said["told"])
+    assert status == 200 and all(sentence in html for sentence in said["summary"])
 
 
 SAID = {

@@ -329,10 +329,10 @@ def test_the_ends_of_a_series() -> None:
 
 
 def test_every_metric_of_ours_says_what_it_is(walked: StoreReader) -> None:
-    assert [each["name"] for each in metrics(numbers(walked, RUN)) if not each["told"]] == []
+    assert [each["name"] for each in metrics(numbers(walked, RUN)) if not each["description"]] == []
     assert about("timing/stage/rollout") == ABOUT["timing/stage"] and about("timing/model") == ABOUT["timing"]
-    assert about("update/entropy").unit == "nats" and "last optimizer step" in about("update/entropy").told
-    told = [about(name).told.partition(" ")[0] for name in ("update/mismatch_kl", "update/mismatch_kl_max")]
+    assert about("update/entropy").unit == "nats" and "last optimizer step" in about("update/entropy").description
+    told = [about(name).description.partition(" ")[0] for name in ("update/mismatch_kl", "update/mismatch_kl_max")]
     assert told == ["mean", "most"]
     assert about("updates/ref_kl_loss/mean").unit == "" and about("nobody/knows") == About("", "")
 
