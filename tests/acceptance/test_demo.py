@@ -19,6 +19,9 @@ STARTED_REWARD, LEARNT_REWARD = (
     0.75,
 )  # what the demo promises, on the first step and on the mean of the last three
 
+TAUGHT_REWARD = 0.6
+"""Of held-out examples after five steps with a teacher; 0.83 and 0.86 were seen."""
+
 
 def stagecoach(*arguments: str, timeout: float = 1500.0) -> str:
     """Run the command line as a person would and return what it printed; no process of it may be left."""
@@ -54,9 +57,9 @@ def first(store: str) -> str:
     return stagecoach("demo", "--store", store)
 
 
-def shown(store: str) -> dict[str, Any]:
+def shown(store: str, run: str = "latest") -> dict[str, Any]:
     """Return the run as programs see it."""
-    return dict(json.loads(stagecoach("show", "--json", "latest", "--store", store)))
+    return dict(json.loads(stagecoach("show", "--json", run, "--store", store)))
 
 
 @pytest.mark.timeout(1800)
@@ -151,3 +154,24 @@ def test_the_demo_is_credited_by_several_algorithms_side_by_side(first: str, sto
     assert refused["name"] == "rae" and "agent" in refused["refusal"]
     rewards = [row["reward"] for row in found["group"]["rows"]]
     assert rewards[0] > rewards[-1]
+
+
+# The teacher of a run: it samples what is trained on, or scores what the policy samples.
+TAUGHT = {
+    "sft": 'environments.0.algorithm={type="sft", teacher={path="TEACHER"}}',
+    "opd": 'algorithm={type="opd", teacher={path="TEACHER"}}',
+}
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.nightly
+@pytest.mark.parametrize("algorithm", TAUGHT)
+def test_the_last_policy_of_the_demo_teaches_its_first(first: str, store: str, tmp_path: Path, algorithm: str) -> None:
+    teacher, student = tmp_path / "teacher", tmp_path / "student"
+    weights = ["export", "demo", "--format", "weights", "--store", store, "--to"]
+    stagecoach(*weights, str(teacher))
+    stagecoach(*weights, str(student), "--policy", "demo:0")
+    settings = [f"name={algorithm}", "seed=17", "steps=5", "evaluation.every=5", f"model.path={student}"]
+    stagecoach("run", "demo", *settings, TAUGHT[algorithm].replace("TEACHER", str(teacher)), "--store", store)
+    before, after = (each["scores"][0]["average"] for each in shown(store, algorithm)["evaluations"])
+    assert before <= STARTED_REWARD and after >= TAUGHT_REWARD

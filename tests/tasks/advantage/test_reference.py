@@ -6,17 +6,19 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.advantage import reference as stage
-from tasks.advantage.reference import STAGE, reference
+from tasks.advantage.reference import SAFE, STAGE, reference
 from tasks.inference.engine.client import EngineLost, NotScorable, ServedModel
 from tasks.runtime.services import MOST_LOSSES
 from tasks.runtime.stage import Policy
 from tests.fixtures.builders import exchange, message, table, trace, verdict, view
 from tests.fixtures.parts import between_groups, in_slices, step
+from tests.fixtures.pictures import PAD, conversation, sees
 from tests.fixtures.stages import tables_of, written
 
 TEACHER = {"type": "opd", "teacher": {"path": "/teacher", "max_in_flight": 3}}
@@ -248,6 +250,30 @@ def test_a_part_that_cannot_be_scored_is_refused_before_the_first_is_scored(monk
     with pytest.raises(NotScorable, match="trace t1 of environment reverse has 9 tokens"):
         written(reference(tables, config, policy=None, engine=played, teachers=played))
     assert played.asked == []
+
+
+@pytest.mark.parametrize("borders", [[], [0.5], [0.3, 0.6]])
+def test_rows_come_in_parts_where_messages_do(monkeypatch: pytest.MonkeyPatch, borders: list[float]) -> None:
+    played = Played()
+    monkeypatch.setattr(stage, "score", played.score)
+    tables = tables_of([trace(name, group_id=name) for name in "abc"])
+    tables["messages"] = in_slices(tables["messages"], borders)
+    config = view(STAGE, algorithm=TEACHER, engine={"max_model_len": 64})
+    made = reference(tables, config, policy=None, engine=played, teachers=played)["references"]
+    assert isinstance(made, pa.Table) == (not borders)
+    assert [each[0] for each in played.asked] == ([] if borders else [1, 1, 1]), "parts are scored as they are taken"
+    assert written({"references": made})["references"].num_rows == 3
+
+
+def test_images_are_not_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [*exchange("a"), *conversation("b", ["x"], [1, PAD, PAD]), *conversation("c", ["y"], [PAD])]
+    refusal = (
+        "table messages: 2 messages of kept traces show images, first of trace b; a reference reads text alone. "
+        f"{SAFE}. Choose an algorithm without a reference"
+    )
+    with pytest.raises(NotScorable) as refused:
+        scored(monkeypatch, rows, [trace("a"), sees("b"), sees("c")], Played(), algorithm=TEACHER)
+    assert str(refused.value) == refusal
 
 
 @given(st.lists(GRAPH, min_size=1, max_size=3))

@@ -1,8 +1,10 @@
 """Packing: rows as the learner maps them, every sample once, weights never across a border."""
 
 import itertools
+from itertools import pairwise
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,10 +12,12 @@ from hypothesis import strategies as st
 from tasks.arrays.message_graph import BrokenGraph
 from tasks.arrays.permutation import digest
 from tasks.arrays.samples import PackingBreach
-from tasks.packing.stage import BudgetTooSmall, check_once
-from tests.fixtures.builders import exchange, message, table, trace
-from tests.fixtures.stages import inputs, of_lengths, packed
+from tasks.packing.stage import STAGE, TOKEN_BYTES, BudgetTooSmall, check_once, packing
+from tests.fixtures.builders import exchange, message, table, trace, view
+from tests.fixtures.parts import in_slices
+from tests.fixtures.stages import group, inputs, of_lengths, packed
 
+ALL_THREE = [row for name in ("a", "g0-0", "g0-1") for row in exchange(name)]
 STREAMS = ("token_ids", "logprobs", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
 
 
@@ -170,6 +174,32 @@ def test_a_sample_longer_than_a_row_is_named_with_what_to_do():
 def test_greedy_samples_have_no_distribution_to_train_on():
     with pytest.raises(PackingBreach, match=r"sample a/0 was made at temperature 0"):
         packed(inputs([trace("a", temperature=0.0), trace("b", reward=0.0)], [*exchange("a"), *exchange("b")]))
+
+
+def test_of_samples_in_parts_the_one_that_was_sampled_greedily_is_named():
+    """Nobody asks at which temperature a sample without weight was sampled."""
+    tables = of_lengths([3, 4, 5, 6], "grpo")
+    cut = tables | {"samples": in_slices(tables["samples"], [0.25, 0.5, 0.75])}
+    for greedy in range(4):
+        warm = [0.0 if row == greedy else 1.0 for row in range(4)]
+        cold = tables["traces"].set_column(
+            tables["traces"].column_names.index("temperature"), "temperature", pa.array(warm, pa.float32())
+        )
+        with pytest.raises(PackingBreach, match=f"sample t{greedy}/0 was made at temperature 0,"):
+            packed(cut | {"traces": cold})
+    alone = inputs([trace("a", group_id="g1", temperature=0.0), *group(1.0, 0.0)], ALL_THREE)
+    assert [row["sample_ids"] for row in packed(alone)] == [["g0-0/0", "g0-1/0"]]
+
+
+def test_rows_are_written_in_parts_that_are_as_large_as_allowed(monkeypatch):
+    tables, limit = of_lengths([3, 5, 4, 2, 6, 3, 3]), 8
+    monkeypatch.setattr("tasks.packing.stage.PART_BYTES", limit * TOKEN_BYTES)
+    made = packing(tables, view(STAGE, packing={"tokens_per_row": 6}))
+    assert made.keys() == {"batches"}
+    sizes = [[len(row) for row in part["token_ids"].to_pylist()] for part in made["batches"]]
+    assert all(sum(part) <= limit or len(part) == 1 for part in sizes)
+    assert all(sum(part) + after[0] > limit for part, after in pairwise(sizes))
+    assert sum(map(len, sizes)) == len(packed(tables, tokens_per_row=6)) and len(sizes) > 2
 
 
 def test_a_path_to_a_message_that_is_not_there_stops_the_stage():

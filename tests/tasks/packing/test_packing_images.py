@@ -6,8 +6,8 @@ from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import BATCH_IMAGES
 from tasks.arrays.images import ImageBreach
 from tasks.packing.stage import STAGE, packing
-from tests.fixtures.builders import exchange, trace, view
-from tests.fixtures.pictures import PAD, conversation, packed_tables, sees
+from tests.fixtures.builders import exchange, message, trace, view
+from tests.fixtures.pictures import PAD, conversation, packed_tables, sees, shows, tensors
 from tests.fixtures.stages import inputs, written
 
 
@@ -25,6 +25,36 @@ def test_the_images_of_rows_by_hand():
     stored = [image for image in images if image["names"]]
     assert sorted(image["digest"] for image in stored) == ["x", "y"], "an image's tensors are stored once for a batch"
     assert stored[0]["names"] == ["pixel_values", "image_grid_thw"] and stored[0]["dtypes"] == ["float32", "int64"]
+
+
+@pytest.mark.parametrize(
+    ("most", "together"),
+    [(0, [[0], [1], [2], [3]]), (5, [[0], [1], [2], [3]]), (6, [[0, 1], [2, 3]]), (99, [[0, 1, 2, 3]])],
+)
+def test_images_of_several_samples_of_a_row_are_where_their_tokens_are(monkeypatch, most, together):
+    """Also those of a later message. A row has six tokens of images; a part ends with the row that passes `most`."""
+    monkeypatch.setattr("tasks.packing.stage.MOST_IMAGE_TOKENS", most)
+    monkeypatch.setattr("tasks.runtime.stored_rows.in_parts.__defaults__", (0,))  # small parts are not joined
+    traces = [sees(name, reward=float(place % 2)) for place, name in enumerate("abcdefgh")]
+    messages = []
+    for name in "abcdefgh":
+        asked = shows(name, 2, ["y"], [2, PAD, 3], parent=1)
+        messages += [
+            *conversation(name, ["x"], [1, PAD, PAD]),
+            asked,
+            message(name, 3, parent=2, tokens=[7], sampled=True),
+        ]
+    tables = inputs(traces, messages) | {"image_tensors": tensors({"x": (1, 4, 2), "y": (1, 2, 2)})}
+    made = packing(tables, view(STAGE, packing={"tokens_per_row": 18}))
+    parts = list(made.pop("batch_images"))
+    rows = written(made)["batches"].to_pylist()
+    assert [len(row["sample_ids"]) for row in rows] == [2] * 4
+    assert [part["row"].to_pylist() for part in parts] == [[row for row in part for _ in range(4)] for part in together]
+    for row in rows:
+        own = [image for part in parts for image in part.to_pylist() if image["row"] == row["row"]]
+        places = [place for each in own for place in range(each["offset"], each["offset"] + each["num_tokens"])]
+        assert places == [place for place, token in enumerate(row["token_ids"]) if token == PAD]
+        assert [(each["place"], each["digest"]) for each in own] == list(enumerate("xyxy"))
 
 
 def test_a_model_that_sees_without_a_picture_packs_as_ever():
