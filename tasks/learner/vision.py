@@ -43,7 +43,7 @@ class RowImages:
 
 
 def row_images(where: str, images: Sequence[dict[str, Any]], tensors: dict[str, list[StoredTensor]]) -> RowImages:
-    """Return the images of a row from what `attach_images` made of `batch_images`.
+    """Return the images of a row from its rows of `batch_images`; `tensors` are those of each digest.
 
     Raises LearnerError, beginning with `where`, for an image without its tensors.
     """

@@ -3,14 +3,19 @@
 from dataclasses import replace
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.learner.protocol import LearnerError
+from storage.read.groups import Group
+from storage.refs import Slice
+from tasks.learner import rows
+from tasks.learner.protocol import BatchReference, LearnerError
 from tasks.learner.rows import idle_row
 from tests.fixtures.builders import exactly
-from tests.fixtures.packed import STREAMS, all_rows, batches, batches_from_table, changed, padding, sample
+from tests.fixtures.packed import STREAMS, InMemory, all_rows, batches, batches_from_table, changed, padding, sample
+from tests.fixtures.pictures import packed_tables, tensors
 
 
 def test_rows_are_what_was_packed():
@@ -33,12 +38,94 @@ def test_updates_are_batches_with_denominators_of_their_own():
     assert [[row.sample_ids for row in all_rows(batch)] for batch in found] == [[("a",)], [("b",), ("c",)]]
 
 
+@pytest.mark.parametrize("most", [0, 1 << 27])
+def test_rows_come_with_their_images(monkeypatch, most):
+    """Whether tensors of earlier rows are still in memory or are read again."""
+    monkeypatch.setattr(rows, "MOST_TENSORS", most)
+    grids = {"x": (1, 4, 2), "y": (1, 2, 2)}
+    own = {each["digest"]: each for each in tensors(grids).to_pylist() if each["name"] == "pixel_values"}
+    pixels = {name: np.frombuffer(each["data"], np.float32).reshape(each["shape"]) for name, each in own.items()}
+    made = packed_tables(grids, tokens_per_row=10)
+    shown = {row: [] for row in made["batches"]["row"].to_pylist()}
+    for image in made["batch_images"].to_pylist():
+        shown[image["row"]].append((image["offset"], image["digest"]))
+    groups = InMemory(made["batches"], made["batch_images"].take(list(reversed(range(4)))))
+    reader = rows.BatchReader(groups, BatchReference("", groups.slices(0), groups.slices(1)))
+    (batch,) = reader.plan()
+    assert list(shown.values()) == [[(1, "x"), (6, "x")], [(0, "y"), (1, "x")]]
+    for number in [*shown, *reversed(shown)]:
+        images = batch.load(batch.plan[number]).images
+        offsets, names = zip(*shown[number], strict=True)
+        assert images.offsets == offsets and images.counts == tuple(np.prod(grids[name]) // 4 for name in names)
+        assert np.array_equal(images.pixels, np.concatenate([pixels[name] for name in names]))
+        assert images.grids.tolist() == [list(grids[name]) for name in names]
+        assert most or reader._tensors.keys() == set(names), "more is kept than the row has"
+    assert len(reader._tensors) == 2 or not most
+
+
+def test_a_row_whose_image_has_no_tensors_is_named():
+    made = packed_tables()
+    without = made["batch_images"].filter(pc.list_value_length(pc.field("names")) == 0)
+    with pytest.raises(LearnerError, match=f"batches row {min(without['row'].to_pylist())}: image x has no"):
+        batches_from_table(made["batches"], without)
+
+
+class InPieces:
+    """Packed rows in slices, each of several groups."""
+
+    def __init__(self, pieces):
+        self.pieces = pieces
+        self.slices = tuple(Slice(str(number), "", "", 0, "", ()) for number in range(len(pieces)))
+
+    def verify(self, piece):
+        for number, table in enumerate(self.pieces[int(piece.table)]):
+            yield Group(piece, number, ""), table
+
+    def read(self, group):
+        return self.pieces[int(group.piece.table)][group.number]
+
+
+def test_each_rank_reads_and_checks_its_slices_and_knows_all_rows():
+    table = batches([[sample(name, 4 + place, place)] for place, name in enumerate("abcdef")])
+    groups = InPieces([[table.slice(0, 2), table.slice(2, 1)], [table.slice(3, 1)], [table.slice(4, 2)]])
+    seen = {0: [], 1: []}
+    parts = {}
+
+    def plan(rank, gather):
+        reader = rows.BatchReader(groups, BatchReference("", groups.slices))
+        return reader.plan(rank, gather, 2, check=lambda row: seen[rank].append(row.row))
+
+    for rank in range(2):
+
+        def alone(part, rank=rank):
+            parts[rank] = part  # of the images, then of the rows
+            return [part]
+
+        with pytest.raises(LearnerError, match="rl_tokens says"):
+            plan(rank, alone)
+    assert seen == {0: [0, 1, 2, 4, 5], 1: [3]} and [sorted(parts[rank]) for rank in range(2)] == [[0, 2], [1]]
+    of_ranks = [plan(rank, lambda part: [part and parts[other] for other in range(2)]) for rank in range(2)]
+    for (batch,) in [rows.BatchReader(groups, BatchReference("", groups.slices)).plan(), *of_ranks]:
+        assert [each.row for each in batch.plan] == list(range(6))
+        loaded = all_rows(batch)
+        assert [row.sample_ids for row in loaded] == [(name,) for name in "abcdef"]
+        assert [each.num_weighted for each in batch.plan] == [len(row.weighted) for row in loaded]
+
+
 def test_a_rank_without_a_row_idles():
     rows = [[sample("a", 4, 1)], [sample("b", 4, 2)], [sample("c", 4, 3)]]
     (batch,) = batches_from_table(batches(rows))
     assert [plan.sample_ids for plan in batch.on_rank(0, 2)] == [("a",), ("c",)]
     first, idle = batch.on_rank(1, 2)
     assert batch.load(first).sample_ids == ("b",) and idle is None
+
+
+def test_a_rank_alone_has_the_whole_row_and_shares_prefixes_where_it_is_asked_to():
+    twice = [replace(sample(name, 40, 1), sample_id=f"{name}/0") for name in "ab"]
+    ((row,),) = (all_rows(batch) for batch in batches_from_table(batches([twice])))
+    assert row.shared is not None and row.part(shares=True).shared is row.shared
+    part = row.part()
+    assert part.shared is None and part.borders == row.borders and part.own == slice(0, len(row.weighted))
 
 
 def test_an_idle_row_is_exactly_this():

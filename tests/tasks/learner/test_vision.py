@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from configs.training import TrainingConfig
 from tasks.learner.protocol import LearnerError
 from tasks.learner.vision import RowImages, check_counts, grid_positions
-from tests.fixtures.packed import all_rows, batches_from_table
-from tests.fixtures.pictures import SEEN, packed_tables
+from tests.fixtures.pictures import SEEN
 from tests.fixtures.seen_rows import packed_row, shown
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
@@ -123,16 +122,3 @@ def test_what_does_not_fit_is_refused_before_anything_is_trained(world, seeing_m
         check_counts("row", policy, wrong)
     with pytest.raises(LearnerError, match="takes no images"):
         check_counts("row", blind, row.images)
-
-
-def test_rows_come_with_their_images():
-    made = packed_tables()
-    (batch,) = batches_from_table(made["batches"], made["batch_images"])
-    rows = all_rows(batch)
-    shown_images = [row.images for row in rows if row.images is not None]
-    images = {row: [] for row in made["batches"]["row"].to_pylist()}
-    for image in made["batch_images"].to_pylist():
-        images[image["row"]].append(image["offset"])
-    assert [list(row.images.offsets) if row.images else [] for row in rows] == list(images.values())
-    assert sum(len(images.places) for images in shown_images) == 7
-    assert all(len(images.pixels) == images.grids.prod(1).sum() for images in shown_images)

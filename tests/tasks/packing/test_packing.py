@@ -1,7 +1,6 @@
 """Packing: rows as the learner maps them, every sample once, weights never across a border."""
 
 import itertools
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -176,10 +175,11 @@ def test_greedy_samples_have_no_distribution_to_train_on():
         packed(inputs([trace("a", temperature=0.0), trace("b", reward=0.0)], [*exchange("a"), *exchange("b")]))
 
 
-def test_of_samples_in_parts_the_one_that_was_sampled_greedily_is_named():
+@pytest.mark.parametrize("borders", [[0.25, 0.5, 0.75], [0.5]])
+def test_of_samples_in_parts_the_one_that_was_sampled_greedily_is_named(borders):
     """Nobody asks at which temperature a sample without weight was sampled."""
     tables = of_lengths([3, 4, 5, 6], "grpo")
-    cut = tables | {"samples": in_slices(tables["samples"], [0.25, 0.5, 0.75])}
+    cut = tables | {"samples": in_slices(tables["samples"], borders)}
     for greedy in range(4):
         warm = [0.0 if row == greedy else 1.0 for row in range(4)]
         cold = tables["traces"].set_column(
@@ -191,15 +191,14 @@ def test_of_samples_in_parts_the_one_that_was_sampled_greedily_is_named():
     assert [row["sample_ids"] for row in packed(alone)] == [["g0-0/0", "g0-1/0"]]
 
 
-def test_rows_are_written_in_parts_that_are_as_large_as_allowed(monkeypatch):
-    tables, limit = of_lengths([3, 5, 4, 2, 6, 3, 3]), 8
+@pytest.mark.parametrize(("limit", "rows_of_parts"), [(12, [2] * 4), (4, [1] * 8)])
+def test_rows_are_written_in_parts_that_are_as_large_as_allowed(monkeypatch, limit, rows_of_parts):
+    tables = of_lengths([6, 6, 5, 5, 5, 4, 4, 4])
     monkeypatch.setattr("tasks.packing.stage.PART_BYTES", limit * TOKEN_BYTES)
     made = packing(tables, view(STAGE, packing={"tokens_per_row": 6}))
     assert made.keys() == {"batches"}
     sizes = [[len(row) for row in part["token_ids"].to_pylist()] for part in made["batches"]]
-    assert all(sum(part) <= limit or len(part) == 1 for part in sizes)
-    assert all(sum(part) + after[0] > limit for part, after in pairwise(sizes))
-    assert sum(map(len, sizes)) == len(packed(tables, tokens_per_row=6)) and len(sizes) > 2
+    assert [len(part) for part in sizes] == rows_of_parts
 
 
 def test_a_path_to_a_message_that_is_not_there_stops_the_stage():

@@ -29,15 +29,15 @@ def test_the_images_of_rows_by_hand():
 
 @pytest.mark.parametrize(
     ("most", "together"),
-    [(0, [[0], [1], [2], [3]]), (5, [[0], [1], [2], [3]]), (6, [[0, 1], [2, 3]]), (99, [[0, 1, 2, 3]])],
+    [(0, [[0], [1], [2], [3]]), (8, [[0], [1], [2], [3]]), (9, [[0, 1], [2, 3]]), (99, [[0, 1, 2, 3]])],
 )
 def test_images_of_several_samples_of_a_row_are_where_their_tokens_are(monkeypatch, most, together):
-    """Also those of a later message. A row has six tokens of images; a part ends with the row that passes `most`."""
+    """Also those of a later message. A row has nine tokens of images; a part ends with the row that passes `most`."""
     monkeypatch.setattr("tasks.packing.stage.MOST_IMAGE_TOKENS", most)
     monkeypatch.setattr("tasks.runtime.stored_rows.in_parts.__defaults__", (0,))  # small parts are not joined
-    traces = [sees(name, reward=float(place % 2)) for place, name in enumerate("abcdefgh")]
+    traces = [sees(name, reward=float(place % 2)) for place, name in enumerate("abcdefghijkl")]
     messages = []
-    for name in "abcdefgh":
+    for name in "abcdefghijkl":
         asked = shows(name, 2, ["y"], [2, PAD, 3], parent=1)
         messages += [
             *conversation(name, ["x"], [1, PAD, PAD]),
@@ -45,16 +45,16 @@ def test_images_of_several_samples_of_a_row_are_where_their_tokens_are(monkeypat
             message(name, 3, parent=2, tokens=[7], sampled=True),
         ]
     tables = inputs(traces, messages) | {"image_tensors": tensors({"x": (1, 4, 2), "y": (1, 2, 2)})}
-    made = packing(tables, view(STAGE, packing={"tokens_per_row": 18}))
+    made = packing(tables, view(STAGE, packing={"tokens_per_row": 27}))
     parts = list(made.pop("batch_images"))
     rows = written(made)["batches"].to_pylist()
-    assert [len(row["sample_ids"]) for row in rows] == [2] * 4
-    assert [part["row"].to_pylist() for part in parts] == [[row for row in part for _ in range(4)] for part in together]
+    assert [len(row["sample_ids"]) for row in rows] == [3] * 4
+    assert [part["row"].to_pylist() for part in parts] == [[row for row in part for _ in range(6)] for part in together]
     for row in rows:
         own = [image for part in parts for image in part.to_pylist() if image["row"] == row["row"]]
         places = [place for each in own for place in range(each["offset"], each["offset"] + each["num_tokens"])]
         assert places == [place for place, token in enumerate(row["token_ids"]) if token == PAD]
-        assert [(each["place"], each["digest"]) for each in own] == list(enumerate("xyxy"))
+        assert [(each["place"], each["digest"]) for each in own] == list(enumerate("xyxyxy"))
 
 
 def test_a_model_that_sees_without_a_picture_packs_as_ever():
