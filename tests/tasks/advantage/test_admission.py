@@ -51,6 +51,19 @@ def test_only_the_turn_that_could_not_be_read_is_masked(of_message, of_trace):
     assert rows["a/0"]["advantage"] == 0.5, "its reward counts in the baseline as before"
 
 
+def test_such_a_turn_counts_in_no_statistic_of_tokens():
+    """Statistics of a batch weigh each rollout by its sampled tokens, without those that nobody could read."""
+    algorithm = {"type": "reinforce_pp", "statistics": "tokens"}
+    rows = [trace("a"), trace("b", reward=0.0)]
+    flagged = [trace("a", info=json.dumps({"parse_errors": [1]})), rows[1]]
+    left_out = [row | ({"sampled": False, "mask": [False] * 2} if row["message"] == 1 else {}) for row in turns("a")]
+    found = credited(flagged, [*turns("a"), *turns("b")], algorithm=algorithm)
+    expected = credited(rows, [*left_out, *turns("b")], algorithm=algorithm)
+    plain = credited(rows, [*turns("a"), *turns("b")], algorithm=algorithm)
+    worths = [{name: row["advantage"] for name, row in each.items()} for each in (found, expected, plain)]
+    assert worths[0] == worths[1] != worths[2]
+
+
 def test_a_branch_that_goes_on_from_such_a_turn_trains_its_own():
     flagged = message("a", 1, parent=0, tokens=(4, 5), sampled=True, body=json.dumps(EXTRAS))
     forks = [message("a", number, parent=1, tokens=(7,), sampled=True) for number in (2, 3)]
