@@ -156,11 +156,8 @@ def test_the_demo_is_credited_by_several_algorithms_side_by_side(first: str, sto
     assert rewards[0] > rewards[-1]
 
 
-# The teacher of a run: it samples what is trained on, or scores what the policy samples.
-TAUGHT = {
-    "sft": 'environments.0.algorithm={type="sft", teacher={path="TEACHER"}}',
-    "opd": 'algorithm={type="opd", teacher={path="TEACHER"}}',
-}
+# Where a run says who its teacher is: it samples what is trained on, or scores what the policy samples.
+TAUGHT = {"sft": "environments.0.algorithm", "opd": "algorithm"}
 
 
 @pytest.mark.timeout(1800)
@@ -172,6 +169,7 @@ def test_the_last_policy_of_the_demo_teaches_its_first(first: str, store: str, t
     stagecoach(*weights, str(teacher))
     stagecoach(*weights, str(student), "--policy", "demo:0")
     settings = [f"name={algorithm}", "seed=17", "steps=5", "evaluation.every=5", f"model.path={student}"]
-    stagecoach("run", "demo", *settings, TAUGHT[algorithm].replace("TEACHER", str(teacher)), "--store", store)
+    settings += [f"{TAUGHT[algorithm]}.type={algorithm}", f"{TAUGHT[algorithm]}.teacher.path={teacher}"]
+    stagecoach("run", "demo", *settings, "--store", store)
     before, after = (each["scores"][0]["average"] for each in shown(store, algorithm)["evaluations"])
     assert before <= STARTED_REWARD and after >= TAUGHT_REWARD

@@ -24,11 +24,11 @@
   function textOf(part) {
     const title = part.querySelector("title");
     if (title || part.title) {
-      part.dataset.told = title ? title.textContent : part.title.replaceAll(", ", "\n");
+      part.dataset.description = title ? title.textContent : part.title.replaceAll(", ", "\n");
       title?.remove();
       part.removeAttribute("title");
     }
-    return part.dataset.told;
+    return part.dataset.description;
   }
   document.addEventListener("pointerover", (event) => {
     const part = event.target.closest?.("svg .seg, svg.attempts circle, .tok");

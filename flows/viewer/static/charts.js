@@ -3,13 +3,13 @@
 "use strict";
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
-  const told = new WeakMap();
+  const parsed = new WeakMap();
   let step = null; // where the cursor stands
   const isServed = document.querySelector(".brand[href]"); // the links of a saved page lead nowhere
 
   function dataOf(chart) {
-    if (!told.has(chart)) told.set(chart, JSON.parse(chart.dataset.chart));
-    return told.get(chart);
+    if (!parsed.has(chart)) parsed.set(chart, JSON.parse(chart.dataset.chart));
+    return parsed.get(chart);
   }
   const charts = () => document.querySelectorAll("svg.chart[data-chart]");
 

@@ -71,7 +71,7 @@
   tip.hidden = true;
   document.body.append(tip);
 
-  function told(value) {
+  function shown(value) {
     if (value === null || value === undefined) return "–";
     if (typeof value === "boolean") return value ? "yes" : "no";
     if (typeof value === "number" && !Number.isInteger(value)) return String(Number(value.toPrecision(6)));
@@ -91,7 +91,7 @@
   function open(token) {
     const found = values(token);
     const list = document.createElement("dl");
-    for (const [name, label] of NAMES) list.append(element("dt", label), element("dd", told(found[name])));
+    for (const [name, label] of NAMES) list.append(element("dt", label), element("dd", shown(found[name])));
     tip.replaceChildren(element("b", token.textContent.replaceAll("\n", "")), list);
     tip.hidden = false;
     token.setAttribute("aria-describedby", tip.id);

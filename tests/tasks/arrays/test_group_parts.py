@@ -61,7 +61,7 @@ ALGORITHMS = (
     {"type": "custom", "function": f"{FUNCTIONS}:remembering", "in_parts": True, "keeps_state": True},
     {"type": "opd", "teacher": {"path": "/teacher"}},
 )
-AT_ONCE = [each for each in ALGORITHMS if "keep_mask" in each or "function" in each if not each.get("in_parts")]
+AT_ONCE = [each for each in ALGORITHMS if ("keep_mask" in each or "function" in each) and "in_parts" not in each]
 """Those of functions of one's own that nobody has said may be called with a part of a batch."""
 SHORT = {"type": "custom", "name": "short", "function": f"{FUNCTIONS}:shorter", "in_parts": True, "enforce": True}
 

@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.read.groups import Group
-from storage.refs import Slice
 from tasks.learner import rows
 from tasks.learner.protocol import BatchReference, LearnerError
 from tasks.learner.rows import idle_row
@@ -49,7 +47,7 @@ def test_rows_come_with_their_images(monkeypatch, most):
     shown = {row: [] for row in made["batches"]["row"].to_pylist()}
     for image in made["batch_images"].to_pylist():
         shown[image["row"]].append((image["offset"], image["digest"]))
-    groups = InMemory(made["batches"], made["batch_images"].take(list(reversed(range(4)))))
+    groups = InMemory([made["batches"]], [made["batch_images"].take(list(reversed(range(4))))])
     reader = rows.BatchReader(groups, BatchReference("", groups.slices(0), groups.slices(1)))
     (batch,) = reader.plan()
     assert list(shown.values()) == [[(1, "x"), (6, "x")], [(0, "y"), (1, "x")]]
@@ -70,29 +68,15 @@ def test_a_row_whose_image_has_no_tensors_is_named():
         batches_from_table(made["batches"], without)
 
 
-class InPieces:
-    """Packed rows in slices, each of several groups."""
-
-    def __init__(self, pieces):
-        self.pieces = pieces
-        self.slices = tuple(Slice(str(number), "", "", 0, "", ()) for number in range(len(pieces)))
-
-    def verify(self, piece):
-        for number, table in enumerate(self.pieces[int(piece.table)]):
-            yield Group(piece, number, ""), table
-
-    def read(self, group):
-        return self.pieces[int(group.piece.table)][group.number]
-
-
 def test_each_rank_reads_and_checks_its_slices_and_knows_all_rows():
     table = batches([[sample(name, 4 + place, place)] for place, name in enumerate("abcdef")])
-    groups = InPieces([[table.slice(0, 2), table.slice(2, 1)], [table.slice(3, 1)], [table.slice(4, 2)]])
+    groups = InMemory([table.slice(0, 2), table.slice(2, 1)], [table.slice(3, 1)], [table.slice(4, 2)])
+    reference = BatchReference("", groups.slices(0, 1, 2))
     seen = {0: [], 1: []}
     parts = {}
 
     def plan(rank, gather):
-        reader = rows.BatchReader(groups, BatchReference("", groups.slices))
+        reader = rows.BatchReader(groups, reference)
         return reader.plan(rank, gather, 2, check=lambda row: seen[rank].append(row.row))
 
     for rank in range(2):
@@ -105,7 +89,7 @@ def test_each_rank_reads_and_checks_its_slices_and_knows_all_rows():
             plan(rank, alone)
     assert seen == {0: [0, 1, 2, 4, 5], 1: [3]} and [sorted(parts[rank]) for rank in range(2)] == [[0, 2], [1]]
     of_ranks = [plan(rank, lambda part: [part and parts[other] for other in range(2)]) for rank in range(2)]
-    for (batch,) in [rows.BatchReader(groups, BatchReference("", groups.slices)).plan(), *of_ranks]:
+    for (batch,) in [rows.BatchReader(groups, reference).plan(), *of_ranks]:
         assert [each.row for each in batch.plan] == list(range(6))
         loaded = all_rows(batch)
         assert [row.sample_ids for row in loaded] == [(name,) for name in "abcdef"]
@@ -121,8 +105,7 @@ def test_a_rank_without_a_row_idles():
 
 
 def test_a_rank_alone_has_the_whole_row_and_shares_prefixes_where_it_is_asked_to():
-    twice = [replace(sample(name, 40, 1), sample_id=f"{name}/0") for name in "ab"]
-    ((row,),) = (all_rows(batch) for batch in batches_from_table(batches([twice])))
+    ((row,),) = (all_rows(batch) for batch in batches_from_table(batches([[sample(name, 40, 1) for name in "ab"]])))
     assert row.shared is not None and row.part(shares=True).shared is row.shared
     part = row.part()
     assert part.shared is None and part.borders == row.borders and part.own == slice(0, len(row.weighted))

@@ -3,7 +3,6 @@
 import itertools
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,10 +12,10 @@ from tasks.arrays.permutation import digest
 from tasks.arrays.samples import PackingBreach
 from tasks.packing.stage import STAGE, TOKEN_BYTES, BudgetTooSmall, check_once, packing
 from tests.fixtures.builders import exchange, message, table, trace, view
+from tests.fixtures.packed import changed
 from tests.fixtures.parts import in_slices
 from tests.fixtures.stages import group, inputs, of_lengths, packed
 
-ALL_THREE = [row for name in ("a", "g0-0", "g0-1") for row in exchange(name)]
 STREAMS = ("token_ids", "logprobs", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
 
 
@@ -181,13 +180,10 @@ def test_of_samples_in_parts_the_one_that_was_sampled_greedily_is_named(borders)
     tables = of_lengths([3, 4, 5, 6], "grpo")
     cut = tables | {"samples": in_slices(tables["samples"], borders)}
     for greedy in range(4):
-        warm = [0.0 if row == greedy else 1.0 for row in range(4)]
-        cold = tables["traces"].set_column(
-            tables["traces"].column_names.index("temperature"), "temperature", pa.array(warm, pa.float32())
-        )
         with pytest.raises(PackingBreach, match=f"sample t{greedy}/0 was made at temperature 0,"):
-            packed(cut | {"traces": cold})
-    alone = inputs([trace("a", group_id="g1", temperature=0.0), *group(1.0, 0.0)], ALL_THREE)
+            packed(cut | {"traces": changed(tables["traces"], "temperature", 0.0, greedy)})
+    messages = [row for name in ("a", "g0-0", "g0-1") for row in exchange(name)]
+    alone = inputs([trace("a", group_id="g1", temperature=0.0), *group(1.0, 0.0)], messages)
     assert [row["sample_ids"] for row in packed(alone)] == [["g0-0/0", "g0-1/0"]]
 
 
