@@ -81,8 +81,12 @@ class CachedTable:
 
 REMOVED = "removed"
 """The event of a run whose work was removed from the store; its name may be used again."""
+STARTS = ("started", "resumed")
+"""The events after which a run is at work, or its process died without a word."""
 LOST = "lost"
 """The event of a service that ended unasked while a run was at work: it says nothing of the run's own state."""
+PROCESS = "process "
+"""How the stored message of a start or resumption begins; the identity of the run's process follows."""
 MAX_SUGGESTIONS = 5
 """Runs that the error about an unknown run names."""
 
@@ -102,6 +106,9 @@ class Event:
     flow_run: str | None
     host: str
     pid: int
+    process: str = ""
+    """Of a start or resumption: the identity of the process (`flows.services.ownership`). It is stored as the message,
+    which such an event has none of; events of older versions are without it."""
 
 
 class Runs(CachedTable):
@@ -126,6 +133,7 @@ class Runs(CachedTable):
         flow_run: str | None = None,
         host: str | None = None,
         pid: int | None = None,
+        process: str = "",
     ) -> Event:
         """Record an event now. Kind, config and parent default to the run's last event's, host and pid to ours.
 
@@ -148,7 +156,9 @@ class Runs(CachedTable):
             flow_run=flow_run,
             host=socket.gethostname() if host is None else host,
             pid=os.getpid() if pid is None else pid,
+            process=process,
         )
+        assert not (process and message), "the column of the message holds one of them"
         self.add_records([recorded])
         return recorded
 
@@ -211,10 +221,15 @@ class Runs(CachedTable):
             return list(self._events.get(run, []))
 
     def _row(self, record: Event) -> Mapping[str, Any]:
-        return {**vars(record), "config": canonical_json(record.config)}
+        row = {**vars(record), "config": canonical_json(record.config)}
+        process = row.pop("process")
+        return row | ({"message": PROCESS + process} if process else {})
 
     def _add_row(self, row: dict[str, Any]) -> None:
-        event = Event(**{**row, "config": json.loads(row["config"])})
+        row["config"] = json.loads(row["config"])
+        if row["event"] in STARTS and row["message"].startswith(PROCESS):
+            row |= {"process": row["message"].removeprefix(PROCESS), "message": ""}
+        event = Event(**row)
         before = (self._lost if event.event == LOST else self._events).setdefault(event.run, [])
         if event not in before:  # a compacted file repeats what was read before
             insort(before, event, key=lambda each: each.at)

@@ -15,10 +15,11 @@ from rich.text import Text
 from configs.errors import did_you_mean
 from configs.store import default_store
 from flows.cli.arguments import UsageError
-from flows.queries.run_state import is_going, process_gone, state_of
+from flows.queries.run_state import state_of
 from flows.queries.runs import runs
 from flows.queries.store_reader import StoreReader, recorded_run
 from flows.reporting.formats import compact_number, console, grid, paint, say, seconds, size
+from flows.services.ownership import live_processes, writer_alive
 from storage.read.frames import existing_store
 from storage.roots import check_links
 
@@ -84,30 +85,42 @@ STOP_SECONDS = 120.0
 
 
 def stop_run(run: str, store: str = "") -> int:
-    """Tell the process of a run on this machine to end, wait until it has, and print the run's state; return 0.
+    """Tell every process of a run on this machine to end, wait until all have, and print the run's state; return 0.
 
-    What is committed stays, and the run can be resumed. Raises UsageError for a run that is not at work here,
-    ConfigError for an unknown one.
+    What is committed stays, and the run can be resumed. Returns 1 where a process still works on it: one that takes
+    longer than STOP_SECONDS to end, one of another machine, one of another program. Raises UsageError where no process
+    is to be ended here, ConfigError for an unknown run.
     """
     root = existing_store(store or default_store(), read_only=True)
     name, _ = recorded_run(root, run)
-    last = root.runs.events(name)[-1]
-    if not is_going(last):
-        raise UsageError(f"run {name!r} is not at work: {state_of(last)['state']}")
-    if last.host != socket.gethostname():
-        raise UsageError(f"run {name!r} is at work on {last.host}: call this there, or cancel its flow run in Prefect")
-    if not _is_program(last.pid):  # a store may come from anywhere, and with it the process ids in it
-        raise UsageError(
-            f"run {name!r} says that it is process {last.pid}, which is none of stagecoach: end it yourself"
-        )
-    os.kill(last.pid, signal.SIGTERM)
+    processes = live_processes(root.runs.events(name))
+    if not processes:
+        raise UsageError(f"run {name!r} is not at work: {state_of(root.runs.events(name)[-1])['state']}")
+    here = [each for each in processes if each.host == socket.gethostname()]
+    left = [
+        f"process {each.pid} on {each.host}: call this there, or cancel its flow run in Prefect"
+        for each in processes
+        if each not in here
+    ]
+    # A store may come from anywhere, and with it the process ids in it.
+    stopped = [each for each in here if _is_program(each.pid)]
+    left += [
+        f"process {each.pid}, which is none of stagecoach: end it yourself" for each in here if each not in stopped
+    ]
+    if not stopped:
+        raise UsageError(f"run {name!r} is at work in {'; '.join(left)}")
+    for each in stopped:
+        os.kill(each.pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS
-    while not process_gone(last) and time.monotonic() < deadline:
+    while any(map(writer_alive, stopped)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    ended = process_gone(last)
-    state = state_of(root.runs.events(name)[-1])["state"] if ended else "still ending"
+    ending = [each for each in stopped if writer_alive(each)]
+    left += [f"process {each.pid}, which is still ending" for each in ending]
+    state = "still ending" if ending else state_of(root.runs.events(name)[-1])["state"]
     say(f"{name}: {state}; what is committed is safe, `stagecoach resume {name}` goes on from there")
-    return 0 if ended else 1
+    for text in left:
+        say(f"{name}: still at work in {text}")
+    return 1 if left else 0
 
 
 def _is_program(process: int) -> bool:

@@ -28,9 +28,9 @@ from flows.orchestration.server import (
 )
 from flows.reporting.bookkeeping import Bookkeeper
 from flows.reporting.messages import outcome_message
-from flows.services.ownership import was_alive
+from flows.services.ownership import live_processes, writer_alive
 from storage.errors import StoreError
-from storage.records import Event, Runs
+from storage.records import STARTS, Event, Runs
 from storage.store import Store, open_store
 from tasks.runtime.prefect_task import error_text
 
@@ -84,8 +84,6 @@ class Cancellation:
         return answer is not None
 
 
-OPEN = ("started", "resumed")
-"""Events after which a run is at work, or its process died without a word."""
 SAFE = ". Everything done so far is safe; the same run again goes on"
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -201,7 +199,7 @@ def note_end(flow: Any, flow_run: Any, state: Any) -> None:
     try:
         runs = open_store(store).runs
         last = runs.events(run)[-1] if run in runs.names() else None
-        if last is not None and last.event in OPEN and last.flow_run == str(flow_run.id):
+        if last is not None and last.event in STARTS and last.flow_run == str(flow_run.id):
             event = "cancelled" if state.is_cancelled() or state.is_cancelling() else "crashed"
             _record_end(runs, run, last, event, (state.message or "its process is gone").rstrip("."))
         last = runs.events(run)[-1] if run in runs.names() else None
@@ -237,23 +235,23 @@ def mark_crashed(store: Store) -> list[str]:
     for run in store.runs.names():
         # Only the last event tells: a run that was resumed has another process than before.
         last = store.runs.events(run)[-1]
-        if last.event in OPEN and last.host == socket.gethostname() and not was_alive(last.pid, last.at):
+        if last.event in STARTS and last.host == socket.gethostname() and not writer_alive(last):
             _record_end(store.runs, run, last, "crashed", f"process {last.pid} is gone")
             marked.append(run)
     return marked
 
 
-def other_writer(store: Store, run: str) -> str:
-    """Say which other process is at work on a run, as its last event has it; empty where none is."""
-    last = store.runs.last(run)
-    here = last is not None and last.host == socket.gethostname()
-    if last is None or last.event not in OPEN or (here and last.pid == os.getpid()):
-        return ""
-    who = f"process {last.pid} on {last.host}{'' if here else ', as far as can be seen from here'}"
-    return (
-        f"run {run} is at work already: {who}, since {last.at:%Y-%m-%d %H:%M:%S} UTC. Nothing is lost and nothing "
-        "counts twice, but both may do the same work: end one of them"
-    )
+def other_writers(store: Store, run: str) -> list[str]:
+    """Return a text about each other process that is at work on a run, as far as can be seen from here."""
+    here = socket.gethostname()
+    events = store.runs.events(run) if store.runs.last(run) else []
+    others = [each for each in live_processes(events) if (each.host, each.pid) != (here, os.getpid())]
+    return [
+        f"run {run} is at work in another process too: {each.pid} on {each.host}"
+        f"{'' if each.host == here else ', as far as can be seen from here'}, since {each.at:%Y-%m-%d %H:%M:%S} UTC. "
+        "Nothing is lost and nothing counts twice, but both may do the same work: end one of them"
+        for each in others
+    ]
 
 
 def _record_end(runs: Runs, run: str, last: Event, event: str, how: str) -> None:

@@ -7,21 +7,16 @@ from datetime import datetime
 from typing import Any
 
 from flows.queries.store_reader import StoreReader
-from flows.services.ownership import was_alive
-from storage.records import LOST, Event
-
-GOING = ("started", "resumed")
+from flows.services.ownership import writer_alive
+from storage.records import LOST, STARTS, Event
 
 
 def process_gone(event: Event) -> bool:
-    """Say whether a run that is said to be going has no process any more; False where that cannot be seen from here.
-
-    A process that began after the event is another one with the same number.
-    """
+    """Say whether a run that is said to be going has no process any more; False where that cannot be seen from here."""
     # A process id means nothing on another machine.
-    if event.event not in GOING or event.host != socket.gethostname():
+    if event.event not in STARTS or event.host != socket.gethostname():
         return False
-    return not was_alive(event.pid, event.at)
+    return not writer_alive(event)
 
 
 GONE = "its process is gone"
@@ -32,7 +27,7 @@ CALM = ("interrupted", "evicted", "cancelled", "removed", LOST)
 
 def state_of(event: Event) -> dict[str, Any]:
     """Return the last event of a run as plain values: `state` in a word, `look` (good, bad, warn, going), `message`."""
-    if event.event in GOING:
+    if event.event in STARTS:
         gone = process_gone(event)
         return {"state": GONE if gone else "going", "look": "warn" if gone else "going", "message": event.message}
     return {"state": event.event, "look": look_of(event.event), "message": event.message}
@@ -40,14 +35,14 @@ def state_of(event: Event) -> dict[str, Any]:
 
 def look_of(event: str) -> str:
     """Return how an event is to be taken: good, bad, warn, or going where the run goes on."""
-    if event in GOING:
+    if event in STARTS:
         return "going"
     return "good" if event in GOOD else "warn" if event in CALM else "bad"
 
 
 def is_going(event: Event) -> bool:
     """Say whether a run may still get further."""
-    return event.event in GOING and not process_gone(event)
+    return event.event in STARTS and not process_gone(event)
 
 
 def any_going(library: StoreReader, *runs: str) -> bool:
@@ -67,10 +62,10 @@ def seconds_at_work(events: Sequence[Event], last_work: datetime | None) -> floa
     """
     total = 0.0
     for event, later in zip(events, (*events[1:], None), strict=True):
-        if event.event not in GOING:
+        if event.event not in STARTS:
             continue
         # A start after a start: the process died without an event, and its last work alone says how far it came.
-        until = last_work if later is None or later.event in GOING else later.at
+        until = last_work if later is None or later.event in STARTS else later.at
         if later is not None and until is not None:
             until = min(until, later.at)
         total += max(0.0, (until - event.at).total_seconds()) if until else 0.0

@@ -20,7 +20,7 @@ from configs.replay import needs_weights
 from configs.run import RunConfig, only_teachers_sample, policy_scores
 from flows.orchestration.gate_answers import approval
 from flows.orchestration.server import current_flow_run, is_deployed, is_end, lost_terminations_repeated
-from flows.orchestration.states import Cancellation, RunCancelled, event_of, gpu_slot, mark_crashed, other_writer
+from flows.orchestration.states import Cancellation, RunCancelled, event_of, gpu_slot, mark_crashed, other_writers
 from flows.orchestration.task_runs import TaskRuns
 from flows.runtime import pipeline
 from flows.runtime.prepare import find_policy, nothing_started
@@ -29,10 +29,11 @@ from flows.services.base import RunService, Supervisor
 from flows.services.engine import InferenceService
 from flows.services.environments import EnvironmentServers, GraderProcesses
 from flows.services.learner import LearnerProcess
+from flows.services.ownership import recorded_identity
 from flows.services.process import LogLines, ServiceLoss, ServiceNews, Starting
 from flows.services.teachers import TeacherEngines, asked_teachers
 from storage.errors import StoreError
-from storage.records import LOST
+from storage.records import LOST, STARTS
 from storage.roots import check_links
 from storage.store import open_store
 from tasks.inference.engine.model_info import directory_digest, file_digest, model_directory
@@ -90,6 +91,8 @@ class Session:
         self._lock = threading.Lock()
         self.position = ""
         """The work that was begun last, in words."""
+        self._other_writers: set[str] = set()
+        """The other processes on this run that the watchers know of, as texts."""
         self._step = 0
         """The step that a stage was last begun for."""
         self._losses: list[ServiceLoss] = []
@@ -171,9 +174,18 @@ class Session:
         with self._telling:  # threads of the run have things to tell at the same time
             if event == "stage":
                 self.position = f"{facts['stage']} of step {facts['step']}"
-                self._step = self._step if facts["evaluating"] else facts["step"]
+                if not facts["evaluating"] and facts["step"] != self._step:
+                    self._step = facts["step"]
+                    self.note_other_writers()
             for watch in self.watchers:
                 watch(event, facts)
+
+    def note_other_writers(self) -> None:
+        """Let the watchers see each other process that has gone to work on this run."""
+        for text in other_writers(self.context.store, self.context.run):
+            if text not in self._other_writers:
+                self._other_writers.add(text)
+                self.notify("note", text=text)
 
     def _note_groups(self, stage: str, step: int, num_groups: int) -> None:
         """Let the watchers see how many rollouts of a step are there, while others are still sampled."""
@@ -208,7 +220,7 @@ class Session:
                 self.notify("note", text=f"the loss of {loss.service} is not among the run's events: {problem}")
 
     def record(self, event: str, step: int = 0, message: str = "") -> None:
-        """Write an event in the life of the run."""
+        """Write an event in the life of the run; a start or resumption says which process it is."""
         self.context.store.runs.record(
             run=self.context.run,
             event=event,
@@ -220,6 +232,7 @@ class Session:
             flow_run=current_flow_run(),
             host=socket.gethostname(),
             pid=os.getpid(),
+            process=recorded_identity() if event in STARTS else "",
         )
         if not self._known:
             self._known = True
@@ -237,7 +250,6 @@ def open_session(
     store = open_store(config.store)
     # Before this run writes its own event: after it, an earlier process of the same run could not be distinguished.
     mark_crashed(store)
-    other = other_writer(store, config.name)
     context = RunContext(store, config.name, config, versions(config))
     with nothing_started():
         chosen = find_policy(store, config.evaluation.policy) if config.kind == "evaluate" else None
@@ -251,8 +263,7 @@ def open_session(
         session.slot = slot
         for each in {supervisor, *(service.supervisor for service in early)}:
             slot.enter_context(each.subscribe(session.note_service))
-        if other:
-            session.notify("note", text=other)
+        session.note_other_writers()
         token = _current.set(session)
         try:
             yield session

@@ -6,20 +6,23 @@ alone would not do: ids recur. Linux only.
 
 import os
 import signal
+import socket
 import time
-from collections.abc import Iterator
-from datetime import datetime
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import psutil
 
 from flows.services.guardian import send
+from storage.records import STARTS, Event
 
 OWNER = "STAGECOACH_OWNER"
 SERVICE = "STAGECOACH_SERVICE"
 # What does not go at SIGKILL for so long hangs in the kernel; waiting longer would not help.
 SWEEP_SECONDS = 10.0
 CLOCK_SECONDS = 2.0
-"""By so much the start of a process may seem later than an event of it: the kernel's boot time is known to a second."""
+"""By so much the start of a process may seem later than an event of an older version without its start ticks: the
+kernel's boot time is known to a second."""
 
 
 def start_time(process: int) -> str | None:
@@ -43,21 +46,48 @@ def identity(process: int | None = None) -> str:
     return f"{process}:{started}"
 
 
+def boot_id() -> str:
+    """Return the id of this machine's present boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def recorded_identity() -> str:
+    """Return `<boot id>:<pid>:<start time>` of this process, to be recorded: it names no other process, ever."""
+    return f"{boot_id()}:{identity()}"
+
+
 def is_alive(owner: str) -> bool:
     """Tell whether the very process that an identity names is still there."""
     process, _, started = owner.partition(":")
     return process.isdigit() and start_time(int(process)) == started
 
 
-def was_alive(process: int, at: datetime) -> bool:
-    """Tell whether a living process is the one that had its id at a moment, and none that began later; ids recur."""
+def writer_alive(event: Event) -> bool:
+    """Tell whether the process of this host that wrote a start or resumption of a run still lives.
+
+    By boot id, process id and start ticks, however the clock was set meanwhile. An event of an older version has none
+    of them: its process must have begun before it, by the wall clock.
+    """
+    if event.process:
+        boot, _, process = event.process.partition(":")
+        return boot == boot_id() and is_alive(process)
     try:
-        found = psutil.Process(process)
-        if found.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+        process_now = psutil.Process(event.pid)
+        if process_now.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
             return False
-        return bool(found.create_time() <= at.timestamp() + CLOCK_SECONDS)
+        return bool(process_now.create_time() <= event.at.timestamp() + CLOCK_SECONDS)
     except psutil.NoSuchProcess:
         return False
+
+
+def live_processes(events: Iterable[Event]) -> list[Event]:
+    """Return the last event of each process that is at work on a run, given all events of the run.
+
+    A process of another host counts as alive until it has recorded its end: it cannot be seen from here.
+    """
+    last = {(event.host, event.pid): event for event in events}
+    going = (event for event in last.values() if event.event in STARTS)
+    return [event for event in going if event.host != socket.gethostname() or writer_alive(event)]
 
 
 def _namespace(process: int | str) -> str | None:

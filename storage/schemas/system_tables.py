@@ -51,7 +51,8 @@ RUNS = Table(
         Column(
             "message",
             pa.string(),
-            "where it did not end well: what happened, what is safe; of a loss: which service, its end, which restart",
+            "where it did not end well: what happened, what is safe; of a loss: which service, its end, which restart; "
+            "of a start or resumption: `process BOOT_ID:PID:START_TICKS`",
         ),
         Column("flow_run", pa.string(), "the Prefect flow run", True),
         Column("host", pa.string(), "where the run ran"),

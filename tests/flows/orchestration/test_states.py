@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +33,7 @@ from flows.orchestration.states import (
     RunCancelled,
     event_of,
     mark_crashed,
-    other_writer,
+    other_writers,
     reports_its_end,
     tag_value,
 )
@@ -40,7 +41,7 @@ from flows.reporting import artifacts, bookkeeping
 from flows.reporting.panel import Panel, PanelWatcher
 from flows.runtime import entry
 from flows.runtime.session import open_session
-from flows.services.ownership import was_alive
+from flows.services.ownership import recorded_identity, writer_alive
 from storage.errors import StoreUnavailable
 from storage.store import Store, open_store
 from tasks.runtime.prefect_task import error_text, is_transient
@@ -362,29 +363,43 @@ def test_a_living_run_an_ended_one_and_another_host_are_left_alone(store: Store)
     assert mark_crashed(store) == []
 
 
-def test_a_process_id_that_came_back_is_not_the_run() -> None:
-    now = datetime.now(UTC)
-    assert was_alive(os.getpid(), now)
-    assert not was_alive(os.getpid(), now - timedelta(days=3650))
+def test_a_process_id_that_came_back_is_not_the_run(store: Store) -> None:
+    begin(store, "a", os.getpid())
+    event = store.runs.events("a")[-1]
+    assert event.process == "" and writer_alive(event), "as older versions have written it"
+    assert not writer_alive(replace(event, at=datetime.now(UTC) - timedelta(days=3650)))
+    boot, pid, ticks = recorded_identity().split(":")
+    assert not writer_alive(replace(event, process=f"{boot}:{pid}:{int(ticks) - 1}"))
+    assert not writer_alive(replace(event, process=f"of-another-boot:{pid}:{ticks}"))
 
 
-@pytest.mark.fault("two writers", "a second process goes to work on a run", "it is told of the first")
-def test_a_second_writer_is_told_of_the_first(store: Store) -> None:
-    assert other_writer(store, "a") == ""
+@pytest.mark.fault("clock", "the clock is set forward while a run works", "its process is seen by its start ticks")
+def test_a_clock_that_was_set_takes_no_living_run_for_dead(store: Store) -> None:
+    store.runs.record(run="a", event="started", kind="train", config=CONFIG, process=recorded_identity())
+    # After a step of an hour the kernel says that this process has begun an hour later than it did.
+    (event,) = open_store(store.root.address).runs.events("a")
+    stepped = replace(event, at=event.at - timedelta(hours=1))
+    happened(f"recorded by {event.process} an hour before it began, by the wall clock")
+    assert (event.message, event.process) == ("", recorded_identity())
+    assert writer_alive(stepped) and not writer_alive(replace(stepped, process=""))
+
+
+@pytest.mark.fault("two writers", "a second process goes to work on a run", "each is told of the other")
+def test_each_writer_is_told_of_the_others(store: Store) -> None:
+    assert other_writers(store, "a") == []
     begin(store, "a", os.getppid())
     since = store.runs.events("a")[-1].at
-    told = other_writer(store, "a")
-    assert f"process {os.getppid()} on {socket.gethostname()}, since {since:%Y-%m-%d %H:%M:%S} UTC" in told
+    (told,) = other_writers(store, "a")
+    assert f"{os.getppid()} on {socket.gethostname()}, since {since:%Y-%m-%d %H:%M:%S} UTC" in told
     happened(told)
     begin(store, "b", 7, host="elsewhere")
-    assert "process 7 on elsewhere, as far as can be seen from here, since" in other_writer(store, "b")
-    store.runs.record(run="a", event="finished")
-    assert other_writer(store, "a") == ""
+    assert "7 on elsewhere, as far as can be seen from here, since" in other_writers(store, "b")[0]
     begin(store, "a", os.getpid(), event="resumed")
-    assert other_writer(store, "a") == "", "that is this process itself"
+    assert len(other_writers(store, "a")) == 1, "the first one works on; that this process does too is no news to it"
+    store.runs.record(run="a", event="finished", pid=os.getppid())
+    assert other_writers(store, "a") == []
     begin(store, "dead", dead_process())
-    mark_crashed(store)
-    assert other_writer(store, "dead") == ""
+    assert other_writers(store, "dead") == []
 
 
 def test_whoever_opens_a_run_that_is_at_work_sees_so(store: Store) -> None:
@@ -392,7 +407,7 @@ def test_whoever_opens_a_run_that_is_at_work_sees_so(store: Store) -> None:
     notes: list[str] = []
     with open_session(config_of(Path(store.root.address)), (lambda event, facts: notes.append(facts["text"]),)):
         pass
-    assert len(notes) == 1 and notes[0].startswith(f"run a is at work already: process {os.getppid()} on ")
+    assert len(notes) == 1 and notes[0].startswith(f"run a is at work in another process too: {os.getppid()} on ")
 
 
 def test_a_wait_for_the_slot_names_the_runs_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
