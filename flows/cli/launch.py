@@ -15,11 +15,11 @@ from configs.store import default_store
 from flows.orchestration import server as prefect_api
 from flows.orchestration.server import one_line, route_prefect_logs
 from flows.orchestration.states import ends_kept
-from flows.queries.watched import reward_line
 from flows.replays.config import prepare_replay
 from flows.replays.loop import loop_replay, plan_run, summary, trains_again
 from flows.replays.request import ReplayRequest, finished_message, finished_without_source
 from flows.reporting.formats import before_after, console, describe_difference, describe_scores
+from flows.reporting.messages import result_lines
 from flows.reporting.panel import Panel, PanelWatcher
 from flows.runtime.demo_sources import (
     DEMO,
@@ -63,7 +63,7 @@ def start(
     overrides = [*overrides, *_demo_weights(kind, files, overrides, store, plain)]
     config = prepare(kind, files, overrides, name=name, store=store)
     outcome = watch(config, plain=plain)
-    for line in reward_line([step["reward"] for step in outcome.get("steps", ())]):
+    for line in result_lines(outcome.get("steps", ())):
         print(line)
     _print_comparisons(outcome)
     where = f"{config.name} --store {config.store}"
@@ -360,8 +360,7 @@ def begin_beside_sources(config: RunConfig, early: EarlyServices) -> None:
 
 def demo_summary(outcome: dict[str, Any], config: RunConfig, recipe: Recipe, seconds: float) -> list[str]:
     """Return the lines that end the demo: what was learnt, where the tables are, what to try next."""
-    learnt = reward_line([step["reward"] for step in outcome["steps"]])
-    lines = ["", *(f"{recipe.about}: {line}." for line in learnt)]
+    lines = ["", *(f"{recipe.about}: {line}." for line in result_lines(outcome["steps"]))]
     for found in outcome["evaluations"]:
         scores = "; ".join(describe_scores(each) for each in found["scores"])
         lines.append(f"Held-out examples, policy {found['version']}: {scores}")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
+import polars as pl
 from rich.text import Text
 
 from configs.run import RunConfig
@@ -17,6 +18,7 @@ from flows.queries.runs import headline_settings
 from flows.queries.scores import comparisons, recorded_evaluations
 from flows.queries.step_history import RecordedStep, step_history
 from flows.queries.store_reader import recorded_run
+from flows.reporting import usual_range
 from flows.reporting.formats import (
     Grid,
     before_after,
@@ -31,10 +33,11 @@ from flows.reporting.formats import (
     visible,
     with_interval,
 )
+from flows.reporting.messages import LOSSES, count_losses, losses_message, rollout_counts
 from flows.reporting.panel import printable
 from storage.read.frames import Frames, existing_store
 from storage.store import Store
-from tasks.metrics.figures import ALL, Values, mean
+from tasks.metrics.figures import ALL, Values, full_name, mean
 from tasks.runtime.stage import ref_of, rows_of
 from tasks.stages import STEP_STAGES
 
@@ -49,7 +52,9 @@ STREAM = [
     f"stream/{name}" for name in ("seconds", "learner_waited", "engine_idle", "fullness", "stale", "token_age/mean")
 ]
 """Metrics of steps that took their rollouts from a stream."""
-SHOWN = [*(name for _, name in FIGURES.values()), *STREAM]
+SHOWN = {name for _, name in (*FIGURES.values(), *usual_range.FIGURES.values())} | {*STREAM}
+OF_LOSSES = pl.col("name").str.contains("^accounting/|^batch/(num_traces|truncated_ratio)$")
+"""The metrics that `rollout_counts` reads."""
 OFTEN = 0.1
 """Share of the time from which on a wait is worth a change of settings."""
 FULL = 0.9
@@ -86,6 +91,7 @@ def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str]
     """Return a run as plain values: its state, steps stage by stage, scores, and what `overrides` would run again."""
     events, lost = store.runs.events(run), store.runs.lost_services(run)
     scored = [each.scores_in(store, config) for each in recorded_evaluations(store, run, config)]
+    steps = _steps(store, run)
     described: dict[str, Any] = {
         "run": run,
         "kind": config.kind,
@@ -97,7 +103,8 @@ def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str]
         "last_lost_service": lost[-1].message if lost else "",
         "store": store.root.address,
         "num_steps": config.steps,
-        "steps": _steps(store, run),
+        "steps": steps,
+        "outside_usual_range": usual_range.range_exits(steps),
         "evaluations": [each.described for each in scored],
         "comparisons": comparisons(scored),
         "notes": [{**each, "at": each["at"].isoformat()} for each in notes_of(store, run, "")],
@@ -130,7 +137,8 @@ def _steps(store: Store, run: str) -> list[dict[str, Any]]:
     # Of a removed run the training alone may have stayed, because others need it: that is no step to show.
     own = [step for step in step_history(store, run).steps.values() if step.by_stage.keys() != {"training"}]
     # The metrics of all steps are read in one look: a read for each would take seconds in a store of others' runs.
-    values = read_metrics(Frames(store), [step.metrics for step in own if step.metrics], SHOWN)
+    works = [step.metrics for step in own if step.metrics]
+    values = read_metrics(Frames(store), works, where=pl.col("name").is_in(SHOWN) | OF_LOSSES)
     return [_step(run, step, values[step.metrics.key] if step.metrics else {}) for step in own]
 
 
@@ -144,6 +152,8 @@ def _step(run: str, step: RecordedStep, values: Values) -> dict[str, Any]:
         "step": step.step,
         "finished": step.finished,
         **{field: values.get(metric) for field, metric in FIGURES.items()},
+        **rollout_counts(values),
+        "metrics": {full_name(*name): value for name, value in values.items()},
         "stream": {name.partition("/")[2]: values["", name] for name in STREAM if ("", name) in values},
         "seconds": {stage: sum(ref.seconds for ref in own) for stage, own in refs.items()},
         "tokens": {stage: count for stage, count in tokens.items() if count},
@@ -171,6 +181,8 @@ def _print(found: dict[str, Any], last: int, timing: bool) -> None:
         out.print(printable(f"services lost: {counts}; the last one: {found['last_lost_service']}"))
     for each in found["notes"]:
         out.print(printable(note_line(each)))
+    for line in filter(None, (losses_message(found["steps"]), usual_range.describe_exits(found["steps"]))):
+        out.print(printable(line))
     for line in _curves(found):
         out.print(line)
     if verdict := stream_verdict([step["stream"] for step in found["steps"]]):
@@ -242,10 +254,13 @@ def stream_verdict(steps: Sequence[Mapping[str, float]]) -> str:
 
 
 def _table(steps: Sequence[dict[str, Any]]) -> Grid:
-    headings = ("step", "reward", "kept", "loss", "grad norm", "KL", "tokens")
+    losses = [{outcome: own.total() for outcome, own in count_losses([step]).items()} for step in steps]
+    lost = [outcome for outcome in LOSSES if any(counts[outcome] for counts in losses)]
+    headings = ("step", "reward", *(LOSSES[outcome] for outcome in lost), "kept", "loss", "grad norm", "KL", "tokens")
     rows = []
-    for step in steps:
+    for step, counts in zip(steps, losses, strict=True):
         figures = [compact_number(step[name]) for name in ("reward", "kept", "loss", "grad_norm", "mismatch_kl")]
+        figures[1:1] = [f"{counts[outcome]:,}" for outcome in lost]
         rows.append((step["step"], *figures, max(step["tokens"].values(), default=0)))
     return grid(headings, rows, left=())
 

@@ -1,11 +1,5 @@
-"""How curves are shown: smoothed, over steps, tokens or time, of several runs together, and where one leaves its band.
+"""How curves are shown: smoothed, over steps, tokens or time, of several runs together."""
 
-The band of a figure is what it was at first: from half to twice the median of its first ten values. It leaves the band
-at the first step from which on five values in a row lie outside. A figure whose first ten values are mostly zero leaves
-it where five in a row are above zero. One that is mostly below zero at first has no band.
-"""
-
-import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -17,8 +11,6 @@ from tasks.metrics.figures import ALL
 
 AXES = ("step", "tokens", "time")
 """What curves may be drawn over: steps, tokens sampled so far, or minutes of work so far."""
-FIRST, IN_A_ROW, TIMES = 10, 5, 2.0
-"""Values that make a band, values outside that leave it, and how far it reaches."""
 Chart = dict[str, Any]
 
 
@@ -31,32 +23,6 @@ def smooth(values: Sequence[float | None], steps: int) -> list[float | None]:
         known = [each for each in window if each is not None and is_drawn(each)]
         found.append(sum(known) / len(known) if known and is_drawn(value) else value)
     return found
-
-
-def band_exit(values: Sequence[float | None], steps: Sequence[int]) -> dict[str, Any] | None:
-    """Return the first `step` at which a figure leaves its band, with a `description`; None while it stays."""
-    known = [(value, step) for value, step in zip(values, steps, strict=True) if value is not None and is_drawn(value)]
-    if len(known) < FIRST + IN_A_ROW:
-        return None
-    usual = statistics.median(value for value, _ in known[:FIRST])
-    if usual < 0:
-        return None
-    outside = [not usual / TIMES <= value <= usual * TIMES for value, _ in known]
-    for place in range(FIRST, len(known) - IN_A_ROW + 1):
-        if all(outside[place : place + IN_A_ROW]):
-            step, now = known[place][1], statistics.median(value for value, _ in known[-IN_A_ROW:])
-            return {"step": step, "description": _exit_in_words(step, usual, now)}
-    return None
-
-
-def _exit_in_words(step: int, usual: float, now: float) -> str:
-    if usual / TIMES <= now <= usual * TIMES:
-        return f"left its band at step {step}, and is back"
-    if not usual:
-        return f"above zero since step {step}"
-    if not now:
-        return f"fell to zero since step {step}"
-    return f"{'grew' if now > usual else 'fell'} to {now / usual:.2g} x since step {step}"
 
 
 def positions(steps: Sequence[StepNumbers], axis: str) -> list[float]:

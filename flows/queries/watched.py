@@ -1,14 +1,16 @@
 """A run as it is watched from outside: what of it is new since the last look at the store, for the live panel."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from configs.run import RunConfig
 from flows.queries.metrics import StepNumbers, numbers
 from flows.queries.scores import recorded_evaluations
 from flows.queries.store_reader import StoreReader
+from flows.reporting.messages import losses_message, result_lines, rollout_counts
 from flows.reporting.panel import Panel
 from storage.errors import StoreError
-from tasks.metrics.figures import ALL
+from tasks.metrics.figures import ALL, full_name
 
 OF_LOSS = "updates/loss/mean"
 
@@ -21,7 +23,7 @@ class Watched:
         self._mark = ""
         self._num_steps = 0
         self._evaluated: set[tuple[str, int, int]] = set()
-        self._rewards: list[float | None] = []
+        self._steps: list[dict[str, Any]] = []
         self._scores: list[str] = []
 
     def show(self, panel: Panel) -> None:
@@ -47,8 +49,11 @@ class Watched:
             tokens = [each.value(f"rollout/{kind}_tokens", ALL) or 0 for kind in ("input", "output")]
             seconds = [took for (_, name), took in each.values.items() if name.startswith("timing/stage/")]
             entropy = each.value("updates/entropy/mean")
-            panel.step(each.step, value, int(sum(tokens)), sum(seconds), entropy=entropy)
-            self._rewards.append(reward)
+            counts = rollout_counts(each.values)
+            lost = losses_message([counts])
+            panel.step(each.step, value, int(sum(tokens)), sum(seconds), entropy=entropy, lost=lost)
+            metrics = {full_name(*name): value for name, value in each.values.items()}
+            self._steps.append({"step": each.step, "reward": reward, "metrics": metrics, **counts})
         self._num_steps = max(self._num_steps, len(finished))
 
     def _show_evaluations(self, panel: Panel, library: StoreReader) -> None:
@@ -76,13 +81,4 @@ class Watched:
 
     def summary(self) -> list[str]:
         """Return the results of the run so far, in lines."""
-        return [*reward_line(self._rewards), *self._scores[-3:]]
-
-
-def reward_line(rewards: Sequence[float | None]) -> list[str]:
-    """Return what was learnt, in a line; none of a run without rewards. A step that has none is left out."""
-    known = [each for each in rewards if each is not None]
-    if not known:
-        return []
-    last = known[-3:]  # one step alone is as much luck as learning
-    return [f"mean reward {known[0]:.2f} in the first step, {sum(last) / len(last):.2f} over the last {len(last)}"]
+        return [*result_lines(self._steps), *self._scores[-3:]]

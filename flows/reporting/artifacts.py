@@ -19,6 +19,8 @@ from urllib.parse import quote
 from flows.reporting.bookkeeping import Bookkeeper
 from flows.reporting.curve import Point, curve_svg
 from flows.reporting.formats import EVALUATION_HEADINGS, compact_number, evaluation_cells, visible
+from flows.reporting.messages import losses_message
+from flows.reporting.usual_range import describe_exits
 
 Steps = Sequence[Mapping[str, Any]]
 Rows = Sequence[Mapping[str, Any]]
@@ -62,11 +64,14 @@ def report(run_name: str, store: str, steps: Steps) -> str:
         "| step | " + " | ".join(name.replace("_", " ") for name in _COLUMNS) + " | seconds | tokens |",
         "|---:" * (len(_COLUMNS) + 3) + "|",
     ]
-    for step in list(steps)[-SHOWN_STEPS:]:
+    last = list(steps)[-SHOWN_STEPS:]
+    for step in last:
         measured = {**(step.get("update") or {}), **step}
         cells = [compact_number(measured.get(name)) for name in _COLUMNS]
         totals = [compact_number(_total(step.get(name))) for name in ("seconds", "tokens")]
         lines.append(f"| {step['step']} | " + " | ".join([*cells, *totals]) + " |")
+    lost = [f"step {step['step']}: {losses}" for step in last if (losses := losses_message([step]))]
+    lines += [text for line in (describe_exits(steps), *lost) if line for text in ("", escape(line))]
     lines += ["", f"Tables: {link(store)}", "", f"At a glance: stagecoach show {escape(run_name)}"]
     viewer = os.environ.get(VIEW_VARIABLE, "").rstrip("/")
     shown = link(f"{viewer}/runs/{quote(run_name)}") if viewer else f"stagecoach view --run {escape(run_name)}"

@@ -3,10 +3,22 @@
 Made from plain data, as watchers of a run and callers of a flow have it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from flows.reporting.formats import describe_scores, environment_title, interval_text
+from flows.reporting.formats import describe_scores, environment_title, interval_text, visible
+from flows.reporting.usual_range import describe_exits
+from tasks.arrays.finding import QUARANTINED
+from tasks.metrics.accounting import ERRORED, FILTERED, STALE, STOPPED
+from tasks.metrics.figures import Values
+
+TRUNCATED = "truncated"
+LOSSES = {ERRORED: "errored", TRUNCATED: TRUNCATED, FILTERED: "dropped"}
+LOSSES |= {QUARANTINED: "quarantined", STOPPED: "stopped", STALE: "stale"}
+"""Words for rollouts that are not what a mean reward suggests, by outcome. Truncated ones have an outcome as well."""
+MOST_CLASSES = 3
+"""Error classes, or filters, that are named; the most frequent ones."""
 
 
 def plural(number: int, noun: str) -> str:
@@ -14,10 +26,70 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def rollout_counts(values: Values) -> dict[str, Any]:
+    """Return the rollouts of a step in numbers, out of its metrics: num_traces, num_truncated, outcomes.
+
+    `outcomes` are outcome, detail (an error class, a filter, or empty) and num_traces, which add up to num_traces.
+    """
+    num_traces, truncated = (values.get(("", f"batch/{name}"), 0.0) for name in ("num_traces", "truncated_ratio"))
+    accounts = [(name.split("/", 2), count) for (_, name), count in values.items() if name.startswith("accounting/")]
+    outcomes = [
+        {"outcome": outcome, "detail": "".join(detail), "num_traces": int(count)}
+        for (_, outcome, *detail), count in accounts
+    ]
+    return {"num_traces": int(num_traces), "num_truncated": round(num_traces * truncated), "outcomes": outcomes}
+
+
+def count_losses(steps: Iterable[Mapping[str, Any]]) -> dict[str, Counter[str]]:
+    """Return how many rollouts of some steps (`rollout_counts`) met which of LOSSES, by detail; empty Counters of none.
+
+    The one detail of truncated rollouts is empty.
+    """
+    counts = {outcome: Counter[str]() for outcome in LOSSES}
+    for step in steps:
+        counts[TRUNCATED][""] += step.get("num_truncated", 0)
+        for share in step.get("outcomes", ()):
+            if share["outcome"] in LOSSES:
+                counts[share["outcome"]][share["detail"]] += share["num_traces"]
+    return counts
+
+
+def losses_message(steps: Sequence[Mapping[str, Any]]) -> str:
+    """Return which rollouts of some steps (`rollout_counts`) are errored, truncated or left out, if any."""
+    total = sum(step.get("num_traces", 0) for step in steps)
+    counts = {LOSSES[outcome]: own for outcome, own in count_losses(steps).items() if own.total()}
+    parts = [f"{own.total():,} {word}{_classes(own)}" for word, own in counts.items()]
+    return ", ".join(parts).replace(" ", f" of {total:,} rollouts ", 1)
+
+
+def _classes(counts: Counter[str]) -> str:
+    named = [f"{visible(name)} {count:,}" for name, count in counts.most_common(MOST_CLASSES) if name]
+    return f" ({', '.join(named)}{', ...' if len(counts) > MOST_CLASSES else ''})" if named else ""
+
+
+def result_lines(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the results of some steps in lines: the reward, lost rollouts, figures outside their usual range.
+
+    Each has `step`, `reward`, `metrics` (by full name), and `rollout_counts`. What is not to be said has no line.
+    """
+    lost, exits = losses_message(steps), describe_exits(steps)
+    return [*reward_line([step["reward"] for step in steps]), *([lost] if lost else []), *([exits] if exits else [])]
+
+
+def reward_line(rewards: Sequence[float | None]) -> list[str]:
+    """Return what was learnt, in a line; none of a run without rewards. A step that has none is left out."""
+    known = [each for each in rewards if each is not None]
+    if not known:
+        return []
+    last = known[-3:]  # one step alone is as much luck as learning
+    return [f"mean reward {known[0]:.2f} in the first step, {sum(last) / len(last):.2f} over the last {len(last)}"]
+
+
 def step_message(step: Mapping[str, Any]) -> str:
     """Return what is to be said of a finished step: figures, tokens and seconds, or whose work it was."""
     reward, loss = step.get("reward"), (step.get("update") or {}).get("loss")
     figures = [f"{name} {value:.3f}" for name, value in (("reward", reward), ("loss", loss)) if value is not None]
+    figures += filter(None, [losses_message([step])])
     if not step["computed"]:
         return ", ".join([f"cached ({', '.join(step.get('runs') or ('?',))})", *figures])
     return ", ".join([*figures, f"{step['tokens']:,} tokens", f"{sum(step['seconds'].values()):.1f} s"])
@@ -29,6 +101,7 @@ def outcome_message(outcome: Mapping[str, Any]) -> str:
         return _maintenance_message(outcome)
     steps = outcome.get("steps", ())
     parts = [part for part in (plural(len(steps), "step"), _course(steps)) if steps and part]
+    parts += filter(None, [losses_message(steps), describe_exits(steps)])
     parts += _held_out(outcome.get("comparisons", ()))
     parts += [describe_scores(each) for each in outcome.get("scores", ())]
     done = f"{outcome.get('num_computed', 0):,} computed, {outcome.get('num_found', 0):,} cached"

@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.reporting.formats import BLOCKS, describe_scores, environment_title, fixed_point, means, visible
+from flows.reporting.messages import losses_message
 
 PLOT_ROWS = 4
 NARROWEST_CHART = 34
@@ -74,6 +75,7 @@ class Panel:
         """What further charts show: by step, and of held-out examples by evaluation."""
         self._seconds: list[float] = []
         self._num_cached = 0
+        self._lost = ""
         self._tokens_per_second: float | None = None
         self._notes: list[str] = []
         self._live = None if plain or not is_terminal(self._stream) else self._start_live()
@@ -103,10 +105,12 @@ class Panel:
         seconds: float,
         cached: bool = False,
         entropy: float | None = None,
+        lost: str = "",
     ) -> None:
         """A step is done: its mean reward or what else is measured (None for nothing), tokens handled, wall-clock.
 
-        Of a cached step all work was in the ledger: it says nothing of how fast this run is.
+        Of a cached step all work was in the ledger: it says nothing of how fast this run is. `lost` says which of its
+        rollouts are errored, truncated or left out.
         """
         with self._lock:
             speed = tokens / seconds if seconds > 0 else None
@@ -114,6 +118,7 @@ class Panel:
             self._others[ENTROPY].append(entropy)
             self._others[THROUGHPUT].append(None if cached else speed)
             self._num_cached += cached
+            self._lost = f"step {step + 1}: {printable(lost)}" if lost else ""
             if not cached:
                 self._seconds.append(seconds)
                 self._tokens_per_second = speed
@@ -122,7 +127,8 @@ class Panel:
                     "cached" if cached else f"{self._speed()}  {seconds:.1f} s  left {duration(self._seconds_left())}"
                 )
                 number = f"{step + 1:>{len(str(self._end))}}/{self._end}"
-                self._line(f"step {number}  {self.measure} {fixed_point(value)}  {pace}")
+                parts = (f"step {number}", f"{self.measure} {fixed_point(value)}", printable(lost), pace)
+                self._line("  ".join(filter(None, parts)))
 
     def evaluation(self, version: int, scores: Sequence[Mapping[str, Any]], set_name: str = "") -> list[str]:
         """A policy was scored on held-out examples; the chart has the mean over environments. Returns the lines shown.
@@ -174,7 +180,8 @@ class Panel:
                 bar = Table.grid(expand=True)  # a bar ends no line by itself
                 bar.add_row(ProgressBar(total=self.num_steps, completed=done))
                 parts += [bar, self._charts(width)]
-            parts += [Text(line, no_wrap=True, overflow="ellipsis") for line in self._notes]
+            lost = [self._lost] if self._lost else []
+            parts += [Text(line, no_wrap=True, overflow="ellipsis") for line in (*lost, *self._notes)]
             subtitle = Text(self.ui_url) if self.ui_url else None
             return Frame(Group(*parts), title=Text(self.title), subtitle=subtitle, padding=(0, 1))
 
@@ -309,7 +316,8 @@ class PanelWatcher:
         values = measured if self._panel.measure == "reward" else measured["update"] or {}
         value = values.get(self._panel.measure)
         entropy = measured.get("metrics", {}).get("updates/entropy/mean")
-        self._panel.step(step, value, tokens, sum(seconds.values()), cached=not computed, entropy=entropy)
+        lost = losses_message([measured])
+        self._panel.step(step, value, tokens, sum(seconds.values()), cached=not computed, entropy=entropy, lost=lost)
 
     def _evaluation(self, version: int, scores: list[dict[str, Any]], **facts: Any) -> None:
         self._panel.evaluation(version, scores, facts.get("set", ""))

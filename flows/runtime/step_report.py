@@ -8,6 +8,7 @@ from typing import Any
 
 from flows.queries.metrics import Span, by_stage, ledger_metrics
 from flows.queries.tracked_rows import OF_TABLES, sample_rollouts
+from flows.reporting.messages import rollout_counts
 from flows.runtime.empty_batch import short_of_groups
 from flows.runtime.pipeline import FinishedStep, StepBatch
 from flows.runtime.session import Session
@@ -156,7 +157,7 @@ def describe(context: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, A
     spans = [Span(ref.stage, ref.seconds, ref.tokens) for ref in refs]
     seconds = {stage: own.seconds for stage, own in by_stage(spans).items()}
     stage_tokens = {stage: own.tokens for stage, own in by_stage(spans).items()}
-    outcomes = outcomes_of(values)
+    counts = rollout_counts(values)
     groups = {name.partition("/")[2]: int(n) for (_, name), n in values.items() if name.startswith("groups/")}
     measured = {full_name(*name): value for name, value in values.items()}
     return {
@@ -165,10 +166,9 @@ def describe(context: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, A
         "runs": list(dict.fromkeys(ref.run for ref in refs if not ref.computed)),
         "reward": values.get((ALL, "reward/mean")),
         "reward_std": values.get((ALL, "reward/std")),
-        "num_traces": int(values.get(("", "batch/num_traces"), 0)),
+        **counts,
         # Out of the accounts, so that it adds up with the other outcomes.
-        "num_errored": sum(share["num_traces"] for share in outcomes if share["outcome"] == ERRORED),
-        "outcomes": outcomes,
+        "num_errored": sum(share["num_traces"] for share in counts["outcomes"] if share["outcome"] == ERRORED),
         "tokens": int(sum(values.get((ALL, f"rollout/{kind}_tokens"), 0) for kind in ("input", "output"))),
         "seconds": seconds,
         "rows": rows_of(refs),
@@ -177,12 +177,3 @@ def describe(context: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, A
         "metrics": measured,
         **({"groups": groups} if groups else {}),
     }
-
-
-def outcomes_of(values: Values) -> list[dict[str, Any]]:
-    """Return the outcomes of a step's rollouts, out of its metrics: outcome, detail and num_traces."""
-    accounts = [(name.split("/", 2), count) for (_, name), count in values.items() if name.startswith("accounting/")]
-    return [
-        {"outcome": outcome, "detail": "".join(detail), "num_traces": int(count)}
-        for (_, outcome, *detail), count in accounts
-    ]

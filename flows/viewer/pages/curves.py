@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flows.queries.charts import charts, last_value
-from flows.queries.curves import AXES, band_exit, is_flat_zero, positions, smooth, together
+from flows.queries.curves import AXES, is_flat_zero, positions, smooth, together
 from flows.queries.metrics import StepNumbers, numbers
 from flows.queries.request import BadQuestion, PageRequest
 from flows.queries.scores import held_out
 from flows.queries.spread import spread_charts
 from flows.queries.store_reader import StoreReader
 from flows.reporting.svg import colour
+from flows.reporting.usual_range import FIGURES, band_exit
 from flows.viewer import addresses
 from tasks.stages import BY_NAME, OTHER_COLOUR
 
@@ -22,11 +23,8 @@ SMOOTHED = ("5", "20", "50")
 MOST_RUNS = 8
 """Runs in one chart: there are as many colours."""
 UNITS = {"step": "step", "tokens": "tokens", "time": "min"}
-BANDS = (
-    *("Reward", "Sampled tokens of a rollout", "Entropy", "Mismatch KL", "Gradient norm", "Masked share"),
-    *("Truncated share", "Turns of a rollout", "Trainable share", "Staleness", "Identical replies"),
-)
-"""Charts of which the first figure is said to leave its band; see `flows.queries.curves`."""
+BANDS = (*FIGURES, "Identical replies")
+"""Charts of which the first figure is said to leave its band."""
 
 
 def step_place(run: str, each: StepNumbers) -> Row:

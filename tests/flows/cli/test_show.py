@@ -66,7 +66,8 @@ def test_a_run_is_described_for_programs_and_for_people(tmp_path: Path, capsys: 
     assert step["seconds"]["rollout"] >= 0.0 and step["shared"] == []
     show.main("a", store=str(tmp_path))
     printed = capsys.readouterr().out
-    assert "train a: started, 1/2 steps" in printed and "rollout" not in printed and "0.5" in printed
+    assert "1 of 3 rollouts errored (timeout 1)" in printed and "step  reward  errored  kept" in printed
+    assert "train a: started, 1/2 steps" in printed and "rollout  " not in printed and "0.5" in printed
     show.main("a", store=str(tmp_path), timing=True)
     assert "  rollout  " in capsys.readouterr().out
 

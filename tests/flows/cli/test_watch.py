@@ -17,7 +17,8 @@ from rich.console import Console
 from flows import cli
 from flows.cli.launch import panel_for
 from flows.queries.store_reader import StoreReader, recorded_run
-from flows.queries.watched import Watched, reward_line
+from flows.queries.watched import Watched
+from flows.reporting.messages import reward_line
 from flows.reporting.panel import PanelWatcher
 from flows.runtime import pipeline
 from flows.runtime.session import record_run

@@ -2,7 +2,8 @@
 
 import math
 
-from flows.queries.curves import band_exit, is_flat_zero, smooth, together
+from flows.queries.curves import is_flat_zero, smooth, together
+from flows.reporting.usual_range import band_exit
 
 STEPS = list(range(100, 140))
 

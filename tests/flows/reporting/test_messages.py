@@ -5,6 +5,7 @@ from typing import Any
 from flows.reporting.messages import outcome_message, step_message
 
 STEP: dict[str, Any] = {
+    "step": 0,
     "computed": True,
     "reward": 0.074,
     "update": None,

@@ -9,10 +9,10 @@ from typing import Any
 import polars as pl
 import pytest
 
-from flows.queries.curves import band_exit
 from flows.queries.request import BadQuestion, NotThere, PageRequest
 from flows.queries.spread import identical_replies
 from flows.queries.store_reader import StoreReader
+from flows.reporting.usual_range import band_exit
 from flows.viewer import addresses
 from flows.viewer.pages.runs import run_page
 from flows.viewer.rendering import as_html

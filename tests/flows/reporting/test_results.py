@@ -1,0 +1,95 @@
+"""What a run is said to have come to: lost rollouts and figures outside their range, the same in every place."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import cli
+from flows.cli.launch import panel_for
+from flows.queries.store_reader import StoreReader, recorded_run
+from flows.reporting.artifacts import report
+from flows.reporting.messages import losses_message, outcome_message, result_lines, step_message
+from flows.reporting.panel import PanelWatcher
+from flows.reporting.tracked_names import step_figures
+from flows.viewer import addresses
+from tests.fixtures.rehearsal import play, reported, sampled_with
+from tests.flows.viewer.looking import values
+
+FAILED = {"reward": None, "error_class": "timeout", "error_type": "TimeoutError", "stop_condition": None}
+LOST = "1 of 12 rollouts errored (timeout 1), 2 truncated"
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    """A store and the reported steps of a run that loses rollouts, and whose reward grows fourfold."""
+    root = tmp_path_factory.mktemp("results") / "store"
+    seen = {"number": 0}
+
+    def changed(number: int, row: dict[str, Any]) -> dict[str, Any]:
+        seen["number"] += 1
+        late = seen["number"] > 12 * 12
+        reward = (1.0 if late else 0.25) * (1 + number % 2) / 1.5
+        return FAILED if number == 0 else {"reward": reward, "is_truncated": number in (1, 2)}
+
+    events: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        play(patch, rollout=sampled_with(changed))
+        reported(root, "base", lambda event, facts: events.append((event, facts)), steps=STEPS)
+    return root, [facts for event, facts in events if event == "step"]
+
+
+def test_losses_in_words() -> None:
+    counts = {"timeout": 2, "provider": 1, "sandbox": 1, "program": 1}
+    shares = [{"outcome": "errored", "detail": name, "num_traces": count} for name, count in counts.items()]
+    shares += [{"outcome": "filtered", "detail": "zero_advantage", "num_traces": 3}]
+    step = {"num_traces": 16, "num_truncated": 1, "outcomes": shares}
+    said = "errored (timeout 2, provider 1, sandbox 1, ...), 1 truncated, 3 dropped (zero_advantage 3)"
+    assert losses_message([step]) == f"5 of 16 rollouts {said}"
+    assert losses_message([step, step]).startswith("10 of 32 rollouts errored (timeout 4, ")
+    trained = {"outcome": "trained", "detail": "", "num_traces": 16}
+    assert losses_message([{"num_traces": 16, "num_truncated": 0, "outcomes": [trained]}]) == ""
+    assert losses_message([]) == losses_message([{"step": 0}]) == ""
+
+
+def test_lost_rollouts_are_told_wherever_a_reward_is(
+    run: tuple[Path, list[Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, steps = run
+    config = recorded_run(StoreReader.at(root).store, "base")[1]
+    with panel_for(config, plain=True) as panel:
+        PanelWatcher(panel)("step", steps[0])
+    assert f"step  1/20  reward 0.258  {LOST}  " in capsys.readouterr().out
+    assert LOST in step_message(steps[0])
+    assert f"step 19: {LOST.replace('(', '').split('timeout')[0][:20]}" in report("base", str(root), steps).replace(
+        "\\", ""
+    )
+    total = "20 of 240 rollouts errored (timeout 20), 40 truncated"
+    assert total in result_lines(steps)[1] and total in outcome_message({"steps": steps})
+    assert step_figures(steps[0]["values"])["accounting/errored/timeout"] == 1.0
+    assert cli.main(["watch", "base", "--plain", "--store", str(root)]) == 0
+    watched = capsys.readouterr().out
+    assert watched.count(LOST) == STEPS and total in watched
+    assert cli.main(["show", "base", "--store", str(root)]) == 0
+    shown = capsys.readouterr().out
+    assert total in shown and "step  reward  errored  truncated" in shown
+    assert cli.main(["show", "base", "--json", "--store", str(root)]) == 0
+    step = json.loads(capsys.readouterr().out)["steps"][0]
+    assert (step["num_traces"], step["num_truncated"]) == (12, 2)
+    assert {"outcome": "errored", "detail": "timeout", "num_traces": 1} in step["outcomes"]
+
+
+def test_a_figure_outside_its_range_is_told_as_on_the_page(
+    run: tuple[Path, list[Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, steps = run
+    page = values(StoreReader.at(root), addresses.run("base"))["exits"]
+    assert [(each["title"], each["description"]) for each in page] == [("Reward", "grew to 4 x since step 12")]
+    said = "outside its usual range: Reward grew to 4 x since step 12"
+    assert said in result_lines(steps) and said in outcome_message({"steps": steps})
+    assert said in report("base", str(root), steps)
+    for command in (["watch", "base", "--plain"], ["show", "base"]):
+        assert cli.main([*command, "--store", str(root)]) == 0
+        assert said in capsys.readouterr().out, command
