@@ -188,6 +188,9 @@ def translate_recorded(tree: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         translate(tree)
+    wandb = tree.pop("wandb", None)  # the former name of the section `tracking`
+    if isinstance(wandb, dict) and wandb.get("mode") != "disabled":
+        tree["tracking"] = {"type": "wandb"} | wandb
 
 
 def _translate_advantage(tree: dict[str, Any]) -> None:

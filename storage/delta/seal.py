@@ -8,8 +8,8 @@ import hashlib
 import json
 from typing import Any, NamedTuple
 
-UNSEALED = {"timestamp", "operation", "operationParameters", "witness", "actions"}
-"""What a commit of ours said of itself before there were seals."""
+UNSEALED = {"timestamp", "operation", "operationParameters", "witness", "actions", "engineInfo", "clientVersion"}
+"""Keys of a commitInfo that this program wrote before there were seals; deltalake, which wrote the first, adds two."""
 
 
 class Head(NamedTuple):
