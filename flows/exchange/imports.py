@@ -15,6 +15,7 @@ from configs.environments import EnvironmentConfig
 from configs.load import load
 from configs.resolve import resolve
 from configs.run import RunConfig
+from configs.store_paths import relative_paths
 from flows.runtime.prepare import assignments
 from flows.runtime.versions import config_versions, versions
 from storage.errors import border
@@ -193,7 +194,7 @@ def _write(context: RunContext, found: ImportedRollouts, inputs: Mapping[str, st
 
 
 def _record(store: Store, config: RunConfig, event: str, message: str) -> None:
-    settings = config.model_dump(mode="json")
+    settings = relative_paths(config, store.root.directory).model_dump(mode="json")
     store.runs.record(run=config.name, event=event, kind="train", config=settings, message=message)
 
 

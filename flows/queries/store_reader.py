@@ -36,9 +36,10 @@ def recorded_config(store: Store, name: str) -> "RunConfig | None":
     if not name or name not in store.runs.names():
         return None
     from configs.load import from_json  # as late as that: its sections take their time
+    from configs.store_paths import absolute_paths
 
     # By the loader of config files: it fills in defaults and refuses what another version wrote.
-    return from_json(canonical_json(store.runs.config(name)))
+    return absolute_paths(from_json(canonical_json(store.runs.config(name))), store.root.directory)
 
 
 def recorded_run(store: Store, name: str) -> "tuple[str, RunConfig]":

@@ -1,10 +1,11 @@
 """Compacts tables, removes what nobody needs, whole runs and weights."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
+from flows.queries.store_reader import flat
 from flows.queries.step_history import StepHistory, step_history
 from storage.errors import StoreError
 from storage.maintenance.compact import MaintenanceReport, check_hours, maintain
@@ -97,21 +98,29 @@ def choose_removal(
 
 
 def needs_of(store: Store) -> dict[str, Needs]:
-    """Return what the replays of a store need that their rows do not name.
+    """Return what runs of a store need that their rows do not name.
 
-    It is the run that each goes through again, and for steps that it did not train the policies from which they would
-    be trained, with the work of that run by which they are found.
+    Every run needs the policies of the store that its config names as weights. A replay also needs the run that it goes
+    through again, and for steps that it did not train the policies from which they would be trained, with the work of
+    that run by which they are found.
     """
     graph = Graph(store.ledger.entries())
     known = store.runs.names()
     found = {}
     for run in known:
         config = store.runs.config(run)
+        source, keys = "", _named_policies(graph, config)
         if config.get("kind") == "replay":
             source = config["replay"]["run"]
             behind = step_history(store, source, graph) if source in known else None
-            found[run] = Needs(source, frozenset(_would_start_from(step_history(store, run, graph), behind)))
+            keys |= _would_start_from(step_history(store, run, graph), behind)
+        found[run] = Needs(source, frozenset(keys))
     return found
+
+
+def _named_policies(graph: Graph, config: Mapping[str, Any]) -> set[str]:
+    """Return the keys of work that paths in a recorded config end with: a policy's directory has the name of its key."""
+    return {name for _, value in flat(config) if (name := str(value).rstrip("/").rpartition("/")[2]) in graph.works}
 
 
 def _would_start_from(history: StepHistory, source: StepHistory | None) -> set[str]:

@@ -7,6 +7,7 @@ from typing import Any
 from configs.environments import EnvironmentConfig
 from configs.errors import ConfigError, differing_parts
 from configs.run import RunConfig
+from configs.store_paths import relative_paths
 from flows.orchestration.deployments import require_services
 from flows.orchestration.table_workers import require_package
 from flows.runtime.environment_checks import environment_findings
@@ -73,7 +74,7 @@ def _asks_environments(context: RunContext, stages: Set[str]) -> bool:
         return False
     if "examples" in stages:
         return True
-    ours = context.config.model_dump(mode="json")
+    ours = relative_paths(context.config, context.store.root.directory).model_dump(mode="json")
     runs = context.store.runs
     recorded = (runs.config(run) for run in runs.names() if runs.last_event(run) != REMOVED)
     # A run is recorded once it has been checked; the same run goes on without that.

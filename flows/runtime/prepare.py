@@ -88,7 +88,10 @@ def _prepare(kind: str, files: Sequence[str], overrides: Sequence[str], settings
         require_same(recorded, config)
         _require_same_sources(store, config)
         # Last: what differs by request has a better message than another version of a package.
-        require_agreement(recorded, config_versions(recorded))
+        # The weights of `config`: the directory that is recorded may be gone.
+        model = {"path": config.model.path, "tokenizer": config.model.tokenizer}
+        here = recorded.model_copy(update={"model": recorded.model.model_copy(update=model)})
+        require_agreement(recorded, config_versions(here))
     return config
 
 

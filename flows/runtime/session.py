@@ -18,6 +18,7 @@ from typing import Any
 
 from configs.replay import needs_weights
 from configs.run import RunConfig, only_teachers_sample, policy_scores
+from configs.store_paths import relative_paths
 from flows.orchestration.gate_answers import approval
 from flows.orchestration.server import current_flow_run, is_deployed, is_end, lost_terminations_repeated
 from flows.orchestration.states import Cancellation, RunCancelled, event_of, gpu_slot, mark_crashed, other_writers
@@ -225,7 +226,7 @@ class Session:
             run=self.context.run,
             event=event,
             kind=self.config.kind,
-            config=self.config.model_dump(mode="json"),
+            config=relative_paths(self.config, self.context.store.root.directory).model_dump(mode="json"),
             step=step,
             message=message,
             parent_run=self.config.replay.run or None,

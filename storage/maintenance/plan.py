@@ -60,12 +60,12 @@ KEEP_ALL = PolicyRetention("all")
 
 @dataclass(frozen=True)
 class Needs:
-    """What a replay needs of other runs though none of its rows names it."""
+    """What a run needs of other runs though none of its rows names it."""
 
     run: str
-    """The run that it replays: all of it stays until the replay has finished."""
+    """The run that a replay replays: all of it stays until the replay has finished. Empty for any other run."""
     keys: frozenset[str]
-    """Work of other runs from which it may be continued."""
+    """Work of other runs: policies that its config names as weights, and those a replay may be continued from."""
 
 
 NO_NEEDS: Mapping[str, Needs] = MappingProxyType({})
@@ -285,7 +285,7 @@ def _replayed_runs(needs: Mapping[str, Needs], runs: Iterable[str]) -> dict[str,
     found: dict[str, str] = {}
     for run in sorted(runs):
         source = run
-        while source in needs and needs[source].run not in found:
+        while source in needs and needs[source].run not in ("", *found):
             source = needs[source].run
             found[source] = f"run {run!r}, which may go on, replays it"
     return found
