@@ -5,8 +5,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from flows.queries.store_reader import flat
 from flows.queries.step_history import StepHistory, step_history
+from flows.queries.store_reader import flat
 from storage.errors import StoreError
 from storage.maintenance.compact import MaintenanceReport, check_hours, maintain
 from storage.maintenance.plan import Needs, Plan, PolicyRetention, at_work, plan_removal, present_runs
@@ -119,7 +119,7 @@ def needs_of(store: Store) -> dict[str, Needs]:
 
 
 def _named_policies(graph: Graph, config: Mapping[str, Any]) -> set[str]:
-    """Return the keys of work that paths in a recorded config end with: a policy's directory has the name of its key."""
+    """Return the keys of work that paths of a config end with: the directory of a policy is named by its key."""
     return {name for _, value in flat(config) if (name := str(value).rstrip("/").rpartition("/")[2]) in graph.works}
 
 

@@ -1,4 +1,4 @@
-"""A store that was moved: paths that its configs name inside it are followed, and weights that are gone are not missed."""
+"""A moved store: paths that its configs name inside it are followed, and weights that are gone are not missed."""
 
 import shutil
 from dataclasses import replace
