@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from configs.fields import Section, is_operational
 from configs.run import RunConfig
@@ -51,7 +51,7 @@ def absolute_paths(config: RunConfig, root: Path | None) -> RunConfig:
 
 
 def _with_paths(section: SectionT, change: Callable[[str], str]) -> SectionT:
-    updates = {}
+    updates: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if name in PATHS and is_operational(field) and isinstance(value, str):
