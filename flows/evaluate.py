@@ -8,12 +8,11 @@ from pydantic import Field
 
 from configs.store import default_store
 from flows.orchestration.states import OF_A_RUN, needs_api, reports_its_end
-from flows.runtime.entry import FileParameters, flow_run_name, instead, session_for
+from flows.queries.store_reader import recorded_config
+from flows.runtime.entry import FileParameters, flow_run_name, instead, run_name, session_for
 from flows.runtime.loops import loop_evaluate
-from flows.runtime.prepare import newest_policy
+from flows.runtime.prepare import LATEST, newest_policy
 from storage.store import open_store
-
-LATEST = "latest"
 
 
 class EvaluationParameters(FileParameters):
@@ -51,7 +50,10 @@ def evaluate(
     """
     rare = EvaluationParameters.of(advanced)
     if policy == LATEST:
-        policy = newest_policy(open_store(rare.store or default_store()))
+        store = open_store(rare.store or default_store())
+        # A retry scores the policy that its first attempt began with, not one that was made since.
+        recorded = None if name else recorded_config(store, run_name("evaluate"))
+        policy = recorded.evaluation.policy if recorded else newest_policy(store)
         if not policy:
             from prefect.states import Completed
 

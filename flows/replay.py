@@ -34,7 +34,7 @@ class ReplayParameters(StoreParameters):
 def describe_replay(parameters: Mapping[str, Any]) -> str:
     """Return the name of a flow run that replays a run: which, from where, what steps and under which settings."""
     wanted = [parameters.get(name) or "" for name in ("run", "from_stage", "until", "steps")]
-    return "-".join(["replay", *filter(None, map(str, wanted)), *parameters.get("overrides", ())])[:NAME_CHARACTERS]
+    return "-".join(["replay", *filter(None, map(str, wanted)), *(parameters.get("overrides") or ())])[:NAME_CHARACTERS]
 
 
 @needs_api

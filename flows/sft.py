@@ -6,7 +6,7 @@ from typing import Any
 from prefect import flow
 
 from flows.orchestration.states import OF_A_RUN, needs_api, reports_its_end
-from flows.runtime.entry import FileParameters, flow_run_name, session_for
+from flows.runtime.entry import FileParameters, flow_run_name, planned_steps, session_for
 from flows.runtime.loops import loop_sft
 
 
@@ -21,6 +21,7 @@ def sft(
     steps: int | None = None,
     seed: int | None = None,
     overrides: Sequence[str] = (),
+    continue_run: str = "",
     advanced: FileParameters | None = None,
 ) -> dict[str, Any]:
     """Train a policy on demonstrations; calling it again with the same name goes on where it stopped.
@@ -31,11 +32,17 @@ def sft(
         model: weights to start from: a directory or hub id.
         data: JSONL or Parquet file of demonstrations on the worker.
         steps: steps to make, each of packing.updates_per_step optimizer steps; None leaves it to the presets.
+            With continue_run, the number of further steps.
         seed: seed of the run: the same config and seed compute nothing twice; None draws one.
         overrides: dotted settings such as training.learning_rate=1e-4.
+        continue_run: name of a recorded run to train further by `steps`, under its own config; `latest` for the newest.
         advanced: what is rarely set: files of settings, and another store.
     """
     rare = FileParameters.of(advanced)
+    layers = [*presets, *rare.files]
+    if continue_run:
+        further = {"name": name, "presets": layers, "model": model, "data": data, "seed": seed}
+        name, steps = planned_steps("sft", continue_run, steps, rare.store, further)
     given = {"name": name, "store": rare.store, "seed": seed, "steps": steps, "model.path": model, "data.path": data}
-    with session_for("sft", [*presets, *rare.files], overrides, **given) as session:
+    with session_for("sft", layers, overrides, **given) as session:
         return loop_sft(session)

@@ -5,11 +5,11 @@ from typing import Any
 
 from prefect import flow
 
-from configs.load import load
 from flows.orchestration.states import OF_A_RUN, needs_api, reports_its_end
-from flows.runtime.demo_sources import demo_weights, weights_of
-from flows.runtime.entry import FileParameters, flow_run_name, instead, session_for
+from flows.runtime.demo_sources import demo_weights
+from flows.runtime.entry import FileParameters, flow_run_name, instead, planned_steps, session_for
 from flows.runtime.loops import loop_train
+from flows.runtime.prepare import nothing_started, requested_config
 from flows.sft import sft
 
 
@@ -24,6 +24,7 @@ def train(
     steps: int | None = None,
     seed: int | None = None,
     overrides: Sequence[str] = (),
+    continue_run: str = "",
     advanced: FileParameters | None = None,
 ) -> dict[str, Any]:
     """Train a policy with reinforcement learning; calling it again with the same name goes on where it stopped.
@@ -33,17 +34,22 @@ def train(
         presets: presets such as demo or qwen3_gpu, later ones over earlier ones.
         environment: id of an installed taskset, in place of the environments of presets and files.
         model: weights to start from: a directory or hub id; `demo` makes a small model and warms it up first.
-        steps: steps to make; None leaves it to the presets.
+        steps: steps to make; None leaves it to the presets. With continue_run, the number of further steps.
         seed: seed of the run: the same config and seed compute nothing twice; None draws one.
         overrides: dotted settings such as training.learning_rate=1e-5.
+        continue_run: name of a recorded run to train further by `steps`, under its own config; `latest` for the newest.
         advanced: what is rarely set: files of settings, and another store.
     """
     rare = FileParameters.of(advanced)
-    store, layers, overrides = rare.store, [*presets, *rare.files], [*instead(environment), *overrides]
-    weights = weights_of(model, store, sft)
-    if layers and not model:  # a file may say `demo` as well
-        place = [f"store={store}"] if store else []
-        overrides = [*overrides, *demo_weights(load(layers, [*overrides, *place]), sft)]
-    given = {"name": name, "store": store, "seed": seed, "steps": steps, "model.path": weights}
+    layers, overrides = [*presets, *rare.files], [*instead(environment), *overrides]
+    if continue_run:
+        further = {"name": name, "presets": layers, "environment": environment, "model": model, "seed": seed}
+        name, steps = planned_steps("train", continue_run, steps, rare.store, further)
+    given = {"name": name, "store": rare.store, "seed": seed, "steps": steps, "model.path": model}
+    if layers or model:
+        with nothing_started():  # before the demo's model is made, which takes minutes
+            requested = requested_config("train", layers, overrides, given)
+        # Nobody asks for the result of the warm-up, and nobody would clean it up.
+        given["model.path"] = demo_weights(requested, sft.with_options(persist_result=False)) or model
     with session_for("train", layers, overrides, **given) as session:
         return loop_train(session)

@@ -16,7 +16,7 @@ from configs.store import default_store
 from flows.cli.run_summary import describe
 from flows.queries.compare import compare
 from flows.queries.compare_summary import sentences, sheets
-from flows.queries.scores import EvaluationScores, RecordedEvaluation, recorded_evaluations
+from flows.queries.scores import EvaluationScores, RecordedEvaluation, mixed_policies, recorded_evaluations
 from flows.queries.store_reader import StoreReader, recorded_run
 from flows.reporting.artifacts import escape
 from flows.reporting.curve import Point, curves_svg
@@ -190,6 +190,8 @@ def evals(
         headings += ["errors", "to the first", "95% interval"]
         rows = [_cells(row, bool(by)) for row in found]
         console().print(grid(headings, rows, left=range(headings.index("value"))))
+        for line in filter(None, (mixed_policies(root, name) for name, _ in named)):
+            console().print(printable(line))
     return 0
 
 

@@ -93,7 +93,8 @@ def _demo_weights(kind: str, files: Sequence[str], overrides: Sequence[str], sto
         return []
     with nothing_started():
         given = [f"kind={kind}", *([f"store={store}"] if store else [])]
-        return demo_weights(load(files, [*overrides, *given]), warm_up)
+        weights = demo_weights(load(files, [*overrides, *given]), warm_up)
+        return [f"model.path={weights}"] if weights else []
 
 
 def replays(several: Sequence[ReplayRequest], plain: bool = False) -> int:

@@ -13,9 +13,9 @@ from configs.run import RunConfig
 from configs.store import default_store
 from flows.queries.metrics import read_metrics
 from flows.queries.notes import note_line, notes_of
-from flows.queries.run_state import count_lost_services, look_of, process_gone
+from flows.queries.run_state import count_lost_services, deciding_event, look_of, process_gone
 from flows.queries.runs import headline_settings
-from flows.queries.scores import comparisons, recorded_evaluations
+from flows.queries.scores import comparisons, mixed_policies, recorded_evaluations
 from flows.queries.step_history import RecordedStep, step_history
 from flows.queries.store_reader import recorded_run
 from flows.reporting import usual_range
@@ -96,9 +96,9 @@ def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str]
         "run": run,
         "kind": config.kind,
         **headline_settings(events[-1].config),
-        "state": events[-1].event,
-        "message": events[-1].message,
-        "process_gone": process_gone(events[-1]),
+        "state": (deciding := deciding_event(events)).event,
+        "message": deciding.message,
+        "process_gone": process_gone(deciding),
         "lost_services": count_lost_services(lost),
         "last_lost_service": lost[-1].message if lost else "",
         "store": store.root.address,
@@ -106,7 +106,8 @@ def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str]
         "steps": steps,
         "outside_usual_range": usual_range.range_exits(steps),
         "evaluations": [each.described for each in scored],
-        "comparisons": comparisons(scored),
+        "comparisons": [] if (mixed := mixed_policies(store, run)) else comparisons(scored),
+        "mixed_policies": mixed,
         "notes": [{**each, "at": each["at"].isoformat()} for each in notes_of(store, run, "")],
     }
     if overrides:
@@ -200,6 +201,8 @@ def _print(found: dict[str, Any], last: int, timing: bool) -> None:
         out.print(line)
     if versions[1:]:
         out.print(f"{len(versions)} policies were scored: `stagecoach evals {found['run']}` lists all")
+    if found["mixed_policies"]:
+        out.print(printable(found["mixed_policies"]))
     if found["comparisons"]:
         out.print(before_after(found["comparisons"]))
     out.print(f"tables: {found['store']}/tables")

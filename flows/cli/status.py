@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from configs.store import default_store
-from flows.queries.run_state import is_going
+from flows.queries.run_state import deciding_event, is_going
 from flows.queries.runs import steps_done
 from flows.queries.store_reader import StoreReader, recorded_run
 from flows.reporting.formats import console, grid, moment, say, seconds
@@ -31,7 +31,7 @@ def main(run: str = "", store: str = "", as_json: bool = False) -> int:
     """
     library = StoreReader.at(store or default_store(), most_bytes=None)
     names = [recorded_run(library.store, run)[0]] if run else library.store.runs.names()
-    last = {name: library.store.runs.events(name)[-1] for name in names}
+    last = {name: deciding_event(library.store.runs.events(name)) for name in names}
     at_work = [describe(library, name, event) for name, event in last.items() if is_going(event)]
     due = [] if run else next_runs()
     if as_json:

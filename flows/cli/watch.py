@@ -43,7 +43,7 @@ def follow(library: Any, run: str, plain: bool, wait: Callable[[float], str]) ->
     `wait` sleeps so many seconds, or until a key is pressed, and returns the key.
     """
     from flows.cli.launch import panel_for
-    from flows.queries.run_state import is_going, state_of
+    from flows.queries.run_state import deciding_event, is_going, state_of
     from flows.queries.store_reader import recorded_run
     from flows.queries.watched import Watched
     from flows.reporting.panel import is_terminal, printable
@@ -55,13 +55,13 @@ def follow(library: Any, run: str, plain: bool, wait: Callable[[float], str]) ->
         if keys:
             panel.note(f"{READ}: read the rollouts; Ctrl-C: leave, the run goes on")
         while True:
-            going = is_going(library.store.runs.events(run)[-1])
+            going = is_going(deciding_event(library.store.runs.events(run)))
             watched.show(panel)
             if not going:
                 break
             if wait(LOOK_SECONDS) == READ and keys:
                 return True
-    last = state_of(library.store.runs.events(run)[-1])
+    last = state_of(deciding_event(library.store.runs.events(run)))
     print(": ".join(filter(None, (f"run {run}", last["state"], printable(last["message"])))))
     for line in watched.summary():
         print(line)

@@ -18,7 +18,8 @@ EVALUATION = "stagecoach.evaluation.finished"
 GATE = "stagecoach.gate.waiting"
 REWARD = "stagecoach.reward.dropped"
 FINISHED = "stagecoach.run.finished"
-EVENTS = (POLICY, EVALUATION, GATE, REWARD, FINISHED)
+CACHED = "stagecoach.run.cached"
+EVENTS = (POLICY, EVALUATION, GATE, REWARD, FINISHED, CACHED)
 """Names of all events. Each has a `message` in its payload, and run and store."""
 MAKERS = ("policy_import", "training")
 """The stages whose work is a policy."""
@@ -112,6 +113,8 @@ class EventWatcher:
 
     def _send_end(self, facts: Mapping[str, Any]) -> None:
         self._send(FINISHED, facts["text"], {"ending": facts["ending"]})
+        if facts.get("num_computed") == 0:
+            self._send(CACHED, f"Cached: nothing was computed; {facts['text']}", {})
 
     def _send(self, event: str, message: str, about: Mapping[str, Any], what: str = "") -> None:
         from prefect.events import emit_event

@@ -153,13 +153,54 @@ def ends_kept() -> Iterator[list[Any]]:
         _ends.reset(token)
 
 
+CACHED = "Cached"
+"""Name of the state of a run that completed and computed nothing."""
+
+
 def _completion_state(outcome: Any) -> Any:
-    """Return the state of a flow that ends well, with what it came to in a line; outside of a flow run its values."""
+    """Return the state of a flow that ends well, with its results in a line; outside of a flow run its values."""
     if current_flow_run() is None or not isinstance(outcome, dict):
         return outcome
     from prefect.states import Completed
 
-    return Completed(message=outcome_message(outcome), data=outcome)
+    message = outcome_message(outcome)
+    if outcome.get("num_computed") != 0:
+        return Completed(message=message, data=outcome)
+    message = f"Cached: nothing was computed; {message}"
+    if _last_of_schedule_was_cached():
+        message += REPEATED
+        _run_log().warning("%s", message)
+    return Completed(name=CACHED, message=message, data=outcome)
+
+
+REPEATED = (
+    ". The run of this deployment before it computed nothing either: leave name and seed out to compute again, or set "
+    "continue_run to train a run further"
+)
+
+
+def _last_of_schedule_was_cached() -> bool:
+    """Return whether the flow run is of a schedule, and the run of its deployment before it computed nothing."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter
+    from prefect.client.schemas.sorting import FlowRunSort
+    from prefect.context import FlowRunContext
+
+    context = FlowRunContext.get()
+    record = context.flow_run if context else None
+    if record is None or not record.auto_scheduled:
+        return False
+    earlier = {
+        "deployment_id": {"any_": [str(record.deployment_id)]},
+        "state": {"type": {"any_": ["COMPLETED"]}},
+        "id": {"not_any_": [str(record.id)]},
+    }
+    with bookkeeping_only("whether its schedule trains"), get_client(sync_client=True) as client:
+        runs = client.read_flow_runs(
+            flow_run_filter=FlowRunFilter.model_validate(earlier), sort=FlowRunSort.END_TIME_DESC, limit=1
+        )
+        return any(run.state_name == CACHED for run in runs)
+    return False
 
 
 def _keep_end(end: Any) -> None:
@@ -167,11 +208,15 @@ def _keep_end(end: Any) -> None:
         ends.append(end)
 
 
-def _say(error: Exception) -> None:
-    """Write an error into the flow run's logs, in lines: a state's message is on one line there."""
+def _run_log() -> Any:
     from prefect.logging import get_run_logger
 
-    log = get_run_logger() if current_flow_run() else _log
+    return get_run_logger() if current_flow_run() else _log
+
+
+def _say(error: Exception) -> None:
+    """Write an error into the flow run's logs, in lines: a state's message is on one line there."""
+    log = _run_log()
     # An error of ours says in words what is wrong; another needs its traceback.
     ours = type(error).__module__.partition(".")[0] in PACKAGES
     log.error(error_text(error), exc_info=None if ours else error)

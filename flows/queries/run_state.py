@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from flows.queries.store_reader import StoreReader
-from flows.services.ownership import writer_alive
+from flows.services.ownership import live_processes, writer_alive
 from storage.records import LOST, STARTS, Event
 
 
@@ -17,6 +17,15 @@ def process_gone(event: Event) -> bool:
     if event.event not in STARTS or event.host != socket.gethostname():
         return False
     return not writer_alive(event)
+
+
+def deciding_event(events: Sequence[Event]) -> Event:
+    """Return the event that decides the state of a run, out of all of its events in order.
+
+    It is the last one, or the start of a process of this machine that still works while another one has ended.
+    """
+    working = [event for event in live_processes(events) if event.host == socket.gethostname()]
+    return events[-1] if events[-1].event in STARTS else max(working, key=lambda event: event.at, default=events[-1])
 
 
 GONE = "its process is gone"
@@ -47,7 +56,7 @@ def is_going(event: Event) -> bool:
 
 def any_going(library: StoreReader, *runs: str) -> bool:
     """Say whether any of some runs may still get further, as far as can be seen from here."""
-    return any(is_going(library.store.runs.events(run)[-1]) for run in runs)
+    return any(is_going(deciding_event(library.store.runs.events(run))) for run in runs)
 
 
 def count_lost_services(lost: Sequence[Event]) -> dict[str, int]:

@@ -12,7 +12,7 @@ from flows.queries.compare import compared_configs
 from flows.queries.metrics import written_metrics
 from flows.queries.notes import notes_of
 from flows.queries.row_lineage import policy_version
-from flows.queries.run_state import count_lost_services, is_going, seconds_at_work, state_of
+from flows.queries.run_state import count_lost_services, deciding_event, is_going, seconds_at_work, state_of
 from flows.queries.scores import held_out
 from flows.queries.step_history import RecordedStep
 from flows.queries.store_reader import StoreReader, flat
@@ -73,7 +73,7 @@ def _run(library: StoreReader, name: str, by_run: Mapping[str, Sequence[Recorded
         "run": name,
         "parent": parent_of(name, events[-1], steps, by_run),
         "kind": events[-1].kind,
-        **state_of(events[-1]),
+        **state_of(deciding_event(events)),
         "steps_done": steps_done(steps, config),
         "steps_planned": planned if isinstance(planned := config.get("steps"), int) else None,
         "rewards": rewards,
@@ -190,8 +190,8 @@ def overview(library: StoreReader, run: str, steps: list[RecordedStep]) -> dict[
     return {
         "run": run,
         "kind": config.kind,
-        **state_of(events[-1]),
-        "going": is_going(events[-1]),
+        **state_of(deciding := deciding_event(events)),
+        "going": is_going(deciding),
         "lost_services": count_lost_services(library.store.runs.lost_services(run)),
         "steps_done": steps_done(steps, events[-1].config),
         "steps_planned": config.steps,

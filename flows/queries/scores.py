@@ -80,6 +80,21 @@ def comparisons(found: Sequence[EvaluationScores]) -> list[dict[str, Any]]:
     return [row for own in by_set.values() if len(own) > 1 for row in compare_scores(own[0], own[-1])]
 
 
+def evaluated_runs(store: Store, run: str) -> list[str]:
+    """Return the names of the runs whose policies an evaluation has scored, sorted; empty for a run that trains."""
+    configs = [event.config for event in store.runs.events(run) if event.kind == "evaluate"]
+    policies = [config.get("evaluation", {}).get("policy", "") for config in configs]
+    return sorted({policy.partition(":")[0] for policy in policies if policy})
+
+
+def mixed_policies(store: Store, run: str) -> str:
+    """Return a line that names the runs whose policies an evaluation scored; empty where they are of one run."""
+    makers = evaluated_runs(store, run)
+    if len(makers) < 2:
+        return ""
+    return f"{run} scored policies of {len(makers)} runs ({', '.join(makers)}): differences are between runs"
+
+
 @dataclass(frozen=True)
 class RecordedEvaluation:
     """An evaluation that a run recorded: a policy on a set, in the rounds that errors were made again in."""

@@ -14,7 +14,6 @@ from typing import Any
 
 from configs.load import load
 from configs.run import RunConfig
-from configs.store import default_store
 from flows.runtime.versions import config_versions
 from storage.roots import check_links
 from storage.store import Store, open_store
@@ -240,15 +239,12 @@ def warm_weights(root: str, key: str) -> Path:
     return kept
 
 
-def weights_of(model: str, store: str, sft: Callable[..., Any]) -> str:
-    """Return the directory or hub id of the weights that `model` names; `demo` is made in the store where need be.
+def weights_of(root: str, sft: Callable[..., Any]) -> str:
+    """Return the directory of the weights of the demo's model, which is made in the store where need be.
 
-    That is a small model, warmed up on demonstrations by the flow `sft`: the first call in a store takes the minutes of
+    It is a small model, warmed up on demonstrations by the flow `sft`: the first call in a store takes the minutes of
     the warm-up, in a run of its own that `stagecoach demo` has too.
     """
-    if model != DEMO:
-        return model
-    root = store or default_store()
     opened = open_store(root)  # before anything else lies there: a store is made in an empty directory
     if not (key := _last_policy(opened)):
         build(sources := Sources(sources_directory(root)))
@@ -259,16 +255,16 @@ def weights_of(model: str, store: str, sft: Callable[..., Any]) -> str:
     return str(warm_weights(root, key))
 
 
-def demo_weights(config: RunConfig, sft: Callable[..., Any]) -> list[str]:
-    """Return the override that names the weights of the demo's model where `model.path` is `demo`; else none.
+def demo_weights(config: RunConfig, sft: Callable[..., Any]) -> str:
+    """Return the directory of the weights of the demo's model where `model.path` is `demo`; else nothing.
 
     The model is made where need be, see `weights_of`. Raises what a config is refused for that names an environment or
     a function that is not here: the warm-up takes minutes.
     """
     if config.model.path != DEMO or config.evaluation.policy or config.external:
-        return []
+        return ""
     config_versions(config.model_copy(update={"model": config.model.model_copy(update={"path": ""})}))
-    return [f"model.path={weights_of(DEMO, config.store, sft)}"]
+    return weights_of(config.store, sft)
 
 
 def _last_policy(store: Store) -> str:

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC
 from functools import partial
 from typing import Any, Self
 from uuid import UUID
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from configs.services import TrackingSection
+from configs.store import default_store
 from flows.orchestration.events import EventWatcher, spare_tags
 from flows.orchestration.server import bookkeeping_only, current_flow_run, run_tags
 from flows.orchestration.table_workers import table_workers
@@ -25,11 +27,12 @@ from flows.reporting.messages import step_message
 from flows.reporting.tracking import TrackingWatcher, open_sink
 from flows.runtime.loops import Planner, plan_work
 from flows.runtime.preflight import preflight
-from flows.runtime.prepare import prepare
+from flows.runtime.prepare import continued_run, prepare
 from flows.runtime.session import Session, Watcher, current_session, log_directory, open_session, record_run
+from storage.keys import content_key
 from storage.store import open_store
 
-ID_CHARACTERS = 8
+DIGEST_CHARACTERS = 8
 OF_A_PROCESS = ("run:", "store:", "process:")
 
 
@@ -61,8 +64,35 @@ def session_for(
     kind: str, files: Sequence[str], overrides: Sequence[str], **settings: Any
 ) -> AbstractContextManager[Session]:
     """Return a context with the session that is open around the flow, or a new one for files and overrides."""
-    settings["name"] = settings.get("name") or run_name(kind)
-    return session_of(partial(prepare, kind, files, overrides, **settings))
+    prepared = partial(prepare, kind, files, overrides, **settings)
+    return session_of(prepared if settings.get("name") else partial(_prepare_new, kind, prepared))
+
+
+def _prepare_new(kind: str, prepared: Callable[..., RunConfig]) -> RunConfig:
+    """Return the config of the run of this flow run alone. Raises ConfigError where another one has made its name."""
+    config = prepared(name=(name := run_name(kind)))
+    runs = open_store(config.store).runs
+    makers = {event.flow_run for event in runs.events(name)} if name in runs.names() else set()
+    if makers and current_flow_run() not in makers:
+        raise ConfigError(
+            [
+                f"name: run {name!r} of {config.store} was made by another flow run, {', '.join(map(str, makers))}. "
+                f"Nothing was started and nothing is lost: give this one a name, or that name to continue the run"
+            ]
+        )
+    return config
+
+
+def planned_steps(
+    kind: str, continue_run: str, steps: int | None, store: str, further: Mapping[str, Any]
+) -> tuple[str, int]:
+    """Return name and steps of the run that a flow continues by `steps`. Raises ConfigError, also where `further` are.
+
+    `further` are the flow's other parameters by name: a recorded run keeps its config.
+    """
+    if given := [name for name, value in further.items() if value]:
+        raise ConfigError([f"{name}: run {continue_run!r} keeps its recorded config; leave this out" for name in given])
+    return continued_run(open_store(store or default_store()), kind, continue_run, steps, current_flow_run())
 
 
 def instead(environment: str) -> list[str]:
@@ -95,9 +125,11 @@ def session_of(prepared: Callable[[], RunConfig], plan: Planner = plan_work) -> 
         opened.notify("prefect", url="")
         for text in notes:
             opened.notify("note", text=text)
-        with table_workers(config.prefect), record_run(opened):
+        with table_workers(config.prefect):
+            # Before the run's first event: a run that is cancelled while it waits for the GPU changes no run's state.
             opened.begin(missing)
-            yield opened
+            with record_run(opened):
+                yield opened
 
 
 @contextmanager
@@ -148,50 +180,44 @@ def flow_logger() -> Any:
 
 
 def run_name(kind: str) -> str:
-    """Return a name for a run that was given none: the same for every retry of a flow run; empty outside of one."""
-    flow_run = current_flow_run()
-    # From the flow run's id, which a retry keeps: it goes on instead of beginning anew.
-    return f"{kind}-{flow_run[:ID_CHARACTERS]}" if flow_run else ""
+    """Return a name for a run that has none: one name per flow run, also for its retries; empty outside of a flow run.
+
+    Kind, deployment and scheduled minute in UTC are for people. The digest is of the whole id: a scheduler makes the
+    flow runs of a batch with ids that begin alike.
+    """
+    flow_run_id = current_flow_run()
+    if flow_run_id is None:
+        return ""
+    from prefect.runtime import deployment, flow_run
+
+    deployed_as = re.sub(r"[^A-Za-z0-9._-]+", "-", deployment.name or kind)
+    minute = f"{flow_run.scheduled_start_time.astimezone(UTC):%Y%m%d-%H%M}"
+    digest = content_key(flow_run_id)[:DIGEST_CHARACTERS]
+    return "-".join(dict.fromkeys((kind, deployed_as, minute, digest)))
 
 
 def flow_run_name(kind: str, describe: Callable[[Mapping[str, Any]], str] = lambda parameters: "") -> Callable[[], str]:
-    """Return what names the flow runs of a kind: as somebody has typed, or after their run in the store.
+    """Return the function that names the flow runs of a kind after their run in the store.
 
-    `describe` names those that were given no name for their run, out of their parameters.
+    `describe` names those that were given no name for their run, out of their parameters. A person may have typed the
+    name of a flow run of a deployment that no schedule has made: such a name stays, and the run's name follows it.
     """
 
     def name() -> str:
+        from prefect.context import FlowRunContext
         from prefect.runtime import flow_run
 
-        if flow_run.name and not is_generated(flow_run.name):
-            return str(flow_run.name)
         parameters = flow_run.parameters or {}
-        if given := parameters.get("name"):
-            return given if str(given).startswith(f"{kind}-") else f"{kind}-{given}"
-        return describe(parameters) or run_name(kind)
+        requested = str(parameters.get("name") or parameters.get("continue_run") or "")
+        of_request = requested if not requested or requested.startswith(f"{kind}-") else f"{kind}-{requested}"
+        run = of_request or describe(parameters) or run_name(kind)
+        context = FlowRunContext.get()
+        record = context.flow_run if context else None
+        if record is None or not record.deployment_id or record.auto_scheduled:
+            return run
+        return flow_run.name if flow_run.name.endswith(run) else f"{flow_run.name} {run}"
 
     return name
-
-
-OF_THE_FORM = re.compile(
-    "(alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|tau|upsilon|phi|chi"
-    "|psi|omega)[0-9]*(-[a-z]+)+"
-)
-"""Names that the form of Prefect's pages fills in: a letter, perhaps a number, a place, perhaps a thing."""
-
-
-def is_generated(name: str) -> bool:
-    """Tell whether Prefect has made up the name of a flow run: its server out of words of a list, or its form.
-
-    The form begins each with a Greek letter, such as theta4-mixco; a person's `beta-test` is taken for one of these.
-    """
-    from coolname.data import config
-
-    if OF_THE_FORM.fullmatch(name):
-        return True
-    parts: Mapping[str, Any] = config
-    words = {word for each in parts.values() for word in each.get("words", ())}
-    return all(part in words for part in name.split("-"))
 
 
 def link(config: RunConfig) -> None:

@@ -21,6 +21,7 @@ from flows.queries.store_reader import flat, recorded_config
 from flows.runtime.versions import config_versions
 from flows.services.teachers import teacher_facts
 from storage.keys import canonical_json
+from storage.records import REMOVED
 from storage.store import Store, open_store
 from tasks.assignment.examples import DEMONSTRATIONS, read_rows
 from tasks.inference.engine.model_info import directory_digest, file_digest, model_directory
@@ -59,11 +60,22 @@ def assignments(settings: Mapping[str, Any]) -> list[str]:
     return [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()]
 
 
-def _prepare(kind: str, files: Sequence[str], overrides: Sequence[str], settings: Mapping[str, Any]) -> RunConfig:
+def requested_config(
+    kind: str, files: Sequence[str], overrides: Sequence[str], settings: Mapping[str, Any]
+) -> RunConfig:
+    """Return the checked config of a run that the store does not have yet, not resolved. Raises ConfigError."""
+    return load(files or DEFAULT_FILES[kind], _later_layers(kind, overrides, settings))
+
+
+def _later_layers(kind: str, overrides: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
     # An empty setting of a form or a command line means: as the files say.
     given = {name: value for name, value in settings.items() if value not in (None, "")} | {"kind": kind}
-    later = [*overrides, *assignments(given)]
-    requested = load(files or DEFAULT_FILES[kind], later)
+    return [*overrides, *assignments(given)]
+
+
+def _prepare(kind: str, files: Sequence[str], overrides: Sequence[str], settings: Mapping[str, Any]) -> RunConfig:
+    later = _later_layers(kind, overrides, settings)
+    requested = requested_config(kind, files, overrides, settings)
     store = open_store(requested.store)
     if kind == "evaluate" and not files and (maker := _maker(store, requested.evaluation.policy)):
         # As the policy was trained: its environments, its renderer, its own held-out examples.
@@ -74,6 +86,7 @@ def _prepare(kind: str, files: Sequence[str], overrides: Sequence[str], settings
     # Presets of today may differ from those it began with: without files the record is the base.
     if recorded is not None and not files:
         requested = load((), later, base=recorded.model_dump(mode="json"))
+        _require_same_maker(recorded, requested)
     requested = _with_stored_weights(store, requested)
     require_files(requested)
     if requested.seed is None and recorded is not None:
@@ -109,6 +122,18 @@ def _maker(store: Store, policy: str) -> RunConfig | None:
         return None
     places = ["engine", "training", *(f"environments.{number}" for number in range(len(config.environments)))]
     return with_versions(reopen_versions(config, REPLAYABLE), {f"{place}.version": "" for place in places})
+
+
+def _require_same_maker(recorded: RunConfig, requested: RunConfig) -> None:
+    """Refuse policies of another run in an evaluation: they would be scored under the config of the first one's run."""
+    before, now = (config.evaluation.policy.partition(":")[0] for config in (recorded, requested))
+    if before != now:
+        raise ConfigError(
+            [
+                f"evaluation.policy: run {recorded.name!r} scores policies of {before or 'no run'!r} under that run's "
+                f"config, {now or 'no run'!r} is requested. Nothing was changed: give this evaluation another name"
+            ]
+        )
 
 
 def _require_own_rollouts(store: Store, name: str) -> None:
@@ -239,6 +264,28 @@ def with_weights(store: Store, config: RunConfig, policy_key: str) -> RunConfig:
     adapter = made.section.get("training", {}).get("lora") if made else None
     lora = LoraConfig(**adapter) if adapter else config.training.lora
     return config.model_copy(update={"model": model, "training": config.training.model_copy(update={"lora": lora})})
+
+
+LATEST = "latest"
+"""The name of the newest policy, or the newest run of a kind."""
+
+
+def continued_run(store: Store, kind: str, name: str, more_steps: int | None, flow_run: str | None) -> tuple[str, int]:
+    """Return the name of a recorded run and the steps that it shall have: `more_steps` beyond those planned so far.
+
+    A retry of the flow run that has planned them already gets the same number. Raises ConfigError where the store has
+    no such run, `latest` for the newest of the kind, or `more_steps` is not positive.
+    """
+    runs = store.runs
+    of_kind = [run for run in runs.names() if runs.events(run)[-1].kind == kind and runs.last_event(run) != REMOVED]
+    run = of_kind[-1] if name == LATEST and of_kind else name
+    if run not in of_kind:
+        known = f"the last runs of this kind are: {', '.join(of_kind[-5:]) or 'none'}"
+        raise ConfigError([f"continue_run: {store.root.address} has no run {name!r} of kind {kind}; {known}"])
+    if not more_steps or more_steps < 1:
+        raise ConfigError([f"steps: {more_steps} is requested; with continue_run it is the number of further steps"])
+    planned = [event.config["steps"] for event in runs.events(run) if flow_run and event.flow_run == flow_run]
+    return run, planned[-1] if planned else runs.config(run)["steps"] + more_steps
 
 
 def newest_policy(store: Store) -> str:

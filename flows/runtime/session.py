@@ -300,7 +300,8 @@ def record_run(session: Session) -> Iterator[None]:
         session.notify("end", ending=event, text=f"run {session.context.run} {event}: {message}")
         raise
     session.record("finished")
-    session.notify("end", ending="finished", text=f"run {session.context.run} finished: {session.counts}")
+    text = f"run {session.context.run} finished: {session.counts}"
+    session.notify("end", ending="finished", text=text, num_computed=session.num_computed)
 
 
 def resume_command(config: RunConfig) -> str:

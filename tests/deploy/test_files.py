@@ -33,7 +33,15 @@ DEPLOYMENTS = [each for each in EVERY if each not in SERVICES]
 
 
 def test_every_flow_has_a_deployment() -> None:
-    assert [each["name"] for each in DEPLOYMENTS] == ["demo", "train", "sft", "evaluate", "replay", "maintain"]
+    assert [each["name"] for each in DEPLOYMENTS] == [
+        "demo",
+        "train",
+        "continue",
+        "sft",
+        "evaluate",
+        "replay",
+        "maintain",
+    ]
 
 
 def test_services_have_a_pool_for_each_kind_and_are_those_that_runs_ask_for() -> None:
@@ -52,12 +60,12 @@ def test_entry_point_and_parameters(deployment: dict[str, Any]) -> None:
     module, _, name = deployment["entrypoint"].partition(":")
     flow = getattr(import_module(module), name)
     assert flow.name == name
-    assert deployment["name"] in (name, "demo")
+    assert deployment["name"] in (name, "demo", "continue")
     taken = inspect.signature(flow.fn).parameters
     assert deployment["parameters"].keys() <= taken.keys()
     assert "advanced" in taken
-    # An evaluation goes by the config of the run that made its policy.
-    presets = [] if name == "evaluate" else DEFAULT_FILES.get(name, [])
+    # An evaluation has the config of the run that made its policy, a continued run its own.
+    presets = [] if name == "evaluate" or "continue_run" in deployment["parameters"] else DEFAULT_FILES.get(name, [])
     assert deployment["parameters"].get("presets", []) == presets
     assert deployment["work_pool"]["name"] == "stagecoach"
     assert {"stagecoach", name} <= set(deployment["tags"])

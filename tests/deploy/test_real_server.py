@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +23,15 @@ from tests.fixtures.serving import Serving, serving
 from tests.fixtures.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
-DEPLOYMENTS = {"train/demo", "train/train", "sft/sft", "evaluate/evaluate", "replay/replay", "maintain/maintain"}
+DEPLOYMENTS = {
+    "train/demo",
+    "train/train",
+    "train/continue",
+    "sft/sft",
+    "evaluate/evaluate",
+    "replay/replay",
+    "maintain/maintain",
+}
 DEPLOYMENTS |= {"serve/engine", "serve/environment", "serve/learner"}
 
 
@@ -98,7 +107,8 @@ def test_a_run_of_two_steps_links_to_its_run_and_back(served: Serving) -> None:
     flow_run = sft(served, steps=2)
     assert served.ended(flow_run)[0] == "COMPLETED"
     linked = tags(served, flow_run)
-    assert (linked["run"], linked["store"]) == (f"sft-{flow_run[:8]}", str(served.store))
+    assert linked["store"] == str(served.store)
+    assert re.fullmatch(r"sft-[0-9]{8}-[0-9]{4}-[0-9a-f]{8}", linked["run"])
     assert events(served, linked["run"]) == [("started", flow_run), ("finished", flow_run)]
     assert sorted(trained(served, linked["run"])) == [0, 1]
     artifacts = served.ask("/artifacts/filter", artifacts={"flow_run_id": {"any_": [flow_run]}})
@@ -146,7 +156,7 @@ def test_a_notification_block_is_told_of_the_end_of_a_run(
     assert done.returncode == 0, done.stderr
     deployed = served.stagecoach("deploy", "--store", str(served.store), "--notify", "custom-webhook/ops")
     assert deployed.returncode == 0, deployed.stdout + deployed.stderr
-    assert deployed.stdout.count("automation 'stagecoach: notify of stagecoach.") == 4
+    assert deployed.stdout.count("automation 'stagecoach: notify of stagecoach.") == 5
     flow_run = sft(served, name="told", steps=1)
     assert served.ended(flow_run)[0] == "COMPLETED"
     until(
@@ -187,7 +197,8 @@ def test_a_schedule_fires(served: Serving, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.nightly
 def test_cancelled_retried_and_killed_it_goes_on_where_it_stopped(served: Serving) -> None:
     flow_run = sft(served, steps=4000)
-    run = f"sft-{flow_run[:8]}"
+    until(lambda: "run" in tags(served, flow_run), served.log)
+    run = tags(served, flow_run)["run"]
     until(lambda: run in store(served).runs.names() and len(trained(served, run)) > 1, served.log)
     owner = served.owner(flow_run)
     assert owned_processes(owner)

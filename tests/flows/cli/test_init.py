@@ -179,13 +179,11 @@ def demo_config(*overrides: str) -> Any:
 
 
 def test_the_model_demo_is_made_before_a_run_and_other_models_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, str]] = []
-    monkeypatch.setattr(
-        demo_sources, "weights_of", lambda model, store, sft: asked.append((model, store)) or "/weights"
-    )
-    assert demo_weights(load(["demo"], ["model.path=elsewhere"]), print) == []
-    assert demo_weights(demo_config("kind=evaluate", "evaluation.policy=first"), print) == [] and asked == []
-    assert demo_weights(demo_config("store=there"), print) == ["model.path=/weights"] and asked == [(DEMO, "there")]
+    asked: list[str] = []
+    monkeypatch.setattr(demo_sources, "weights_of", lambda root, sft: asked.append(root) or "/weights")
+    assert demo_weights(load(["demo"], ["model.path=elsewhere"]), print) == ""
+    assert demo_weights(demo_config("kind=evaluate", "evaluation.policy=first"), print) == "" and asked == []
+    assert demo_weights(demo_config("store=there"), print) == "/weights" and asked == ["there"]
 
 
 def test_the_command_line_warms_the_model_up_as_flows_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

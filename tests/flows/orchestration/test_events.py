@@ -56,3 +56,14 @@ def test_an_event_that_cannot_be_sent_is_a_line_in_the_log(
     monkeypatch.setattr(events, "current_flow_run", lambda: "its id")
     EventWatcher("a", "store")("end", {"ending": "finished", "text": "run a finished"})
     assert "stagecoach.run.finished was not sent to Prefect: RuntimeError: no thread" in caplog.text
+
+
+@pytest.mark.parametrize(("num_computed", "sent"), [(0, ["finished", "cached"]), (3, ["finished"])])
+def test_a_run_that_computed_nothing_is_an_event(
+    monkeypatch: pytest.MonkeyPatch, num_computed: int, sent: list[str]
+) -> None:
+    names: list[str] = []
+    monkeypatch.setattr("prefect.events.emit_event", lambda event, **named: names.append(event.rpartition(".")[2]))
+    monkeypatch.setattr(events, "current_flow_run", lambda: "its id")
+    EventWatcher("a", "store")("end", {"ending": "finished", "text": "run a", "num_computed": num_computed})
+    assert names == sent

@@ -425,6 +425,27 @@ def test_a_wait_for_the_slot_names_the_runs_at_work(monkeypatch: pytest.MonkeyPa
     assert shown == ["waiting for a slot of stagecoach-gpu, held by train-other", ""]
 
 
+@pytest.mark.parametrize(("before", "warns"), [(None, False), ("Completed", False), ("Cached", True)])
+def test_a_run_that_computed_nothing_says_so_and_a_schedule_that_repeats_it_warns(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, before: str | None, warns: bool
+) -> None:
+    earlier = [SimpleNamespace(state_name=before)] if before else []
+    client = nullcontext(SimpleNamespace(read_flow_runs=lambda flow_run_filter, sort, limit: earlier))
+    monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: client)
+    mine = SimpleNamespace(id=uuid4(), deployment_id=uuid4(), auto_scheduled=True)
+    monkeypatch.setattr("prefect.context.FlowRunContext.get", lambda: SimpleNamespace(flow_run=mine))
+    monkeypatch.setattr(states, "current_flow_run", lambda: str(mine.id))
+    monkeypatch.setattr(states, "_run_log", lambda: logging.getLogger("stagecoach"))
+    outcome = {"run": "a", "steps": [], "num_computed": 0, "num_found": 7}
+    flow: Callable[[], Any] = reports_its_end(lambda: outcome)
+    state = flow()
+    assert (state.type.value, state.name) == ("COMPLETED", "Cached")
+    assert state.message.startswith("Cached: nothing was computed; 0 computed, 7 cached")
+    assert ("set continue_run" in state.message) is warns is ("set continue_run" in caplog.text)
+    outcome["num_computed"] = 1
+    assert flow().name == "Completed"
+
+
 def test_a_mistake_is_logged_once_and_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
     """Prefect's engine logs what a flow raised once more, with a traceback."""
     prefects, mistake = logging.getLogger("prefect.flow_runs"), ConfigError("no such key")

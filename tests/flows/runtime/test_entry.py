@@ -1,41 +1,99 @@
 """What flow runs are called: as somebody has typed, or so that they can be told apart."""
 
 import logging
+import re
+from datetime import datetime, timedelta, timezone
+from importlib import import_module
+from inspect import Parameter, signature
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prefect._internal.uuid7 import uuid7
 
+from configs.errors import ConfigError
+from configs.run import RunConfig
 from flows.maintain import describe_maintenance
-from flows.replay import NAME_CHARACTERS, describe_replay
-from flows.runtime import entry
-from flows.runtime.entry import flow_run_name, is_generated
+from flows.orchestration import deployments
+from flows.orchestration.states import RunCancelled
+from flows.replay import NAME_CHARACTERS, describe_replay, replay
+from flows.runtime import demo_sources, entry
+from flows.runtime.entry import flow_run_name, run_name
+from flows.runtime.session import Session
+from flows.train import train
+from storage.store import open_store
+
+
+def within(
+    monkeypatch: pytest.MonkeyPatch,
+    flow_run_id: str,
+    name: str = "cunning-falcon",
+    parameters: Any = None,
+    **record: Any,
+) -> None:
+    """Let the code under test believe that it is called in a flow run of the deployment `nightly`."""
+    at = datetime(2026, 11, 29, 3, 0, tzinfo=timezone(timedelta(hours=2)))
+    runtime = SimpleNamespace(name=name, parameters=parameters, scheduled_start_time=at)
+    monkeypatch.setattr("prefect.runtime.flow_run", runtime)
+    monkeypatch.setattr("prefect.runtime.deployment", SimpleNamespace(name="nightly"))
+    monkeypatch.setattr(entry, "current_flow_run", lambda: flow_run_id)
+    context = SimpleNamespace(flow_run=SimpleNamespace(**{"deployment_id": "d", "auto_scheduled": False} | record))
+    monkeypatch.setattr("prefect.context.FlowRunContext.get", lambda: context)
+
+
+def test_flow_runs_of_one_batch_of_a_schedule_have_runs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [str(uuid7(ms=1795921200000 + number)) for number in range(60)]
+    assert len({each[:8] for each in ids}) == 1
+    names = []
+    for each in (*ids, ids[0]):
+        within(monkeypatch, each)
+        names.append(run_name("train"))
+    assert len(set(names)) == 60 and names[0] == names[-1], "a retry has the name of its first attempt"
+    assert re.fullmatch(r"train-nightly-20261129-0100-[0-9a-f]{8}", names[0])
+
+
+def test_a_run_of_another_flow_run_is_not_taken_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    within(monkeypatch, "mine")
+    config = RunConfig(name=run_name("train"), store=str(tmp_path / "store"))
+    runs = open_store(config.store).runs
+    assert entry._prepare_new("train", lambda name: config) is config
+    runs.record(run=config.name, event="started", kind="train", config=config.model_dump(mode="json"), flow_run="other")
+    with pytest.raises(ConfigError, match=f"{config.name}.* was made by another flow run, other"):
+        entry._prepare_new("train", lambda name: config)
+    runs.record(run=config.name, event="resumed", flow_run="mine")
+    assert entry._prepare_new("train", lambda name: config) is config
 
 
 @pytest.mark.parametrize(
-    ("name", "generated"),
+    ("typed", "parameters", "record", "name"),
     [
-        *((name, True) for name in ("cunning-falcon", "theta4-mixco", "rho-comae-berenices-void")),
-        *((name, False) for name in ("my-run", "train-1a2b3c4d", "ablation", "alpha", "alphabet-sort", "pi4-5")),
+        ("cunning-falcon", {"name": "demo"}, {"auto_scheduled": True}, "train-demo"),
+        ("cunning-falcon", {"name": "demo"}, {"deployment_id": None}, "train-demo"),
+        ("blue-falcon", {"name": "demo"}, {}, "blue-falcon train-demo"),
+        ("blue-falcon train-demo", {"name": "demo"}, {}, "blue-falcon train-demo"),
+        ("higher rate", {"name": "train-demo"}, {}, "higher rate train-demo"),
+        ("higher rate", {"continue_run": "demo"}, {}, "higher rate train-demo"),
     ],
 )
-def test_a_name_of_prefects_own_is_known(name: str, generated: bool) -> None:
-    assert is_generated(name) is generated
-
-
-@pytest.mark.parametrize(
-    ("typed", "parameters", "name"),
-    [
-        ("cunning-falcon", {}, "train-1a2b3c4d"),
-        ("cunning-falcon", {"name": "demo"}, "train-demo"),
-        ("cunning-falcon", {"name": "train-demo"}, "train-demo"),
-        ("higher rate", {"name": "demo"}, "higher rate"),
-    ],
-)
-def test_a_typed_name_stays(monkeypatch: pytest.MonkeyPatch, typed: str, parameters: dict[str, Any], name: str) -> None:
-    monkeypatch.setattr("prefect.runtime.flow_run", SimpleNamespace(name=typed, parameters=parameters))
-    monkeypatch.setattr(entry, "current_flow_run", lambda: "1a2b3c4d-and-more")
+def test_a_typed_name_stays(
+    monkeypatch: pytest.MonkeyPatch, typed: str, parameters: dict[str, Any], record: dict[str, Any], name: str
+) -> None:
+    within(monkeypatch, "id", typed, parameters, **record)
     assert flow_run_name("train")() == name
+
+
+@pytest.mark.parametrize("described", deployments.read(deployments.FILE), ids=lambda each: each["name"])
+def test_every_deployment_has_a_name_for_its_required_parameters_alone(
+    monkeypatch: pytest.MonkeyPatch, described: Any
+) -> None:
+    """As Prefect calls it: what is left out is there, with its default."""
+    module, _, name = described["entrypoint"].partition(":")
+    flow = getattr(import_module(module), name)
+    parameters = {each.name: each.default for each in signature(flow.fn).parameters.values()}
+    given = {each: "one" for each in parameters if parameters[each] is Parameter.empty}
+    within(monkeypatch, "id", parameters={**parameters, **described["parameters"], **given}, auto_scheduled=True)
+    assert flow.flow_run_name is None or flow.flow_run_name().startswith(f"{flow.name}-")
 
 
 def test_replays_and_maintenance_are_told_apart() -> None:
@@ -57,3 +115,48 @@ def test_what_services_write_goes_to_the_logs_of_the_flow_run(
     with caplog.at_level("INFO", "flow run"):
         watcher("service_lines", {"service": "engine", "lines": ["loading 100%", "ready"]})
     assert caplog.messages == ["[engine] loading 100%", "[engine] ready"]
+
+
+def test_a_run_that_is_cancelled_while_it_waits_for_the_gpu_writes_no_event(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another flow run may train the run of the same name meanwhile, and its state is of that one."""
+    config = RunConfig(name="a", store=str(tmp_path / "store"))
+    store = open_store(config.store)
+    store.runs.record(run="a", event="started", kind="train", config=config.model_dump(mode="json"), flow_run="first")
+
+    def cancelled(*_: object) -> None:
+        raise RunCancelled("cancelled while it waited for a GPU slot")
+
+    monkeypatch.setattr(Session, "begin", cancelled)
+    monkeypatch.setattr(entry, "preflight", lambda *_: None)
+    with pytest.raises(RunCancelled), entry.session_of(lambda: config, lambda *_: []):
+        pass
+    assert [event.event for event in store.runs.events("a")] == ["started"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"steps": 0}, "steps"),
+        ({"name": "a b/c"}, "a b/c"),
+        ({"overrides": ["training.lerning_rate=1"]}, "lerning_rate"),
+        ({"continue_run": "a", "steps": 1}, "presets: run 'a' keeps its recorded config"),
+        ({"continue_run": "a", "presets": [], "model": ""}, "has no run 'a' of kind train"),
+    ],
+)
+def test_a_wrong_setting_is_refused_before_the_demo_s_model_is_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wrong: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr(demo_sources, "build", pytest.fail)
+    parameters: dict[str, Any] = {"presets": ["demo"], "model": "demo", "advanced": {"store": str(tmp_path / "store")}}
+    state = train.fn(**{**parameters, **wrong})
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        state.result()
+
+
+def test_a_replay_of_an_unknown_run_is_refused_in_words(tmp_path: Path) -> None:
+    open_store(tmp_path / "store")
+    state = replay.fn(run="one", overrides=None, advanced={"store": str(tmp_path / "store")})
+    with pytest.raises(ValueError, match="there is no run 'one'"):
+        state.result()

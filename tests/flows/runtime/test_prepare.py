@@ -11,7 +11,7 @@ from configs.errors import ConfigError
 from configs.resolve import with_versions
 from configs.run import RunConfig
 from flows.runtime import prepare as preparation
-from flows.runtime.prepare import prepare
+from flows.runtime.prepare import continued_run, prepare
 from storage.store import open_store
 from tasks.inference.engine.model_info import directory_digest
 from tasks.runtime.execute import perform
@@ -146,3 +146,31 @@ def test_a_policy_is_evaluated_under_the_config_of_the_run_that_made_it(
     assert config.name.startswith("evaluate-") and config.environments[0].name == maker.environments[0].name
     assert config.engine.version == maker.engine.version, "what is installed here samples"
     assert prepare("evaluate", ["demo"], [f"model.path={model}"], **settings).rollout.max_tokens != 77
+
+
+def test_an_evaluation_takes_policies_of_one_run_alone(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "other"):
+        record(prepared(tmp_path, f"model.path={model}", f"rollout.max_tokens={7 * len(name)}", "seed=5", name=name))
+    monkeypatch.setattr(preparation, "_with_stored_weights", lambda store, config: config)
+    settings = {"store": str(tmp_path / "store"), "name": "scores"}
+    record(prepare("evaluate", [], [f"model.path={model}"], **settings, **{"evaluation.policy": "one:3"}))
+    assert prepare("evaluate", [], [], **settings, **{"evaluation.policy": "one:4"}).rollout.max_tokens == 21
+    with pytest.raises(ConfigError, match="scores policies of 'one' under that run's config, 'other' is requested"):
+        prepare("evaluate", [], [], **settings, **{"evaluation.policy": "other:3"})
+
+
+def test_a_run_is_continued_by_further_steps_and_a_retry_plans_none_twice(tmp_path: Path, model: Path) -> None:
+    first = prepared(tmp_path, f"model.path={model}", "steps=4", name="a")
+    record(first)
+    store = open_store(first.store)
+    assert continued_run(store, "train", "a", 3, "f") == continued_run(store, "train", "latest", 3, "f") == ("a", 7)
+    planned = first.model_copy(update={"steps": 7}).model_dump(mode="json")
+    store.runs.record(run="a", event="resumed", config=planned, flow_run="f")
+    assert continued_run(store, "train", "a", 3, "f") == ("a", 7)
+    assert continued_run(store, "train", "a", 3, "g") == ("a", 10)
+    with pytest.raises(ConfigError, match="has no run 'a' of kind sft"):
+        continued_run(store, "sft", "a", 3, "f")
+    with pytest.raises(ConfigError, match="steps: None is requested"):
+        continued_run(store, "train", "a", None, "g")

@@ -10,7 +10,7 @@ import pytest
 
 from flows.cli import run_summary as show
 from flows.queries.request import BadQuestion, PageRequest
-from flows.queries.run_state import GONE, is_going, seconds_at_work, state_of
+from flows.queries.run_state import GONE, deciding_event, is_going, seconds_at_work, state_of
 from flows.queries.runs import RUNS, parent_of, runs
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
@@ -152,6 +152,16 @@ def test_a_state_in_a_word(last: Event, state: str, look: str) -> None:
     told = state_of(last)
     assert (told["state"], told["look"]) == (state, look)
     assert is_going(last) == (state == "going")
+
+
+def test_the_end_of_a_second_process_does_not_end_a_run_that_another_process_trains() -> None:
+    here, now = socket.gethostname(), datetime.now(UTC)
+    first = event("started", host=here, pid=os.getpid(), at=now)
+    second = [event(name, 1, pid=7) for name in ("resumed", "cancelled")]
+    assert deciding_event([first, *second]) is first
+    assert deciding_event([event("started", host=here, pid=2**22 + 1), *second]) is second[-1], "its process is gone"
+    assert deciding_event([event("started"), *second]) is second[-1], "it cannot be seen from here"
+    assert deciding_event([first, event("finished", 2, host=here, pid=os.getpid())]).event == "finished"
 
 
 def test_the_list_says_that_it_is_live_only_while_a_run_is_going(forked: StoreReader, tmp_path: Path) -> None:
