@@ -5,8 +5,8 @@ Each line has a condition (`flows.queries.conditions`) that finds its rollouts i
 
 import math
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 import polars as pl
@@ -16,13 +16,18 @@ from flows.queries.request import NotThere
 from flows.queries.rollout_search import run_rollouts
 from flows.queries.store_reader import StoreReader
 
-COLUMNS = ("step", "key", "trace_id", "for_training", "policy_version", "reward", "length", "is_truncated", "reply")
+COLUMNS = (
+    *("step", "key", "trace_id", "for_training", "policy_version", "reward", "length", "is_truncated", "reply"),
+    *("environment", "example_id"),
+)
 MOST_REPLIES, MOST_CHARACTERS = 1000, 8000
 """Replies of a policy that are looked at for phrases, the first ones, and characters of each."""
 LONGEST_PHRASE, MOST_PHRASES = 5, 15
 """Words of a phrase, and phrases of each kind that are returned."""
 SURE = 3.0
 """Standard errors by which two shares have to differ: a smaller difference may be chance."""
+LEAST_EXAMPLES = 3
+"""Examples in whose replies a phrase has to be: rollouts of one example are not independent of each other."""
 FORMATS = {
     "tags": r"</?[A-Za-z][^<>\n]{0,40}>",
     "empty tags": r"<([A-Za-z]\w*)></",
@@ -49,8 +54,8 @@ def policy_changes(library: StoreReader, run: str, a: int, b: int) -> dict[str, 
     """Return what changed from policy `a` to policy `b` of a run, in rollouts for training.
 
     `counts`: rollouts of each; `measures`: name, a, b, is_share and condition; `gained` and `lost`: phrase, how many
-    replies of a and of b hold it, their shares, and condition, what differs most first. Raises NotThere for a version
-    that sampled nothing.
+    replies of a and of b hold it (a, b), of how many examples (examples_a, examples_b), their shares, and condition,
+    what differs most first. Raises NotThere for a version that sampled nothing.
     """
     named = run_rollouts(library, run, ("key", "for_training", "policy_version"))
     keys = named.filter(pl.col("for_training") & pl.col("policy_version").is_in([a, b]))["key"]
@@ -66,9 +71,14 @@ def policy_changes(library: StoreReader, run: str, a: int, b: int) -> dict[str, 
     return {"counts": counts, "measures": _measures(own[0], own[1], b), "gained": gained, "lost": lost}
 
 
-def _replies(rows: pl.DataFrame) -> list[str]:
-    replies = rows["reply"].drop_nulls().head(MOST_REPLIES).str.head(MOST_CHARACTERS)
-    return [each.lower() for each in replies.to_list()]
+Replies = Sequence[tuple[tuple[str, str], str]]
+"""Environment and id of an example, and a reply to it."""
+
+
+def _replies(rows: pl.DataFrame) -> Replies:
+    replies = rows.drop_nulls("reply").head(MOST_REPLIES)
+    columns = (replies[name].to_list() for name in ("environment", "example_id", "reply"))
+    return [((name, example), text[:MOST_CHARACTERS].lower()) for name, example, text in zip(*columns, strict=True)]
 
 
 def _measures(first: pl.DataFrame, second: pl.DataFrame, version: int) -> list[dict[str, Any]]:
@@ -103,10 +113,10 @@ def _measures(first: pl.DataFrame, second: pl.DataFrame, version: int) -> list[d
     return [each for each in found if each["name"] not in FORMATS or each["a"] or each["b"]]
 
 
-def _repetition(replies: Sequence[str]) -> float | None:
+def _repetition(replies: Replies) -> float | None:
     """Return the share of phrases of three words that a reply had before, averaged over replies with any."""
     shares = []
-    for text in replies:
+    for _, text in replies:
         phrases = [text[begin:end] for begin, end in _spans(text, 3, 3)]
         if phrases:
             shares.append(1 - len(set(phrases)) / len(phrases))
@@ -121,23 +131,30 @@ def _spans(text: str, least: int, most: int) -> Iterator[tuple[int, int]]:
             yield words[at][0], words[at + length - 1][1]
 
 
-def _held_phrases(replies: Sequence[str]) -> Counter[str]:
-    """Return in how many replies each phrase is; phrases on one line, as they are written."""
-    found: Counter[str] = Counter()
-    for text in replies:
-        phrases = {text[begin:end] for begin, end in _spans(text, 1, LONGEST_PHRASE)}
-        found.update(each for each in phrases if "\n" not in each and not _AT_ENDS.search(each))
-    return found
+def _phrases_of(text: str) -> set[str]:
+    """Return the phrases of a reply, those on one line, as they are written."""
+    phrases = {text[begin:end] for begin, end in _spans(text, 1, LONGEST_PHRASE)}
+    return {phrase for phrase in phrases if "\n" not in phrase and not _AT_ENDS.search(phrase)}
 
 
-def _phrases(first: Sequence[str], second: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _phrases(first: Replies, second: Replies) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the phrases whose share of replies grew, and those whose share fell, the surest first."""
-    counts, sizes = (_held_phrases(first), _held_phrases(second)), (len(first), len(second))
+    counts = [Counter(phrase for _, text in own for phrase in _phrases_of(text)) for own in (first, second)]
+    sizes = len(first), len(second)
+    # Errors of independent replies are the least that there are: most phrases need no count by example.
+    candidates = {
+        phrase
+        for phrase in counts[0].keys() | counts[1].keys()
+        if abs(_difference(counts, sizes, phrase)) >= SURE * _independent_error(counts, sizes, phrase)
+    }
+    by_example = [_counts_by_example(own, candidates) for own in (first, second)]
+    num_replies = [Counter(example for example, _ in own) for own in (first, second)]
     scored = []
-    for phrase in counts[0].keys() | counts[1].keys():
-        held = counts[0][phrase], counts[1][phrase]
-        score = _standard_errors(held, sizes)
-        if abs(score) >= SURE:
+    for phrase in candidates:
+        held = by_example[0].get(phrase, Counter()), by_example[1].get(phrase, Counter())
+        error = max(_independent_error(counts, sizes, phrase), _clustered_error(held, num_replies))
+        score = _difference(counts, sizes, phrase) / error
+        if abs(score) >= SURE and len(held[score > 0]) >= LEAST_EXAMPLES:
             scored.append((score, phrase, held))
     # Of those that are equally sure the longest comes first: it says more.
     scored.sort(key=lambda each: (-abs(each[0]), -len(each[1]), each[1]))
@@ -145,31 +162,54 @@ def _phrases(first: Sequence[str], second: Sequence[str]) -> tuple[list[dict[str
     return _phrase_lines(grown, sizes), _phrase_lines(fallen, sizes)
 
 
-def _standard_errors(held: tuple[int, int], sizes: tuple[int, int]) -> float:
-    """Return by how many standard errors the second share is above the first, as if both were one."""
-    if not all(sizes):
-        return 0.0
-    shares = held[0] / sizes[0], held[1] / sizes[1]
-    both = (sum(held) + 1) / (sum(sizes) + 2)
-    return (shares[1] - shares[0]) / math.sqrt(both * (1 - both) * (1 / sizes[0] + 1 / sizes[1]))
+Counts = Sequence[Counter[Any]]
+"""A count of each policy."""
 
 
-def _phrase_lines(scored: Sequence[tuple[float, str, tuple[int, int]]], sizes: tuple[int, int]) -> list[dict[str, Any]]:
+def _counts_by_example(replies: Replies, phrases: Set[str]) -> dict[str, Counter[Any]]:
+    counts: dict[str, Counter[Any]] = {}
+    for example, text in replies:
+        for phrase in _phrases_of(text) & phrases:
+            counts.setdefault(phrase, Counter())[example] += 1
+    return counts
+
+
+def _difference(counts: Counts, sizes: tuple[int, int], phrase: str) -> float:
+    return counts[1][phrase] / sizes[1] - counts[0][phrase] / sizes[0] if all(sizes) else 0.0
+
+
+def _independent_error(counts: Counts, sizes: tuple[int, int], phrase: str) -> float:
+    """Return the standard error of the difference of two shares, as if both were one and replies independent."""
+    both = (counts[0][phrase] + counts[1][phrase] + 1) / (sum(sizes) + 2)
+    return math.sqrt(both * (1 - both) * sum(1 / size for size in sizes if size))
+
+
+def _clustered_error(held: Counts, num_replies: Counts) -> float:
+    """Return the standard error of the difference of two shares whose replies are alike within an example.
+
+    `held` and `num_replies` are counts by example, of both policies. Source: the cluster-robust variance of a
+    difference of ratios (Liang and Zeger 1986), with m / (m - 1) for m examples.
+    """
+    deviations = defaultdict[Any, float](float)
+    for sign, own, replies in zip((-1, 1), held, num_replies, strict=True):
+        share = own.total() / replies.total()
+        for example, count in replies.items():
+            deviations[example] += sign * (own[example] - share * count) / replies.total()
+    num_examples = len(deviations)
+    variance = math.fsum(value * value for value in deviations.values())
+    return math.sqrt(variance * num_examples / max(1, num_examples - 1))
+
+
+def _phrase_lines(scored: Sequence[tuple[float, str, Counts]], sizes: tuple[int, int]) -> list[dict[str, Any]]:
     """Return the first phrases, without those that stand within an earlier one, or around it."""
-    found: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     for _, phrase, held in scored:
-        if any(phrase in each["phrase"] or each["phrase"] in phrase for each in found):
+        if any(phrase in line["phrase"] or line["phrase"] in phrase for line in lines):
             continue
-        found.append(
-            {
-                "phrase": phrase,
-                "a": held[0],
-                "b": held[1],
-                "share_a": held[0] / sizes[0],
-                "share_b": held[1] / sizes[1],
-                "condition": f"contains(lower(reply), {sql_text(phrase)})",
-            }
-        )
-        if len(found) == MOST_PHRASES:
+        line: dict[str, Any] = {"phrase": phrase, "condition": f"contains(lower(reply), {sql_text(phrase)})"}
+        for name, own, size in zip(("a", "b"), held, sizes, strict=True):
+            line |= {name: own.total(), f"share_{name}": own.total() / size, f"examples_{name}": len(own)}
+        lines.append(line)
+        if len(lines) == MOST_PHRASES:
             break
-    return found
+    return lines
