@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar
@@ -33,7 +34,7 @@ class Supervisor:
 
     When the block ends, in whatever way, no process of theirs is left, and no temporary file: an engine leaves sockets
     and more behind even when it is asked to end. On entry, processes and temporary files of flows that are gone are
-    swept away. `directory` is for logs and reports. With `tell_lines` the listeners receive every line of a log.
+    swept away. `directory` is for logs, which processes on one run share, and for reports, which they do not. With `tell_lines` the listeners receive every line of a log.
     """
 
     def __init__(self, run_name: str, directory: Path, tell_lines: bool = False, *, on_pool: bool = False) -> None:
@@ -78,6 +79,13 @@ class Supervisor:
         handle = Handle(spec, self._tell)
         self._handles.append(handle)
         return handle
+
+    @cached_property
+    def reports(self) -> Path:
+        """The directory of what services report, of this supervisor alone: others may be at work on the same run."""
+        scratches = ScratchDirectories(self.directory / "reports")
+        self._others.append((scratches, scratches.make("services")))
+        return self._others[-1][1]
 
     def scratch_in(self, parent: Path) -> Path:
         """Return an empty directory below another, for as long as the services; a killed flow's is swept away."""
@@ -194,13 +202,14 @@ class RunService(ABC):
     def _describe(
         self, name: str, command: Callable[[Path], Command], ready: Callable[[dict[str, Any]], bool], **others: Any
     ) -> ServiceSpec:
-        """Describe a process that is named by its kind and which one it is; its report and its log lie side by side.
+        """Describe a process that is named by its kind and which one it is.
 
         `command` makes the command line and its variables for the report, `others` are further fields of ServiceSpec.
         """
-        report = self.supervisor.directory / f"{name.replace(' ', '-', 1)}.json"
+        report = self.supervisor.reports / f"{name.replace(' ', '-', 1)}.json"
         argv, variables = command(report)
-        return ServiceSpec(name, argv, variables, report, report.with_suffix(".log"), ready, **others)
+        log = self.supervisor.directory / report.with_suffix(".log").name
+        return ServiceSpec(name, argv, variables, report, log, ready, **others)
 
 
 def ready_reports(handles: Sequence[Handle]) -> list[dict[str, Any]]:

@@ -112,7 +112,7 @@ def test_each_server_of_an_environment_is_asked_for_by_its_own_name(
     servers = EnvironmentServers(Supervisor("a", tmp_path), run, "key")
     for number in (0, 1):
         servers._spec(run.environments[0], number)
-    asked = [json.loads(file.read_text()) for file in sorted(tmp_path.glob("*.request.json"))]
+    asked = [json.loads(file.read_text()) for file in sorted(servers.supervisor.reports.glob("*.request.json"))]
     assert {(each["name"], each["parameters"]["member"]) for each in asked} == {
         ("environment-a-calc", "calc"),
         ("environment-a-calc-2", "calc-2"),

@@ -16,7 +16,15 @@ from uuid import uuid4
 import pytest
 
 from flows.services import process
-from flows.services.base import ROOM, SOCKET_CHARACTERS, Supervisor, ready_reports, temporary_directory
+from flows.services.base import (
+    ROOM,
+    SOCKET_CHARACTERS,
+    Command,
+    RunService,
+    Supervisor,
+    ready_reports,
+    temporary_directory,
+)
 from flows.services.ownership import identity, owned_processes, start_time
 from flows.services.process import LogLines, ServiceFailed, ServiceNews, ServiceSpec, SlowStart, Starting, last_start
 from tests.fixtures.faults import happened
@@ -97,6 +105,41 @@ def test_a_killed_service_comes_back_with_a_fresh_report_until_no_restart_is_lef
         handle.wait()
     assert not handle.alive
     assert handle.status == 137
+
+
+class OneProcess(RunService):
+    """A kind of service with one process, a test program."""
+
+    keyword = "engine"
+
+    def begin(self) -> None:
+        self._process("engine", self._spec)
+
+    def reach(self) -> None:
+        raise NotImplementedError
+
+    def _spec(self) -> ServiceSpec:
+        def command(report: Path) -> Command:
+            return [sys.executable, SERVICE, "polite", str(report)], {}
+
+        return self._describe("engine", command, ready=lambda report: start_time(report["pid"]) is not None)
+
+
+@pytest.mark.fault("two writers", "two processes start the services of one run", "each knows its own alone")
+def test_what_services_report_is_private_to_who_started_them(tmp_path: Path) -> None:
+    with Supervisor("run", tmp_path) as first, Supervisor("run", tmp_path) as second:
+        services = [OneProcess(each) for each in (first, second)]
+        handles = []
+        for service in services:
+            service.begin()
+            handles += service.handles
+        pids = [handle.wait()["pid"] for handle in handles]
+        happened(f"processes {pids}")
+        assert pids == [handle.pid for handle in handles]
+        second.close()
+        assert handles[0].read_report() == {"pid": pids[0]} and handles[0].alive
+        assert handles[0].spec.log == handles[1].spec.log, "`stagecoach logs` shows both"
+    assert not list((tmp_path / "reports").iterdir())
 
 
 @pytest.fixture
