@@ -36,8 +36,14 @@ class EngineProcess(Section):
     """Which GPUs the engine sees, as CUDA_VISIBLE_DEVICES has it, for example `1`; empty is all that we see."""
     startup_seconds: float = operational(300.0, gt=0)
     """Longest wait until the engine answers a real one-token generation."""
+    hang_seconds: float = operational(120.0, gt=0)
+    """An engine whose server answers nothing for this time hangs, and is restarted. So is one whose server answers and
+    that neither answers nor computes behind it. One that computes answers between two forward passes, and hangs if it
+    does not for ten minutes. Time without an answer counts in no `rollout.timeout_seconds`, and rollouts of an engine
+    that hung are sampled again. An engine of others is not restarted: the run ends after ten minutes without an answer,
+    or after this time if it is longer."""
     max_restarts: int = operational(3, ge=0)
-    """Restarts of a dead engine in one run before the run stops."""
+    """Restarts of an engine that died or hung, in one run, before the run stops."""
 
 
 class EngineConfig(EngineProcess):

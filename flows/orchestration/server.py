@@ -22,6 +22,7 @@ import urllib.request
 from _thread import start_new_thread
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,7 @@ def can_begin() -> bool:
     return _embedded is not None or bool(configured_url()) or "prefect" not in sys.modules
 
 
+_hung_up = False
 _embedded: PrefectApi | None = None
 """The server that this process has started: it lives as long as the process, so there is one."""
 
@@ -123,6 +125,8 @@ _embedded: PrefectApi | None = None
 def termination_reported() -> Iterator[None]:
     """Within the block, SIGTERM ends the process in order, with status 143; a flow called here is reported as crashed.
 
+    SIGHUP, of a terminal that is closed, does the same, unless the process ignores it as below `nohup`.
+
     Prefect hands the signal on to the handler that was there before, before it reports the crash: with the default
     handler the process would be dead by then. Does nothing outside the main thread.
     """
@@ -130,7 +134,9 @@ def termination_reported() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _terminate)
+    before, before_hangup = signal.signal(signal.SIGTERM, _terminate), signal.getsignal(signal.SIGHUP)
+    if before_hangup is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, partial(_hang_up, [each for each in (1, 2) if os.isatty(each)]))
     try:
         yield
     except BaseException as ended:
@@ -139,6 +145,23 @@ def termination_reported() -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGHUP, before_hangup)
+
+
+def _hang_up(terminals: Sequence[int], *_: object) -> None:
+    """End as at SIGTERM; what is still printed to a terminal that is gone must not fail."""
+    global _hung_up
+    _hung_up = True
+    with open(os.devnull, "wb") as nowhere:
+        for descriptor in terminals:
+            if not os.isatty(descriptor):
+                os.dup2(nowhere.fileno(), descriptor)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def ending_signal() -> str:
+    """Return the name of the signal that ends this process, where one does: SIGTERM, or the SIGHUP that it stands for."""
+    return "SIGHUP, which a closed terminal sends" if _hung_up else "SIGTERM"
 
 
 def _terminate(*_: object) -> None:
@@ -425,6 +448,7 @@ def _server(directory: Path, startup_seconds: float) -> ServiceSpec:
         log=directory / f"{mine}.log",
         ready=_answers,
         hangs=_hangs,
+        hang_seconds=HANG_SECONDS,
         startup_seconds=startup_seconds,
         max_restarts=5,
         grace_seconds=5.0,

@@ -20,6 +20,7 @@ from flows import PACKAGES
 from flows.orchestration.server import (
     bookkeeping_only,
     current_flow_run,
+    ending_signal,
     is_cancelled,
     is_end,
     is_shared,
@@ -108,7 +109,7 @@ def event_of(error: BaseException, where: str = "") -> tuple[str, str]:
             f"cancelled in Prefect{SAFE}"
         )
     if is_end(error):
-        return "interrupted", f"ended by SIGTERM{SAFE}"
+        return "interrupted", f"ended by {ending_signal()}{SAFE}"
     return "failed", error_text(error)
 
 

@@ -34,7 +34,8 @@ class Supervisor:
 
     When the block ends, in whatever way, no process of theirs is left, and no temporary file: an engine leaves sockets
     and more behind even when it is asked to end. On entry, processes and temporary files of flows that are gone are
-    swept away. `directory` is for logs, which processes on one run share, and for reports, which they do not. With `tell_lines` the listeners receive every line of a log.
+    swept away. `directory` is for logs, which processes on one run share, and for reports, which they do not. With
+    `tell_lines` the listeners receive every line of a log.
     """
 
     def __init__(self, run_name: str, directory: Path, tell_lines: bool = False, *, on_pool: bool = False) -> None:

@@ -27,6 +27,7 @@ from flows.services.process import Handle, ServiceFailed, ServiceSpec
 from tasks.inference.engine.checks import check_serving, check_weights, probe_tokens
 from tasks.inference.engine.client import MODEL, Engine, EngineLost, ServedModel
 from tasks.inference.engine.command import command as engine_command
+from tasks.inference.engine.hanging import hangs
 from tasks.inference.engine.model_info import engine_version
 from tasks.runtime.process_variables import HUGGING_FACE
 from tasks.runtime.run_context import RunContext
@@ -246,7 +247,10 @@ class InferenceService(RunService):
             _name(number),
             command,
             ready=lambda report: is_healthy(report["url"], self.key),
-            startup_seconds=engine.startup_seconds,
+            hangs=lambda report: hangs(report, self.key, engine.hang_seconds),
+            hang_seconds=engine.hang_seconds,
+            # An engine that hangs is first to be found out.
+            startup_seconds=engine.startup_seconds + engine.hang_seconds,
             max_restarts=engine.max_restarts,
             external=engine.url,
             needs=STAND_IN_NEEDS if self._elsewhere(config) else NEEDS,

@@ -155,6 +155,7 @@ class EnvironmentServers(RunService):
             command,
             ready=answers,
             hangs=lambda found: environment_service.hangs(found["address"], environment.hang_seconds),
+            hang_seconds=environment.hang_seconds,
             max_restarts=environment.max_restarts,
             # A server that hangs is first to be found out.
             startup_seconds=environment.startup_seconds + environment.hang_seconds,

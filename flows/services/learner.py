@@ -168,6 +168,7 @@ class LearnerProcess(RunService):
             command,
             ready=self._ready,
             hangs=lambda report: pulse.hangs(report["pulse"], config.hang_seconds, self._key),
+            hang_seconds=config.hang_seconds,
             startup_seconds=config.startup_seconds,
             max_restarts=config.max_restarts,
             needs=STAND_IN_NEEDS if elsewhere else NEEDS,

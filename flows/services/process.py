@@ -81,6 +81,22 @@ class Starting:
 
 
 @dataclass(frozen=True)
+class NoAnswer:
+    """A service that was ready and answers nothing: what needs it waits."""
+
+    service: str
+    seconds: float
+    hang_seconds: float
+    log: Path
+
+    def __str__(self) -> str:
+        return (
+            f"{self.service}: no answer for {self.seconds:.0f} s; the run waits for it, and starts it again after "
+            f"{self.hang_seconds:g} s without one; log: {self.log}"
+        )
+
+
+@dataclass(frozen=True)
 class LogLines:
     """What a service has written into its log since the last news of it."""
 
@@ -88,7 +104,7 @@ class LogLines:
     lines: Sequence[str]
 
 
-ServiceNews = ServiceLoss | SlowStart | Starting | LogLines
+ServiceNews = ServiceLoss | SlowStart | Starting | NoAnswer | LogLines
 
 
 @dataclass(frozen=True)
@@ -117,6 +133,8 @@ class ServiceSpec:
     """Time between the polite signal and the other one."""
     hangs: Callable[[dict[str, Any]], bool] | None = field(default=None, kw_only=True)
     """Asks a service that was ready, by its report, and says whether it is hanging; it is then started again."""
+    hang_seconds: float = field(default=0.0, kw_only=True)
+    """How long `hangs` waits for an answer."""
     needs: Collection[str] = field(default=(), kw_only=True)
     """Secrets among this process's variables that the service gets, by name or as `PREFIX_*`; it gets no others."""
     log_bytes: int = field(default=LOG_BYTES, kw_only=True)
@@ -129,7 +147,7 @@ class Handle:
     def __init__(self, spec: ServiceSpec, tell: Callable[[ServiceNews], None] = lambda news: None) -> None:
         """Start the service or adopt it. `tell` is called with losses and slow starts, by the thread that sees them."""
         self.spec = spec
-        self._tell = tell
+        self.tell = tell
         self.generation = 0
         self.report: dict[str, Any] = {}
         self.status: int | None = None
@@ -195,7 +213,7 @@ class Handle:
             if time.monotonic() >= deadline:
                 raise ServiceFailed(self._too_late(seconds, refusal)) from refusal
             if not waited and not self.spec.external:
-                self._tell(Starting(self.spec.name, last_start(self.spec.log)))
+                self.tell(Starting(self.spec.name, last_start(self.spec.log)))
             waited = True
             self._tell_if_slow()
             self._await_change(generation, pause)
@@ -209,7 +227,7 @@ class Handle:
             if self.spec.external or now - max(self._launched_at, self._warned_at) < SLOW_SECONDS:
                 return
             self._warned_at = now
-        self._tell(SlowStart(self.spec.name, now - self._launched_at, self.spec.log))
+        self.tell(SlowStart(self.spec.name, now - self._launched_at, self.spec.log))
 
     def _keep_seconds(self) -> None:
         """Write beside the log how long the start took; what cannot be written is not known next time."""
@@ -326,7 +344,7 @@ class Handle:
             if not restart and status < 128:  # it said why, and the run may go on with others of its kind
                 how += last_words(self.spec.log, self.spec.env)
             # After the lock and the restart: a listener may take its time.
-            self._tell(ServiceLoss(self.spec.name, how, restart, self.spec.max_restarts, self.spec.log))
+            self.tell(ServiceLoss(self.spec.name, how, restart, self.spec.max_restarts, self.spec.log))
             if not restart:
                 return
 
@@ -436,10 +454,25 @@ class HangWatch:
         while not self._closed.wait(ASK_SECONDS):
             # Who still loads weights answers nothing, and does not hang.
             ready = self._handle.ready_report()
-            if ready is not None and self._hangs(ready[1]) and not self._closed.is_set():
+            if ready is not None and self._hangs_audibly(ready[1]) and not self._closed.is_set():
                 name = self._handle.spec.name
                 logging.getLogger(__name__).warning("service %r does not answer: it is started again", name)
                 self._handle.restart("did not answer any more and was ended", ready[0])
+
+    def _hangs_audibly(self, report: dict[str, Any]) -> bool:
+        """Ask; where the answer takes long, tell the handle's listeners meanwhile."""
+        timer = threading.Timer(SLOW_SECONDS, self._tell_no_answer)
+        timer.daemon = True
+        timer.start()
+        try:
+            return self._hangs(report)
+        finally:
+            timer.cancel()
+
+    def _tell_no_answer(self) -> None:
+        spec = self._handle.spec
+        if not self._closed.is_set():
+            self._handle.tell(NoAnswer(spec.name, SLOW_SECONDS, spec.hang_seconds, spec.log))
 
 
 def start_guarded(

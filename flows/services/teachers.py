@@ -23,6 +23,7 @@ from tasks.inference.engine import model_info
 from tasks.inference.engine.checks import tokenizer_difference
 from tasks.inference.engine.client import MODEL, Engine, EngineError, EngineLost, ServedModel
 from tasks.inference.engine.command import command as engine_command
+from tasks.inference.engine.hanging import hangs
 from tasks.inference.engine.model_info import (
     directory_digest,
     file_digest,
@@ -104,7 +105,9 @@ class TeacherEngines(RunService):
             f"teacher {teacher.version[:NAMED] if teacher.path else len(self._handles)}",
             lambda report: ([], {}) if teacher.url else self._command(teacher, report),
             ready,
-            startup_seconds=teacher.startup_seconds,
+            hangs=lambda report: hangs(report, self._key, teacher.hang_seconds),
+            hang_seconds=teacher.hang_seconds,
+            startup_seconds=teacher.startup_seconds + teacher.hang_seconds,
             max_restarts=teacher.max_restarts,
             external=teacher.url,
             needs=NEEDS,

@@ -1,7 +1,8 @@
 """A whole real run that kills its own services, or itself: `python -m tests.acceptance.program DIRECTORY REQUEST`.
 
 REQUEST is JSON with `overrides` and `kills`, from a moment in the life of the run (see `tests.fixtures.dying_run`) to
-what is killed then: the name of a service, whose process tree but for its guardian dies by SIGKILL, or `flow`.
+what is killed then: the name of a service, whose process tree but for its guardian dies by SIGKILL, or `flow`. With
+`stop ` in front of its name a service is not killed, but stands still for ever, as SIGSTOP does.
 """
 
 import json
@@ -21,6 +22,7 @@ from flows.services.process import Handle, ServiceSpec
 from tests.fixtures.dying_run import Moments, durable_line, kill_self
 
 NAME = "run"
+STOP = "stop "
 SMALL = Path(__file__).with_name("small.toml")
 handles: dict[str, Handle] = {}
 
@@ -39,13 +41,15 @@ def main(directory: Path, request: dict[str, Any]) -> None:
     (directory / "outcome.json").write_text(json.dumps({**outcome, "generations": generations, "reports": reports}))
 
 
-def kill(service: str) -> None:
-    """Kill a service and whatever it started."""
+def kill(what: str) -> None:
+    """Kill or stop a service and whatever it started."""
+    service = what.removeprefix(STOP)
+    number = signal.SIGKILL if service == what else signal.SIGSTOP
     process = handles[service].pid
     assert process is not None, f"{service} is not there to be killed"
     tree = [process, *descendants(process)]
-    os.kill(process, signal.SIGKILL)
-    send(signal.SIGKILL, tree)
+    os.kill(process, number)
+    send(number, tree)
 
 
 def remember_handles() -> None:

@@ -142,12 +142,24 @@ class RolloutRunner:
         seconds = self.config.rollout.timeout_seconds
         try:
             # One limit over all attempts: a rollout that is tried again has no more time than any other.
-            async with asyncio.timeout(seconds):
-                return await self._run_attempts(self._origin(assignment), task, server, started)
+            async with asyncio.timeout(None) as limit:
+                timer = asyncio.create_task(self._time_out(limit, seconds))
+                try:
+                    return await self._run_attempts(self._origin(assignment), task, server, started)
+                finally:
+                    timer.cancel()
         except TimeoutError:
             message = f"the rollout took longer than rollout.timeout_seconds = {seconds:g}"
             failure = Failure("timeout", "TimeoutError", message)
         return self.rows_without_trace(assignment, failure, started, time.monotonic() - clock)
+
+    async def _time_out(self, limit: asyncio.Timeout, seconds: float) -> None:
+        """Let a time limit end after `seconds` of the watch's clock, and not while an engine does not answer."""
+        clock = self.watch.clock
+        end = clock.now() + seconds
+        while (left := end - clock.now()) > 0 or not await self.watch.engines_answer():
+            await asyncio.sleep(max(left, 0.0))
+        limit.reschedule(asyncio.get_running_loop().time())
 
     def rows_without_trace(self, assignment: Row, failure: Failure, started: float, seconds: float) -> Rows:
         """Return the rows of an assignment that left nothing but a failure."""
@@ -164,21 +176,26 @@ class RolloutRunner:
     async def _run_attempts(
         self, origin: RolloutOrigin, task: dict[str, Any], server: DealtRollout, started: float
     ) -> Rows:
-        """Try until an attempt succeeds, cannot be helped by another one, or was the last."""
-        seed = origin.assignment["seed"]
-        for attempt in range(self.config.rollout.max_attempts):
-            clock = time.monotonic()
+        """Try until an attempt succeeds, cannot be helped by another one, or was the last.
+
+        One that fails while an engine does not answer is no attempt.
+        """
+        seed, attempt = origin.assignment["seed"], 0
+        while True:
+            clock, num_silences = time.monotonic(), self.watch.clock.num_silences
             rows, failure = await self._attempt(origin, task, server, seed)
-            last = attempt + 1 == self.config.rollout.max_attempts
-            if failure is not None and failure.kind == "infrastructure":
-                await self.watch.check()  # a service that is gone is not this rollout's failure
-            if failure is None or last or not failure.retryable:
+            if failure is not None and failure.kind in ("infrastructure", "timeout"):
+                await self.watch.wait_for_engines()
+                if self.watch.clock.num_silences > num_silences:
+                    continue  # not this rollout's failure: an engine did not answer meanwhile
+            attempt += 1
+            if failure is None or attempt == self.config.rollout.max_attempts or not failure.retryable:
                 break
             if failure.kind == "infrastructure":
                 server.move()  # the machine of this one may be at fault
             if failure.kind == "model":
                 seed += RETRY_SEED_STRIDE  # the same seed would sample the same response
-            await asyncio.sleep(RETRY_SECONDS * 2**attempt)
+            await asyncio.sleep(RETRY_SECONDS * 2 ** (attempt - 1))
         if rows is None:
             assert failure is not None, "an attempt without rows has failed"
             return [row_of_failure(failure, origin, started, time.monotonic() - clock)], []

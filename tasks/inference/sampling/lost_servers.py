@@ -1,19 +1,31 @@
 """Watches the services that rollouts need, and finds the rollouts that crash their environment server."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.arrays.columns import texts
-from tasks.inference.engine.client import ServedModel
+from tasks.inference.engine.client import SERVE_SECONDS, ServedModel
+from tasks.inference.sampling.rollout_clock import RolloutClock
 from tasks.inference.trace_rows.failures import Failure
 
+if TYPE_CHECKING:
+    import httpx
+
 INTERVAL_SECONDS = 1.0
+ASK_SECONDS = 2.0
+"""Between two questions to each engine whether it gets on."""
+SILENT_SECONDS = 15.0
+"""An engine that leaves a question unanswered for so long is silent: its rollouts wait, and their time does not count.
+It answers between two forward passes."""
 CONNECT_SECONDS = 5.0
 """Longest wait for a connection or an answer; a service that is only slow is not lost."""
 MIN_LOSSES = 2
@@ -56,11 +68,16 @@ def server_name(environment: str) -> str:
     return f"environment server {environment!r}"
 
 
-class ServiceWatch:
-    """Connects to the engines and the environment servers every second.
+_log = logging.getLogger("stagecoach")
 
-    A connection is enough and costs a busy server nothing: the operating system accepts for it, and refuses once its
-    process is gone. `survive` is called with each that is gone, and returns whether others are left that take its part.
+
+class ServiceWatch:
+    """Connects to the engines and the environment servers every second, and asks engines whether they get on.
+
+    A connection costs a busy server nothing: the operating system accepts for it, and refuses once its process is gone.
+    `survive` is called with each that is gone, and returns whether others are left that take its part. An engine that
+    lives and answers nothing is silent: whoever started it restarts it, and it is lost then. One that nobody restarts
+    is lost after `silent_seconds`.
     """
 
     def __init__(
@@ -68,7 +85,13 @@ class ServiceWatch:
         engines: Sequence[ServedModel],
         addresses: Mapping[str, Sequence[str]],
         survive: Callable[[ServiceLost], bool] = lambda lost: False,
+        silent_seconds: float = SERVE_SECONDS,
     ) -> None:
+        self.clock = RolloutClock()
+        self.silent_seconds = silent_seconds
+        self._ask_now = asyncio.Event()
+        self._asked = asyncio.Event()
+        """Set when all engines have been asked once more, and replaced by another then."""
         self.engines = dict[str, str]()
         """The API key of each engine, by URL."""
         self.addresses = addresses
@@ -91,34 +114,72 @@ class ServiceWatch:
                 raise error
             await asyncio.sleep(INTERVAL_SECONDS)
 
-    async def check(self) -> None:
-        """Ask each engine's API server now whether the engine behind it lives; raises ServiceLost."""
-        for url, api_key in list(self.engines.items()):
-            try:
-                await self._ask_engine(url, api_key)
-            except ServiceLost as lost:
-                self.lose(lost)
+    async def follow_engines(self) -> None:
+        """Ask every engine whether it gets on, again and again until cancelled; raises ServiceLost."""
+        async with AsyncExitStack() as stack:
+            clients: dict[str, httpx.AsyncClient] = {}
+            while True:
+                self._ask_now.clear()
+                for url, api_key in self.engines.items():
+                    if url not in clients:
+                        clients[url] = await stack.enter_async_context(_client(url, api_key))
+                asked = [self._ask_engine(url, clients[url]) for url in self.engines]
+                for error in filter(None, await asyncio.gather(*asked, return_exceptions=True)):
+                    raise error
+                self._asked.set()
+                self._asked = asyncio.Event()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._ask_now.wait(), ASK_SECONDS)
+
+    async def engines_answer(self) -> bool:
+        """Tell whether all engines answer a question that is asked from now on; needs `follow_engines`.
+
+        Raises nothing: the loss of an engine ends the sampling.
+        """
+        for _ in range(2):  # the round that is under way may have begun before
+            self._ask_now.set()
+            await self._asked.wait()
+        return not any(map(self.clock.is_silent, self.engines))
+
+    async def wait_for_engines(self) -> None:
+        """Wait until all engines answer; the loss of one ends the sampling of its rollouts meanwhile."""
+        while not await self.engines_answer():
+            pass
 
     def lose(self, lost: ServiceLost) -> None:
         """Watch a service no more that is gone; raises the loss unless others are left that take its part."""
         if not self.survive(lost):
             raise lost
         self.engines.pop(lost.address, None)
+        self.clock.note_answer(lost.address)
 
-    async def _ask_engine(self, url: str, api_key: str) -> None:
+    async def _ask_engine(self, url: str, client: "httpx.AsyncClient") -> None:
+        """Ask the API server whether the engine behind it lives, and that engine whether it gets on."""
         import httpx
 
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
-            async with httpx.AsyncClient(timeout=CONNECT_SECONDS, trust_env=False) as client:
-                answer = await client.get(f"{url}/health", headers=headers)
+            # The API server outlives an engine that died; its port alone would say that all is well.
+            if (health := await client.get("/health")).status_code >= 500:
+                return self.lose(ServiceLost("the engine", url, f"its server answers {health.status_code}"))
+            await client.get("/is_sleeping")  # an engine of others has no such route, and that is an answer, too
+        except httpx.TimeoutException:
+            self._note_silence(url, SILENT_SECONDS)
         except httpx.ConnectError as error:
-            raise ServiceLost("the engine", url, str(error) or type(error).__name__) from error
+            self.lose(ServiceLost("the engine", url, str(error) or type(error).__name__))
         except httpx.TransportError:
-            return  # slow is not gone: the rollout's own time limit decides
-        # The API server outlives an engine that died; its port alone would say that all is well.
-        if answer.status_code >= 500:
-            raise ServiceLost("the engine", url, f"its server answers {answer.status_code}")
+            self._note_silence(url, 0.0)  # it may be about to go, which the next connection says
+        else:
+            if self.clock.is_silent(url):
+                _log.warning("the engine at %s answers again", url)
+            self.clock.note_answer(url)
+
+    def _note_silence(self, url: str, question_seconds: float) -> None:
+        was_silent = self.clock.is_silent(url)
+        seconds = self.clock.note_silence(url, question_seconds)
+        if question_seconds and not was_silent:
+            _log.warning("the engine at %s has not answered for %.0f s: rollouts wait for it, untimed", url, seconds)
+        if seconds > self.silent_seconds:
+            self.lose(ServiceLost("the engine", url, f"it has not answered for {seconds:.0f} s"))
 
     async def _connect(self, service: str, address: str, environment: str) -> None:
         parts = urlsplit(address)
@@ -132,6 +193,15 @@ class ServiceWatch:
             self.lose(ServiceLost(service, address, error.strerror or str(error), environment))
             return
         writer.close()
+
+
+def _client(url: str, api_key: str) -> "httpx.AsyncClient":
+    import httpx
+
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    # Reading certificates takes longer than most requests.
+    secure = url.startswith("https")
+    return httpx.AsyncClient(base_url=url, headers=headers, timeout=SILENT_SECONDS, trust_env=False, verify=secure)
 
 
 class Crashers:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.turns import KeptTurns
-from tasks.inference.engine.client import MODEL, EngineLost, ServedModel
+from tasks.inference.engine.client import MODEL, SERVE_SECONDS, EngineLost, ServedModel
 from tasks.inference.sampling.attempts import OF_POLICY, RolloutRunner, Rows
 from tasks.inference.sampling.dealing import FindServers, GroupSetAside, RolloutDealer
 from tasks.inference.sampling.limits import AdaptiveLimit, GroupQuota, Limiter, StoppedEarly, straggler_failure
@@ -139,7 +139,8 @@ class BatchSampler:
         num_replicas = max(config.engine.num_replicas, len(urls))
         self.replicas = Replicas(urls, num_replicas, bring if num_replicas > 1 and not plan.renew else None)
         self.dealer = RolloutDealer(addresses, plan.record_loss, plan.one_at_a_time)
-        self.watch = ServiceWatch(engines, self.dealer.addresses, self._survive)
+        silent_seconds = max(config.engine.hang_seconds, SERVE_SECONDS)
+        self.watch = ServiceWatch(engines, self.dealer.addresses, self._survive, silent_seconds)
         # It has a name of its own at the engine, so no rollout goes on with another one.
         adapter = OF_POLICY in served and served[OF_POLICY].model != MODEL
         self.runner = RolloutRunner(
@@ -208,6 +209,8 @@ class BatchSampler:
     async def _watch_services(self) -> None:
         async with asyncio.TaskGroup() as watching:
             watching.create_task(self.watch.run())
+            watching.create_task(self.watch.follow_engines())
+            watching.create_task(self.watch.clock.run())
             if self.find:
                 watching.create_task(self.dealer.follow(self.find, self.watch.lose))
 

@@ -26,7 +26,16 @@ from flows.services.base import (
     temporary_directory,
 )
 from flows.services.ownership import identity, owned_processes, start_time
-from flows.services.process import LogLines, ServiceFailed, ServiceNews, ServiceSpec, SlowStart, Starting, last_start
+from flows.services.process import (
+    LogLines,
+    NoAnswer,
+    ServiceFailed,
+    ServiceNews,
+    ServiceSpec,
+    SlowStart,
+    Starting,
+    last_start,
+)
 from tests.fixtures.faults import happened
 from tests.fixtures.programs import SERVICE
 from tests.fixtures.waiting import PATIENCE, until
@@ -427,6 +436,22 @@ def test_a_service_that_does_not_answer_is_started_again_and_its_log_says_why(
     assert handle.wait() != first
     head = "--- server, generation 2: the one before did not answer any more and was ended\n"
     assert head in (tmp_path / "server.log").read_text()
+
+
+def test_who_waits_for_a_service_without_an_answer_is_told(
+    watchful: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "SLOW_SECONDS", 0.1)
+    heard: list[ServiceNews] = []
+    may_answer = threading.Event()
+    with watchful.subscribe(heard.append):
+        hang = spec(tmp_path, "server", hangs=lambda _: not may_answer.wait(PATIENCE), hang_seconds=120.0)
+        watchful.start(hang).wait()
+        until(lambda: any(isinstance(news, NoAnswer) for news in heard), lambda: f"{heard}")
+        may_answer.set()
+    (told,) = {str(news) for news in heard if isinstance(news, NoAnswer)}
+    again = "the run waits for it, and starts it again after 120 s without one"
+    assert told == f"server: no answer for 0 s; {again}; log: {tmp_path / 'server.log'}"
 
 
 @pytest.mark.fault("services", "a service hangs and has no restart left", "its failure with that reason")

@@ -276,7 +276,13 @@ def asked(key: str, status: int, question: Callable[[ServedModel], Awaitable[Fou
 
 async def lives(served: ServedModel) -> None:
     """Whether it lives, as those ask who sample with it."""
-    await ServiceWatch((served,), {}).check()
+    watch = ServiceWatch((served,), {})
+    ends = [asyncio.create_task(each) for each in (watch.follow_engines(), watch.wait_for_engines())]
+    done, others = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    for task in others:
+        task.cancel()
+    for task in done:
+        task.result()
 
 
 @pytest.mark.parametrize(("key", "header"), [("", None), ("secret", "Bearer secret")])

@@ -1,0 +1,40 @@
+"""A real run whose engine stands still in the middle of rollouts, and at an exchange of weights."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from storage.store import open_store
+from tasks.learner.tiny import tiny_qwen3
+from tests.acceptance.lives import lines, live
+from tests.fixtures.driving import check_once, rows
+from tests.fixtures.faults import happened
+
+pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(1200)]
+# Shorter than the engine is left to hang: its rollouts would be timeouts, were that time counted.
+SHORT = ("engine.hang_seconds=12", "rollout.timeout_seconds=8", "steps=2")
+
+
+@pytest.mark.fault("services", "the engine stands still", "it is started again, and no rollout is an error for it")
+@pytest.mark.parametrize("moment", ["after commit rollout 0 part", "before exchange collective_rpc #2"])
+def test_an_engine_that_hangs_costs_no_rollout(tmp_path: Path, moment: str) -> None:
+    temporary = Path(tempfile.mkdtemp(prefix="sc-"))  # short: sockets are put below it
+    try:
+        model = tiny_qwen3(tmp_path / "model", seed=3)
+        status, log = live(tmp_path, temporary, model, {moment: "stop engine"}, SHORT)
+    finally:
+        shutil.rmtree(temporary)
+    assert status == 0, log
+    (receipt,) = lines(tmp_path / "receipt.jsonl")
+    happened(f"SIGSTOP to the engine {receipt['moment']}")
+    assert json.loads((tmp_path / "outcome.json").read_text())["generations"]["engine"] == 2
+    store = open_store(tmp_path / "store")
+    (loss,) = store.runs.lost_services("run")
+    assert loss.message.startswith("engine: did not answer any more and was ended; restart 1 of 3")
+    traces = rows(store)["traces"]
+    assert len(traces) == len({row["assignment_id"] for row in traces}) == 2 * 6 * 4
+    assert [row["error_message"] for row in traces if row["error_class"]] == []
+    check_once(tmp_path / "store")

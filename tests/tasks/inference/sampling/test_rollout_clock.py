@@ -1,0 +1,63 @@
+"""The clock of rollouts' time limits counts no time in which nothing could get further."""
+
+import pytest
+
+from tasks.inference.sampling.rollout_clock import LONGEST_TICK_SECONDS, RolloutClock
+from tests.fixtures.faults import happened
+
+A, B = "http://a", "http://b"
+
+
+class Time:
+    """Seconds that a test lets pass."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+def passed(clock: RolloutClock, time: Time, seconds: int) -> float:
+    """Let seconds pass with a tick after each; return what the clock counts."""
+    for _ in range(seconds):
+        time.seconds += 1
+        clock.tick()
+    return clock.now()
+
+
+@pytest.mark.fault("clock", "the event loop stands still for an hour", "the hour does not count")
+def test_a_loop_that_stood_still_is_not_counted(time: Time) -> None:
+    clock = RolloutClock(time)
+    assert passed(clock, time, 10) == 10
+    time.seconds += 3600
+    happened("an hour without a tick")
+    assert clock.now() == 10 + LONGEST_TICK_SECONDS, "whoever asks first, the tick or a time limit"
+    clock.tick()
+    assert passed(clock, time, 10) == 20 + LONGEST_TICK_SECONDS
+
+
+def test_a_busy_loop_is_counted(time: Time) -> None:
+    clock = RolloutClock(time)
+    time.seconds += LONGEST_TICK_SECONDS / 2
+    assert clock.now() == LONGEST_TICK_SECONDS / 2
+
+
+def test_it_stands_still_while_any_engine_is_silent_from_the_first_unanswered_question_on(time: Time) -> None:
+    clock = RolloutClock(time)
+    passed(clock, time, 30)
+    assert clock.note_silence(A, 15.0) == 15
+    assert passed(clock, time, 40) == 15, "the fifteen seconds of the question are given back"
+    assert clock.note_silence(B, 15.0) == 15
+    assert clock.note_silence(A, 15.0) == 55
+    assert clock.num_silences == 2 and clock.is_silent(A) and clock.is_silent(B)
+    clock.note_answer(A)
+    assert passed(clock, time, 10) == 15, "the other one is silent still"
+    clock.note_answer(B)
+    assert not clock.is_silent(B)
+    assert passed(clock, time, 5) == 20
