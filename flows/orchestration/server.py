@@ -160,7 +160,7 @@ def _hang_up(terminals: Sequence[int], *_: object) -> None:
 
 
 def ending_signal() -> str:
-    """Return the name of the signal that ends this process, where one does: SIGTERM, or the SIGHUP that it stands for."""
+    """Return the name of the signal that ends this process, where one does: SIGTERM, or SIGHUP passed on as such."""
     return "SIGHUP, which a closed terminal sends" if _hung_up else "SIGTERM"
 
 
