@@ -30,8 +30,8 @@ from flows.services.base import RunService, Supervisor
 from flows.services.engine import InferenceService
 from flows.services.environments import EnvironmentServers, GraderProcesses
 from flows.services.learner import LearnerProcess
+from flows.services.news import LogLines, ServiceLoss, ServiceNews, Starting
 from flows.services.ownership import recorded_identity
-from flows.services.process import LogLines, ServiceLoss, ServiceNews, Starting
 from flows.services.teachers import TeacherEngines, asked_teachers
 from storage.errors import StoreError
 from storage.records import LOST, STARTS

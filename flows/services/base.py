@@ -21,8 +21,9 @@ from uuid import UUID
 
 from configs.run import RunConfig
 from flows.services.logs import LogKeeper, NewLines
+from flows.services.news import LogLines, ServiceNews
 from flows.services.ownership import sweep
-from flows.services.process import LOOK_SECONDS, Handle, LogLines, ServiceFailed, ServiceNews, ServiceSpec
+from flows.services.process import LOOK_SECONDS, Handle, ServiceFailed, ServiceSpec
 from storage.policies.scratch import ScratchDirectories
 
 Command = tuple[Sequence[str], Mapping[str, str]]

@@ -18,8 +18,8 @@ from flows.runtime.pipeline import Source
 from flows.runtime.session import Session, record_run
 from flows.services.base import Supervisor
 from flows.services.engine import InferenceService
+from flows.services.news import ServiceLoss, SlowStart
 from flows.services.pools import TOKEN
-from flows.services.process import ServiceLoss, SlowStart
 from storage.errors import StoreUnavailable
 from storage.store import open_store
 from tasks.inference.engine.client import Engine

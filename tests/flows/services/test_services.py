@@ -25,17 +25,9 @@ from flows.services.base import (
     ready_reports,
     temporary_directory,
 )
+from flows.services.news import LogLines, NoAnswer, ServiceNews, SlowStart, Starting
 from flows.services.ownership import identity, owned_processes, start_time
-from flows.services.process import (
-    LogLines,
-    NoAnswer,
-    ServiceFailed,
-    ServiceNews,
-    ServiceSpec,
-    SlowStart,
-    Starting,
-    last_start,
-)
+from flows.services.process import ServiceFailed, ServiceSpec, last_start
 from tests.fixtures.faults import happened
 from tests.fixtures.programs import SERVICE
 from tests.fixtures.waiting import PATIENCE, until
