@@ -197,7 +197,7 @@ def _missing(assignments: pa.Table, parts: Parts) -> pa.Table:
 
 STAGE = Stage(
     name="rollout",
-    version=2,
+    version=3,
     reads=("assignments", "examples"),
     writes=("traces", "messages", "images", "image_tensors", "engine_metrics"),
     optional=("images", "image_tensors", "engine_metrics"),

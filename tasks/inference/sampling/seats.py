@@ -3,7 +3,8 @@
 The address of a served model changes with every restart of its engine, and verifiers binds models to seats once, when a
 server starts. So each request names the models of its seats, in a header of its client that the environment's process
 removes again: no engine ever sees it. And verifiers gives every agent run of an episode the request's sampling
-parameters, seed included: two runs on one prompt would give the same text. Here each run gets its own seed.
+parameters, seed included: two runs on one prompt would give the same text. Here each run gets its own seed, and of it
+each of its calls (`call_seeds`).
 """
 
 import copy
@@ -191,7 +192,7 @@ def _env_with_players(env: "Env[Any]", players: Mapping[str, Any]) -> "Env[Any]"
 
 
 def vary_seeds(agents: "Agents") -> None:
-    """Give each run of these agents a seed of its own, by the order in which they start."""
+    """Give each run of these agents a seed of its own, by the order in which they start, and each call of a run too."""
     runs = itertools.count()
     for agent in agents._agents.values():
         # Weakly: an agent that held itself would keep its trace, and all that an episode makes, until a collection.
@@ -200,12 +201,14 @@ def vary_seeds(agents: "Agents") -> None:
 
 
 def _params_with_seed(method: Any, runs: Iterator[int], *arguments: Any, **others: Any) -> dict[str, Any]:
+    from tasks.inference.sampling.call_seeds import seed_calls  # it imports verifiers
+
     params: dict[str, Any] = method()(*arguments, **others)
     sampling, number = params["ctx"].sampling, next(runs)
     seed = getattr(sampling, "seed", None)
     # The first run keeps the seed of the assignment, so that one agent alone is sampled as without us.
-    if number == 0 or seed is None:
-        return params
-    sampling = sampling.model_copy(update={"seed": (seed + number * SEED_STRIDE) % NUM_SEEDS})
-    config = params["agent_config"].model_copy(update={"sampling": sampling})
-    return params | {"ctx": replace(params["ctx"], sampling=sampling), "agent_config": config}
+    if number and seed is not None:
+        sampling = sampling.model_copy(update={"seed": (seed + number * SEED_STRIDE) % NUM_SEEDS})
+        config = params["agent_config"].model_copy(update={"sampling": sampling})
+        params |= {"ctx": replace(params["ctx"], sampling=sampling), "agent_config": config}
+    return seed_calls(params)

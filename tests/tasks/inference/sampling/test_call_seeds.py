@@ -1,0 +1,286 @@
+"""Every model call of a rollout has a random stream of its own: distributions, forks, retries, both routes, a crash."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import pairwise, product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from verifiers.v1.clients import Client
+from verifiers.v1.configs.client import EvalClientConfig, TrainClientConfig
+from verifiers.v1.dialects import ChatDialect
+from verifiers.v1.interception import Interception
+from verifiers.v1.types import AssistantMessage, SamplingConfig, ToolCall, ToolMessage, UserMessage
+
+from configs.environments import EnvironmentConfig
+from configs.run import View
+from storage.store import open_store
+from storage.turns import KeptTurns
+from tasks.inference.engine.client import Engine
+from tasks.inference.environments import servers as environments
+from tasks.inference.sampling.call_seeds import (
+    CHAT_API_SEED_BITS,
+    ENGINE_SEED_BITS,
+    SeededClient,
+    SeededInterception,
+    call_seed,
+    prompt_digest,
+)
+from tasks.inference.sampling.rollouts import SamplingPlan
+from tests.fixtures.hosts import assigned, served
+from tests.fixtures.proxy import Proxy, recording
+from tests.fixtures.sampled import Rows, sample
+
+pytestmark = pytest.mark.engine
+
+NUM_ROLLOUTS = 4_000
+TWO_TURNS = EnvironmentConfig(name="two", taskset={"id": "two_turns"})
+DIALECT = ChatDialect()
+
+
+class Coin(Client):
+    """Answers a call with 0 or 1, drawn as engines draw: by a generator that begins with the seed of the request."""
+
+    def __init__(self, faults: Sequence[BaseException | None] = ()) -> None:
+        self.faults = list(faults)
+        self.seeds: list[int] = []
+        self.bodies: list[int] = []
+
+    async def get_response(self, dialect: Any, body: Any, sampling: Any, **others: Any) -> int:
+        self.seeds.append(sampling.seed)
+        self.bodies.append(body["seed"])
+        await asyncio.sleep(0)
+        if self.faults and (fault := self.faults.pop(0)):
+            raise fault
+        generator = torch.Generator().manual_seed(sampling.seed)
+        return int(torch.rand(1, generator=generator) < 0.5)
+
+    async def relay(self, dialect: Any, body: Any, **others: Any) -> int:
+        self.bodies.append(body["seed"])
+        return 0
+
+
+async def call(client: SeededClient, *texts: str) -> int:
+    """Ask for a reply to messages of a user and a model that take turns."""
+    roles = [UserMessage, AssistantMessage] * len(texts)
+    prompt = [role(content=text) for role, text in zip(roles, texts, strict=False)]
+    turn = SimpleNamespace(prompt=prompt)
+    return await client.get_response(DIALECT, {}, SamplingConfig(seed=0), turn=turn, session_id="s", headers={})
+
+
+async def play(run_seed: int, num_turns: int = 3) -> tuple[int, ...]:
+    """Play a rollout whose replies are 0 or 1."""
+    client, texts, replies = SeededClient(Coin(), run_seed, ENGINE_SEED_BITS), ["begin"], []
+    for _ in range(num_turns):
+        replies.append(await call(client, *texts))
+        texts += [str(replies[-1]), "again"]
+    return tuple(replies)
+
+
+def test_replies_of_three_turns_are_independent() -> None:
+    """All eight outcomes of three fair choices are within five standard errors of an eighth."""
+
+    async def outcomes() -> Counter[tuple[int, ...]]:
+        return Counter([await play(seed) for seed in range(NUM_ROLLOUTS)])
+
+    counts = asyncio.run(outcomes())
+    expected = NUM_ROLLOUTS / 8
+    error = (expected * 7 / 8) ** 0.5
+    for outcome in product((0, 1), repeat=3):
+        assert abs(counts[outcome] - expected) < 5 * error, counts
+
+
+def seeds_of(coin: Coin, *prompts: tuple[str, ...], run_seed: int = 7) -> list[int]:
+    """Make calls with these prompts, one after another; return the seeds that were sent."""
+    client = SeededClient(coin, run_seed, ENGINE_SEED_BITS)
+
+    async def make_calls() -> None:
+        for prompt in prompts:
+            try:
+                await call(client, *prompt)
+            except RuntimeError:
+                continue
+
+    asyncio.run(make_calls())
+    return coin.seeds
+
+
+def test_the_first_call_keeps_the_seed_of_the_run_and_no_two_calls_share_one() -> None:
+    prompts = [("a",), ("a", "b", "c"), ("a",), ("a", "b", "c"), ("fresh",), ("a",)]
+    coin = Coin()
+    seeds = seeds_of(coin, *prompts)
+    assert seeds[0] == 7 and len(set(seeds)) == len(prompts)
+    assert coin.bodies == seeds, "the trace records the body: it says with which seed a call was sampled"
+    assert seeds == seeds_of(Coin(), *prompts), "played again, the rollout asks for the same"
+    assert not set(seeds) & set(seeds_of(Coin(), *prompts, run_seed=8))
+
+
+def test_a_call_that_failed_is_sent_again_with_its_seed() -> None:
+    lost = RuntimeError("the engine is gone")
+    prompts = [("a",), ("a",), ("a", "b", "c"), ("a", "b", "c"), ("a", "b", "c")]
+    seeds = seeds_of(Coin([lost, None, lost, None, None]), *prompts)
+    assert seeds[0] == seeds[1] == 7 and seeds[2] == seeds[3]
+    assert seeds[4] not in seeds[:4], "the reply before it was read: this is another draw"
+
+
+def test_parallel_branches_get_the_same_seeds_in_any_order() -> None:
+    """Two of them have one prompt; only which of the two has which seed depends on the order."""
+    branches = [("a", "b", "one"), ("a", "b", "two"), ("a", "b", "two"), ("a", "b", "three")]
+
+    def seeds(order: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], set[int]]:
+        coin = Coin()
+        client = SeededClient(coin, 7, ENGINE_SEED_BITS)
+
+        async def make_calls() -> None:
+            await call(client, "a")
+            await asyncio.gather(*(call(client, *prompt) for prompt in order))
+
+        asyncio.run(make_calls())
+        assert len(set(coin.seeds)) == 1 + len(order)
+        found: dict[tuple[str, ...], set[int]] = {}
+        for prompt, seed in zip(order, coin.seeds[1:], strict=True):
+            found.setdefault(prompt, set()).add(seed)
+        return found
+
+    assert seeds(branches) == seeds(branches[::-1])
+
+
+def test_the_seed_of_a_call_has_the_bits_that_its_receiver_takes() -> None:
+    seeds = [[call_seed(7, f"{number}", 0, bits) for number in range(200)] for bits in (63, 31)]
+    assert 2**62 < max(seeds[0]) < 2**63 and 2**30 < max(seeds[1]) < 2**31
+
+
+def test_ids_that_a_chat_api_draws_at_random_are_in_no_seed() -> None:
+    def prompt(number: int, arguments: str) -> list[Any]:
+        made = ToolCall(id=f"call-{number}", name="look", arguments=arguments)
+        state = [{"opaque": number}]
+        reply = AssistantMessage(content=None, tool_calls=[made], provider_state=state)
+        return [UserMessage(content="a"), reply, ToolMessage(tool_call_id=made.id, content="found")]
+
+    assert prompt_digest(prompt(1, "{}")) == prompt_digest(prompt(2, "{}"))
+    assert prompt_digest(prompt(1, "{}")) != prompt_digest(prompt(1, '{"at": 1}'))
+
+
+class Lent(Interception):
+    """An interception that gives sessions the client of the test."""
+
+    async def start(self) -> None:
+        raise AssertionError("whoever lends it has started it")
+
+    def acquire(self, session: Any) -> Any:
+        session.client = Coin()
+        from contextlib import nullcontext
+
+        return nullcontext(("url", "model secret", "state secret"))
+
+
+@pytest.mark.parametrize(
+    ("config", "bits"), [(TrainClientConfig(), ENGINE_SEED_BITS), (EvalClientConfig(), CHAT_API_SEED_BITS)]
+)
+def test_sessions_of_engines_and_of_chat_apis_call_by_a_seeded_client(config: Any, bits: int) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}]}
+    again = {"messages": [*body["messages"], {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]}
+    session = SimpleNamespace(ctx=SimpleNamespace(client=config), client=None)
+
+    async def make_calls() -> list[int]:
+        async with SeededInterception(Lent(), 7).acquire(session) as slot:
+            assert slot[0] == "url"
+            coin = session.client._client
+            await session.client.relay(DIALECT, dict(body), session_id="s", headers={})
+            await session.client.get_response(DIALECT, dict(again), SamplingConfig(seed=7))
+            await session.client.relay(DIALECT, dict(again), session_id="s", headers={})
+        return list(coin.bodies)
+
+    first, second, third = asyncio.run(make_calls())
+    digest = prompt_digest(DIALECT.parse_request(again).messages)
+    assert (first, second, third) == (7, call_seed(7, digest, 0, bits), call_seed(7, digest, 1, bits))
+
+
+@pytest.fixture
+def play_two_turns(
+    view: Callable[..., View], tmp_path: Path, plugins: None
+) -> Callable[..., dict[str, list[list[int]]]]:
+    """Samples rollouts of two turns from an engine; returns the tokens of their turns by assignment."""
+
+    def sample_tokens(url: str, example_ids: Sequence[str], group_size: int, **plan: Any) -> dict[str, list[list[int]]]:
+        directory = tmp_path / str(len(list(tmp_path.iterdir())))
+        directory.mkdir()
+        rows, examples = assigned("two", list(example_ids), group_size), environments.examples(TWO_TURNS)
+        with served(TWO_TURNS, directory) as told:
+            groups = sample(url, told["address"], view(TWO_TURNS), rows, examples, plan=SamplingPlan(**plan))
+        traces = [row for tables in groups.values() for row in tables["traces"].to_pylist()]
+        messages: Rows = [row for tables in groups.values() for row in tables["messages"].to_pylist()]
+        assert not [row["error_message"] for row in traces if row["error_message"]]
+        recorded = {row["trace_id"]: [each["sampling"]["seed"] for each in calls(row)] for row in traces}
+        assert all(len(set(seeds)) == 2 for seeds in recorded.values()), "each call is recorded with its seed"
+        return {row["assignment_id"]: sampled_turns(row, messages) for row in traces}
+
+    return sample_tokens
+
+
+def calls(trace: dict[str, Any]) -> Rows:
+    return list(json.loads(trace["record"])["calls"])
+
+
+def sampled_turns(trace: dict[str, Any], messages: Rows) -> list[list[int]]:
+    """The tokens that the model sampled in each turn of a trace."""
+    own = sorted((row for row in messages if row["trace_id"] == trace["trace_id"]), key=lambda row: row["message"])
+    return [
+        [token for token, is_sampled in zip(row["token_ids"], row["mask"], strict=True) if is_sampled]
+        for row in own
+        if row["sampled"]
+    ]
+
+
+def test_neighbouring_turns_of_an_untrained_model_are_no_more_alike_than_turns_of_different_rollouts(
+    small_engine: Engine, play_two_turns: Callable[..., dict[str, list[list[int]]]]
+) -> None:
+    rollouts = [*play_two_turns(small_engine.url, ["t0", "t1", "t2", "t3"], 12).values()]
+    neighbours = [pair for turns in rollouts for pair in pairwise(turns)]
+    strangers = [(one[0], other[-1]) for one, other in zip(rollouts, rollouts[5:] + rollouts[:5], strict=True)]
+
+    def alike(pairs: Sequence[tuple[list[int], list[int]]]) -> tuple[int, int]:
+        places = [place for pair in pairs for place in zip(*pair, strict=False)]
+        return sum(one == other for one, other in places), len(places)
+
+    (same, number), (by_chance, _) = alike(neighbours), alike(strangers)
+    assert number > 300, "there is something to compare"
+    assert same <= by_chance + 5 * (by_chance + 1) ** 0.5, (same, by_chance, number)
+
+
+def test_single_requests_and_batches_sample_the_same_tokens(
+    small_engine: Engine, play_two_turns: Callable[..., dict[str, list[list[int]]]]
+) -> None:
+    def through(batches: bool) -> tuple[dict[str, list[list[int]]], Proxy]:
+        with recording(small_engine.url, batches) as proxy:
+            return play_two_turns(proxy.url, ["t0", "t1"], 3), proxy
+
+    (batched, many), (single, one) = through(True), through(False)
+    assert batched == single and many.seeds == one.seeds
+    assert len(many.seeds) == len(many.calls) == 2 * 6
+
+
+def test_a_rollout_that_is_resumed_in_its_middle_is_the_same_rollout(
+    small_engine: Engine, play_two_turns: Callable[..., dict[str, list[list[int]]]], tmp_path: Path
+) -> None:
+    """The answers to the first turns are kept, those to the second were lost with the process."""
+    with recording(small_engine.url) as proxy:
+        kept = KeptTurns(open_store(tmp_path / "whole"), "run")
+        whole = play_two_turns(proxy.url, ["t0", "t1"], 3, turns=kept)
+        asked, left = list(proxy.calls), KeptTurns(open_store(tmp_path / "left"), "run")
+        assert len(asked) == 12
+        first = {each.seed for each in asked} & {100 * number + member for number in range(2) for member in range(3)}
+        answers = {json.dumps(each.sampled) for each in asked if each.seed in first}
+        turns = [turn for group in ("t0", "t1") for turn in kept.of(group)]
+        for turn in turns:
+            if json.dumps(json.loads(turn.answer)["choices"][0]["token_ids"]) in answers:
+                left.put(turn)
+        again = play_two_turns(proxy.url, ["t0", "t1"], 3, turns=left)
+        sampled_again = proxy.calls[12:]
+    assert again == whole
+    assert {each.seed for each in sampled_again} == {each.seed for each in asked} - first, "the first are not sampled"
