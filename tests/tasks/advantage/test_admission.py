@@ -203,3 +203,9 @@ def test_the_ends_of_the_range_hold_for_advantages_that_single_precision_rounds(
         *two_groups([-end, end], [-1.01 * end, 1.01 * end]), admission={"reject_min": -end, "reject_max": end}
     )
     assert [any(row["rl_weights"]) for row in rows.values()] == [False, False, True, True]
+
+
+def test_a_custom_algorithm_that_weighs_every_token_gives_none_to_such_a_turn():
+    algorithm = {"type": "custom", "function": "tests.fixtures.masks:everywhere"}
+    row = credited([trace("a")], turns("a", PLACES[0][0]), algorithm=algorithm)["a/0"]
+    assert row["ce_weights"] == row["advantages"] == [1.0] * 3 + [0.0, 0.0] + [1.0] * 4

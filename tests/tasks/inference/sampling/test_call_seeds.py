@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +33,7 @@ from tasks.inference.sampling.call_seeds import (
     prompt_digest,
 )
 from tasks.inference.sampling.rollouts import SamplingPlan
+from tests.fixtures.faults import happened
 from tests.fixtures.hosts import assigned, served
 from tests.fixtures.proxy import Proxy, recording
 from tests.fixtures.sampled import Rows, sample
@@ -120,8 +122,10 @@ def test_the_first_call_keeps_the_seed_of_the_run_and_no_two_calls_share_one() -
     assert not set(seeds) & set(seeds_of(Coin(), *prompts, run_seed=8))
 
 
+@pytest.mark.fault("services", "a model call fails", "it is sent again with its seed, which no other turn has")
 def test_a_call_that_failed_is_sent_again_with_its_seed() -> None:
     lost = RuntimeError("the engine is gone")
+    happened(repr(lost))
     prompts = [("a",), ("a",), ("a", "b", "c"), ("a", "b", "c"), ("a", "b", "c")]
     seeds = seeds_of(Coin([lost, None, lost, None, None]), *prompts)
     assert seeds[0] == seeds[1] == 7 and seeds[2] == seeds[3]
@@ -174,8 +178,6 @@ class Lent(Interception):
 
     def acquire(self, session: Any) -> Any:
         session.client = Coin()
-        from contextlib import nullcontext
-
         return nullcontext(("url", "model secret", "state secret"))
 
 

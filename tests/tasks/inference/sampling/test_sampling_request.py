@@ -1,9 +1,17 @@
-"""What a rollout asks of the engine: the policy's cache salt, the right temperature, the seed of its assignment."""
+"""What a rollout asks of the engine: the salt of the policy, the right temperature, seeds of its assignment."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from verifiers.v1.clients import Client
+from verifiers.v1.configs.client import TrainClientConfig
+from verifiers.v1.interception import Interception
+from verifiers.v1.types import AssistantMessage, UserMessage
 
 from configs.environments import EnvironmentConfig
 from configs.evaluation import ExternalModelConfig
@@ -13,6 +21,7 @@ from flows.services.environments import EnvironmentServers
 from flows.services.process import Handle, ServiceSpec
 from tasks.inference.engine.client import ServedModel
 from tasks.inference.sampling.attempts import OF_POLICY, RolloutRunner, chat_sampling_config
+from tasks.inference.sampling.call_seeds import call_seed, prompt_digest, seed_calls
 from tasks.inference.sampling.rollouts import BatchSampler
 from tasks.inference.sampling.seats import SEED_STRIDE
 from tasks.runtime.stage import Policy
@@ -57,10 +66,51 @@ def test_an_environment_s_own_temperature_goes_before_the_run_s(own: float | Non
     assert made._sampling(origin, 41).temperature == expected
 
 
-def test_seed_and_length_are_those_of_the_assignment_and_the_config() -> None:
+def test_length_is_that_of_the_config_and_calls_get_seeds_of_their_own_from_that_of_the_assignment() -> None:
     made = sampling()
-    request = made._sampling(made._origin(ASSIGNMENT), 41).model_dump()
-    assert (request["seed"], request["max_tokens"], request["top_p"]) == (41, 9, 1.0)
+    request = made._sampling(made._origin(ASSIGNMENT), 41)
+    assert (request.model_dump()["max_tokens"], request.model_dump()["top_p"]) == (9, 1.0)
+    assert seeds_of_two_turns(request) == (41, call_seed(41, prompt_digest(SECOND_TURN), 0))
+
+
+def seeds_of_two_turns(sampling: Any) -> tuple[int, int]:
+    """The seeds of the calls of two turns, sent as an environment's process sends them."""
+    params = seed_calls({"ctx": SimpleNamespace(sampling=sampling), "interception": Lent()})
+    session = SimpleNamespace(ctx=SimpleNamespace(client=TrainClientConfig()))
+
+    async def make_calls() -> tuple[int, int]:
+        async with params["interception"].acquire(session):
+            for prompt in (SECOND_TURN[:1], SECOND_TURN):
+                await session.client.get_response(None, {}, sampling, turn=SimpleNamespace(prompt=prompt))
+            first, second = session.client._client.seeds
+            return first, second
+
+    return asyncio.run(make_calls())
+
+
+SECOND_TURN = [UserMessage(content="a"), AssistantMessage(content="b"), UserMessage(content="c")]
+
+
+class Noting(Client):
+    """Notes the seeds of calls."""
+
+    def __init__(self) -> None:
+        self.seeds: list[int] = []
+
+    async def get_response(self, _dialect: Any, _body: Any, sampling: Any, **_: Any) -> None:
+        self.seeds.append(sampling.seed)
+
+
+class Lent(Interception):
+    """Gives a session a client that notes seeds."""
+
+    async def start(self) -> None:
+        raise AssertionError("the owner starts it")
+
+    @asynccontextmanager
+    async def acquire(self, session: Any) -> AsyncIterator[tuple[str, str, str]]:
+        session.client = Noting()
+        yield "", "", ""
 
 
 @pytest.mark.parametrize("seed", [0, 41, 2**31 - 1, 2**62 + 2**30 - 1])

@@ -1,7 +1,7 @@
 """Scheduling against a real engine and a real server: attempts by class, sticky sessions, stragglers, killers."""
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -133,10 +133,9 @@ def test_only_what_may_go_better_is_tried_again(sampled: Sampled, attempted: dic
         "late 1": "timeout",
         "infrastructure 1": "infrastructure",
     }
-    calls = {
-        name: (len(sampled.proxy.of_seed(seed)), len(sampled.proxy.of_seed(*again(seed))))
-        for name, seed in SEEDS.items()
-    }
+    first_seeds = seeds_of_attempts(sampled.proxy)
+    of_calls = Counter(first_seeds[call.session] for call in sampled.proxy.calls)
+    calls = {name: (of_calls[seed], sum(of_calls[later] for later in again(seed))) for name, seed in SEEDS.items()}
     assert {name: found for name, found in calls.items() if name in attempted} == {
         "fine 2": (2, 0),
         "fine 3": (3, 0),
@@ -149,6 +148,11 @@ def test_only_what_may_go_better_is_tried_again(sampled: Sampled, attempted: dic
         "late 1": (MOST, 0),
         "infrastructure 1": (MOST, 0),
     }
+
+
+def seeds_of_attempts(proxy: Proxy) -> dict[str | None, int]:
+    """The seed of each attempt by its session: the first call has it."""
+    return {call.session: call.seed for call in reversed(proxy.calls)}
 
 
 def again(seed: int) -> list[int]:
@@ -167,7 +171,10 @@ def test_every_call_of_an_attempt_carries_its_session_and_no_other_does(
     finished = {by_trace[session]: made for session, made in sessions.items() if session in by_trace}
     assert {name: len(made) for name, made in finished.items()}["fine 3"] == 3
     assert [status for *_, status in finished["slow 2"]] == [429, 200, 200], "through a retry of the call"
-    assert {len({seed for seed, *_ in made}) for made in sessions.values()} == {1}, "no session is of two rollouts"
+    seeds = {name: {made[0][0], *(seed for seed, *_ in made)} for name, made in finished.items()}
+    assert sum(map(len, seeds.values())) == len(set().union(*seeds.values())), "no two rollouts share a seed"
+    assert len({seed for seed, *_ in finished["fine 3"]}) == 3, "nor do two turns"
+    assert len({seed for seed, *_ in finished["slow 2"]}) == 2, "a call that was refused is sent again with its seed"
     attempts = {
         name: sum(made[0][0] in (seed, *again(seed)) for made in sessions.values()) for name, seed in SEEDS.items()
     }

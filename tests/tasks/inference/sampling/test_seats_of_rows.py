@@ -103,7 +103,7 @@ class Agent:
     """An agent that makes the parameters of its runs, as verifiers' own does."""
 
     def _rollout_params(self) -> dict[str, Any]:
-        return {"ctx": Context(Sampling(seed=7)), "agent_config": Sampling()}
+        return {"ctx": Context(Sampling(seed=7)), "agent_config": Sampling(), "interception": None}
 
 
 def test_agents_with_seeds_of_their_own_are_gone_with_their_episode() -> None:

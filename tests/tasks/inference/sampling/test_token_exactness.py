@@ -138,7 +138,7 @@ def test_a_changed_token_would_be_noticed(sampled: Sampled) -> None:
 
 
 def test_all_rollouts_end_though_more_than_the_first_limit_wait_for_each_other(sampled: Sampled) -> None:
-    assert len(sampled.proxy.seeds) == 2 * SIZE > TOGETHER > INITIAL_LIMIT
+    assert len({call.session for call in sampled.proxy.calls}) == 2 * SIZE > TOGETHER > INITIAL_LIMIT
     assert len({row["trace_id"] for row in sampled.tables["traces"].to_pylist()}) == 2 * SIZE
 
 
