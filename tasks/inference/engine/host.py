@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import json
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,6 +22,8 @@ from tasks.runtime.process_variables import bind_address
 
 POLL_SECONDS = 0.05
 """Between two tries to reach the server: short, as everything waits for the first answer."""
+ENGINE_SEED_BITS = 31
+"""numpy, which vLLM seeds too, takes 32."""
 
 
 def write_report(path: Path, content: dict[str, Any]) -> None:
@@ -125,6 +128,9 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--report", type=Path, required=True)
     parser.add_argument("--key-variable", default="", help="environment variable that holds the API key")
     own, rest = parser.parse_known_args(argv)
+    # Requests without a seed draw from one generator. With vLLM's own seed, 0, each start and each replica would draw
+    # the same numbers again.
+    rest = ["--seed", str(secrets.randbits(ENGINE_SEED_BITS)), *rest]
     # By variable and not by argument: arguments are visible to every user of the machine.
     if key := os.environ.get(own.key_variable, ""):
         os.environ["VLLM_API_KEY"] = key

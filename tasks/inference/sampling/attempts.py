@@ -269,8 +269,12 @@ class RolloutRunner:
     def _sampler(self, name: str) -> str:
         return name if name in self.served else OF_POLICY
 
-    def _sampling(self, origin: RolloutOrigin, seed: int) -> "SamplingConfig":
-        served = self.served[self._sampler(origin.assignment["environment"])]
+    def _sampling(self, origin: RolloutOrigin, attempt_seed: int) -> "SamplingConfig":
+        name = origin.assignment["environment"]
+        served = self.served[self._sampler(name)]
+        # A server of another program would send this seed with every call, and all turns would draw alike. Without one
+        # the engine draws from its own generator.
+        seed = None if self.environments[name].addresses else attempt_seed
         if served.chat:
             return chat_sampling_config(served.chat, self.config, origin.temperature, seed)
         return sampling_config(self.config, origin.temperature, seed, served.salt)
@@ -321,19 +325,24 @@ def chat_client_config(external: "ExternalModelConfig") -> "EvalClientConfig":
 
 
 def chat_sampling_config(
-    external: "ExternalModelConfig", config: "View", temperature: float, seed: int
+    external: "ExternalModelConfig", config: "View", temperature: float, seed: int | None
 ) -> "SamplingConfig":
-    """Return how a chat API is asked to sample; `external.settings` override the run's."""
+    """Return how a chat API is asked to sample; `external.settings` override the run's.
+
+    `seed` is that of the attempt, of which `call_seeds.call_seed` makes those of its calls; None sends none.
+    """
     from verifiers.v1.types import SamplingConfig
 
     defaults = {"temperature": temperature, "top_p": config.rollout.top_p, "max_tokens": config.rollout.max_tokens}
-    return SamplingConfig.model_validate({**defaults, "seed": seed % CHAT_API_SEEDS, **external.settings})
+    small_seed = None if seed is None else seed % CHAT_API_SEEDS
+    return SamplingConfig.model_validate({**defaults, "seed": small_seed, **external.settings})
 
 
-def sampling_config(config: "View", temperature: float, seed: int, salt: str) -> "SamplingConfig":
+def sampling_config(config: "View", temperature: float, seed: int | None, salt: str) -> "SamplingConfig":
     """Return how the tokens of one rollout are sampled.
 
-    The cache is salted: states computed with other weights are never reused.
+    `seed` is that of the attempt, of which `call_seeds.call_seed` makes those of its calls; None sends none. The cache
+    is salted: states computed with other weights are never reused.
     """
     from verifiers.v1.types import SamplingConfig
 

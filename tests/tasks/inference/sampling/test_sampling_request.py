@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -71,6 +72,13 @@ def test_length_is_that_of_the_config_and_calls_get_seeds_of_their_own_from_that
     request = made._sampling(made._origin(ASSIGNMENT), 41)
     assert (request.model_dump()["max_tokens"], request.model_dump()["top_p"]) == (9, 1.0)
     assert seeds_of_two_turns(request) == (41, call_seed(41, prompt_digest(SECOND_TURN), 0))
+
+
+@pytest.mark.parametrize("chat", [None, ExternalModelConfig(url="https://somewhere/v1", model="m")])
+def test_a_server_of_another_program_which_gives_all_turns_one_seed_gets_none(chat: ExternalModelConfig | None) -> None:
+    made = sampling(address="tcp://127.0.0.1:9")
+    made.served[OF_POLICY] = replace(made.served[OF_POLICY], chat=chat)
+    assert made._sampling(made._origin(ASSIGNMENT), 41).model_dump()["seed"] is None
 
 
 def seeds_of_two_turns(sampling: Any) -> tuple[int, int]:
