@@ -3,9 +3,11 @@
 Keys of configs that were written for earlier layouts are translated here, where they are still understood.
 """
 
+import json
 import tomllib
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from copy import deepcopy
 from datetime import date, time
 from math import isfinite
@@ -115,12 +117,15 @@ def dotted_key(location: Location) -> str:
 
 
 def parse(text: str) -> Any:
-    """Return the value that an override's text stands for: TOML, `null`, or else the text itself."""
+    """Return the value that an override's text stands for: TOML, `null`, a section as JSON, or else the text itself."""
     if text == "null":
         return None
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except ValueError:  # a TOMLDecodeError, or a number of more digits than Python reads
+        if text.startswith("{"):  # a section, written as JSON
+            with suppress(ValueError):
+                return json.loads(text)
         return text  # so that paths and names need no quotes of their own within those of a shell
 
 

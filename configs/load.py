@@ -204,12 +204,12 @@ def _nearest(name: str, parent: str, owner: type[BaseModel] | None) -> str | Non
     elsewhere = {known.rpartition(".")[2]: known for known in reversed(list(known_keys(RunConfig)))}
     if name in elsewhere:
         return elsewhere[name]
-    for near in get_close_matches(name, owner.model_fields if owner else (), 1, 0.6):
-        return f"{parent}.{near}" if parent else near
     # As `lr` for learning_rate.
     initials = {"".join(word[:1] for word in known.split("_")): known for known in elsewhere if "_" in known}
     if name in initials:
         return elsewhere[initials[name]]
+    for near in get_close_matches(name, owner.model_fields if owner else (), 1, 0.6):
+        return f"{parent}.{near}" if parent else near
     # Among the keys of all sections there are many more, so one has to be nearer to be what was meant.
     return next((elsewhere[near] for near in get_close_matches(name, elsewhere, 1, 0.8)), None)
 

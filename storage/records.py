@@ -179,8 +179,13 @@ class Runs(CachedTable):
         """The events of a run in order of time; RunUnknown if there are none."""
         found = self._events_of(run)
         if not found:
-            raise RunUnknown(f"there is no run {run!r}", self.similar_names(run), do="give one of these names")
+            raise self.unknown(run)
         return found
+
+    def unknown(self, run: str) -> RunUnknown:
+        """Return the error for a name that no run of the store has; it names the nearest runs."""
+        where = f"store {self._root.address}; {self.similar_names(run)}"
+        return RunUnknown(f"there is no run {run!r}", where, "nothing was changed", "give one of these names")
 
     def similar_names(self, run: str) -> str:
         """Say, for an error, which runs have a name like this one; where none has, which runs are the newest."""

@@ -5,11 +5,15 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from configs.environments import EnvironmentConfig, SeatConfig
+from configs.errors import did_you_mean
 from configs.evaluation import EvaluationConfig
 from configs.run import RunConfig
 
 OF_OUR_SERVERS = ("servers", "pool", "variables", "sandbox_labels", "startup_seconds", "hang_seconds", "max_restarts")
 """What is said about a server that the run starts, and means nothing to one that is there."""
+
+SCORINGS = ("exact", "contains", "number")
+"""The names that the taskset `own_data` has for a way of scoring."""
 
 
 def environment_problems(config: RunConfig) -> Iterator[str]:
@@ -33,6 +37,7 @@ def environment_problems(config: RunConfig) -> Iterator[str]:
         where = f"environments.{index}"
         if not isinstance(environment.taskset.get("id"), str) or not environment.taskset["id"]:
             yield f"{where}.taskset.id: say which installed verifiers taskset it is"
+        yield from _scoring(where, environment)
         yield from _env(where, environment)
         for name, seat in environment.seats.items():
             yield from _seat(f"{where}.seats.{name}", environment, seat, trains=config.kind != "evaluate")
@@ -62,6 +67,17 @@ def _has_labels(settings: Any) -> bool:
     if isinstance(settings, Mapping):
         return settings.get("type") == "prime" or any(map(_has_labels, settings.values()))
     return isinstance(settings, list | tuple) and any(map(_has_labels, settings))
+
+
+def _scoring(where: str, environment: EnvironmentConfig) -> Iterator[str]:
+    task = environment.taskset.get("task")
+    scoring = task.get("scoring") if isinstance(task, Mapping) else None
+    is_word = isinstance(scoring, str) and ":" not in scoring
+    if environment.taskset.get("id") == "own_data" and is_word and scoring not in SCORINGS:
+        yield (
+            f"{where}.taskset.task.scoring: {scoring!r} is neither {', '.join(SCORINGS)} nor the import path of a "
+            f"function, module:function{did_you_mean(str(scoring), SCORINGS)}"
+        )
 
 
 def _env(where: str, environment: EnvironmentConfig) -> Iterator[str]:

@@ -50,6 +50,8 @@ def missing_files(config: RunConfig) -> list[str]:
     lines = []
     if not config.model.path and not config.evaluation.policy and not config.external:
         lines.append("model.path: say which directory (or hub id) holds the starting weights")
+    elif Path(config.model.path).expanduser().is_file():
+        lines.append(f"model.path: {config.model.path} is a file; name the directory that holds it and its config.json")
     elif _is_local(config.model.path) and not Path(config.model.path).expanduser().is_dir():
         lines.append(f"model.path: there is no directory {config.model.path}")
     data = config.data.path  # whether a URL can be read is for its reader to find out

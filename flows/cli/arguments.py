@@ -177,6 +177,14 @@ def _is_file(item: str) -> bool:
     return False
 
 
+def run_and_step(text: str) -> tuple[str, int | None]:
+    """Return the run and the step of RUN:STEP; None for the step of RUN. Raises UsageError for a step that is none."""
+    run, colon, step = text.partition(":")
+    if colon and not re.fullmatch(r"[0-9]{1,10}", step):
+        raise UsageError(f"{text!r}: a step is named RUN:STEP, for example {run or 'demo'}:3")
+    return run, int(step) if colon else None
+
+
 def one_run(names: Iterable[str]) -> str:
     """Return the one run that is named, or `latest`. Raises UsageError where there are several."""
     names = [name for name in names if name]

@@ -55,11 +55,13 @@ def maintain_store(
     if as_json:
         print(json.dumps(describe_maintenance(expired, done, dry_run), sort_keys=True))
     else:
-        _print_maintenance(expired, done, dry_run)
+        _print_maintenance(expired, done, dry_run, retention_hours)
     return 0
 
 
-def _print_maintenance(expired: Sequence[ExpiryReport], done: MaintenanceReport, dry_run: bool) -> None:
+def _print_maintenance(
+    expired: Sequence[ExpiryReport], done: MaintenanceReport, dry_run: bool, retention_hours: float
+) -> None:
     out = console()
     for each in expired:
         what = f"{each.slices} slices, {each.files} files, {size(each.bytes)}"
@@ -70,6 +72,8 @@ def _print_maintenance(expired: Sequence[ExpiryReport], done: MaintenanceReport,
     before, after = (sum(getattr(each, name) for each in done.tables) for name in ("bytes_before", "bytes_after"))
     rows.append(("together", done.merged, done.deleted, size(before), size(after)))
     out.print(grid(("table", "files merged", "deleted", "before", "after"), rows))
+    if done.merged and retention_hours:
+        out.print(f"merged files stay beside the new ones for {retention_hours:g} h; later calls delete them")
     for path in done.only_copies:
         out.print(f"kept, although old: the only copy of its rows: {path}")
     if done.policies:

@@ -17,7 +17,7 @@ from flows.runtime.executor import Executor
 from flows.runtime.loops import evaluation_configs
 from flows.runtime.pipeline import Source
 from flows.runtime.preflight import require_fit, require_gate
-from flows.runtime.versions import config_versions
+from flows.runtime.versions import config_versions, doubtful_settings
 from flows.runtime.weights import file_bytes, most_bytes, num_parameters
 from flows.services.memory import Gpu, memory_plan, parse_gpu, plan_here, require_memory
 from flows.services.teachers import asked_teachers, is_here, local_teacher_facts
@@ -73,7 +73,8 @@ def main(
     if as_json:
         print(dump(resolved))
         return 0
-    for line in (*lines(config, resolved), *(plan.lines() if plan else ())):
+    doubts = [f"warning: {line}" for line in (*_without_weights(config), *doubtful_settings(resolved))]
+    for line in (*lines(config, resolved), *(plan.lines() if plan else ()), *doubts):
         say(line)
     if plan:
         require_memory(plan)
@@ -81,6 +82,11 @@ def main(
     for line in environment_lines(resolved if is_local else _without_model(resolved)) if asks else (NOT_ASKED,):
         say(line)
     return 0
+
+
+def _without_weights(config: RunConfig) -> Iterator[str]:
+    if not config.model.path and not config.external and not config.evaluation.policy:
+        yield "model.path is empty: `stagecoach run` needs it; `stagecoach demo` makes a small model"
 
 
 def _with_recompute(config: RunConfig, value: bool | str) -> RunConfig:

@@ -11,8 +11,10 @@ from rich.text import Text
 
 from configs.run import RunConfig
 from configs.store import default_store
+from flows.queries.compare_summary import ranges
 from flows.queries.metrics import read_metrics
 from flows.queries.notes import note_line, notes_of
+from flows.queries.request import NotThere
 from flows.queries.run_state import count_lost_services, deciding_event, look_of, process_gone
 from flows.queries.runs import headline_settings
 from flows.queries.scores import comparisons, mixed_policies, recorded_evaluations
@@ -71,19 +73,24 @@ def main(
     as_json: bool = False,
     last: int = 10,
     timing: bool = False,
+    step: int | None = None,
 ) -> int:
     """Print the run `name`, `latest` for the newest; return the exit status.
 
-    `last` steps are printed one by one, with `timing` the seconds of each stage; all of them are in the curves.
+    `last` steps are printed one by one, or `step` alone, with `timing` the seconds of each stage; all of them are in
+    the curves.
 
-    Raises ConfigError for an unknown run, LayoutError where there is no store; none is made.
+    Raises RunUnknown, NotThere for an unknown step, LayoutError where there is no store; none is made.
     """
     root = existing_store(store or default_store())
     found = describe(root, *recorded_run(root, name), overrides)
+    steps = [each["step"] for each in found["steps"]]
+    if step is not None and step not in steps:
+        raise NotThere(f"run {found['run']!r} has no step {step}; it has {ranges(steps) or 'none yet'}")
     if as_json:
-        print(json.dumps(found, sort_keys=True))
+        print(json.dumps(found if step is None else found["steps"][steps.index(step)], sort_keys=True))
     else:
-        _print(found, last, timing)
+        _print(found, slice(-last, None) if step is None else slice(steps.index(step), steps.index(step) + 1), timing)
     return 0
 
 
@@ -163,7 +170,7 @@ def _step(run: str, step: RecordedStep, values: Values) -> dict[str, Any]:
     }
 
 
-def _print(found: dict[str, Any], last: int, timing: bool) -> None:
+def _print(found: dict[str, Any], printed: slice, timing: bool) -> None:
     out = console()
     state = f"{found['state']}; its process is gone" if found["process_gone"] else found["state"]
     look = "warn" if found["process_gone"] else look_of(found["state"])
@@ -188,14 +195,13 @@ def _print(found: dict[str, Any], last: int, timing: bool) -> None:
         out.print(line)
     if verdict := stream_verdict([step["stream"] for step in found["steps"]]):
         out.print(printable(f"{'stream':<13} {verdict}"))
-    out.print(_table(found["steps"][-last:]))
+    steps = found["steps"][printed]
+    out.print(_table(steps))
     if timing:
         out.print("seconds of each stage (* shared with another run):")
-        out.print(_times(found["steps"][-last:]))
-    if len(found["steps"]) > last:
-        out.print(
-            f"the last {last} of {len(found['steps'])} steps; --last N shows more, --timing the seconds of stages"
-        )
+        out.print(_times(steps))
+    if len(steps) < len(found["steps"]):
+        out.print(f"{len(steps)} of {len(found['steps'])} steps; --last N shows more, --timing the seconds of stages")
     versions = sorted({each["version"] for each in found["evaluations"]})
     for line in _scores([each for each in found["evaluations"] if each["version"] == versions[-1]]):
         out.print(line)

@@ -17,6 +17,7 @@ from flows.cli.arguments import (
     one_of,
     one_run,
     option,
+    run_and_step,
     split_items,
 )
 
@@ -36,8 +37,8 @@ def show(
     from flows.cli.run_summary import main
 
     runs, overrides = split_items(items)
-    run = one_run([name, *runs])
-    return main(run, overrides=overrides, store=store, as_json=as_json, last=last, timing=timing)
+    run, step = run_and_step(one_run([name, *runs]))
+    return main(run, overrides=overrides, store=store, as_json=as_json, last=last, timing=timing, step=step)
 
 
 def runs(
@@ -239,7 +240,7 @@ def view(
 
 
 def traces(
-    run: Annotated[str, option("a run, `latest` for the newest", "RUN")] = "latest",
+    run: Annotated[str, option("a run, `latest` for the newest, or a step of it as RUN:STEP", "RUN")] = "latest",
     /,
     *,
     step: Annotated[Index | None, option("the step; by default the last one", group=SOURCE)] = None,
@@ -277,6 +278,10 @@ def traces(
     from flows.queries.rollout_list import TraceChoice, read_names
     from flows.viewer.terminal.traces import main
 
+    run, named_step = run_and_step(run)
+    if named_step is not None and (step, evaluation) != (None, None):
+        raise BadQuestion(f"{run}:{named_step} names the step: leave out --step and --evaluation")
+    step = named_step if step is None else step
     if of_set is not None and evaluation is None:
         raise BadQuestion("--set chooses of an evaluation: name its policy's version with --evaluation")
     choice = TraceChoice(

@@ -228,14 +228,22 @@ def _where_apart(own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def compared_configs(a: RunConfig, b: RunConfig) -> list[dict[str, Any]]:
-    """Return the settings that differ, by dotted key; `in_keys` tells those that can change rows. Names always do."""
+    """Return the settings that differ, by dotted key; `in_keys` tells those that can change rows.
+
+    The names of the runs, and what makes one of them a replay, are left out.
+    """
     old, new = (dict(flat(config.model_dump(mode="json"))) for config in (a, b))
     counting = {key for config in (a, b) for key, _ in flat(content(config, in_place=True))}
     return [
         {"key": key, "a": old.get(key), "b": new.get(key), "in_keys": key in counting}
         for key in dict.fromkeys((*old, *new))
-        if key != "name" and (key in old, old.get(key)) != (key in new, new.get(key))
+        if not _names_replay(key) and (key in old, old.get(key)) != (key in new, new.get(key))
     ]
+
+
+def _names_replay(key: str) -> bool:
+    # A run's name, and the kind and section of a replay, are described with the run, not among its settings.
+    return key in ("name", "kind") or key.startswith("replay.")
 
 
 def _describe_run(store: Store, run: str, config: RunConfig, work: Works) -> dict[str, Any]:

@@ -17,7 +17,6 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from configs.errors import ConfigError
 from flows.queries.derived_tables import DERIVED
 from flows.queries.request import NotThere
 from flows.queries.step_history import StepHistory
@@ -43,11 +42,11 @@ def recorded_config(store: Store, name: str) -> "RunConfig | None":
 
 
 def recorded_run(store: Store, name: str) -> "tuple[str, RunConfig]":
-    """Return the name and config of a recorded run, `latest` for the newest. Raises ConfigError otherwise."""
+    """Return the name and config of a recorded run, `latest` for the newest. Raises RunUnknown otherwise."""
     run = store.runs.latest() if name == "latest" else name
     config = recorded_config(store, run or "")
     if run is None or config is None:
-        raise ConfigError([f"store {store.root.address}: there is no run {name!r}; {store.runs.similar_names(name)}"])
+        raise store.runs.unknown(name)
     return run, config
 
 

@@ -70,11 +70,12 @@ def plan_replay(context: RunContext, source: Source) -> list[Ref]:
 
 
 class PolicyDistance:
-    """Says how far the policies of a replay are from those that sampled the rollouts, and whether that was reported."""
+    """Says how far the policies of a replay are from those that sampled the rollouts, and what was reported once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.warned = False
+        self.empty_noted = False
 
     def updates(self, policy: str | None, sampled_by: str | None) -> int | None:
         """Return how many updates made `policy` since it and the one that sampled were one, by key.
@@ -119,7 +120,9 @@ def finish_replayed(session: Session, done: Replayed, apart: PolicyDistance) -> 
 
 def _notes(done: Replayed, described: dict[str, Any], apart: PolicyDistance) -> list[str]:
     if done.batch is not None and not done.batch.packing.num_rows("batches"):
-        return [f"step {done.step}: the batch is empty under these settings; the policy stays as it is"]
+        line = f"step {done.step}: the batch is empty under these settings; the policy stays as it is"
+        noted, apart.empty_noted = apart.empty_noted, True
+        return [] if noted else [line]  # the summary counts the others
     masked = (described["update"] or {}).get("masked_fraction")
     if masked is None or masked <= OUTSIDE or apart.warned:
         return []
@@ -146,6 +149,8 @@ def summary(outcome: dict[str, Any], config: RunConfig) -> list[str]:
         f"replay {config.name} of {replay.run} from {replay.from_stage}: {outcome['num_computed']} pieces of work "
         f"computed, {outcome['num_found']} cached"
     ]
+    if trains_again(config) and (num_empty := len(outcome["steps"]) - len(trained)):
+        lines.append(f"{num_empty} of {len(outcome['steps'])} steps had an empty batch and trained nothing")
     compared = [step for step in trained if step["same_weights"] is not None]
     if compared:
         parted = next((f"step {step['step']}" for step in compared if not step["same_weights"]), "")

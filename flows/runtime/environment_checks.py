@@ -45,6 +45,7 @@ def environment_findings(config: RunConfig, loaded: Mapping[str, LoadedEnvironme
         found.problems.extend(seat_problems(config, seats))
     if config.kind == "train":
         found.problems.extend(_without_training_examples(config, loaded))
+        found.notes.extend(_few_examples(config, loaded))
     found.problems.extend(_evaluation_problems(config, loaded))
     for index, environment in enumerate(config.environments):
         where, own = f"environments.{index}", loaded[environment.name]
@@ -75,6 +76,17 @@ def _without_training_examples(config: RunConfig, loaded: Mapping[str, LoadedEnv
                 f"environments.{index}.holdout_fraction: all {len(splits)} examples of {environment.name!r} are held "
                 f"out ({environment.holdout_fraction:g}), and none is left to train on; lower it"
             )
+
+
+def _few_examples(config: RunConfig, loaded: Mapping[str, LoadedEnvironment]) -> Iterator[str]:
+    """Yield a note where a step has more groups than there are examples to train on."""
+    examples = sum(texts(environment.examples["split"]).count("train") for environment in loaded.values())
+    groups = config.assignment.groups_per_step
+    if 0 < examples < groups:
+        yield (
+            f"assignment.groups_per_step: {groups} groups, and there are {examples} examples to train on: each step "
+            f"samples an example about {groups / examples:.1f} times"
+        )
 
 
 def _evaluation_problems(config: RunConfig, loaded: Mapping[str, LoadedEnvironment]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from flows.orchestration.table_workers import require_package
 from flows.runtime.environment_checks import environment_findings
 from flows.runtime.prepare import nothing_started
 from flows.runtime.session import Session
-from flows.runtime.versions import container_notes
+from flows.runtime.versions import container_notes, doubtful_settings
 from flows.runtime.weights import require_space
 from flows.services.memory import plan_here, require_memory
 from storage.records import REMOVED
@@ -34,6 +34,8 @@ def preflight(session: Session, missing: Sequence[Ref]) -> None:
     """
     stages = {piece.stage for piece in missing}
     for line in edits_since(session.context, stages):
+        session.notify("note", text=line)
+    for line in doubtful_settings(session.config):
         session.notify("note", text=line)
     with nothing_started():
         require_gate(session.config)

@@ -15,7 +15,7 @@ from configs.fields import imported_functions
 from configs.replay import replayed_stages
 from configs.run import RunConfig, needs_reference_scores
 from configs.training import TrainingConfig
-from flows.services.memory import Gpu, memory_plan, smallest_gpu
+from flows.services.memory import Gpu, gpus, memory_plan, smallest_gpu
 from tasks.inference.engine import model_info
 from tasks.inference.engine.model_info import model_directory, tokenizer_digest
 from tasks.inference.engine.weights_view import require_weights
@@ -28,6 +28,8 @@ INSPECTED = frozenset({"docker", "podman"})
 """Those of them that say who an image's programs run as."""
 ROOT_NAMES = frozenset({"", "root", "0"})
 ANSWER_SECONDS = 4.0
+HOT = 2.0
+"""The temperature above which a config is doubted."""
 PACKAGES = ("stagecoach", "torch", "transformers", "verifiers", "renderers", "prefect", "deltalake", "pyarrow")
 
 
@@ -75,6 +77,28 @@ def _device_problems(config: RunConfig, trains: bool) -> Iterator[str]:
             "is one, or on the processor: training.device=cpu training.dtype=float32 (other weights come out of that). "
             "What it would take of a GPU: stagecoach check with the same settings and --gpu H200"
         )
+    on_gpus = trains and config.training.device != "cpu" and has_cuda() and config.placement.services == "local"
+    if on_gpus and config.learner.processes > (here := len(gpus())):
+        yield (
+            f"learner.processes: {config.learner.processes}, and this machine has {here} GPU(s), of which each process "
+            "needs one; lower it, or train on several machines with learner.nodes"
+        )
+
+
+def doubtful_settings(config: RunConfig) -> Iterator[str]:
+    """Yield a line for each setting of a resolved config that works here and is seldom meant."""
+    cores = len(os.sched_getaffinity(0))
+    trains = config.kind in ("train", "sft")
+    if trains and config.training.device == "cpu" and config.learner.processes > cores:
+        yield (
+            f"learner.processes: {config.learner.processes} processes share {cores} cores and each holds the whole "
+            "model in memory; on the processor one is usual"
+        )
+    temperatures: dict[str, float | None] = {"rollout.temperature": config.rollout.temperature}
+    temperatures |= {f"environments.{n}.temperature": each.temperature for n, each in enumerate(config.environments)}
+    for key, temperature in temperatures.items():
+        if config.kind == "train" and temperature is not None and temperature > HOT:
+            yield f"{key}: {temperature:g}; above {HOT:g} tokens are close to random, and 1 is usual"
 
 
 def _container_problems(config: RunConfig, needs_environments: bool) -> Iterator[str]:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from configs.errors import ConfigError
 from configs.store import default_store
+from flows.queries.request import BadQuestion
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.rendering import templates
@@ -33,7 +34,7 @@ TOKEN = "STAGECOACH_VIEW_TOKEN"
 def main(store: str = "", run: str = "", host: str = "127.0.0.1", port: int | None = None, browse: bool = False) -> int:
     """Serve a store until a signal ends the process: with status 130 for Ctrl-C, 0 where it was asked to end.
 
-    Raises LayoutError where there is no store, NotThere for an unknown run, ConfigError where the port is taken.
+    Raises LayoutError where there is no store, NotThere for an unknown run, BadQuestion where the port is taken.
     """
     from flows.viewer.app import application
 
@@ -111,12 +112,10 @@ def is_loopback(host: str) -> bool:
 def listen(host: str, port: int | None = None) -> socket.socket:
     """Return a socket that listens; without a port the first free one from `PORT` on. 0 lets the system choose.
 
-    Raises ConfigError where the address cannot be had.
+    Raises BadQuestion where the address cannot be had.
     """
-    if port is not None and not 0 <= port < 2**16:
-        raise ConfigError([f"--port {port}: a port is a number from 0 to {2**16 - 1}"])
     wanted = range(PORT, PORT + PORTS_TRIED) if port is None else (port,)
-    problem: OSError | None = None
+    problem: Exception | None = None
     for each in wanted:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         found = socket.socket(family, socket.SOCK_STREAM)
@@ -124,13 +123,13 @@ def listen(host: str, port: int | None = None) -> socket.socket:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             found.bind((host.strip("[]"), each))
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             found.close()
             problem = error
             continue
         found.listen()
         return found
-    raise ConfigError([f"--host {host} --port {wanted[0]}: {problem}; name another"])
+    raise BadQuestion(f"--host {host} --port {wanted[0]}: {problem}; nothing was started; name another port or host")
 
 
 def address(host: str, port: int, run: str, token: str) -> str:

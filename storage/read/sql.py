@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from threading import TIMEOUT_MAX, Event, Thread
 from typing import Any
@@ -266,6 +267,9 @@ def _quote(name: str) -> str:
 
 
 def _refusal(message: str, sql: str, frames: Frames, tokens: bool) -> QuestionError:
+    if absent := re.search(r"Table with name (\S+) does not exist", message):  # the database suggests its own tables
+        near = get_close_matches(absent[1], frames.names, 1)
+        message = f"no table {absent[1]!r}" + (f"; did you mean {near[0]}?" if near else "")
     hidden = {c.name for table in TABLES.values() for c in table.columns if c.type in PER_TOKEN}
     advice = f"the tables are {', '.join(frames.names)}; `stagecoach sql` alone lists their columns"
     if not tokens and any(re.search(rf"\b{name}\b", sql) for name in hidden):

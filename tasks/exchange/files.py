@@ -37,6 +37,7 @@ from tasks.exchange.verifiers_lines import is_verifiers, read_episode
 
 Format = Literal["auto", "verifiers", "messages", "prompt"]
 FIELDS = {"messages": ("messages",), "prompt": ("prompt", "completion")}
+FORMS = "an episode with `traces`, a trace with `nodes`, `messages`, or `prompt` and `completion`"
 STEP = re.compile(r"step_(\d+)")
 """How prime-rl names the directory of a step's files."""
 MOST_LINE_BYTES = 2**28
@@ -116,7 +117,7 @@ def _form(value: Row, form: Format) -> str:
         raise Unfit("the line is neither an episode nor a trace", "it has neither `traces` nor `nodes`")
     if not is_conversation(value):
         has = ", ".join(list(value)[:8]) or "nothing"
-        raise Unfit("the line is in no known form", f"it has {has}")
+        raise Unfit("the line is in no known form", f"it has {has}; known are {FORMS}")
     return "messages" if value.get("messages") is not None else "prompt"
 
 

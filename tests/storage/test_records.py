@@ -83,10 +83,10 @@ def test_names_that_are_nearly_right_are_named_before_the_last_ones(store: Store
         store.runs.record(run=name, event="started", kind="train", config={})
     with pytest.raises(RunUnknown) as near:
         store.runs.events("dmo")
-    assert near.value.where == "the nearest runs are: demo"
+    assert near.value.where.endswith("; the nearest runs are: demo")
     with pytest.raises(RunUnknown) as far:
         store.runs.events("xyz")
-    assert far.value.where == "the last runs are: other1, other2, other3, other4, other5"
+    assert far.value.where.endswith("; the last runs are: other1, other2, other3, other4, other5")
 
 
 def test_a_finding_is_one_row_that_every_reader_sees(store: Store, root: Path) -> None:

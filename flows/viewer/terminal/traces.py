@@ -18,6 +18,7 @@ from configs.store import default_store
 from flows.queries.request import NotThere, plain
 from flows.queries.rollout_list import LEFT, TraceChoice, choose, list_page
 from flows.queries.rollout_search import filter_traces
+from flows.queries.rollout_table import rollouts_of
 from flows.queries.rollouts import evaluation_traces, lineages_of, search_mask, steps_of, traces_of, with_mismatch
 from flows.queries.step import figures as figures_of_step
 from flows.queries.step import written_of
@@ -34,8 +35,13 @@ STYLES = {"trained": "green", "errored": "red", "filtered": "yellow", "quarantin
 OF_RUN = ("step", "reward", "advantage", "outcome", "detail", "num_output_tokens", "environment", "example_id")
 """What is shown of the traces of a whole run where nobody chose columns."""
 GAP = 2
-FIRST = ("trace_id", "group_id", "example_id", "agent", "reward", "advantage", "outcome", "detail", "error_type")
-"""What is shown first where a terminal is too narrow for all the usual columns."""
+FIRST = (
+    *("trace_id", "reward", "outcome", "detail", "error_type", "num_output_tokens"),
+    *("example_id", "agent", "advantage", "group_id"),
+)
+"""The columns that a terminal shows first where it is too narrow for all the usual ones."""
+MIN_REPLY_CHARS = 24
+"""The reply takes what the other columns leave of a line, at least this many characters."""
 
 
 def main(
@@ -66,14 +72,15 @@ def main(
         chosen = choose(frame, choice, search_mask(library, name, frame, choice.search))
         found = list_page(frame, chosen, choice)
         figures = figures_of_step(frame, written)
+        piped = not sys.stdout.isatty()
+        replies = {} if piped or as_json or choice.columns else _replies(library, name, found["rows"])
     if as_json:
         print(json.dumps(plain({"run": name, "of": title, "figures": figures, "traces": found})))
         return 0
     # In a pipe no line is wrapped: a line is a trace, to be searched and counted.
-    piped = not sys.stdout.isatty()
     out = Console(width=100_000 if piped else None, markup=False, emoji=False, highlight=False)
     out.print(Text(_headline(name, title, figures)))
-    _print_rows(out, found, chosen_by_user=bool(choice.columns), piped=piped)
+    _print_rows(out, found, replies, chosen_by_user=bool(choice.columns), piped=piped)
     out.print(Text(_ending(found)))
     return 0
 
@@ -101,28 +108,59 @@ def _headline(run: str, title: str, figures: Mapping[str, Any]) -> str:
     return f"{one_line(run, 60)}, {title}: reward {formats.number(reward['mean'])}{spread}; {outcomes}"
 
 
-def _print_rows(out: Console, found: Mapping[str, Any], chosen_by_user: bool, piped: bool) -> None:
-    """Print a line for each trace; of the usual columns as many as the width has room for."""
-    columns, widest = found["columns"], WIDEST_PIPED if piped else WIDEST
-    cells, widths = {}, {}
-    for each in columns:
-        own = [cell_text(row, each, found["id_length"], piped) for row in found["rows"]]
-        cells[each["name"]] = own
-        widths[each["name"]] = min(max(map(cell_len, (each["title"], *own))), widest)
+def _replies(library: StoreReader, run: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
+    """Return the reply of each rollout of a page by its trace's id; of other steps no message is read."""
+    keys = {row["key"] for row in rows}
+    lineages = [lineage for lineage in library.history(run).lineages if lineage.traces.key in keys]
+    replies = rollouts_of(library.frames(run), lineages, ("trace_id", "reply"))
+    return dict(replies.select("trace_id", "reply").iter_rows())
+
+
+def _print_rows(
+    out: Console, listed: Mapping[str, Any], replies: Mapping[str, str | None], chosen_by_user: bool, piped: bool
+) -> None:
+    """Print a line for each trace: of the usual columns those that the width has room for, and the reply's beginning.
+
+    What all rollouts of the list share is said once, above them; a pipe has it in each line.
+    """
+    whole = piped or chosen_by_user
+    same = {} if whole else {column["name"]: column for column in listed["same"]}
+    if said := [
+        f"{same[name]['title']} {cell_text({name: same[name]['value']}, same[name], 0, piped)}" for name in same
+    ]:
+        out.print(Text(f"The same in all: {', '.join(said)}", style="dim"))
+    columns = {column["name"]: column for column in listed["columns"] if column["name"] not in same}
+    titles = {
+        name: column["title"] + (UNITS.get(column["kind"], "") if piped else "") for name, column in columns.items()
+    }
+    cells = {
+        name: [cell_text(row, column, listed["id_length"], piped) for row in listed["rows"]]
+        for name, column in columns.items()
+    }
+    widest = WIDEST_PIPED if piped else WIDEST
+    widths = {
+        name: min(max(map(cell_len, (titles[name], *texts))), widest)
+        for name, texts in cells.items()
+        if whole or {*texts} - {formats.DASH, ""}
+    }
     # Columns that somebody named are shown though lines get too long; the usual ones give way.
-    shown = [each["name"] for each in columns] if chosen_by_user else _that_fit(widths, out.width)
+    shown = list(widths) if chosen_by_user else _that_fit(widths, out.width - (MIN_REPLY_CHARS if replies else 0))
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_edge=False)
-    left_out = [each["name"] for each in columns if each["name"] not in shown]
-    columns = [each for each in columns if each["name"] in shown]
-    for each in columns:
-        side: JustifyMethod = "left" if each["kind"] in LEFT else "right"
-        table.add_column(Text(one_line(each["title"], widest)), justify=side, no_wrap=True, overflow="ellipsis")
-    for at, row in enumerate(found["rows"]):
+    shown = [name for name in columns if name in shown]
+    for name in shown:
+        side: JustifyMethod = "left" if columns[name]["kind"] in LEFT else "right"
+        table.add_column(Text(one_line(titles[name], widest)), justify=side, no_wrap=True, overflow="ellipsis")
+    if replies:
+        table.add_column("reply", no_wrap=True)
+    reply_chars = out.width - sum(widths[name] + GAP for name in shown)
+    for at, row in enumerate(listed["rows"]):
         styles = {"outcome": STYLES.get(row["outcome"], "")}
-        table.add_row(*(Text(cells[each["name"]][at], styles.get(each["name"], "")) for each in columns))
-    if found["rows"]:
+        values = [Text(cells[name][at], styles.get(name, "")) for name in shown]
+        reply = [Text(one_line(replies.get(row["trace_id"]) or formats.DASH, reply_chars))] if replies else []
+        table.add_row(*values, *reply)
+    if listed["rows"]:
         out.print(table, no_wrap=True)
-    if left_out:
+    if left_out := [name for name in widths if name not in shown]:
         out.print(Text(f"Not shown for want of room: {', '.join(left_out)} (--columns, or --json)", style="dim"))
 
 
@@ -157,6 +195,8 @@ def cell_text(row: Mapping[str, Any], column: Mapping[str, Any], id_length: int,
 
 _NUMBERS: Mapping[str, Any] = {"number": formats.number, "signed": formats.with_sign, "seconds": formats.seconds}
 """How a person reads the kinds of numbers; a pipe gets digits."""
+UNITS = {"seconds": "_s"}
+"""The unit in the heading of a column whose digits a pipe gets, by kind."""
 
 
 def _ending(found: Mapping[str, Any]) -> str:

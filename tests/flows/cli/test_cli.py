@@ -29,7 +29,7 @@ from tests.fixtures.programs import environment
 from tests.fixtures.waiting import PATIENCE
 
 RESUMED: dict[str, Any] = {"overrides": [], "store": "", "plain": False}
-SHOWN: dict[str, Any] = {"overrides": [], "store": "", "as_json": False, "last": 10, "timing": False}
+SHOWN: dict[str, Any] = {"overrides": [], "store": "", "as_json": False, "last": 10, "timing": False, "step": None}
 NONE = {"name": "", "store": "", "plain": False}
 OF_OTHERS = [
     'evaluation.external.url="http://h/v1"',
@@ -418,3 +418,19 @@ def test_a_command_that_was_started_without_an_output_does_its_work(monkeypatch:
     monkeypatch.setattr(cli, "parse", lambda _: show)
     assert cli.main([]) == 0
     sys.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("argv", "suggestion"),
+    [(["logs", "--last", "3"], ""), (["algorithms", "a", "--set", "x"], ""), (["show", "--lst", "3"], "--last")],
+)
+def test_an_option_is_suggested_only_where_it_is_near(
+    argv: list[str], suggestion: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(argv) == 2
+    message = capsys.readouterr().err
+    assert f"Did you mean {suggestion}?" in message if suggestion else "Did you mean" not in message
+
+
+def test_ls_lists_the_runs() -> None:
+    assert cli.parse(["ls", "--store", "s"]).func is cli.parse(["runs", "--store", "s"]).func

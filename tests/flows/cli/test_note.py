@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import ConfigError
 from flows.cli import run_summary
 from flows.cli.arguments import UsageError
 from flows.cli.note import note
@@ -18,7 +17,7 @@ from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.pages.runs import run_page, runs_page
 from flows.viewer.pages.search import search_page
-from storage.errors import LayoutError, NoteUnknown
+from storage.errors import LayoutError, NoteUnknown, RunUnknown
 from storage.maintenance.run_copy import copy_work
 from storage.records import REMOVED
 from storage.store import open_store
@@ -123,7 +122,7 @@ def test_notes_come_along_with_a_copy_of_the_run(store: Path, tmp_path: Path) ->
 
 
 def test_what_is_not_there_and_what_makes_no_sense_is_refused(store: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(RunUnknown):
         note("nobody", "text", store=str(store))
     with pytest.raises(NotThere):
         note("base", "text", trace="ffffffffffff", store=str(store))

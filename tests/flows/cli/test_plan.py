@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.checks.environments import SCORINGS
 from configs.errors import ConfigError
 from configs.load import from_json, load
 from configs.run import RunConfig
@@ -143,3 +144,41 @@ def test_an_environment_that_is_asked_says_what_it_has(model: Path, capsys: pyte
     assert status == 0 and "not checked" not in said
     assert "environment reverse_text loads: " in said and "seats agent; scores" in said
     assert "settings of its taskset: " in said and "num_examples" in said
+
+
+@pytest.mark.parametrize(
+    ("override", "warning"),
+    [
+        ("learner.processes=64", "learner.processes: 64 processes share"),
+        ("rollout.temperature=50", "rollout.temperature: 50; above 2"),
+        ("model.path=", "model.path is empty: `stagecoach run` needs it"),
+    ],
+)
+def test_settings_that_are_seldom_meant_are_warned_of(
+    override: str, warning: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, plain = run_command(capsys, "check", "demo", f"model.path={model}")
+    assert status == 0 and "warning" not in plain
+    status, doubted = run_command(capsys, "check", "demo", f"model.path={model}", override)
+    assert status == 0 and f"warning: {warning}" in doubted
+
+
+@pytest.mark.parametrize(
+    ("scoring", "problem"),
+    [("exactly", "neither exact, contains, number nor"), ("my_reward:reward2", "'reward2'; did you mean reward?")],
+)
+def test_a_scoring_function_that_does_not_exist_is_refused(
+    scoring: str, problem: str, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = model.parent / "project"
+    assert cli.main(["init", str(project)]) == 0
+    monkeypatch.chdir(project)
+    settings = [f"model.path={model}", f'environments.0.taskset.task={{scoring="{scoring}"}}']
+    status, refusal = run_command(capsys, "check", "config.toml", *settings)
+    assert status == 2 and problem in refusal
+
+
+def test_the_names_of_own_datas_scores_are_those_that_a_config_may_name() -> None:
+    from own_data.scoring import SCORES
+
+    assert tuple(SCORES) == SCORINGS

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.cli import run_summary as show
 from flows.queries.run_state import process_gone
 from flows.queries.store_reader import StoreReader
 from flows.services.ownership import OWNER, SERVICE, identity
 from flows.viewer.rendering import PAGES, as_html, parsed_address
-from storage.errors import LayoutError
+from storage.errors import LayoutError, RunUnknown
 from storage.store import Store, open_store
 from tasks.metrics import stage as metrics
 from tasks.runtime.execute import perform
@@ -80,10 +79,19 @@ def test_a_long_run_is_curves_and_its_last_steps(tmp_path: Path, capsys: pytest.
     status, said = run_command(capsys, "show", "a", "--last", "2", "--store", str(tmp_path))
     lines = said.splitlines()
     assert status == 0 and [" ".join(line.split()[:2]) for line in lines[-4:-2]] == ["10 0.625", "11 0.688"]
-    assert "the last 2 of 12 steps" in lines[-2]
+    assert "2 of 12 steps" in lines[-2]
     (reward,) = [line for line in lines if line.startswith("reward")]
     assert reward.split()[1:4] == ["0.5", "to", "0.688"] and reward.split()[4] == "▆▁▂▂▃▄▅▅▆▇▇█"
     assert max(map(len, lines[:-1])) <= 80
+
+
+def test_one_step_is_shown_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = finished_run(tmp_path)
+    sample(of_traces(trace("t0", reward=0.25)), RunContext(store, "a", CONFIG, {}), 1)
+    status, printed = run_command(capsys, "show", "a:1", "--store", str(tmp_path))
+    assert status == 0 and "1 of 2 steps" in printed and "\n    1    0.25" in printed and "\n    0 " not in printed
+    status, refusal = run_command(capsys, "show", "a:7", "--store", str(tmp_path))
+    assert status == 2 and "run 'a' has no step 7; it has 0-1" in refusal and "config" not in refusal
 
 
 def test_lost_services_are_counted_for_people_programs_and_in_the_viewer(
@@ -177,10 +185,10 @@ def test_a_process_that_began_after_the_event_is_another_one(tmp_path: Path) -> 
 
 def test_a_run_or_a_store_that_is_not_there_is_named(tmp_path: Path) -> None:
     open_store(tmp_path / "empty")
-    with pytest.raises(ConfigError, match="none"):
+    with pytest.raises(RunUnknown, match="none"):
         show.main("latest", store=str(tmp_path / "empty"))
     finished_run(tmp_path / "store")
-    with pytest.raises(ConfigError, match="there is no run 'b'; the last runs are: a"):
+    with pytest.raises(RunUnknown, match=r"(?s)^there is no run 'b'\n.*the last runs are: a\n  Safe: nothing"):
         show.main("b", store=str(tmp_path / "store"))
     with pytest.raises(LayoutError, match="there is no store"):
         show.main("latest", store=str(tmp_path / "typo"))

@@ -24,6 +24,7 @@ from flows.queries.compare_rows import (
 from flows.queries.compare_summary import both_numbers, ranges, sentences, sheets
 from flows.queries.store_reader import StoreReader
 from flows.replays.loop import diff_markdown, diff_rows
+from storage.errors import RunUnknown
 from storage.store import Store, open_store
 from tasks.metrics.figures import MEANINGS, metric_values
 from tests.fixtures import replays
@@ -214,6 +215,11 @@ def test_a_replay_of_later_steps_has_the_examples_and_no_first_step(replayed: St
     assert sentences(compare(StoreReader(replayed), "last", "base"))[2] == "Only in b: step 0."
 
 
+def test_what_makes_a_run_a_replay_is_no_setting_that_differs(replayed: Store) -> None:
+    keys = [row["key"] for row in compare(StoreReader(replayed), "base", "last")["config"]]
+    assert not [key for key in keys if key in ("name", "kind") or key.startswith("replay.")]
+
+
 def test_nothing_done_is_not_the_same_work_as_weights_brought_in(replayed: Store) -> None:
     replayed.runs.record(run="begun", event="started", kind="train", config=replayed.runs.config("base"))
     assert not compare(StoreReader(replayed), "base", "begun")["same_work"]
@@ -229,7 +235,7 @@ def test_what_was_not_measured_is_none_and_not_zero(store: Store) -> None:
 
 
 def test_unknown_runs_and_steps_are_refused_with_those_that_there_are(store: Store) -> None:
-    with pytest.raises(ConfigError, match="there is no run 'absent'; the nearest runs are: base"):
+    with pytest.raises(RunUnknown, match=r"(?s)there is no run 'absent'.*the nearest runs are: base"):
         compare(StoreReader(store), "base", "absent")
     with pytest.raises(ConfigError, match="step 5: neither run has it; there are the steps 0, 1"):
         compare(StoreReader(store), "base", "twin", step=5)

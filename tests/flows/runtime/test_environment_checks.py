@@ -177,3 +177,9 @@ def test_the_key_of_a_judge_reaches_the_environment_or_is_said_to_be_missing(mon
     assert line.startswith("environments.0.variables: ") and line.endswith('variables = ["PRIME_API_KEY"]')
     assert "sesame" not in line
     assert found(asks, own={"variables": ["PRIME_API_KEY"]}) == Findings([], [])
+
+
+def test_more_groups_than_examples_are_noted() -> None:
+    (note,) = found(assignment={"groups_per_step": 25}).notes
+    assert note.startswith("assignment.groups_per_step: 25 groups, and there are 10 examples") and "2.5 times" in note
+    assert found(assignment={"groups_per_step": 10}).notes == []

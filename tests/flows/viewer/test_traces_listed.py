@@ -64,7 +64,7 @@ def test_a_line_is_a_trace_with_all_its_columns(capsys: pytest.CaptureFixture[st
             "error",
             "turns",
             "truncated",
-            "set-up",
+            "set-up_s",
             "started",
         ),
         *("found", "by"),
@@ -202,3 +202,20 @@ def test_a_cut_id_names_its_trace_and_a_command_that_is_offered_runs_nothing_of_
     assert listing.cell_text(row, column, 8, piped=True) == "abcdefgh-1"
     found = {"num_chosen": 1, "num_all": 1, "num_found": None, "num_pages": 1, "id_length": 12}
     assert _ending({**found, "rows": [{"trace_id": "$(reboot);x y z"}]}).endswith("stagecoach trace '$(reboot);x '")
+
+
+def test_a_terminal_shows_the_reply_and_nothing_that_is_empty_or_the_same_in_all(
+    capsys: pytest.CaptureFixture[str], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    printed = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines(capsys, root, RUN, "--step", "0")]
+    (heading,) = [line for line in printed if line.startswith("trace ")]
+    assert heading.split()[0] == "trace" and heading.split()[-1] == "reply"
+    assert max(map(len, printed)) <= 80 and any(line.startswith("The same in all: ") for line in printed)
+
+
+def test_a_step_is_named_with_its_run(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+    assert ids(lines(capsys, root, f"{RUN}:0")) == ids(lines(capsys, root, RUN, "--step", "0"))
+    assert "a step is named RUN:STEP" in lines(capsys, root, f"{RUN}:x", status=2)[0]
+    assert "leave out --step" in lines(capsys, root, f"{RUN}:0", "--step", "1", status=2)[0]

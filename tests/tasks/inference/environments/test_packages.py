@@ -149,11 +149,11 @@ def test_what_is_installed_counts_where_it_is_built_on_verifiers(tmp_path: Path,
 
 def test_functions_and_files_that_settings_name(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write("own_game.py", "")
-    scores, plugged = write("own_scores.py", "x = 1\n"), tmp_path / "plugged.py"
+    scores, plugged = write("own_scores.py", "half = 1\n"), tmp_path / "plugged.py"
     notes, rows = tmp_path / "notes.txt", tmp_path / "rows" / "deep" / "1.jsonl"
     rows.parent.mkdir(parents=True)
     for file in (plugged, notes, rows):
-        file.write_text("1")
+        file.write_text("f = 1")
     environment = own(
         task={"rewards": {"a": {"fn": "own_scores.half"}, "b": {"fn": f"{plugged}:f"}}, "scoring": "own_scores:half"},
         hints=[{"file": str(notes)}],
@@ -164,7 +164,7 @@ def test_functions_and_files_that_settings_name(write: Write, tmp_path: Path, mo
     seen = [package_version(environment)]
     assert "rows/ sha256:" in seen[0] and "notes.txt sha256:" in seen[0]
     for file in (scores, plugged, notes, rows):
-        file.write_text("22")
+        file.write_text(f"{file.read_text()}\n")
         seen.append(package_version(environment))
     (tmp_path / "of no setting.txt").write_text("")
     (tmp_path / "train").write_text("a word of a setting that happens to be the name of a file")
@@ -173,6 +173,17 @@ def test_functions_and_files_that_settings_name(write: Write, tmp_path: Path, mo
     plugged.unlink()
     with pytest.raises(EnvironmentUnavailable, match=r"environment 'own': .*plugged\.py', which is no file here"):
         package_version(environment)
+
+
+def test_a_function_that_its_module_does_not_have_is_refused_without_running_the_module(write: Write) -> None:
+    write("own_game.py", "")
+    write("own_scores.py", "raise SystemExit\ndef reward(reply): ...\n")
+    environment = own(task={"scoring": "own_scores:reward2"})
+    with pytest.raises(EnvironmentUnavailable, match=r"names no function: .*'reward2'; did you mean reward\?"):
+        package_version(environment)
+    for code in ("def reward2(): ...", "reward2 = len", "from a import b as reward2", "from a import *"):
+        write("own_scores.py", code)
+        assert "own_scores" in package_version(environment)
 
 
 def test_judges_and_harnesses_are_code_of_the_environment(write: Write) -> None:
