@@ -177,12 +177,19 @@ def _is_file(item: str) -> bool:
     return False
 
 
-def run_and_step(text: str) -> tuple[str, int | None]:
-    """Return the run and the step of RUN:STEP; None for the step of RUN. Raises UsageError for a step that is none."""
-    run, colon, step = text.partition(":")
-    if colon and not re.fullmatch(r"[0-9]{1,10}", step):
+def run_and_step(text: str, step: int | None = None, evaluation: int | None = None) -> tuple[str, int | None]:
+    """Return the run and the step of RUN:STEP; of RUN alone the step is `step`.
+
+    Raises UsageError for a step that is no number, and where an option names a step or an evaluation too.
+    """
+    run, colon, name = text.partition(":")
+    if not colon:
+        return run, step
+    if not re.fullmatch(r"[0-9]{1,10}", name):
         raise UsageError(f"{text!r}: a step is named RUN:STEP, for example {run or 'demo'}:3")
-    return run, int(step) if colon else None
+    if (step, evaluation) != (None, None):
+        raise UsageError(f"{text} names the step: leave out --step and --evaluation")
+    return run, int(name)
 
 
 def one_run(names: Iterable[str]) -> str:

@@ -278,10 +278,7 @@ def traces(
     from flows.queries.rollout_list import TraceChoice, read_names
     from flows.viewer.terminal.traces import main
 
-    run, named_step = run_and_step(run)
-    if named_step is not None and (step, evaluation) != (None, None):
-        raise BadQuestion(f"{run}:{named_step} names the step: leave out --step and --evaluation")
-    step = named_step if step is None else step
+    run, step = run_and_step(run, step, evaluation)
     if of_set is not None and evaluation is None:
         raise BadQuestion("--set chooses of an evaluation: name its policy's version with --evaluation")
     choice = TraceChoice(
