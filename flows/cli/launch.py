@@ -339,7 +339,7 @@ class EarlyServices(NamedTuple):
         with suppress(Exception):
             for each in self.engine.handles:
                 each.wait()
-            self.environments.begin(lists=True)
+            self.environments.begin()
 
 
 def early_services(supervisor: Supervisor, config: RunConfig, model: Path) -> EarlyServices:

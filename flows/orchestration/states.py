@@ -236,6 +236,7 @@ def note_end(flow: Any, flow_run: Any, state: Any) -> None:
     another flow run has taken up since, stays as it is. Prefect passes the arguments by these names.
     """
     from prefect.client.orchestration import get_client
+    from prefect.states import Cancelled
 
     with get_client(sync_client=True) as client:
         tags = client.read_flow_run(flow_run.id).tags  # as they are now: the run's own process has set them
@@ -250,28 +251,25 @@ def note_end(flow: Any, flow_run: Any, state: Any) -> None:
             _record_end(runs, run, last, event, (state.message or "its process is gone").rstrip("."))
         last = runs.events(run)[-1] if run in runs.names() else None
         if last is not None and last.event == "cancelled" and last.flow_run == str(flow_run.id):
-            arguments = flow_run.id, last.message or ""
+            arguments = get_client, flow_run.id, Cancelled(message=last.message or "")
             threading.Thread(target=_tell_cancelled, args=arguments, name="cancelled", daemon=True).start()
     except StoreError as error:
         _log.warning("the end of run %s could not be written into its store: %s", run, error)
 
 
-def _tell_cancelled(flow_run: Any, message: str) -> None:
+def _tell_cancelled(get_client: Callable[..., Any], flow_run: Any, cancelled: Any) -> None:
     """Put a run's own words into its state once the worker has written that it cancelled it, in Prefect's words.
 
     The worker does so after its hooks, whatever state there is. A run that goes on by then is left alone.
     """
-    from prefect.client.orchestration import get_client
-    from prefect.states import Cancelled
-
     for _ in range(TELL_ATTEMPTS):
         time.sleep(TELL_SECONDS)
         with bookkeeping_only("how it was cancelled"), get_client(sync_client=True) as client:
             state = client.read_flow_run(flow_run).state
             if state is None or not (state.is_cancelled() or state.is_cancelling()):
                 return
-            if state.is_cancelled() and state.message != message:
-                client.set_flow_run_state(flow_run, Cancelled(message=message), force=True)
+            if state.is_cancelled() and state.message != cancelled.message:
+                client.set_flow_run_state(flow_run, cancelled, force=True)
                 return
 
 

@@ -4,7 +4,7 @@ import itertools
 import secrets
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.services.base import Command, PolicyLock, RunService, Supervisor, ready_reports
 from flows.services.pools import STAND_IN_NEEDS, shared_key, stand_in
-from flows.services.process import Handle, ServiceFailed, ServiceSpec
+from flows.services.process import Handle, ServiceSpec
 from storage.keys import content_key
 from tasks.arrays.columns import texts
 from tasks.inference.environments import servers as environment_service
@@ -49,16 +49,9 @@ class EnvironmentServers(RunService):
         self._turns = itertools.count(1)
         self._loaded: dict[str, environment_service.LoadedEnvironment] | None = None
         self._loading = threading.Lock()
-        self._lists = False
-        self._listings: dict[str, Path] = {}
-        """By environment, what the first of its servers lists of it."""
 
-    def begin(self, lists: bool = False) -> None:
-        """Start the servers side by side, or adopt external ones; returns at once.
-
-        With `lists` they list their examples as well, in less time than a process that does only that.
-        """
-        self._lists |= lists  # whoever begins them again changes nothing
+    def begin(self) -> None:
+        """Start the servers side by side, or adopt external ones; returns at once."""
         for each in self._environments:
             self._servers(each)
 
@@ -109,19 +102,9 @@ class EnvironmentServers(RunService):
             # Under a lock: the first step and the first evaluation ask at the same time, and loading takes long.
             if self._loaded is None:
                 names = [each.name for each in self._environments]
-                found = self._read_listings() or environment_service.load_all(self._environments)
+                found = environment_service.load_all(self._environments)
                 self._loaded = dict(zip(names, found, strict=True))
             return self._loaded
-
-    def _read_listings(self) -> list[environment_service.LoadedEnvironment]:
-        """Return what the servers list of all environments; nothing where one does not."""
-        found = []
-        for each in self._environments if self._lists else ():
-            with suppress(ServiceFailed):  # which is said where its rollouts are asked for
-                self._servers(each)[0].wait()
-            listing = self._listings.get(each.name)
-            found.append(environment_service.read_listing(listing) if listing else None)
-        return [each for each in found if each] if all(found) else []
 
     def _servers(self, environment: EnvironmentConfig) -> list[Handle]:
         names = environment.server_names
@@ -139,10 +122,7 @@ class EnvironmentServers(RunService):
                 return [], {}
             if elsewhere:
                 return stand_in(self._config, "environment", name, "", report), {}
-            listing = report.with_suffix(".listed") if self._lists and not number else None
-            if listing:
-                self._listings[environment.name] = listing
-            argv, variables = environment_service.command(environment, report, listing)
+            argv, variables = environment_service.command(environment, report)
             return argv, {**variables, **self._engine_key, **({sealed.KEY_VARIABLE: key} if key else {})}
 
         def answers(report: dict[str, Any]) -> bool:

@@ -10,6 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tasks.learner.checkpoint import MASTER, moment_tensors, trained_parameters
@@ -51,9 +53,6 @@ def load_kept(policy_key: str, policy: PolicyModel, optimizer: Optimizer, direct
 
     Raises LearnerError on all ranks where the files are not there, or not those of the published weights.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     path = directory / state_file(policy_key, world.rank, world.size)
     try:
         stored = load_file(path)
@@ -90,8 +89,6 @@ def _fits(stored: dict[str, Tensor], policy: PolicyModel, optimizer: Optimizer) 
 
 
 def _write(content: dict[str, Tensor], target: Path) -> None:
-    from safetensors.torch import save_file
-
     draft = target.with_suffix(".draft")
     try:
         save_file(content, draft)

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from storage.refs import File
@@ -92,8 +93,6 @@ def _gather_whole(
 
 
 def _write_file(name: str, content: Mapping[str, Tensor], directory: Path | None) -> File:
-    from safetensors.torch import save
-
     data = save(dict(content), {"format": "pt"})
     if directory:
         with open(directory / name, "wb") as stream:

@@ -1,29 +1,24 @@
 """Builds an environment's verifiers config, its examples and its facts, in the environment's own process."""
 
-import fcntl
 import hashlib
 import itertools
 import json
-import os
-import signal
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from storage.schemas.stage_tables import EXAMPLES
 from tasks.inference.environments.introspection import EnvironmentFacts, facts_of
-from tasks.inference.environments.servers import EXAMPLES_SECONDS, write_rows
+from tasks.inference.environments.servers import write_rows
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.env import EnvConfig
     from verifiers.v1.task import Task, TaskData
 
 
-_held: list[IO[str]] = []
-"""The file that a lister keeps open, for its lock."""
 PLAYER_KEYS = ("model", "client", "sampling")
 """Settings of a seat that name its model: not allowed in `env`, or rows would name the wrong model."""
 
@@ -144,20 +139,3 @@ def write_examples(environment: Mapping[str, Any], target: Path) -> EnvironmentF
     rows = example_rows(environment, itertools.chain([] if first is None else [first], tasks))
     write_rows(target, pa.Table.from_pylist(list(rows), schema=EXAMPLES.arrow))
     return facts
-
-
-def fork_lister(listing: Path) -> bool:
-    """Fork this process, which has no threads yet; return True in the child, which is to list for `read_listing`.
-
-    The child has what is imported, and ends after EXAMPLES_SECONDS. Until its end, however it comes, it holds a lock on
-    the file.
-    """
-    file = listing.open("w", encoding="utf-8")
-    # Of the open file, which both processes have: it ends with the child, as the parent closes its own.
-    fcntl.flock(file, fcntl.LOCK_EX)
-    if os.fork():
-        file.close()
-        return False
-    _held.append(file)
-    signal.alarm(int(EXAMPLES_SECONDS))
-    return True

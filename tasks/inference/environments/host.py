@@ -14,7 +14,6 @@ import os
 import shutil
 import signal
 import sys
-import threading
 import time
 from _thread import start_new_thread
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -26,11 +25,10 @@ from urllib.parse import urlsplit
 
 from tasks.inference.engine.host import write_report
 from tasks.inference.environments.batched_calls import install_batched_calls
-from tasks.inference.environments.examples import fork_lister, verifiers_config, write_examples
+from tasks.inference.environments.examples import verifiers_config, write_examples
 from tasks.inference.environments.introspection import settings_error
 from tasks.inference.environments.packages import require_same_code
-from tasks.inference.environments.servers import files_beside
-from tasks.inference.environments.tuning import load_in_background, tune_verifiers
+from tasks.inference.environments.tuning import tune_verifiers
 from tasks.inference.sampling.sealed import KEY_VARIABLE, seal_routers
 from tasks.inference.sampling.seats import install_seat_assignment
 from tasks.runtime.imports import quick_imports
@@ -55,7 +53,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--config", type=Path, required=True, help="file with the environment's section, as JSON")
     parser.add_argument("--report", type=Path, required=True)
     parser.add_argument("--examples", type=Path)
-    parser.add_argument("--list", type=Path, help="file for what a server lists of its environment meanwhile")
     arguments = parser.parse_args(argv)
     set_up_process()
     environment = json.loads(arguments.config.read_text(encoding="utf-8"))
@@ -64,9 +61,6 @@ def main(argv: Sequence[str]) -> int:
         require_same_code(environment)
         with quick_imports():
             import verifiers.v1  # noqa: F401
-        if arguments.list and fork_lister(arguments.list):
-            # From here on a process that lists examples, as one that was started for that.
-            arguments.examples, arguments.report = files_beside(arguments.list)
         if arguments.examples is None:
             return serve(environment, arguments.report)
         facts = write_examples(environment, arguments.examples)
@@ -170,13 +164,16 @@ def set_up_worker(environment: Mapping[str, Any]) -> None:
 
 
 def set_up_server() -> None:
-    """Set up a process that is the whole server."""
-    cancel_on_sigterm()
+    """Set up a process that is the whole server. SIGTERM before the end of its imports ends it at once."""
     _set_up_serving()
+    cancel_on_sigterm()
 
 
 def _set_up_serving() -> None:
-    """Patch verifiers for serving, and load in the background what the first rollout would otherwise wait for."""
+    """Patch verifiers for serving, and import what the first rollout would import in the event loop."""
+    import renderers.client  # noqa: F401
+    from transformers import AutoTokenizer  # noqa: F401
+
     from tasks.inference.environments.serving import install_rollout_server
 
     set_up_process()
@@ -186,8 +183,6 @@ def _set_up_serving() -> None:
     install_batched_calls()
     tune_verifiers()
     watch_shared_tools()
-    # The first health request is answered meanwhile; a rollout that comes early waits for the import lock.
-    threading.Thread(target=load_in_background, name="load renderers", daemon=True).start()
 
 
 def cache_signatures() -> None:

@@ -1,7 +1,6 @@
 """Environments on the pipeline's side: commands, health and examples, without importing their packages."""
 
 import asyncio
-import fcntl
 import json
 import logging
 import math
@@ -49,20 +48,14 @@ OLD_INTERFACE_HINT = (
 )
 
 
-def command(
-    environment: "EnvironmentConfig", report: str | Path, listing: Path | None = None
-) -> tuple[list[str], dict[str, str]]:
+def command(environment: "EnvironmentConfig", report: str | Path) -> tuple[list[str], dict[str, str]]:
     """Argument list and environment variables of the process that serves `environment`.
 
-    The process writes `{"address": ...}` to `report` once it takes requests. With a `listing` it has the environment's
-    examples written there meanwhile, for `read_listing`. Raises EnvironmentUnavailable where a package is missing, or
-    was edited since the run began.
+    The process writes `{"address": ...}` to `report` once it takes requests. Raises EnvironmentUnavailable where a
+    package is missing, or was edited since the run began.
     """
     require_same_code(environment)
-    for file in (listing, *files_beside(listing)) if listing else ():
-        file.unlink(missing_ok=True)  # of an earlier start, and perhaps of other code
-    lists = ["--list", str(listing)] if listing else []
-    return [*host_arguments(HOST, environment, report), *lists], host_variables()
+    return host_arguments(HOST, environment, report), host_variables()
 
 
 def host_arguments(module: str, environment: "EnvironmentConfig", report: str | Path) -> list[str]:
@@ -132,24 +125,6 @@ class LoadedEnvironment:
 def examples(environment: "EnvironmentConfig") -> pa.Table:
     """Return the environment's examples, with the schema of the examples table; raises what `load` raises."""
     return load(environment).examples
-
-
-def read_listing(listing: Path) -> LoadedEnvironment | None:
-    """Return what a server lists beside its work, once it has; None where that failed, and may be tried again alone.
-
-    The server answers by now: who lists for it holds a lock on the file until it ends, in whatever way.
-    """
-    rows, report = files_beside(listing)
-    with suppress(OSError, ValueError, KeyError), listing.open(encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
-        loaded = _environment_of(report, read_rows(rows))
-        return loaded if loaded.examples.num_rows else None
-    return None
-
-
-def files_beside(listing: Path) -> tuple[Path, Path]:
-    """Return the files of a listing: its examples, and the report with the facts or what is wrong."""
-    return listing.with_suffix(".arrow"), listing.with_suffix(".facts")
 
 
 def _environment_of(report: Path, rows: pa.Table) -> LoadedEnvironment:

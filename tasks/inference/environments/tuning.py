@@ -4,7 +4,6 @@ Each function patches one thing; where a version has it under no such name, noth
 """
 
 import functools
-import gc
 import inspect
 import json
 import time
@@ -14,8 +13,6 @@ from pathlib import Path
 from types import MethodType, SimpleNamespace
 from typing import Any, TypeVar
 
-from tasks.runtime.imports import quick_imports
-
 MOST_RENDERS = 512
 """Prompts whose tokens are kept: those of the groups in flight."""
 LONGEST_PROMPT = 32_768
@@ -24,8 +21,6 @@ SHORT_SECONDS = 0.002
 """Rendering that takes longer is done in a thread, so that other rollouts go on meanwhile."""
 ROLLOUTS_PER_TRIM = 512
 """Rollouts between two times that freed memory is given back to the system: each walks the whole heap."""
-COLLECTED_ALLOCATIONS = 50_000
-"""Allocations after which the garbage collector looks at the youngest objects."""
 
 Result = TypeVar("Result")
 
@@ -246,24 +241,3 @@ def render_once(render: Callable[..., Any]) -> Callable[..., Any]:
         return tokens
 
     return render_or_recall
-
-
-def load_in_background() -> None:
-    """Import what a first rollout would wait for; afterwards the garbage collector leaves all that alone."""
-    with quick_imports():
-        import renderers.client  # noqa: F401
-        from transformers import AutoTokenizer  # noqa: F401
-
-        keep_certificates()
-    gc.freeze()
-    gc.set_threshold(COLLECTED_ALLOCATIONS, 20, 50)
-
-
-def keep_certificates() -> None:
-    """Read the system's certificates once: the client of tool servers reads them for every rollout, in 40 ms."""
-    try:
-        import httpcore2
-    except ImportError:
-        return
-    if read := getattr(httpcore2, "default_ssl_context", None):
-        httpcore2.default_ssl_context = functools.cache(read)

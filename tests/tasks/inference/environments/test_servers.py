@@ -1,11 +1,8 @@
 """What is set in the process of an environment server, what verifiers does there by itself, and tools that are gone."""
 
 import asyncio
-import fcntl
 import signal
 import socket
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotDone
 from pathlib import Path
 
 import pytest
@@ -166,45 +163,3 @@ def test_only_a_refusal_is_one() -> None:
         listening.listen()
         assert not asyncio.run(refuses("127.0.0.1", port)), "nobody accepts, but connections are taken"
     assert asyncio.run(refuses("127.0.0.1", port)), "and none is left"
-
-
-@pytest.mark.parametrize("is_left", [True, False])
-def test_a_server_lists_its_examples_beside_its_work(
-    is_left: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And whoever asks has them from a process of their own where the server left none."""
-    own = REVERSE.model_copy(update={"taskset": {"id": "sample_reverse_text", "num_examples": 20}})
-    alone, asked = environments.load(own), list[str]()
-
-    def load_all(every: tuple[EnvironmentConfig, ...]) -> list[environments.LoadedEnvironment]:
-        asked.extend(each.name for each in every)
-        return [alone]
-
-    monkeypatch.setattr(environments, "load_all", load_all)
-    if not is_left:
-        monkeypatch.setattr(environments, "read_listing", lambda listing: None)
-    with Supervisor("run", tmp_path) as supervisor:
-        servers = EnvironmentServers(supervisor, RunConfig(environments=(own,)), "key")
-        servers.begin(lists=True)
-        found = servers.load()["reverse"]
-        assert answers(*servers.addresses()["reverse"])
-    assert found.examples.equals(alone.examples) and found.facts == alone.facts
-    assert asked == ([] if is_left else ["reverse"])
-
-
-def test_a_listing_is_waited_for_as_long_as_somebody_works_on_it(tmp_path: Path) -> None:
-    listing = tmp_path / "reverse.listed"
-    assert environments.read_listing(listing) is None, "nobody has begun one"
-    with ThreadPoolExecutor(1) as thread, listing.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        waiting = thread.submit(environments.read_listing, listing)
-        with pytest.raises(NotDone):
-            waiting.result(0.2)
-        file.close()  # as the end of a process does, in whatever way
-        assert waiting.result(PATIENCE) is None
-    rows, report = environments.files_beside(listing)
-    environments.write_rows(rows, environments.EXAMPLES.arrow.empty_table())
-    report.write_text('{"error": "ValueError", "message": "planted", "missing": null}')
-    assert environments.read_listing(listing) is None, "what went wrong is told by a process of its own"
-    rows.write_bytes(b"cut off")
-    assert environments.read_listing(listing) is None
