@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from prefect import flow
 from pydantic import Field
 
 from configs.store import default_store
-from flows.orchestration.states import OF_A_RUN, needs_api, reports_its_end
+from flows.orchestration.run_flow import run_flow
+from flows.orchestration.states import reports_its_end
 from flows.queries.store_reader import recorded_config
 from flows.runtime.entry import FileParameters, flow_run_name, instead, run_name, session_for
 from flows.runtime.loops import loop_evaluate
@@ -23,8 +23,7 @@ class EvaluationParameters(FileParameters):
     retry_errors: int = Field(0, description="times that rollouts with an error are made again; the first are kept")
 
 
-@needs_api
-@flow(name="evaluate", flow_run_name=flow_run_name("evaluate"), **OF_A_RUN)
+@run_flow(name="evaluate", flow_run_name=flow_run_name("evaluate"))
 @reports_its_end
 def evaluate(
     name: str = "",

@@ -5,11 +5,11 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, Literal
 
-from prefect import flow
 from pydantic import Field
 
 from configs.replay import StageName
-from flows.orchestration.states import OF_A_RUN, needs_api, reports_its_end
+from flows.orchestration.run_flow import run_flow
+from flows.orchestration.states import reports_its_end
 from flows.replays.config import prepare_replay
 from flows.replays.loop import loop_replay, plan_run, publish_diff
 from flows.replays.request import ReplayRequest, finished_message, finished_without_source
@@ -37,8 +37,7 @@ def describe_replay(parameters: Mapping[str, Any]) -> str:
     return "-".join(["replay", *filter(None, map(str, wanted)), *(parameters.get("overrides") or ())])[:NAME_CHARACTERS]
 
 
-@needs_api
-@flow(name="replay", flow_run_name=flow_run_name("replay", describe_replay), **OF_A_RUN)
+@run_flow(name="replay", flow_run_name=flow_run_name("replay", describe_replay))
 @reports_its_end
 def replay(
     run: str,

@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from prefect import flow
-
-from flows.orchestration.states import OF_A_RUN, needs_api, reports_its_end
+from flows.orchestration.run_flow import run_flow
+from flows.orchestration.states import reports_its_end
 from flows.runtime.entry import FileParameters, flow_run_name, planned_steps, session_for
 from flows.runtime.loops import loop_sft
 
 
-@needs_api
-@flow(name="sft", flow_run_name=flow_run_name("sft"), **OF_A_RUN)
+@run_flow(name="sft", flow_run_name=flow_run_name("sft"))
 @reports_its_end
 def sft(
     name: str = "",

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from prefect import flow
-
-from flows.orchestration.states import OF_A_RUN, needs_api, reports_its_end
+from flows.orchestration.run_flow import run_flow
+from flows.orchestration.states import reports_its_end
 from flows.runtime.demo_sources import demo_weights
 from flows.runtime.entry import FileParameters, flow_run_name, instead, planned_steps, session_for
 from flows.runtime.loops import loop_train
@@ -13,8 +12,7 @@ from flows.runtime.prepare import nothing_started, requested_config
 from flows.sft import sft
 
 
-@needs_api
-@flow(name="train", flow_run_name=flow_run_name("train"), **OF_A_RUN)
+@run_flow(name="train", flow_run_name=flow_run_name("train"))
 @reports_its_end
 def train(
     name: str = "",

@@ -251,7 +251,7 @@ def note_end(flow: Any, flow_run: Any, state: Any) -> None:
             _record_end(runs, run, last, event, (state.message or "its process is gone").rstrip("."))
         last = runs.events(run)[-1] if run in runs.names() else None
         if last is not None and last.event == "cancelled" and last.flow_run == str(flow_run.id):
-            arguments = get_client, flow_run.id, Cancelled(message=last.message or "")
+            arguments: tuple[Any, ...] = get_client, flow_run.id, Cancelled(message=last.message or "")
             threading.Thread(target=_tell_cancelled, args=arguments, name="cancelled", daemon=True).start()
     except StoreError as error:
         _log.warning("the end of run %s could not be written into its store: %s", run, error)
@@ -306,40 +306,6 @@ def _record_end(runs: Runs, run: str, last: Event, event: str, how: str) -> None
 
 OF_A_RESULT: dict[str, Any] = {"persist_result": True, "result_serializer": "json"}
 """Keeps what a flow came to, as JSON, for whoever started it from elsewhere. Runs themselves read the ledger alone."""
-OF_A_RUN: dict[str, Any] = {
-    **OF_A_RESULT,
-    "validate_parameters": False,  # the config checks them, and says in its own words what is wrong
-    "on_crashed": [note_end],
-    "on_cancellation": [note_end],
-}
-"""What every flow that makes a run tells Prefect."""
-
-
-class NoPrefectServer(ValueError):
-    """A flow was called in a process that has no Prefect server to report to."""
-
-
-def needs_api(made: Any) -> Any:
-    """Return a flow whose call fails at once where there is no Prefect server; raises NoPrefectServer then.
-
-    Prefect would start one by itself, wait for it most of a minute, and give up.
-    """
-
-    def call(self: Any, *arguments: Any, **named: Any) -> Any:
-        from prefect.settings import get_current_settings
-
-        if not get_current_settings().api.url:
-            raise NoPrefectServer(
-                f"the flow {self.name!r} was called, and no Prefect server is configured; nothing was started. Call "
-                "it by `import stagecoach` (stagecoach.run and others), which brings a server for the run, or start "
-                "one (prefect server start) and say where it is: PREFECT_API_URL=http://127.0.0.1:4200/api"
-            )
-        return super(checked, self).__call__(*arguments, **named)
-
-    # A class of its own, because Python looks for `__call__` there and not in the object.
-    checked: type[Any] = type("RunFlow", (type(made),), {"__call__": call})
-    made.__class__ = checked
-    return made
 
 
 LIMIT = "stagecoach-gpu"

@@ -16,7 +16,6 @@ THREADS = {"Thread": "target", "Timer": "function", "submit": "", "to_thread": "
 REMAINING = {
     "flows/cli/__init__.py": {"gc.disable", "sys.meta_path"},
     "flows/orchestration/server_process.py": {"gc.disable", "gc.freeze"},
-    "flows/orchestration/states.py": {"__class__ ="},
     "requirements/torchvision_cpu.py": {"sys.meta_path"},
     # The whole program runs in that thread where the caller's thread runs an event loop, and the caller waits for it.
     "stagecoach.py": {"a thread that imports"},
