@@ -1,10 +1,9 @@
 """The ledger: which work is finished and which slices are its output. Its row is the only commit point of a stage."""
 
-import gc
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -149,8 +148,7 @@ class Ledger:
                 for name, row in rows.items()
                 if run in (None, name[0]) and stage in (None, row.stage)
             ]
-            with _collecting_nothing():
-                found = self._read(wanted)
+            found = self._read(wanted)
         return sorted(found, key=lambda entry: (entry.run, entry.step, *entry.age))
 
     def refresh(self) -> int:
@@ -318,18 +316,6 @@ class Ledger:
             # A merged file repeats rows: the one that was read first stands.
             self._by_key.setdefault(key, {}).setdefault((run, part), UnreadRow(file, position, stage))
         self._read_files.add(path)
-
-
-@contextmanager
-def _collecting_nothing() -> Iterator[None]:
-    """Keep Python from looking for garbage: of the thousands of objects that are made none is, and it takes as long."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _too_busy(run: str, action: str) -> StoreUnavailable:

@@ -6,7 +6,7 @@ import shutil
 import signal
 import tempfile
 import traceback
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from storage.policies.scratch import ScratchDirectories
-from tasks.runtime.imports import quick_imports
 
 # A busy machine is no fault of the code. Examples are new at every run, so that few at a time come to many.
 settings.register_profile("untimed", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -60,13 +59,6 @@ def pytest_report_teststatus(report: pytest.CollectReport | pytest.TestReport, c
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if report.failed and terminal and isinstance(report, pytest.TestReport) and not hasattr(config, "workerinput"):
         terminal.write_line(f"\n{report.when} of {report.nodeid} failed after {report.duration:.0f} s")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
-    """Read all files of tests, and what they import, without the garbage collector."""
-    with quick_imports():
-        return (yield)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

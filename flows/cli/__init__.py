@@ -6,7 +6,6 @@ The one border where errors meant for people become one message: exit status 2 f
 from flows.cli.interrupts import INTERRUPTED, EndedByInterrupts, Interrupts
 
 with EndedByInterrupts():
-    import gc
     import os
     import select
     import sys
@@ -76,8 +75,7 @@ class _NoPandas:
 
 
 def _hurry() -> None:
-    """Make this process, which answers one question and ends, quick: it collects no garbage and imports no pandas."""
-    gc.disable()
+    """Make this process, which answers one question and ends, quick: it imports no pandas."""
     sys.meta_path.insert(0, _NoPandas)
 
 

@@ -10,7 +10,6 @@ same version begin with a copy.
 """
 
 import asyncio
-import gc
 import json
 import os
 import shutil
@@ -51,16 +50,12 @@ def serve(bound: socket.socket) -> None:
     is_new = not database.exists()
     if is_new and template.exists():
         begin_database(database, template)
-    # Prefect's modules are objects by the hundred thousand: going through them again and again is a fifth of the start.
-    gc.disable()
     import uvicorn
     from prefect.server.api.server import create_app
 
     class PrefectServer(uvicorn.Server):
         async def startup(self, *arguments: Any, **named: Any) -> None:
             await super().startup(*arguments, **named)
-            gc.freeze()
-            gc.enable()
             if is_new and not template.exists():
                 keep_template(database, template)
 

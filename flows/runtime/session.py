@@ -39,7 +39,6 @@ from storage.roots import check_links
 from storage.store import open_store
 from tasks.inference.engine.model_info import directory_digest, file_digest, model_directory
 from tasks.rollout.demonstration import Renderer
-from tasks.runtime.imports import rare_collections
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import Services
 from tasks.runtime.stage import Policy, Ref
@@ -256,7 +255,6 @@ def open_session(
         chosen = find_policy(store, config.evaluation.policy) if config.kind == "evaluate" else None
     # The slot encloses the supervisor: it is given back when the last process on the GPU is gone.
     with (
-        rare_collections(),
         ExitStack() as slot,
         Supervisor(config.name, log_directory(config), tell_lines=config.prefect.service_logs) as supervisor,
     ):

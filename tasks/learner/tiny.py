@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tasks.runtime.imports import quick_imports
-
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CONTROL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
 MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
@@ -160,9 +158,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     sizes = {name: getattr(given, name) for name in ("hidden", "layers", "heads", "kv_heads")}
-    with quick_imports():
-        import torch  # noqa: F401
-        from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM  # noqa: F401
     words = given.word + (json.loads(given.words.read_text(encoding="utf-8")) if given.words else [])
     directory = tiny_qwen3(given.directory, **sizes, words=list(dict.fromkeys(words)), seed=given.seed)
     print(json.dumps({"directory": str(directory)}))

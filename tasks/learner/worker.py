@@ -21,7 +21,6 @@ from storage.errors import StoreError
 from tasks.learner import protocol
 from tasks.learner.protocol import LearnerError
 from tasks.learner.pulse import Pulse
-from tasks.runtime.imports import quick_imports
 from tasks.runtime.process_variables import bind_address
 
 if TYPE_CHECKING:  # both import torch, which `main` does later and in its own way
@@ -149,13 +148,12 @@ def main() -> None:
     # Read by OpenMP when torch loads it, so before the imports below: spinning threads burn the cores of others.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    with quick_imports():
-        import transformers
-        import transformers.masking_utils
-        import transformers.modeling_utils  # now, while an engine starts, and not with the first policy
+    import transformers
+    import transformers.masking_utils
+    import transformers.modeling_utils  # now, while an engine starts, and not with the first policy
 
-        from tasks.learner.distributed import start_world
-        from tasks.learner.trainer import Trainer
+    from tasks.learner.distributed import start_world
+    from tasks.learner.trainer import Trainer
 
     world = start_world()
     # Progress bars are for terminals; this output goes to a log file.

@@ -1,24 +1,20 @@
-"""Imports of functions by their path, `package.module:function`, with a version of their code; quick imports.
+"""Imports of functions by their path, `package.module:function`, with a version of their code.
 
 Modules are looked for where Python looks, and then in the current working directory.
 """
 
 import functools
-import gc
 import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.metadata import Distribution, distribution, packages_distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 _distributions = functools.cache(packages_distributions)
-YOUNG_OBJECTS = 20_000
-"""Allocations after which the garbage collector looks at the youngest objects of a run's process."""
 _DIGESTS: dict[str, str] = {}
 """Digest of the file of each module when it was first loaded here, by the module's name."""
 
@@ -117,37 +113,3 @@ def _contains(installed: Distribution, file: Path) -> bool:
         return False
     named = (each for each in installed.files or () if each.name == file.name)
     return any(Path(str(installed.locate_file(each))).resolve() == file for each in named)
-
-
-@contextmanager
-def quick_imports() -> Iterator[None]:
-    """Switch the garbage collector off in this block, and exempt from it for good what was imported.
-
-    Modules make objects by the hundred thousand and next to no garbage, and the collector would go through all of them
-    again and again: a third of the time in which an engine starts. For imports alone: what is there when the block ends
-    is never looked at again, so that a model in a reference cycle would stay for ever. A collector that somebody
-    switched off before stays off.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if was_on:
-            gc.enable()
-
-
-@contextmanager
-def rare_collections() -> Iterator[None]:
-    """Have the garbage collector look at young objects less often in this block.
-
-    A run keeps a million objects of modules, and what its steps make is freed without the collector. Going through all
-    of it took 0.2 s, every twenty steps of a small model.
-    """
-    before = gc.get_threshold()
-    gc.set_threshold(YOUNG_OBJECTS, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)

@@ -237,11 +237,8 @@ class Guarded:
 
 def main(descriptor: int) -> None:
     """Import what flows, commands and learners import, and serve."""
-    from tasks.runtime.imports import quick_imports
-
-    with quick_imports():
-        for name in IMPORTED:
-            importlib.import_module(name)
+    for name in IMPORTED:
+        importlib.import_module(name)
     serve(socket.socket(fileno=descriptor))
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 from tasks.inference.engine.guard import KeyGuard
 from tasks.inference.engine.weights_view import serving_view
-from tasks.runtime.imports import quick_imports
 from tasks.runtime.process_variables import bind_address
 
 POLL_SECONDS = 0.05
@@ -137,15 +136,14 @@ def main(argv: Sequence[str]) -> None:
         rest += ["--middleware", f"{KeyGuard.__module__}.{KeyGuard.__name__}"]
     listener = bound_socket()
 
-    with quick_imports():
-        import uvloop
-        from vllm.entrypoints.launchers.api_server.entry import run_server_worker
-        from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-        from vllm.utils.argparse_utils import FlexibleArgumentParser
+    import uvloop
+    from vllm.entrypoints.launchers.api_server.entry import run_server_worker
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-        from tasks.inference.engine.bulk import add_routes
-        from tasks.inference.engine.core import patch_core
-        from tasks.inference.engine.read_back import remember_packed
+    from tasks.inference.engine.bulk import add_routes
+    from tasks.inference.engine.core import patch_core
+    from tasks.inference.engine.read_back import remember_packed
 
     host, port = listener.getsockname()
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args([*rest, "--host", host, "--port", str(port)])

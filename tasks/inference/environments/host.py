@@ -31,7 +31,6 @@ from tasks.inference.environments.packages import require_same_code
 from tasks.inference.environments.tuning import tune_verifiers
 from tasks.inference.sampling.sealed import KEY_VARIABLE, seal_routers
 from tasks.inference.sampling.seats import install_seat_assignment
-from tasks.runtime.imports import quick_imports
 from tasks.runtime.process_variables import bind_address
 
 CHECK_SECONDS = 2.0
@@ -59,8 +58,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         # Here and not only where it is started: it is started again with the same arguments, whatever was edited since.
         require_same_code(environment)
-        with quick_imports():
-            import verifiers.v1  # noqa: F401
+        import verifiers.v1  # noqa: F401
+
         if arguments.examples is None:
             return serve(environment, arguments.report)
         facts = write_examples(environment, arguments.examples)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from tasks.inference.engine import model_info
 from tasks.inference.engine.client import Engine, NotScorable, ServedModel
 from tasks.inference.trace_rows.rows import Row
-from tasks.runtime.imports import quick_imports
 from tasks.runtime.late_packages import import_late
 
 if TYPE_CHECKING:
@@ -70,9 +69,8 @@ def import_renderers() -> None:
     # Its own code imports the client of an engine, and with it openai's: who only renders needs neither.
     configs = dict.fromkeys(("RendererConfig", "config_from_name"), "renderers.configs")
     import_late("renderers", {"create_renderer": "renderers.base", **configs})
-    with quick_imports():
-        import renderers.base  # noqa: F401
-        from transformers import AutoTokenizer  # noqa: F401
+    import renderers.base  # noqa: F401
+    from transformers import AutoTokenizer  # noqa: F401
 
 
 def _load_renderer(tokenizer: str, name: str, settings: Mapping[str, Any]) -> Any:

@@ -1,22 +1,11 @@
-"""Imports by path: what is loaded, what names its version, what is refused; and without the garbage collector."""
+"""Imports by path: what is loaded, what names its version, what is refused."""
 
-import gc
 import hashlib
 import sys
-import threading
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from tasks.runtime.imports import (
-    YOUNG_OBJECTS,
-    NotImportable,
-    code_version,
-    load_function,
-    quick_imports,
-    rare_collections,
-)
+from tasks.runtime.imports import NotImportable, code_version, load_function
 
 
 @pytest.fixture
@@ -85,55 +74,3 @@ def test_a_file_that_was_edited_since_it_was_loaded_is_refused(here):
     (here / "own_credit.py").write_text("def credit(kept, settings):\n    return 'otherwise'\n")
     with pytest.raises(NotImportable, match=r"own_credit\.py was edited since this process loaded it"):
         load_function("own_credit:credit")
-
-
-ENOUGH = 200_000
-"""Objects that would have been collected many times."""
-
-
-@pytest.fixture
-def collections() -> Iterator[list[int]]:
-    """The generations that this thread collects meanwhile; what another asks for is no matter of imports here."""
-    seen: list[int] = []
-    here = threading.get_ident()
-
-    def note(phase: str, info: dict[str, Any]) -> None:
-        if phase == "start" and threading.get_ident() == here:
-            seen.append(info["generation"])
-
-    gc.callbacks.append(note)
-    yield seen
-    gc.callbacks.remove(note)
-    gc.unfreeze()
-
-
-def test_nothing_is_collected_meanwhile_and_what_was_made_is_left_alone_later(collections: list[int]) -> None:
-    with quick_imports():
-        made = [[] for _ in range(ENOUGH)]
-        assert collections == []
-    assert gc.isenabled() and gc.get_freeze_count() >= ENOUGH
-    more = [[] for _ in range(ENOUGH)]
-    assert collections and len(made) == len(more), "without the block they are collected"
-
-
-def test_the_collector_is_back_after_a_failure_and_stays_off_where_it_was_off(collections: list[int]) -> None:
-    with pytest.raises(ImportError), quick_imports():
-        raise ImportError("planted")
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        with quick_imports():
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
-
-
-def test_young_objects_are_looked_at_less_often_and_as_before_afterwards(collections: list[int]) -> None:
-    before = gc.get_threshold()
-    with pytest.raises(ImportError), rare_collections():
-        made = [[] for _ in range(YOUNG_OBJECTS // 2)]
-        assert collections == []
-        raise ImportError("planted")
-    more = [[] for _ in range(YOUNG_OBJECTS // 2)]
-    assert collections and gc.get_threshold() == before and len(made) == len(more)
