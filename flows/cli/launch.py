@@ -44,7 +44,6 @@ from flows.services.engine import InferenceService
 from flows.services.environments import EnvironmentServers
 from flows.services.learner import LearnerProcess
 from storage.store import open_store
-from tasks.inference.trace_rows.demonstrations import import_renderers
 from tasks.runtime.run_context import RunContext
 
 LOOPS: Mapping[str, Callable[[Session], dict[str, Any]]] = {
@@ -301,7 +300,6 @@ def train_demo(
                 require_fit(resolved, early.environments.load())
         if fresh:
             begin_beside_sources(resolved, early)
-            import_renderers()
         # The weights and demonstrations are made once for a store and found again by the next demo of this preset.
         build(sources, recipe)
         if fresh:

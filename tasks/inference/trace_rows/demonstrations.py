@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from tasks.inference.engine import model_info
 from tasks.inference.engine.client import Engine, NotScorable, ServedModel
 from tasks.inference.trace_rows.rows import Row
-from tasks.runtime.late_packages import import_late
 
 if TYPE_CHECKING:
     from configs.algorithms import OpsdConfig
@@ -62,15 +61,6 @@ def demonstration_renderer(
     # Only settings can make prompts end with more than the role, such as an empty thought, which is not sampled.
     prompt_end = _prompt_ending(renderer) if settings else []
     return DemonstrationRenderer(renderer, prompt_end)
-
-
-def import_renderers() -> None:
-    """Import what `demonstration_renderer` needs in less time; see `quick_imports` for the garbage collector."""
-    # Its own code imports the client of an engine, and with it openai's: who only renders needs neither.
-    configs = dict.fromkeys(("RendererConfig", "config_from_name"), "renderers.configs")
-    import_late("renderers", {"create_renderer": "renderers.base", **configs})
-    import renderers.base  # noqa: F401
-    from transformers import AutoTokenizer  # noqa: F401
 
 
 def _load_renderer(tokenizer: str, name: str, settings: Mapping[str, Any]) -> Any:
