@@ -15,7 +15,7 @@ with EndedByInterrupts():
     from typing import Any
 
     from flows import PACKAGES
-    from flows.cli.commands import QUESTIONS, overview
+    from flows.cli.commands import overview
 
 UNREAD = 141
 """The exit status where who read the output closed it, as a shell tells of a program that SIGPIPE ended."""
@@ -43,8 +43,6 @@ def _main(argv: Sequence[str] | None, interrupts: Interrupts) -> int:
     try:
         if argv is None:
             interrupts.take_over()
-            if QUESTIONS.intersection(sys.argv[1:2]):
-                _hurry()
         command = parse(sys.argv[1:] if argv is None else argv)
         status: int = command() or 0
         sys.stdout.flush()
@@ -62,21 +60,6 @@ def _main(argv: Sequence[str] | None, interrupts: Interrupts) -> int:
         raise
     except BaseException as error:  # a panic of a library is no Exception
         return _report(error, command)
-
-
-class _NoPandas:
-    """Arrow imports pandas wherever it is installed, which takes longer than most answers; no answer needs it."""
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
-        """Refuse pandas and leave every other module to the finders that follow."""
-        if name == "pandas":
-            raise ModuleNotFoundError("a command that answers a question imports no pandas", name=name)
-
-
-def _hurry() -> None:
-    """Make this process, which answers one question and ends, quick: it imports no pandas."""
-    sys.meta_path.insert(0, _NoPandas)
 
 
 def _report(error: BaseException, command: Callable[[], int | None] | None) -> int:

@@ -1,13 +1,9 @@
 """All commands: their groups, the functions that they call, examples, and the list of them that `--help` prints.
 
-Nothing is imported here but what Python has at hand: who asks for the list waits for no library, and of all commands
-the one that is called is the only one that is imported.
+A command's module is imported when the command is called, or when its help or the list is printed.
 """
 
-import os
-from functools import cache
-from importlib.machinery import SourceFileLoader
-from types import CodeType
+from importlib import import_module
 from typing import NamedTuple
 
 PROGRAM = "stagecoach"
@@ -81,11 +77,6 @@ class Command(NamedTuple):
     usage: str = ""
     """Its arguments in the line of usage, where their names alone do not say enough."""
 
-
-QUESTIONS = frozenset(
-    ("check", "config", "curves", "diff", "evals", "lineage", "runs", "show", "sql", "status", "trace", "traces", "why")
-)
-"""Commands that print an answer and end at once: their processes are made quick."""
 
 COMMANDS = {
     "demo": Command(
@@ -223,21 +214,7 @@ def overview() -> str:
 
 
 def summary(name: str) -> str:
-    """Return the first line of the docstring of the function that a command calls."""
+    """Return the first line of the docstring of the function that a command calls; imports the function's module."""
     module, _, function = COMMANDS[name].function.partition(":")
-    own = next(each for each in _code(module).co_consts if isinstance(each, CodeType) and each.co_name == function)
-    return str(own.co_consts[0]).partition("\n")[0]
-
-
-@cache
-def _code(module: str) -> CodeType:
-    """Return the compiled code of a module of this package.
-
-    To import it would import the library that reads arguments. It is read from this directory: a search, as an import
-    makes it, asks a finder for each package that is installed as editable.
-    """
-    name = f"{__package__}.{module}"
-    path = os.path.join(os.path.dirname(__file__), f"{module}.py")
-    code = SourceFileLoader(name, path).get_code(name)
-    assert code is not None, "a module of ours has source"
-    return code
+    documentation: str = getattr(import_module(f"{__package__}.{module}"), function).__doc__
+    return documentation.partition("\n")[0]
