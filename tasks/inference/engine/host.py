@@ -142,7 +142,6 @@ def main(argv: Sequence[str]) -> None:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     from tasks.inference.engine.bulk import add_routes
-    from tasks.inference.engine.core import patch_core
     from tasks.inference.engine.read_back import remember_packed
 
     host, port = listener.getsockname()
@@ -153,7 +152,6 @@ def main(argv: Sequence[str]) -> None:
         validate_parsed_serve_args(arguments)
         add_routes()
         if _is_cpu_build():
-            patch_core()
             remember_packed()
             _fork_engine()
             if arguments.enable_lora:
