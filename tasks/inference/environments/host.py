@@ -28,7 +28,7 @@ from tasks.inference.environments.batched_calls import install_batched_calls
 from tasks.inference.environments.examples import verifiers_config, write_examples
 from tasks.inference.environments.introspection import settings_error
 from tasks.inference.environments.packages import require_same_code
-from tasks.inference.environments.tuning import tune_verifiers
+from tasks.inference.patches import load_tokenizers_from_cache
 from tasks.inference.sampling.sealed import KEY_VARIABLE, seal_routers
 from tasks.inference.sampling.seats import install_seat_assignment
 from tasks.runtime.process_variables import bind_address
@@ -176,25 +176,11 @@ def _set_up_serving() -> None:
     from tasks.inference.environments.serving import install_rollout_server
 
     set_up_process()
-    cache_signatures()
     install_seat_assignment()
     install_rollout_server()
     install_batched_calls()
-    tune_verifiers()
+    load_tokenizers_from_cache()
     watch_shared_tools()
-
-
-def cache_signatures() -> None:
-    """Cache pydantic's inspection of default factories, which takes a tenth of a rollout.
-
-    Models made without validation, as the messages of a trace are, inspect the factory's signature each time. The
-    function is private to pydantic: where a version lacks it, nothing is changed.
-    """
-    from pydantic._internal import _fields
-
-    name = "takes_validated_data_argument"
-    if inspect_factory := getattr(_fields, name, None):
-        setattr(_fields, name, functools.cache(inspect_factory))
 
 
 def watch_shared_tools() -> None:

@@ -1,9 +1,7 @@
 """Renders demonstrations: as message rows to train on (SFT), or as a prompt before a trace's tokens (OPSD)."""
 
-import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,12 +20,6 @@ Message = Mapping[str, Any]
 
 MEDIA = ("image", "image_url", "input_image", "video", "video_url", "audio", "audio_url", "url", "path")
 """Fields of a message's part that may say where an image, or the like, lies."""
-
-
-SHORT_TEXT = 64
-"""Characters of a text whose tokens are kept."""
-KEPT_TEXTS, KEPT_TOKENIZERS = 1024, 16
-"""How many of each are kept."""
 
 
 class DemonstrationUnusable(ValueError):
@@ -67,34 +59,7 @@ def _load_renderer(tokenizer: str, name: str, settings: Mapping[str, Any]) -> An
     from renderers import create_renderer
     from renderers.base import load_tokenizer
 
-    loaded = load_tokenizer(tokenizer)
-    encode_once(loaded)
-    return create_renderer(loaded, model_info.renderer_config(name, tokenizer, settings))
-
-
-def encode_once(tokenizer: Any) -> None:
-    """Let a tokenizer keep the tokens of short texts: a template's own, between and around messages, are few.
-
-    Renderers try with a text whether a tokenizer tells where its tokens lie, too, before each text of a message: they
-    try it once. Together that was more than half of the time that a short conversation took.
-    """
-    from renderers import base
-
-    encode = tokenizer.encode
-
-    @functools.lru_cache(KEPT_TEXTS)
-    def keep(text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        return tuple(encode(text, add_special_tokens=add_special_tokens))
-
-    def encode_or_recall(text: Any, *rest: Any, add_special_tokens: bool = True, **settings: Any) -> Any:
-        if rest or settings or not isinstance(text, str) or len(text) > SHORT_TEXT:
-            return encode(text, *rest, add_special_tokens=add_special_tokens, **settings)
-        return list(keep(text, add_special_tokens))
-
-    with suppress(AttributeError):  # a tokenizer with slots takes no other function
-        tokenizer.encode = encode_or_recall
-    if (ask := getattr(base, "_get_offset_tokenizer", None)) and not hasattr(ask, "cache_info"):
-        base._get_offset_tokenizer = functools.lru_cache(KEPT_TOKENIZERS)(ask)
+    return create_renderer(load_tokenizer(tokenizer), model_info.renderer_config(name, tokenizer, settings))
 
 
 def _render_rows(

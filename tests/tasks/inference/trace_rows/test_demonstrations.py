@@ -55,29 +55,6 @@ def test_one_exchange(directory: Path, name: str) -> None:
     assert sampled.endswith(f"<rev>cba</rev>{END}")
 
 
-def test_texts_of_a_template_are_encoded_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from renderers import base
-
-    tokenizer = base.load_tokenizer(str(directory))
-    encoded: list[str] = []
-    encode = tokenizer.encode
-    tokenizer.encode = lambda text, **settings: encoded.append(text) or encode(text, **settings)
-    demonstrations.encode_once(tokenizer)
-    lines = [tokenizer.encode("\n", add_special_tokens=False) for _ in range(2)]
-    lines[0].append(0)  # whoever gets tokens may change them
-    assert tokenizer.encode("\n", add_special_tokens=False) == lines[1] == encode("\n", add_special_tokens=False)
-    long = "a" * (demonstrations.SHORT_TEXT + 1)
-    for _ in range(2):
-        assert tokenizer.encode(long) == encode(long) and tokenizer.encode("\n", truncation=True) == encode("\n")
-    assert encoded == ["\n", long, "\n", long, "\n"]
-    tried: list[str] = []
-    call = type(tokenizer).__call__
-    monkeypatch.setattr(
-        type(tokenizer), "__call__", lambda self, text, **more: tried.append(text) or call(self, text, **more)
-    )
-    assert all(base._get_offset_tokenizer(tokenizer) is tokenizer for _ in range(3)) and len(tried) == 1
-
-
 @pytest.mark.parametrize("name", ["qwen3", "default"])
 def test_every_assistant_turn_is_trained(directory: Path, name: str) -> None:
     messages = [

@@ -1,0 +1,101 @@
+"""Patches of libraries do what they say, and are still needed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tasks.inference.patches import load_tokenizers_from_cache
+
+pytestmark = pytest.mark.engine
+
+PROGRAM = """
+import json, sys
+from renderers import base
+from tasks.inference.patches import load_tokenizers_from_cache
+
+if sys.argv[1] == "patched":
+    load_tokenizers_from_cache()
+tokenizer = base.load_tokenizer("some/model")
+print(json.dumps([tokenizer.name_or_path, tokenizer.encode("ab", add_special_tokens=False)]))
+"""
+
+
+@pytest.fixture
+def hub() -> Iterator[tuple[str, list[str]]]:
+    """The address of a hub that has nothing, and the paths that it is asked for."""
+    paths: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            paths.append(self.path)
+            self.send_error(404)
+
+        do_GET = do_HEAD
+
+        def log_message(self, *_: Any) -> None:
+            """Log nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", paths
+        server.shutdown()
+
+
+def keep_in_cache(directory: Path, cache: Path) -> Path:
+    """Put a model's files into a cache of the hub as `some/model`; return their snapshot."""
+    snapshot = cache / "models--some--model" / "snapshots" / "0a1b"
+    shutil.copytree(directory, snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0a1b")
+    return snapshot
+
+
+def test_a_cached_tokenizer_is_loaded_without_a_request_and_renderers_still_make_one(
+    models: dict[str, Path], tmp_path: Path, hub: tuple[str, list[str]]
+) -> None:
+    keep_in_cache(models["a"], tmp_path / "hub")
+    address, paths = hub
+    variables = {**os.environ, "HF_ENDPOINT": address, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+
+    def requests(which: str) -> list[str]:
+        paths.clear()
+        argv = [sys.executable, "-c", PROGRAM, which]
+        done = subprocess.run(argv, env=variables, capture_output=True, text=True)
+        if which == "patched":
+            assert json.loads(done.stdout) == ["some/model", [97, 98]], done.stderr
+        return [*paths]
+
+    assert requests("patched") == []
+    assert requests("as it is"), "renderers ask the hub no more: remove the patch"
+
+
+def test_only_tokenizers_of_the_cache_are_loaded_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from renderers import base
+
+    names: list[str] = []
+
+    def load(name: str) -> Any:
+        names.append(name)
+        return SimpleNamespace(name_or_path=name)
+
+    (tmp_path / "empty").mkdir()
+    snapshot = keep_in_cache(tmp_path / "empty", tmp_path)
+    monkeypatch.setattr(base, "load_tokenizer", load)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    load_tokenizers_from_cache()
+    # A renderer is chosen by the name that was asked for.
+    assert base.load_tokenizer("some/model").name_or_path == "some/model"
+    kimi = next(iter(base.TRUSTED_REVISIONS))
+    for name in (str(tmp_path), "another/model", kimi):
+        assert base.load_tokenizer(name).name_or_path == name
+    assert names == [str(snapshot), str(tmp_path), "another/model", kimi]
