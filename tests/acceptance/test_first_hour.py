@@ -6,7 +6,7 @@ import pytest
 
 from tests.acceptance.first_hour import FirstHour
 
-pytestmark = [pytest.mark.engine, pytest.mark.essential]
+pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")

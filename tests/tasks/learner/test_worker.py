@@ -57,7 +57,6 @@ def without_speed(metrics):
     return {name: value for name, value in metrics.items() if name not in speed.NAMES}
 
 
-@pytest.mark.essential
 def test_two_ranks_equal_one(model_directory, learners, tmp_path):
     found = {}
     for processes, address in learners.items():

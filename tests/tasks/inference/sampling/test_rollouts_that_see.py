@@ -34,7 +34,7 @@ from tests.fixtures.sampled import sample
 from tests.fixtures.stages import ADVANTAGE, advantage, tables_of, written
 from tests.fixtures.warming import taught
 
-pytestmark = [pytest.mark.engine, pytest.mark.essential]
+pytestmark = pytest.mark.engine
 
 TOOL = EnvironmentConfig(name="tool", taskset={"id": "sample_looking", "num_examples": 2, "tool": True}, max_turns=2)
 TURNS = EnvironmentConfig(name="turns", taskset={"id": "sample_looking", "num_examples": 2, "num_pictures": 2})
