@@ -2,7 +2,8 @@
 
 REQUEST is JSON with `overrides` and `kills`, from a moment in the life of the run (see `tests.fixtures.dying_run`) to
 what is killed then: the name of a service, whose process tree but for its guardian dies by SIGKILL, or `flow`. With
-`stop ` in front of its name a service is not killed, but stands still for ever, as SIGSTOP does.
+`stop ` in front of its name a service is not killed, but stands still for ever, as SIGSTOP does; with `behind ` after
+that only what its first process has started.
 """
 
 import json
@@ -22,7 +23,7 @@ from flows.services.process import Handle, ServiceSpec
 from tests.fixtures.dying_run import Moments, durable_line, kill_self
 
 NAME = "run"
-STOP = "stop "
+STOP, BEHIND = "stop ", "behind "
 SMALL = Path(__file__).with_name("small.toml")
 handles: dict[str, Handle] = {}
 
@@ -43,12 +44,15 @@ def main(directory: Path, request: dict[str, Any]) -> None:
 
 def kill(what: str) -> None:
     """Kill or stop a service and whatever it started."""
-    service = what.removeprefix(STOP)
-    number = signal.SIGKILL if service == what else signal.SIGSTOP
+    service = what.removeprefix(STOP).removeprefix(BEHIND)
+    number = signal.SIGSTOP if what.startswith(STOP) else signal.SIGKILL
     process = handles[service].pid
     assert process is not None, f"{service} is not there to be killed"
     tree = [process, *descendants(process)]
-    os.kill(process, number)
+    if BEHIND in what:
+        tree.remove(process)
+    else:
+        os.kill(process, number)
     send(number, tree)
 
 

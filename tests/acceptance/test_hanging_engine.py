@@ -19,12 +19,19 @@ SHORT = ("engine.hang_seconds=12", "rollout.timeout_seconds=8", "steps=2")
 
 
 @pytest.mark.fault("services", "the engine stands still", "it is started again, and no rollout is an error for it")
-@pytest.mark.parametrize("moment", ["after commit rollout 0 part", "before exchange collective_rpc #2"])
-def test_an_engine_that_hangs_costs_no_rollout(tmp_path: Path, moment: str) -> None:
+@pytest.mark.parametrize(
+    ("moment", "what"),
+    [
+        ("after commit rollout 0 part", "engine"),
+        ("before exchange collective_rpc #2", "engine"),
+        ("after commit rollout 0 part", "behind engine"),  # its server answers still
+    ],
+)
+def test_an_engine_that_hangs_costs_no_rollout(tmp_path: Path, moment: str, what: str) -> None:
     temporary = Path(tempfile.mkdtemp(prefix="sc-"))  # short: sockets are put below it
     try:
         model = tiny_qwen3(tmp_path / "model", seed=3)
-        status, log = live(tmp_path, temporary, model, {moment: "stop engine"}, SHORT)
+        status, log = live(tmp_path, temporary, model, {moment: f"stop {what}"}, SHORT)
     finally:
         shutil.rmtree(temporary)
     assert status == 0, log

@@ -160,7 +160,9 @@ class ServiceWatch:
         try:
             # The API server outlives an engine that died; its port alone would say that all is well.
             if (health := await client.get("/health")).status_code >= 500:
-                return self.lose(ServiceLost("the engine", url, f"its server answers {health.status_code}"))
+                if self.clock.is_silent(url):
+                    return self.lose(ServiceLost("the engine", url, f"its server answers {health.status_code}"))
+                return self._note_silence(url, 0.0)  # a proxy before an engine of others may say so once
             await client.get("/is_sleeping")  # an engine of others has no such route, and that is an answer, too
         except httpx.TimeoutException:
             self._note_silence(url, SILENT_SECONDS)

@@ -117,6 +117,19 @@ def test_what_goes_wrong_is_in_the_events_and_passed_on(
     assert events(session)[-1][0] == event and told in events(session)[-1][1]
 
 
+def test_a_process_that_goes_to_work_later_is_a_note_once_at_the_next_step(session: Session) -> None:
+    notes: list[str] = []
+    session.watchers = (lambda event, facts: notes.append(facts["text"]) if event == "note" else None,)
+    with record_run(session):
+        session.notify("stage", stage="rollout", step=1, evaluating=False)
+        assert notes == []
+        session.context.store.runs.record(run="a", event="resumed", pid=7, host="elsewhere")
+        for step, stage in ((1, "packing"), (2, "rollout"), (2, "packing"), (3, "rollout")):
+            session.notify("stage", stage=stage, step=step, evaluating=False)
+    (note,) = (each for each in notes if each.startswith("run a is at work in another process"))
+    assert "7 on elsewhere" in note
+
+
 class TerminationSignal(BaseException):
     """Stands for what Prefect raises in a flow at SIGTERM; it is known by its name."""
 

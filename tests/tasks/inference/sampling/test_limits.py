@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.inference.engine.client import ServedModel
+from tasks.inference.sampling import lost_servers
 from tasks.inference.sampling.limits import (
     PATIENCE,
     EngineLoad,
@@ -25,6 +26,7 @@ from tasks.inference.sampling.limits import (
 )
 from tasks.inference.sampling.lost_servers import ServiceLost, ServiceWatch
 from tests.fixtures.endpoints import endpoint
+from tests.fixtures.faults import happened
 
 CALM = EngineLoad(running=8, waiting=0, cache_use=0.5, preemptions=2)
 PAGE = """# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -302,3 +304,35 @@ def test_an_engine_that_died_behind_its_server_is_lost(key: str) -> None:
     assert asked(key, 200, lives)[0] is None
     with pytest.raises(ServiceLost, match="its server answers 503"):
         asked(key, 503, lives)
+
+
+@pytest.mark.fault("services", "an engine of others answers nothing", "time stands still, and it is lost in the end")
+def test_an_engine_that_nobody_restarts_is_lost_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_servers, "SILENT_SECONDS", 0.2)
+
+    async def scene() -> None:
+        answers = asyncio.Event()
+        answers.set()
+
+        async def answer(request: web.Request) -> web.Response:
+            await answers.wait()
+            return web.Response()
+
+        async with endpoint(answer, "/{path}") as url:
+            watch = ServiceWatch((ServedModel(url, ""),), {}, silent_seconds=1.0)
+            following = asyncio.create_task(watch.follow_engines())
+            assert await watch.engines_answer()
+            answers.clear()
+            assert not await watch.engines_answer()
+            happened(f"{url} answers nothing")
+            counted = watch.clock.now()
+            await asyncio.sleep(0.2)
+            assert watch.clock.now() == counted
+            answers.set()
+            await watch.wait_for_engines()
+            answers.clear()
+            with pytest.raises(ServiceLost, match=r"it has not answered for \d+ s"):
+                await following
+            answers.set()
+
+    asyncio.run(scene())
