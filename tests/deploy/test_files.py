@@ -148,6 +148,13 @@ def test_nights_are_for_evaluation_and_maintenance_and_training_is_ready() -> No
     assert slugs == {"nightly"}
 
 
+def test_the_form_fills_in_no_seed_so_that_each_submit_computes() -> None:
+    assert [each["name"] for each in DEPLOYMENTS if "seed" in each["parameters"]] == []
+    (evaluate,) = (each for each in DEPLOYMENTS if each["name"] == "evaluate")
+    seeds = [schedule["parameters"]["seed"] for schedule in evaluate["schedules"]]
+    assert seeds == [17], "each night tries the same examples, and a policy that was scored is found"
+
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
 TEMPLATE: dict[str, Any] = json.loads((DEPLOY / "kubernetes" / "base-job-template.json").read_text())
 
