@@ -57,7 +57,18 @@ def missing_files(config: RunConfig) -> list[str]:
     data = config.data.path  # whether a URL can be read is for its reader to find out
     if config.kind == "sft" and data and "://" not in data and not Path(data).expanduser().is_file():
         lines.append(f"data.path: there is no file {data}")
-    return [*lines, *_unfit_for_model(config)]
+    return [*lines, *_directories_as_data(config), *_unfit_for_model(config)]
+
+
+def _directories_as_data(config: RunConfig) -> Iterator[str]:
+    # Before the version of the environment, which hashes all that a directory holds, the store of the run perhaps.
+    for index, environment in enumerate(config.environments):
+        path = environment.taskset.get("path")
+        if environment.taskset.get("id") == "own_data" and path and Path(str(path)).expanduser().is_dir():
+            yield (
+                f"environments.{index}.taskset.path: {path} is a directory; want a data file (.jsonl or .parquet). "
+                "Name the file, or name a directory of data files as `hub` in place of `path`"
+            )
 
 
 def require_files(config: RunConfig) -> None:

@@ -461,3 +461,11 @@ def test_a_stream_says_what_becomes_of_groups_that_are_too_old(settings: list[st
         return
     with pytest.raises(ConfigError, match=where):
         load(["demo"], settings)
+
+
+def test_a_directory_is_no_data_file(tmp_path: Path) -> None:
+    mine = f'[{{name="mine", taskset={{id="own_data", path="{tmp_path}"}}}}]'
+    config = load(["demo"], ["model.path=owner/model", f"environments={mine}"])
+    (line,) = missing_files(config)
+    assert line.startswith(f"environments.0.taskset.path: {tmp_path} is a directory; want a data file")
+    assert missing_files(load(["demo"], ["model.path=owner/model"])) == []

@@ -72,3 +72,14 @@ def test_a_fifth_of_the_demonstrations_is_right() -> None:
 def test_bad_shares_are_an_error() -> None:
     with pytest.raises(ValueError, match="sum to at most 1"):
         list(demonstrations(1, seed=0, right=0.7, untagged=0.4))
+
+
+def test_a_task_says_the_right_answer_where_pages_look_for_it() -> None:
+    from sample_reverse_text import ReverseTextTaskset
+    from sample_reverse_text.taskset import ReverseTextConfig
+
+    from flows.queries.reader import EXPECTED
+
+    (task,) = ReverseTextTaskset(ReverseTextConfig(id="sample_reverse_text", num_examples=1))
+    assert [getattr(task.data, name) for name in EXPECTED if hasattr(task.data, name)] == [task.data.text[::-1]]
+    assert type(task.data)(prompt="p", text="ab").answer == "", "tasks that were recorded without it can be read"

@@ -13,6 +13,8 @@ class ReverseTextData(vf.TaskData):
 
     text: str
     """The text as given."""
+    answer: str = ""
+    """The text reversed, for people who read replies; empty in tasks that were recorded without it."""
 
 
 class ReverseTextTask(vf.Task[ReverseTextData]):
@@ -56,4 +58,4 @@ class ReverseTextTaskset(vf.Taskset[ReverseTextTask, ReverseTextConfig]):
         """Yield one task for each generated text."""
         config = self.config
         for text in texts(config.num_examples, config.min_length, config.max_length, config.alphabet, config.seed):
-            yield ReverseTextTask(ReverseTextData(prompt=prompt(text), text=text), config.task)
+            yield ReverseTextTask(ReverseTextData(prompt=prompt(text), text=text, answer=text[::-1]), config.task)
