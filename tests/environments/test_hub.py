@@ -10,7 +10,7 @@ import pytest
 
 from tests.fixtures.hub import hub
 
-pytestmark = [pytest.mark.engine, pytest.mark.essential]
+pytestmark = pytest.mark.engine
 ROWS = [{"prompt": f"{number} + 1", "answer": str(number + 1)} for number in range(3)]
 DATASET = """
 from own_data.taskset import OwnDataConfig, OwnDataTaskset

@@ -201,7 +201,8 @@ def test_a_server_that_someone_else_runs_is_used_and_left_alone(
         servers = EnvironmentServers(supervisor, RunConfig(environments=(holding("theirs", address=address),)), "key")
         servers.reach()
         assert servers.addresses() == {"theirs": (address,)}
-    assert environments.answers(address, PATIENCE) and os.listdir(tmp_path) == []
+    assert environments.answers(address, PATIENCE)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()], "no log and no report"
     monkeypatch.setattr(process, "EXTERNAL_SECONDS", 0.2)
     with Supervisor("another", tmp_path) as supervisor:
         gone = holding("theirs", address="tcp://127.0.0.1:9")

@@ -26,7 +26,7 @@ from tests.fixtures.hosts import KEY, assigned, served
 from tests.fixtures.sampled import sample
 from tests.fixtures.waiting import PATIENCE
 
-pytestmark = [pytest.mark.engine, pytest.mark.essential]
+pytestmark = pytest.mark.engine
 
 REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text", "num_examples": 20})
 FAULTY = EnvironmentConfig(name="faulty", taskset={"id": "faulty_taskset"})
@@ -65,6 +65,7 @@ def reverse_examples() -> pa.Table:
     return environments.examples(REVERSE)
 
 
+@pytest.mark.essential
 def test_eight_rollouts_end_to_end(
     small_engine: Engine,
     models: dict[str, Path],
@@ -138,6 +139,7 @@ def check_logprobs(messages: list[dict[str, Any]], directory: Path) -> None:
     assert recorded == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.essential
 def test_the_same_seeds_sample_the_same_tokens(
     small_engine: Engine, reverse_server: str, reverse_examples: pa.Table, view: Callable[..., View]
 ) -> None:
@@ -153,6 +155,7 @@ def test_the_same_seeds_sample_the_same_tokens(
     assert len({tuple(tokens) for tokens in sampled[0].values()}) == 3, "and other seeds sample other ones"
 
 
+@pytest.mark.essential
 @pytest.mark.usefixtures("plugins")
 def test_every_fault_of_an_environment_is_a_row(
     small_engine: Engine, view: Callable[..., View], tmp_path: Path
@@ -180,6 +183,7 @@ def test_every_fault_of_an_environment_is_a_row(
     assert "the planted file" in rows["stops_at_setup"]["error_message"]
 
 
+@pytest.mark.essential
 @pytest.mark.usefixtures("plugins")
 def test_two_turns_are_one_trace(small_engine: Engine, view: Callable[..., View], tmp_path: Path) -> None:
     environment = EnvironmentConfig(name="two", taskset={"id": "two_turns"}, pool=StaticPool(num_workers=2))
