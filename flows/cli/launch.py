@@ -72,8 +72,7 @@ def start(
 
 
 def _demo_weights(kind: str, files: Sequence[str], overrides: Sequence[str], store: str, plain: bool) -> list[str]:
-    """Return the override that names the demo's weights where a config has the model `demo`, which is made if need "
-    "be."""
+    """Return the override that names the demo's weights where a config has the model `demo`; makes missing weights."""
 
     def warm_up(  # called as the flow sft is
         name: str,

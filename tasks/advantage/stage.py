@@ -89,11 +89,12 @@ def advantage(tables: Mapping[str, pa.Table | StoredRows], config: View, *, step
     Each environment's traces are credited by its own algorithm, which sees no others. A token that several branches
     share has its weight in the first of them only, so it is trained exactly once. Turns that the environment could not
     read, and groups that the section `admission` refuses, have no weight; what a refused trace would have been worth
-    stays in its column `advantage`. Raises AdvantageBreach if verdicts
-    and traces do not match, an errored trace is kept, a reward is not finite, a kept trace has no messages, or a
-    group's advantages do not add up to zero where the algorithm says so, or a group has several trainable agents that
-    its algorithm does not keep apart; and ImportedWithoutTokens if tokens that no policy sampled were to be in the
-    rl component; and StateMissing where an algorithm has lost its state.
+    stays in its column `advantage`.
+
+    Raises AdvantageBreach if verdicts and traces do not match, an errored trace is kept, a reward is not finite, a kept
+    trace has no messages, a group's advantages do not add up to zero where the algorithm says so, or a group has
+    several trainable agents that its algorithm does not keep apart; ImportedWithoutTokens if tokens that no policy
+    sampled were to be in the rl component; StateMissing where an algorithm has lost its state.
     """
     given = {name: rows_of(rows) for name, rows in tables.items()}
     in_turn = {name: given.pop(name) for name in ("messages", "references") if name in given}

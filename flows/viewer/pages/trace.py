@@ -75,7 +75,7 @@ def trace_page(library: StoreReader, asked: PageRequest) -> Page:
 
     The question may have: `key` (the work that made it), `branch`, `from` (the first message of the window), `to`
     (first, last, trained or error, instead), `message` (that one alone, `at` its first token), `view`, `color`, `q`,
-    `list` (what the list that it was opened from was asked for; see `data.trace_walk`) and `history` (1 for all
+    `list` (the choice of the list that it was opened from; see `flows.queries.rollout_list`) and `history` (1 for all
     attempts at its example where the run is large; what is saved or read by a program has them).
     """
     found = find_trace(library, asked.path["run"], asked.path["trace"], asked.text("key"))

@@ -50,7 +50,7 @@ class Measure:
 
     title: str
     column: str
-    """Of `data.tokens.TOKENS`; empty for the components of the loss, which are three."""
+    """Of `flows.queries.tokens.TOKENS`; empty for the components of the loss, which are three."""
     scale: str
     """around (zero), up (from `low`), down (to 0, the faintest), named (yes, or the component)."""
     least: float = 0.0
@@ -103,7 +103,7 @@ class Colours:
         self.any = bool(sizes) or values is None
 
     def of(self, token: Mapping[str, Any]) -> Style:
-        """Return the style of a token, a row of `data.tokens.tokens`; nothing where it has no value."""
+        """Return the style of a token, a row of `flows.queries.tokens.tokens`; nothing where it has no value."""
         return _STYLES.get(self.step(token), _NOTHING)
 
     def legend(self) -> Text:

@@ -153,9 +153,10 @@ class Engine:
 
         Requests in flight are paused while it happens and go on with the new weights; the engine knows which of their
         tokens it sampled before. With `recompute` their states, and those of its prefix cache, are computed again with
-        the new weights; else both are kept as they are. Raises WeightsUnusable before
-        the engine is touched where the directory is incomplete, and EngineError or EngineLost where the engine fails:
-        its weights are then undefined, and it names no policy.
+        the new weights; else both are kept as they are.
+
+        Raises WeightsUnusable before the engine is touched where the directory is incomplete, and EngineError or
+        EngineLost where the engine fails: its weights are then undefined, and it names no policy.
 
         `state` is what the engine serves, where the caller has just asked. With the tokens of a `probe` it returns what
         `weights_sum` and `probes` do, in the exchange that loads: each waits its turn in a process that is at work.
