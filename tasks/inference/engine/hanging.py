@@ -26,6 +26,8 @@ def hangs(report: Mapping[str, Any], key: str, seconds: float) -> bool:
     url = str(report["url"])
     if _leaves_unanswered(f"{url}/health", key, seconds):
         return _leaves_unanswered(f"{url}/health", key, min(seconds, RETRY_SECONDS))
+    if not _leaves_unanswered(f"{url}/is_sleeping", key, min(seconds, RETRY_SECONDS)):
+        return False
     patient_until = time.monotonic() + max(seconds, SERVE_SECONDS)
     while True:
         before = _processor_seconds(report)
