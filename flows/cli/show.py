@@ -201,7 +201,7 @@ def sql(
     Ctrl-C ends a query.
     """
     from flows.cli.sql import sql
-    from storage.read.sql import Bounds
+    from storage.read.query_limits import Bounds
 
     bounds = Bounds(rows, memory, seconds)
     return sql(query, form=form or "", output=output, tokens=tokens, store=store, run=run, force=force, bounds=bounds)

@@ -18,7 +18,8 @@ from flows.reporting.formats import console, grid, say, visible
 from flows.reporting.output_files import check_output, write_whole
 from storage.read.damage import reading
 from storage.read.frames import Frames, existing_store
-from storage.read.sql import DEFAULT, Bounds, QuestionError, ask, columns_of
+from storage.read.query_limits import DEFAULT, Bounds
+from storage.read.sql import QuestionError, ask, columns_of
 
 PATIENCE_SECONDS = 2.0
 """After so long a hint says that a question can be ended."""

@@ -12,7 +12,8 @@ from flows.queries.derived_tables import DERIVED
 from flows.queries.step_history import StepHistory
 from storage.read.frames import Frames
 from storage.read.lineage import Graph, Work
-from storage.read.sql import OF_MACHINE, ask
+from storage.read.query_limits import OF_MACHINE
+from storage.read.sql import ask
 from storage.refs import Entry
 from storage.store import Store
 from tasks.arrays.columns import texts

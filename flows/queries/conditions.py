@@ -9,15 +9,16 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from threading import Timer
+from threading import Event
 from typing import Any
 
 import polars as pl
 
-from flows.queries.request import BadQuestion, parse_object
+from flows.queries.condition_process import INDEX, ConditionEnded, ConditionFailed, true_rows
+from flows.queries.request import MOST, BadQuestion, parse_object
 from flows.queries.rollout_table import SCHEMA
 from flows.queries.row_lineage import nearest
-from storage.read.sql import SANDBOX
+from storage.read.query_limits import SANDBOX
 
 TABLE = "rollouts"
 TEXTS = ("reply", "note", "prompt", "error_message", "error_traceback")
@@ -25,13 +26,13 @@ TEXTS = ("reply", "note", "prompt", "error_message", "error_traceback")
 EXAMPLE = "reward > 0.8 and length < 20 and reply ~ 'text or regular expression'"
 _NAMED = {"reward": ("rewards", "/score"), "metric": ("metrics", "")}
 """By what the names of named values begin with: the column whose JSON has them, and where in it the number is."""
-SECONDS, MEMORY = 60, "2GiB"
-"""What a condition may cost beside the rows, before it is ended: a link may hold any."""
-_PLACE = "place of the row"
 _TOKENS = re.compile(r"""'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/|"((?:[^"]|"")*)\"""", re.DOTALL)
 _BEHIND_OPERATOR = re.compile(r"(?:[~=<>*]|\b(?:like|ilike))\s*\Z", re.IGNORECASE)
-_MATCHES = {"regexp_matches": "regex", "regexp_full_match": "regex", "regexp_like": "regex", "contains": "text"}
-_OPERATORS = {"~": "regex", "~*": "regex i", "~~": "like", "~~*": "like i", "~~~": "text"}
+_LOOKED_FOR = re.compile(
+    rf"""(contains\s*\(\s*)?(lower\s*\(\s*)?\b({"|".join(TEXTS)})\b"?\s*\)?\s*(~\*?|,)\s*'((?:[^']|'')+)'""",
+    re.IGNORECASE,
+)
+"""`COLUMN ~ 'x'`, `COLUMN ~* 'x'`, `contains(COLUMN, 'x')` and `contains(lower(COLUMN), 'x')`."""
 _CLAUSES = ("modifiers", "group_expressions", "having", "sample", "qualify")
 _CLASSES = ("COMPARISON", "CONJUNCTION", "BETWEEN", "OPERATOR")
 """What the parser calls expressions that nobody writes who looks for a text."""
@@ -74,17 +75,19 @@ def condition_of(text: str) -> Condition:
     """Return a condition taken apart. Raises BadCondition, with the columns and those named most like what is not."""
     if not text.strip():
         raise _refusal("one condition is asked for, and there is none")
+    if text.encode(errors="ignore").decode() != text:
+        raise _refusal(f"{text!r} is not text in UTF-8")
     sql, named = _in_full(text)
     tree = _parse(sql, text)
     nodes = list(_nodes(tree))
-    said = [each["column_names"][-1] for each in nodes if each.get("class") == "COLUMN_REF"]
-    # A question within the condition may have columns of its own tables.
-    inner = any(each.get("class") == "SUBQUERY" for each in nodes)
+    said = [node["column_names"][-1] for node in nodes if node.get("class") == "COLUMN_REF"]
+    # A query within the condition has columns of its own tables, and a function on lists has parameters.
+    inner = any(node.get("class") in ("SUBQUERY", "LAMBDA") for node in nodes)
     for name in dict.fromkeys(said):
         if name.lower() not in SCHEMA and not inner:
             raise _unknown_column(name, text)
     columns = frozenset(name.lower() for name in said if name.lower() in SCHEMA)
-    return Condition(text, sql, columns, named, tuple(_patterns(nodes)), tree)
+    return Condition(text, sql, columns, named, tuple(_patterns(sql)), tree)
 
 
 def search_condition(text: str) -> Condition:
@@ -125,33 +128,20 @@ def _plain_text(text: str) -> Condition:
     return condition_of(f"contains(lower(reply), {said}) or contains(lower(note), {said})")
 
 
-def matching_rows(rows: pl.DataFrame, condition: Condition) -> pl.DataFrame:
-    """Return the rows for which a condition holds, in their order. `rows` have the columns that it speaks of.
+def matching_rows(rows: pl.DataFrame, condition: Condition, reader_gone: Event | None = None) -> pl.DataFrame:
+    """Return the rows for which a condition holds, in their order. `rows` have the columns that it names.
 
-    Raises BadCondition where it fails on a value, or is no statement of its own. This is the border at which the
-    database's errors become ours.
+    The condition is evaluated in a child process; see `condition_process.true_rows`. Raises BadCondition if it fails on
+    a value, reaches a limit of memory or time, or if `reader_gone` is set before it ends.
     """
-    import duckdb
-
     _require_named(rows, condition)
-    given = rows.select(sorted(condition.columns)).with_row_index(_PLACE)
-    query = f'select "{_PLACE}" from {TABLE} where (\n{condition.sql}\n)'  # a comment in it ends with its line
-    # The condition is a person's own text: without access to files it can read no others of theirs.
-    with duckdb.connect(config={**SANDBOX, "memory_limit": MEMORY}) as connection:
-        timer = Timer(SECONDS, connection.interrupt)
-        arrow = given.to_arrow()
-        for name in (TABLE, "traces"):  # for a question within the condition
-            connection.register(name, arrow)
-        timer.start()
-        try:
-            places = sorted(row[0] for row in connection.execute(query).fetchall())
-        except duckdb.InterruptException as error:
-            raise BadCondition(f"{condition.text!r} takes longer than {SECONDS} s, and was ended") from error
-        except duckdb.Error as error:
-            raise _refusal(f"{condition.text!r}: {str(error).splitlines()[0]}") from error
-        finally:
-            timer.cancel()
-    return rows[places]
+    table = rows.with_row_index(INDEX).select(INDEX, *sorted(condition.columns)).to_arrow()
+    try:
+        return rows[true_rows(table, condition.sql, reader_gone)]
+    except ConditionEnded as error:
+        raise BadCondition(f"the condition {error}: {condition.text!r}. Nothing was changed.") from error
+    except ConditionFailed as error:
+        raise _refusal(f"{condition.text!r}: {error}") from error
 
 
 def _in_full(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -181,7 +171,10 @@ def _parse(sql: str, text: str) -> Mapping[str, Any]:
     query = f"select 1 from {TABLE} where (\n{sql}\n)"
     with duckdb.connect(config=dict(SANDBOX)) as connection:
         row = connection.execute("select json_serialize_sql(?)", [query]).fetchone()
-    answer = json.loads(row[0]) if row else {}
+    try:
+        answer = json.loads(row[0]) if row else {}
+    except RecursionError:  # DuckDB's parser refuses other depths than Python's
+        raise _refusal(f"{text[:MOST]!r}... is nested too deeply: write a few hundred levels at most") from None
     if answer.get("error", True):
         raise _refusal(f"{text!r} is no condition: {answer.get('error_message', 'it is empty')}")
     # A bracket that closes ours could put a statement, or a clause, of its own behind it.
@@ -193,38 +186,22 @@ def _parse(sql: str, text: str) -> Mapping[str, Any]:
 
 
 def _nodes(tree: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield every object within an expression as the parser has it, the outer first."""
+    """Yield every object within an expression as the parser has it."""
     waiting = [tree]
     while waiting:
-        each = waiting.pop(0)
-        if isinstance(each, Mapping):
-            yield each
-            waiting += each.values()
-        elif isinstance(each, list):
-            waiting += each
+        node = waiting.pop()
+        if isinstance(node, Mapping):
+            yield node
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node
 
 
-def _patterns(nodes: list[Mapping[str, Any]]) -> Iterator[Pattern]:
-    """Yield what functions and operators on texts look for, where it is written out."""
-    for node in nodes:
-        kind = {**_MATCHES, **_OPERATORS}.get(str(node.get("function_name")))
-        given = [list(_nodes(each)) for each in node.get("arguments", ())]
-        if kind is None or len(given) < 2:
-            continue
-        columns = [str(each["column_names"][-1]).lower() for each in given[0] if each.get("class") == "COLUMN_REF"]
-        texts = [_literal(each) for argument in given[1:] for each in argument if each.get("class") == "CONSTANT"]
-        if not columns or columns[0] not in TEXTS or not texts or not texts[0]:
-            continue
-        lowered = any(each.get("function_name") == "lower" for each in given[0])
-        any_case = lowered or kind.endswith(" i") or (kind == "regex" and "i" in "".join(texts[1:]))
-        for piece in texts[0].replace("_", "%").split("%") if kind.startswith("like") else texts[:1]:
-            if piece:
-                yield Pattern(columns[0], "regex" if kind.startswith("regex") else "text", piece, any_case)
-
-
-def _literal(node: Mapping[str, Any]) -> str:
-    literal = node.get("literal", {})
-    return str(literal.get("text", "")) if literal.get("kind") == "STRING" else ""
+def _patterns(sql: str) -> Iterator[Pattern]:
+    for function, lower, column, operator, text in _LOOKED_FOR.findall(sql):
+        if function or operator != ",":
+            kind = "text" if operator == "," else "regex"
+            yield Pattern(column.lower(), kind, text.replace("''", "'"), bool(lower) or operator == "~*")
 
 
 def _require_named(rows: pl.DataFrame, condition: Condition) -> None:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from threading import Event
 from typing import Any
 from urllib.parse import urlencode
 
@@ -28,6 +29,10 @@ class PageRequest:
     """The path without the question."""
     path: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
+    from_other_site: bool = False
+    """Whether a page of another site sent the browser to this address: then no condition is evaluated."""
+    reader_gone: Event = field(default_factory=Event, compare=False)
+    """Set once the client has closed the connection."""
 
     def text(self, name: str, default: str = "") -> str:
         """A value of the question as it was written."""

@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Collection
 from dataclasses import dataclass
+from threading import Event
 from typing import Any
 
 import polars as pl
@@ -53,14 +54,15 @@ def run_rollouts(
     )
 
 
-def search_run(library: StoreReader, run: str, condition: Condition) -> Hits:
+def search_run(library: StoreReader, run: str, condition: Condition, reader_gone: Event | None = None) -> Hits:
     """Return the rollouts of a run that meet a condition, and how many of each step do.
 
-    They are those that `stagecoach quarantine --run RUN --where` marks. Raises NotThere and BadCondition.
+    They are those that `stagecoach quarantine --run RUN --where` marks. Raises NotThere and BadCondition, which ends
+    the search once `reader_gone` is set.
     """
     always = {"run", "step", "for_training", "trace_id", "key"}
     rows = run_rollouts(library, run, always | condition.columns)
-    hits = matching_rows(rows, condition)
+    hits = matching_rows(rows, condition, reader_gone)
     by = ["for_training", "step"]
     found = hits.group_by(by).agg(num_hits=pl.len().cast(pl.Int64))
     counts = rows.group_by(by, maintain_order=True).agg(num_rollouts=pl.len().cast(pl.Int64))

@@ -3,18 +3,23 @@
 The guard says who is let in, and what a page may do: the token, the names that are answered to, and the headers.
 """
 
+import asyncio
 import hashlib
 import logging
+import os
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from ipaddress import ip_address
 from threading import BoundedSemaphore
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
+from weakref import WeakValueDictionary
 
 from fastapi import FastAPI, Request
 from fastapi.staticfiles import StaticFiles
+from starlette.concurrency import run_in_threadpool
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -36,6 +41,8 @@ from storage.read.damage import reading
 FORMATS = ("html", "json", "file")
 AT_ONCE = 2
 """Pages that are read at the same time: a person looks at one, and a run beside it needs the processor more."""
+MAX_SEARCHES = min(os.cpu_count() or 1, 2)
+"""Searches that run at the same time: each may take a processor and the memory of `condition_process.LIMITS`."""
 MOST_SAID = 4000
 """Characters of an error's message that are shown: it may repeat what was asked."""
 METHODS = ["GET", "HEAD"]
@@ -69,10 +76,11 @@ def application(library: StoreReader, hosts: tuple[str, ...] = (), token: str = 
     app.add_exception_handler(Exception, _answer_fault)
     register_url_convertor("rest", Rest())
     # One for all addresses: what is short is the processor, whichever page takes it.
-    turns = BoundedSemaphore(AT_ONCE)
+    turns, queue = BoundedSemaphore(AT_ONCE), SearchQueue()
     for name, pattern in PATTERNS.items():
         path = pattern.replace(":path}", ":rest}")
-        app.add_api_route(path, _answering(name, library, turns), methods=METHODS, response_model=None)
+        answer = _searching(name, library, queue) if name == "search" else _answering(name, library, turns)
+        app.add_api_route(path, answer, methods=METHODS, response_model=None)
     small = GZipMiddleware(app, compresslevel=5)  # higher levels take twice as long for a twentieth less
     return Guard(small, hosts, token)  # around all of it: also what the framework answers by itself gets our headers
 
@@ -81,11 +89,62 @@ def _answering(name: str, library: StoreReader, turns: BoundedSemaphore) -> Call
     read = PAGES[name]
 
     def answer(request: Request) -> Response:
-        asked = PageRequest(_address(request), request.path_params, dict(request.query_params))
+        asked = _page_request(request)
         with turns:
             return respond(read, library, asked)
 
     return answer
+
+
+class SearchQueue:
+    """The turns of searches: one at a time per client, in their order, and MAX_SEARCHES of all clients.
+
+    A search that waits is a coroutine and takes no thread, so that other pages never wait for it.
+    """
+
+    def __init__(self) -> None:
+        self._searches = asyncio.Semaphore(MAX_SEARCHES)
+        self._clients: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def turn(self, client: str) -> AsyncIterator[None]:
+        """Wait for the turn of a client's search, which is over at the end of the block."""
+        lock = self._clients.setdefault(client, asyncio.Lock())
+        async with lock, self._searches:
+            yield
+
+
+def _searching(name: str, library: StoreReader, queue: SearchQueue) -> Callable[[Request], Awaitable[Response]]:
+    read = PAGES[name]
+
+    async def answer(request: Request) -> Response:
+        asked = _page_request(request)
+        gone = asyncio.create_task(_disconnect(request))
+        gone.add_done_callback(lambda _: asked.reader_gone.set())
+        try:
+            async with queue.turn(request.client.host if request.client else ""):
+                if asked.reader_gone.is_set():
+                    return Response(status_code=499)  # as nginx writes it; no reader sees it
+                return await run_in_threadpool(respond, read, library, asked)
+        finally:
+            gone.cancel()
+
+    return answer
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _page_request(request: Request) -> PageRequest:
+    query = dict(request.query_params)
+    return PageRequest(_address(request), request.path_params, query, _from_other_site(request.headers))
+
+
+def _from_other_site(headers: Headers) -> bool:
+    # Browsers send the header to the loopback and over HTTPS; other clients are no pages of a site.
+    return headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
 
 
 def _address(request: Request) -> str:
@@ -191,6 +250,9 @@ class Guard:
             return PlainTextResponse("This viewer does not answer to that name; see --host.\n", 421)
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("This viewer only reads.\n", 405, {"Allow": "GET, HEAD"})
+        # A page of another site may lead a person here, by a link, but load nothing from here: no image, no frame.
+        if _from_other_site(headers) and headers.get("sec-fetch-dest") != "document":
+            return PlainTextResponse("This viewer answers no requests of other sites' pages.\n", 403)
         return self._unknown(scope, headers) if self._token else None
 
     def _answers_to(self, name: str) -> bool:

@@ -2,42 +2,28 @@
 
 The database lives in memory for one question. It cannot reach files, the network or extensions; the tables are handed
 to it as Arrow datasets, from which it takes the columns and rows that the question needs. What a question may cost is
-bounded, in rows, memory and time: `Bounds`.
+bounded, in rows, memory and time: `storage.read.query_limits.Bounds`.
 """
 
-import os
 import re
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
-from threading import TIMEOUT_MAX, Event, Thread
+from threading import Event, Thread
 from typing import Any
 
 import pyarrow as pa
 
 from storage.errors import StoreError, StoreUnavailable
 from storage.read.frames import USES, Frames
+from storage.read.query_limits import DEFAULT, SANDBOX, Bounds, bounded_memory
 from storage.schemas.contract import FLAGS, FLOATS, INDICES, TOKENS
 from storage.schemas.stage_tables import TABLES
 from storage.schemas.system_tables import SYSTEM_TABLES
 
 PER_TOKEN = (TOKENS, FLAGS, FLOATS, INDICES)
-# A question may come from a page or a script: all that it can reach are the tables handed to it.
-SANDBOX = {
-    "enable_external_access": "false",
-    "autoinstall_known_extensions": "false",
-    "autoload_known_extensions": "false",
-    # Else `from name` would read a variable of this program.
-    "python_enable_replacements": "false",
-    # Else it would read and write files below `.tmp` of the working directory.
-    "temp_directory": "",
-}
 OWN_SCHEMAS = ("main", "temp", "system", "information_schema", "pg_catalog")
 READ_STATEMENTS = ("SELECT", "EXPLAIN")
 BATCH_ROWS = 10_000
@@ -49,30 +35,6 @@ LONG_TEXTS = ("prompt", "reply", "record", "info", "error_traceback")
 
 class QuestionError(StoreError):
     """A question that is no SQL, asks for what is not there, costs too much, or wants to do more than read."""
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """What a question may cost, before it is ended."""
-
-    rows: int = 10_000_000
-    """Rows of the answer."""
-    memory_gib: float = 4.0
-    """Memory of the database, and what the process may take beside what it has, in GiB."""
-    seconds: float = 600.0
-
-    @property
-    def memory(self) -> int:
-        """The memory in bytes, and no less than the database starts with."""
-        return max(int(self.memory_gib * 2**30), LEAST_MEMORY)
-
-
-LEAST_MEMORY = 2**24
-SLACK_BYTES = 2**30
-"""What the process may take beyond the memory of the database, for threads and for reading the tables."""
-DEFAULT = Bounds()
-OF_MACHINE = Bounds(sys.maxsize, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, TIMEOUT_MAX)
-"""For a question of a program that names rows to work on, such as an export: what the machine has, and no less."""
 
 
 def ask(frames: Frames, sql: str, tokens: bool = False, bounds: Bounds = DEFAULT) -> pa.Table:
@@ -93,7 +55,7 @@ def ask(frames: Frames, sql: str, tokens: bool = False, bounds: Bounds = DEFAULT
             _register(connection, schema, own, sql, tokens)
         # Locked before the question is run, which could otherwise change the settings.
         connection.execute("set TimeZone = 'UTC'; set lock_configuration = true")
-        with _bounded_memory(bounds):
+        with bounded_memory(bounds):
             return _with_integers(
                 _within(bounds.seconds, connection, lambda: _answer(connection.sql(sql), bounds, sql))
             )
@@ -169,21 +131,6 @@ def _again_and_again(act: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         over.set()
-
-
-@contextmanager
-def _bounded_memory(bounds: Bounds) -> Iterator[None]:
-    """Within the block the process gets no more memory than that: the database counts its tables and not its texts."""
-    used = int(re.findall(r"VmData:\s+([0-9]+) kB", Path("/proc/self/status").read_text())[0]) * 1024
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    most = used + bounds.memory + SLACK_BYTES
-    # A stricter limit, of whoever started this, stands.
-    soft = most if before[0] == resource.RLIM_INFINITY else min(most, before[0])
-    resource.setrlimit(resource.RLIMIT_DATA, (soft, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def _too_much(what: str, option: str, sql: str) -> QuestionError:

@@ -27,10 +27,12 @@ def search_page(library: StoreReader, asked: PageRequest) -> Page:
     run, text = asked.path["run"], asked.text("q").strip()
     values: dict[str, Any] = {"run": run, "q": text, "problem": None, "condition": None, "example": EXAMPLE}
     values |= {"columns": list(SCHEMA), "retired": expired_rows_of_runs(library, run)}
-    if text:
+    if text and asked.from_other_site:
+        values["problem"] = "Another site opened this address, so the search was not run. Press Search to run it."
+    elif text:
         try:
             condition = search_condition(text)
-            hits = search_run(library, run, condition)
+            hits = search_run(library, run, condition, asked.reader_gone)
         except BadCondition as error:  # beside the field, where it can be put right
             values["problem"] = str(error)
         else:

@@ -14,7 +14,8 @@ import pytest
 from storage.errors import StoreError
 from storage.read import sql as storage_sql
 from storage.read.frames import Frames
-from storage.read.sql import Bounds, QuestionError, ask, columns_of
+from storage.read.query_limits import Bounds
+from storage.read.sql import QuestionError, ask, columns_of
 from storage.schemas.stage_tables import TABLES
 from storage.store import Store, open_store
 from tests.fixtures.histories import add, share
