@@ -10,8 +10,8 @@
   shown, of one run or several, and what all replies say of steps
 - notes: what people wrote on runs and rollouts
 - derived_tables: the tables that are made of others, for SQL and notebooks
-- rollout_table, conditions, condition_process, rollout_search: a row for each rollout with its texts, what conditions say of it, and which
-  rollouts of a run meet one; policy_changes: what changed in replies between two policies
+- rollout_table, conditions, condition_process, rollout_search: a row for each rollout with its texts, what conditions
+  say of it, and which rollouts of a run meet one; policy_changes: what changed in replies between two policies
 - tracked_rows: what is sent of a run to W&B and TensorBoard
 - step, rollouts, rollout_list: a step, the rollouts of a step, of an evaluation or of an example, and lists of them
 - trace, messages: one rollout and its conversation
