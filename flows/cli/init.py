@@ -60,6 +60,7 @@ def _facts(name: str) -> Mapping[str, Any]:
     """Return what can be set of an installed environment. Raises EnvironmentUnavailable where there is none."""
     from configs.environments import EnvironmentConfig
     from tasks.inference.environments.packages import EnvironmentUnavailable, package_version
+    from tasks.inference.environments.servers import interface_hint
     from tasks.runtime.process_variables import inherited_variables
     from tasks.runtime.start_module import module_command
 
@@ -70,7 +71,8 @@ def _facts(name: str) -> Mapping[str, Any]:
         done = subprocess.run(argv, env=inherited_variables(), capture_output=True, text=True, check=False)
         if done.returncode:
             last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-            raise EnvironmentUnavailable(f"environment {name!r} cannot be loaded: {last[0]}. Nothing was written")
+            hint = interface_hint(last[0])
+            raise EnvironmentUnavailable(f"environment {name!r} cannot be loaded: {last[0]}{hint}. Nothing was written")
         facts: Mapping[str, Any] = json.loads(report.read_text(encoding="utf-8"))
         return facts
 

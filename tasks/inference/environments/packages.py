@@ -40,6 +40,12 @@ _NO_CODE = frozenset({"__pycache__"})
 _COMPILED = frozenset({".pyc", ".pyo"})
 
 
+INSTALL_ADVICE = (
+    "Install an environment of Prime's hub with `prime env install OWNER/NAME`, by the owner and name that the hub "
+    "shows, or one of the folder environments/ of verifiers' repository out of a checkout of it"
+)
+
+
 class EnvironmentUnavailable(ValueError):
     """An environment's package is not installed, cannot be loaded as configured, or is not the one of its run."""
 
@@ -170,11 +176,9 @@ def _label(environment: Section, kind: str, name: str, module: str, group: str) 
     """Return name and version of a plug-in's distribution. Raises EnvironmentUnavailable where there is no module."""
     if _spec(module) is None:
         near = get_close_matches(module, _plugin_modules(group), 1)
-        advice = (
-            f"Did you mean {near[0]!r}, which is installed?"
-            if near
-            else f"Install the package that has it, for example `pip install {name.replace('_', '-')}`"
-        )
+        installed = f"Installed: {', '.join(installed_tasksets())}. " if group == "tasksets" else ""
+        # The id names no package of a registry: there a stranger may have the name.
+        advice = f"Did you mean {near[0]!r}, which is installed?" if near else f"{installed}{INSTALL_ADVICE}"
         raise EnvironmentUnavailable(
             f"environment {environment['name']!r}: {kind} {name!r} is not installed: there is no module {module!r}. "
             f"{advice}"

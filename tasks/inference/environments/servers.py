@@ -40,12 +40,19 @@ HOST = "tasks.inference.environments.host"
 OLD_INTERFACE = re.compile(
     r"^AttributeError: (taskset module .* defines no `__all__`|module 'verifiers(\.v1)?' has no attribute)"
     r"|^TypeError: Can't instantiate abstract class .*'load'"
+    r"|^ImportError: cannot import name '\w+' from 'verifiers'"
+    r"|^TypeError: taskset module .* exports no Taskset subclass .*'load_(environment|tasks)'"
 )
 OLD_INTERFACE_HINT = (
     "A package with `load_environment` or `load_tasks` is of an interface that verifiers no longer has, and nothing "
     "bridges it: install a version of the package that exports a Taskset with `load`, or write one around its data and "
     "rewards (docs/traces.md)"
 )
+
+
+def interface_hint(error: str) -> str:
+    """Return advice to append to an error, `CLASS: MESSAGE`, of a package of the old interface; else nothing."""
+    return f". {OLD_INTERFACE_HINT}" if OLD_INTERFACE.search(error) else ""
 
 
 def command(environment: "EnvironmentConfig", report: str | Path) -> tuple[list[str], dict[str, str]]:
@@ -254,11 +261,7 @@ def _reason(environment: "EnvironmentConfig", outcome: Mapping[str, Any], log: s
     why = f"{outcome['error']}: {add_advice(outcome['message'])}"
     if missing:
         why = f"module {missing!r} is missing, which this verifiers does not have"
-    hint = (
-        f". {OLD_INTERFACE_HINT}"
-        if missing or OLD_INTERFACE.search(f"{outcome['error']}: {outcome['message']}")
-        else ""
-    )
+    hint = f". {OLD_INTERFACE_HINT}" if missing else interface_hint(f"{outcome['error']}: {outcome['message']}")
     return f"{about} cannot be loaded: {why}{hint}"
 
 

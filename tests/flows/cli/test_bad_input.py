@@ -49,7 +49,7 @@ def test_the_guard_sees_a_service_that_is_started(
         ("packing.tokens_per_row=128", ["packing.tokens_per_row: a row of 128 tokens", "engine.max_model_len 256"]),
         ("rollout.max_tokens=256", ["rollout.max_tokens: 256 leaves no room for a prompt"]),
         ("engine.max_model_len=1024", ["engine.max_model_len: 1024 is longer than the model's", "512"]),
-        ("environments.0.taskset.id=no_such_place", ["taskset 'no_such_place' is not installed", "pip install"]),
+        ("environments.0.taskset.id=no_such_place", ["taskset 'no_such_place' is not installed", "prime env install"]),
         ("environments.0.harness.id=no_such_harness", ["harness 'no_such_harness' is not installed"]),
         ("tracking={type='wandb',mode='online'}", ["tracking.mode is online", "WANDB_API_KEY", "offline"]),
         ("tracking={type='wandb',branches='fork'}", ["tracking.branches", "online"]),

@@ -149,8 +149,12 @@ def test_the_version_names_every_package() -> None:
 @pytest.mark.parametrize("ask", [package_version, examples, lambda one: environments.command(one, "report.json")])
 def test_an_environment_that_is_not_installed(ask: Callable[[EnvironmentConfig], Any]) -> None:
     absent = EnvironmentConfig(name="mine", taskset={"id": "no-such-environment"})
-    with pytest.raises(EnvironmentUnavailable, match=r"'no-such-environment' is not installed.*no_such_environment"):
+    with pytest.raises(EnvironmentUnavailable, match=r"'no-such-environment' is not installed.*no_such_env") as refused:
         ask(absent)
+    # A stranger may have the name on a registry: no command holds a name that was not looked up.
+    assert "pip install" not in str(refused.value) and "no-such-environment`" not in str(refused.value)
+    assert "Installed: " in str(refused.value) and "sample_reverse_text" in str(refused.value)
+    assert "`prime env install OWNER/NAME`" in str(refused.value)
     with pytest.raises(EnvironmentUnavailable, match=r"'mine': taskset\.id is missing"):
         ask(absent.model_copy(update={"taskset": {}}))
 
@@ -163,7 +167,10 @@ def test_a_setting_that_the_taskset_does_not_know() -> None:
 @pytest.mark.usefixtures("plugins")
 @pytest.mark.parametrize(
     "package",
-    ["older", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("older_at_import", "older_module"))],
+    [
+        *("older", "older_import", "older_export"),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("older_at_import", "older_module")),
+    ],
 )
 def test_a_package_of_the_older_interface_is_refused_with_what_to_do(package: str) -> None:
     with pytest.raises(environments.EnvironmentUnavailable, match=r"load_environment.*exports a Taskset"):
