@@ -1,7 +1,12 @@
 """A person who looks at everything: all addresses of a store, and a client that asks for them."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from html.parser import HTMLParser
 from itertools import islice, pairwise
 from pathlib import Path
@@ -19,10 +24,29 @@ from flows.viewer.app import application, respond
 from flows.viewer.rendering import PAGES, parsed_address
 from storage.read.frames import Frames
 
+CHECKOUT = Path(__file__).parents[3]
 MOST_EACH = 2
 """Traces and examples of each run that are opened."""
 EMPTY = {"meta", "link", "br", "hr", "img", "input", "col", "wbr"}
 """Elements without an end."""
+
+
+@contextmanager
+def viewing(root: Path, *arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A viewer of a store and the address that it printed; it is gone afterwards, whatever happened."""
+    command = [sys.executable, "-m", "flows.cli", "view", "--store", str(root), *arguments]
+    process = subprocess.Popen(
+        command, cwd=CHECKOUT, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        printed = process.stdout.readline()
+        found = re.search(r"http://\S+", printed)
+        assert found, printed + process.stderr.read()
+        yield process, found[0]
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def visitor(store: Path | str | StoreReader, token: str = "", hosts: tuple[str, ...] = ()) -> TestClient:

@@ -14,8 +14,8 @@ from flows.viewer import addresses
 from flows.viewer.app import MAX_SEARCHES
 from tests.fixtures.waiting import PATIENCE
 from tests.flows.viewer.hand_made import RUN
+from tests.flows.viewer.looking import viewing
 from tests.flows.viewer.stepped import stepped
-from tests.flows.viewer.test_serving import viewing
 
 pytestmark = pytest.mark.engine
 ENDLESS = "(select count(*) from range(100000000000)) > 0"

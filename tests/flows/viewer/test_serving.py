@@ -5,12 +5,8 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -22,6 +18,7 @@ from flows.viewer.serving import NICENESS, PORT, TOKEN, listen
 from storage.store import open_store
 from tests.fixtures.rehearsal import rehearse
 from tests.fixtures.waiting import PATIENCE
+from tests.flows.viewer.looking import viewing
 
 pytestmark = pytest.mark.engine
 CHECKOUT = Path(__file__).parents[3]
@@ -32,24 +29,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("served") / "store"
     rehearse(place, "base", steps=1)
     return place
-
-
-@contextmanager
-def viewing(root: Path, *arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A viewer of a store and the address that it printed; it is gone afterwards, whatever happened."""
-    command = [sys.executable, "-m", "flows.cli", "view", "--store", str(root), *arguments]
-    process = subprocess.Popen(
-        command, cwd=CHECKOUT, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None and process.stderr is not None
-        printed = process.stdout.readline()
-        found = re.search(r"http://\S+", printed)
-        assert found, printed + process.stderr.read()
-        yield process, found[0]
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def get(address: str, **headers: str) -> http.client.HTTPResponse:
