@@ -1,29 +1,27 @@
 """Registers the deployments of `prefect.yaml` on a Prefect server, with work pool, limit, automation."""
 
-from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import TYPE_CHECKING, Any
 
 from configs.layers import presets
 from configs.store import default_store
 from flows.orchestration import server as prefect_api
 from flows.orchestration.events import EVENTS, POLICY
+from flows.orchestration.gpu_slots import VARIABLE, variable_name
 from flows.orchestration.server import one_line
-from flows.orchestration.settings import configured_url
+from flows.orchestration.settings import POOL, DeployRefused, configured_url
 from flows.orchestration.states import mark_crashed
 from storage.store import FORMAT, open_store
 from tasks.inference.environments.packages import installed_tasksets
 
+if TYPE_CHECKING:  # it imports Prefect, which reads its settings then
+    from flows.orchestration.deployment_file import DeploymentEntry
+
 FILE = Path(__file__).with_name("prefect.yaml")
-POOL = "stagecoach"
-
-
-class DeployRefused(ValueError):
-    """Nothing was deployed, for a reason that the message names."""
 
 
 def main(pool: str = POOL, store: str = "", slots: int = 1, file: str = "", notify: str = "") -> int:
@@ -40,36 +38,27 @@ def main(pool: str = POOL, store: str = "", slots: int = 1, file: str = "", noti
             "is: export PREFECT_API_URL=http://127.0.0.1:4200/api"
         )
     prefect_api.probe(url)
-    found = read(Path(file) if file else FILE)
+    from flows.orchestration.deployment_file import read
+
+    entries = read(Path(file) if file else FILE)
     limit = f"{pool}-gpu"
     print(f"Prefect server {url}")
     for name in prefect_api.crash_stale_runs(embedded=False):
         print(f"  flow run {name}: its process is gone, its state says how it ended")
     # Pool and limit before the deployments that name them: a schedule may fire at once.
-    for name in sorted({pool, *(pool_of(each, pool) for each in found)}):
+    for name in sorted({pool, *(entry.pool(pool) for entry in entries)}):
         print(f"  work pool {name}: {ensure_pool(name)}")
-    print(f"  limit {limit}: {ensure_limit(limit, slots)}")
+    print(f"  GPU slots {variable_name(limit)}: {ensure_slots(limit, slots)}")
     print(f"  automation {AUTOMATION!r}: {ensure_automation(lost_runs_automation())}")
     for wanted in notifications(notify) if notify else ():
         print(f"  automation {wanted.name!r}: {ensure_automation(wanted)}")
     root = absolute(store or stored_default() or default_store())
-    for each in found:
-        print(f"  deployment {register(each, pool, root, limit)}")
+    for entry in entries:
+        print(f"  deployment {register(entry, pool, root, limit, slots)}")
     for name in lost_runs(root):
         print(f"  run {name} of the store: its process is gone, marked as crashed")
     print(f"Runs are kept in {root}. Next, on each machine:\n  prefect worker start --pool {pool}")
     return 0
-
-
-def read(file: Path) -> list[dict[str, Any]]:
-    """Return the deployments that a file describes. Raises DeployRefused where it cannot be read."""
-    try:
-        return list(yaml.safe_load(file.read_text(encoding="utf-8"))["deployments"])
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise DeployRefused(
-            f"{file} cannot be read as a file of deployments: {type(error).__name__}: {error}. Nothing was deployed. "
-            f"Correct it, or leave --file out for the one that comes with the program"
-        ) from error
 
 
 def absolute(store: str) -> str:
@@ -83,38 +72,38 @@ def lost_runs(root: str) -> list[str]:
     return mark_crashed(open_store(root)) if there else []
 
 
-def pool_of(described: Mapping[str, Any], pool: str) -> str:
-    """Return the work pool of a deployment: `pool` for runs, its own for services of runs."""
-    own = str(described["work_pool"]["name"])
-    return pool if own == POOL else own
-
-
-def register(described: Mapping[str, Any], pool: str, store: str, limit: str) -> str:
-    """Make or update one deployment; return its full name."""
-    from prefect.schedules import Cron
+def register(entry: "DeploymentEntry", pool: str, store: str, limit: str, slots: int) -> str:
+    """Make or update one deployment; return its full name, and how many of its runs may have a process at a time."""
     from prefect.types.entrypoint import EntrypointType
 
-    module, _, name = described["entrypoint"].partition(":")
+    module, _, name = entry.entrypoint.partition(":")
     flow = getattr(import_module(module), name)
-    # Each pool has a limit of its own: machines of another pool have other GPUs.
-    variables = described["work_pool"]["job_variables"]["env"] | {"STAGECOACH_GPU_LIMIT": limit}
-    variables["STAGECOACH_STORE"] = store
-    clocks = described.get("schedules", [])
-    schedules = [(each["cron"], {name: each[name] for name in each if name != "cron"}) for each in clocks]
+    variables = dict(entry.work_pool.job_variables)
+    # Each pool has slots of its own: machines of another pool have other GPUs.
+    variables["env"] = {**variables.get("env", {}), VARIABLE: limit, "STAGECOACH_STORE": store}
+    queue, at_a_time = entry.work_pool.work_queue_name, ""
+    # Services of runs are as many as runs ask for; a file that says its own limit or queue is taken at its word.
+    if entry.work_pool.name == POOL and queue is None and entry.concurrency_limit is None:
+        queue = entry.name if entry.name == flow.name else f"{flow.name}-{entry.name}"
+        at_a_time = f", {slots} at a time"
+        ensure_queue(entry.pool(pool), queue, slots)
     deployment = flow.to_deployment(
-        described["name"],
-        description=described["description"],
-        parameters=described["parameters"],
-        tags=described["tags"],
-        schedules=[Cron(cron, **others) for cron, others in schedules],
-        work_pool_name=pool_of(described, pool),
-        job_variables={"env": variables},
+        entry.name,
+        **entry.model_dump(
+            include={"description", "version", "tags", "parameters", "paused", "enforce_parameter_schema"}
+        ),
+        schedules=entry.all_schedules,
+        concurrency_limit=entry.concurrency_limit,
+        triggers=entry.triggers,
+        work_pool_name=entry.pool(pool),
+        work_queue_name=queue,
+        job_variables=variables,
         # By module: workers import what is installed, and need no checkout.
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
     _offer_choices(deployment._parameter_openapi_schema.properties, flow.name)
     deployment.apply()
-    return f"{flow.name}/{described['name']}"
+    return f"{flow.name}/{entry.name}{at_a_time}"
 
 
 def require_services(names: Iterable[str]) -> None:
@@ -161,8 +150,6 @@ STORE_VARIABLE = "stagecoach_store"
 AUTOMATION = "stagecoach: mark lost runs as crashed"
 SILENCE = timedelta(minutes=10)
 """A run without a heartbeat for so long is lost. Runs of a command line send one every three minutes."""
-FORGOTTEN = timedelta(minutes=3)
-"""A slot that is taken although no run is alive, so long after the limit last changed, is freed by nobody else."""
 MADE, THERE, UPDATED = "made", "was there", "updated"
 
 
@@ -180,38 +167,35 @@ def ensure_pool(name: str) -> str:
     return MADE
 
 
-def ensure_limit(name: str, slots: int) -> str:
-    """Make the limit or set it. Slots that nobody can hold any more are given back.
+def ensure_queue(pool: str, name: str, limit: int) -> None:
+    """Make a work queue, or set how many of its flow runs may have a process at a time; others wait as scheduled.
 
-    Prefect keeps in memory who holds a slot: a server that was killed with the run forgets it, and it stays taken.
-    Otherwise the slot of a dead run is freed a minute later, and must not be given back twice.
+    The server counts their states, so that it forgets nobody when it restarts. A limit of Prefect's on a deployment is
+    a lease: its server ends a run that cannot renew it while the server restarts.
     """
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate
-    from prefect.exceptions import ObjectNotFound
+    from prefect.exceptions import ObjectAlreadyExists
 
     with get_client(sync_client=True) as client:
         try:
-            before = client.read_global_concurrency_limit_by_name(name)
-        except ObjectNotFound:
-            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=slots, active=True))
-            return f"{MADE}, {slots}"
-        quiet = before.updated is not None and datetime.now(UTC) - before.updated > FORGOTTEN
-        stuck = before.active_slots > 0 and quiet and not _alive(client)
-        changed = {"limit": slots, "active": True} | ({"active_slots": 0} if stuck else {})
-        client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(**changed))
-    return f"{THERE}, {slots}" + (", a slot that nobody holds was given back" if stuck else "")
+            client.create_work_queue(name, concurrency_limit=limit, work_pool_name=pool)
+        except ObjectAlreadyExists:
+            queue = client.read_work_queue_by_name(name, work_pool_name=pool)
+            client.update_work_queue(queue.id, concurrency_limit=limit)
 
 
-def _alive(client: Any) -> bool:
-    """Tell whether any run of ours may be at work."""
-    from prefect.client.schemas.filters import FlowRunFilter
+def ensure_slots(limit: str, slots: int) -> str:
+    """Record how many runs may hold a GPU slot at a time; remove the limit of Prefect that earlier versions made."""
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
+    from prefect.variables import Variable
 
-    active = {
-        "tags": {"all_": ["stagecoach"]},
-        "state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING", "PAUSED"]}},
-    }
-    return bool(client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(active), limit=1))
+    name = variable_name(limit)
+    before = Variable.get(name, default=None)
+    Variable.set(name, {"slots": slots}, overwrite=True)
+    with get_client(sync_client=True) as client, suppress(ObjectNotFound):
+        client.delete_global_concurrency_limit_by_name(limit)
+    return f"{MADE if before is None else THERE}, {slots}"
 
 
 def stored_default() -> str:

@@ -7,6 +7,12 @@ from pathlib import Path
 from typing import Any
 
 URL = "PREFECT_API_URL"
+POOL = "stagecoach"
+"""The work pool of runs in the file of deployments that comes with the program; `deploy --pool` names another one."""
+
+
+class DeployRefused(ValueError):
+    """Nothing was deployed, for a reason that the message names."""
 
 
 class SettingsUnreadable(ValueError):

@@ -1,9 +1,4 @@
-"""States of a run: it waits for a GPU slot, is cancelled between two stages, and ends.
-
-The GPU slot: of all runs that report to one Prefect server, only so many have an engine or a learner at a time.
-`stagecoach deploy` makes the limit. A run takes a slot before it starts its first service and gives it back when the
-last one is gone, whichever deployment or command line it comes from. Where Prefect has no such limit, nothing waits.
-"""
+"""States of a run: it is cancelled between two stages, and ends."""
 
 import logging
 import os
@@ -11,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
@@ -23,7 +18,6 @@ from flows.orchestration.server import (
     ending_signal,
     is_cancelled,
     is_end,
-    is_shared,
     is_termination,
     tag_value,
 )
@@ -306,95 +300,3 @@ def _record_end(runs: Runs, run: str, last: Event, event: str, how: str) -> None
 
 OF_A_RESULT: dict[str, Any] = {"persist_result": True, "result_serializer": "json"}
 """Keeps what a flow came to, as JSON, for whoever started it from elsewhere. Runs themselves read the ledger alone."""
-
-
-LIMIT = "stagecoach-gpu"
-VARIABLE = "STAGECOACH_GPU_LIMIT"
-"""Environment variable that names another limit: machines with a pool of their own have one each."""
-LEASE_SECONDS = 60.0
-"""How long the slot of a process that was killed stays taken."""
-WAIT_SECONDS = 5.0
-
-
-@contextmanager
-def gpu_slot() -> Iterator[None]:
-    """Hold a slot while the block runs, waiting for one as long as it takes. Raises RunCancelled while it waits."""
-    if not is_shared():
-        yield
-        return
-    import httpx
-
-    slot = _wait_for_slot(os.environ.get(VARIABLE) or LIMIT)
-    try:
-        yield
-    finally:
-        try:
-            # By hand, not by `with`: what leaving raises must not hide an error of the run.
-            slot.__exit__(None, None, None)
-        except httpx.HTTPError as problem:  # a run's data do not depend on the API, so its end must not
-            _log.warning("the GPU slot could not be given back, it is free in %.0f s: %s", LEASE_SECONDS, problem)
-
-
-def _wait_for_slot(limit: str) -> AbstractContextManager[None]:
-    """Return an entered context that holds a slot."""
-    said = ""
-    while (slot := _try_slot(limit)) is None:
-        if is_cancelled(current_flow_run()):
-            raise RunCancelled("cancelled while it waited for a GPU slot; nothing was started")
-        waiting = f"waiting for a slot of {limit}, held by {_others() or 'another run'}"
-        if waiting != said:  # others may be first
-            _show(waiting)
-        said = waiting
-        time.sleep(WAIT_SECONDS)
-    if said:
-        _show("")
-    return slot
-
-
-def _others() -> str:
-    """Return the names of the flow runs of ours that are at work, this one left out; empty where none can be seen."""
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import FlowRunFilter
-
-    working = {"tags": {"all_": ["stagecoach"]}, "state": {"name": {"any_": ["Running"]}}}
-    with bookkeeping_only("who holds the slot"), get_client(sync_client=True) as client:
-        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(working), limit=10)
-        return ", ".join(each.name for each in runs if str(each.id) != current_flow_run())
-    return ""
-
-
-def _try_slot(limit: str) -> AbstractContextManager[None] | None:
-    """Return an entered context that holds a slot; None where all are taken. Prefect logs each refusal: look first."""
-    from prefect.client.orchestration import get_client
-    from prefect.concurrency.sync import concurrency
-    from prefect.exceptions import ObjectNotFound
-
-    with get_client(sync_client=True) as client:
-        try:
-            found = client.read_global_concurrency_limit_by_name(limit)
-        except ObjectNotFound:
-            return nullcontext()
-    if found.active_slots >= found.limit:
-        return None
-    # Not ended when the server is away for a while: what is trained is worth more than the slot's order.
-    slot = concurrency(
-        limit, lease_duration=LEASE_SECONDS, timeout_seconds=WAIT_SECONDS, raise_on_lease_renewal_failure=False
-    )
-    try:
-        slot.__enter__()
-    except TimeoutError:
-        return None  # another run was faster
-    return slot
-
-
-def _show(waiting: str) -> None:
-    """Show in Prefect that the run waits, or that it has done so; a refusal (a cancelled run, say) stands."""
-    _log.info(waiting or "the GPU slot is ours")
-    flow_run = current_flow_run()
-    if flow_run:
-        from prefect.client.orchestration import get_client
-        from prefect.states import Running
-
-        named: dict[str, Any] = {"name": "WaitingForGpu", "message": waiting} if waiting else {}
-        with bookkeeping_only("the wait for a slot"), get_client(sync_client=True) as client:
-            client.set_flow_run_state(flow_run, Running(**named))

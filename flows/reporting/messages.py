@@ -129,7 +129,7 @@ def _held_out(comparisons: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _maintenance_message(done: Mapping[str, Any]) -> str:
     removed = done.get("gc", {}).get("removed", ())
-    verb = "would be removed" if done.get("dry_run") else "removed"
+    verb = "would be " if done.get("dry_run") else ""
     merged, deleted = plural(done["merged"], "file"), plural(done["deleted"], "file")
     tables = plural(len(done["tables"]), "table")
-    return f"{tables}: {merged} merged, {deleted} deleted; {plural(len(removed), 'run')} {verb}"
+    return f"{tables}: {merged} {verb}merged, {deleted} {verb}deleted; {plural(len(removed), 'run')} {verb}removed"

@@ -20,8 +20,9 @@ from configs.replay import needs_weights
 from configs.run import RunConfig, only_teachers_sample, policy_scores
 from configs.store_paths import relative_paths
 from flows.orchestration.gate_answers import approval
+from flows.orchestration.gpu_slots import gpu_slot
 from flows.orchestration.server import current_flow_run, is_deployed, is_end, lost_terminations_repeated
-from flows.orchestration.states import Cancellation, RunCancelled, event_of, gpu_slot, mark_crashed, other_writers
+from flows.orchestration.states import Cancellation, RunCancelled, event_of, mark_crashed, other_writers
 from flows.orchestration.task_runs import TaskRuns
 from flows.runtime import pipeline
 from flows.runtime.prepare import find_policy, nothing_started
@@ -149,7 +150,7 @@ class Session:
         local = self.config.placement.services == "local"
         # What is on pools has GPUs of their workers, which bound by themselves how many they serve at a time.
         if any(local or not each.deployment for each in services):
-            self.slot.enter_context(gpu_slot())
+            self.slot.enter_context(gpu_slot(self.context.run, lambda text: self.notify("note", text=text)))
         # All at once, then nobody waits here: an engine takes minutes, and others start meanwhile.
         for service in services:
             service.begin()

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import subprocess
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from configs.errors import ConfigError
 from configs.load import load
 from flows.cli.launch import _parameters
 from flows.evaluate import EvaluationParameters, evaluate
-from flows.orchestration.deployments import FILE, _offer_choices, pool_of
+from flows.orchestration.deployment_file import read
+from flows.orchestration.deployments import FILE, _offer_choices
+from flows.orchestration.settings import DeployRefused
 from flows.replay import ReplayParameters, replay
 from flows.runtime.entry import FileParameters, StoreParameters, instead
 from flows.runtime.prepare import DEFAULT_FILES
@@ -46,11 +49,11 @@ def test_every_flow_has_a_deployment() -> None:
 
 def test_services_have_a_pool_for_each_kind_and_are_those_that_runs_ask_for() -> None:
     """`--pool` names the pool of runs alone; a limit on runs must not hold for the services that they wait for."""
-    pools = {f"serve/{each['name']}": pool_of(each, "mine") for each in SERVICES}
+    pools = {f"{entry.tags[1]}/{entry.name}": entry.pool("mine") for entry in read(FILE) if "serve" in entry.tags}
     assert pools == {"serve/engine": "engines", "serve/environment": "environments", "serve/learner": "train"}
     assert pools.keys() == {InferenceService.deployment, EnvironmentServers.deployment, LearnerProcess.deployment}
     assert [each["parameters"]["service"] for each in SERVICES] == [each["name"] for each in SERVICES]
-    assert pool_of(DEPLOYMENTS[0], "mine") == "mine"
+    assert read(FILE)[0].pool("mine") == "mine"
     described = serve.parameters.properties
     assert [name for name, each in described.items() if not each.get("description")] == []
 
@@ -84,6 +87,57 @@ def test_every_parameter_says_in_the_form_what_it_is(deployment: dict[str, Any])
     assert rare["$ref"].startswith("#/definitions/") and nothing == {"type": "null"}
     assert properties["advanced"]["default"] is None and behind["additionalProperties"] is False
     assert "store" in behind["properties"] and all(each["description"] for each in behind["properties"].values())
+
+
+ENTRY = {"name": "mine", "entrypoint": "flows.train:train"}
+
+
+def test_a_file_has_every_kind_of_schedule_and_key_of_prefect_s_own(tmp_path: Path) -> None:
+    schedules = [
+        {"cron": "0 1 * * *", "timezone": "Europe/London", "slug": "night", "active": False, "day_or": False},
+        {"interval": 60, "anchor_date": "2026-11-29T00:00:00+00:00", "parameters": {"steps": 1}},
+        {"rrule": "RRULE:FREQ=DAILY;INTERVAL=1"},
+    ]
+    trigger = {"type": "event", "expect": ["stagecoach.policy.published"], "parameters": {"policy": "latest"}}
+    others = {"version": "3", "paused": True, "enforce_parameter_schema": False, "triggers": [trigger]}
+    limit = {"limit": 2, "collision_strategy": "CANCEL_NEW"}
+    entries = [
+        {**ENTRY, **others, "schedules": schedules, "concurrency_limit": 1, "work_pool": {"work_queue_name": "low"}},
+        {**ENTRY, "schedule": schedules[2], "concurrency_limit": limit},
+    ]
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump({"pull": [], "deployments": entries}))
+    first, second = read(file)
+    assert [(each.cron, each.interval, each.rrule is None) for each in first.all_schedules] == [
+        ("0 1 * * *", None, True),
+        (None, timedelta(seconds=60), True),
+        (None, None, False),
+    ]
+    assert (first.all_schedules[0].active, first.all_schedules[1].parameters) == (False, {"steps": 1})
+    assert first.concurrency_limit is not None and first.concurrency_limit.limit == 1 and first.description is None
+    assert second.concurrency_limit is not None and second.concurrency_limit.collision_strategy.value == "CANCEL_NEW"
+    assert len(second.all_schedules) == 1 and second.pool("mine") == "mine"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"schedules": [{"slug": "never"}]}, "exactly one of cron, interval and rrule"),
+        ({"schedules": [{"cron": "every night"}]}, "deployments.0.schedules.0: "),
+        (
+            {"schedules": [{"cron": "0 1 * * *", "replaces": "old"}]},
+            "schedules.0.replaces: `stagecoach deploy` does not",
+        ),
+        ({"pull": []}, "deployments.0.pull: `stagecoach deploy` does not take this key"),
+        ({"entrypoint": "flows/train.py:train"}, "deployments.0.entrypoint: "),
+    ],
+)
+def test_what_a_file_of_deployments_may_not_have_is_named(tmp_path: Path, wrong: dict[str, Any], problem: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump({"deployments": [{**ENTRY, **wrong}]}))
+    with pytest.raises(DeployRefused, match=re.escape(problem)) as refused:
+        read(file)
+    assert "Nothing was deployed" in str(refused.value) and "KeyError" not in str(refused.value)
 
 
 def test_rare_parameters_are_taken_as_such_or_as_json_and_checked() -> None:

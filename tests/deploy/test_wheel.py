@@ -11,7 +11,7 @@ import pytest
 from configs.environments import EnvironmentConfig
 from configs.layers import presets
 from configs.load import load
-from flows.orchestration.deployments import read
+from flows.orchestration.deployment_file import read
 from tasks.inference.environments.packages import package_version
 from tests.acceptance.first_hour import FROM, MORE, FirstHour
 from tests.fixtures.installed import build_wheel, hostile_directory, install_wheel, variables
@@ -114,7 +114,7 @@ def test_commands_from_a_directory_with_files_named_as_ours(
 
 
 def test_a_flow_run_of_a_worker_imports_our_flow(installed: Installed) -> None:
-    (given,) = {str(each["work_pool"]["job_variables"]["env"]["PYTHONSAFEPATH"]) for each in read(file_of(installed))}
+    (given,) = {str(entry.work_pool.job_variables["env"]["PYTHONSAFEPATH"]) for entry in read(file_of(installed))}
     # As Prefect's worker starts a flow run: by `python -m`, in the working directory of the pool.
     look = ["-m", "runpy", "flows.orchestration.deployments"]
     assert installed.run(str(installed.python), *look, PYTHONSAFEPATH=given).returncode == 0

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
+import duckdb
 import pytest
 
 import flows.queries
@@ -40,6 +41,16 @@ def typed(document: Path) -> list[str]:
 COMMAND_LINES = [(document, line) for document in DOCUMENTS for line in typed(document)]
 COMMANDS = [shlex.split(line)[1:] for _, line in COMMAND_LINES if line.split()[0] == "stagecoach"]
 TARGETS = sorted({line.split()[1] for _, line in COMMAND_LINES if line.startswith("make ")})
+
+
+QUERY = re.compile(r'stagecoach sql (?:--store \w+ )?"((?:[^"\\]|\\.)*)"')
+
+
+def test_every_query_of_the_pages_parses() -> None:
+    queries = [query.replace('\\"', '"') for page in DOCUMENTS for query in QUERY.findall(page.read_text("utf-8"))]
+    assert len(queries) > 8
+    for query in queries:
+        assert duckdb.extract_statements(query), query
 
 
 def test_every_page_has_its_place_in_the_navigation() -> None:

@@ -24,7 +24,7 @@ from prefect.states import Cancelling
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.cli import launch
-from flows.orchestration import server, states
+from flows.orchestration import gpu_slots, server, states
 from flows.orchestration.states import (
     ASK_SECONDS,
     Cancellation,
@@ -253,11 +253,11 @@ def test_what_prefect_is_only_told_of_costs_a_line_where_it_answers_with_an_erro
 
     client = nullcontext(SimpleNamespace(read_flow_run=fail, set_flow_run_state=fail, read_flow_runs=fail))
     monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: client)
-    monkeypatch.setattr(states, "current_flow_run", lambda: "its id")
+    monkeypatch.setattr(gpu_slots, "current_flow_run", lambda: "its id")
     monkeypatch.setattr(entry, "current_flow_run", lambda: str(uuid4()))
     monkeypatch.setattr(server, "probe", lambda url: None)
     entry.link(config_of(tmp_path))
-    states._show("waiting")
+    gpu_slots._show("waiting")
     server.PrefectApi("http://x/api").wait()
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [line.partition(":")[0] for line in told] == [
@@ -410,21 +410,6 @@ def test_whoever_opens_a_run_that_is_at_work_sees_so(store: Store) -> None:
     assert len(notes) == 1 and notes[0].startswith(f"run a is at work in another process too: {os.getppid()} on ")
 
 
-def test_a_wait_for_the_slot_names_the_runs_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = [SimpleNamespace(id=name, name=f"train-{name}") for name in ("mine", "other")]
-    client = nullcontext(SimpleNamespace(read_flow_runs=lambda flow_run_filter, limit: runs))
-    monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: client)
-    monkeypatch.setattr(states, "current_flow_run", lambda: "mine")
-    slots = [None, None, nullcontext()]
-    shown: list[str] = []
-    monkeypatch.setattr(states, "_try_slot", lambda limit: slots.pop(0))
-    monkeypatch.setattr(states, "_show", shown.append)
-    monkeypatch.setattr(states, "is_cancelled", lambda flow_run: False)
-    monkeypatch.setattr(states, "WAIT_SECONDS", 0.0)
-    states._wait_for_slot("stagecoach-gpu")
-    assert shown == ["waiting for a slot of stagecoach-gpu, held by train-other", ""]
-
-
 @pytest.mark.parametrize(("before", "warns"), [(None, False), ("Completed", False), ("Cached", True)])
 def test_a_run_that_computed_nothing_says_so_and_a_schedule_that_repeats_it_warns(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, before: str | None, warns: bool
@@ -472,16 +457,3 @@ def test_a_mistake_is_logged_once_and_without_a_traceback(caplog: pytest.LogCapt
             assert len(engine(ValueError("another"))) == 1
     finally:
         prefects.filters[:] = monkeyed
-
-
-def test_a_waiting_run_says_anew_who_holds_the_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    holders, said = ["first", "first", "second", ""], list[str]()
-    monkeypatch.setattr(states, "WAIT_SECONDS", 0.0)
-    monkeypatch.setattr(states, "_try_slot", lambda limit: None if holders else nullcontext())
-    monkeypatch.setattr(states, "_others", lambda: holders.pop(0))
-    monkeypatch.setattr(states, "_show", said.append)
-    with states._wait_for_slot("gpus"):
-        assert said == [
-            *(f"waiting for a slot of gpus, held by {who}" for who in ("first", "second", "another run")),
-            "",
-        ]

@@ -44,4 +44,6 @@ def test_an_evaluation_and_maintenance() -> None:
     scores = {"average": 0.5, "interval": INTERVAL, "pass_at": [], "errors": {}, "num_attempts": 4}
     assert outcome_message({"scores": [scores], "num_computed": 2}).startswith("avg 0.500 [0.552, 0.716]; 2 computed")
     done = {"tables": [1, 2], "merged": 12, "deleted": 1, "gc": {"removed": ["old"]}, "dry_run": True}
-    assert outcome_message(done) == "2 tables: 12 files merged, 1 file deleted; 1 run would be removed"
+    planned = "2 tables: 12 files would be merged, 1 file would be deleted; 1 run would be removed"
+    assert outcome_message(done) == planned
+    assert outcome_message(done | {"dry_run": False}) == planned.replace("would be ", "")

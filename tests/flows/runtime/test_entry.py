@@ -15,7 +15,8 @@ from prefect._internal.uuid7 import uuid7
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.maintain import describe_maintenance
-from flows.orchestration import deployments
+from flows.orchestration.deployment_file import DeploymentEntry, read
+from flows.orchestration.deployments import FILE
 from flows.orchestration.states import RunCancelled
 from flows.replay import NAME_CHARACTERS, describe_replay, replay
 from flows.runtime import demo_sources, entry
@@ -83,16 +84,16 @@ def test_a_typed_name_stays(
     assert flow_run_name("train")() == name
 
 
-@pytest.mark.parametrize("described", deployments.read(deployments.FILE), ids=lambda each: each["name"])
+@pytest.mark.parametrize("described", read(FILE), ids=lambda entry: entry.name)
 def test_every_deployment_has_a_name_for_its_required_parameters_alone(
-    monkeypatch: pytest.MonkeyPatch, described: Any
+    monkeypatch: pytest.MonkeyPatch, described: DeploymentEntry
 ) -> None:
     """As Prefect calls it: what is left out is there, with its default."""
-    module, _, name = described["entrypoint"].partition(":")
+    module, _, name = described.entrypoint.partition(":")
     flow = getattr(import_module(module), name)
     parameters = {each.name: each.default for each in signature(flow.fn).parameters.values()}
     given = {each: "one" for each in parameters if parameters[each] is Parameter.empty}
-    within(monkeypatch, "id", parameters={**parameters, **described["parameters"], **given}, auto_scheduled=True)
+    within(monkeypatch, "id", parameters={**parameters, **described.parameters, **given}, auto_scheduled=True)
     assert flow.flow_run_name is None or flow.flow_run_name().startswith(f"{flow.name}-")
 
 

@@ -77,7 +77,7 @@ def test_a_run_takes_a_gpu_slot_of_the_machine_where_a_service_is_there(
     held, begun = list[str](), list[str]()
 
     @contextmanager
-    def slot() -> Iterator[None]:
+    def slot(run: str, tell: Callable[[str], None]) -> Iterator[None]:
         held.append("slot")
         yield
 

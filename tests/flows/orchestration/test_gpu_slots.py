@@ -1,0 +1,106 @@
+"""GPU slots: leases that their holders renew, with a real server that restarts and holders that are killed."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from flows.orchestration.gpu_slots import LEASE_SECONDS, LeaseWatch, variable_name
+from tests.fixtures.faults import happened
+from tests.fixtures.serving import Serving
+from tests.fixtures.waiting import until
+
+HOLD = """
+import sys
+from flows.orchestration import gpu_slots
+gpu_slots.LEASE_SECONDS, gpu_slots.RENEW_SECONDS, gpu_slots.LOOK_SECONDS = 6.0, 1.0, 0.5
+with gpu_slots.gpu_slot(sys.argv[1], lambda line: print(sys.argv[1], line, flush=True)):
+    print(sys.argv[1], "holds", flush=True)
+    sys.stdin.readline()
+print(sys.argv[1], "returned", flush=True)
+"""
+SLOTS = """
+from prefect.variables import Variable
+Variable.set("stagecoach-gpu", {"slots": 1}, overwrite=True)
+"""
+
+
+def test_a_lease_expires_when_it_was_seen_unchanged_for_a_minute_while_the_server_answered() -> None:
+    now = [0.0]
+    watch = LeaseWatch(lambda: now[0])
+    assert not watch.is_expired("a", "first")
+    now[0] = LEASE_SECONDS - 1
+    assert (
+        not watch.is_expired("a", "first")
+        and not watch.is_expired("a", "renewed")
+        and not watch.is_expired("b", "first")
+    )
+    now[0] += LEASE_SECONDS
+    assert watch.is_expired("a", "renewed")
+    watch.forget()
+    assert not watch.is_expired("a", "renewed")
+
+
+def test_the_name_of_a_pool_is_made_one_of_a_variable() -> None:
+    assert [variable_name(limit) for limit in ("stagecoach-gpu", "A100_east-gpu")] == [
+        "stagecoach-gpu",
+        "a100-east-gpu",
+    ]
+
+
+@pytest.fixture
+def served(tmp_path: pytest.TempPathFactory) -> Iterator[Serving]:
+    server = Serving(tmp_path)  # type: ignore[arg-type]
+    try:
+        server.server()
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(300)
+@pytest.mark.fault(
+    "process",
+    "Prefect's server restarts while a run holds the GPU slot, and then that run is killed",
+    "the slot stays the run's while it lives, and is free a minute after its last renewal",
+)
+def test_a_slot_outlives_a_restart_of_the_server_and_not_its_holder(served: Serving) -> None:
+    assert subprocess.run([sys.executable, "-c", SLOTS], env=served.environment, timeout=120).returncode == 0
+    lines = served.place / "lines"
+
+    def hold(run: str) -> subprocess.Popen[bytes]:
+        with lines.open("ab") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-c", HOLD, run], stdin=subprocess.PIPE, stdout=out, env=served.environment
+            )
+        served.processes.append(process)
+        return process
+
+    def said(line: str) -> bool:
+        return lines.exists() and line in lines.read_text().splitlines()
+
+    def wait(line: str) -> None:
+        until(lambda: said(line), lambda: f"{lines.read_text()}\n{served.log()}")
+
+    first = hold("first")
+    wait("first holds")
+    second = hold("second")
+    wait("second waiting for a slot of stagecoach-gpu, held by first")
+    served.restart_server()
+    third = hold("third")
+    wait("third waiting for a slot of stagecoach-gpu, held by first")
+    assert not said("second holds") and not any("lost" in line for line in lines.read_text().splitlines())
+    first.kill()
+    happened(f"SIGTERM to the server, SIGKILL to process {first.pid}")
+    until(lambda: said("second holds") or said("third holds"), lambda: f"{lines.read_text()}\n{served.log()}")
+    holder, waiter = (second, third) if said("second holds") else (third, second)
+    names = {second: "second", third: "third"}
+    wait(f"{names[waiter]} waiting for a slot of stagecoach-gpu, held by {names[holder]}")
+    assert not said(f"{names[waiter]} holds")
+    holder.communicate(b"\n")
+    wait(f"{names[holder]} returned")
+    wait(f"{names[waiter]} holds")
+    waiter.send_signal(signal.SIGKILL)
