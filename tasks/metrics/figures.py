@@ -4,6 +4,7 @@ Every figure has one name everywhere; that of a metric is a measure in a scope. 
 is None, which is not zero: the mean reward of traces that were not scored, the fill of no rows.
 """
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -12,6 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.inference.trace_rows.failures import GIVEN_UP
+
+_log = logging.getLogger("stagecoach")
 
 ALL = "all"
 """The scope of all environments together."""
@@ -139,16 +142,29 @@ def _known_values(column: "pa.ChunkedArray[Any]") -> list[float]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return mean, std (population), min and max of some numbers, in whatever order; empty of none."""
+    """Return mean, std (population), min and max of some numbers, in whatever order; empty of none.
+
+    Without std, and with a warning that says why, where the squares of finite numbers exceed float64.
+    """
     if not values:
         return {}
-    average = mean(values)
-    std = math.sqrt(mean((value - average) ** 2 for value in values))
-    return {"mean": average, "std": std, "min": float(min(values)), "max": float(max(values))}
+    average, least, greatest = mean(values), float(min(values)), float(max(values))
+    found = {"mean": average, "min": least, "max": greatest}
+    try:
+        found["std"] = math.sqrt(mean((value - average) ** 2 for value in values))
+    except OverflowError:
+        text = "no standard deviation of %d numbers from %g to %g: their squares exceed float64"
+        _log.warning(text, len(values), least, greatest)
+    return found
 
 
 def mean(values: Iterable[float]) -> float:
     """Return the arithmetic mean of numbers or flags, summed exactly, in whatever order; there must be one."""
     # Summed exactly, so that the order of rows does not show; fsum raises where infinities of both signs meet.
-    found = [float(value) for value in values]
-    return math.fsum(found) / len(found) if all(map(math.isfinite, found)) else sum(found) / len(found)
+    numbers = [float(value) for value in values]
+    if not all(map(math.isfinite, numbers)):
+        return sum(numbers) / len(numbers)
+    try:
+        return math.fsum(numbers) / len(numbers)
+    except OverflowError:  # the sum exceeds float64; the mean is between the least and the greatest number
+        return math.fsum(number / len(numbers) for number in numbers)

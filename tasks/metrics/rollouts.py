@@ -15,6 +15,7 @@ and once as a part of a later prompt. The sampled one is trained on, once, in it
 """
 
 import json
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ import pyarrow as pa
 from tasks.inference.trace_rows.failures import GIVEN_UP, STALE, STRAGGLER
 from tasks.metrics.figures import ALL, Values, mean, spread
 
+_log = logging.getLogger("stagecoach")
 _MEANS = ("num_turns", "num_input_tokens", "num_output_tokens", "is_truncated", "staleness")
 SPANS = ("setup", "generation", "model", "scoring")
 """What the wall-clock of a rollout consists of; `model` is a part of `generation`."""
@@ -168,9 +170,13 @@ def _of_environment(rows: Iterable[Mapping[str, Any]]) -> Measures:
         for name, value in json.loads(row["metrics"] or "{}").items():
             # Environments also note texts and lists, which have no mean.
             if isinstance(value, (int, float)):
-                values.setdefault(name, []).append(float(value))
+                try:
+                    values.setdefault(name, []).append(float(value))
+                except OverflowError:
+                    _log.warning("metric %r of a rollout is left out: an integer beyond float64", name)
     for name, own in sorted(values.items()):
-        yield f"metrics/{name}", mean(own)
+        if own:
+            yield f"metrics/{name}", mean(own)
 
 
 def _of_filters(rows: Rows, names: Sequence[str]) -> Measures:

@@ -40,7 +40,9 @@ STALE = "stale"
 GIVEN_UP = frozenset({STRAGGLER, STALE})
 """The classes of rollouts that did not fail and were not waited for."""
 NON_FINITE = "NonFiniteReward"
-"""The type of the error of a rollout whose reward is no finite number."""
+"""The type of the error of a rollout whose reward is no finite number of float32."""
+MAX_REWARD = 3.4028234663852886e38
+"""The greatest finite number of float32, the type of advantages."""
 TRANSPORT_STATUS = frozenset({408, 425, 429})
 """HTTP statuses below 500 that say nothing about the request itself: timeout, too early, too many requests."""
 LIMITS = frozenset({"max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed"})
@@ -124,13 +126,20 @@ def is_chat_only(trace: Mapping[str, Any]) -> bool:
 
 
 def failure_of_rewards(rewards: Mapping[str, Any]) -> Failure | None:
-    """Return a failure where a reward is missing or not finite: neither may reach a baseline."""
+    """Return a failure where a reward is missing, not finite or beyond float32: none of these may reach a baseline."""
     for name, reward in rewards.items():
         if reward is None:
             return Failure("incomplete", "NotScored", f"reward {name!r} was not computed")
         if not math.isfinite(reward["score"] * reward["weight"]):
             text = f"reward {name!r} is {reward['score']} with weight {reward['weight']}: no finite number"
             return Failure("environment", NON_FINITE, text)
+        if abs(reward["score"] * reward["weight"]) > MAX_REWARD:
+            text = f"reward {name!r} is {reward['score']:g} with weight {reward['weight']:g}: beyond {MAX_REWARD:g}"
+            return Failure("environment", NON_FINITE, text)
+    total = sum(reward["score"] * reward["weight"] for reward in rewards.values())
+    if abs(total) > MAX_REWARD:
+        text = f"the sum of the rewards {', '.join(rewards)} is {total:g}: beyond {MAX_REWARD:g}"
+        return Failure("environment", NON_FINITE, text)
     return None
 
 

@@ -1,5 +1,6 @@
 """Figures of a batch, worked out by hand, and what they are where there is nothing to make them of."""
 
+import json
 from random import Random
 from typing import Any
 
@@ -9,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.schemas.stage_tables import TABLES
-from tasks.metrics.figures import MEANINGS, batch_figures, credit_figures
+from tasks.metrics.figures import MEANINGS, batch_figures, credit_figures, mean, spread
+from tasks.metrics.rollouts import rollout_metrics
 from tests.fixtures.builders import failed, table, trace, verdict
 
 
@@ -89,3 +91,18 @@ def test_advantages_come_to_the_same_to_the_last_bit_in_whatever_order(advantage
     rows = [credit(f"t{n}/0", advantage) for n, advantage in enumerate(advantages)]
     shuffled = random.sample(rows, len(rows))
     assert credit_figures(table("samples", rows)) == credit_figures(table("samples", shuffled))
+
+
+def test_numbers_whose_sum_exceeds_float64_have_a_mean_and_no_standard_deviation(caplog: pytest.LogCaptureFixture) -> None:
+    assert mean([1e308] * 4) == 1e308 and mean([1.5e308, -1.5e308, 1e308, 1e308]) == 5e307
+    assert spread([1e308, 0.0]) == {"mean": 5e307, "min": 0.0, "max": 1e308}
+    assert "no standard deviation of 2 numbers from 0 to 1e+308" in caplog.text
+
+
+def test_what_an_environment_measured_never_ends_a_run(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = [{"huge": 10**400, "large": 1.7e308}, {"large": 1.7e308}]
+    rows = [trace(f"t{n}", reward=1e308, metrics=json.dumps(each)) for n, each in enumerate(metrics)]
+    found = rollout_metrics(table("traces", rows), table("verdicts", []))
+    assert found["all", "metrics/large"] == 1.7e308 and ("all", "metrics/huge") not in found
+    assert found["all", "reward/mean"] == 1e308
+    assert "metric 'huge' of a rollout is left out" in caplog.text

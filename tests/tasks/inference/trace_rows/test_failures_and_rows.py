@@ -62,6 +62,8 @@ def finished(**changes: Any) -> dict[str, Any]:
         ({"rewards": {"r": None}}, "incomplete", "NotScored"),
         ({"rewards": {"r": {"score": float("nan"), "weight": 1.0}}}, "environment", "NonFiniteReward"),
         ({"rewards": {"r": {"score": float("inf"), "weight": 0.0}}}, "environment", "NonFiniteReward"),
+        ({"rewards": {"r": {"score": -1e308, "weight": 1.0}}}, "environment", "NonFiniteReward"),
+        ({"rewards": {n: {"score": 2e38, "weight": 1.0} for n in "ab"}}, "environment", "NonFiniteReward"),
     ],
 )
 def test_what_is_wrong_with_a_trace(changes: dict[str, Any], kind: str, name: str) -> None:
