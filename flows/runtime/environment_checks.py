@@ -49,11 +49,26 @@ def environment_findings(config: RunConfig, loaded: Mapping[str, LoadedEnvironme
     found.problems.extend(_evaluation_problems(config, loaded))
     for index, environment in enumerate(config.environments):
         where, own = f"environments.{index}", loaded[environment.name]
+        _note_examples_left_out(where, environment, own, found)
         if not own.facts.scores:
             _judge_unscored(config, where, environment, found)
         _judge_keys(where, environment, own.facts, found)
         _judge_prompts(config, where, environment, own.examples, count, found)
     return found
+
+
+def _note_examples_left_out(
+    where: str, environment: EnvironmentConfig, loaded: LoadedEnvironment, found: Findings
+) -> None:
+    facts = loaded.facts
+    if facts.num_beyond:
+        found.notes.append(
+            f"{where}.max_examples: the first {environment.max_examples:,} examples of {environment.name!r} are read, "
+            f"{facts.num_beyond} more are left out; raise max_examples to read them"
+        )
+    if facts.num_repeated:
+        repeated = f"{where}: {facts.num_repeated:,} examples of {environment.name!r} repeat earlier ones"
+        found.notes.append(f"{repeated} and are left out")
 
 
 def trained_seats(environment: EnvironmentConfig, facts: EnvironmentFacts) -> list[str]:

@@ -116,6 +116,10 @@ GOOD = '{"prompt": "2+2?", "answer": "4"}\n'
         ),
         (GOOD + '{"prompt": "2", "answer": ' + "1" * 5000 + "}\n", "line 2: not JSON: Exceeds the limit"),
         (GOOD + '{"prompt": ' + "[" * 100_000 + "}\n", "line 2: not JSON: maximum recursion depth"),
+        (
+            GOOD + '{"prompt": "2", "answer": "4", "x": ' + "[" * 300 + "]" * 300 + "}\n",
+            "line 2: lists and objects are nested more than 200 deep",
+        ),
         (GOOD + '{"prompt": "2", "answer": "\\ud800"}\n', "line 2: half a character, '\\ud800', is no text"),
         (
             '{"prompt": [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}], "answer": "4"}\n',
@@ -153,11 +157,11 @@ def test_an_id_that_comes_twice_is_named_with_both_places(tmp_path: Path) -> Non
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "rows.parquet").write_text("no parquet")
-    (tmp_path / "latin.jsonl").write_bytes('{"prompt": "é"}'.encode("latin-1"))
     for name, told in (("rows.csv", "ends in"), ("rows.jsonl", "no such file"), ("rows.parquet", "as Parquet")):
         with pytest.raises(DataUnusable, match=told):
             list(from_file(str(tmp_path / name)))
-    with pytest.raises(DataUnusable, match=r"latin\.jsonl: not UTF-8"):
+    (tmp_path / "latin.jsonl").write_bytes(GOOD.encode() + '{"prompt": "é"}'.encode("latin-1"))
+    with pytest.raises(DataUnusable, match=r"latin\.jsonl, line 2: not UTF-8"):
         list(from_file(str(tmp_path / "latin.jsonl")))
 
 

@@ -43,8 +43,18 @@ def _json_lines(file: Path) -> Iterator[tuple[str, Row]]:
 def _decoded(file: Path, lines: Iterator[str]) -> Iterator[str]:
     try:
         yield from lines
-    except UnicodeDecodeError as error:
-        raise DataUnusable(f"{file}: not UTF-8 text: {error}") from error
+    except UnicodeDecodeError as error:  # which knows the place in its buffer alone
+        raise DataUnusable(f"{file}, line {_first_undecodable(file)}: not UTF-8 text: {error.reason}") from error
+
+
+def _first_undecodable(file: Path) -> int:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                break
+    return number
 
 
 def _parquet(file: Path) -> Iterator[tuple[str, Row]]:

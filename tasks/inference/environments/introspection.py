@@ -46,6 +46,10 @@ class EnvironmentFacts:
     """The settings that its taskset takes."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """The variables that models of its own, such as judges, read their keys from, and where each is asked."""
+    num_repeated: int = 0
+    """Examples that were left out as equal to an earlier one."""
+    num_beyond: str = ""
+    """How many examples follow the first `max_examples`, in words; empty where none does or the taskset is endless."""
 
 
 def facts_of(env: "Env[Any]", task: "Task[Any] | None") -> EnvironmentFacts:

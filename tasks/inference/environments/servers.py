@@ -137,7 +137,7 @@ def examples(environment: "EnvironmentConfig") -> pa.Table:
 def _environment_of(report: Path, rows: pa.Table) -> LoadedEnvironment:
     """Return what was loaded; raises KeyError where the report has an error in place of the facts."""
     said = json.loads(report.read_text(encoding="utf-8"))["facts"]
-    facts = EnvironmentFacts(said["seats"], said["scores"], tuple(said["settings"]), said["keys"])
+    facts = EnvironmentFacts(**{**said, "settings": tuple(said["settings"])})
     return LoadedEnvironment(rows.cast(EXAMPLES.arrow), facts)
 
 

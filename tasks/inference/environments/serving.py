@@ -77,7 +77,9 @@ class RolloutServer(EnvServer):  # type: ignore[misc]
             reply = pack({"success": True, "error": None, EPISODE: episode})
         except asyncio.CancelledError:
             reply = _failure("Cancelled: rollout aborted")
-        except Exception as error:  # an error of this rollout: the others go on
+        except (KeyboardInterrupt, SystemExit):  # the server ends
+            raise
+        except BaseException as error:  # an error of this rollout: the others go on
             _log.warning("request failed: %s", error, exc_info=True)
             reply = _failure(f"{type(error).__name__}: {error}")
         finally:

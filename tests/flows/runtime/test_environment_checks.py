@@ -183,3 +183,15 @@ def test_more_groups_than_examples_are_noted() -> None:
     (note,) = found(assignment={"groups_per_step": 25}).notes
     assert note.startswith("assignment.groups_per_step: 25 groups, and there are 10 examples") and "2.5 times" in note
     assert found(assignment={"groups_per_step": 10}).notes == []
+
+
+def test_examples_that_are_left_out_are_counted_in_a_note() -> None:
+    environment = loaded()
+    facts = replace(environment.facts, num_beyond="100,000", num_repeated=2)
+    assert found(
+        replace(environment, facts=facts), own={"max_examples": 14}, assignment={"groups_per_step": 10}
+    ).notes == [
+        "environments.0.max_examples: the first 14 examples of 'game' are read, 100,000 more are left out; raise "
+        "max_examples to read them",
+        "environments.0: 2 examples of 'game' repeat earlier ones and are left out",
+    ]

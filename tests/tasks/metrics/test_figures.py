@@ -93,7 +93,9 @@ def test_advantages_come_to_the_same_to_the_last_bit_in_whatever_order(advantage
     assert credit_figures(table("samples", rows)) == credit_figures(table("samples", shuffled))
 
 
-def test_numbers_whose_sum_exceeds_float64_have_a_mean_and_no_standard_deviation(caplog: pytest.LogCaptureFixture) -> None:
+def test_numbers_whose_sum_exceeds_float64_have_a_mean_and_no_standard_deviation(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     assert mean([1e308] * 4) == 1e308 and mean([1.5e308, -1.5e308, 1e308, 1e308]) == 5e307
     assert spread([1e308, 0.0]) == {"mean": 5e307, "min": 0.0, "max": 1e308}
     assert "no standard deviation of 2 numbers from 0 to 1e+308" in caplog.text

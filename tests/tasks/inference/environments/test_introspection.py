@@ -1,11 +1,13 @@
 """What an environment's code says of itself: its seats, whether it scores, and hooks that nothing calls."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from configs.environments import EnvironmentConfig
-from tasks.inference.environments.examples import verifiers_config
+from tasks.inference.environments.examples import verifiers_config, write_examples
 from tasks.inference.environments.introspection import EnvironmentFacts, FormerInterface, LostTaskConfig, facts_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("plugins")]
@@ -55,3 +57,15 @@ def test_settings_of_a_single_task_are_refused_as_no_server_has_them() -> None:
 def test_a_harness_that_needs_a_container_is_refused_on_the_subprocess_runtime() -> None:
     with pytest.raises(ValueError, match="container"):
         facts("unscored", harness={"id": "codex"})
+
+
+@pytest.mark.parametrize(("most", "beyond", "repeated"), [(3, "2", 1), (5, "", 2), (100, "", 2)])
+def test_examples_beyond_the_most_and_repeated_ones_are_counted(
+    tmp_path: Path, most: int, beyond: str, repeated: int
+) -> None:
+    rows = [{"prompt": prompt, "answer": "4"} for prompt in ("a", "b", "a", "c", "a")]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    taskset = {"id": "own_data", "path": str(tmp_path / "rows.jsonl")}
+    section = EnvironmentConfig(name="a", taskset=taskset, max_examples=most).model_dump()
+    found = write_examples(section, tmp_path / "examples.arrow")
+    assert (found.num_beyond, found.num_repeated) == (beyond, repeated)
