@@ -26,6 +26,8 @@ from tasks.runtime.process_variables import needed_by, withheld
 
 FIRST = 64
 """Prompts of an environment that are counted in tokens."""
+CHARACTERS = 16
+"""Characters for each token of the context that are counted first: nearly every text so long does not fit."""
 Count = Callable[[Sequence[str]], list[int] | None]
 """Returns the tokens of each text, None where there is no tokenizer that can say."""
 
@@ -156,8 +158,9 @@ def _judge_prompts(
 ) -> None:
     """Refuse an environment whose first prompts all have more tokens than the context; say where some have."""
     prompts = [_prompt_text(json.loads(task)) for task in texts(examples["task"][:FIRST])]
-    lengths, room = count(prompts), config.engine.max_model_len
-    longer = [length for length in lengths or () if length >= room]
+    room = config.engine.max_model_len
+    lengths = _count_up_to(room, prompts, count)
+    longer = [length for length in lengths if length >= room]
     if not longer:
         return
     why = (
@@ -168,6 +171,16 @@ def _judge_prompts(
         found.problems.append(f"{why}. Raise engine.max_model_len as far as the model allows, or shorten the prompts")
     else:
         found.notes.append(f"{why}; their rollouts will end with an error")
+
+
+def _count_up_to(room: int, prompts: Sequence[str], count: Count) -> list[int]:
+    """Return the tokens of each prompt, of one that has `room` or more at least so many; none without a tokenizer."""
+    beginnings = [prompt[: room * CHARACTERS] for prompt in prompts]
+    lengths = count(beginnings) or []
+    whole = [n for n, length in enumerate(lengths) if length < room and beginnings[n] != prompts[n]]
+    for number, length in zip(whole, count([prompts[n] for n in whole]) or [], strict=False):
+        lengths[number] = length
+    return lengths
 
 
 def _prompt_text(task: Mapping[str, Any]) -> str:

@@ -49,12 +49,15 @@ def _decoded(file: Path, lines: Iterator[str]) -> Iterator[str]:
 
 def _first_undecodable(file: Path) -> int:
     with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                line.decode()
-            except UnicodeDecodeError:
-                break
-    return number
+        return next(number for number, line in enumerate(lines, start=1) if not _is_text(line))
+
+
+def _is_text(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _parquet(file: Path) -> Iterator[tuple[str, Row]]:

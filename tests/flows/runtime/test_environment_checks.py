@@ -195,3 +195,19 @@ def test_examples_that_are_left_out_are_counted_in_a_note() -> None:
         "max_examples to read them",
         "environments.0: 2 examples of 'game' repeat earlier ones and are left out",
     ]
+
+
+def test_a_long_prompt_is_counted_as_far_as_its_length_tells() -> None:
+    """Prompts of megabytes are not counted whole, unless their beginning has few tokens."""
+    config = RunConfig.model_validate({"seed": 1, "environments": [GAME], "engine": {"max_model_len": 100}})
+    prompts, counted = ["a" * 1_000_000, " " * 5000 + "a" * 50, "a" * 30], list[int]()
+
+    def count(texts: Sequence[str]) -> list[int]:
+        counted.extend(map(len, texts))
+        return [len(text.strip()) for text in texts]
+
+    rows = [example(f"train-{n}", "game") | {"task": json.dumps({"prompt": each})} for n, each in enumerate(prompts)]
+    environment = LoadedEnvironment(table("examples", rows), EnvironmentFacts(ONE, scores=True))
+    (note,) = environment_findings(config, {"game": environment}, count).notes
+    assert "1 of the first 3 prompts of 'game' do not fit the context: the longest has at least 1600 tokens" in note
+    assert counted == [1600, 1600, 30, 5050]

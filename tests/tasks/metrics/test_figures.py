@@ -93,7 +93,7 @@ def test_advantages_come_to_the_same_to_the_last_bit_in_whatever_order(advantage
     assert credit_figures(table("samples", rows)) == credit_figures(table("samples", shuffled))
 
 
-def test_numbers_whose_sum_exceeds_float64_have_a_mean_and_no_standard_deviation(
+def test_numbers_whose_sum_exceeds_float64_have_a_mean_and_no_deviation(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert mean([1e308] * 4) == 1e308 and mean([1.5e308, -1.5e308, 1e308, 1e308]) == 5e307
