@@ -192,7 +192,10 @@ def why_protected(store: Store, run: str) -> str | None:
         return None
     if is_unfinished(store, run):
         return f"its last event is {last.event!r}"
-    if last.event == "finished" and datetime.now(UTC) - last.at < timedelta(hours=RECENT_HOURS):
+    # After an event of a clock that was ahead all events of the store lie in the future; rows of the ledger do not.
+    now, recent = datetime.now(UTC), timedelta(hours=RECENT_HOURS)
+    moments = [last.at, *(entry.finished_at for entry in store.ledger.entries(run=run))]
+    if last.event == "finished" and any(timedelta() <= now - moment < recent for moment in moments):
         return f"it finished less than {RECENT_HOURS:g} h ago"
     return None
 

@@ -1,9 +1,12 @@
 """What a run needs of another though none of its rows names it: to go on, and to be trained on from."""
 
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from storage.errors import PolicyAbsent
-from storage.maintenance.plan import Needs, PolicyRetention, plan_removal
+from storage.maintenance.plan import Needs, PolicyRetention, plan_removal, why_protected
 from storage.maintenance.sweep import carry_out
 from storage.store import Store
 from tests.fixtures.histories import contents, finish, lasting, train, work
@@ -82,3 +85,18 @@ def test_work_that_a_kept_run_may_go_on_from_stays(store: Store) -> None:
     assert store.policies.directory("training-xxxx", verify=True).is_dir()
     with pytest.raises(PolicyAbsent):
         store.policies.directory("training-xxxxx")
+
+
+def test_an_event_of_a_clock_that_was_ahead_protects_no_run(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(store, "a", "x")
+    ahead = replace(store.runs.events("a")[-1], event="lost-clock", at=datetime.now(UTC) + timedelta(days=900))
+    store.runs.add_records([ahead])
+    train(store, "b", "y")
+    finish(store, "a")
+    assert store.runs.events("b")[-1].at > ahead.at
+    monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 1.0)
+    assert why_protected(store, "b") == "it finished less than 1 h ago", "its rows in the ledger are new"
+    old = datetime.now(UTC) - timedelta(hours=2)
+    entries = [replace(entry, started_at=old, finished_at=old) for entry in store.ledger.entries()]
+    monkeypatch.setattr(store.ledger, "entries", lambda run=None: [each for each in entries if run in (None, each.run)])
+    assert [why_protected(store, run) for run in "ab"] == [None, None]
