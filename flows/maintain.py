@@ -25,6 +25,7 @@ class MaintenanceParameters(StoreParameters):
         [], description="how long tables that no later stage reads keep rows, such as token_statistics=30d"
     )
     policies: str = Field("all", description="which weights runs keep: all, last, or every:N (each n-th and the last)")
+    trust_ledger: bool = Field(False, description="delete also where runs or files contradict the ledger")
 
 
 def describe_maintenance(parameters: Mapping[str, Any]) -> str:
@@ -54,9 +55,11 @@ def maintain(
     """
     rare = MaintenanceParameters.of(advanced)
     root = open_store(rare.store or default_store())
-    going = maintenance.choose_removal(root, keep or [], keep_last, (), (), rare.policies)
+    going = maintenance.choose_removal(root, keep or [], keep_last, (), (), rare.policies, rare.trust_ledger)
     removed = RemovalReport() if dry_run else maintenance.remove_planned(root, going)
-    expired, done = maintenance.maintain_tables(root, rare.retention_hours, rare.retain, False, dry_run)
+    expired, done = maintenance.maintain_tables(
+        root, rare.retention_hours, rare.retain, False, dry_run, rare.trust_ledger
+    )
     _show(done)
     return {
         "gc": maintenance.describe_removal(going, removed),

@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -18,6 +19,7 @@ from flows.runtime.maintenance import (
 )
 from storage.delta.log import LogDamage
 from storage.errors import StoreError
+from storage.maintenance.brake import contradictions, require_consistency, unnamed_majorities
 from storage.maintenance.compact import RETENTION_HOURS, MaintenanceReport
 from storage.maintenance.plan import Plan, at_work
 from storage.maintenance.repair import (
@@ -46,12 +48,13 @@ def maintain_store(
     retention_hours: float = RETENTION_HOURS,
     retain: Sequence[str] = (),
     force: bool = False,
+    trust_ledger: bool = False,
     dry_run: bool = False,
     as_json: bool = False,
 ) -> int:
     """Keep the store in order and print what was done; return the exit status."""
     root = existing_store(store or default_store())
-    expired, done = maintain_tables(root, retention_hours, retain, force, dry_run)
+    expired, done = maintain_tables(root, retention_hours, retain, force, dry_run, trust_ledger)
     if as_json:
         print(json.dumps(describe_maintenance(expired, done, dry_run), sort_keys=True))
     else:
@@ -90,13 +93,14 @@ def collect_garbage(
     remove: Sequence[str] = (),
     force: Sequence[str] = (),
     policies: str = "all",
+    trust_ledger: bool = False,
     yes: bool = False,
     dry_run: bool = False,
     as_json: bool = False,
 ) -> int:
     """Print what would go, ask, and remove it; return the exit status: 1 where the answer was no."""
     root = existing_store(store or default_store())
-    going = choose_removal(root, keep, keep_last, remove, force, policies)
+    going = choose_removal(root, keep, keep_last, remove, force, policies, trust_ledger)
     if not as_json:
         _print_removal(root, going)
     if dry_run:
@@ -162,11 +166,17 @@ PRINTED = 20
 
 
 def repair_store(
-    store: str = "", deep: bool = False, forget_damaged: bool = False, dry_run: bool = False, as_json: bool = False
+    store: str = "",
+    deep: bool = False,
+    forget_damaged: bool = False,
+    trust_ledger: bool = False,
+    dry_run: bool = False,
+    as_json: bool = False,
 ) -> int:
     """Mend a store and print what was wrong; return the exit status: 0 where nothing is wrong any more, else 1.
 
-    Raises StoreError where there is no store, or where work is to be forgotten while a run may be at work.
+    With `deep` rows of a lost ledger are rebuilt. Raises StoreError where there is no store, or where work is to be
+    forgotten while a run may be at work, or, unless `trust_ledger`, while runs or files contradict the ledger.
     """
     store_root = open_root(store or default_store())
     if not store_root.exists(FORMAT):
@@ -177,6 +187,7 @@ def repair_store(
     mended, left = ([], broken) if dry_run else (repair_logs(store_root, broken), [])
     damages: list[Damage] = []
     forgetting = ForgetPlan((), (), ())
+    ledger = LedgerRepair()
     if not left:  # what the ledger names cannot be known while its log is broken
         root = open_store(store or default_store())
         if unreadable := damaged_files(root, SYSTEM):
@@ -188,26 +199,55 @@ def repair_store(
             left = lacking
         else:
             mended = [*mended, *repair_tables(root, lacking)]
+        ledger = _repair_ledger(root, deep and not dry_run)
         damages = [*inspect_slices(root, deep), *inspect_policies(root, deep)]
         forgetting = plan_forget(root, damages, REPEATABLE)
         if forget_damaged and not dry_run and forgetting.rows:
             if busy := at_work(root):
                 what = f"{', '.join(busy)} may be at work on what would be forgotten"
                 raise StoreError(what, root.root.address, "nothing was forgotten", "wait for the runs to end")
+            if not trust_ledger:
+                require_consistency(root)
             forget(root, forgetting)
     if as_json:
-        print(json.dumps(describe_damage(mended, left, damages, forgetting), sort_keys=True))
+        print(json.dumps(describe_damage(mended, left, damages, forgetting, ledger), sort_keys=True))
     else:
-        _print_repair(mended, left, damages, forgetting, forget_damaged and not dry_run)
+        _print_repair(mended, left, damages, forgetting, ledger, forget_damaged and not dry_run)
     # What was forgotten is done again by the next resume; what is lost stays wrong.
-    return 1 if left or (damages if dry_run or not forget_damaged else forgetting.lost) else 0
+    wrong = left or ledger.unmended or (damages if dry_run or not forget_damaged else forgetting.lost)
+    return 1 if wrong else 0
+
+
+@dataclass(frozen=True)
+class LedgerRepair:
+    """What contradicted the ledger, how many rows of it were rebuilt by run, and what is still wrong."""
+
+    lost: Sequence[str] = ()
+    rebuilt: Mapping[str, int] = field(default_factory=dict)
+    unmended: Sequence[str] = ()
+
+
+def _repair_ledger(store: Store, rebuild: bool) -> LedgerRepair:
+    """Compare runs and files with the ledger; with `rebuild`, rebuild the rows that were lost."""
+    lost = [*contradictions(store), *unnamed_majorities(store, 0.0)]
+    if not (lost and rebuild):
+        return LedgerRepair(lost, unmended=lost)
+    from flows.replays.rebuild import rebuild_ledger  # imports what runs import
+
+    rebuilt = rebuild_ledger(store)
+    return LedgerRepair(lost, rebuilt.rows, [*contradictions(store), *rebuilt.unproved])
 
 
 def describe_damage(
-    mended: Sequence[RepairedLog], left: Sequence[LogDamage], damages: Sequence[Damage], forgetting: ForgetPlan
+    mended: Sequence[RepairedLog],
+    left: Sequence[LogDamage],
+    damages: Sequence[Damage],
+    forgetting: ForgetPlan,
+    ledger: LedgerRepair,
 ) -> dict[str, Any]:
     """Return what was found and done as plain values."""
     return {
+        "ledger": asdict(ledger),
         "logs": [{**vars(each.damage), "quarantine": each.quarantine, "restored": each.restored} for each in mended],
         "logs_left": [vars(each) for each in left],
         "damaged": [_row(each, forgetting) for each in damages],
@@ -231,6 +271,7 @@ def _print_repair(
     left: Sequence[LogDamage],
     damages: Sequence[Damage],
     forgetting: ForgetPlan,
+    ledger: LedgerRepair,
     forgotten: bool,
 ) -> None:
     out = console()
@@ -247,6 +288,7 @@ def _print_repair(
             out.print(f"  the table is at version {version}; put back: {len(each.restored)} files")
     for damage in left:
         out.print(_log_line(damage))
+    _print_ledger(ledger)
     rows = [_row(damage, forgetting) for damage in damages]
     for row in rows[:PRINTED]:
         where = f"{', '.join(row['runs'])}, step {row['step']}, {row['stage']}, {row['table']}"
@@ -254,10 +296,26 @@ def _print_repair(
         out.print(f"  {_advice(row, forgotten)}")
     if len(rows) > PRINTED:
         out.print(f"and {len(rows) - PRINTED} more; --json lists all")
-    if not (mended or left or rows):
+    if not (mended or left or rows or ledger.lost):
         out.print("nothing is wrong")
     if left:
         out.print("dry run: nothing was changed; damaged work is looked for when all logs can be read")
+
+
+def _print_ledger(ledger: LedgerRepair) -> None:
+    out = console()
+    for line in ledger.lost:
+        out.print(printable(f"lost rows: {line}"))
+    for run, num_rows in ledger.rebuilt.items():
+        out.print(printable(f"  rebuilt from the files of the tables: {num_rows} rows of the ledger of run {run!r}"))
+    if ledger.lost and ledger.unmended == ledger.lost:
+        out.print(
+            "  put tables/ledger, tables/runs and heads/ back from a copy, or run `stagecoach repair --deep`, which "
+            "rebuilds rows of the ledger from the files of the tables"
+        )
+        return
+    for line in ledger.unmended:
+        out.print(printable(f"not rebuilt: {line}"))
 
 
 def _log_line(damage: LogDamage) -> str:

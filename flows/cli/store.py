@@ -5,6 +5,7 @@ from typing import Annotated
 from flows.cli.arguments import Count, DryRun, Json, Number, Store, UsageError, option
 
 Runs = tuple[str, ...]
+TrustLedger = Annotated[bool, option("delete also where runs or files contradict the ledger")]
 
 
 def quarantine(
@@ -34,6 +35,7 @@ def repair(
     *,
     deep: Annotated[bool, option("read every file and compare its digest")] = False,
     forget: Annotated[bool, option("forget damaged work that can be computed again")] = False,
+    trust_ledger: TrustLedger = False,
     dry_run: DryRun = False,
     store: Store = "",
     as_json: Json = False,
@@ -41,7 +43,9 @@ def repair(
     """Find damage, repair logs, list work that can be computed again."""
     from flows.cli.maintenance import repair_store
 
-    return repair_store(store=store, deep=deep, forget_damaged=forget, dry_run=dry_run, as_json=as_json)
+    return repair_store(
+        store=store, deep=deep, forget_damaged=forget, trust_ledger=trust_ledger, dry_run=dry_run, as_json=as_json
+    )
 
 
 def maintain(
@@ -49,6 +53,7 @@ def maintain(
     retention_hours: Annotated[Number, option("delete unused files that are older than this")] = 168.0,
     retain: Annotated[Runs, option("drop rows of a table that are older than this", "TABLE=30d")] = (),
     force: Annotated[bool, option("drop rows also from tables that later stages read")] = False,
+    trust_ledger: TrustLedger = False,
     dry_run: DryRun = False,
     store: Store = "",
     as_json: Json = False,
@@ -57,7 +62,13 @@ def maintain(
     from flows.cli.maintenance import maintain_store
 
     return maintain_store(
-        store=store, retention_hours=retention_hours, retain=retain, force=force, dry_run=dry_run, as_json=as_json
+        store=store,
+        retention_hours=retention_hours,
+        retain=retain,
+        force=force,
+        trust_ledger=trust_ledger,
+        dry_run=dry_run,
+        as_json=as_json,
     )
 
 
@@ -68,6 +79,7 @@ def gc(
     remove: Annotated[Runs, option("remove this run, keep all others", "RUN")] = (),
     force: Annotated[Runs, option("remove this run even if it is not finished", "RUN")] = (),
     policies: Annotated[str, option("weights that kept runs keep: all, last:N, or every:N and the last")] = "all",
+    trust_ledger: TrustLedger = False,
     yes: Annotated[bool, option("do not ask")] = False,
     dry_run: DryRun = False,
     store: Store = "",
@@ -83,6 +95,7 @@ def gc(
         remove=remove,
         force=force,
         policies=policies,
+        trust_ledger=trust_ledger,
         yes=yes,
         dry_run=dry_run,
         as_json=as_json,

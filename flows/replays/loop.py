@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -57,12 +57,12 @@ def plan_run(context: RunContext, source: Source, policy: Policy | None = None) 
     return plan_replay(context, source) if context.config.kind == "replay" else plan_work(context, source, policy)
 
 
-def plan_replay(context: RunContext, source: Source) -> list[Ref]:
+def plan_replay(context: RunContext, source: Source, executor: Callable[..., Executor] = Executor) -> list[Ref]:
     """Return every result that the replay of `context` consists of, once.
 
-    Of one that a rule refused, those are the results up to there.
+    Of one that a rule refused, those are the results up to there. `executor` makes the dry run of a context.
     """
-    config, execute = context.config, Executor(context=context)
+    config, execute = context.config, executor(context=context)
     recorded, quarantined = step_history(context.store, config.replay.run), quarantined_in(context.store, config.replay)
     with suppress(EmptyBatch, GateRefused):
         deque(replay_steps(execute, source, config, recorded, quarantined), maxlen=0)  # for what `execute` notes alone

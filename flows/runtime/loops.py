@@ -233,14 +233,19 @@ Planner = Callable[[RunContext, Source, Policy | None], list[Ref]]
 """Returns every result that a run consists of, as `plan_work` does."""
 
 
-def plan_work(context: RunContext, source: Source, policy: Policy | None = None) -> list[Ref]:
+def plan_work(
+    context: RunContext,
+    source: Source,
+    policy: Policy | None = None,
+    executor: Callable[..., Executor] = Executor,
+) -> list[Ref]:
     """Return every result that the run of `context` consists of, once, found or still to be computed.
 
     `policy` is the one to evaluate where one of the store was named. Of a run that ended because nothing was left to
-    train on, or a rule refused it, those are the results up to there.
+    train on, or a rule refused it, those are the results up to there. `executor` makes the dry run of a context.
     """
-    execute = Executor(context=context)
-    sets = [Executor(context=each) for each in evaluation_contexts(context).values()]
+    execute = executor(context=context)
+    sets = [executor(context=each) for each in evaluation_contexts(context).values()]
     # A recorded run may have ended there; what it made up to that is the plan.
     with suppress(EmptyBatch, GateRefused):
         _run_all(context.config, source, execute, sets, policy)

@@ -8,6 +8,7 @@ from typing import Any
 from flows.queries.step_history import StepHistory, step_history
 from flows.queries.store_reader import flat
 from storage.errors import StoreError
+from storage.maintenance.brake import require_consistency
 from storage.maintenance.compact import MaintenanceReport, check_hours, maintain
 from storage.maintenance.plan import Needs, Plan, PolicyRetention, at_work, plan_removal, present_runs
 from storage.maintenance.sweep import ExpiryReport, RemovalReport, Retention, carry_out, expire
@@ -35,14 +36,21 @@ WRITTEN = ("token_masks", "token_policies")
 
 
 def maintain_tables(
-    store: Store, retention_hours: float, retain: Sequence[str], force: bool, dry_run: bool
+    store: Store,
+    retention_hours: float,
+    retain: Sequence[str],
+    force: bool,
+    dry_run: bool,
+    trust_ledger: bool = False,
 ) -> tuple[list[ExpiryReport], MaintenanceReport]:
     """Drop what is past its retention, then do the housekeeping; return what was done.
 
     Raises StoreError where a table that later stages read is to lose rows without `force`, or while a run may be at
-    work.
+    work, and, unless `trust_ledger`, where runs or files contradict the ledger.
     """
     check_hours(retention_hours)
+    if not trust_ledger:
+        require_consistency(store, retention_hours)
     retentions = [Retention.parse(text) for text in retain]
     for each in retentions:
         _check(store, each, force)
@@ -71,16 +79,25 @@ def _check(store: Store, retention: Retention, force: bool) -> None:
 
 
 def choose_removal(
-    store: Store, keep: Sequence[str], keep_last: int, remove: Sequence[str], force: Sequence[str], policies: str
+    store: Store,
+    keep: Sequence[str],
+    keep_last: int,
+    remove: Sequence[str],
+    force: Sequence[str],
+    policies: str,
+    trust_ledger: bool = False,
 ) -> Plan:
     """Return the plan for what a person asked for. Without `keep`, `keep_last` and `remove` no run goes.
 
-    Raises StoreError where runs to keep and runs to remove are named at once, or one to remove is protected.
+    Raises StoreError where runs to keep and runs to remove are named at once, or one to remove is protected, and,
+    unless `trust_ledger`, where runs or files contradict the ledger.
     """
     if remove and (keep or keep_last):
         raise StoreError("runs to keep and runs to remove at once", "", "nothing was removed", "name one kind")
     if keep_last < 0:
         raise StoreError(f"{keep_last} runs cannot be kept", "", "nothing was removed", "say how many, from 1 on")
+    if not trust_ledger:
+        require_consistency(store)
     runs = present_runs(store)
     # `runs` is in order of their beginning; -0 would mean all of them.
     kept = {*keep, *(runs[-keep_last:] if keep_last else ())}

@@ -164,18 +164,26 @@ def remove_orphaned_policies(store: Store, hours: float, dry_run: bool = False) 
 
 def _record_plan(store: Store, plan: Plan) -> None:
     # Weights that are only thinned are not written down: the next plan finds them again.
-    record = {"slices": [piece.to_row() for piece in plan.slices], "policies": list(plan.policies)}
+    record = {
+        "slices": [piece.to_row() for piece in plan.slices],
+        "policies": list(plan.policies),
+        "runs": list(plan.removed),
+    }
     store.root.write(f"{RECORDS}/{uuid4().hex}.json", json.dumps(record).encode())
 
 
 def _remove_run(store: Store, run: str, plan: Plan, at: datetime) -> int:
     rows = {(entry.key, entry.part) for entry in plan.rows if entry.run == run}
     num_removed = store.ledger.remove(run, rows, at)
-    if store.runs.last_event(run) not in ("", REMOVED):
-        staying = sum(entry.run == run for entry in plan.staying)
-        message = f"removed by gc: {len(rows)} rows of the ledger; {staying} stay, because kept runs name them"
-        store.runs.record(run=run, event=REMOVED, message=message)
+    staying = sum(entry.run == run for entry in plan.staying)
+    text = f"removed by gc: {len(rows)} rows of the ledger; {staying} stay, because kept runs name them"
+    _record_removal(store, run, text)
     return num_removed
+
+
+def _record_removal(store: Store, run: str, message: str) -> None:
+    if store.runs.last_event(run) not in ("", REMOVED):
+        store.runs.record(run=run, event=REMOVED, message=message)
 
 
 def _prune_policies(store: Store, keys: Iterable[str], report: RemovalReport) -> None:
@@ -198,6 +206,10 @@ def _finish_records(store: Store, report: RemovalReport) -> None:
         for key in sorted(key for key in keys if not _is_republished(store.root, key, path)):
             report.policy_bytes += remove_weights(store, key)
             report.policies += 1
+        with_rows = {entry.run for entry in entries}
+        for run in record.get("runs", ()):
+            if run not in with_rows:  # the process died before it recorded the event
+                _record_removal(store, run, "removed by gc: all rows of the ledger")
         store.root.remove_unneeded(path)
 
 

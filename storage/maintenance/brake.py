@@ -1,0 +1,79 @@
+"""The brake of maintain, gc and repair: nothing is deleted where runs or files contradict the ledger.
+
+A ledger that was lost and begins anew names nothing: to whatever deletes what the ledger does not name, every file of
+the store is waste.
+"""
+
+import json
+from collections import Counter
+
+from storage.errors import StoreError
+from storage.maintenance.sweep import RECORDS, drop_orphans, remove_orphaned_policies
+from storage.records import REMOVED
+from storage.schemas.system_tables import SYSTEM_TABLES
+from storage.store import Store
+
+MIN_FILES = 8
+"""Files without a row of the ledger that one attempt which died may have left; fewer are no sign of a lost row."""
+
+
+def contradictions(store: Store) -> list[str]:
+    """Return a line for each run whose events, or whose files, say that the ledger or the table runs lost rows."""
+    num_rows = Counter(entry.run for entry in store.ledger.entries())
+    tables = [store.slices.table(name) for name in _stage_tables(store)]
+    num_files = Counter(file.run for table in tables for file in table.active_files())
+    being_removed = {run for name in store.root.names(RECORDS) for run in _removed_runs(store, name)}
+    lines = []
+    for run in sorted({*store.runs.names(), *num_rows, *num_files} - being_removed):
+        last = store.runs.last_event(run)
+        if num_rows[run] and not last:
+            lines.append(f"the ledger has {num_rows[run]} rows of run {run!r}, the table runs has no event of it")
+        elif not num_rows[run] and last != REMOVED and (last == "finished" or num_files[run] >= MIN_FILES):
+            what = "finished" if last == "finished" else f"has {num_files[run]} files in the tables"
+            lines.append(f"run {run!r} {what}, the ledger has no row of it")
+    return lines
+
+
+def unnamed_majorities(store: Store, hours: float) -> list[str]:
+    """Return a line for each table, and for the policies, of which the ledger does not name more than half.
+
+    `hours` is the age of what a maintenance would delete.
+    """
+    lines = []
+    for name in _stage_tables(store):
+        table = store.slices.table(name)
+        num_orphans = len(drop_orphans(store, table, hours, dry_run=True))
+        lines += _majority(num_orphans, len(table.active_files()), f"files of table {name!r}")
+    num_orphans = len(remove_orphaned_policies(store, hours, dry_run=True))
+    return [*lines, *_majority(num_orphans, len(store.policies.names()), "policies")]
+
+
+def require_consistency(store: Store, hours: float | None = None) -> None:
+    """Raise StoreError where runs or files contradict the ledger; see `contradictions`.
+
+    With `hours`, the retention of a maintenance, also where that would delete most of a table or of the policies.
+    """
+    if lines := contradictions(store) or (unnamed_majorities(store, hours) if hours is not None else []):
+        raise StoreError(
+            "\n".join(["runs and files contradict the ledger:", *lines]),
+            store.root.address,
+            "nothing was deleted",
+            "put tables/ledger, tables/runs and heads/ back from a copy, or run `stagecoach repair --deep`, which "
+            "rebuilds rows of the ledger from the files; --trust-ledger deletes all the same",
+        )
+
+
+def _stage_tables(store: Store) -> list[str]:
+    system = {table.name for table in SYSTEM_TABLES}
+    return [name for name in store.root.names("tables") if name not in system]
+
+
+def _removed_runs(store: Store, name: str) -> list[str]:
+    runs: list[str] = json.loads(store.root.read(f"{RECORDS}/{name}")).get("runs", [])
+    return runs
+
+
+def _majority(num_orphans: int, total: int, what: str) -> list[str]:
+    if num_orphans < MIN_FILES or num_orphans * 2 <= total:
+        return []
+    return [f"the ledger does not name {num_orphans} of {total} {what}"]
