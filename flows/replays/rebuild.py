@@ -74,7 +74,7 @@ def rebuild_ledger(store: Store) -> RebuiltLedger:
     for entry in store.ledger.entries():
         if entry.row_id not in before:
             rows[entry.run] = rows.get(entry.run, 0) + 1
-    return RebuiltLedger(rows, tuple(_unproved(store, recorded, problems)))
+    return RebuiltLedger(rows, tuple(_list_unproved(store, recorded, problems)))
 
 
 def _missing(store: Store, run: str, results: Sequence[Ref]) -> list[Ref]:
@@ -111,7 +111,7 @@ def _source(store: Store, config: RunConfig) -> Source:
         raise
 
 
-def _unproved(store: Store, recorded: "RecordedRows", problems: Mapping[str, str]) -> list[str]:
+def _list_unproved(store: Store, recorded: "RecordedRows", problems: Mapping[str, str]) -> list[str]:
     named = {entry.key for entry in store.ledger.entries()}
     unnamed: dict[str, set[str]] = {}
     for key, places in recorded.places.items():
@@ -129,7 +129,7 @@ def _unproved(store: Store, recorded: "RecordedRows", problems: Mapping[str, str
 
 
 @dataclass(frozen=True)
-class Place:
+class AttemptRows:
     """Where the rows of one attempt at one key are in one table."""
 
     table: str
@@ -149,14 +149,14 @@ class RecordedRows:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.places: dict[str, list[Place]] = {}
+        self.places: dict[str, list[AttemptRows]] = {}
         for name in sorted({table.name for table in STAGE_TABLES} & {*store.root.names("tables")}):
             table = store.slices.table(name)
             for file in sorted(table.active_files(), key=lambda each: each.added_at):
                 with suppress(StoreError):  # a damaged file proves nothing
                     rows = table.read(file.path).select(["key", "attempt", "step"])
                     for row in rows.group_by(["key", "attempt", "step"], use_threads=False).aggregate([]).to_pylist():
-                        place = Place(name, file.run, row["attempt"], file, row["step"])
+                        place = AttemptRows(name, file.run, row["attempt"], file, row["step"])
                         self.places.setdefault(row["key"], []).append(place)
         self._tables = {place.table for places in self.places.values() for place in places}
 
@@ -166,7 +166,7 @@ class RecordedRows:
         None of an attempt that lacks a table which the stage always writes, while that table has rows of other work: a
         table without rows has no file.
         """
-        by_maker: dict[tuple[str, str], list[Place]] = {}
+        by_maker: dict[tuple[str, str], list[AttemptRows]] = {}
         for place in self.places.get(key, ()):
             if place.table in stage.writes:
                 by_maker.setdefault(place.maker, []).append(place)
@@ -184,7 +184,7 @@ class RecordedRows:
         """Return when the last file with rows of a key was added to its table."""
         return datetime.fromtimestamp(max(place.file.added_at for place in self.places[key]) / 1000, UTC)
 
-    def _slice(self, place: Place) -> tuple[Slice, pa.Table]:
+    def _slice(self, place: AttemptRows) -> tuple[Slice, pa.Table]:
         table = self._store.slices.table(place.table)
         rows = table.read(place.file.path, [place.attempt]).sort_by("seq").combine_chunks()
         rows = rows.select(TABLES[place.table].arrow.names)
