@@ -200,6 +200,7 @@ def test_examples_that_are_left_out_are_counted_in_a_note() -> None:
 def test_a_long_prompt_is_counted_as_far_as_its_length_tells() -> None:
     """Prompts of megabytes are not counted whole, unless their beginning has few tokens."""
     config = RunConfig.model_validate({"seed": 1, "environments": [GAME], "engine": {"max_model_len": 100}})
+    config = config.model_copy(update={"assignment": config.assignment.model_copy(update={"groups_per_step": 3})})
     prompts, counted = ["a" * 1_000_000, " " * 5000 + "a" * 50, "a" * 30], list[int]()
 
     def count(texts: Sequence[str]) -> list[int]:
