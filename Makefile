@@ -5,7 +5,7 @@ SHELL := /bin/bash
 # The lock to install: gpu where a CUDA device answers, else cpu. STAGECOACH_LOCK=gpu|cpu decides otherwise.
 STAGECOACH_LOCK ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 ENVIRONMENTS := $(patsubst %/pyproject.toml,%,$(wildcard examples/*/pyproject.toml))
-SOURCES := requirements/$(STAGECOACH_LOCK).txt requirements/torchvision_cpu.py pyproject.toml $(wildcard examples/*/pyproject.toml)
+SOURCES := requirements/$(STAGECOACH_LOCK).txt pyproject.toml $(wildcard examples/*/pyproject.toml)
 STAMP := .venv/installed-$(STAGECOACH_LOCK)-$(shell cat $(SOURCES) | cksum | cut -d ' ' -f 1)
 
 # Idle OpenMP threads that spin starve everything else on a small machine.

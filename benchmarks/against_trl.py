@@ -45,7 +45,7 @@ def install_trl(directory: Path) -> Path:
         packages = next(directory.glob("lib/python*/site-packages"))
         ours = [path for path in sys.path if path.endswith("site-packages")]
         own = [str(ROOT / "examples" / name) for name in PACKAGES]
-        # As directories of sites: torchvision's operators are declared by a file that only those have read.
+        # As directories of sites: their .pth files lead to this checkout.
         sites = "; ".join(f"site.addsitedir({path!r})" for path in (*ours, *own))
         (packages / "ours.pth").write_text(f"import site; {sites}\n", encoding="utf-8")
         command = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", TRL]

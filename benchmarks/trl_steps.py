@@ -10,8 +10,13 @@ from typing import Any
 
 import psutil
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+
+from tasks.runtime.torchvision_operators import declare_torchvision_operators
+
+declare_torchvision_operators()
+
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback  # noqa: E402
+from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]

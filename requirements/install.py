@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -20,7 +19,6 @@ from pathlib import Path
 PIP = [sys.executable, "-m", "pip"]
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 """PyTorch's own index of CPU builds; in uv's terms `--torch-backend cpu`."""
-TORCHVISION_HELPER = "torchvision_cpu"
 LIBRARIES = {"libnuma.so.1": "libnuma1"}
 """Libraries of the system that vLLM's CPU build loads, with Debian's packages of them: containers often lack them.
 Without one the engine ends as it starts, with an error that names another thing."""
@@ -151,14 +149,6 @@ def install_lock(tools: list[Tool], lock: str, pins: dict[str, str], rest: Path)
         install(tools, f"torch=={release}", "--constraint", "requirements/gpu.txt")
     if not imports("torch"):
         raise InstallError(f"torch does not import. {ADVICE.format(release=release)}")
-    if lock == "cpu":
-        place_torchvision_helper(Path(sysconfig.get_path("purelib")))
-
-
-def place_torchvision_helper(packages: Path) -> None:
-    """Have each Python of the environment load `torchvision_cpu.py`: engines import torchvision in many processes."""
-    shutil.copyfile(Path(__file__).with_name(f"{TORCHVISION_HELPER}.py"), packages / f"{TORCHVISION_HELPER}.py")
-    (packages / f"{TORCHVISION_HELPER}.pth").write_text(f"import {TORCHVISION_HELPER}\n", encoding="utf-8")
 
 
 def read_lock(path: Path) -> dict[str, str]:

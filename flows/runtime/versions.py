@@ -20,7 +20,7 @@ from tasks.inference.engine import model_info
 from tasks.inference.engine.model_info import model_directory, tokenizer_digest
 from tasks.inference.engine.weights_view import require_weights
 from tasks.inference.environments.packages import package_version
-from tasks.runtime.imports import NotImportable, code_version
+from tasks.runtime.imports import DISTRIBUTION, NotImportable, code_version
 
 CONTAINERS = {"docker": ("info",), "podman": ("info",), "apptainer": ("version",)}
 """Programs of container runtimes on this machine, with what each is asked."""
@@ -30,7 +30,7 @@ ROOT_NAMES = frozenset({"", "root", "0"})
 ANSWER_SECONDS = 4.0
 HOT = 2.0
 """The temperature above which a config is doubted."""
-PACKAGES = ("stagecoach", "torch", "transformers", "verifiers", "renderers", "prefect", "deltalake", "pyarrow")
+PACKAGES = ("torch", "transformers", "verifiers", "renderers", "prefect", "deltalake", "pyarrow")
 
 
 def config_versions(config: RunConfig, gpu: Gpu | None = None) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def installed_version(package: str) -> str:
 
 def versions(config: RunConfig) -> Mapping[str, str]:
     """Return the versions of everything that computes rows, for the ledger."""
-    found = {name: installed_version(name) for name in PACKAGES}
+    found = {"stagecoach": installed_version(DISTRIBUTION)} | {name: installed_version(name) for name in PACKAGES}
     environments = {f"environment {each.name}": each.version for each in config.environments}
     functions = {f"function {each.path}": each.version for each in imported_functions(config)}
     return {**found, **environments, **functions, "engine": config.engine.version, "python": platform.python_version()}

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -169,6 +169,9 @@ def save(address: str, file: str, store: str = "", force: bool = False) -> int:
 def save_page(library: StoreReader, address: str, file: Path, force: bool = False) -> str:
     """Write the page of an address to a file; return a sentence that says so. Raises what `write_whole` does."""
     name, asked = parsed_address(address)
+    if asked.path.get("run") == "latest":
+        newest = quote(library.latest(), safe="")
+        return save_page(library, address.replace("/runs/latest", f"/runs/{newest}", 1), file, force)
     data = as_file(PAGES[name](library.still(), asked), asked)
     write_whole(file, lambda draft: draft.write_bytes(data), force)
     return f"{address} is in {file}: one file of {len(data)} bytes, which loads nothing"

@@ -20,6 +20,7 @@ from tasks.learner.checkpoint import companions, save_policy
 from tasks.learner.distributed import World, like, start_world
 from tasks.learner.model import load_policy
 from tasks.learner.trainer import Trainer
+from tasks.runtime.torchvision_operators import declare_torchvision_operators
 
 SPREAD = 0.2
 """Standard deviation of the factors B: large enough that log-probs differ by far more than rounding."""
@@ -30,6 +31,7 @@ ROWS = "rows.json"
 
 def merge(base: Path, adapter: Path, target: Path) -> None:
     """Write the merged policy to `target`, a directory that does not exist yet."""
+    declare_torchvision_operators()
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 

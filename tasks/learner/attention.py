@@ -21,6 +21,7 @@ from tasks.learner.context_parallel import ContextGroup
 from tasks.learner.distributed import to_device
 from tasks.learner.prefixes import SharedPrefixes, shared_prefixes
 from tasks.learner.protocol import LearnerError
+from tasks.runtime.torchvision_operators import declare_torchvision_operators
 
 ATTENTION = "packed_segments"
 """The name under which transformers knows `packed_attention`."""
@@ -101,6 +102,7 @@ class Segments:
 
 def register_attention() -> None:
     """Make `packed_attention` known to transformers; calling it again does nothing."""
+    declare_torchvision_operators()
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION, packed_attention)

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tasks.runtime.torchvision_operators import declare_torchvision_operators
+
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CONTROL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
 MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
@@ -61,6 +63,7 @@ def tiny_qwen3(
     as it was. `hidden` must be a multiple of `2 * heads`, `vocab_size` at least 265 plus one for each of `words`, texts
     that are one token each (shorter samples train faster). Returns `directory` as a path.
     """
+    import_qwen3()
     import torch
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
@@ -90,6 +93,12 @@ def tiny_qwen3(
         model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
+
+
+def import_qwen3() -> None:
+    """Import what `tiny_qwen3` needs of torch and transformers; `doctor` calls this as well."""
+    declare_torchvision_operators()
+    from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM  # noqa: F401
 
 
 @contextmanager

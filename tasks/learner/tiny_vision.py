@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.learner.tiny import CONTROL_TOKENS, END_OF_TEXT, TURN_END, byte_tokenizer, no_progress_bar
+from tasks.runtime.torchvision_operators import declare_torchvision_operators
 
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -50,6 +51,7 @@ def tiny_qwen3_vl(
     The defaults make 0.63 million parameters. The same arguments give the same bytes; the caller's random state is left
     as it was. `hidden` is `heads` times 32. Returns `directory` as a path.
     """
+    declare_torchvision_operators()
     import torch
     from transformers import GenerationConfig, Qwen3VLForConditionalGeneration
 

@@ -22,6 +22,7 @@ from tasks.learner import protocol
 from tasks.learner.protocol import LearnerError
 from tasks.learner.pulse import Pulse
 from tasks.runtime.process_variables import bind_address
+from tasks.runtime.torchvision_operators import declare_torchvision_operators
 
 if TYPE_CHECKING:  # both import torch, which `main` does later and in its own way
     from tasks.learner.distributed import World
@@ -139,6 +140,14 @@ def _drop(connection: socket.socket, selector: selectors.BaseSelector) -> None:
     connection.close()
 
 
+def import_learner() -> None:
+    """Import torch, transformers and the trainer, which takes seconds; `doctor` calls this as well."""
+    with quick_imports():
+        declare_torchvision_operators()
+
+        from tasks.learner import trainer  # noqa: F401
+
+
 def main() -> None:
     """Start the ranks, report the address, serve until the end of the process."""
     parser = argparse.ArgumentParser(description="The learner's process.")
@@ -148,9 +157,8 @@ def main() -> None:
     # Read by OpenMP when torch loads it, so before the imports below: spinning threads burn the cores of others.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    import_learner()
     import transformers
-    import transformers.masking_utils
-    import transformers.modeling_utils  # now, while an engine starts, and not with the first policy
 
     from tasks.learner.distributed import start_world
     from tasks.learner.trainer import Trainer

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+DISTRIBUTION = "stagecoach-rl"
+"""The name under which this program is installed; on PyPI, `stagecoach` is another project."""
 _distributions = functools.cache(packages_distributions)
 _DIGESTS: dict[str, str] = {}
 """Digest of the file of each module when it was first loaded here, by the module's name."""

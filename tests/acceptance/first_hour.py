@@ -1,22 +1,19 @@
-"""The first hour of a new user, command by command: `python -m tests.acceptance.first_hour DIRECTORY [PROGRAM ...]`.
+"""The first hour of a new user, command by command, with this checkout: mistakes and configs of other trainers too.
 
-PROGRAM is how the command line is called, for example the `stagecoach` of a wheel; without it, this checkout's. What
-an hour with the installed wheel has besides (installing it, the notebook) belongs before and after `play`.
+tests/acceptance/test_documents.py types what the pages say, with the installed wheel.
 """
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.fixtures.installed import variables
 from tests.fixtures.warming import warmed
 
 ROOT = Path(__file__).parents[2]
-CHECKOUT = (sys.executable, "-m", "flows.cli")
+PROGRAM = (sys.executable, "-m", "flows.cli")
 SMALL = ("steps=2", "seed=1", "evaluation.every=0")
 PUBLISHED = ROOT / "tests/fixtures/published"
 FROM = {
@@ -49,14 +46,13 @@ class Answer(NamedTuple):
 class FirstHour:
     """The commands of the hour, typed in a directory, and what they answered."""
 
-    def __init__(self, directory: Path, program: Sequence[str] = CHECKOUT) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.project = directory / "my-project"
         self.answers: dict[str, Answer] = {}
-        self._program = program
 
-    def play(self, configs: Mapping[str, str] = FROM) -> dict[str, Answer]:
-        """Type all of it and return the answers by command; `configs` are files of other trainers by project.
+    def play(self) -> None:
+        """Type all of it but `translate(MORE)`; `answers` has what was printed, by command.
 
         The model is one that was made in seconds, in place of the minutes of the model `demo`.
         """
@@ -71,20 +67,22 @@ class FirstHour:
         reward = self.project / "my_reward.py"
         reward.write_text(reward.read_text().replace("else 0.0", "else -0.1"))
         self.type(f"run config.toml --name first --plain model.path=../model {' '.join(SMALL)} steps=3", label="edited")
-        for name, files in configs.items():
-            given = " ".join(str(PUBLISHED / file) for file in files.split())
-            self.type(f"init {name} --from {given}", self.directory, label=f"init {name}")
+        self.translate(FROM)
         for name in ("moved", "from-trl"):
             self.type("check config.toml", self.directory / name, label=f"check {name}")
-        return self.answers
+
+    def translate(self, configs: Mapping[str, str]) -> None:
+        """Make a project of the files of each config, by the project's name."""
+        for name, files in configs.items():
+            paths = " ".join(str(PUBLISHED / file) for file in files.split())
+            self.type(f"init {name} --from {paths}", self.directory, label=f"init {name}")
 
     def type(self, line: str, where: Path | None = None, label: str = "") -> None:
         """Run one command in the project, or elsewhere, and keep what it answered under its first word or two."""
-        given = os.environ | {"PYTHONPATH": str(ROOT)} if self._program == CHECKOUT else variables()
         done = subprocess.run(
-            [*self._program, *line.split()],
+            [*PROGRAM, *line.split()],
             cwd=where or self.project,
-            env=given,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -92,8 +90,3 @@ class FirstHour:
             check=False,
         )
         self.answers[label or line] = Answer(done.returncode, done.stdout)
-
-
-if __name__ == "__main__":
-    hour = FirstHour(Path(sys.argv[1]).resolve(), sys.argv[2:] or CHECKOUT)
-    print(json.dumps(hour.play(FROM | MORE), indent=1))

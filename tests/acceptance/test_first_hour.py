@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.first_hour import FirstHour
+from tests.acceptance.first_hour import MORE, FirstHour
 
 pytestmark = pytest.mark.engine
 
@@ -61,3 +61,11 @@ def test_published_configs_of_other_trainers_become_projects(hour: FirstHour) ->
     assert 'importance_sampling_level = "sequence"' in answer(hour, "init from-trl")
     assert "20 steps of 8 groups of 8" in answer(hour, "check from-trl")
     assert Path(hour.directory, "from-trl", "my_reward.py").is_file()
+
+
+@pytest.mark.nightly
+def test_further_published_configs_become_projects_or_are_refused(tmp_path: Path) -> None:
+    hour = FirstHour(tmp_path)
+    hour.translate(MORE)
+    statuses = {label.removeprefix("init "): answer.status for label, answer in hour.answers.items()}
+    assert statuses == {name: 2 if name in ("evals", "serving") else 0 for name in MORE}

@@ -18,6 +18,7 @@ from typing import Any
 from tasks.inference.engine.guard import KeyGuard
 from tasks.inference.engine.weights_view import serving_view
 from tasks.runtime.process_variables import bind_address
+from tasks.runtime.torchvision_operators import declare_torchvision_operators
 
 POLL_SECONDS = 0.05
 """Between two tries to reach the server: short, as everything waits for the first answer."""
@@ -121,6 +122,29 @@ def patch_mixed_batches() -> None:
     PunicaWrapperCPU.add_shrink = shrink_adapted  # type: ignore[method-assign]
 
 
+def import_server() -> None:
+    """Import vLLM's server, which takes seconds; `doctor` calls this as well."""
+    declare_torchvision_operators()
+    import uvloop  # noqa: F401
+    from vllm.entrypoints.launchers.api_server import entry  # noqa: F401
+
+
+def register_architectures(directory: str) -> None:
+    """Register the classes of a model's architectures with vLLM; call it before the engine is created.
+
+    vLLM inspects a class that is not registered in a separate process, `python -m vllm.model_executor.models.registry`.
+    That process imports torchvision before it loads plugins, so no operators can be declared in it.
+    """
+    from vllm import ModelRegistry
+
+    config = json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))
+    models = ModelRegistry.models
+    # vLLM serves an architecture that it does not have by one of its classes around transformers' models.
+    generic = (name for name in models if name.startswith("Transformers"))
+    for name in models.keys() & {*config.get("architectures", ())} or generic:
+        ModelRegistry.register_model(name, models[name].load_model_cls())
+
+
 def main(argv: Sequence[str]) -> None:
     """Serve until SIGTERM."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
@@ -136,6 +160,7 @@ def main(argv: Sequence[str]) -> None:
         rest += ["--middleware", f"{KeyGuard.__module__}.{KeyGuard.__name__}"]
     listener = bound_socket()
 
+    import_server()
     import uvloop
     from vllm.entrypoints.launchers.api_server.entry import run_server_worker
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
@@ -153,6 +178,7 @@ def main(argv: Sequence[str]) -> None:
         add_routes()
         if _is_cpu_build():
             remember_packed()
+            register_architectures(arguments.model)
             _fork_engine()
             if arguments.enable_lora:
                 patch_mixed_batches()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.errors import did_you_mean, differing_parts
+from tasks.runtime.imports import DISTRIBUTION
 
 if TYPE_CHECKING:
     from configs.environments import EnvironmentConfig
@@ -34,8 +35,6 @@ _FUNCTION = re.compile(r"(?P<place>[^:\n]+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z
 _DEFINES_TASKSET = re.compile(r"^class \w+\([\w.]*Taskset\b", re.MULTILINE)
 _NEEDS_VERIFIERS = re.compile(r"verifiers\b(?!.*\bextra\b)")
 _NOT_OWN = sys.stdlib_module_names | {"verifiers"}
-PROGRAM = "stagecoach"
-"""Our own distribution."""
 _NO_CODE = frozenset({"__pycache__"})
 _COMPILED = frozenset({".pyc", ".pyo"})
 
@@ -168,7 +167,7 @@ def _plugin_modules(group: str) -> list[str]:
         if any(map(_NEEDS_VERIFIERS.match, each.requires or ()))
     ]
     # Of our wheel, which brings several packages.
-    ours = [module for module, owners in packages_distributions().items() if PROGRAM in owners]
+    ours = [module for module, owners in packages_distributions().items() if DISTRIBUTION in owners]
     return sorted({*inside, *own, *(each for each in ours if each.startswith("sample_"))})
 
 
@@ -192,7 +191,7 @@ def _label(environment: Section, kind: str, name: str, module: str, group: str) 
 def _name_of(module: str) -> str:
     """Return name and version of the distribution that has a module, or what says that there is none."""
     name = _distribution_of(module)
-    if name == PROGRAM:
+    if name == DISTRIBUTION:
         # Our wheel brings the samples, which are packages of their own in a checkout: in keys both have one name.
         return f"{module.replace('_', '-')} {version(name)}"
     return f"{name} {version(name)}" if name else f"{module} (not a package)"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.inference.engine import model_info
 from tasks.inference.engine.client import Engine, NotScorable, ServedModel
 from tasks.inference.trace_rows.rows import Row
+from tasks.runtime.torchvision_operators import declare_torchvision_operators
 
 if TYPE_CHECKING:
     from configs.algorithms import OpsdConfig
@@ -56,6 +57,7 @@ def demonstration_renderer(
 
 
 def _load_renderer(tokenizer: str, name: str, settings: Mapping[str, Any]) -> Any:
+    declare_torchvision_operators()  # renderers of models that see load a processor
     from renderers import create_renderer
     from renderers.base import load_tokenizer
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 from storage.schemas.stage_tables import IMAGE_TENSORS
 from tasks.inference.engine import model_info
 from tasks.inference.trace_rows.images import parse_image
+from tasks.runtime.torchvision_operators import declare_torchvision_operators
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -67,6 +68,7 @@ def load_processor(directory: str) -> Any:
 
 @lru_cache(2)
 def _load(directory: str) -> Any:
+    declare_torchvision_operators()
     from transformers import AutoProcessor
 
     processor = AutoProcessor.from_pretrained(directory, local_files_only=True, trust_remote_code=False)

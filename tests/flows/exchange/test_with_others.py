@@ -76,6 +76,8 @@ def test_verifiers_reads_what_our_own_runs_sampled(tmp_path: Path) -> None:
 
 LOADING = """
 import json, sys
+from tasks.runtime.torchvision_operators import declare_torchvision_operators
+declare_torchvision_operators()
 from transformers import AutoModelForCausalLM, AutoTokenizer
 model, info = AutoModelForCausalLM.from_pretrained(sys.argv[1], output_loading_info=True)
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])

@@ -189,6 +189,14 @@ def test_a_page_that_is_saved_is_not_served(
     assert cli.main(["view", "--save", "/", str(file), "--store", str(root)]) == 0 and file.exists()
 
 
+def test_the_newest_run_can_be_saved_by_the_name_latest(
+    capsys: pytest.CaptureFixture[str], root: Path, tmp_path: Path
+) -> None:
+    newest = StoreReader.at(root).latest()
+    assert cli.main(["view", "--save", "/runs/latest", str(tmp_path / "run.html"), "--store", str(root)]) == 0
+    assert f"/runs/{newest} is in" in capsys.readouterr().out and f"{newest}" in (tmp_path / "run.html").read_text()
+
+
 def test_a_run_that_has_just_begun(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     begun(tmp_path / "store", 0)
     assert lines(capsys, tmp_path / "store", status=2) == ["stagecoach: run 'hand' has no rollouts yet"]

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 
 from tasks.inference.engine.command import CPU_BLOCK_TOKENS
+from tasks.runtime.torchvision_operators import declare_torchvision_operators
 
 PROBE = [(7 * index + 3) % 256 for index in range(3 * CPU_BLOCK_TOKENS)]
 
 
 def policy_row(key: str, directory: Path, adapter: Path | None = None) -> dict[str, Any]:
     """A policies row with the probe as transformers, and peft, compute it."""
+    declare_torchvision_operators()
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
