@@ -56,12 +56,11 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.cuda.is_available(
 PROGRAMS_SECONDS = 300
 PROGRAMS_PROBE = """
 from tasks.inference.engine.host import import_server
-from tasks.inference.trace_rows.demonstrations import import_renderers
 from tasks.learner.tiny import import_qwen3
 from tasks.learner.worker import import_learner
-import_server(), import_qwen3(), import_learner(), import_renderers()
+import_server(), import_qwen3(), import_learner()
 """
-"""Imports what the processes of the demo import: the engine, the maker of its model, the learner, its renderer."""
+"""Imports what the processes of the demo import: the engine, the maker of its model, the learner."""
 
 
 @dataclass(frozen=True)

@@ -142,10 +142,11 @@ def _drop(connection: socket.socket, selector: selectors.BaseSelector) -> None:
 
 def import_learner() -> None:
     """Import torch, transformers and the trainer, which takes seconds; `doctor` calls this as well."""
-    with quick_imports():
-        declare_torchvision_operators()
+    declare_torchvision_operators()
+    import transformers.masking_utils
+    import transformers.modeling_utils  # noqa: F401  # now, while an engine starts, and not with the first policy
 
-        from tasks.learner import trainer  # noqa: F401
+    from tasks.learner import trainer  # noqa: F401
 
 
 def main() -> None:

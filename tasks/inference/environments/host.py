@@ -32,6 +32,7 @@ from tasks.inference.patches import load_tokenizers_from_cache
 from tasks.inference.sampling.sealed import KEY_VARIABLE, seal_routers
 from tasks.inference.sampling.seats import install_seat_assignment
 from tasks.runtime.process_variables import bind_address
+from tasks.runtime.torchvision_operators import declare_torchvision_operators
 
 CHECK_SECONDS = 2.0
 """Between two connections to a shared tool server, and the longest wait for one."""
@@ -170,6 +171,7 @@ def set_up_server() -> None:
 
 def _set_up_serving() -> None:
     """Patch verifiers for serving, and import what the first rollout would import in the event loop."""
+    declare_torchvision_operators()  # renderers of models that see import a processor
     import renderers.client  # noqa: F401
     from transformers import AutoTokenizer  # noqa: F401
 
