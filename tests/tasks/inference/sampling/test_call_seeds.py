@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import pairwise, product
 from pathlib import Path
@@ -19,7 +19,6 @@ from verifiers.v1.interception import Interception
 from verifiers.v1.types import AssistantMessage, SamplingConfig, ToolCall, ToolMessage, UserMessage
 
 from configs.environments import EnvironmentConfig
-from configs.run import View
 from storage.store import open_store
 from storage.turns import KeptTurns
 from tasks.inference.engine.client import Engine
@@ -34,9 +33,9 @@ from tasks.inference.sampling.call_seeds import (
 )
 from tasks.inference.sampling.rollouts import SamplingPlan
 from tests.fixtures.faults import happened
-from tests.fixtures.hosts import assigned, served
+from tests.fixtures.hosts import PLUGINS, assigned, served, view_of
 from tests.fixtures.proxy import Proxy, recording
-from tests.fixtures.sampled import Rows, sample
+from tests.fixtures.sampled import Rows, failures, sample
 
 pytestmark = pytest.mark.engine
 
@@ -203,26 +202,29 @@ def test_sessions_of_engines_and_of_chat_apis_call_by_a_seeded_client(config: An
     assert (first, second, third) == (7, call_seed(7, digest, 0, bits), call_seed(7, digest, 1, bits))
 
 
-@pytest.fixture
-def play_two_turns(
-    view: Callable[..., View], tmp_path: Path, plugins: None
-) -> Callable[..., dict[str, list[list[int]]]]:
+PlayTwoTurns = Callable[..., dict[str, list[list[int]]]]
+
+
+@pytest.fixture(scope="module")
+def play_two_turns(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlayTwoTurns]:
     """Samples rollouts of two turns from an engine; returns the tokens of their turns by assignment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(PLUGINS)
+        patch.setenv("PYTHONPATH", str(PLUGINS))
+        examples, config = environments.examples(TWO_TURNS), view_of(models["a"], TWO_TURNS)
+        with served(TWO_TURNS, tmp_path_factory.mktemp("two")) as server:
 
-    def sample_tokens(url: str, example_ids: Sequence[str], group_size: int, **plan: Any) -> dict[str, list[list[int]]]:
-        directory = tmp_path / str(len(list(tmp_path.iterdir())))
-        directory.mkdir()
-        rows, examples = assigned("two", list(example_ids), group_size), environments.examples(TWO_TURNS)
-        with served(TWO_TURNS, directory) as told:
-            groups = sample(url, told["address"], view(TWO_TURNS), rows, examples, plan=SamplingPlan(**plan))
-        traces = [row for tables in groups.values() for row in tables["traces"].to_pylist()]
-        messages: Rows = [row for tables in groups.values() for row in tables["messages"].to_pylist()]
-        assert not [row["error_message"] for row in traces if row["error_message"]]
-        recorded = {row["trace_id"]: [each["sampling"]["seed"] for each in calls(row)] for row in traces}
-        assert all(len(set(seeds)) == 2 for seeds in recorded.values()), "each call is recorded with its seed"
-        return {row["assignment_id"]: sampled_turns(row, messages) for row in traces}
+            def sample_tokens(url: str, example_ids: Sequence[str], group_size: int, **plan: Any) -> Any:
+                rows, options = assigned("two", list(example_ids), group_size), SamplingPlan(**plan)
+                groups = sample(url, server["address"], config, rows, examples, plan=options)
+                traces = [row for tables in groups.values() for row in tables["traces"].to_pylist()]
+                messages = [row for tables in groups.values() for row in tables["messages"].to_pylist()]
+                assert failures(traces) == []
+                recorded = [[each["sampling"]["seed"] for each in calls(row)] for row in traces]
+                assert all(len(set(seeds)) == 2 for seeds in recorded), "each call is recorded with its seed"
+                return {row["assignment_id"]: sampled_turns(row, messages) for row in traces}
 
-    return sample_tokens
+            yield sample_tokens
 
 
 def calls(trace: dict[str, Any]) -> Rows:
@@ -240,7 +242,7 @@ def sampled_turns(trace: dict[str, Any], messages: Rows) -> list[list[int]]:
 
 
 def test_neighbouring_turns_of_an_untrained_model_are_no_more_alike_than_turns_of_different_rollouts(
-    small_engine: Engine, play_two_turns: Callable[..., dict[str, list[list[int]]]]
+    small_engine: Engine, play_two_turns: PlayTwoTurns
 ) -> None:
     rollouts = [*play_two_turns(small_engine.url, ["t0", "t1", "t2", "t3"], 12).values()]
     neighbours = [pair for turns in rollouts for pair in pairwise(turns)]
@@ -255,9 +257,7 @@ def test_neighbouring_turns_of_an_untrained_model_are_no_more_alike_than_turns_o
     assert same <= by_chance + 5 * (by_chance + 1) ** 0.5, (same, by_chance, number)
 
 
-def test_single_requests_and_batches_sample_the_same_tokens(
-    small_engine: Engine, play_two_turns: Callable[..., dict[str, list[list[int]]]]
-) -> None:
+def test_single_requests_and_batches_sample_the_same_tokens(small_engine: Engine, play_two_turns: PlayTwoTurns) -> None:
     def through(batches: bool) -> tuple[dict[str, list[list[int]]], Proxy]:
         with recording(small_engine.url, batches) as proxy:
             return play_two_turns(proxy.url, ["t0", "t1"], 3), proxy
@@ -268,7 +268,7 @@ def test_single_requests_and_batches_sample_the_same_tokens(
 
 
 def test_a_rollout_that_is_resumed_in_its_middle_is_the_same_rollout(
-    small_engine: Engine, play_two_turns: Callable[..., dict[str, list[list[int]]]], tmp_path: Path
+    small_engine: Engine, play_two_turns: PlayTwoTurns, tmp_path: Path
 ) -> None:
     """The answers to the first turns are kept, those to the second were lost with the process."""
     with recording(small_engine.url) as proxy:
