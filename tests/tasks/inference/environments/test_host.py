@@ -1,14 +1,9 @@
-"""The process of an environment: SIGTERM in the middle of a weak reference's callback, and what is looked at once."""
+"""The process of an environment: SIGTERM in the middle of a weak reference's callback."""
 
 import signal
 import subprocess
 import sys
 from pathlib import Path
-
-from pydantic import BaseModel, Field
-from pydantic._internal import _fields
-
-from tasks.inference.environments.host import cache_signatures
 
 ROOT = Path(__file__).parents[4]
 PROGRAM = """
@@ -73,22 +68,3 @@ def test_a_signal_that_was_lost_before_the_loop_runs_is_not_lost_for_good() -> N
     assert done.stdout.split() == ["importing"], "it was lost at first"
     assert "Exception ignored" not in done.stderr and done.stderr.rstrip().endswith("KeyboardInterrupt")
     assert done.returncode == -signal.SIGINT
-
-
-class Message(BaseModel):
-    parts: list[str] = Field(default_factory=lambda: ["none"])
-
-
-def test_a_factory_is_looked_at_once_and_still_called_each_time(monkeypatch):
-    looked, look = [], _fields.takes_validated_data_argument
-    monkeypatch.setattr(
-        _fields, "takes_validated_data_argument", lambda factory: looked.append(factory) or look(factory)
-    )
-    Message.model_construct()
-    Message.model_construct()
-    assert len(looked) == 2  # without it: once a message
-    cache_signatures()
-    first, second = Message.model_construct(), Message.model_construct()
-    assert len(looked) == 3
-    assert first.parts == second.parts == ["none"]
-    assert first.parts is not second.parts
