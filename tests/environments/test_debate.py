@@ -511,7 +511,6 @@ def check_whole(each: dict[str, dict[str, Any]], messages: list[dict[str, Any]])
         assert all(message["token_ids"] for message in own)
 
 
-@pytest.mark.essential
 def test_by_turns_each_member_has_a_trace_whose_tokens_go_on_from_turn_to_turn(
     engine: Engine, model: Path, tmp_path: Path
 ) -> None:

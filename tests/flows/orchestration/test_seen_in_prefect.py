@@ -16,7 +16,7 @@ from tests.fixtures.programs import PROGRAMS, ask, environment
 from tests.fixtures.serving import tiny_sources
 from tests.fixtures.waiting import PATIENCE, until
 
-pytestmark = [pytest.mark.engine, pytest.mark.essential]
+pytestmark = pytest.mark.engine
 PROGRAM = PROGRAMS / "small_sft.py"
 SECRET = "sk-2f6d1c0ab95e4477"
 STAGES = ("assignment", "demonstration", "filtering", "advantage", "packing", "training", "metrics")

@@ -216,7 +216,6 @@ def test_many_requests_take_few_forward_passes(counting: Engine) -> None:
     assert max(len(tokens) for tokens in tokens_and_logprobs(answers)[0]) <= passes <= MOST_PASSES
 
 
-@pytest.mark.essential
 def test_rollouts_of_one_turn_reach_the_engine_together(
     counting: Engine, models: dict[str, Path], view: Callable[..., View], tmp_path: Path
 ) -> None:
