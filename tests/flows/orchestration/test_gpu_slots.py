@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -51,8 +52,8 @@ def test_the_name_of_a_pool_is_made_one_of_a_variable() -> None:
 
 
 @pytest.fixture
-def served(tmp_path: pytest.TempPathFactory) -> Iterator[Serving]:
-    server = Serving(tmp_path)  # type: ignore[arg-type]
+def served(tmp_path: Path) -> Iterator[Serving]:
+    server = Serving(tmp_path)
     try:
         server.server()
         yield server
@@ -74,7 +75,11 @@ def test_a_slot_outlives_a_restart_of_the_server_and_not_its_holder(served: Serv
     def hold(run: str) -> subprocess.Popen[bytes]:
         with lines.open("ab") as out:
             process = subprocess.Popen(
-                [sys.executable, "-c", HOLD, run], stdin=subprocess.PIPE, stdout=out, env=served.environment
+                [sys.executable, "-c", HOLD, run],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                env=served.environment,
+                start_new_session=True,  # it is ended by its group
             )
         served.processes.append(process)
         return process
