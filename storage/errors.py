@@ -111,6 +111,9 @@ def is_full(error: BaseException) -> bool:
 SAFE = "everything that the ledger names"
 
 
+MEMORY_WORDS = ("malloc of size", "can't start new thread", "Cannot allocate memory", "failed to map segment")
+
+
 def disk_refusal(what: str, error: BaseException, where: str = "", safe: str = SAFE) -> StoreError | None:
     """The error that says of another one that a disk takes nothing more; None where it means something else."""
     if isinstance(error, StoreError):
@@ -121,6 +124,16 @@ def disk_refusal(what: str, error: BaseException, where: str = "", safe: str = S
     if getattr(error, "errno", None) == errno.EROFS or any(word in str(error) for word in READ_ONLY_WORDS):
         do = "make it writable (the system's log says why it is not), then run the same again"
         return ReadOnlyDisk(f"{what}: the disk is read-only", where, safe, do)
+    return None
+
+
+def memory_refusal(error: BaseException | None) -> StoreError | None:
+    """The error that says of another one, or of its causes, that memory is short; None if neither says so."""
+    while error is not None:
+        if isinstance(error, MemoryError) or any(words in str(error) for words in MEMORY_WORDS):
+            do = "free memory, or raise the limits of the shell (ulimit -v, -d, -u), then run the same again"
+            return StoreError(f"memory or threads are short: {error}", "", SAFE, do)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return None
 
 

@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -234,6 +235,38 @@ def make_directory(directory: Path) -> None:
     # A directory that is new is lost with the power until the directory above it is on the disk.
     for each in missing:
         synchronise(each.parent)
+
+
+def user_directory(parent: str | Path, name: str = "stagecoach") -> Path:
+    """Return the path of this user's directory below one that users share, such as /tmp; see make_private_directory."""
+    return Path(parent, f"{name}-{os.getuid()}")
+
+
+def make_private_directory(directory: Path) -> None:
+    """Make a directory that this user alone can enter, mode 0700, or check an existing one.
+
+    Below a shared directory any user may have made one of the same name first, and could exchange what lies in it.
+    Raises StoreError for a symbolic link, what is no directory, another owner, and a mode that lets others write.
+    """
+    make_directory(directory.parent)
+    with suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    status = os.lstat(directory)
+    mode = stat.S_IMODE(status.st_mode)
+    if stat.S_ISLNK(status.st_mode):
+        problem = "is a symbolic link"
+    elif not stat.S_ISDIR(status.st_mode):
+        problem = "is no directory"
+    elif status.st_uid != os.getuid():
+        problem = f"belongs to user {status.st_uid}, not to {os.getuid()}"
+    elif mode & 0o022:
+        problem = f"has mode {mode:04o}: other users can write to it"
+    else:
+        if mode & 0o077:
+            directory.chmod(0o700)
+        return
+    advice = "remove it, or set TMPDIR (for weights in memory: learner.memory_directory) to a directory of yours"
+    raise StoreError(f"a directory for sockets and weights {problem}", str(directory), "nothing was written", advice)
 
 
 def _write_durably(path: Path, data: bytes) -> None:

@@ -43,6 +43,7 @@ CALLS: Mapping[str, Mapping[str, str]] = {
     "load_dataset": {"path": "dataset_name", "name": "dataset_config", "split": "dataset_train_split"},
 }
 """Calls in a script beside GRPOConfig, and the names that their arguments have in a file for TRL's own script."""
+MAX_CHARS = 10_000_000
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 
 
@@ -76,9 +77,12 @@ def read_foreign(files: Sequence[str]) -> ForeignConfig:
 
 def _read(path: Path) -> ForeignConfig:
     try:
-        text = path.expanduser().read_text(encoding="utf-8")
+        with path.expanduser().open(encoding="utf-8") as file:
+            text = file.read(MAX_CHARS + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"]) from error
+    if len(text) > MAX_CHARS:
+        raise ConfigError([f"{path}: is longer than {MAX_CHARS:,} characters, so it is no config; nothing was written"])
     if path.suffix in (".py", ".ipynb"):
         return ForeignConfig(trl.TRAINER, *_script(path, _cells(path, text) if path.suffix == ".ipynb" else text))
     if path.suffix == ".sh":

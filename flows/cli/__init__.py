@@ -7,6 +7,7 @@ from flows.cli.interrupts import INTERRUPTED, EndedByInterrupts, Interrupts
 
 with EndedByInterrupts():
     import os
+    import resource
     import select
     import sys
     import warnings
@@ -19,6 +20,8 @@ with EndedByInterrupts():
 
 UNREAD = 141
 """The exit status where who read the output closed it, as a shell tells of a program that SIGPIPE ended."""
+MIN_ADDRESS_SPACE = 3 * 2**30
+"""Bytes; on two cores all commands that read a store work within them."""
 HELP = ("--help", "-h")
 
 
@@ -44,6 +47,7 @@ def _main(argv: Sequence[str] | None, interrupts: Interrupts) -> int:
         if argv is None:
             interrupts.take_over()
         command = parse(sys.argv[1:] if argv is None else argv)
+        _require_address_space()
         status: int = command() or 0
         sys.stdout.flush()
         return status
@@ -60,6 +64,20 @@ def _main(argv: Sequence[str] | None, interrupts: Interrupts) -> int:
         raise
     except BaseException as error:  # a panic of a library is no Exception
         return _report(error, command)
+
+
+def _require_address_space() -> None:
+    """Refuse a limit at which libraries abort the process instead of raising an error."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if resource.RLIM_INFINITY != limit < MIN_ADDRESS_SPACE:
+        from storage.errors import StoreError
+
+        raise StoreError(
+            f"the limit of address space is {limit / 2**30:.1f} GiB (ulimit -v): libraries that reserve memory need at "
+            f"least {MIN_ADDRESS_SPACE >> 30} GiB, and more on many cores",
+            safe="nothing was read or written",
+            do="raise it, for example by `ulimit -v unlimited`, or bound memory itself, for example by a cgroup",
+        )
 
 
 def _report(error: BaseException, command: Callable[[], int | None] | None) -> int:
@@ -124,8 +142,10 @@ def _nobody_reads() -> bool:
 
 def explanation(error: BaseException) -> str | None:
     """Return what to tell a person about `error`, or None where only a traceback would explain it."""
-    from storage.errors import disk_refusal
+    from storage.errors import disk_refusal, memory_refusal
 
+    if memory := memory_refusal(error):
+        return str(memory)
     cause: BaseException | None = error
     ours = type(error).__module__.partition(".")[0] in PACKAGES
     while cause is not None and not ours:

@@ -128,7 +128,13 @@ def _finished_import(store: Store, name: str, key: str) -> list[Entry] | None:
     runs = [entry.run for entry in store.ledger.entries(stage="examples") if entry.key == key]
     for run in sorted(runs, key=lambda run: run != name):
         if any(event.event == "finished" for event in store.runs.events(run)):
-            return [each for each in store.ledger.entries(run=run) if key in (each.key, each.inputs.get("examples"))]
+            entries = store.ledger.entries(run=run)
+            imported = [entry for entry in entries if key in (entry.key, entry.inputs.get("examples"))]
+            keys = {entry.key for entry in imported}
+            # Only metrics: the run may have been trained on since.
+            return imported + [
+                entry for entry in entries if entry.stage == metrics.STAGE.name and keys & {*entry.inputs.values()}
+            ]
     return None
 
 

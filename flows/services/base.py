@@ -25,6 +25,7 @@ from flows.services.news import LogLines, ServiceNews
 from flows.services.ownership import sweep
 from flows.services.process import LOOK_SECONDS, Handle, ServiceFailed, ServiceSpec
 from storage.policies.scratch import ScratchDirectories
+from storage.roots import user_directory
 
 Command = tuple[Sequence[str], Mapping[str, str]]
 """A command line, and the variables that go with it."""
@@ -47,7 +48,8 @@ class Supervisor:
         self._handles: list[Handle] = []
         self._new_lines: dict[str, NewLines] | None = {} if tell_lines else None
         # Not in `directory`, which may have a long name.
-        self._scratches = ScratchDirectories(temporary_directory())
+        temporary = temporary_directory()
+        self._scratches = ScratchDirectories(temporary, private=temporary)
         self._temporary: Path | None = None
         self._others: list[tuple[ScratchDirectories, Path]] = []
         self._logs: LogKeeper | None = None
@@ -91,7 +93,8 @@ class Supervisor:
 
     def scratch_in(self, parent: Path) -> Path:
         """Return an empty directory below another, for as long as the services; a killed flow's is swept away."""
-        scratches = ScratchDirectories(parent / f"stagecoach-{os.getuid()}")
+        private = user_directory(parent)
+        scratches = ScratchDirectories(private, private=private)
         self._others.append((scratches, scratches.make("state")))
         return self._others[-1][1]
 
@@ -150,10 +153,10 @@ def temporary_directory() -> Path:
 
     Raises ServiceFailed where no place is short enough.
     """
-    most = SOCKET_CHARACTERS - ROOM - len(own := f"/stagecoach-{os.getuid()}")
+    most = SOCKET_CHARACTERS - ROOM - len("/" + user_directory("").name)
     for place in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"):
         if len(os.fsencode(place)) <= most and os.access(place, os.W_OK | os.X_OK):
-            return Path(place + own)
+            return user_directory(place)
     raise ServiceFailed(
         f"TMPDIR is {tempfile.gettempdir()!r}: sockets below it would have names of more than {SOCKET_CHARACTERS} "
         f"characters, and nothing can be written in /tmp. Nothing was started: set TMPDIR to a path of at most {most}"

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from storage.errors import StoreUnavailable
+from storage.errors import StoreUnavailable, memory_refusal
 from storage.schemas.contract import RowPlace, check_schema
 
 STATISTICS = ("step", "attempt", "seq")
@@ -150,6 +150,8 @@ def attempts_in(source: pa.NativeFile, where: str = "") -> frozenset[str]:
 
 
 def _damage(error: Exception, where: str) -> StoreUnavailable:
+    if memory_refusal(error):  # says nothing of the file
+        raise error
     safe = "every other file of the store"
     do = "put the file back from a copy, or run `stagecoach repair --deep`: it says what can be done again"
     return StoreUnavailable(f"a Parquet file is damaged: {error}", where, safe, do)

@@ -14,19 +14,26 @@ from threading import Lock
 from uuid import uuid4
 
 from storage.errors import StoreError
-from storage.roots import make_directory
+from storage.roots import make_directory, make_private_directory
 
 
 class ScratchDirectories:
-    """The scratch directories below one directory; safe to share between threads."""
+    """The scratch directories below one directory; safe to share between threads.
 
-    def __init__(self, directory: Path) -> None:
+    `private`, the directory or a parent, lies in a place that users share: see `make_private_directory`.
+    """
+
+    def __init__(self, directory: Path, private: Path | None = None) -> None:
         self.directory = directory
+        self._private = private
         self._locks: dict[Path, int] = {}
         self._lock = Lock()
 
     def make(self, name: str) -> Path:
-        """Make a new empty directory whose name begins with `name`, and remove those whose processes are gone."""
+        """Make a new empty directory whose name begins with `name`, and remove those whose processes are gone.
+
+        Raises StoreError for a place that another user, or a link, could exchange.
+        """
         with self._lock, self._exclusive():
             self._remove_abandoned()
             path = self.directory / f"{name}-{uuid4().hex[:12]}"
@@ -49,6 +56,8 @@ class ScratchDirectories:
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
         """Keep other processes from removing a directory between its making and its lock."""
+        if self._private is not None:
+            make_private_directory(self._private)
         if self.directory.is_symlink():
             what, advice = "a directory in which what is left is removed is a symbolic link", "remove the link"
             raise StoreError(what, str(self.directory), "nothing was removed", advice)

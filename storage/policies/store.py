@@ -31,7 +31,7 @@ from storage.policies.manifest import (
 )
 from storage.policies.scratch import ScratchDirectories
 from storage.refs import File
-from storage.roots import Root, make_directory, synchronise
+from storage.roots import Root, make_directory, make_private_directory, synchronise, user_directory
 
 # 4 MiB at a time: weights never are in memory as a whole.
 CHUNK = 1 << 22
@@ -142,7 +142,8 @@ class RemotePolicies:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _copy_directory(self, policy: PolicyManifest) -> Path:
-        """The place of the local copy of exactly these files."""
+        """The place of the local copy of exactly these files, which no other user can have put there."""
+        make_private_directory(self._copies)
         text = manifest_text(policy.weights_sha256, policy.files)
         return self._copies / f"{policy.policy_key}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
@@ -180,9 +181,11 @@ class Policies:
     def __init__(self, root: Root, cache: Path | None = None) -> None:
         self._root = root
         # By user: a directory of another user's could not be written to.
-        copies = cache or Path(tempfile.gettempdir()) / f"stagecoach-policies-{os.getuid()}"
-        self._scratches = ScratchDirectories(
-            copies / ".scratch" if root.directory is None else root.directory / SCRATCH_DIRECTORY
+        copies = cache or user_directory(tempfile.gettempdir(), "stagecoach-policies")
+        self._scratches = (
+            ScratchDirectories(copies / ".scratch", private=copies)
+            if root.directory is None
+            else ScratchDirectories(root.directory / SCRATCH_DIRECTORY)
         )
         self._remote = RemotePolicies(root, copies, self._scratches)
         self._in_memory: dict[Path, ScratchDirectories] = {}
@@ -196,8 +199,8 @@ class Policies:
         """
         _check_key(name)
         if memory is not None:
-            below = memory / f"stagecoach-{os.getuid()}"
-            scratches = self._in_memory.setdefault(below, ScratchDirectories(below))
+            below = user_directory(memory)
+            scratches = self._in_memory.setdefault(below, ScratchDirectories(below, private=below))
             with border("making a directory for weights", str(below)):
                 return scratches.make(name)
         self._root.child(SCRATCH_DIRECTORY)  # what is left there is removed, which a link could make anything

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from storage.policies.scratch import ScratchDirectories
+from storage.roots import user_directory
 from storage.schemas.stage_tables import EXAMPLES
 from tasks.inference.engine.host import write_private
 from tasks.inference.environments.introspection import EnvironmentFacts
@@ -155,7 +156,8 @@ def load_all(environments: "Sequence[EnvironmentConfig]") -> list[LoadedEnvironm
     Raises EnvironmentUnavailable where one cannot be loaded, holds nothing, or was edited since the run began.
     """
     # Scratch directories are removed later, too, where this process is killed before it comes to that.
-    scratches = ScratchDirectories(Path(tempfile.gettempdir()) / f"stagecoach-{os.getuid()}")
+    temporary = user_directory(tempfile.gettempdir())
+    scratches = ScratchDirectories(temporary, private=temporary)
     waiting = [_Loading(each, scratches.make("examples")) for each in environments]
     readers, running = list(waiting), list[_Loading]()
     cores = len(os.sched_getaffinity(0))

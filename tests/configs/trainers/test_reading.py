@@ -153,3 +153,7 @@ def test_files_of_two_trainers_are_refused(tmp_path: Path) -> None:
         written(tmp_path / "b.yaml", "beta: 1"),
     ]
     assert "different trainers" in refusal(*files)
+
+
+def test_a_file_without_an_end_is_refused() -> None:
+    assert "is longer than 10,000,000 characters, so it is no config" in refusal("/dev/zero")

@@ -15,6 +15,7 @@ from flows.exchange.export_rows import RolloutChoice
 from flows.exchange.imports import ImportOutcome, ImportRequest, import_files
 from flows.queries.step_history import step_history
 from flows.runtime.prepare import prepare
+from storage.read.frames import Frames
 from storage.store import Store, open_store
 from tasks.advantage import stage as advantage
 from tasks.advantage.stage import ImportedWithoutTokens
@@ -98,6 +99,9 @@ def test_the_same_files_again_compute_nothing(root: Path, tmp_path: Path) -> Non
     store = open_store(root)
     mine, theirs = (step_history(store, run).steps[0].work["rollout"] for run in ("other", "theirs"))
     assert mine.key == theirs.key and mine.slices == theirs.slices and "other" in mine.runs
+    frames = Frames(store)
+    other, first = (frames.run(run)["metrics"].drop("run").collect() for run in ("other", "theirs"))
+    assert other.height > 0 and other.equals(first)
     assert bring(root, TOKENS, name="anew", groups_per_step=1).num_computed > 0, "another reading is other work"
 
 
