@@ -37,7 +37,7 @@ OF_OTHERS = [
     "evaluation.retry_errors=2",
 ]
 Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
-QUIET = {"dry_run": False, "as_json": False}
+QUIET = {"trust_ledger": False, "dry_run": False, "as_json": False}
 MAINTAIN = {"store": "s", "retention_hours": 168.0, "retain": (), "force": False, **QUIET}
 FORCED = MAINTAIN | {"store": "", "force": True, "dry_run": True, "as_json": True}
 GC = {"store": "", "keep": (), "keep_last": 0, "remove": (), "force": (), "policies": "all", "yes": False, **QUIET}
