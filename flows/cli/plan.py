@@ -25,6 +25,7 @@ from storage.keys import content_key
 from tasks.arrays.columns import texts
 from tasks.inference.engine.model_info import directory_digest
 from tasks.inference.environments.packages import EnvironmentUnavailable
+from tasks.inference.environments.prompt_limits import limit_prompts
 from tasks.inference.environments.servers import load_all
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.stage import Ref
@@ -114,7 +115,10 @@ def environment_lines(config: RunConfig) -> Iterator[str]:
     """
     environments = config.environments if config.kind != "sft" else ()
     try:
-        loaded = dict(zip([each.name for each in environments], load_all(environments), strict=True))
+        found = load_all(environments)
+        if config.model.path:  # else its tokenizer is not here
+            found = limit_prompts(environments, found, config.model)
+        loaded = dict(zip([each.name for each in environments], found, strict=True))
     except EnvironmentUnavailable as error:
         raise ConfigError([str(error)]) from error
     notes = require_fit(config, loaded)

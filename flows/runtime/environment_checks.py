@@ -55,6 +55,7 @@ def environment_findings(config: RunConfig, loaded: Mapping[str, LoadedEnvironme
         if not own.facts.scores:
             _judge_unscored(config, where, environment, found)
         _judge_keys(where, environment, own.facts, found)
+        _note_long_prompts(config, where, environment, own, found)
         _judge_prompts(config, where, environment, own.examples, count, found)
     return found
 
@@ -153,6 +154,19 @@ def _judge_keys(where: str, environment: EnvironmentConfig, facts: EnvironmentFa
             )
 
 
+def _note_long_prompts(
+    config: RunConfig, where: str, environment: EnvironmentConfig, own: LoadedEnvironment, found: Findings
+) -> None:
+    where, long = f"{where}.max_prompt_tokens", own.long_prompts
+    if long:
+        found.notes.append(
+            f"{where}: {len(long)} of {own.examples.num_rows + len(long)} examples of {environment.name!r} are left "
+            f"out: their first prompts have more than {environment.max_prompt_tokens} tokens, up to {max(long)}"
+        )
+    elif environment.max_prompt_tokens and not config.model.path:
+        found.notes.append(f"{where}: no prompt was counted, because the model and its tokenizer are not here")
+
+
 def _judge_prompts(
     config: RunConfig, where: str, environment: EnvironmentConfig, examples: pa.Table, count: Count, found: Findings
 ) -> None:
@@ -170,7 +184,9 @@ def _judge_prompts(
     if len(longer) == len(prompts):
         found.problems.append(f"{why}. Raise engine.max_model_len as far as the model allows, or shorten the prompts")
     else:
-        found.notes.append(f"{why}; their rollouts will end with an error")
+        found.notes.append(
+            f"{why}; their rollouts will end with an error. To leave such examples out, set {where}.max_prompt_tokens"
+        )
 
 
 def _count_up_to(room: int, prompts: Sequence[str], count: Count) -> list[int]:

@@ -191,7 +191,7 @@ STAGE = Stage(
     version=1,
     reads=(),
     writes=("examples",),
-    sections=("environments",),
+    sections=("environments", "prompt_limits"),
     function=examples,
 )
 DEMONSTRATION_STAGE = Stage(

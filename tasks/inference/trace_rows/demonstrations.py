@@ -50,13 +50,14 @@ def demonstration_renderer(
     message and its end token. The function raises DemonstrationUnusable where the conversation does not end with an
     assistant message. `settings` are those of the renderer called `name`; it and the tokenizer are loaded once.
     """
-    renderer = _load_renderer(str(tokenizer_dir), name, settings or {})
+    renderer = load_renderer(str(tokenizer_dir), name, settings or {})
     # Only settings can make prompts end with more than the role, such as an empty thought, which is not sampled.
     prompt_end = _prompt_ending(renderer) if settings else []
     return DemonstrationRenderer(renderer, prompt_end)
 
 
-def _load_renderer(tokenizer: str, name: str, settings: Mapping[str, Any]) -> Any:
+def load_renderer(tokenizer: str, name: str, settings: Mapping[str, Any]) -> Any:
+    """Return the renderer called `name`, of the renderers package, for the tokenizer in a directory."""
     declare_torchvision_operators()  # renderers of models that see load a processor
     from renderers import create_renderer
     from renderers.base import load_tokenizer
@@ -227,7 +228,7 @@ class DemonstrationPrompt:
         if not tokenizer:
             served = self._serve()
             tokenizer = Engine(served.url, served.api_key).model_directory()
-        return _load_renderer(tokenizer, self._model.renderer, self._model.renderer_settings)
+        return load_renderer(tokenizer, self._model.renderer, self._model.renderer_settings)
 
 
 def demonstration_text(trace: Row, field: str) -> str:
