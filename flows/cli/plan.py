@@ -216,6 +216,8 @@ def disk(config: RunConfig) -> Iterator[str]:
 
 def _settings(config: RunConfig, resolved: RunConfig) -> Iterator[str]:
     yield f"model        {resolved.model.path or 'none given: `stagecoach demo` makes one, others need model.path'}"
+    if resolved.model.renderer and not config.model.renderer:
+        yield f"renderer     {resolved.model.renderer}, recognised by the model's name, or its type and chat template"
     for environment in resolved.environments:
         yield f"environment  {environment.name}: {environment.taskset['id']} {environment.version}".rstrip()
         if len(environment.server_names) > 1:

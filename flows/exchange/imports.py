@@ -237,7 +237,7 @@ def _model(model: Any) -> dict[str, Any]:
     files = files_of(directory, TOKENIZER_FILES)
     return {
         "vocab_size": model_info.read(directory).vocab_size if sized else 0,
-        "renderer": model_info.renderer_name(model.renderer, model.tokenizer),
+        "renderer": model_info.renderer_name(model.renderer, model.tokenizer, directory),
         "tokenizer_digest": content_key({file.name: file_digest(file) for file in files}),
     }
 

@@ -211,10 +211,10 @@ def model_facts(config: RunConfig) -> dict[str, Any]:
     info = model_info.read(directory)
     # The engine would find out too, minutes later.
     require_weights(directory)
-    renderer = model_info.renderer_name(config.model.renderer, config.model.path)
-    model_info.renderer_config(renderer, config.model.path, config.model.renderer_settings)  # or it is refused here
     own = config.model.tokenizer
     tokenizer = model_directory(own, "model.tokenizer") if own else directory
+    renderer = model_info.renderer_name(config.model.renderer, config.model.path, tokenizer)
+    model_info.renderer_config(renderer, config.model.path, config.model.renderer_settings)  # or it is refused here
     model_info.require_tokenizer(tokenizer, renderer)
     digest = tokenizer_digest(tokenizer)
     return {"vocab_size": info.vocab_size, "renderer": renderer, "tokenizer_digest": digest}
