@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 PUBLISHED = Path(__file__).parents[1] / "fixtures/published"
 GRPO = "learning_rate: 1.0e-6\nnum_generations: 8\nmax_steps: 5\n"
-INFERENCE = '[model]\nname = "Qwen/Qwen3-0.6B"\n'
+INFERENCE = '[vllm]\nmodel = "Qwen/Qwen3-0.6B"\nmax_model_len = 4096\n'
 READERS_FILES: Mapping[str, Mapping[str, str | Path]] = {
     "docs/first-project.md": {"rl.toml": PUBLISHED / "alphabet_sort_lora.toml"},
     "docs/coming-from-prime-rl.md": {
