@@ -50,7 +50,7 @@ def gpu_slot(run: str, tell: Callable[[str], None]) -> Iterator[None]:
         yield
         return
     ended = threading.Event()
-    threading.Thread(target=_renew, args=(slot, run, ended, tell), name="gpu slot", daemon=True).start()
+    threading.Thread(target=_renewer(slot, run, ended, tell), name="gpu slot", daemon=True).start()
     try:
         yield
     finally:
@@ -133,24 +133,29 @@ def _try_slots(limit: str, run: str, watch: LeaseWatch) -> tuple[str, list[str]]
     return "", holders
 
 
-def _renew(slot: str, run: str, ended: threading.Event, tell: Callable[[str], None]) -> None:
-    """Renew a slot until `ended`, or until it is another run's. Its run continues even then."""
-    import httpx
+def _renewer(slot: str, run: str, ended: threading.Event, tell: Callable[[str], None]) -> Callable[[], None]:
+    """Return a function that renews a slot until `ended`, or until it is another run's. Its run continues even then."""
+    import httpx  # before the thread begins, which imports nothing
     from prefect.client.orchestration import get_client
 
-    renewal = 0
-    while not ended.wait(RENEW_SECONDS):
-        renewal += 1
-        renewed = {"value": {"run": run, "renewal": renewal}}
-        try:
-            with get_client(sync_client=True) as client:
-                client.request("PATCH", "/variables/{id}", path_params={"id": slot}, json=renewed)
-        except httpx.HTTPStatusError as problem:
-            if problem.response.status_code == HTTPStatus.NOT_FOUND and not ended.is_set():
-                tell(f"the GPU slot was not renewed for {LEASE_SECONDS:.0f} s and is another run's; this run continues")
-                return
-        except httpx.HTTPError:
-            continue  # the server is away, and nobody else can take the slot meanwhile
+    def renew() -> None:
+        renewal = 0
+        while not ended.wait(RENEW_SECONDS):
+            renewal += 1
+            renewed = {"value": {"run": run, "renewal": renewal}}
+            try:
+                with get_client(sync_client=True) as client:
+                    client.request("PATCH", "/variables/{id}", path_params={"id": slot}, json=renewed)
+            except httpx.HTTPStatusError as problem:
+                if problem.response.status_code == HTTPStatus.NOT_FOUND and not ended.is_set():
+                    tell(
+                        f"the GPU slot was unrenewed for {LEASE_SECONDS:.0f} s and is another run's; this run continues"
+                    )
+                    return
+            except httpx.HTTPError:
+                continue  # the server is away, and no other run can take the slot meanwhile
+
+    return renew
 
 
 def _delete(slot: str) -> None:

@@ -240,7 +240,7 @@ def test_two_runs_never_share_a_gpu_slot(served: Serving) -> None:
     until(lambda: "first" in store(served).runs.names() and trained(served, "first"), served.log)
     given_up, second = sft(served, name="given-up"), sft(served, name="second", steps=2)
     for flow_run in (given_up, second):
-        until(partial(_waits_for, served, flow_run, first), served.log)
+        until(partial(_waits_for, served, flow_run, "first"), served.log)
     assert served.prefect("flow-run", "cancel", given_up).returncode == 0
     assert served.ended(given_up)[0] == "CANCELLED"
     assert not trained(served, "given-up") and not trained(served, "second")
@@ -255,11 +255,10 @@ def test_two_runs_never_share_a_gpu_slot(served: Serving) -> None:
     assert len(of_second) == 2 and max(ends["first"]) < min(entry.started_at for entry in of_second)
 
 
-def _waits_for(served: Serving, flow_run: str, other: str) -> bool:
-    """Tell whether a run is shown as waiting for the slot of another one, which it names."""
-    state, name = served.ask(f"/flow_runs/{flow_run}")["state"], served.ask(f"/flow_runs/{other}")["name"]
-    # Another one that is about to wait may stand beside it.
-    return state["name"] == "WaitingForGpu" and name in state["message"]
+def _waits_for(served: Serving, flow_run: str, run: str) -> bool:
+    """Return whether a flow run is shown as waiting for the slot that the run `run` holds."""
+    state = served.ask(f"/flow_runs/{flow_run}")["state"]
+    return bool(state["name"] == "WaitingForGpu" and run in state["message"])
 
 
 def _process(served: Serving, flow_run: str) -> int:

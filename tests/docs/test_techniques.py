@@ -14,7 +14,6 @@ FILES += [ROOT / "stagecoach.py", *sorted((ROOT / "requirements").glob("*.py"))]
 THREADS = {"Thread": "target", "Timer": "function", "submit": "", "to_thread": "", "start_new_thread": ""}
 """Calls that run a function in another thread, and the keyword that names the function."""
 REMAINING = {
-    "requirements/torchvision_cpu.py": {"sys.meta_path"},
     # The whole program runs in that thread where the caller's thread runs an event loop, and the caller waits for it.
     "stagecoach.py": {"a thread that imports"},
 }
