@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from storage.delta.table import StoredTable
-from storage.errors import DamagedSlice, LayoutError, StoreUnavailable, border
+from storage.errors import DamagedSlice, LayoutError, StoreError, StoreUnavailable, border
 from storage.ledger import Ledger
 from storage.policies.store import Policies
 from storage.records import CachedTable, Notes, Quarantines, Runs
-from storage.refs import Slice, attempts_by_run
+from storage.refs import Entry, Slice, attempts_by_run
 from storage.roots import Root, open_root
+from storage.schemas.stage_tables import GROUPS
 from storage.schemas.system_tables import EXPIRED_SLICES, LEDGER, NOTES_TABLE, QUARANTINES, RUNS
 from storage.slices import Slices
 
@@ -40,6 +41,7 @@ class Store:
         self.quarantines = Quarantines(root)
         self.notes = Notes(root)
         self.policies = Policies(root)
+        self._units: dict[tuple[str, tuple[Slice, ...]], frozenset[str]] = {}
 
     def append(self, table: str, rows: pa.Table, *, run: str, step: int, key: str, attempt: str) -> Slice:
         """Add rows to a table as one slice, durable but unseen until the ledger names it; see Slices.append."""
@@ -61,12 +63,56 @@ class Store:
         return system_tables[name].table if name in system_tables else self.slices.table(name)
 
     def scan(self, table: str) -> "pl.LazyFrame":
-        """The rows of a table that the ledger names, of all runs, with run, step, key, attempt and seq.
+        """The rows of a table in `counted_entries`, of all runs, with run, step, key, attempt and seq.
 
         For exploration: filters and columns are pushed into the files. Digests are not checked; stages use `read`.
         """
-        named = (piece for entry in self.ledger.entries() for piece in entry.slices(table))
+        named = (piece for entry in self.counted_entries() for piece in entry.slices(table))
         return self.slices.table(table).scan(self.held_attempts(table, named))
+
+    def counted_entries(self) -> list[Entry]:
+        """Return the rows of the ledger for readers of rows, so that no group of rollouts is there twice.
+
+        Parts of finished work are left out: its own row names the slices that count. Of unfinished work, a part that
+        repeats a group of an older part has no outputs. Where parts cannot be read, all of their key keep theirs.
+        """
+        entries = self.ledger.entries()
+        finished = {entry.key for entry in entries if not entry.part}
+        entries = [entry for entry in entries if not entry.part or entry.key not in finished]
+        parts: dict[str, dict[str, Entry]] = {}
+        for entry in entries:
+            if entry.part:
+                parts.setdefault(entry.key, {}).setdefault(entry.part, entry)
+        repeated = set[tuple[str, str]]()
+        for key, by_name in parts.items():
+            # One attempt repeats nothing, and its parts need not be read.
+            if len({part.attempt for part in by_name.values()}) > 1:
+                with suppress(StoreError):
+                    first, _ = self.first_parts(list(by_name.values()), GROUPS)
+                    repeated |= {(key, name) for name in by_name.keys() - {part.part for part in first}}
+        return [replace(entry, outputs=()) if (entry.key, entry.part) in repeated else entry for entry in entries]
+
+    def first_parts(self, parts: Iterable[Entry], unit: tuple[str, str]) -> tuple[list[Entry], set[str]]:
+        """Return the parts of a key whose units no older part has, oldest first, and their units.
+
+        `unit` is the table and the column that name a unit. Two attempts that ran at the same time may both have
+        committed one. Raises what `read` raises.
+        """
+        first, units = list[Entry](), set[str]()
+        table, column = unit
+        # The same order for everybody: two runs must leave out the same parts.
+        for part in sorted(parts, key=lambda part: (part.finished_at, part.part)):
+            names = self._unit_names(part.slices(table), column)
+            if not names & units:
+                first.append(part)
+                units |= names
+        return first, units
+
+    def _unit_names(self, slices: tuple[Slice, ...], column: str) -> frozenset[str]:
+        if slices and (column, slices) not in self._units:
+            names = self.read(slices, [column])[column].to_pylist()
+            self._units[column, slices] = frozenset(map(str, names))
+        return self._units.get((column, slices), frozenset())
 
     def held_attempts(self, table: str, pieces: Iterable[Slice], is_there: bool = True) -> dict[str, list[str]]:
         """The attempts of some slices of a table by run, for a scan of it; not `is_there` is one that has no log.

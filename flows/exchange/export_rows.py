@@ -49,7 +49,7 @@ def rollouts_by_run(store: Store, run: str = "", held_out: bool = False) -> list
     Attempts at held-out examples are among it only if asked for.
     """
     found: dict[str, list[RunRollouts]] = {}
-    graph = Graph(store.ledger.entries())
+    graph = Graph(store.counted_entries())
     for name in [run] if run else sorted({name for work in graph.works.values() for name in work.runs}):
         own = _of_run(StepHistory(graph, name), held_out)
         for each in sorted(own, key=lambda each: (each.sampled.step, each.sampled.finished_at)):

@@ -138,7 +138,8 @@ def stage_times(library: StoreReader, run: str) -> pl.DataFrame:
 def _span(library: StoreReader, work: Work) -> tuple[datetime, datetime, int]:
     # A finished entry spans all its parts; before that they are all there is.
     entries = [work.entry] if work.finished else library.store.ledger.parts(work.key) or [work.entry]
-    tokens = sum(each.tokens for each in entries)
+    # Parts that do not count have slices that are not among those of the work.
+    tokens = sum(each.tokens for each in entries if {*each.outputs} <= {*work.slices})
     return min(each.started_at for each in entries), max(each.finished_at for each in entries), tokens
 
 

@@ -411,7 +411,7 @@ def step_history(store: Store, run: str, graph: Graph | None = None) -> StepHist
     from configs.load import from_json
     from configs.replay import replayed_stages
 
-    graph = graph or Graph(store.ledger.entries())
+    graph = graph or Graph(store.counted_entries())
     config = from_json(canonical_json(store.runs.config(run)))
     assigned = config.kind == "train" or {"assignment", "advantage", "packing"} <= {*replayed_stages(config.replay)}
     refills = assigned and config.assignment.refill

@@ -234,7 +234,7 @@ class StoreReader:
         with self._lock:
             mark = self.mark  # before the reading: what is committed meanwhile is then seen as new
             if self._moment is None or self._moment.mark != mark:
-                graph = Graph(self.store.ledger.entries())
+                graph = Graph(self.store.counted_entries())
                 self._moment = Moment(mark, Frames(self.store, DERIVED, graph), {}, {})
             return self._moment
 

@@ -121,7 +121,7 @@ def needs_of(store: Store) -> dict[str, Needs]:
     through again, and for steps that it did not train the policies from which they would be trained, with the work of
     that run by which they are found.
     """
-    graph = Graph(store.ledger.entries())
+    graph = Graph(store.counted_entries())
     known = store.runs.names()
     found = {}
     for run in known:

@@ -96,7 +96,7 @@ class Frames:
     @cached_property
     def graph(self) -> Graph:
         """The work whose rows are here, by key."""
-        return Graph(self.store.ledger.entries()) if self._graph is None else self._graph
+        return Graph(self.store.counted_entries()) if self._graph is None else self._graph
 
     @property
     def names(self) -> list[str]:

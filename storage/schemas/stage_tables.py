@@ -477,3 +477,6 @@ STAGE_TABLES = (
 )
 
 TABLES = {table.name: table for table in (*STAGE_TABLES, *SYSTEM_TABLES)}
+
+GROUPS = (TRACES.name, "group_id")
+"""The table and the column that name the groups of a part of rollouts."""

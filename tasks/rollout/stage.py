@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.run import View, for_environment
+from storage.schemas.stage_tables import GROUPS
 from storage.turns import KeptTurns
 from tasks.arrays.columns import texts
 from tasks.arrays.group_counts import num_needed
@@ -203,6 +204,6 @@ STAGE = Stage(
     optional=("images", "image_tensors", "engine_metrics"),
     sections=("rollout", "environments", "engine", "model", "teachers", "external", "oversampling"),
     function=rollout,
-    unit=("traces", "group_id"),
+    unit=GROUPS,
 )
 task = as_task(STAGE)

@@ -67,7 +67,8 @@ class Parts:
         # Only for what all parts have in common: run, step, key, attempt.
         first = make_entry("", (), 0)
         self._identity: dict[str, Any] = {name: getattr(first, name) for name in ("run", "step", "key", "attempt")}
-        self._earlier, self._units = self._drop_repeated(store.ledger.parts(first.key))
+        # What else is in a part that repeats a unit is made again.
+        self._earlier, self._units = store.first_parts(store.ledger.parts(first.key), unit)
         self._committed: list[Entry] = list(self._earlier)
         self._waiting: list[Mapping[str, pa.Table]] = []
         self._wake = threading.Condition()
@@ -114,23 +115,6 @@ class Parts:
             self._wake.notify()
         # What was handed over is safe before the stage ends, whichever way.
         self._thread.join()
-
-    def _drop_repeated(self, parts: Sequence[Entry]) -> tuple[list[Entry], set[str]]:
-        """Return the parts whose units no older part has, and their units.
-
-        Two attempts that ran at the same time may both have committed a unit. One of the two counts; what else is in a
-        part that repeats one is made again.
-        """
-        counted, units = [], set[str]()
-        table, column = self._unit
-        # The same order for everybody: two runs must leave out the same parts.
-        for part in sorted(parts, key=lambda part: (part.finished_at, part.part)):
-            slices = part.slices(table)
-            found = self._unit_names(self._store.read(slices, [column])) if slices else set[str]()
-            if not found & units:
-                counted.append(part)
-                units |= found
-        return counted, units
 
     def _unit_names(self, rows: pa.Table) -> set[str]:
         return {str(name) for name in rows[self._unit[1]].to_pylist()}
