@@ -43,7 +43,7 @@ def test_the_rows_are_those_of_a_whole_product() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_a_row_has_a_state_and_what_shows_it(row: str) -> None:
+def test_a_row_has_a_state_and_evidence(row: str) -> None:
     entry = ROWS[row]
     assert entry.keys() <= {"name", "state", "note", "at_length", "tests", "commands"}
     assert entry["state"] == "done" or (entry["state"] == "partly" and entry["note"])
@@ -59,8 +59,8 @@ def test_tests_are_there(test: str) -> None:
 @pytest.mark.parametrize("row", [row for row, entry in ROWS.items() if "tests" in entry])
 def test_make_test_shows_every_capability(row: str) -> None:
     named = [test.partition("::") for test in ROWS[row]["tests"]]
-    marks = [own for path, _, name in named for test, own in marks_of(path).items() if name in ("", test)]
-    runs = any("essential" in own or not own & {"engine", "browser"} for own in marks)
+    tests = [marks for path, _, name in named for test, marks in marks_of(path).items() if name in ("", test)]
+    runs = any("essential" in marks or not marks & {"engine", "browser"} for marks in tests)
     assert runs == ("at_length" not in ROWS[row])
 
 
