@@ -52,12 +52,12 @@ test-browser: $(STAMP) ## the viewer and Prefect's pages in a real Chromium, whi
 		.venv/bin/python -m pip install --disable-pip-version-check --retries 10 -q playwright==1.65.2
 	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m browser tests/browser $(ARGS)
 
-mutate: $(STAMP) ## mutants of the modules that credit, mask, pack and weigh; the report is docs/mutation.md
+mutate: $(STAMP) ## mutants of the modules that credit, mask, pack and weigh; the report is build/mutation.md
 	@.venv/bin/python -m pip install --disable-pip-version-check -q mutmut==3.8.1
 	@$(RUN)python -m tests.mutation.mutate $(ARGS)
 
-faults: $(STAMP) ## every test that plants a fault; the table of what came out is docs/fault_table.md
-	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m fault --fault-table=docs/fault_table.md $(ARGS)
+faults: $(STAMP) ## every test that plants a fault; the table of what came out is build/faults.md
+	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m fault --fault-table=build/faults.md $(ARGS)
 
 sabotage: $(STAMP) ## faults of the program itself, one by one, and which test of faults catches each
 	@$(RUN)python -m tests.faults.sabotage $(ARGS)

@@ -1,4 +1,4 @@
-"""Messages for wrong configs, and the time to each: `python -m benchmarks.wrong_configs`; writes docs/wrong-configs.md.
+"""Messages for wrong configs, and the time to each, as build/wrong-configs.md: `python -m benchmarks.wrong_configs`.
 
 Each command of tests/configs/wrong_configs.toml is given in a directory of its own, by a process forked from one that
 has imported the program; what starting it takes is measured alone and added to each. A command must be refused with the
@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.fixtures.wrong_configs import PLUGINS, WrongConfig, write_files, wrong_configs
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs/wrong-configs.md"
+PAGE = ROOT / "build/wrong-configs.md"
 HEAD = """\
 # Wrong configs
 
@@ -130,6 +130,7 @@ def main() -> None:
             answers.append(replace(found, seconds=found.seconds + starting[0], busy=found.busy + starting[1]))
             loads.append(os.getloadavg()[0])
             print(f"{answers[-1].seconds:6.1f} s {answers[-1].busy:6.1f} s  {wrong}", flush=True)
+    PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text("\n".join(page(answers, starting[1], sum(loads) / len(loads))).rstrip() + "\n", encoding="utf-8")
 
 

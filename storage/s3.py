@@ -3,7 +3,7 @@
 Arrow, Delta and Polars do nearly everything, with the same settings and the same patience. Three things they do not
 offer, so these are signed requests of our own: putting an object only where there is none, which decides who was first,
 deleting one without leaving a marker of its directory behind, and ending uploads in parts that a killed process left.
-obstore was tried in their place: see docs/decisions/0022-own-requests-to-s3.md.
+obstore was tried in their place: see docs/decisions/store.md.
 """
 
 import hashlib

@@ -84,7 +84,7 @@ def test_there_is_something_to_look_at() -> None:
 
 def test_every_command_of_the_page_on_questions_is_one() -> None:
     commands = re.findall(r"^(?:\$ )?stagecoach (.*)$", QUESTIONS.read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(commands) == 5 and all(cli.parse(shlex.split(command)) for command in commands)
+    assert len(commands) == 6 and all(cli.parse(shlex.split(command)) for command in commands)
 
 
 def test_the_page_on_questions_and_the_program_read_the_same_ids() -> None:

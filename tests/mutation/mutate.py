@@ -1,4 +1,4 @@
-"""Mutation testing of what credits, masks, packs, weighs and scores: `make mutate` runs it and writes docs/mutation.md.
+"""Mutation testing of what credits, masks, packs, weighs and scores: `make mutate` writes build/mutation.md.
 
 mutmut (section `tool.mutmut` of pyproject.toml) runs in a copy of the checkout, so that nothing is left in it.
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 from tests.mutation.report import GROUPS, Survivor, group_of, module_of, page
 
 ROOT = Path(__file__).parents[2]
+REPORT = ROOT / "build/mutation.md"
 COPIED = ("pyproject.toml", "stagecoach.py", "benchmarks", "configs", "examples", "flows", "storage", "tasks", "tests")
 REASONS = Path(__file__).with_name("equivalent.toml")
 
@@ -37,7 +38,8 @@ def main(names: list[str]) -> int:
         text, enough = report(copy)
     print(text)
     if not names:
-        (ROOT / "docs" / "mutation.md").write_text(text, encoding="utf-8")
+        REPORT.parent.mkdir(exist_ok=True)
+        REPORT.write_text(text, encoding="utf-8")
     return 0 if enough else 1
 
 

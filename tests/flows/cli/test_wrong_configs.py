@@ -44,9 +44,3 @@ def test_a_config_that_its_environment_contradicts_is_refused(wrong: WrongConfig
 def test_there_are_a_hundred_of_all_kinds() -> None:
     assert len({each.argv for each in ALL}) == len(ALL) >= 100
     assert len({each.section for each in ALL}) >= 10 and sum(each.asks for each in ALL) >= 10
-
-
-def test_the_page_has_them_all() -> None:
-    page = (ROOT / "docs/wrong-configs.md").read_text(encoding="utf-8")
-    absent = [str(each) for each in ALL if f"| `{each}`" not in page]
-    assert not absent, f"run python -m benchmarks.wrong_configs, which makes the page: {absent}"

@@ -79,14 +79,15 @@ def test_what_filters_took_is_named_beside_each_filter() -> None:
     assert [each["name"] for each in found["series"]] == ["left out", "zero advantage"]
 
 
-DOCUMENT = Path(__file__).parents[3] / "docs/viewing-json.md"
+DOCUMENT = Path(__file__).parents[3] / "docs/reference/tables.md"
 SAME = {"evaluation": "step"}
 """Pages whose names are those of another."""
 
 
 def sections() -> dict[str, set[str]]:
     """Return the names that each page's section has in code type, and of what is everywhere under ''."""
-    head, *parts = re.split(r"^## `(.+)`$", DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    text = DOCUMENT.read_text(encoding="utf-8").partition("\n## JSON of the viewer's pages\n")[2]
+    head, *parts = re.split(r"^### `(.+)`$", text, flags=re.MULTILINE)
     texts = {"": head, **dict(zip(parts[::2], parts[1::2], strict=True))}
     return {title: set(re.findall(r"`(\w+)`", text)) for title, text in texts.items()}
 
