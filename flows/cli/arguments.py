@@ -147,7 +147,7 @@ Index = Annotated[int, _whole_number(0)]
 Port = Annotated[int, _whole_number(0, 65535)]
 Number = Annotated[float, Parameter(converter=_finite)]
 Positive = Annotated[float, Parameter(converter=_positive)]
-Store = Annotated[
+StoreOption = Annotated[
     str,
     option(
         "the store: a directory, or a URL of an object store; by default STAGECOACH_STORE, else stagecoach-store here"

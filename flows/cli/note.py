@@ -4,7 +4,7 @@ import json
 import re
 from typing import Annotated
 
-from flows.cli.arguments import Json, Store, UsageError, option
+from flows.cli.arguments import Json, StoreOption, UsageError, option
 
 TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}")
 
@@ -17,7 +17,7 @@ def note(
     trace: Annotated[str, option("the rollout that it is on; its first characters are enough", "ID")] = "",
     tag: Annotated[tuple[str, ...], option("a tag: letters, digits, _ . : -; may be given several times")] = (),
     delete: Annotated[str, option("take back the note of this id", "NOTE")] = "",
-    store: Store = "",
+    store: StoreOption = "",
     as_json: Json = False,
 ) -> int | None:
     """Write a note on a run or a rollout, or list the notes of a run."""

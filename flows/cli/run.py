@@ -12,7 +12,7 @@ from flows.cli.arguments import (
     Name,
     Plain,
     RunItems,
-    Store,
+    StoreOption,
     UsageError,
     one_of,
     one_run,
@@ -26,7 +26,7 @@ ANSWER = one_of()
 def demo(
     *items: Annotated[str, option("a PRESET that has a demo, and OVERRIDES; see below", "[PRESET] [OVERRIDES]")],
     name: Name = "",
-    store: Store = "",
+    store: StoreOption = "",
     plain: Plain = False,
 ) -> int | None:
     """Train a small model from nothing to good, on this machine."""
@@ -43,14 +43,14 @@ def demo(
     return demo(next(iter(presets), FIRST), overrides=overrides, name=name, store=store, plain=plain)
 
 
-def run(*items: Items, name: Name = "", store: Store = "", plain: Plain = False) -> int | None:
+def run(*items: Items, name: Name = "", store: StoreOption = "", plain: Plain = False) -> int | None:
     """Train with reinforcement learning; the same name resumes the run."""
     from flows.cli.launch import start
 
     return start("train", *split_items(items), name=name, store=store, plain=plain)
 
 
-def sft(*items: Items, name: Name = "", store: Store = "", plain: Plain = False) -> int | None:
+def sft(*items: Items, name: Name = "", store: StoreOption = "", plain: Plain = False) -> int | None:
     """Train on demonstrations (supervised)."""
     from flows.cli.launch import start
 
@@ -64,7 +64,7 @@ def evaluate(
     model: Annotated[str, option("name of the model at --url")] = "",
     retry_errors: Annotated[Index, option("sample rollouts that ended with an error again, up to N times", "N")] = 0,
     name: Name = "",
-    store: Store = "",
+    store: StoreOption = "",
     plain: Plain = False,
 ) -> int | None:
     """Score a policy on held-out examples."""
@@ -78,7 +78,7 @@ def evaluate(
     return start("evaluate", files, overrides, name=name, store=store, plain=plain)
 
 
-def resume(*items: RunItems, name: Name = "", store: Store = "", plain: Plain = False) -> int | None:
+def resume(*items: RunItems, name: Name = "", store: StoreOption = "", plain: Plain = False) -> int | None:
     """Resume a run: finished work is cached, the rest is computed."""
     from flows.cli.launch import resume
 
@@ -86,7 +86,7 @@ def resume(*items: RunItems, name: Name = "", store: Store = "", plain: Plain = 
     return resume(one_run([name, *runs]), overrides=overrides, store=store, plain=plain)
 
 
-def stop(run: Annotated[str, option("the run, `latest` for the newest", "RUN")], /, *, store: Store = "") -> int | None:
+def stop(run: Annotated[str, option("the run, `latest` for the newest", "RUN")], /, *, store: StoreOption = "") -> int | None:
     """Stop a run of this machine; `resume` goes on with it."""
     from flows.cli.run_list import stop_run
 
@@ -147,7 +147,7 @@ def replay(
     ] = None,
     regrade: Annotated[bool, option("score the rollouts again with the reward functions as they are now")] = False,
     no_quarantine: Annotated[bool, option("keep quarantined rollouts")] = False,
-    store: Store = "",
+    store: StoreOption = "",
     plain: Plain = False,
 ) -> int | None:
     """Do recorded steps again in a new run, from one stage on."""
@@ -182,7 +182,7 @@ def gate(
     refuse: Annotated[bool, option("stop the run before this batch; it can be resumed", group=ANSWER)] = False,
     by: Annotated[str, option("name of the person who decides; by default the name of the user")] = "",
     reason: Annotated[str, option("the reason; it is part of the decision")] = "",
-    store: Store = "",
+    store: StoreOption = "",
 ) -> int | None:
     """List the decisions at a run's gates, or answer one that waits."""
     from flows.cli.gate import main
@@ -207,7 +207,7 @@ def deploy(
             "gates that wait, rewards that fall, ends of runs"
         ),
     ] = "",
-    store: Store = "",
+    store: StoreOption = "",
 ) -> int | None:
     """Put deployments, work pool and automations on the Prefect server."""
     from flows.orchestration.deployments import main

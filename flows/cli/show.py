@@ -13,7 +13,7 @@ from flows.cli.arguments import (
     Port,
     Positive,
     RunItems,
-    Store,
+    StoreOption,
     one_of,
     one_run,
     option,
@@ -27,7 +27,7 @@ def show(
     name: Name = "",
     last: Annotated[Count, option("number of last steps to print")] = 10,
     timing: Annotated[bool, option("also the seconds of each stage")] = False,
-    store: Store = "",
+    store: StoreOption = "",
     as_json: Json = False,
 ) -> int | None:
     """Show a run: curves, last steps, held-out scores.
@@ -45,7 +45,7 @@ def runs(
     *,
     kind: Annotated[Literal["train", "sft", "evaluate", "replay"] | None, option("only runs of this kind")] = None,
     state: Annotated[str, option("only runs in this state, for example going, finished or failed")] = "",
-    store: Store = "",
+    store: StoreOption = "",
     as_json: Json = False,
 ) -> int | None:
     """List the runs of a store: state, steps, rewards, age, size."""
@@ -58,7 +58,7 @@ def status(
     run: Annotated[str, option("only this run, `latest` for the newest", "RUN")] = "",
     /,
     *,
-    store: Store = "",
+    store: StoreOption = "",
     as_json: Json = False,
 ) -> int | None:
     """Show what is running: runs, services, waiting gates, schedules.
@@ -77,7 +77,7 @@ def logs(
     *,
     lines: Annotated[Count, option("number of last lines of each service")] = 40,
     follow: Annotated[bool, option("print new lines as they come, until Ctrl-C")] = False,
-    store: Store = "",
+    store: StoreOption = "",
 ) -> int | None:
     """Print what the services of a run wrote to their logs."""
     from flows.cli.run_list import show_logs
@@ -88,7 +88,7 @@ def logs(
 def check(
     *items: Items,
     name: Name = "",
-    store: Store = "",
+    store: StoreOption = "",
     load: Annotated[bool, option("load each environment too, and check what it says of itself")] = False,
     gpu: Annotated[
         str, option("plan the memory of this GPU, such as H200 or 80GiB; this machine need not have it")
@@ -159,7 +159,7 @@ def lineage(
     down: Annotated[bool, option("only what was made from it")] = False,
     kind: Annotated[str, option("the kind of ID, if it can mean several things")] = "",
     run: OfRun = "",
-    store: Store = "",
+    store: StoreOption = "",
     as_json: Json = False,
 ) -> int | None:
     """Show where a row comes from, and what was made from it."""
@@ -173,7 +173,7 @@ def why(
     /,
     *,
     run: OfRun = "",
-    store: Store = "",
+    store: StoreOption = "",
     as_json: Json = False,
 ) -> int | None:
     """Explain whether a rollout was trained on, and if not, why not."""
@@ -194,7 +194,7 @@ def sql(
     memory: Annotated[Positive, option("maximum memory, in GiB")] = 4.0,
     seconds: Annotated[Positive, option("maximum time, in seconds")] = 600.0,
     run: OfRun = "",
-    store: Store = "",
+    store: StoreOption = "",
 ) -> int | None:
     """Query the tables of a store in SQL; this changes nothing.
 
@@ -224,7 +224,7 @@ def view(
     browse: Annotated[bool, option("open a browser", name="--open")] = False,
     save: Annotated[tuple[str, str] | None, option("write a page to a file instead", "ADDRESS FILE")] = None,
     force: Force = False,
-    store: Store = "",
+    store: StoreOption = "",
 ) -> int | None:
     """Show runs, rollouts and gradients in a browser; it only reads."""
     if save is None:
@@ -270,7 +270,7 @@ def traces(
     limit: Annotated[Count, option("number of traces on a page")] = 40,
     page: Annotated[Count, option("number of the page")] = 1,
     columns: Annotated[str, option("these columns; reward:NAME and metric:NAME too", "A,B")] = "",
-    store: Store = "",
+    store: StoreOption = "",
     as_json: Json = False,
 ) -> int | None:
     """List the rollouts of a step: filter, sort and search."""
@@ -316,7 +316,7 @@ def trace(
     as_json: Annotated[bool, option("print everything as JSON for programs", name="--json", group=FORM)] = False,
     save: Annotated[str, option("write its page as one static HTML file", "FILE", group=FORM)] = "",
     force: Force = False,
-    store: Store = "",
+    store: StoreOption = "",
 ) -> int | None:
     """Show a rollout: its outcome, its messages, its tokens."""
     from flows.viewer.terminal.trace import main

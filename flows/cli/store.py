@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from flows.cli.arguments import Count, DryRun, Json, Number, Store, UsageError, option
+from flows.cli.arguments import Count, DryRun, Json, Number, StoreOption, UsageError, option
 
 Runs = tuple[str, ...]
 TrustLedger = Annotated[bool, option("delete also where runs or files contradict the ledger")]
@@ -17,7 +17,7 @@ def quarantine(
     run: Annotated[str, option("only the rollouts of this run")] = "",
     dry_run: Annotated[bool, option("print what would be marked; record nothing")] = False,
     listing: Annotated[bool, option("list the recorded quarantines", name="--list")] = False,
-    store: Store = "",
+    store: StoreOption = "",
     as_json: Json = False,
 ) -> int | None:
     """Mark rollouts that turned out to be unfit for training.
@@ -37,7 +37,7 @@ def repair(
     forget: Annotated[bool, option("forget damaged work that can be computed again")] = False,
     trust_ledger: TrustLedger = False,
     dry_run: DryRun = False,
-    store: Store = "",
+    store: StoreOption = "",
     as_json: Json = False,
 ) -> int | None:
     """Find damage, repair logs, list work that can be computed again."""
@@ -55,7 +55,7 @@ def maintain(
     force: Annotated[bool, option("drop rows also from tables that later stages read")] = False,
     trust_ledger: TrustLedger = False,
     dry_run: DryRun = False,
-    store: Store = "",
+    store: StoreOption = "",
     as_json: Json = False,
 ) -> int | None:
     """Compact tables and delete unused files."""
@@ -82,7 +82,7 @@ def gc(
     trust_ledger: TrustLedger = False,
     yes: Annotated[bool, option("do not ask")] = False,
     dry_run: DryRun = False,
-    store: Store = "",
+    store: StoreOption = "",
     as_json: Json = False,
 ) -> int | None:
     """Remove whole runs; what a kept run needs stays."""

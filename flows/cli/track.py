@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from flows.cli.arguments import RunItems, Store, UsageError, one_run, option, split_items
+from flows.cli.arguments import RunItems, StoreOption, UsageError, one_run, option, split_items
 
 SECTION = "tracking."
 
@@ -11,7 +11,7 @@ SECTION = "tracking."
 def track(
     *items: RunItems,
     to: Annotated[Literal["wandb", "tensorboard"], option("where the figures go")],
-    store: Store = "",
+    store: StoreOption = "",
 ) -> int | None:
     """Send the figures of a recorded run to W&B or TensorBoard."""
     runs, overrides = split_items(items)

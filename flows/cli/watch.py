@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from flows.cli.arguments import Plain, Store, option
+from flows.cli.arguments import Plain, StoreOption, option
 
 LOOK_SECONDS = 2.0
 """From one look at the store to the next."""
@@ -20,7 +20,7 @@ def watch(
     /,
     *,
     read: Annotated[bool, option("read the rollouts of its last step at once")] = False,
-    store: Store = "",
+    store: StoreOption = "",
     plain: Plain = False,
 ) -> int | None:
     """Follow any run in the live panel, and read its rollouts."""
