@@ -127,7 +127,7 @@ COMMANDS = {
         RUNS,
         "[RUN] [OVERRIDES]",
     ),
-    "stop": Command("Run", "run:stop", "Stop a run of this machine; `resume` goes on with it.", ("first",)),
+    "stop": Command("Run", "runs:stop", "Stop a run of this machine; `resume` goes on with it.", ("first",)),
     "replay": Command(
         "Run",
         "run:replay",
@@ -174,13 +174,13 @@ COMMANDS = {
     ),
     "runs": Command(
         "Look",
-        "show:runs",
+        "runs:runs",
         "List the runs of a store: state, steps, rewards, age, size.",
         ("", "--kind replay --state failed"),
     ),
     "status": Command(
         "Look",
-        "show:status",
+        "status:status",
         (
             "Show what is running: runs, services, waiting gates, schedules.\n\n"
             "The exit status is 0 if a run is running, else 1."
@@ -197,14 +197,14 @@ COMMANDS = {
     ),
     "logs": Command(
         "Look",
-        "show:logs",
+        "runs:logs",
         "Print what the services of a run wrote to their logs.",
         ("demo", "demo engine --follow"),
         usage="[RUN] [SERVICE]",
     ),
     "check": Command(
         "Look",
-        "show:check",
+        "plan:check",
         "Check a config and print the plan of its run; this starts nothing.",
         ("demo --load", "qwen3_gpu --gpu H200"),
         ITEMS,
@@ -212,21 +212,22 @@ COMMANDS = {
     ),
     "config": Command(
         "Look",
-        "show:config",
+        "config:config",
         "Explain settings: meaning, value, and where the value came from.",
         ("rollout.max_tokens", "training demo mine.toml"),
         ITEMS,
         f"[KEY] {CONFIG}",
     ),
     "doctor": Command(
-        "Look", "show:doctor", "Check whether this machine is ready, and print what to do if not.", ("",)
+        "Look", "doctor:doctor", "Check whether this machine is ready, and print what to do if not.", ("",)
     ),
     "lora-smoke": Command(
         "Look",
-        "show:lora_smoke",
+        "lora_smoke:lora_smoke",
         (
             "Test whether this machine's engine serves adapters correctly.\n\n"
-            "It runs three probes over random adapters: base and adapter in one batch, swaps, slowdown. It stores nothing."
+            "It runs three probes over random adapters: base and adapter in one batch, swaps, slowdown. It stores "
+            "nothing."
         ),
         ("model.path=path/to/model",),
         ITEMS,
@@ -234,10 +235,11 @@ COMMANDS = {
     ),
     "gpu-smoke": Command(
         "Look",
-        "show:gpu_smoke",
+        "gpu_smoke:gpu_smoke",
         (
             "Test whether this machine's GPU trains and samples correctly.\n\n"
-            "It prints what was measured beside what is expected. The exit status is 1 where something is wrong. Without `model.path` the model is a small random one. It stores nothing."
+            "It prints what was measured beside what is expected. The exit status is 1 where something is wrong. "
+            "Without `model.path` the model is a small random one. It stores nothing."
         ),
         ("", "model.path=path/to/model --tokens 16384"),
         ITEMS,
@@ -245,15 +247,17 @@ COMMANDS = {
     ),
     "lineage": Command(
         "Look",
-        "show:lineage",
+        "questions:lineage",
         "Show where a row comes from, and what was made from it.",
         ("demo:20 --up", "0f3a9c1d --json"),
         IDS,
     ),
-    "why": Command("Look", "show:why", "Explain whether a rollout was trained on, and if not, why not.", ("0f3a9c1d",)),
+    "why": Command(
+        "Look", "questions:why", "Explain whether a rollout was trained on, and if not, why not.", ("0f3a9c1d",)
+    ),
     "sql": Command(
         "Look",
-        "show:sql",
+        "sql:sql",
         "Query the tables of a store in SQL; this changes nothing.\n\nCtrl-C ends a query.",
         ("", '"select outcome, count(*) from demo.outcomes group by all"', '"from demo.updates" --output updates.csv'),
         QUERY,
@@ -261,14 +265,14 @@ COMMANDS = {
     ),
     "view": Command(
         "Look",
-        "show:view",
+        "view:view",
         "Show runs, rollouts and gradients in a browser; it only reads.",
         ("--run latest --open", "--save /runs/demo demo.html"),
         VIEW,
     ),
     "traces": Command(
         "Look",
-        "show:traces",
+        "view:traces",
         "List the rollouts of a step: filter, sort and search.",
         (
             "demo --step 3 --sort reward --desc",
@@ -280,7 +284,7 @@ COMMANDS = {
     ),
     "trace": Command(
         "Look",
-        "show:trace",
+        "view:trace",
         "Show a rollout: its outcome, its messages, its tokens.",
         ("0f3a9c1d", "0f3a9c1d --color ratio --messages 0:2"),
         TRACE,

@@ -14,7 +14,7 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from configs.store import default_store
 from flows.cli.arguments import Force, Index, Json, StoreOption, option
-from flows.cli.run_summary import describe
+from flows.cli.show import describe
 from flows.queries.compare import compare
 from flows.queries.compare_summary import sentences, sheets
 from flows.queries.scores import EvaluationScores, RecordedEvaluation, mixed_policies, recorded_evaluations

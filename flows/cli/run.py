@@ -86,13 +86,6 @@ def resume(*items: RunItems, name: Name = "", store: StoreOption = "", plain: Pl
     return resume(one_run([name, *runs]), overrides=overrides, store=store, plain=plain)
 
 
-def stop(run: Annotated[str, option("the run, `latest` for the newest", "RUN")], /, *, store: StoreOption = "") -> int | None:
-    """Stop a run of this machine; `resume` goes on with it."""
-    from flows.cli.run_list import stop_run
-
-    return stop_run(run, store=store)
-
-
 def join(
     *items: Items, node: Annotated[int, option("number of this machine, from 1 on; 0 is the machine of the run", "N")]
 ) -> int | None:

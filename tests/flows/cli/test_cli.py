@@ -29,7 +29,6 @@ from tests.fixtures.programs import environment
 from tests.fixtures.waiting import PATIENCE
 
 RESUMED: dict[str, Any] = {"overrides": [], "store": "", "plain": False}
-SHOWN: dict[str, Any] = {"overrides": [], "store": "", "as_json": False, "last": 10, "timing": False, "step": None}
 NONE = {"name": "", "store": "", "plain": False}
 OF_OTHERS = [
     'evaluation.external.url="http://h/v1"',
@@ -47,7 +46,6 @@ REMOVAL = {"remove": ("a",), "force": ("b",), "policies": "every:5", "yes": True
 MODULES = {
     "cli.launch": ["start", "resume", "demo"],
     "cli.maintenance": ["maintain_store", "collect_garbage"],
-    "cli.run_summary": ["main"],
 }
 """The modules that do the work of commands, below `flows`, and what commands call of them."""
 
@@ -90,8 +88,6 @@ def test_run_takes_files_and_overrides_in_any_order_with_options_between(calls: 
             ["resume", "a", "--store", "s", "--plain"],
             ("launch.resume", ("a",), RESUMED | {"store": "s", "plain": True}),
         ),
-        (["show", "--json", "latest"], ("run_summary.main", ("latest",), SHOWN | {"as_json": True})),
-        (["show", "a", "x.y=1"], ("run_summary.main", ("a",), SHOWN | {"overrides": ["x.y=1"]})),
         (["maintain", "--store", "s"], ("maintenance.maintain_store", (), MAINTAIN)),
         (
             ["maintain", "--retention-hours", "24", "--retain", "messages=9d", "--force", "--dry-run", "--json"],
