@@ -139,14 +139,14 @@ COMMANDS = {
     ),
     "gate": Command(
         "Run",
-        "run:gate",
+        "gate:gate",
         "List the decisions at a run's gates, or answer one that waits.",
         ("first", 'first --approve --reason "rewards look right"'),
         usage="[RUN]",
     ),
     "join": Command(
         "Run",
-        "run:join",
+        "join:join",
         (
             "Train beside the learner of a run on another machine.\n\n"
             "FILES and OVERRIDES are those of the run. It waits for one run after the other until it is stopped."
@@ -325,7 +325,7 @@ COMMANDS = {
     ),
     "quarantine": Command(
         "Correct",
-        "store:quarantine",
+        "quarantine:quarantine",
         (
             "Mark rollouts that turned out to be unfit for training.\n\n"
             "Every batch, step and policy that used them is listed."
@@ -334,16 +334,19 @@ COMMANDS = {
     ),
     "repair": Command(
         "Correct",
-        "store:repair",
+        "maintenance:repair",
         "Find damage, repair logs, list work that can be computed again.",
         ("--deep --dry-run",),
     ),
     "maintain": Command(
-        "Keep", "store:maintain", "Compact tables and delete unused files.", ("", "--retain messages=30d --dry-run")
+        "Keep",
+        "maintenance:maintain",
+        "Compact tables and delete unused files.",
+        ("", "--retain messages=30d --dry-run"),
     ),
     "gc": Command(
         "Keep",
-        "store:gc",
+        "maintenance:gc",
         "Remove whole runs; what a kept run needs stays.",
         ("--remove slower", "--keep demo --keep-last 3 --dry-run"),
     ),

@@ -1,4 +1,4 @@
-"""Commands that run something: demo, run, sft, eval, resume, replay, gate, deploy."""
+"""Commands that start or resume runs: demo, run, sft, eval, resume, replay; and deploy."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -14,13 +14,10 @@ from flows.cli.arguments import (
     RunItems,
     StoreOption,
     UsageError,
-    one_of,
     one_run,
     option,
     split_items,
 )
-
-ANSWER = one_of()
 
 
 def demo(
@@ -84,17 +81,6 @@ def resume(*items: RunItems, name: Name = "", store: StoreOption = "", plain: Pl
 
     runs, overrides = split_items(items)
     return resume(one_run([name, *runs]), overrides=overrides, store=store, plain=plain)
-
-
-def join(
-    *items: Items, node: Annotated[int, option("number of this machine, from 1 on; 0 is the machine of the run", "N")]
-) -> int | None:
-    """Train beside the learner of a run on another machine.
-
-    FILES and OVERRIDES are those of the run. It waits for one run after the other until it is stopped."""
-    from flows.cli.join import main
-
-    return main(*split_items(items), node=node)
 
 
 def _values_of_each(_: object, tokens: Sequence[Token]) -> list[list[str]]:
@@ -165,25 +151,6 @@ def replay(
         for own in vary or [()]
     ]
     return replays(requests, plain=plain)
-
-
-def gate(
-    run: Annotated[str, option("the run, `latest` for the newest", "RUN")] = "latest",
-    /,
-    *,
-    approve: Annotated[bool, option("train on the batch that waits", group=ANSWER)] = False,
-    refuse: Annotated[bool, option("stop the run before this batch; it can be resumed", group=ANSWER)] = False,
-    by: Annotated[str, option("name of the person who decides; by default the name of the user")] = "",
-    reason: Annotated[str, option("the reason; it is part of the decision")] = "",
-    store: StoreOption = "",
-) -> int | None:
-    """List the decisions at a run's gates, or answer one that waits."""
-    from flows.cli.gate import main
-
-    answered = approve or refuse
-    if not answered and (by or reason):
-        raise UsageError("--by and --reason belong to an answer: give --approve or --refuse")
-    return main(run, approve if answered else None, by=by, reason=reason, store=store)
 
 
 def deploy(

@@ -36,16 +36,8 @@ OF_OTHERS = [
     "evaluation.retry_errors=2",
 ]
 Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
-QUIET = {"trust_ledger": False, "dry_run": False, "as_json": False}
-MAINTAIN = {"store": "s", "retention_hours": 168.0, "retain": (), "force": False, **QUIET}
-FORCED = MAINTAIN | {"store": "", "force": True, "dry_run": True, "as_json": True}
-GC = {"store": "", "keep": (), "keep_last": 0, "remove": (), "force": (), "policies": "all", "yes": False, **QUIET}
-
-REMOVAL = {"remove": ("a",), "force": ("b",), "policies": "every:5", "yes": True, "keep_last": 2}
-
 MODULES = {
     "cli.launch": ["start", "resume", "demo"],
-    "cli.maintenance": ["maintain_store", "collect_garbage"],
 }
 """The modules that do the work of commands, below `flows`, and what commands call of them."""
 
@@ -87,16 +79,6 @@ def test_run_takes_files_and_overrides_in_any_order_with_options_between(calls: 
         (
             ["resume", "a", "--store", "s", "--plain"],
             ("launch.resume", ("a",), RESUMED | {"store": "s", "plain": True}),
-        ),
-        (["maintain", "--store", "s"], ("maintenance.maintain_store", (), MAINTAIN)),
-        (
-            ["maintain", "--retention-hours", "24", "--retain", "messages=9d", "--force", "--dry-run", "--json"],
-            ("maintenance.maintain_store", (), FORCED | {"retention_hours": 24.0, "retain": ("messages=9d",)}),
-        ),
-        (["gc", "--keep", "a", "--keep", "b"], ("maintenance.collect_garbage", (), GC | {"keep": ("a", "b")})),
-        (
-            ["gc", "--remove", "a", "--force", "b", "--policies", "every:5", "--yes", "--keep-last", "2"],
-            ("maintenance.collect_garbage", (), GC | REMOVAL),
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -168,6 +150,15 @@ def test_settings_of_a_replay_are_grouped_as_they_were_given() -> None:
     [
         ("run a --name x --name y", {"name": "y"}),
         ("view --save /a b.html", {"save": ("/a", "b.html")}),
+        (
+            "maintain --retention-hours 24 --retain messages=9d --force --dry-run --json",
+            {"retention_hours": 24.0, "retain": ("messages=9d",), "force": True, "dry_run": True, "as_json": True},
+        ),
+        ("gc --keep a --keep b", {"keep": ("a", "b")}),
+        (
+            "gc --remove a --force b --policies every:5 --yes --keep-last 2",
+            {"remove": ("a",), "force": ("b",), "policies": "every:5", "yes": True, "keep_last": 2},
+        ),
         ("evals a b --by tier --output x.parquet", {"by": "tier", "output": "x.parquet"}),
         ("replay a --no-quarantine", {"no_quarantine": True}),
         ("export a --format sft --to x --min-reward -1.5", {"form": "sft", "target": "x", "min_reward": -1.5}),
