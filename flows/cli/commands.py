@@ -191,8 +191,8 @@ COMMANDS = {
     "watch": Command(
         "Look",
         "watch:watch",
-        "Follow any run in the live panel, and read its rollouts.",
-        ("", "demo", "demo --read"),
+        "Follow any run in the live panel.",
+        ("", "demo"),
         usage="[RUN]",
     ),
     "logs": Command(
@@ -272,7 +272,7 @@ COMMANDS = {
     ),
     "traces": Command(
         "Look",
-        "view:traces",
+        "traces:traces",
         "List the rollouts of a step: filter, sort and search.",
         (
             "demo --step 3 --sort reward --desc",
@@ -284,7 +284,7 @@ COMMANDS = {
     ),
     "trace": Command(
         "Look",
-        "view:trace",
+        "trace:trace",
         "Show a rollout: its outcome, its messages, its tokens.",
         ("0f3a9c1d", "0f3a9c1d --color ratio --messages 0:2"),
         TRACE,
