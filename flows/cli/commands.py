@@ -157,7 +157,7 @@ COMMANDS = {
     ),
     "deploy": Command(
         "Run",
-        "run:deploy",
+        "deploy:deploy",
         "Put deployments, work pool and automations on the Prefect server.",
         ("", "--pool gpu --slots 2"),
     ),
