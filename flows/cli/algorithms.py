@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
 
@@ -19,6 +19,7 @@ from configs.errors import ConfigError, did_you_mean
 from configs.run import RunConfig
 from configs.store import default_store
 from configs.toml_text import toml
+from flows.cli.arguments import Force, Json, Plain, StoreOption, option
 from flows.cli.launch import watch
 from flows.queries.store_reader import recorded_run
 from flows.replays.config import prepare_replay
@@ -67,22 +68,24 @@ class Credited:
 
 
 def algorithms(
-    run: str,
-    names: Sequence[str] = (),
-    steps: str = "",
-    teacher: str = "",
-    demonstration: str = "",
-    store: str = "",
-    output: str = "",
-    as_json: bool = False,
-    plain: bool = False,
-    force: bool = False,
+    run: Annotated[str, option("the recorded run; it is not changed", "RUN")],
+    /,
+    *names: Annotated[str, option("algorithms; without any, all that need no engine", "ALGORITHM")],
+    steps: Annotated[str, option("steps: 3:10 is 3 to 9; without it, all", "A:B")] = "",
+    teacher: Annotated[str, option("for opd: a directory of weights, RUN, or RUN:VERSION", "POLICY")] = "",
+    demonstration: Annotated[
+        str, option("for opsd: the field of the example that holds a demonstration", "FIELD")
+    ] = "",
+    output: Annotated[str, option("write a page in Markdown", "FILE")] = "",
+    force: Force = False,
+    store: StoreOption = "",
+    as_json: Json = False,
+    plain: Plain = False,
 ) -> int:
-    """Credit a run's rollouts by the algorithms named, all that need no engine by default; print the result.
+    """Credit a run's rollouts by several algorithms and print the result, or write it as a page.
 
-    `teacher` is a directory of weights, or RUN or RUN:VERSION of the store; with it opd is among the default ones, with
-    `demonstration`, the field that holds one, opsd. `output` is written as a page. Returns 0; raises ConfigError for an
-    unknown run, algorithm or teacher; what an algorithm refuses is an answer.
+    With `teacher` the default algorithms include opd, with `demonstration` opsd. An algorithm that refuses the rollouts
+    is part of the result. Raises ConfigError for an unknown run, algorithm or teacher.
     """
     step_range(steps)  # a mistake in it is no answer of an algorithm
     if output:

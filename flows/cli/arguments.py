@@ -1,7 +1,7 @@
 """The command-line application: its groups of commands, and the arguments that several commands share.
 
-A command is a function with a type for each argument. What it says is its help, and what does its work is imported when
-it is called, so that help and mistakes need none of it.
+A command is the function that does its work, with a type for each argument; flows.cli.commands has its help text.
+cyclopts imports its module when the command is called or its help is printed.
 """
 
 import re
@@ -44,6 +44,7 @@ for _name, _command in COMMANDS.items():
         f"flows.cli.{_command.function}",
         name=_name,
         group=_command.group,
+        help=_command.help,
         help_epilogue=epilogue(_name),
         usage=f"Usage: {PROGRAM} {_name} {_command.usage} [OPTIONS]" if _command.usage else None,
     )
@@ -146,7 +147,7 @@ Index = Annotated[int, _whole_number(0)]
 Port = Annotated[int, _whole_number(0, 65535)]
 Number = Annotated[float, Parameter(converter=_finite)]
 Positive = Annotated[float, Parameter(converter=_positive)]
-Store = Annotated[
+StoreOption = Annotated[
     str,
     option(
         "the store: a directory, or a URL of an object store; by default STAGECOACH_STORE, else stagecoach-store here"

@@ -1,10 +1,10 @@
-"""How runs compare, for people and for programs: diff, curves (rewards by step) and evals (held-out examples)."""
+"""Commands that compare runs: diff, curves (rewards by step) and evals (held-out examples)."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from configs.store import default_store
-from flows.cli.run_summary import describe
+from flows.cli.arguments import Force, Index, Json, StoreOption, option
+from flows.cli.show import describe
 from flows.queries.compare import compare
 from flows.queries.compare_summary import sentences, sheets
 from flows.queries.scores import EvaluationScores, RecordedEvaluation, mixed_policies, recorded_evaluations
@@ -44,12 +45,20 @@ MOST_CURVE_ROWS = 12
 LONGEST_CHART = 120
 
 
-def diff(a: str, b: str, step: int | None = None, as_json: bool = False, store: str = "") -> int:
-    """Print how run `b` differs from run `a`, with `step` down to samples; return the exit status.
+def diff(
+    run_a: Annotated[str, option("the first run", "RUN_A")],
+    run_b: Annotated[str, option("the run that is compared with it", "RUN_B")],
+    /,
+    *,
+    step: Annotated[Index | None, option("compare one step: its traces, samples and groups")] = None,
+    store: StoreOption = "",
+    as_json: Json = False,
+) -> int:
+    """Print how the second run differs from the first; with `step`, down to the samples of that step.
 
-    Raises ConfigError for an unknown run or step, LayoutError where there is no store.
+    Raises ConfigError for an unknown run or step, LayoutError without a store.
     """
-    found = compare(StoreReader.at(store or default_store(), most_bytes=None), a, b, step, lone=as_json)
+    found = compare(StoreReader.at(store or default_store(), most_bytes=None), run_a, run_b, step, lone=as_json)
     if as_json:
         print(json.dumps(found, sort_keys=True))
         return 0
@@ -62,11 +71,13 @@ def diff(a: str, b: str, step: int | None = None, as_json: bool = False, store: 
     return 0
 
 
-def curves(runs: Sequence[str], store: str = "", output: str = "", force: bool = False) -> int:
-    """Print the rewards of runs beside each other, or write a page and, beside it, its picture; return 0.
-
-    Raises ConfigError for an unknown run.
-    """
+def curves(
+    *runs: Annotated[str, option("one run or several", "RUN", required=True)],
+    output: Annotated[str, option("write a page in Markdown, and its picture", "FILE")] = "",
+    force: Force = False,
+    store: StoreOption = "",
+) -> int:
+    """Print the rewards of runs by step, or write a page and its picture. Raises ConfigError for an unknown run."""
     root = existing_store(store or default_store())
     found = [describe(root, *named) for named in [recorded_run(root, name) for name in runs]]
     rewards = {run["run"]: {s["step"]: s["reward"] for s in run["steps"] if s["reward"] is not None} for run in found}
@@ -160,20 +171,19 @@ class EvaluationPart:
 
 
 def evals(
-    runs: Sequence[str],
-    by: str = "",
-    output: str = "",
-    as_json: bool = False,
-    store: str = "",
-    force: bool = False,
+    *runs: Annotated[str, option("runs; without any, the newest", "RUN")],
+    by: Annotated[str, option("separate figures for each value of a field of the examples' tasks", "FIELD")] = "",
+    output: Annotated[str, option("write the figures as Parquet, one row for each", "FILE")] = "",
+    force: Force = False,
+    store: StoreOption = "",
+    as_json: Json = False,
 ) -> int:
-    """Print the evaluations of runs, or write them as Parquet; return the exit status.
+    """Print the evaluations of runs, or write them as Parquet.
 
-    `by` is a field of the examples' tasks whose values are distinguished. Raises ConfigError for an unknown run or one
-    without evaluations, FieldMissing for a field that examples lack.
+    Raises ConfigError for an unknown run or runs without evaluations, FieldMissing for a field that examples lack.
     """
     root = existing_store(store or default_store())
-    named = [recorded_run(root, name) for name in runs]  # all are looked up before the first is read
+    named = [recorded_run(root, name) for name in runs or ["latest"]]  # all are looked up before the first is read
     parts = [part for name, config in named for part in parts_of(root, name, config, by)]
     if not parts:
         tried = ", ".join(name for name, _ in named)

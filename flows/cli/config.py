@@ -1,27 +1,32 @@
-"""Settings: what each means, its value in a config, and where that came from."""
+"""The command config: the meaning of settings, their values in a config, and where the values came from."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 from configs.layers import presets
 from configs.load import Setting, nearest_key, settings
-from flows.cli.arguments import UsageError
+from flows.cli.arguments import Json, UsageError, option, split_items
 from flows.reporting.formats import config_value, console, grid
 
 
-def main(items: Sequence[str], overrides: Sequence[str] = (), as_json: bool = False) -> int:
-    """Print the settings of a config, those of some keys or sections alone where any are named; return 0.
+def config(
+    *items: Annotated[
+        str, option("a KEY (a setting or a section), FILES and OVERRIDES; see below", "[KEY] [FILES] [OVERRIDES]")
+    ],
+    as_json: Json = False,
+) -> int:
+    """Print the settings of a config, only those of the named keys and sections if any are named.
 
-    `items` are presets, TOML files and keys. Raises UsageError for a key that there is not, ConfigError for a config
-    that cannot be read.
+    Raises UsageError for an unknown key, ConfigError for a config that cannot be read.
     """
-    files = [each for each in items if each in presets() or each.endswith(".toml") or Path(each).is_file()]
-    keys = [each for each in items if each not in files]
-    every = settings(files, overrides)
-    found = [each for each in every if not keys or any(_belongs(each, key) for key in keys)]
+    names, overrides = split_items(items)
+    files = [name for name in names if name in presets() or name.endswith(".toml") or Path(name).is_file()]
+    keys = [name for name in names if name not in files]
+    table = settings(files, overrides)
+    found = [setting for setting in table if not keys or any(_belongs(setting, key) for key in keys)]
     for key in keys:
-        if not any(_belongs(each, key) for each in every):
+        if not any(_belongs(setting, key) for setting in table):
             near = nearest_key(key)
             raise UsageError(f"there is no setting {key!r}" + (f"; did you mean {near}?" if near else ""))
     if as_json:

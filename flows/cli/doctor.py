@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
 import psutil
 from packaging.requirements import Requirement
 
+from flows.cli.arguments import option
 from tasks.runtime.imports import DISTRIBUTION
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +75,7 @@ class Diagnosis:
     advice: str = ""
 
 
-def main(store: str = "") -> int:
+def doctor(*, store: Annotated[str, option("store whose disk is checked")] = "") -> int:
     """Print all findings as they are made; return 1 if one is bad, else 0."""
     levels = []
     for check in checks(store or "."):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from flows.cli.arguments import Count, Name, Number, Store, UsageError, option, split_items
+from flows.cli.arguments import Count, Name, Number, StoreOption, UsageError, option, split_items
 
 
 def import_rollouts(
@@ -21,7 +21,7 @@ def import_rollouts(
     skip_bad: Annotated[bool, option("leave out lines that cannot be imported")] = False,
     held_out: Annotated[bool, option("import attempts at held-out examples too, to train on them")] = False,
     name: Name = "",
-    store: Store = "",
+    store: StoreOption = "",
 ) -> int | None:
     """Import rollouts of other programs as a run."""
     from flows.exchange.imports import ImportRequest, main
@@ -65,7 +65,7 @@ def export_rollouts(
     policy: Annotated[str, option("the policy; without it, the run's last", "RUN:V")] = "",
     with_policies: Annotated[bool, option("also copy the run's weights to the other store")] = False,
     force: Annotated[bool, option("replace the file, or the directory of weights, at PATH")] = False,
-    store: Store = "",
+    store: StoreOption = "",
 ) -> int | None:
     """Export rollouts or weights, or copy a run to another store."""
     from configs.store import default_store

@@ -1,4 +1,4 @@
-"""Prints what the gates of a run decided, or answers the one that waits, where no browser is at hand."""
+"""The command gate: prints the decisions at the gates of a run, or answers a gate that waits."""
 
 import getpass
 import json
@@ -6,11 +6,12 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 from configs.run import RunConfig
 from configs.store import default_store
+from flows.cli.arguments import StoreOption, UsageError, one_of, option
 from flows.orchestration.gate_answers import decision_lines
 from flows.orchestration.settings import configured_url, embedded_settings
 from flows.queries.store_reader import recorded_run
@@ -18,6 +19,8 @@ from flows.reporting.formats import say
 from flows.runtime.session import log_directory
 from storage.read.frames import existing_store
 from storage.store import Store
+
+ANSWER = one_of()
 
 
 class NothingWaits(ValueError):
@@ -30,14 +33,26 @@ class NothingWaits(ValueError):
         )
 
 
-def main(run: str, approve: bool | None, by: str = "", reason: str = "", store: str = "") -> int:
-    """Answer the gate that `run` waits at, or with `approve` None print its decisions; return the exit status.
+def gate(
+    run: Annotated[str, option("the run, `latest` for the newest", "RUN")] = "latest",
+    /,
+    *,
+    approve: Annotated[bool, option("train on the batch that waits", group=ANSWER)] = False,
+    refuse: Annotated[bool, option("stop the run before this batch; it can be resumed", group=ANSWER)] = False,
+    by: Annotated[str, option("name of the person who decides; by default the name of the user")] = "",
+    reason: Annotated[str, option("the reason; it is part of the decision")] = "",
+    store: StoreOption = "",
+) -> int:
+    """Print the decisions at a run's gates or, with `approve` or `refuse`, answer the gate that waits.
 
-    Raises ConfigError for an unknown run, NothingWaits where it does not wait, LayoutError where there is no store.
+    Raises ConfigError for an unknown run, NothingWaits if no gate waits, LayoutError without a store.
     """
+    answered = approve or refuse
+    if not answered and (by or reason):
+        raise UsageError("--by and --reason belong to an answer: give --approve or --refuse")
     root = existing_store(store or default_store())
     name, config = recorded_run(root, run)
-    if approve is None:
+    if not answered:
         rows = decisions(root, name)
         for line in decision_lines(rows) or [f"run {name} has no decisions: gate.type is {config.gate.type}"]:
             say(line)

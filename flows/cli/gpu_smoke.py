@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from configs.load import load
 from configs.run import RunConfig
 from configs.services import LearnerConfig
 from flows.cli import doctor, launch
+from flows.cli.arguments import Count, Json, option, split_items
 from flows.runtime.prepare import prepare
 from flows.services.base import RunService, Supervisor
 from flows.services.engine import InferenceService
@@ -74,11 +75,16 @@ Check = dict[str, Any]
 FAILURES = (ServiceFailed, EngineMismatch, EngineError, EngineLost, LearnerError, LearnerLost)
 
 
-def main(files: Sequence[str], overrides: Sequence[str], tokens: int = 4096, as_json: bool = False) -> int:
-    """Print a line for each check as it is made; return 1 where one is wrong, else 0.
+def gpu_smoke(
+    *items: Annotated[str, option("model.path=DIR; see below", "[FILES] [OVERRIDES]")],
+    tokens: Annotated[Count, option("tokens of the row that is trained")] = 4096,
+    as_json: Json = False,
+) -> int:
+    """Print a line for each check; return 1 if one is wrong, else 0.
 
-    Without files the demo's settings count, in the precision of the device.
+    Without files the demo's settings apply, in the precision of the device.
     """
+    files, overrides = split_items(items)
     passed = True
     if not as_json:
         print(f"{'':6} {'check':42} {'measured':30} expected")

@@ -1,14 +1,15 @@
-"""Processes of the learner on a machine beside the run's own: they join a learner wherever one is started."""
+"""The command join: processes of the learner on a further machine of a run, which join a learner when one starts."""
 
 import os
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from typing import Annotated
 
 from configs.errors import ConfigError
 from configs.load import load
 from configs.services import LearnerConfig
+from flows.cli.arguments import Items, option, split_items
 from flows.services.learner import NEEDS
 from tasks.learner.client import command
 from tasks.runtime.process_variables import inherited_variables
@@ -17,12 +18,14 @@ PAUSE_SECONDS = 1.0
 """Between two looks whether a learner is there to be joined."""
 
 
-def main(files: Sequence[str], overrides: Sequence[str], node: int) -> int:
-    """Join the learner that the config names, whenever it is started; returns only by a signal.
+def join(
+    *items: Items, node: Annotated[int, option("number of this machine, from 1 on; 0 is the machine of the run", "N")]
+) -> int:
+    """Join the learner of a config each time that it starts; returns only by a signal.
 
-    Raises ConfigError where the config has no such node.
+    Raises ConfigError if the config has no such node.
     """
-    learner = load(files, overrides).learner
+    learner = load(*split_items(items)).learner
     if not 0 < node < learner.nodes:
         raise ConfigError(
             f"--node {node}: learner.nodes is {learner.nodes}, and the run's own machine is node 0. Give the config of "

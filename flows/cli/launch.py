@@ -1,7 +1,6 @@
-"""Starts a flow from the command line, with everything that must live as long as it; the demo, too."""
+"""watch and run: the flow of a resolved config with its services, Prefect and panel; and the training of the demo."""
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -15,21 +14,14 @@ from configs.store import default_store
 from flows.orchestration import server as prefect_api
 from flows.orchestration.server import one_line, route_prefect_logs
 from flows.orchestration.states import ends_kept
-from flows.replays.config import prepare_replay
-from flows.replays.loop import loop_replay, plan_run, summary, trains_again
-from flows.replays.request import ReplayRequest, finished_message, finished_without_source
-from flows.reporting.formats import before_after, console, describe_difference, describe_scores
-from flows.reporting.messages import result_lines
+from flows.replays.loop import loop_replay, plan_run, trains_again
+from flows.replays.request import ReplayRequest
 from flows.reporting.panel import Panel, PanelWatcher
 from flows.runtime.demo_sources import (
-    DEMO,
-    FIRST,
     RECIPES,
     SEED,
-    Recipe,
     Sources,
     build,
-    demo_weights,
     sources_directory,
     warm_weights,
 )
@@ -55,68 +47,6 @@ LOOPS: Mapping[str, Callable[[Session], dict[str, Any]]] = {
 """What the flow of each kind does with an open session."""
 
 
-def start(
-    kind: str, files: Sequence[str], overrides: Sequence[str], name: str = "", store: str = "", plain: bool = False
-) -> int:
-    """Resolve a config, run the flow of `kind` and show it, in plain lines if asked; return the exit status."""
-    overrides = [*overrides, *_demo_weights(kind, files, overrides, store, plain)]
-    config = prepare(kind, files, overrides, name=name, store=store)
-    outcome = watch(config, plain=plain)
-    for line in result_lines(outcome.get("steps", ())):
-        print(line)
-    _print_comparisons(outcome)
-    where = f"{config.name} --store {config.store}"
-    print(f"run {config.name} is in {config.store}; look at it with: stagecoach view --run {where}")
-    print(f"or on this terminal: stagecoach show {where}")
-    return 0
-
-
-def _demo_weights(kind: str, files: Sequence[str], overrides: Sequence[str], store: str, plain: bool) -> list[str]:
-    """Return the override that names the demo's weights where a config has the model `demo`; makes missing weights."""
-
-    def warm_up(  # called as the flow sft is
-        name: str,
-        presets: Sequence[str],
-        model: str,
-        data: str,
-        seed: int,
-        overrides: Sequence[str],
-        advanced: Mapping[str, str],
-    ) -> None:
-        print(f"The model `{DEMO}` is made and warmed up first, by the run {name}; later runs find it in the store.")
-        settings = [f"model.path={model}", f"data.path={data}", *overrides]
-        watch(prepare("sft", presets, settings, name=name, store=advanced["store"], seed=seed), plain=plain)
-
-    if kind == "sft" or not files:
-        return []
-    with nothing_started():
-        given = [f"kind={kind}", *([f"store={store}"] if store else [])]
-        weights = demo_weights(load(files, [*overrides, *given]), warm_up)
-        return [f"model.path={weights}"] if weights else []
-
-
-def replays(several: Sequence[ReplayRequest], plain: bool = False) -> int:
-    """Do replays one after the other, each checked before the first begins; return the exit status."""
-    # All are checked before the first begins: a mistake in the last would be found hours later.
-    ended = [finished_without_source(asked) for asked in several]
-    configs = [prepare_replay(asked) for asked, done in zip(several, ended, strict=True) if done is None]
-    for done in filter(None, ended):
-        print(finished_message(done))
-    for config in configs:
-        outcome = watch(config, plain=plain)
-        print("\n".join(summary(outcome, config)))
-    return 0
-
-
-def resume(name: str, overrides: Sequence[str] = (), store: str = "", plain: bool = False) -> int:
-    """Go on with a run of the store, `latest` for the newest; return the exit status."""
-    asked = run_to_resume(name, overrides, store)
-    if isinstance(asked, ReplayRequest):
-        return replays([asked], plain=plain)
-    _print_comparisons(watch(asked, plain=plain))
-    return 0
-
-
 def run_to_resume(name: str, overrides: Sequence[str] = (), store: str = "") -> RunConfig | ReplayRequest:
     """Return what a run of the store goes on with, `latest` for the newest; what is asked for where it is a replay.
 
@@ -132,12 +62,6 @@ def run_to_resume(name: str, overrides: Sequence[str] = (), store: str = "") -> 
     if kind == "replay":
         return ReplayRequest(run="", overrides=overrides, name=chosen, store=root)
     return prepare(kind, (), overrides, name=chosen, store=root)
-
-
-def _print_comparisons(outcome: dict[str, Any]) -> None:
-    """Print how the last policy differs from the first on held-out examples, where both were tried on them."""
-    if outcome.get("comparisons"):
-        console().print(before_after(outcome["comparisons"]))
 
 
 def watch(
@@ -262,24 +186,6 @@ def _parameters(config: RunConfig) -> dict[str, Any]:
     return {"seed": config.seed, **last_one, "advanced": rare}
 
 
-def demo(
-    preset: str = FIRST, overrides: Sequence[str] = (), name: str = "", store: str = "", plain: bool = False
-) -> int:
-    """Run the demo of a preset, print what was learnt and what to try next; return the exit status.
-
-    Takes up the demo of that name where it stopped. `overrides` are for the reinforcement learning; `plain` asks for
-    plain lines on a terminal too.
-    """
-    began = time.monotonic()
-    try:
-        config, outcome = train_demo(preset, overrides, name, store, plain)
-    except KeyboardInterrupt as error:  # its runs name themselves alone, and a demo is two of them
-        error.__notes__ = ["What is committed is safe; the same demo again goes on from there."]
-        raise
-    print("\n".join(demo_summary(outcome, config, RECIPES[preset], time.monotonic() - began)))
-    return 0
-
-
 def train_demo(
     preset: str, overrides: Sequence[str], name: str, store: str, plain: bool
 ) -> tuple[RunConfig, dict[str, Any]]:
@@ -354,26 +260,3 @@ def begin_beside_sources(config: RunConfig, early: EarlyServices) -> None:
     """Start what the warm-up needs while its model is made: Prefect's API, the learner; returns at once."""
     begin_prefect(config)
     early.learner.begin()
-
-
-def demo_summary(outcome: dict[str, Any], config: RunConfig, recipe: Recipe, seconds: float) -> list[str]:
-    """Return the lines that end the demo: what was learnt, where the tables are, what to try next."""
-    lines = ["", *(f"{recipe.about}: {line}." for line in result_lines(outcome["steps"]))]
-    for found in outcome["evaluations"]:
-        scores = "; ".join(describe_scores(each) for each in found["scores"])
-        lines.append(f"Held-out examples, policy {found['version']}: {scores}")
-    lines += [describe_difference(row) for row in outcome.get("comparisons", ()) if row["figure"] == "avg"]
-    done = f"{outcome['num_computed']} pieces of work computed, {outcome['num_found']} cached"
-    store = "" if config.store == default_store() else f" --store {config.store}"
-    # A person looks for a directory, wherever the command was given.
-    place = config.store if "://" in config.store else Path(config.store).resolve()
-    return [
-        *lines,
-        f"{done}; {seconds:.0f} s.",
-        f"Every rollout, verdict, advantage, batch and weight is in {place}.",
-        "Try next:",
-        f"  stagecoach view --run {config.name}{store}",
-        f"  stagecoach show {config.name}{store}",
-        f"  stagecoach show {config.name}{store} {recipe.try_next}",
-        f"  stagecoach resume {config.name}{store} steps={config.steps + 5}",
-    ]

@@ -8,15 +8,16 @@ import json
 import secrets
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from configs.checks.run import require_files
 from configs.load import load
 from configs.run import RunConfig
 from configs.training import LoraConfig
+from flows.cli.arguments import option, split_items
 from flows.services.base import Supervisor
 from flows.services.engine import NEEDS, is_healthy
 from flows.services.process import ServiceSpec
@@ -44,11 +45,11 @@ class SmokeFailed(ValueError):
     """The adapters to serve could not be made."""
 
 
-def main(files: Sequence[str], overrides: Sequence[str]) -> int:
-    """Print a line for each probe as it is made; return 1 where one failed, else 0.
-
-    Without files the demo's settings count.
-    """
+def lora_smoke(
+    *items: Annotated[str, option("FILES and OVERRIDES, model.path=DIR among them; see below", "[FILES] [OVERRIDES]")],
+) -> int:
+    """Print a line for each probe; return 1 if one failed, else 0. Without files the demo's settings apply."""
+    files, overrides = split_items(items)
     config = load(files or ["demo"], overrides)
     training = config.training.model_copy(update={"lora": config.training.lora or LoraConfig()})
     passed = True

@@ -1,13 +1,14 @@
-"""What maintain, gc and repair do to a store, in words and tables for people or as JSON for programs."""
+"""Commands that keep a store in order: maintain, gc and repair."""
 
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Annotated, Any
 
 from configs.store import default_store
+from flows.cli.arguments import Count, DryRun, Json, Number, StoreOption, option
 from flows.reporting.formats import console, grid, size
 from flows.reporting.panel import printable
 from flows.runtime.maintenance import (
@@ -26,7 +27,6 @@ from storage.maintenance.repair import (
     Damage,
     ForgetPlan,
     RepairedLog,
-    forget,
     inspect_logs,
     inspect_policies,
     inspect_slices,
@@ -35,6 +35,7 @@ from storage.maintenance.repair import (
     repair_logs,
     repair_tables,
 )
+from storage.maintenance.repair import forget as forget_work
 from storage.maintenance.sweep import ExpiryReport, RemovalReport, finish_removals
 from storage.read.damage import SYSTEM, damaged_files
 from storage.read.frames import existing_store
@@ -42,17 +43,21 @@ from storage.roots import open_root
 from storage.store import FORMAT, Store, open_store
 from tasks.stages import REPEATABLE
 
+Runs = tuple[str, ...]
+TrustLedger = Annotated[bool, option("delete also where runs or files contradict the ledger")]
 
-def maintain_store(
-    store: str = "",
-    retention_hours: float = RETENTION_HOURS,
-    retain: Sequence[str] = (),
-    force: bool = False,
-    trust_ledger: bool = False,
-    dry_run: bool = False,
-    as_json: bool = False,
+
+def maintain(
+    *,
+    retention_hours: Annotated[Number, option("delete unused files that are older than this")] = float(RETENTION_HOURS),
+    retain: Annotated[Runs, option("drop rows of a table that are older than this", "TABLE=30d")] = (),
+    force: Annotated[bool, option("drop rows also from tables that later stages read")] = False,
+    trust_ledger: TrustLedger = False,
+    dry_run: DryRun = False,
+    store: StoreOption = "",
+    as_json: Json = False,
 ) -> int:
-    """Keep the store in order and print what was done; return the exit status."""
+    """Compact tables, delete unused files, and print both."""
     root = existing_store(store or default_store())
     expired, done = maintain_tables(root, retention_hours, retain, force, dry_run, trust_ledger)
     if as_json:
@@ -86,19 +91,20 @@ def _print_maintenance(
         out.print("dry run: nothing was changed")
 
 
-def collect_garbage(
-    store: str = "",
-    keep: Sequence[str] = (),
-    keep_last: int = 0,
-    remove: Sequence[str] = (),
-    force: Sequence[str] = (),
-    policies: str = "all",
-    trust_ledger: bool = False,
-    yes: bool = False,
-    dry_run: bool = False,
-    as_json: bool = False,
+def gc(
+    *,
+    keep: Annotated[Runs, option("keep this run, remove all others", "RUN")] = (),
+    keep_last: Annotated[Count, option("keep the N newest runs as well", "N")] = 0,
+    remove: Annotated[Runs, option("remove this run, keep all others", "RUN")] = (),
+    force: Annotated[Runs, option("remove this run even if it is not finished", "RUN")] = (),
+    policies: Annotated[str, option("weights that kept runs keep: all, last:N, or every:N and the last")] = "all",
+    trust_ledger: TrustLedger = False,
+    yes: Annotated[bool, option("do not ask")] = False,
+    dry_run: DryRun = False,
+    store: StoreOption = "",
+    as_json: Json = False,
 ) -> int:
-    """Print what would go, ask, and remove it; return the exit status: 1 where the answer was no."""
+    """Print the runs and files to remove, ask, and remove them; return 1 if the answer was no, else 0."""
     root = existing_store(store or default_store())
     going = choose_removal(root, keep, keep_last, remove, force, policies, trust_ledger)
     if not as_json:
@@ -165,18 +171,19 @@ PRINTED = 20
 """Damaged slices that are printed one by one."""
 
 
-def repair_store(
-    store: str = "",
-    deep: bool = False,
-    forget_damaged: bool = False,
-    trust_ledger: bool = False,
-    dry_run: bool = False,
-    as_json: bool = False,
+def repair(
+    *,
+    deep: Annotated[bool, option("read every file and compare its digest")] = False,
+    forget: Annotated[bool, option("forget damaged work that can be computed again")] = False,
+    trust_ledger: TrustLedger = False,
+    dry_run: DryRun = False,
+    store: StoreOption = "",
+    as_json: Json = False,
 ) -> int:
-    """Mend a store and print what was wrong; return the exit status: 0 where nothing is wrong any more, else 1.
+    """Repair a store and print its damage; return 1 if damage is left, else 0.
 
-    With `deep` rows of a lost ledger are rebuilt. Raises StoreError where there is no store, or where work is to be
-    forgotten while a run may be at work, or, unless `trust_ledger`, while runs or files contradict the ledger.
+    With `deep`, lost rows of the ledger are rebuilt. Raises StoreError without a store; with `forget`, while a run may
+    be running or, without `trust_ledger`, if runs or files contradict the ledger.
     """
     store_root = open_root(store or default_store())
     if not store_root.exists(FORMAT):
@@ -202,19 +209,19 @@ def repair_store(
         ledger = _repair_ledger(root, deep and not dry_run)
         damages = [*inspect_slices(root, deep), *inspect_policies(root, deep)]
         forgetting = plan_forget(root, damages, REPEATABLE)
-        if forget_damaged and not dry_run and forgetting.rows:
+        if forget and not dry_run and forgetting.rows:
             if busy := at_work(root):
                 what = f"{', '.join(busy)} may be at work on what would be forgotten"
                 raise StoreError(what, root.root.address, "nothing was forgotten", "wait for the runs to end")
             if not trust_ledger:
                 require_consistency(root)
-            forget(root, forgetting)
+            forget_work(root, forgetting)
     if as_json:
         print(json.dumps(describe_damage(mended, left, damages, forgetting, ledger), sort_keys=True))
     else:
-        _print_repair(mended, left, damages, forgetting, ledger, forget_damaged and not dry_run)
+        _print_repair(mended, left, damages, forgetting, ledger, forget and not dry_run)
     # What was forgotten is done again by the next resume; what is lost stays wrong.
-    wrong = left or ledger.unmended or (damages if dry_run or not forget_damaged else forgetting.lost)
+    wrong = left or ledger.unmended or (damages if dry_run or not forget else forgetting.lost)
     return 1 if wrong else 0
 
 

@@ -1,10 +1,16 @@
-"""Note: what a person writes on a run or on one of its rollouts, with tags to find it by."""
+"""The command note: notes and tags of people on runs and rollouts."""
 
 import json
 import re
 from typing import Annotated
 
-from flows.cli.arguments import Json, Store, UsageError, option
+from configs.store import default_store
+from flows.cli.arguments import Json, StoreOption, UsageError, option
+from flows.queries.notes import note_line, notes_of
+from flows.queries.store_reader import StoreReader, recorded_run
+from flows.queries.trace import find_trace
+from flows.reporting.formats import say
+from storage.store import open_store
 
 TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}")
 
@@ -17,37 +23,25 @@ def note(
     trace: Annotated[str, option("the rollout that it is on; its first characters are enough", "ID")] = "",
     tag: Annotated[tuple[str, ...], option("a tag: letters, digits, _ . : -; may be given several times")] = (),
     delete: Annotated[str, option("take back the note of this id", "NOTE")] = "",
-    store: Store = "",
+    store: StoreOption = "",
     as_json: Json = False,
-) -> int | None:
-    """Write a note on a run or a rollout, or list the notes of a run."""
+) -> int:
+    """Record, take back or list notes.
+
+    Raises RunUnknown, NotThere for an unknown rollout, NoteUnknown, UsageError for options that do not fit together.
+    """
     if delete and (text or tag or trace):
         raise UsageError("--delete takes a note back: give it alone, with the run")
     if wrong := [each for each in tag if not TAG.fullmatch(each)]:
         raise UsageError(f"--tag {wrong[0]!r}: a tag is of letters, digits and _ . : -, 64 at most")
-    return write(run, text, trace, tag, delete, store, as_json)
-
-
-def write(run: str, text: str, trace: str, tags: tuple[str, ...], delete: str, store: str, as_json: bool) -> int:
-    """Record, take back or list notes; return the exit status.
-
-    Raises ConfigError for an unknown run, NotThere for an unknown rollout, NoteUnknown.
-    """
-    from configs.store import default_store
-    from flows.queries.notes import note_line, notes_of
-    from flows.queries.store_reader import StoreReader, recorded_run
-    from flows.queries.trace import find_trace
-    from flows.reporting.formats import say
-    from storage.store import open_store
-
     # Opened to be read first: a wrong address must not become a new store.
     library = StoreReader.at(store or default_store())
     name, _ = recorded_run(library.store, run)
     trace_id = find_trace(library, name, trace).trace_id if trace else ""
     written = []
-    if delete or text or tags:
+    if delete or text or tag:
         root = open_store(library.store.root.address)
-        one = root.notes.delete(delete) if delete else root.notes.record(name, text, tags=tags, trace_id=trace_id)
+        one = root.notes.delete(delete) if delete else root.notes.record(name, text, tags=tag, trace_id=trace_id)
         written = [one.note]
     found = notes_of(library.store, name, trace_id or None)
     if as_json:

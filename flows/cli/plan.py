@@ -1,15 +1,17 @@
-"""The plan of a run: what its config comes to, before anything is opened or started."""
+"""The command check: the plan of a run from its config, before anything is opened or started."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from configs.algorithms import RaeConfig
 from configs.checks.run import missing_files
 from configs.errors import ConfigError
-from configs.load import dump, load
+from configs.load import dump
+from configs.load import load as load_config
 from configs.resolve import resolve
 from configs.run import RunConfig, View
+from flows.cli.arguments import Items, Name, StoreOption, option, split_items
 from flows.orchestration.table_workers import require_package
 from flows.reporting.formats import say, size
 from flows.runtime import pipeline
@@ -17,6 +19,7 @@ from flows.runtime.executor import Executor
 from flows.runtime.loops import evaluation_configs
 from flows.runtime.pipeline import Source
 from flows.runtime.preflight import require_fit, require_gate
+from flows.runtime.prepare import assignments
 from flows.runtime.versions import config_versions, doubtful_settings
 from flows.runtime.weights import file_bytes, most_bytes, num_parameters
 from flows.services.memory import Gpu, memory_plan, parse_gpu, plan_here, require_memory
@@ -45,15 +48,23 @@ SHOWN = 12
 """Characters of a key that are printed."""
 
 
-def main(
-    files: Sequence[str], overrides: Sequence[str], as_json: bool = False, asks: bool = False, gpu: str = ""
+def check(
+    *items: Items,
+    name: Name = "",
+    store: StoreOption = "",
+    load: Annotated[bool, option("load each environment too, and check what it says of itself")] = False,
+    gpu: Annotated[
+        str, option("plan the memory of this GPU, such as H200 or 80GiB; this machine need not have it")
+    ] = "",
+    as_json: Annotated[bool, option("print the resolved config as JSON instead", name="--json")] = False,
 ) -> int:
-    """Resolve and validate a config, print the plan, and return 0; raise ConfigError where it cannot run here.
+    """Resolve and validate a config and print the plan. Raises ConfigError if it cannot run here.
 
-    `asks` says that each environment is loaded too, in a process of its own, and checked against the config. `gpu`
-    names a GPU, or its memory, that the run is to have and this machine need not.
+    With `load`, each environment is loaded in a separate process.
     """
-    config = load(files, overrides)
+    files, overrides = split_items(items)
+    given = {key: value for key, value in (("name", name), ("store", store)) if value}
+    config = load_config(files, [*overrides, *assignments(given)])
     # A plan without a model is useful, so a model that is not named is no mistake here.
     absent = [line for line in missing_files(config) if config.model.path or not line.startswith("model.path")]
     if absent:
@@ -80,7 +91,7 @@ def main(
     if plan:
         require_memory(plan)
     print()
-    for line in environment_lines(resolved if is_local else _without_model(resolved)) if asks else (NOT_ASKED,):
+    for line in environment_lines(resolved if is_local else _without_model(resolved)) if load else (NOT_ASKED,):
         say(line)
     return 0
 

@@ -4,10 +4,12 @@ import json
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import asdict, dataclass
 from itertools import groupby
+from typing import Annotated
 
 import polars as pl
 
 from configs.store import default_store
+from flows.cli.arguments import Json, StoreOption, UsageError, option
 from flows.queries.conditions import BadCondition, condition_of, matching_rows
 from flows.queries.derived_tables import DERIVED
 from flows.queries.rollout_table import SCHEMA
@@ -130,18 +132,23 @@ def _num_from(policy: str, trained: list[Entry]) -> int:
 
 
 def quarantine(
-    where: str = "",
-    reason: str = "",
-    run: str = "",
-    store: str = "",
-    dry_run: bool = False,
-    listing: bool = False,
-    as_json: bool = False,
+    *,
+    where: Annotated[
+        str, option('condition in SQL over the columns of rollouts: "reward > 0.9"', allow_leading_hyphen=True)
+    ] = "",
+    reason: Annotated[str, option("why they are unfit; the verdicts of a replay contain it")] = "",
+    run: Annotated[str, option("only the rollouts of this run")] = "",
+    dry_run: Annotated[bool, option("print what would be marked; record nothing")] = False,
+    listing: Annotated[bool, option("list the recorded quarantines", name="--list")] = False,
+    store: StoreOption = "",
+    as_json: Json = False,
 ) -> int:
-    """Record a quarantine and print what used its rollouts, or list all; return the exit status.
+    """Record a quarantine and print the batches and policies that used its rollouts, or list all quarantines.
 
-    Raises NoSuchRollouts for a condition that is none or describes nothing, RunUnknown for a strange run.
+    Raises NoSuchRollouts for a condition that is none or matches nothing, RunUnknown for an unknown run.
     """
+    if not listing and not (where.strip() and (reason.strip() or dry_run)):
+        raise UsageError("say which rollouts (--where) and why (--reason); --list shows what was marked before")
     root = open_store(store or default_store())
     if listing:
         _print_all(root.quarantines.all(), as_json)

@@ -1,12 +1,13 @@
-"""Questions about rows: where one came from and went (lineage), and why a rollout was trained on (why)."""
+"""Commands about rows: lineage (where a row comes from, what was made from it), why (the outcome of a rollout)."""
 
 import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from configs.store import default_store
+from flows.cli.arguments import Json, OfRun, StoreOption, option
 from flows.queries.outcomes import explain
 from flows.queries.row_lineage import WORK, RowNode, RowTree, identify, policy_names, policy_version, traverse
 from flows.queries.sentences import KEY, flat, head, in_quarantine, row_line, sentence, title_of, work_line
@@ -44,23 +45,22 @@ class Lineage:
 
 
 def lineage(
-    text: str,
-    up: bool = False,
-    down: bool = False,
-    as_json: bool = False,
-    store: str = "",
-    run: str = "",
-    kind: str = "",
+    id: Annotated[str, option("see below", "ID")],
+    /,
+    *,
+    up: Annotated[bool, option("only where it comes from")] = False,
+    down: Annotated[bool, option("only what was made from it")] = False,
+    kind: Annotated[str, option("the kind of ID, if it can mean several things")] = "",
+    run: OfRun = "",
+    store: StoreOption = "",
+    as_json: Json = False,
 ) -> int:
-    """Print the lineage of an id in both directions, or in the one asked for; return the exit status.
-
-    Raises UnknownId, RunUnknown, and LayoutError where there is no store.
-    """
+    """Print the lineage of an id. Raises UnknownId, RunUnknown, LayoutError without a store."""
     frames = Frames(existing_store(store or default_store()))
     # Neither or both options ask for both directions.
     directions = [name for name, asked in (("up", up or not down), ("down", down or not up)) if asked]
     with reading(frames.store):
-        found = trace_lineage(frames.run(run) if run else frames, text, directions, kind)
+        found = trace_lineage(frames.run(run) if run else frames, id, directions, kind)
     if as_json:
         print(json.dumps(as_values(found)))
     else:
@@ -196,14 +196,18 @@ def _titled_work(works: Mapping[str, Sequence[str]]) -> Iterator[str]:
         yield from textwrap.wrap(line, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 
-def why(text: str, as_json: bool = False, store: str = "", run: str = "") -> int:
-    """Print the outcome of a rollout in every run that uses it; return the exit status.
-
-    Raises UnknownId, RunUnknown, and LayoutError where there is no store.
-    """
+def why(
+    trace: Annotated[str, option("a rollout; its id may be cut to eight characters", "TRACE")],
+    /,
+    *,
+    run: OfRun = "",
+    store: StoreOption = "",
+    as_json: Json = False,
+) -> int:
+    """Print the outcome of a rollout in every run that uses it. Raises UnknownId, RunUnknown, LayoutError."""
     frames = Frames(existing_store(store or default_store()))
     with reading(frames.store):
-        found = explain(frames.run(run) if run else frames, text)
+        found = explain(frames.run(run) if run else frames, trace)
     if as_json:
         print(json.dumps(found, default=str))
         return 0

@@ -1,59 +1,68 @@
-"""Commands that run something: demo, run, sft, eval, resume, replay, gate, deploy."""
+"""Commands that start or resume runs: demo, run, sft, eval, resume and replay."""
 
-from collections.abc import Sequence
-from typing import Annotated, Literal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from cyclopts import Token
 
+from configs.errors import did_you_mean
+from configs.load import load
+from configs.run import RunConfig
+from configs.store import default_store
 from flows.cli.arguments import (
-    Count,
     Index,
     Items,
     Name,
     Plain,
     RunItems,
-    Store,
+    StoreOption,
     UsageError,
-    one_of,
     one_run,
     option,
     split_items,
 )
-
-ANSWER = one_of()
+from flows.cli.launch import run_to_resume, train_demo, watch
+from flows.replays.config import prepare_replay
+from flows.replays.loop import summary
+from flows.replays.request import ReplayRequest, finished_message, finished_without_source
+from flows.reporting.formats import before_after, console, describe_difference, describe_scores
+from flows.reporting.messages import result_lines
+from flows.runtime.demo_sources import DEMO, FIRST, RECIPES, Recipe, demo_weights
+from flows.runtime.prepare import assignments, nothing_started, prepare
 
 
 def demo(
     *items: Annotated[str, option("a PRESET that has a demo, and OVERRIDES; see below", "[PRESET] [OVERRIDES]")],
     name: Name = "",
-    store: Store = "",
+    store: StoreOption = "",
     plain: Plain = False,
-) -> int | None:
-    """Train a small model from nothing to good, on this machine."""
-    from configs.errors import did_you_mean
-    from flows.cli.launch import demo
-    from flows.runtime.demo_sources import FIRST, RECIPES
-
+) -> int:
+    """Run the demo of a preset and print its results; a second call resumes it. Raises UsageError, ConfigError."""
     # Only presets with a recipe: the demo makes the model and the demonstrations that the preset is for.
     presets, overrides = split_items(items)
     if len(presets) > 1 or not set(presets) <= set(RECIPES):
         known = ", ".join(RECIPES)
         near = did_you_mean(presets[0], RECIPES)
         raise UsageError(f"demo takes one of {known}, not {' '.join(presets)}; `stagecoach run` takes files{near}")
-    return demo(next(iter(presets), FIRST), overrides=overrides, name=name, store=store, plain=plain)
+    preset, began = next(iter(presets), FIRST), time.monotonic()
+    try:
+        config, outcome = train_demo(preset, overrides, name, store, plain)
+    except KeyboardInterrupt as error:  # the notes of its runs name one of two
+        error.__notes__ = ["What is committed is safe; the same demo again goes on from there."]
+        raise
+    print("\n".join(demo_summary(outcome, config, RECIPES[preset], time.monotonic() - began)))
+    return 0
 
 
-def run(*items: Items, name: Name = "", store: Store = "", plain: Plain = False) -> int | None:
-    """Train with reinforcement learning; the same name resumes the run."""
-    from flows.cli.launch import start
-
+def run(*items: Items, name: Name = "", store: StoreOption = "", plain: Plain = False) -> int:
+    """Train with reinforcement learning. Raises ConfigError, and what ends the run."""
     return start("train", *split_items(items), name=name, store=store, plain=plain)
 
 
-def sft(*items: Items, name: Name = "", store: Store = "", plain: Plain = False) -> int | None:
-    """Train on demonstrations (supervised)."""
-    from flows.cli.launch import start
-
+def sft(*items: Items, name: Name = "", store: StoreOption = "", plain: Plain = False) -> int:
+    """Train on demonstrations. Raises ConfigError, and what ends the run."""
     return start("sft", *split_items(items), name=name, store=store, plain=plain)
 
 
@@ -64,13 +73,10 @@ def evaluate(
     model: Annotated[str, option("name of the model at --url")] = "",
     retry_errors: Annotated[Index, option("sample rollouts that ended with an error again, up to N times", "N")] = 0,
     name: Name = "",
-    store: Store = "",
+    store: StoreOption = "",
     plain: Plain = False,
-) -> int | None:
-    """Score a policy on held-out examples."""
-    from flows.cli.launch import start
-    from flows.runtime.prepare import assignments
-
+) -> int:
+    """Score a policy on held-out examples. Raises ConfigError, and what ends the run."""
     files, overrides = split_items(items)
     # As overrides, so that they are checked, recorded and resumed like any other setting.
     given = {"policy": policy, "external.url": url, "external.model": model, "retry_errors": retry_errors}
@@ -78,30 +84,14 @@ def evaluate(
     return start("evaluate", files, overrides, name=name, store=store, plain=plain)
 
 
-def resume(*items: RunItems, name: Name = "", store: Store = "", plain: Plain = False) -> int | None:
-    """Resume a run: finished work is cached, the rest is computed."""
-    from flows.cli.launch import resume
-
+def resume(*items: RunItems, name: Name = "", store: StoreOption = "", plain: Plain = False) -> int:
+    """Resume a run or a replay. Raises ConfigError for an unknown run, and what ends the run."""
     runs, overrides = split_items(items)
-    return resume(one_run([name, *runs]), overrides=overrides, store=store, plain=plain)
-
-
-def stop(run: Annotated[str, option("the run, `latest` for the newest", "RUN")], /, *, store: Store = "") -> int | None:
-    """Stop a run of this machine; `resume` goes on with it."""
-    from flows.cli.run_list import stop_run
-
-    return stop_run(run, store=store)
-
-
-def join(
-    *items: Items, node: Annotated[int, option("number of this machine, from 1 on; 0 is the machine of the run", "N")]
-) -> int | None:
-    """Train beside the learner of a run on another machine.
-
-    FILES and OVERRIDES are those of the run. It waits for one run after the other until it is stopped."""
-    from flows.cli.join import main
-
-    return main(*split_items(items), node=node)
+    request = run_to_resume(one_run([name, *runs]), overrides, store)
+    if isinstance(request, ReplayRequest):
+        return run_replays([request], plain)
+    _print_comparisons(watch(request, plain=plain))
+    return 0
 
 
 def _values_of_each(_: object, tokens: Sequence[Token]) -> list[list[str]]:
@@ -147,13 +137,10 @@ def replay(
     ] = None,
     regrade: Annotated[bool, option("score the rollouts again with the reward functions as they are now")] = False,
     no_quarantine: Annotated[bool, option("keep quarantined rollouts")] = False,
-    store: Store = "",
+    store: StoreOption = "",
     plain: Plain = False,
-) -> int | None:
-    """Do recorded steps again in a new run, from one stage on."""
-    from flows.cli.launch import replays
-    from flows.replays.request import ReplayRequest
-
+) -> int:
+    """Repeat recorded steps in new runs, one for each `vary`. Raises ConfigError, and what ends a run."""
     if name and len(vary) > 1:
         raise UsageError("--name is for one replay; several (--vary) name themselves")
     requests = [
@@ -171,45 +158,85 @@ def replay(
         )
         for own in vary or [()]
     ]
-    return replays(requests, plain=plain)
+    return run_replays(requests, plain)
 
 
-def gate(
-    run: Annotated[str, option("the run, `latest` for the newest", "RUN")] = "latest",
-    /,
-    *,
-    approve: Annotated[bool, option("train on the batch that waits", group=ANSWER)] = False,
-    refuse: Annotated[bool, option("stop the run before this batch; it can be resumed", group=ANSWER)] = False,
-    by: Annotated[str, option("name of the person who decides; by default the name of the user")] = "",
-    reason: Annotated[str, option("the reason; it is part of the decision")] = "",
-    store: Store = "",
-) -> int | None:
-    """List the decisions at a run's gates, or answer one that waits."""
-    from flows.cli.gate import main
-
-    answered = approve or refuse
-    if not answered and (by or reason):
-        raise UsageError("--by and --reason belong to an answer: give --approve or --refuse")
-    return main(run, approve if answered else None, by=by, reason=reason, store=store)
+def start(
+    kind: str, files: Sequence[str], overrides: Sequence[str], name: str = "", store: str = "", plain: bool = False
+) -> int:
+    """Resolve a config, run the flow of `kind`, and print its results; return the exit status."""
+    overrides = [*overrides, *_demo_weights(kind, files, overrides, store, plain)]
+    config = prepare(kind, files, overrides, name=name, store=store)
+    outcome = watch(config, plain=plain)
+    for line in result_lines(outcome.get("steps", ())):
+        print(line)
+    _print_comparisons(outcome)
+    where = f"{config.name} --store {config.store}"
+    print(f"run {config.name} is in {config.store}; look at it with: stagecoach view --run {where}")
+    print(f"or on this terminal: stagecoach show {where}")
+    return 0
 
 
-def deploy(
-    *,
-    pool: Annotated[str, option("work pool; one for each machine or kind of machine")] = "stagecoach",
-    slots: Annotated[Count, option("how many runs with an engine or a learner may run at the same time")] = 1,
-    file: Annotated[
-        str, option("another file of deployments than the one of the program, flows/orchestration/prefect.yaml")
-    ] = "",
-    notify: Annotated[
-        str,
-        option(
-            "notification block, such as slack-webhook/ops, that gets messages: evaluations, "
-            "gates that wait, rewards that fall, ends of runs"
-        ),
-    ] = "",
-    store: Store = "",
-) -> int | None:
-    """Put deployments, work pool and automations on the Prefect server."""
-    from flows.orchestration.deployments import main
+def _demo_weights(kind: str, files: Sequence[str], overrides: Sequence[str], store: str, plain: bool) -> list[str]:
+    """Return the override that names the demo's weights where a config has the model `demo`; makes missing weights."""
 
-    return main(pool=pool, store=store, slots=slots, file=file, notify=notify)
+    def warm_up(  # called as the flow sft is
+        name: str,
+        presets: Sequence[str],
+        model: str,
+        data: str,
+        seed: int,
+        overrides: Sequence[str],
+        advanced: Mapping[str, str],
+    ) -> None:
+        print(f"The model `{DEMO}` is made and warmed up first, by the run {name}; later runs find it in the store.")
+        settings = [f"model.path={model}", f"data.path={data}", *overrides]
+        watch(prepare("sft", presets, settings, name=name, store=advanced["store"], seed=seed), plain=plain)
+
+    if kind == "sft" or not files:
+        return []
+    with nothing_started():
+        given = [f"kind={kind}", *([f"store={store}"] if store else [])]
+        weights = demo_weights(load(files, [*overrides, *given]), warm_up)
+        return [f"model.path={weights}"] if weights else []
+
+
+def run_replays(requests: Sequence[ReplayRequest], plain: bool = False) -> int:
+    """Run replays sequentially, all checked before the first begins; return the exit status."""
+    # All are checked before the first begins: a mistake in the last would be found hours later.
+    ended = [finished_without_source(request) for request in requests]
+    configs = [prepare_replay(request) for request, done in zip(requests, ended, strict=True) if done is None]
+    for done in filter(None, ended):
+        print(finished_message(done))
+    for config in configs:
+        outcome = watch(config, plain=plain)
+        print("\n".join(summary(outcome, config)))
+    return 0
+
+
+def _print_comparisons(outcome: dict[str, Any]) -> None:
+    if outcome.get("comparisons"):
+        console().print(before_after(outcome["comparisons"]))
+
+
+def demo_summary(outcome: dict[str, Any], config: RunConfig, recipe: Recipe, seconds: float) -> list[str]:
+    """Return the lines that end the demo: what was learnt, where the tables are, what to try next."""
+    lines = ["", *(f"{recipe.about}: {line}." for line in result_lines(outcome["steps"]))]
+    for found in outcome["evaluations"]:
+        scores = "; ".join(describe_scores(each) for each in found["scores"])
+        lines.append(f"Held-out examples, policy {found['version']}: {scores}")
+    lines += [describe_difference(row) for row in outcome.get("comparisons", ()) if row["figure"] == "avg"]
+    done = f"{outcome['num_computed']} pieces of work computed, {outcome['num_found']} cached"
+    store = "" if config.store == default_store() else f" --store {config.store}"
+    # A person looks for a directory, wherever the command was given.
+    place = config.store if "://" in config.store else Path(config.store).resolve()
+    return [
+        *lines,
+        f"{done}; {seconds:.0f} s.",
+        f"Every rollout, verdict, advantage, batch and weight is in {place}.",
+        "Try next:",
+        f"  stagecoach view --run {config.name}{store}",
+        f"  stagecoach show {config.name}{store}",
+        f"  stagecoach show {config.name}{store} {recipe.try_next}",
+        f"  stagecoach resume {config.name}{store} steps={config.steps + 5}",
+    ]

@@ -1,25 +1,70 @@
-"""Commands that look at runs, rollouts, configs, machines and stores."""
+"""The command show: a run at a glance, and the stages that a change to its config would run again."""
 
-from typing import Annotated, Literal
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Annotated, Any
 
-from flows.cli.arguments import (
-    Count,
-    Force,
-    Index,
-    Items,
-    Json,
-    Name,
-    OfRun,
-    Port,
-    Positive,
-    RunItems,
-    Store,
-    one_of,
-    one_run,
-    option,
-    run_and_step,
-    split_items,
+import polars as pl
+from rich.text import Text
+
+from configs.run import RunConfig
+from configs.store import default_store
+from flows.cli.arguments import Count, Json, Name, RunItems, StoreOption, one_run, option, run_and_step, split_items
+from flows.queries.compare_summary import ranges
+from flows.queries.metrics import read_metrics
+from flows.queries.notes import note_line, notes_of
+from flows.queries.request import NotThere
+from flows.queries.run_state import count_lost_services, deciding_event, look_of, process_gone
+from flows.queries.runs import headline_settings
+from flows.queries.scores import comparisons, mixed_policies, recorded_evaluations
+from flows.queries.step_history import RecordedStep, step_history
+from flows.queries.store_reader import recorded_run
+from flows.reporting import usual_range
+from flows.reporting.formats import (
+    Grid,
+    before_after,
+    compact_number,
+    console,
+    count,
+    environment_title,
+    grid,
+    paint,
+    seconds,
+    sparkline,
+    visible,
+    with_interval,
 )
+from flows.reporting.messages import LOSSES, count_losses, losses_message, rollout_counts
+from flows.reporting.panel import printable
+from storage.read.frames import Frames, existing_store
+from storage.store import Store
+from tasks.metrics.figures import ALL, Values, full_name, mean
+from tasks.runtime.stage import ref_of, rows_of
+from tasks.stages import STEP_STAGES
+
+FIGURES = {
+    "reward": (ALL, "reward/mean"),
+    "length": (ALL, "num_output_tokens"),
+    "kept": ("", "kept"),
+    **{name: ("", f"updates/{name}/mean") for name in ("loss", "grad_norm", "mismatch_kl", "entropy")},
+}
+"""The scope and the name of the metric that each figure of a step is."""
+STREAM = [
+    f"stream/{name}" for name in ("seconds", "learner_waited", "engine_idle", "fullness", "stale", "token_age/mean")
+]
+"""Metrics of steps that took their rollouts from a stream."""
+SHOWN = {name for _, name in (*FIGURES.values(), *usual_range.FIGURES.values())} | {*STREAM}
+OF_LOSSES = pl.col("name").str.contains("^accounting/|^batch/(num_traces|truncated_ratio)$")
+"""The metrics that `rollout_counts` reads."""
+OFTEN = 0.1
+"""Share of the time from which on a wait is worth a change of settings."""
+FULL = 0.9
+"""Share of `rollout.max_in_flight` from which on that is what holds rollouts back."""
+LONGEST_CURVE = 48
+CURVES = {"reward": "reward", "length": "length", "entropy": "entropy", "gap (KL)": "mismatch_kl", "loss": "loss"}
+"""Figures of a step that are drawn, by the name of the line; the gap is the one between engine and learner."""
 
 
 def show(
@@ -27,300 +72,223 @@ def show(
     name: Name = "",
     last: Annotated[Count, option("number of last steps to print")] = 10,
     timing: Annotated[bool, option("also the seconds of each stage")] = False,
-    store: Store = "",
+    store: StoreOption = "",
     as_json: Json = False,
-) -> int | None:
-    """Show a run: curves, last steps, held-out scores.
+) -> int:
+    """Print a run: all steps as curves, the last ones, or the step of RUN:STEP, as rows.
 
-    With OVERRIDES, it lists the stages that they would run again.
+    Raises RunUnknown, NotThere for an unknown step, LayoutError without a store; none is made.
     """
-    from flows.cli.run_summary import main
-
     runs, overrides = split_items(items)
     run, step = run_and_step(one_run([name, *runs]))
-    return main(run, overrides=overrides, store=store, as_json=as_json, last=last, timing=timing, step=step)
+    root = existing_store(store or default_store())
+    found = describe(root, *recorded_run(root, run), overrides)
+    steps = [each["step"] for each in found["steps"]]
+    if step is not None and step not in steps:
+        raise NotThere(f"run {found['run']!r} has no step {step}; it has {ranges(steps) or 'none yet'}")
+    if as_json:
+        print(json.dumps(found if step is None else found["steps"][steps.index(step)], sort_keys=True))
+    else:
+        _print(found, slice(-last, None) if step is None else slice(steps.index(step), steps.index(step) + 1), timing)
+    return 0
 
 
-def runs(
-    *,
-    kind: Annotated[Literal["train", "sft", "evaluate", "replay"] | None, option("only runs of this kind")] = None,
-    state: Annotated[str, option("only runs in this state, for example going, finished or failed")] = "",
-    store: Store = "",
-    as_json: Json = False,
-) -> int | None:
-    """List the runs of a store: state, steps, rewards, age, size."""
-    from flows.cli.run_list import list_runs
+def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Return a run as plain values: its state, steps stage by stage, scores, and what `overrides` would run again."""
+    events, lost = store.runs.events(run), store.runs.lost_services(run)
+    scored = [each.scores_in(store, config) for each in recorded_evaluations(store, run, config)]
+    steps = _steps(store, run)
+    described: dict[str, Any] = {
+        "run": run,
+        "kind": config.kind,
+        **headline_settings(events[-1].config),
+        "state": (deciding := deciding_event(events)).event,
+        "message": deciding.message,
+        "process_gone": process_gone(deciding),
+        "lost_services": count_lost_services(lost),
+        "last_lost_service": lost[-1].message if lost else "",
+        "store": store.root.address,
+        "num_steps": config.steps,
+        "steps": steps,
+        "outside_usual_range": usual_range.range_exits(steps),
+        "evaluations": [each.described for each in scored],
+        "comparisons": [] if (mixed := mixed_policies(store, run)) else comparisons(scored),
+        "mixed_policies": mixed,
+        "notes": [{**each, "at": each["at"].isoformat()} for each in notes_of(store, run, "")],
+    }
+    if overrides:
+        described["change"] = changes(store, run, config, overrides)
+    return described
 
-    return list_runs(store=store, kind=kind or "", state=state, as_json=as_json)
+
+def changes(store: Store, run: str, config: RunConfig, overrides: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Return, by stage, how many pieces of work the run would find and how many it would compute with `overrides`."""
+    # Whoever plans a run imports all that runs need; who looks at one does not.
+    from configs.load import load
+    from flows.replays.loop import plan_run
+    from flows.runtime.session import source_of
+    from flows.runtime.versions import versions
+    from tasks.runtime.run_context import RunContext
+
+    changed = load((), overrides, base=config.model_dump(mode="json"))
+    context = RunContext(store, run, changed, versions(changed))
+    # The versions are those of today: what another release would compute again is said, too.
+    counts: dict[str, Counter[str]] = {}
+    for piece in plan_run(context, source_of(changed)):
+        counts.setdefault(piece.stage, Counter())["computed" if piece.computed else "found"] += 1
+    return {stage: dict(count) for stage, count in counts.items()}
 
 
-def status(
-    run: Annotated[str, option("only this run, `latest` for the newest", "RUN")] = "",
-    /,
-    *,
-    store: Store = "",
-    as_json: Json = False,
-) -> int | None:
-    """Show what is running: runs, services, waiting gates, schedules.
+def _steps(store: Store, run: str) -> list[dict[str, Any]]:
+    """Return the steps of a run; of an unfinished one there are no metrics."""
+    # Of a removed run the training alone may have stayed, because others need it: that is no step to show.
+    own = [step for step in step_history(store, run).steps.values() if step.by_stage.keys() != {"training"}]
+    # The metrics of all steps are read in one look: a read for each would take seconds in a store of others' runs.
+    works = [step.metrics for step in own if step.metrics]
+    values = read_metrics(Frames(store), works, where=pl.col("name").is_in(SHOWN) | OF_LOSSES)
+    return [_step(run, step, values[step.metrics.key] if step.metrics else {}) for step in own]
 
-    The exit status is 0 if a run is running, else 1.
+
+def _step(run: str, step: RecordedStep, values: Values) -> dict[str, Any]:
+    stages = step.by_stage
+    refs = {stage: [ref_of(work.entry, computed=False) for work in own] for stage, own in stages.items()}
+    tokens = {stage: sum(ref.tokens for ref in own) for stage, own in refs.items()}
+    # A ledger row names slices by the run that computed them.
+    shared = (stage for stage, own in stages.items() if any(s.run != run for each in own for s in each.slices))
+    return {
+        "step": step.step,
+        "finished": step.finished,
+        **{field: values.get(metric) for field, metric in FIGURES.items()},
+        **rollout_counts(values),
+        "metrics": {full_name(*name): value for name, value in values.items()},
+        "stream": {name.partition("/")[2]: values["", name] for name in STREAM if ("", name) in values},
+        "seconds": {stage: sum(ref.seconds for ref in own) for stage, own in refs.items()},
+        "tokens": {stage: count for stage, count in tokens.items() if count},
+        "rows": {stage: rows_of(own)[stage] for stage, own in refs.items()},
+        "shared": sorted(shared),
+    }
+
+
+def _print(found: dict[str, Any], printed: slice, timing: bool) -> None:
+    out = console()
+    state = f"{found['state']}; its process is gone" if found["process_gone"] else found["state"]
+    look = "warn" if found["process_gone"] else look_of(found["state"])
+    steps = f", {len(found['steps'])}/{found['num_steps']} steps"
+    out.print(Text(visible(f"{found['kind']} {found['run']}: ")) + paint(state, look) + steps)
+    if found["message"]:
+        out.print(printable(found["message"]))
+    named = [(name, found[name]) for name in ("model", "environments", "algorithms") if found[name]]
+    for name, value in named:
+        out.print(printable(f"{name:<13} {value if isinstance(value, str) else ', '.join(value)}"))
+    if work := sum(sum(step["seconds"].values()) for step in found["steps"]):
+        tokens = sum(max(step["tokens"].values(), default=0) for step in found["steps"])
+        out.print(f"{'total':<13} {seconds(work)} of work in steps, {count(tokens)} tokens")
+    if found["lost_services"]:
+        counts = ", ".join(f"{service} {count}" for service, count in found["lost_services"].items())
+        out.print(printable(f"services lost: {counts}; the last one: {found['last_lost_service']}"))
+    for each in found["notes"]:
+        out.print(printable(note_line(each)))
+    for line in filter(None, (losses_message(found["steps"]), usual_range.describe_exits(found["steps"]))):
+        out.print(printable(line))
+    for line in _curves(found):
+        out.print(line)
+    if verdict := stream_verdict([step["stream"] for step in found["steps"]]):
+        out.print(printable(f"{'stream':<13} {verdict}"))
+    steps = found["steps"][printed]
+    out.print(_table(steps))
+    if timing:
+        out.print("seconds of each stage (* shared with another run):")
+        out.print(_times(steps))
+    if len(steps) < len(found["steps"]):
+        out.print(f"{len(steps)} of {len(found['steps'])} steps; --last N shows more, --timing the seconds of stages")
+    versions = sorted({each["version"] for each in found["evaluations"]})
+    for line in _scores([each for each in found["evaluations"] if each["version"] == versions[-1]]):
+        out.print(line)
+    if versions[1:]:
+        out.print(f"{len(versions)} policies were scored: `stagecoach evals {found['run']}` lists all")
+    if found["mixed_policies"]:
+        out.print(printable(found["mixed_policies"]))
+    if found["comparisons"]:
+        out.print(before_after(found["comparisons"]))
+    out.print(f"tables: {found['store']}/tables")
+    for stage, works in found.get("change", {}).items():
+        out.print(f"{stage:<21} {works.get('computed', 0):>5} to compute, {works.get('found', 0):>5} cached")
+
+
+def _curves(found: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each figure that at least two steps, or two scored policies, have."""
+    by_version: dict[int, list[float]] = {}
+    for each in sorted(found["evaluations"], key=itemgetter("version")):  # perhaps of several sets
+        averages = (score["average"] for score in each["scores"])
+        by_version.setdefault(each["version"], []).extend(value for value in averages if value is not None)
+    held_out = [mean(averages) if averages else None for averages in by_version.values()]
+    series = {name: [step[field] for step in found["steps"]] for name, field in CURVES.items()}
+    for name, values in {"reward": series.pop("reward"), "held out": held_out, **series}.items():
+        known = [each for each in values if each is not None]
+        if len(known) > 1:
+            begin = f"{name:<9} {compact_number(known[0]):>9} to {compact_number(known[-1]):<9} "
+            yield begin + sparkline(values, max(1, min(LONGEST_CURVE, console().width - len(begin))))
+
+
+def stream_verdict(steps: Sequence[Mapping[str, float]]) -> str:
+    """Say who waited in a run whose steps took their rollouts from a stream, and what to change; empty for others.
+
+    Each step has its metrics `stream/NAME` by name; means are over time.
     """
-    from flows.cli.status import main
-
-    return main(run, store=store, as_json=as_json)
-
-
-def logs(
-    run: Annotated[str, option("a run, `latest` for the newest", "RUN")] = "latest",
-    service: Annotated[str, option("only this service: engine, learner, environment-NAME, ...", "SERVICE")] = "",
-    /,
-    *,
-    lines: Annotated[Count, option("number of last lines of each service")] = 40,
-    follow: Annotated[bool, option("print new lines as they come, until Ctrl-C")] = False,
-    store: Store = "",
-) -> int | None:
-    """Print what the services of a run wrote to their logs."""
-    from flows.cli.run_list import show_logs
-
-    return show_logs(run, service=service, lines=lines, follow=follow, store=store)
-
-
-def check(
-    *items: Items,
-    name: Name = "",
-    store: Store = "",
-    load: Annotated[bool, option("load each environment too, and check what it says of itself")] = False,
-    gpu: Annotated[
-        str, option("plan the memory of this GPU, such as H200 or 80GiB; this machine need not have it")
-    ] = "",
-    as_json: Annotated[bool, option("print the resolved config as JSON instead", name="--json")] = False,
-) -> int | None:
-    """Check a config and print the plan of its run; this starts nothing."""
-    from flows.cli.plan import main
-    from flows.runtime.prepare import assignments
-
-    files, overrides = split_items(items)
-    given = {key: value for key, value in (("name", name), ("store", store)) if value}
-    return main(files, [*overrides, *assignments(given)], as_json=as_json, asks=load, gpu=gpu)
-
-
-def config(
-    *items: Annotated[
-        str, option("a KEY (a setting or a section), FILES and OVERRIDES; see below", "[KEY] [FILES] [OVERRIDES]")
-    ],
-    as_json: Json = False,
-) -> int | None:
-    """Explain settings: meaning, value, and where the value came from."""
-    from flows.cli.config import main
-
-    names, overrides = split_items(items)
-    return main(names, overrides, as_json=as_json)
-
-
-def doctor(*, store: Annotated[str, option("store whose disk is checked")] = "") -> int | None:
-    """Check whether this machine is ready, and print what to do if not."""
-    from flows.cli.doctor import main
-
-    return main(store=store)
-
-
-def lora_smoke(
-    *items: Annotated[str, option("FILES and OVERRIDES, model.path=DIR among them; see below", "[FILES] [OVERRIDES]")],
-) -> int | None:
-    """Test whether this machine's engine serves adapters correctly.
-
-    It runs three probes over random adapters: base and adapter in one batch, swaps, slowdown. It stores nothing.
-    """
-    from flows.cli.lora_smoke import main
-
-    return main(*split_items(items))
-
-
-def gpu_smoke(
-    *items: Annotated[str, option("model.path=DIR; see below", "[FILES] [OVERRIDES]")],
-    tokens: Annotated[Count, option("tokens of the row that is trained")] = 4096,
-    as_json: Json = False,
-) -> int | None:
-    """Test whether this machine's GPU trains and samples correctly.
-
-    It prints what was measured beside what is expected. The exit status is 1 where something is wrong. Without
-    `model.path` the model is a small random one. It stores nothing.
-    """
-    from flows.cli.gpu_smoke import main
-
-    return main(*split_items(items), tokens=tokens, as_json=as_json)
-
-
-def lineage(
-    id: Annotated[str, option("see below", "ID")],
-    /,
-    *,
-    up: Annotated[bool, option("only where it comes from")] = False,
-    down: Annotated[bool, option("only what was made from it")] = False,
-    kind: Annotated[str, option("the kind of ID, if it can mean several things")] = "",
-    run: OfRun = "",
-    store: Store = "",
-    as_json: Json = False,
-) -> int | None:
-    """Show where a row comes from, and what was made from it."""
-    from flows.cli.questions import lineage
-
-    return lineage(id, up=up, down=down, as_json=as_json, store=store, run=run, kind=kind)
-
-
-def why(
-    trace: Annotated[str, option("a rollout; its id may be cut to eight characters", "TRACE")],
-    /,
-    *,
-    run: OfRun = "",
-    store: Store = "",
-    as_json: Json = False,
-) -> int | None:
-    """Explain whether a rollout was trained on, and if not, why not."""
-    from flows.cli.questions import why
-
-    return why(trace, as_json=as_json, store=store, run=run)
-
-
-def sql(
-    query: Annotated[str, option("one SELECT statement; without it, the tables are listed")] = "",
-    /,
-    *,
-    form: Annotated[Literal["table", "json", "csv", "parquet"] | None, option("output format", name="--format")] = None,
-    output: Annotated[str, option("write the answer to a file instead of printing it", "FILE")] = "",
-    tokens: Annotated[bool, option("include the columns with a value per token")] = False,
-    force: Force = False,
-    rows: Annotated[Count, option("maximum number of rows in the answer")] = 10_000_000,
-    memory: Annotated[Positive, option("maximum memory, in GiB")] = 4.0,
-    seconds: Annotated[Positive, option("maximum time, in seconds")] = 600.0,
-    run: OfRun = "",
-    store: Store = "",
-) -> int | None:
-    """Query the tables of a store in SQL; this changes nothing.
-
-    Ctrl-C ends a query.
-    """
-    from flows.cli.sql import sql
-    from storage.read.query_limits import Bounds
-
-    bounds = Bounds(rows, memory, seconds)
-    return sql(query, form=form or "", output=output, tokens=tokens, store=store, run=run, force=force, bounds=bounds)
-
-
-OUTCOMES = (
-    "trained, filtered, errored, stopped, stale, quarantined, 'no weight', refused, pending, evaluated or expired"
-)
-COLOURS = """\
-the measure that colours tokens: advantage, weight (the component of the loss), rl_weight, ce_weight, ref_kl_weight, \
-trained_rl_weight, engine, learner, ratio, mismatch, entropy, reference, signal, outside, policy, mask, trained"""
-SOURCE, ORDER, CONTENT, FORM = one_of(), one_of(), one_of(), one_of()
-
-
-def view(
-    *,
-    run: Annotated[str, option("open this run, `latest` for the newest; without it, the list of runs")] = "",
-    host: Annotated[str, option("address to listen on; only this machine by default")] = "127.0.0.1",
-    port: Annotated[Port | None, option("port to listen on; by default a free one from 8265 on")] = None,
-    browse: Annotated[bool, option("open a browser", name="--open")] = False,
-    save: Annotated[tuple[str, str] | None, option("write a page to a file instead", "ADDRESS FILE")] = None,
-    force: Force = False,
-    store: Store = "",
-) -> int | None:
-    """Show runs, rollouts and gradients in a browser; it only reads."""
-    if save is None:
-        from flows.viewer.serving import main
-
-        return main(store=store, run=run, host=host, port=port, browse=browse)
-    from flows.queries.request import BadQuestion
-    from flows.viewer.rendering import save as save_page
-
-    if run or browse or port is not None:
-        raise BadQuestion("--save writes one page and starts nothing: it goes without --run, --port and --open")
-    return save_page(*save, store=store, force=force)
-
-
-def traces(
-    run: Annotated[str, option("a run, `latest` for the newest, or a step of it as RUN:STEP", "RUN")] = "latest",
-    /,
-    *,
-    step: Annotated[Index | None, option("the step; by default the last one", group=SOURCE)] = None,
-    evaluation: Annotated[Index | None, option("the evaluation of this version", "VERSION", group=SOURCE)] = None,
-    of_set: Annotated[str | None, option("only this set of the evaluation", "NAME", name="--set")] = None,
-    env: Annotated[str, option("only of this environment", "X")] = "",
-    agent: Annotated[str, option("only of this agent", "X")] = "",
-    outcome: Annotated[str, option(OUTCOMES, "X")] = "",
-    error: Annotated[str, option("only with an error of this class", "X")] = "",
-    filter: Annotated[
-        str, option("only those on which this filter found something, whether it decided or only reported", "X")
-    ] = "",
-    reason: Annotated[str, option("only those that this filter left out", "X")] = "",
-    trained: Annotated[str, option("yes or no", "X")] = "",
-    group: Annotated[str, option("only of this group", "X")] = "",
-    example: Annotated[str, option("only of this example", "X")] = "",
-    grep: Annotated[
-        str, option("only those with this text, in upper or lower case", "TEXT", allow_leading_hyphen=True)
-    ] = "",
-    where: Annotated[
-        str,
-        option("only those that meet a condition: \"reward > 0.8 and reply ~ 'x'\"", allow_leading_hyphen=True),
-    ] = "",
-    sort: Annotated[str, option("sort by a column; by default in recorded order", "COLUMN")] = "",
-    asc: Annotated[bool, option("lowest first, which is the default", group=ORDER)] = False,
-    desc: Annotated[bool, option("highest first", group=ORDER)] = False,
-    limit: Annotated[Count, option("number of traces on a page")] = 40,
-    page: Annotated[Count, option("number of the page")] = 1,
-    columns: Annotated[str, option("these columns; reward:NAME and metric:NAME too", "A,B")] = "",
-    store: Store = "",
-    as_json: Json = False,
-) -> int | None:
-    """List the rollouts of a step: filter, sort and search."""
-    from flows.queries.request import BadQuestion
-    from flows.queries.rollout_list import TraceChoice, read_names
-    from flows.viewer.terminal.traces import main
-
-    run, step = run_and_step(run, step, evaluation)
-    if of_set is not None and evaluation is None:
-        raise BadQuestion("--set chooses of an evaluation: name its policy's version with --evaluation")
-    choice = TraceChoice(
-        environment=env,
-        agent=agent,
-        outcome=outcome,
-        error=error,
-        filter=filter,
-        reason=reason,
-        trained=trained,
-        group=group,
-        example=example,
-        search=grep,
-        sort=sort,
-        order="desc" if desc else "asc",
-        page=page,
-        size=limit,
-        columns=read_names(columns),
+    measured = [step for step in steps if step.get("seconds")]
+    if not measured:
+        return ""
+    total = sum(step["seconds"] for step in measured)
+    names = ("learner_waited", "engine_idle", "fullness")
+    waited, idle, full = (sum(step["seconds"] * step[name] for step in measured) / total for name in names)
+    ages = [step["token_age/mean"] for step in measured if "token_age/mean" in step]
+    age = f", tokens were {mean(ages):.1f} steps old" if ages else ""
+    summary = (
+        f"the learner waited {waited:.0%} of the time; the engine was idle {idle:.0%} of it, on average {full:.0%} full"
     )
-    return main(run, choice, step, evaluation, of_set, where, as_json=as_json, store=store)
+    summary += age
+    stale = sum(step["seconds"] * step.get("stale", 0.0) for step in measured) / total
+    if stale:
+        summary += f", {stale:.0%} of the groups came to be too old"
+    if stale >= OFTEN:
+        return f"{summary}: raise rollout.max_off_policy_steps, or lower assignment.oversampling where it is above 1"
+    if waited >= OFTEN and full >= FULL:
+        return f"{summary}: raise rollout.max_in_flight if the engine has room, or give it more of the machine"
+    if waited >= OFTEN:
+        return f"{summary}: raise rollout.max_off_policy_steps, so that more groups may be begun"
+    if idle >= OFTEN:
+        return f"{summary}: the learner is what the run waits for; fewer rollout.max_off_policy_steps may do"
+    return f"{summary}: neither has to be changed"
 
 
-def trace(
-    id: Annotated[str, option("a rollout; see below", "ID")],
-    /,
-    *,
-    run: Annotated[str, option("the run that uses it, `latest` for the newest")] = "",
-    color: Annotated[str, option(COLOURS, "MEASURE")] = "",
-    branch: Annotated[Index | None, option("only the messages of one branch", "K")] = None,
-    messages: Annotated[str, option("only these messages, both included", "A:B")] = "",
-    tokens: Annotated[bool, option("one line for each token, with all measurements", group=CONTENT)] = False,
-    text: Annotated[bool, option("messages as texts, without tokens", group=CONTENT)] = False,
-    whole: Annotated[bool, option("do not cut long texts")] = False,
-    width: Annotated[Index | None, option("columns of the output")] = None,
-    as_json: Annotated[bool, option("print everything as JSON for programs", name="--json", group=FORM)] = False,
-    save: Annotated[str, option("write its page as one static HTML file", "FILE", group=FORM)] = "",
-    force: Force = False,
-    store: Store = "",
-) -> int | None:
-    """Show a rollout: its outcome, its messages, its tokens."""
-    from flows.viewer.terminal.trace import main
-    from flows.viewer.terminal.trace_body import Wanted
+def _table(steps: Sequence[dict[str, Any]]) -> Grid:
+    losses = [{outcome: own.total() for outcome, own in count_losses([step]).items()} for step in steps]
+    lost = [outcome for outcome in LOSSES if any(counts[outcome] for counts in losses)]
+    headings = ("step", "reward", *(LOSSES[outcome] for outcome in lost), "kept", "loss", "grad norm", "KL", "tokens")
+    rows = []
+    for step, counts in zip(steps, losses, strict=True):
+        figures = [compact_number(step[name]) for name in ("reward", "kept", "loss", "grad_norm", "mismatch_kl")]
+        figures[1:1] = [f"{counts[outcome]:,}" for outcome in lost]
+        rows.append((step["step"], *figures, max(step["tokens"].values(), default=0)))
+    return grid(headings, rows, left=())
 
-    wanted = Wanted(color, branch, messages, tokens, text, whole)
-    return main(id, wanted, store=store, run=run, width=width, as_json=as_json, save=save, force=force)
+
+def _times(steps: Sequence[dict[str, Any]]) -> Grid:
+    stages = [stage for stage in STEP_STAGES if any(stage in step["seconds"] for step in steps)]
+    return grid(("step", *stages), ((step["step"], *(_seconds(step, s) for s in stages)) for step in steps), left=())
+
+
+def _scores(evaluations: Sequence[dict[str, Any]]) -> Iterator[str]:
+    rows = ((each["version"], each["set"], score) for each in evaluations for score in each["scores"])
+    for version, set_name, score in rows:
+        passes = "".join(f", pass@{each['k']} {with_interval(each['estimate'], each)}" for each in score["pass_at"])
+        errors = "".join(f", {count} {kind}" for kind, count in score["errors"].items())
+        attempts = f"{score['num_attempts']} attempts at {score['num_examples']} examples{errors}"
+        average = with_interval(score["average"], score)
+        where = environment_title(set_name, score["environment"])
+        yield f"policy {version} on held-out {where}: average {average}{passes} ({attempts})"
+
+
+def _seconds(step: dict[str, Any], stage: str) -> str:
+    shared = "*" if stage in step["shared"] else ""
+    return f"{step['seconds'][stage]:.2f}{shared}" if stage in step["seconds"] else "-"

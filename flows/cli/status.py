@@ -1,4 +1,4 @@
-"""What is at work now: the live runs of a store, their services on this machine, gates that wait, runs that are due."""
+"""The command status: live runs of a store, their services on this machine, waiting gates, scheduled runs."""
 
 import json
 import os
@@ -6,11 +6,12 @@ import socket
 import urllib.request
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
 
 from configs.store import default_store
+from flows.cli.arguments import Json, StoreOption, option
 from flows.queries.run_state import deciding_event, is_going
 from flows.queries.runs import steps_done
 from flows.queries.store_reader import StoreReader, recorded_run
@@ -24,10 +25,16 @@ MOST_DUE = 3
 Row = dict[str, Any]
 
 
-def main(run: str = "", store: str = "", as_json: bool = False) -> int:
-    """Print what is at work in a store, or what one run is doing; return 0 where anything is, else 1.
+def status(
+    run: Annotated[str, option("only this run, `latest` for the newest", "RUN")] = "",
+    /,
+    *,
+    store: StoreOption = "",
+    as_json: Json = False,
+) -> int:
+    """Print the live runs of a store, or one of them; return 0 if a run is live, else 1.
 
-    Raises ConfigError for an unknown run, LayoutError where there is no store; none is made.
+    Raises ConfigError for an unknown run, LayoutError without a store; none is made.
     """
     library = StoreReader.at(store or default_store(), most_bytes=None)
     names = [recorded_run(library.store, run)[0]] if run else library.store.runs.names()

@@ -1,9 +1,15 @@
-"""Track: the figures of a recorded run, sent to W&B or TensorBoard from the store."""
+"""The command track: sends the metrics of a recorded run to W&B or TensorBoard."""
 
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from flows.cli.arguments import RunItems, Store, UsageError, one_run, option, split_items
+from configs.load import override
+from configs.store import default_store
+from flows.cli.arguments import RunItems, StoreOption, UsageError, one_run, option, split_items
+from flows.queries.store_reader import StoreReader, recorded_run
+from flows.queries.tracked_rows import recorded_rows
+from flows.reporting.tracking import open_sink
+from flows.reporting.tracking import track as send_rows
+from flows.runtime.session import log_directory
 
 SECTION = "tracking."
 
@@ -11,30 +17,17 @@ SECTION = "tracking."
 def track(
     *items: RunItems,
     to: Annotated[Literal["wandb", "tensorboard"], option("where the figures go")],
-    store: Store = "",
-) -> int | None:
-    """Send the figures of a recorded run to W&B or TensorBoard."""
+    store: StoreOption = "",
+) -> int:
+    """Send the metrics of a recorded run; only settings of the section tracking may change.
+
+    Raises ConfigError for an unknown run, LayoutError without a store, TrackingError.
+    """
     runs, overrides = split_items(items)
     if others := [each for each in overrides if not each.startswith(SECTION)]:
         raise UsageError(f"track changes settings of {SECTION[:-1]} alone, not {others[0]}: the run is recorded")
-    return send(one_run(runs), to, overrides, store)
-
-
-def send(name: str, to: str, overrides: Sequence[str] = (), store: str = "") -> int:
-    """Send what a run of the store recorded, `latest` for the newest; return the exit status.
-
-    Raises ConfigError for an unknown run, LayoutError where there is no store, TrackingError.
-    """
-    from configs.load import override
-    from configs.store import default_store
-    from flows.queries.store_reader import StoreReader, recorded_run
-    from flows.queries.tracked_rows import recorded_rows
-    from flows.reporting.tracking import open_sink
-    from flows.reporting.tracking import track as send_rows
-    from flows.runtime.session import log_directory
-
     library = StoreReader.at(store or default_store())
-    run, recorded = recorded_run(library.store, name)
+    run, recorded = recorded_run(library.store, one_run(runs))
     # The store is where it is now: it may have been moved since.
     here = {"store": library.store.root.address}
     config = override(recorded, [f"tracking.type={to}", *overrides]).model_copy(update=here)

@@ -236,7 +236,7 @@ def shown_tokens(
         whole = whole.filter((pl.col("message") != messages[0]) | (pl.col("place") >= start))
     # Texts of those tokens alone that are drawn: a tokenizer is slower than all else here.
     drawn = with_texts(library, found, whole.head(DRAWN))
-    sizes = {each.name: _largest(library, found, drawn, each.column) for each in COLOURINGS}
+    sizes = {each.name: largest_in_batch(library, found, drawn, each.column) for each in COLOURINGS}
     shades = {each.name: each.shades(drawn, sizes[each.name]) for each in COLOURINGS}
     parts, at = {}, 0
     for (message,), part in drawn.group_by("message", maintain_order=True):
@@ -278,7 +278,7 @@ def colourings(library: StoreReader, found: FoundTrace, drawn: pl.DataFrame) -> 
             "num_measured": len(drawn) - drawn[each.column].null_count(),
             "legend": [
                 {"shade": shade, "label": label}
-                for shade, label in each.legend(_largest(library, found, drawn, each.column))
+                for shade, label in each.legend(largest_in_batch(library, found, drawn, each.column))
             ],
         }
         for each in COLOURINGS
@@ -290,7 +290,8 @@ def scaled_weights(drawn: pl.DataFrame) -> list[str]:
     return [name for name, trained in TRAINED_WEIGHTS.items() if bool((drawn[trained] != drawn[name]).any())]
 
 
-def _largest(library: StoreReader, found: FoundTrace, drawn: pl.DataFrame, column: str) -> float:
+def largest_in_batch(library: StoreReader, found: FoundTrace, drawn: pl.DataFrame, column: str) -> float:
+    """Return the largest size of a column of tokens; for the advantage that of the whole batch of rollouts."""
     own = largest(drawn, column)
     # By the batch, so that the same shade means the same in every trace of it.
     return max(own, largest_advantage(library, found) or 0.0) if column == "advantage" else own

@@ -152,9 +152,9 @@ def test_the_exit_status_is_that_of_the_worst(
         monkeypatch.setattr(doctor, "checks", lambda _: [lambda: iter(findings)])
 
     found("ok", "warn")
-    assert doctor.main() == 0
+    assert doctor.doctor() == 0
     found("ok", "bad", "warn")
-    assert doctor.main() == 1
+    assert doctor.doctor() == 1
     assert "Not ready: 3 checks, 1 warnings, 1 bad." in capsys.readouterr().out
 
 

@@ -19,12 +19,12 @@ WRONG = {"name": "GPU", "measured": "none", "expected": "one by NVIDIA", "passed
 @pytest.mark.parametrize(("found", "status"), [([RIGHT, NOTED], 0), ([WRONG, RIGHT], 1)])
 def test_every_check_has_its_line_and_one_that_is_wrong_decides(found, status, monkeypatch, capsys) -> None:
     monkeypatch.setattr(gpu_smoke, "checks", lambda files, overrides, tokens: iter(found))
-    assert gpu_smoke.main([], []) == status
+    assert gpu_smoke.gpu_smoke() == status
     head, *lines = capsys.readouterr().out.splitlines()
     assert "measured" in head and "expected" in head
     verdicts = {True: "OK", False: "WRONG"}
     assert [line.split()[0] for line in lines] == [verdicts.get(check["passed"], check["name"]) for check in found]
-    assert gpu_smoke.main([], [], as_json=True) == status
+    assert gpu_smoke.gpu_smoke(as_json=True) == status
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == found
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from configs.load import load
 from flows import cli
-from flows.cli import launch
+from flows.cli import run as commands
 from flows.cli.project import CONFIG, EXAMPLES, NUM_EXAMPLES, REWARD, example_rows
 from flows.runtime import demo_sources
 from flows.runtime.demo_sources import DEMO, RECIPES, demo_weights
@@ -193,9 +193,9 @@ def test_the_command_line_warms_the_model_up_as_flows_do(tmp_path: Path, monkeyp
     monkeypatch.setattr(demo_sources, "build", lambda sources: None)
     monkeypatch.setattr(demo_sources, "_last_policy", lambda store: "key" if started else "")
     monkeypatch.setattr(demo_sources, "warm_weights", lambda root, key: Path("/weights"))
-    monkeypatch.setattr(launch, "prepare", lambda *given, **named: signature(prepare).bind(*given, **named).arguments)
-    monkeypatch.setattr(launch, "watch", lambda config, plain: started.append(config))
-    assert launch._demo_weights("train", [CONFIG], [], "", True) == ["model.path=/weights"]
+    monkeypatch.setattr(commands, "prepare", lambda *given, **named: signature(prepare).bind(*given, **named).arguments)
+    monkeypatch.setattr(commands, "watch", lambda config, plain: started.append(config))
+    assert commands._demo_weights("train", [CONFIG], [], "", True) == ["model.path=/weights"]
     assert [(each["kind"], each["settings"]["name"]) for each in started] == [("sft", "demo-warm-up")]
     assert started[0]["overrides"][2:] == list(RECIPES[DEMO].warm_up)
 

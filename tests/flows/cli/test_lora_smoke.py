@@ -16,7 +16,7 @@ def test_every_probe_has_its_line_and_one_that_fails_decides(
     found: list[ProbeResult], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(lora_smoke, "probes", lambda config: iter(found))
-    assert lora_smoke.main([], ["model.path=/x"]) == status
+    assert lora_smoke.lora_smoke("model.path=/x") == status
     lines = capsys.readouterr().out.splitlines()
     assert lines == [f"{'PASS' if each.passed else 'FAIL'}  {each.name}: {each.detail}" for each in found]
 
@@ -24,7 +24,7 @@ def test_every_probe_has_its_line_and_one_that_fails_decides(
 def test_weights_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # which is no model for not being named
     with pytest.raises(ConfigError, match=r"model\.path: say which directory"):
-        lora_smoke.main([], [])
+        lora_smoke.lora_smoke()
 
 
 @pytest.mark.engine
@@ -34,6 +34,6 @@ def test_the_engine_here_passes(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
     model = tiny_qwen3(tmp_path / "model", seed=3, tied=True)
     settings = [f"model.path={model}", "training.lora={rank=3, alpha=6}", "engine.startup_seconds=600"]
-    assert lora_smoke.main([], settings) == 0
+    assert lora_smoke.lora_smoke(*settings) == 0
     names = [line.split(":")[0] for line in capsys.readouterr().out.splitlines()]
     assert names == ["PASS  mixed batch", "PASS  swaps", "PASS  slowdown"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli.maintenance import collect_garbage
+from flows.cli.maintenance import gc
 from flows.runtime.maintenance import readers
 from storage.errors import SliceExpired
 from storage.schemas.stage_tables import STAGE_TABLES
@@ -73,7 +73,7 @@ def test_gc_says_what_goes_and_removes_it(root: Path, capsys: pytest.CaptureFixt
 def test_gc_asks(root: Path, monkeypatch: pytest.MonkeyPatch, answer: str, status: int, runs: set[str]) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("builtins.input", lambda question: answer)
-    assert collect_garbage(str(root), remove=["old"]) == status
+    assert gc(store=str(root), remove=("old",)) == status
     assert {entry.run for entry in open_store(root).ledger.entries()} == runs
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import run_summary
+from flows.cli import show
 from flows.cli.arguments import UsageError
 from flows.cli.note import note
-from flows.cli.run_list import list_runs
+from flows.cli.runs import runs
 from flows.queries.conditions import condition_of
 from flows.queries.notes import notes_of
 from flows.queries.request import NotThere, PageRequest
@@ -46,9 +46,9 @@ def written(capsys: pytest.CaptureFixture[str]) -> str:
 def test_a_note_on_a_run_is_listed_shown_and_taken_back(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     note("base", "length grew", tag=("odd", "look"), store=str(store), as_json=True)
     name = written(capsys)
-    run_summary.main("base", store=str(store))
+    show.show("base", store=str(store))
     assert f"note {name}" in (shown := capsys.readouterr().out) and "length grew #look #odd" in shown
-    list_runs(str(store))
+    runs(store=str(store))
     assert "base #look #odd" in " ".join(capsys.readouterr().out.split())
     note("base", store=str(store))
     assert "length grew" in capsys.readouterr().out

@@ -97,7 +97,7 @@ def test_sizes_are_what_the_config_comes_to() -> None:
 def test_missing_files_are_refused_and_nothing_is_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"model\.path: there is no directory"):
-        plan.main(["demo"], ["model.path=./none"])
+        plan.check("demo", "model.path=./none")
     assert cli.main(["check", "demo"]) == 0
     assert list(tmp_path.iterdir()) == []
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from configs.run import RunConfig
-from flows.cli import run_summary as show
+from flows.cli import show
 from flows.queries.run_state import process_gone
 from flows.queries.store_reader import StoreReader
 from flows.services.ownership import OWNER, SERVICE, identity
@@ -23,6 +23,7 @@ from storage.errors import LayoutError, RunUnknown
 from storage.store import Store, open_store
 from tasks.metrics import stage as metrics
 from tasks.runtime.execute import perform
+from tasks.runtime.imports import DISTRIBUTION
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Ref, Stage, Tables
 from tests.fixtures.builders import failed, table, trace
@@ -55,7 +56,7 @@ def sample(stage: Stage, context: RunContext, step: int) -> None:
 
 def test_a_run_is_described_for_programs_and_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finished_run(tmp_path)
-    assert show.main("latest", store=str(tmp_path), as_json=True) == 0
+    assert show.show("latest", store=str(tmp_path), as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
     (step,) = found["steps"]
     assert (found["run"], found["state"], found["num_steps"]) == ("a", "started", 2)
@@ -63,11 +64,11 @@ def test_a_run_is_described_for_programs_and_for_people(tmp_path: Path, capsys: 
     assert step["finished"] and step["rows"]["rollout"] == {"traces": 3} and step["rows"]["metrics"]["metrics"] > 20
     assert step["tokens"] == {"rollout": 15}
     assert step["seconds"]["rollout"] >= 0.0 and step["shared"] == []
-    show.main("a", store=str(tmp_path))
+    show.show("a", store=str(tmp_path))
     printed = capsys.readouterr().out
     assert "1 of 3 rollouts errored (timeout 1)" in printed and "step  reward  errored  kept" in printed
     assert "train a: started, 1/2 steps" in printed and "rollout  " not in printed and "0.5" in printed
-    show.main("a", store=str(tmp_path), timing=True)
+    show.show("a", store=str(tmp_path), timing=True)
     assert "  rollout  " in capsys.readouterr().out
 
 
@@ -148,10 +149,10 @@ def test_what_policies_scored_is_shown(tmp_path: Path, capsys: pytest.CaptureFix
     store = finished_run(tmp_path)
     stage = of_traces(trace("e0", reward=1.0), trace("e1", reward=0.5), failed("e2"))
     perform(stage, RunContext(store, "a", CONFIG, {}), 3, (EVALUATED,))
-    show.main("a", store=str(tmp_path), as_json=True)
+    show.show("a", store=str(tmp_path), as_json=True)
     (found,) = json.loads(capsys.readouterr().out)["evaluations"]
     assert (found["version"], found["scores"][0]["average"]) == (3, 0.75)
-    show.main("a", store=str(tmp_path))
+    show.show("a", store=str(tmp_path))
     said = "policy 3 on held-out reverse: average 0.750 [0.118, 0.985], pass@1 0.500 [0.055, 0.945] (3 attempts at 1"
     assert said in capsys.readouterr().out
 
@@ -173,7 +174,7 @@ def test_a_run_whose_process_was_killed_says_so(
     store = finished_run(tmp_path)
     noted = store.runs.record(run="a", event=event, host=host, pid=pid)
     assert process_gone(noted) is gone
-    show.main("a", store=str(tmp_path))
+    show.show("a", store=str(tmp_path))
     assert (f"train a: {event}; its process is gone, 1/2 steps" in capsys.readouterr().out) is gone
 
 
@@ -186,12 +187,12 @@ def test_a_process_that_began_after_the_event_is_another_one(tmp_path: Path) -> 
 def test_a_run_or_a_store_that_is_not_there_is_named(tmp_path: Path) -> None:
     open_store(tmp_path / "empty")
     with pytest.raises(RunUnknown, match="none"):
-        show.main("latest", store=str(tmp_path / "empty"))
+        show.show("latest", store=str(tmp_path / "empty"))
     finished_run(tmp_path / "store")
     with pytest.raises(RunUnknown, match=r"(?s)^there is no run 'b'\n.*the last runs are: a\n  Safe: nothing"):
-        show.main("b", store=str(tmp_path / "store"))
+        show.show("b", store=str(tmp_path / "store"))
     with pytest.raises(LayoutError, match="there is no store"):
-        show.main("latest", store=str(tmp_path / "typo"))
+        show.show("latest", store=str(tmp_path / "typo"))
     assert not (tmp_path / "typo").exists()
 
 
@@ -285,7 +286,7 @@ def test_the_store_is_that_of_the_variable_where_none_is_named(tmp_path: Path, m
 
 
 def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(capsys, "--version") == (0, f"stagecoach {version('stagecoach')}\n")
+    assert run_command(capsys, "--version") == (0, f"stagecoach {version(DISTRIBUTION)}\n")
 
 
 def test_a_state_has_its_colour_on_a_terminal_alone(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli.arguments import UsageError
-from flows.cli.run_list import stop_run
+from flows.cli.runs import stop
 from flows.services.ownership import live_processes
 from storage.records import Event
 from storage.store import Store, open_store
@@ -55,7 +55,7 @@ def events(directory: Path) -> list[Event]:
 
 @pytest.mark.fault("two writers", "a run that two processes work on is stopped", "both end")
 def test_all_processes_of_a_run_end(workers: list["subprocess.Popen[bytes]"], tmp_path: Path) -> None:
-    assert stop_run("a", str(tmp_path / "store")) == 0
+    assert stop("a", store=str(tmp_path / "store")) == 0
     happened(f"stopped {[process.pid for process in workers]}")
     assert [process.wait(10) for process in workers] == [0, 0]
     assert live_processes(events(tmp_path)) == []
@@ -66,7 +66,7 @@ def test_the_first_process_is_ended_though_the_second_has_ended_before(
 ) -> None:
     workers[1].terminate()
     assert workers[1].wait(10) == 0
-    assert stop_run("a", str(tmp_path / "store")) == 0
+    assert stop("a", store=str(tmp_path / "store")) == 0
     assert workers[0].wait(10) == 0
 
 
@@ -74,10 +74,10 @@ def test_processes_that_are_left_are_named(tmp_path: Path, capsys: pytest.Captur
     store: Store = open_store(tmp_path / "store")
     store.runs.record(run="a", event="started", kind="train", config={"steps": 2}, host="elsewhere", pid=7)
     with pytest.raises(UsageError, match="at work in process 7 on elsewhere: call this there"):
-        stop_run("a", str(tmp_path / "store"))
+        stop("a", store=str(tmp_path / "store"))
     store.runs.record(run="a", event="finished", host="elsewhere", pid=7)
     with pytest.raises(UsageError, match="not at work: finished"):
-        stop_run("a", str(tmp_path / "store"))
+        stop("a", store=str(tmp_path / "store"))
     store.runs.record(run="a", event="started", host=socket.gethostname(), pid=os.getppid())
     with pytest.raises(UsageError, match=f"process {os.getppid()}, which is none of stagecoach: end it yourself"):
-        stop_run("a", str(tmp_path / "store"))
+        stop("a", store=str(tmp_path / "store"))

@@ -1,4 +1,4 @@
-"""A run that somebody else started, in the panel and in the reader of rollouts."""
+"""A run that another process started, in the panel."""
 
 import io
 import os
@@ -23,7 +23,6 @@ from flows.reporting.panel import PanelWatcher
 from flows.runtime import pipeline
 from flows.runtime.session import record_run
 from flows.runtime.step_report import finish_step
-from flows.viewer.terminal.reader import HELP, read_rollouts
 from tests.fixtures import evaluations, rehearsal
 from tests.fixtures.waiting import PATIENCE
 
@@ -99,54 +98,14 @@ def test_what_was_learnt_is_one_line() -> None:
     assert reward_line([0.1, 0.2, 0.3, 0.4]) == ["mean reward 0.10 in the first step, 0.30 over the last 3"]
 
 
-def _read(store: Path, *lines: str) -> int:
-    typed = iter(lines)
-
-    def ask(prompt: str) -> str:
-        try:
-            return next(typed)
-        except StopIteration:
-            raise EOFError from None
-
-    return read_rollouts(StoreReader.at(store), "a", ask)
-
-
-def test_rollouts_are_read_one_after_the_other(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _read(store, "", "n", "p", "12", "q", "never read") == 0
-    said = capsys.readouterr().out
-    assert said.startswith("step 2 of a: 12 rollouts; h for help\n")
-    shown = [line for line in said.splitlines() if line.startswith("rollout ")]
-    assert shown == [f"rollout {number} of 12" for number in (1, 2, 1, 12)]
-
-
-def test_they_are_filtered_and_of_another_step(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _read(store, "f outcome=errored", "f", "s 0", "f sort=reward order=desc") == 0
-    heads = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
-    said = [(2, 12), (2, 0), (2, 12), (0, 12), (0, 12)]
-    assert heads == [f"step {step} of a: {count} rollouts; h for help" for step, count in said]
-
-
-def test_what_it_does_not_know_changes_nothing(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _read(store, "h", "99", "s 9", "f nobody=1", "f outcome=lost", "f 'open", "s", "l") == 0
-    said = capsys.readouterr().out
-    assert HELP in said
-    assert all(part in said for part in ("1 to 12", "no rollouts at step 9", "no filter 'nobody'"))
-    assert said.rstrip().splitlines()[-12].endswith("h for help") or "step 2 of a: 12 rollouts" in said
-
-
 @pytest.mark.engine  # a process on a terminal of its own
-def test_on_a_terminal_a_key_opens_the_reader_and_the_end_of_the_run_ends_it(tmp_path: Path) -> None:
+def test_on_a_terminal_the_panel_grows_and_the_end_of_the_run_ends_it(tmp_path: Path) -> None:
     session = rehearsal.session_for(tmp_path / "store", "a", steps=3)
     with record_run(session):
         steps = pipeline.run_steps(rehearsal.Rehearsal(session), rehearsal.SOURCE)
         finish_step(session, next(steps))
         with Terminal("watch", "a", "--store", str(tmp_path / "store")) as terminal:
             terminal.wait_for("1/3 steps")
-            terminal.press("r")
-            terminal.wait_for("step 0 of a: 12 rollouts")
-            terminal.press("2\n")
-            terminal.wait_for("rollout 2 of 12")
-            terminal.press("q\n")
             for finished in steps:
                 finish_step(session, finished)
             terminal.wait_for("3/3 steps")
@@ -174,11 +133,6 @@ class Terminal:
             os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
         os.close(self._file)
-
-    def press(self, keys: str) -> None:
-        """Press keys; what was said before does not count any more."""
-        self._said = ""
-        os.write(self._file, keys.encode())
 
     def wait_for(self, text: str) -> None:
         """Read until a text has come."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flows.cli.run_summary import describe
+from flows.cli.show import describe
 from flows.orchestration.states import GateRefused
 from flows.queries.batch import packed_step
 from flows.queries.derived_tables import DERIVED

@@ -25,7 +25,7 @@ def test_evaluations_of_runs_stand_side_by_side_in_all_and_by_tier(
     root, settings = str(tmp_path / "store"), TRIED | {"num_examples": HELD_OUT, "pass_at": (1, 2)}
     train(tmp_path / "store", "one", Sampler(), evaluation=settings)
     evaluate(tmp_path / "store", "two", Sampler(frozenset({"eval-reverse_text-0/0"})), seed=8, evaluation=settings)
-    assert evals(["one", "two"], as_json=True, store=root) == 0
+    assert evals("one", "two", as_json=True, store=root) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(row["run"], row["version"]) for row in rows if row["figure"] == "avg"] == [
         *(("one", 0), ("one", 1), ("one", 2), ("two", 0)),
@@ -35,16 +35,16 @@ def test_evaluations_of_runs_stand_side_by_side_in_all_and_by_tier(
     assert later["difference"] == pytest.approx(0.1) and later["num_paired"] == HELD_OUT
     assert other["num_errors"] == 1 and other["floor"] < other["value"]
     target = tmp_path / "probe.parquet"
-    assert evals(["one"], by="tier", output=str(target), store=root) == 0
+    assert evals("one", by="tier", output=str(target), store=root) == 0
     written = pq.read_table(target)
     assert written.schema.equals(SCHEMA) and written.num_rows == 3 * 3 * 3, "versions, tiers, figures"
     buckets = {(row["bucket"], row["figure"]): row for row in written.to_pylist() if row["version"] == 0}
     assert {bucket for bucket, _ in buckets} == {"0", "1", "2"}
     assert buckets["2", "avg"]["value"] == pytest.approx(0.14) and buckets["2", "pass@2"]["num_examples"] == 2
-    evals(["one"], by="tier", store=root)
+    evals("one", by="tier", store=root)
     assert "to the first" in capsys.readouterr().out
     with pytest.raises(FieldMissing, match=r"no field 'level'.*whose task has the fields tier"):
-        evals(["one"], by="level", store=root)
+        evals("one", by="level", store=root)
 
 
 def test_two_runs_are_compared_by_the_first_set_and_all_its_rollouts(tmp_path: Path) -> None:
@@ -89,10 +89,10 @@ def test_figures_and_differences_say_over_how_many_examples_they_are(
     settings = TRIED | {"pass_at": (1, 2)}
     evaluate(tmp_path / "store", "one", Sampler(lost), evaluation=settings)
     evaluate(tmp_path / "store", "two", Sampler(), seed=8, evaluation=settings)
-    evals(["one", "two"], as_json=True, store=str(tmp_path / "store"))
+    evals("one", "two", as_json=True, store=str(tmp_path / "store"))
     rows = json.loads(capsys.readouterr().out)
     assert [row["num_examples"] for row in rows] == [3, 3, 2, 4, 4, 4], "those that the figure is of"
     assert [row["num_paired"] for row in rows] == [None] * 3 + [3, 3, 2]
-    evals(["one", "two"], store=str(tmp_path / "store"))
+    evals("one", "two", store=str(tmp_path / "store"))
     *_, last = capsys.readouterr().out.splitlines()
     assert "of 2" in last, "not over the four beside it"

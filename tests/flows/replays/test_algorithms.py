@@ -92,7 +92,7 @@ def test_the_command_leaves_the_store_as_it_was(root: Path, capsys: Any) -> None
         return {str(each.relative_to(root)): each.read_bytes() for each in root.rglob("*") if each.is_file()}
 
     before = files()
-    assert algorithms("base", ["grpo", "rloo", "rae"], store=str(root), as_json=True) == 0
+    assert algorithms("base", "grpo", "rloo", "rae", store=str(root), as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in found["algorithms"]] == ["grpo", "rloo"]
     assert [each["name"] for each in found["refused"]] == ["rae"]
@@ -137,7 +137,7 @@ def test_the_page_has_every_algorithm_one_group_and_what_was_refused(root: Path,
 def test_an_unknown_algorithm_is_refused_before_anything_is_done(root: Path) -> None:
     runs = open_store(root).runs.names()
     with pytest.raises(ConfigError, match="grop: the known ones are grpo"):
-        algorithms("base", ["grpo", "grop"], store=str(root))
+        algorithms("base", "grpo", "grop", store=str(root))
     assert open_store(root).runs.names() == runs
 
 
@@ -145,11 +145,11 @@ def test_curves_of_several_runs(tmp_path: Path, capsys: Any) -> None:
     root = tmp_path / "store"
     for name, algorithm in (("base", "grpo"), ("by-grpo", "rloo")):
         rehearse(root, name, steps=2, algorithm={"type": algorithm})
-    assert curves(["base", "by-grpo"], store=str(root), output=str(tmp_path / "page.md")) == 0
+    assert curves("base", "by-grpo", store=str(root), output=str(tmp_path / "page.md")) == 0
     text, picture = ((tmp_path / name).read_text() for name in ("page.md", "page.svg"))
     assert "| step | base | by-grpo |" in text and "![curves](page.svg)" in text and picture.count("L") >= 2
     capsys.readouterr()
-    assert curves(["base"], store=str(root)) == 0
+    assert curves("base", store=str(root)) == 0
     assert "base" in capsys.readouterr().out
 
 

@@ -7,8 +7,8 @@ import pytest
 from prefect.logging import disable_run_logger
 
 from configs.errors import ConfigError
-from flows.cli.launch import replays as launched
-from flows.cli.launch import resume
+from flows.cli.run import resume
+from flows.cli.run import run_replays as launched
 from flows.replay import replay
 from flows.replays import config as replay_config
 from flows.replays import loop as walks

@@ -10,6 +10,7 @@ from configs.layers import presets
 from configs.load import load
 from flows import cli
 from flows.cli import launch
+from flows.cli import run as commands
 from flows.runtime import demo_sources
 from flows.runtime.demo_sources import RECIPES, Recipe, SourceFailed, Sources, build, sources_directory
 
@@ -118,9 +119,10 @@ def test_the_command_passes_the_preset_on_and_refuses_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen = []
-    monkeypatch.setattr(launch, "demo", lambda *args, **kwargs: seen.append((args, kwargs)))
+    monkeypatch.setattr(commands, "train_demo", lambda *args: (load(["demo"]), seen.append(args)))
+    monkeypatch.setattr(commands, "demo_summary", lambda *_: [])
     assert cli.main(["demo", "calc_tools", "steps=2", "--store", "s"]) == 0
-    assert seen == [(("calc_tools",), {"overrides": ["steps=2"], "name": "", "store": "s", "plain": False})]
+    assert seen == [("calc_tools", ["steps=2"], "", "s", False)]
     for wrong in (["qwen3_gpu"], ["calc_tools", "debate"]):
         assert cli.main(["demo", *wrong]) == 2
     assert "demo takes one of demo, two_environments" in capsys.readouterr().err and len(seen) == 1
@@ -128,8 +130,13 @@ def test_the_command_passes_the_preset_on_and_refuses_others(
 
 def test_the_summary_says_what_the_recipe_says() -> None:
     config = load(["kuhn_poker"], ["name=poker", "store=/s"])
-    outcome = {"steps": [{"reward": 0.25}, {"reward": 0.5}], "evaluations": [], "num_computed": 7, "num_found": 3}
-    lines = launch.demo_summary(outcome, config, RECIPES["kuhn_poker"], 12.0)
+    outcome = {
+        "steps": [{"step": 0, "reward": 0.25}, {"step": 1, "reward": 0.5}],
+        "evaluations": [],
+        "num_computed": 7,
+        "num_found": 3,
+    }
+    lines = commands.demo_summary(outcome, config, RECIPES["kuhn_poker"], 12.0)
     recipe = RECIPES["kuhn_poker"]
     assert lines[1] == f"{recipe.about}: mean reward 0.25 in the first step, 0.38 over the last 2."
     assert f"  stagecoach show poker --store /s {recipe.try_next}" in lines

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows.cli.run_summary import describe
+from flows.cli.show import describe
 from flows.queries.scores import recorded_evaluations
 from flows.reporting.panel import Panel, PanelWatcher
 from flows.runtime import loops as evaluating

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 
 from configs.errors import ConfigError
-from flows.cli.run_summary import describe
+from flows.cli.show import describe
 from flows.orchestration.states import EmptyBatch
 from flows.queries.compare import work_of
 from flows.queries.compare_rows import read_steps

@@ -10,7 +10,7 @@ import pytest
 from configs.algorithms import TeacherConfig
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.cli.run_summary import describe
+from flows.cli.show import describe
 from flows.queries.step_history import step_history
 from flows.runtime.loops import evaluation_contexts, plan_work
 from flows.runtime.session import needs

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from flows.cli import run_summary as show
+from flows.cli import show
 from flows.queries.ledger import STAGE_TIMES, lanes, ledger, slices, stage_times
 from flows.queries.metrics import ABOUT, About, about, ends, matching, metrics, numbers, steps
 from flows.queries.request import BadQuestion, NotThere, PageRequest

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from configs.services import TensorboardTracking
-from flows.cli import run_summary as show
+from flows.cli import show
 from flows.queries.metrics import numbers, series, steps
 from flows.queries.store_reader import StoreReader
 from flows.reporting.tracked_names import step_figures

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows.cli import run_summary as show
+from flows.cli import show
 from flows.queries.request import BadQuestion, PageRequest
 from flows.queries.run_state import GONE, deciding_event, is_going, seconds_at_work, state_of
 from flows.queries.runs import RUNS, parent_of, runs

@@ -15,7 +15,7 @@ from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import TOKENS, tokens
 from flows.queries.trace import find_trace, samples
 from flows.viewer.pages.trace import trace_page
-from flows.viewer.terminal.trace_body import MEASURES
+from flows.viewer.terminal import MEASURES
 from tests.fixtures import builders
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
 
@@ -287,8 +287,9 @@ def test_numbers_are_plain_json() -> None:
     assert plain_number(None) is None and plain_number(True) is True and plain_number(7) == 7
 
 
-def test_the_terminal_has_the_colourings_of_the_page_by_the_same_names() -> None:
-    assert set(MEASURES) - {"weight"} == {each.name for each in COLOURINGS}
+def test_the_terminal_has_colourings_of_the_page() -> None:
+    assert [*MEASURES] == ["weight", "advantage", "engine", "learner", "ratio", "mismatch", "entropy", "reference"]
+    assert all(measure in COLOURINGS for name, measure in MEASURES.items() if name != "weight")
 
 
 def test_tokens_of_a_trace_of_several_policies_know_theirs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

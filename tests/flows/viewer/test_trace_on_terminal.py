@@ -16,10 +16,10 @@ from tokenizers.models import WordLevel
 
 from configs.run import RunConfig
 from flows import cli
+from flows.cli.trace import terminal, trace_parts
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import trace_use
-from flows.viewer.terminal.trace import terminal, trace_parts
-from flows.viewer.terminal.trace_body import LONG, MEASURES, Colours, Indented, Wanted
+from flows.viewer.terminal import _STYLES, LONG, MEASURES, Colours, Indented, PrintOptions
 from tests.fixtures import builders
 from tests.fixtures.hostile import ALL, acting
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
@@ -62,10 +62,10 @@ def printed(root: Path, *arguments: str, capsys: pytest.CaptureFixture[str]) -> 
     return capsys.readouterr().out
 
 
-def coloured(root: Path, trace_id: str, **wanted: Any) -> str:
+def coloured(root: Path, trace_id: str, **options: Any) -> str:
     library = StoreReader.at(root)
     out = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=100, markup=False)
-    for part in trace_parts(library, trace_use(library, trace_id), Wanted(**wanted), out):
+    for part in trace_parts(library, trace_use(library, trace_id), PrintOptions(**options), out):
         out.print(part)
     text = out.file.getvalue()  # type: ignore[attr-defined]
     assert "\x1b" not in ESCAPE.sub("", text), "colours alone are escapes"
@@ -117,7 +117,7 @@ def test_branches_and_spans_choose_messages(made: Path, capsys: pytest.CaptureFi
         ((FORKED, "--branch", "2"), "the trace has 2, numbered from 0"),
         ((FORKED, "--messages", "x:2"), "write 4, 3:7"),
         ((FORKED, "--messages", "9:"), "the last is 4"),
-        ((FORKED, "--color", "taste"), "there are advantage"),
+        ((FORKED, "--color", "taste"), "there are "),
         (("f" * 8 + "x",), f"the nearest ids are {FORKED}"),
         ((FORKED, "--run", "nobody"), "there is no run 'nobody'"),
         ((FORKED, "--width", "0"), "--width 0: at least 20"),
@@ -177,7 +177,7 @@ def test_long_texts_are_cut_with_a_count_unless_all_is_wanted(
     left_out = int(re.findall(r"\.\.\. (\d+) more characters \(--whole shows all\)", cut)[0])
     assert 0 < len(ALL) - 2000 - left_out + 64 <= 128, "2000, or a few less where a letter has marks"
     assert "--whole" not in printed(made, "h" * 32, "--whole", capsys=capsys)
-    monkeypatch.setattr("flows.viewer.terminal.trace_body.MOST_MESSAGES", 2)
+    monkeypatch.setattr("flows.viewer.terminal.MOST_MESSAGES", 2)
     few = printed(made, FORKED, capsys=capsys)
     assert "... 3 messages between these" in few and few.index("0 user") < few.index("... 3") < few.index("4 assistant")
 
@@ -199,15 +199,18 @@ def test_no_color_and_pipes_are_plain_and_a_width_is_kept(monkeypatch: pytest.Mo
     assert (terminal().width, terminal(70).width) == (120, 70)
 
 
-def test_scales_reach_as_far_as_the_values_and_never_make_noise_large() -> None:
-    tokens = pl.DataFrame({"log_ratio": [1e-7, -1e-7, None], "mismatch": [0.0, 0.5, None]})
-    rows = [{"log_ratio": ratio, "mismatch": mismatch} for ratio, mismatch in tokens.iter_rows()]
-    ratio, mismatch = Colours("ratio", tokens), Colours("mismatch", tokens)
-    assert (ratio.reach, mismatch.reach) == (0.02, 0.5)
-    assert [ratio.step(row) for row in rows] == ["p1", "n1", "none"]
-    assert [mismatch.step(row) for row in rows] == ["0of4", "4of4", "none"]
-    assert str(mismatch.of(rows[2])) == "none" and "0.5" in mismatch.legend().plain
-    assert {measure.scale for measure in MEASURES.values()} == {"around", "up", "down", "named"}
+def test_colours_of_the_terminal_are_the_shades_of_the_page() -> None:
+    assert all(letter in _STYLES for measure in MEASURES.values() for letter, _ in measure.legend(1.0))
+    weights = {
+        "rl_weight": [1.0, 0.0, None, 0.5],
+        "ce_weight": [None, 1.0, 0.0, 0.5],
+        "ref_kl_weight": [0.0, 0.0, 0.0, 0.0],
+    }
+    tokens = pl.DataFrame({**weights, "advantage": [0.5, -0.25, None, 0.0]})
+    weight, advantage = Colours("weight", tokens, 1.0), Colours("advantage", tokens, 0.5)
+    assert weight.paint(tokens)["shade"].to_list() == ["r", "w", "-", "m"]
+    assert advantage.paint(tokens)["shade"].to_list() == ["h", "c", "-", "o"]
+    assert "+0.5" in advantage.legend().plain and "ref-kl" in weight.legend().plain
 
 
 @pytest.mark.parametrize("letter", ["x", "日"])

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from flows import cli
+from flows.cli import traces as listing
+from flows.cli.traces import _ending, _that_fit
 from flows.queries.rollout_list import OUTCOMES
 from flows.queries.store_reader import StoreReader
 from flows.reporting.formats import DASH
-from flows.viewer.terminal import traces as listing
-from flows.viewer.terminal.trace_body import MEASURES
-from flows.viewer.terminal.traces import _ending, _that_fit
+from flows.viewer.terminal import MEASURES
 from tests.flows.viewer.hand_made import RUN
 from tests.flows.viewer.looking import values
 from tests.flows.viewer.stepped import HOSTILE, SAID, begun, stepped

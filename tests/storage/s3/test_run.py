@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from flows.cli import run_summary as show
+from flows.cli import show
 from storage.store import Store, open_store
 from tasks.learner.tiny_vision import tiny_qwen3_vl
 from tests.fixtures import fixed
@@ -118,5 +118,5 @@ def test_a_run_survives_a_kill_and_another_run_beside_it(s3_root: str, tmp_path:
 
 def test_a_run_in_s3_is_shown(s3_root: str, capsys: pytest.CaptureFixture[str]) -> None:
     open_store(s3_root).runs.record(run="one", event="started", kind="train", config={"seed": 7, "steps": 2})
-    assert show.main("one", store=s3_root) == 0
+    assert show.show("one", store=s3_root) == 0
     assert s3_root in capsys.readouterr().out

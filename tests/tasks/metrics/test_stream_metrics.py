@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.cli.run_summary import stream_verdict
+from flows.cli.show import stream_verdict
 from tasks.metrics.stream import load_metrics, stream_metrics
 from tests.fixtures.builders import table, trace
 

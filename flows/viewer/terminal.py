@@ -1,9 +1,9 @@
-"""The body of a trace on a terminal: its messages with sampled tokens in colour, or its tokens as a list.
+"""A rollout on a terminal: its head, its messages with sampled tokens in colour, or its tokens as a list.
 
-The colours come first: what tokens can be coloured by, and the style of each step of colour.
+Called by the command trace. The colours are the shades of the page of a trace (flows.queries.shown_tokens).
 """
 
-import math
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,134 +16,94 @@ from rich.style import Style
 from rich.text import Text
 
 from flows.queries.messages import Images, Line, link_calls, read_message, reading, rejected_messages
-from flows.queries.rollouts import largest_advantage
-from flows.queries.shown_tokens import default_colouring, scaled_weights
+from flows.queries.notes import note_line
+from flows.queries.sentences import sentence
+from flows.queries.shown_tokens import (
+    COLOURINGS,
+    NONE,
+    Colouring,
+    default_colouring,
+    largest_in_batch,
+    legend_of_pairs,
+    scaled_weights,
+)
 from flows.queries.store_reader import StoreReader
-from flows.queries.tokens import tokenizer, tokens, with_texts
-from flows.queries.trace import FoundTrace
-from flows.reporting.formats import DASH, cut, number, one_line, visible
-from flows.reporting.svg import COLOUR_STEPS, diverging, sequential
+from flows.queries.tokens import token_policies, tokenizer, tokens, with_texts
+from flows.queries.trace import FoundTrace, other_runs, outcome_of
+from flows.reporting.formats import DASH, cut, number, one_line, seconds, visible
+from flows.viewer import addresses
 
+_NAMES = ("advantage", "weight", "engine", "learner", "ratio", "mismatch", "entropy", "reference")
 COMPONENTS = {"rl_weight": "rl", "ce_weight": "ce", "ref_kl_weight": "ref-kl"}
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What of a trace is printed."""
+class PrintOptions:
+    """The parts of a trace to print."""
 
     colour: str = ""
-    """Of `MEASURES`; empty for the one that says most, as on the page of a trace."""
+    """A name of `MEASURES`; empty for the measure that says most."""
     branch: int | None = None
     span: str = ""
     """Numbers of messages, both included: 4, 3:7, 3:, :7; all of them where it is empty."""
     tokens: bool = False
-    """One line for each token, with everything that was measured of it."""
+    """One line for each token, with all its measurements."""
     text: bool = False
     """Messages as texts, not as tokens."""
     whole: bool = False
     """Nothing is cut."""
 
 
-@dataclass(frozen=True)
-class Measure:
-    """What tokens can be coloured by."""
-
-    title: str
-    column: str
-    """Of `flows.queries.tokens.TOKENS`; empty for the components of the loss, which are three."""
-    scale: str
-    """around (zero), up (from `low`), down (to 0, the faintest), named (yes, or the component)."""
-    least: float = 0.0
-    """The smallest reach of the scale, so that noise is not drawn as if it were large."""
+def _components(tokens: pl.DataFrame, _: float) -> str:
+    """Return the component of the loss that weighs each token: r, w, k, m for several, - for none."""
+    flags = tokens.select(pl.col(name).fill_null(0) != 0 for name in COMPONENTS).iter_rows()
+    letters = ["".join(letter for letter, flag in zip("rwk", row, strict=True) if flag) for row in flags]
+    return "".join("m" if len(found) > 1 else found or NONE for found in letters)
 
 
-MEASURES = {
-    "advantage": Measure("advantage, where it has rl weight", "advantage", "around"),
-    "weight": Measure("component of the loss that weighs it", "", "named"),
-    "rl_weight": Measure("rl weight", "rl_weight", "up", 1.0),
-    "ce_weight": Measure("cross-entropy weight", "ce_weight", "up", 1.0),
-    "ref_kl_weight": Measure("reference-KL weight", "ref_kl_weight", "up", 1.0),
-    "trained_rl_weight": Measure("rl weight as trained", "trained_rl_weight", "up"),
-    "engine": Measure("log-prob of the engine that sampled it", "engine_logprob", "down", 1.0),
-    "learner": Measure("log-prob of the learner before the update", "learner_logprob", "down", 1.0),
-    "ratio": Measure("log importance ratio, learner less engine", "log_ratio", "around", 0.02),
-    "mismatch": Measure("mismatch, r - 1 - log r", "mismatch", "up", 1e-4),
-    "entropy": Measure("entropy of the learner, nats", "entropy", "up", 1.0),
-    "reference": Measure("log-prob of the frozen reference", "reference_logprob", "down", 1.0),
-    "signal": Measure("the reference's log-prob less the engine's", "signal", "around", 0.02),
-    "outside": Measure("no gradient of its surrogate (trust region, clipping)", "outside", "named"),
-    "policy": Measure("versions from its policy to the newest of the rollout", "policy_age", "up", 1.0),
-    "mask": Measure("sampled by the policy", "sampled", "named"),
-    "trained": Measure("trained on", "trained", "named"),
-}
-"""By the names that the page of a trace has for them too; `weight` is of the terminal alone."""
-
+_LETTERS = (*zip("rwk", COMPONENTS.values(), strict=True), ("m", "several"))
+_WEIGHT = Colouring(
+    "weight", "component of the loss", "The component of the loss that weighs the token.", "rl_weight", _components,
+    legend_of_pairs(*_LETTERS),
+)  # fmt: skip
+MEASURES = {colouring.name: colouring for colouring in (_WEIGHT, *COLOURINGS) if colouring.name in _NAMES}
+"""What tokens can be coloured by: colourings of the page of a trace, and `weight`, which only the terminal has."""
 _GROUNDS = {
-    "n4": "#c2410c", "n3": "#f0803c", "n2": "#ffb487", "n1": "#ffdcc6", "0": "#c9ced6",
-    "p1": "#d5e3ff", "p2": "#a3c2ff", "p3": "#6a9bf5", "p4": "#1d4fc4",
-    "0of4": "#f3e8f6", "1of4": "#e0c4ea", "2of4": "#c795d8", "3of4": "#9a50b5", "4of4": "#6b2184",
-    "rl": "#a3c2ff", "ce": "#a9dfb3", "ref-kl": "#f0d982", "several": "#e0c4ea", "yes": "#a3c2ff",
+    "d": "#ffdcc6", "c": "#ffb487", "b": "#f0803c", "a": "#c2410c", "o": "#c9ced6",
+    "e": "#d5e3ff", "f": "#a3c2ff", "g": "#6a9bf5", "h": "#1d4fc4",
+    "A": "#f3e8f6", "B": "#ead6f0", "C": "#e0c4ea", "D": "#d4ade1", "E": "#c795d8", "F": "#b173c8", "G": "#9a50b5",
+    "H": "#6b2184", "r": "#a3c2ff", "w": "#a9dfb3", "k": "#f0d982", "m": "#e0c4ea",
 }  # fmt: skip
-_DARK = ("n4", "p4", "3of4", "4of4")
-_STYLES = {name: Style(color="#ffffff" if name in _DARK else "#16181c", bgcolor=at) for name, at in _GROUNDS.items()}
-_NOTHING = Style()
+_STYLES = {
+    letter: Style(color="#ffffff" if letter in "ahGH" else "#16181c", bgcolor=ground)
+    for letter, ground in _GROUNDS.items()
+}
 
 
 class Colours:
-    """The colours of one trace's tokens by one measure; the scale reaches as far as the tokens given do."""
+    """The colours of one trace's tokens by one measure, in the shades of its page."""
 
-    def __init__(self, name: str, tokens: pl.DataFrame, largest: float | None = None) -> None:
-        """`largest` is the size of the largest advantage of the step: colours of its traces are then the same."""
-        self.measure = MEASURES[name]
-        values = tokens[self.measure.column] if self.measure.scale in ("around", "up", "down") else None
-        sizes = [abs(value) for value in values.drop_nulls() if math.isfinite(value)] if values is not None else []
-        # One scale for all traces of a step, so that they can be compared; of other measures its own tokens decide.
-        known = [largest] if name == "advantage" and largest else []
-        self.reach = max([self.measure.least, *sizes, *known])
-        self.any = bool(sizes) or values is None
+    def __init__(self, name: str, tokens: pl.DataFrame, largest: float) -> None:
+        """`largest` is the size of the measure that has the deepest shade."""
+        self.measure, self._largest = MEASURES[name], largest
+        self._letters = self.measure.shades(tokens, largest)
 
-    def of(self, token: Mapping[str, Any]) -> Style:
-        """Return the style of a token, a row of `flows.queries.tokens.tokens`; nothing where it has no value."""
-        return _STYLES.get(self.step(token), _NOTHING)
+    def paint(self, tokens: pl.DataFrame) -> pl.DataFrame:
+        """Return the tokens with the column `shade`, a letter of the legend or `-`."""
+        return tokens.with_columns(shade=pl.Series(list(self._letters), dtype=pl.String))
 
     def legend(self) -> Text:
-        """Return what the colours mean, on a line."""
-        text = Text(f"{self.measure.title}: ")
-        for place, (step, said) in enumerate(self._steps()):
-            text.append(" " if place and said else "").append(f" {said} " if said else "  ", _STYLES[step])
-        none = "no colour: it has none" if self.any else "no token has a value"
-        return text.append(f"  {none}", "dim")
+        """Return the shades with their meanings as a line."""
+        text = Text(f"{self.measure.label}:")
+        for letter, label in self.measure.legend(self._largest):
+            text.append(" ").append(f" {label} ", _STYLES[letter])
+        measured = self._letters.strip(NONE)
+        return text.append(f"  no colour: {'it has none' if measured else 'no token has a value'}", "dim")
 
-    def step(self, token: Mapping[str, Any]) -> str:
-        """Return the step of colour of a token; `none` where it has no value."""
-        if not self.measure.column:
-            found = [name for column, name in COMPONENTS.items() if token[column]]
-            return found[0] if len(found) == 1 else "several" if found else "none"
-        value = token[self.measure.column]
-        if self.measure.scale == "named":
-            return "yes" if value else "none"
-        if self.measure.scale == "around":
-            return diverging(value, self.reach)
-        upward = value if self.measure.scale == "up" or value is None else self.reach + value
-        level = sequential(upward, 0.0, self.reach)
-        return level if level == "none" else f"{level}of{COLOUR_STEPS}"
 
-    def _steps(self) -> Sequence[tuple[str, str]]:
-        """Return the steps of colour, with what is said of them."""
-        if not self.measure.column:
-            return [(name, name) for name in (*COMPONENTS.values(), "several")]
-        if self.measure.scale == "named":
-            return [("yes", "yes")]
-        if self.measure.scale == "around":
-            sides = (
-                [f"n{step}" for step in range(COLOUR_STEPS, 0, -1)],
-                [f"p{step}" for step in range(1, COLOUR_STEPS + 1)],
-            )
-            ends = {"n4": f"{-self.reach:.3g}", "p4": f"{self.reach:+.3g}"}
-            return [(step, ends.get(step, "")) for step in (*sides[0], "0", *sides[1])]
-        low, high = (0.0, self.reach) if self.measure.scale == "up" else (-self.reach, 0.0)
-        ends = {"0of4": f"{low:.3g}", "4of4": f"{high:.3g}"}
-        return [(f"{step}of4", ends.get(f"{step}of4", "")) for step in range(COLOUR_STEPS + 1)]
+def style_of(token: Mapping[str, Any]) -> Style:
+    """Return the style of a token that has a shade."""
+    return _STYLES.get(token["shade"], Style.null())
 
 
 LEAST = 8
@@ -182,34 +142,34 @@ ROLES = {"system": "magenta", "user": "blue", "assistant": "green", "tool": "yel
 
 
 def conversation(
-    library: StoreReader, found: FoundTrace, rows: pl.DataFrame, own: pl.DataFrame, wanted: Wanted, out: Console
+    library: StoreReader, found: FoundTrace, rows: pl.DataFrame, own: pl.DataFrame, options: PrintOptions, out: Console
 ) -> Iterator[RenderableType]:
     """Yield the messages `own` of a trace, which has the messages `rows`, in the order of reading.
 
     Tokens are drawn where there are colours to draw them in, and a tokenizer; else the texts as they were said.
     """
-    read = reading(rows, wanted.branch)
+    read = reading(rows, options.branch)
     wished = set(own["message"])
     lines = [line for line in read.lines if line.message in wished]
-    shown, gap = _lines_to_print(lines, wanted.whole)
+    shown, gap = _lines_to_print(lines, options.whole)
     # No images: a terminal shows none, and reading them would be most of the work.
     messages = {row["message"]: read_message(row, Images([])) for row in _rows(rows, [line.message for line in shown])}
     link_calls(list(messages.values()))
     drawn: dict[int, list[dict[str, Any]]] = {}
     if read.broken:
         yield Text(visible(f"\n{read.broken}"), "red")
-    if out.color_system and not wanted.text:
-        scale, drawn, why = _drawn_tokens(library, found, [line.message for line in shown], wanted.colour)
-        yield Text("\n").append_text(scale.legend() if not why else Text(f"{visible(why)}: texts, not tokens", "dim"))
+    if out.color_system and not options.text:
+        colours, drawn, why = _drawn_tokens(library, found, [line.message for line in shown], options.colour)
+        yield Text("\n").append_text(colours.legend() if not why else Text(f"{visible(why)}: texts, not tokens", "dim"))
     dropped = set(rejected_messages(found, rows)) if not read.broken else set()
     for place, line in enumerate(shown):
         if gap and place == gap:
             yield Text(f"\n... {len(lines) - len(shown)} messages between these (--messages A:B, --whole)", "dim")
         yield from _message(messages[line.message], line, line.message in dropped, len(read.paths) > 1)
         if line.message in drawn:
-            yield Indented(_colour_tokens(drawn[line.message], scale, wanted.whole))
+            yield Indented(_colour_tokens(drawn[line.message], options.whole))
         else:
-            yield from _texts(messages[line.message], wanted.whole)
+            yield from _texts(messages[line.message], options.whole)
 
 
 def _lines_to_print(lines: Sequence[Line], whole: bool) -> tuple[Sequence[Line], int]:
@@ -228,18 +188,24 @@ def _rows(rows: pl.DataFrame, numbers: Sequence[int]) -> list[dict[str, Any]]:
 def _drawn_tokens(
     library: StoreReader, found: FoundTrace, numbers: Sequence[int], colour: str
 ) -> tuple[Colours, dict[int, list[dict[str, Any]]], str]:
-    """Return the scale of colours, the tokens of the messages of which any was sampled or weighed, and why none are."""
+    """Return the colours, the tokens of messages with a sampled or weighed token, and why there are none."""
     own = tokens(library, found, numbers)
-    scale = Colours(colour or default_colouring(own), own, largest_advantage(library, found))
+    colours = _colours(library, found, own, colour)
     texts, why = tokenizer(library, found)
     if texts is None:
-        return scale, {}, why
+        return colours, {}, why
     # Of what was neither sampled nor weighed no token says anything: it is read as a text.
     counts = pl.any_horizontal("sampled", *(pl.col(name).fill_null(0) != 0 for name in COMPONENTS))
-    drawn = own.filter(counts.any().over("message"))
+    drawn = colours.paint(own).filter(counts.any().over("message"))
     drawn = drawn if "text" in drawn.columns else with_texts(library, found, drawn)
     parts = drawn.partition_by("message", as_dict=True, maintain_order=True)
-    return scale, {int(number): part.to_dicts() for (number,), part in parts.items()}, ""
+    return colours, {int(number): part.to_dicts() for (number,), part in parts.items()}, ""
+
+
+def _colours(library: StoreReader, found: FoundTrace, own: pl.DataFrame, name: str) -> Colours:
+    name = name or default_colouring(own)
+    name = name if name in MEASURES else "weight"
+    return Colours(name, own, largest_in_batch(library, found, own, MEASURES[name].column))
 
 
 def _message(message: dict[str, Any], line: Line, dropped: bool, several: bool) -> Iterator[Text]:
@@ -263,12 +229,12 @@ def _message(message: dict[str, Any], line: Line, dropped: bool, several: bool) 
     yield text
 
 
-def _colour_tokens(own: Sequence[dict[str, Any]], scale: Colours, whole: bool) -> Text:
+def _colour_tokens(own: Sequence[dict[str, Any]], whole: bool) -> Text:
     """Return the tokens of a message in colour; the marks of the template are faint where they have none."""
     shown = own if whole else own[:MOST_MESSAGE_TOKENS]
     text, broken = Text(), False
     for token in shown:
-        style = scale.of(token)
+        style = style_of(token)
         said = visible(token["text"] or "")
         if not style and (token["special"] or token["is_content"] is False):
             text.append(said.replace("\n", "⏎"), "dim")
@@ -298,7 +264,7 @@ def _texts(message: dict[str, Any], whole: bool) -> Iterator[RenderableType]:
 
 
 def text_cut(text: str, whole: bool, label: str = "", style: str = "", most: int = MOST_CHARACTERS) -> Text:
-    """Return a text of others behind a label, cut with a count of what is left out unless the whole is wanted."""
+    """Return a text of others behind a label, cut with a count of what is left out unless the whole is options."""
     shown, left_out = (text, 0) if whole else cut(text, most)
     found = Text().append(label, "yellow").append(visible(shown), style)
     return found.append(f"\n... {left_out} more characters (--whole shows all)", "dim") if left_out else found
@@ -330,23 +296,23 @@ COLUMNS = {
 
 
 def token_list(
-    library: StoreReader, found: FoundTrace, rows: pl.DataFrame, own: pl.DataFrame, wanted: Wanted, out: Console
+    library: StoreReader, found: FoundTrace, rows: pl.DataFrame, own: pl.DataFrame, options: PrintOptions, out: Console
 ) -> Iterator[RenderableType]:
     """Yield the tokens of the messages `own` as a table; columns in which no token has a value are left out."""
     read = tokens(library, found, own["message"].to_list())
     read = read if "text" in read.columns else with_texts(library, found, read)
-    colour = wanted.colour or default_colouring(read)
-    scale = Colours(colour, read, largest_advantage(library, found))
-    shown = read if wanted.whole else read.head(MOST_LISTED_TOKENS)
+    colours = _colours(library, found, read, options.colour)
+    read = colours.paint(read)
+    shown = read if options.whole else read.head(MOST_LISTED_TOKENS)
     # False sorts before True: the column that colours the tokens comes first, and is never left out.
-    every = sorted((name for name in COLUMNS if _says_something(read, name)), key=MEASURES[colour].column.__ne__)
+    every = sorted((name for name in COLUMNS if _says_something(read, name)), key=colours.measure.column.__ne__)
     room = max(1, (out.width - len(_columns(("", "", ""), "", ()))) // VALUE)
     known = every[:room]
     if out.color_system:
-        yield Text("\n").append_text(scale.legend())
+        yield Text("\n").append_text(colours.legend())
     yield Text(_columns(("message", "place", "id"), "token", [COLUMNS[name] for name in known]), "dim", no_wrap=True)
     for token in shown.iter_rows(named=True):
-        yield _token_line(token, known, scale)
+        yield _token_line(token, known)
     if every[room:]:
         left_out = ", ".join(COLUMNS[name] for name in every[room:])
         yield Text(f"No room for {left_out} (--width {out.width + VALUE * len(every[room:])}, --json)", "dim")
@@ -365,13 +331,13 @@ def _says_something(tokens: pl.DataFrame, name: str) -> bool:
     return len(values) > 0 and (not name.endswith("_weight") or bool((values != 0).any()))
 
 
-def _token_line(token: dict[str, Any], known: Sequence[str], scale: Colours) -> Text:
+def _token_line(token: dict[str, Any], known: Sequence[str]) -> Text:
     """Return the line of a token; its text alone is coloured."""
     text = DASH if token["text"] is None else one_line(token["text"], TEXT)
     numbers = [str(token[name]) for name in ("message", "place", "token_id")]
     line = Text(_columns(numbers, text, [_value(token[name]) for name in known]), no_wrap=True, overflow="ignore")
     start = len(_columns(numbers, "", ()).rstrip()) + 2
-    line.stylize(scale.of(token), start, start + len(text))
+    line.stylize(style_of(token), start, start + len(text))
     return line
 
 
@@ -383,3 +349,102 @@ def _columns(numbers: Sequence[str], text: str, values: Sequence[str]) -> str:
 
 def _value(value: Any) -> str:
     return ("yes" if value else "no") if isinstance(value, bool) else number(value)
+
+
+TRACEBACK = 4000
+"""Characters of a traceback that are shown, from its end, where the error is."""
+LINE = 200
+SPANS = ("setup", "generation", "model", "scoring")
+
+
+def head(library: StoreReader, found: FoundTrace, rows: pl.DataFrame, whole: bool) -> Iterator[RenderableType]:
+    """Yield the head of a trace; `rows` are its messages, and with `whole` nothing is cut."""
+    row, outcome = found.row, outcome_of(library, found)
+    yield Text.assemble((f"trace {one_line(found.trace_id, LINE)}", "bold"), "  ", _outcome(outcome))
+    yield _line(
+        ("run", found.run), ("step", found.step), ("environment", row["environment"]), ("example", row["example_id"]),
+        ("agent", row["agent"]), ("policy", _policies(library, found)), ("temperature", number(row["temperature"])),
+    )  # fmt: skip
+    yield _line(
+        ("messages", len(rows)), ("branches", row["num_branches"]), ("turns", row["num_turns"]),
+        ("tokens in", row["num_input_tokens"]), ("sampled", row["num_output_tokens"]),
+        ("ended by", row["stop_condition"]), ("truncated", "yes" if row["is_truncated"] else "no"),
+    )  # fmt: skip
+    yield _line(*((f"{name}", seconds(row[f"{name}_seconds"])) for name in SPANS))
+    yield _rewards(row)
+    yield Text(visible(sentence({"trace": row}, outcome)))
+    for each in outcome["quarantines"]:
+        yield Text(visible(f"It is in quarantine {each['quarantine']}: {each['reason']} (where {each['where']})."))
+    for each in outcome["notes"]:
+        yield Text(visible(note_line(each)))
+    if others := other_runs(found):
+        yield Text(visible(f"Also used by {', '.join(others)}: --run shows it as they have it."), "dim")
+    yield Text(f"Page: {visible(addresses.trace(found.run, found.trace_id, found.key))}", "dim")
+    yield from _error(row, whole)
+
+
+def _policies(library: StoreReader, found: FoundTrace) -> str:
+    """Return the version of the policy that sampled a trace, of several each with its number of tokens."""
+    counts = token_policies(library, found).group_by("policy_version").agg(pl.col("num_tokens").sum())
+    versions = [f"{version} ({count} tokens)" for version, count in counts.sort("policy_version").iter_rows()]
+    return ", ".join(versions) or str(found.row["policy_version"])
+
+
+def _outcome(outcome: Mapping[str, Any]) -> Text:
+    style = {"trained": "green", "evaluated": "cyan", "pending": "cyan", "errored": "red"}.get(
+        outcome["outcome"], "yellow"
+    )
+    detail = f": {one_line(outcome['detail'], LINE)}" if outcome["detail"] else ""
+    return Text(f"{outcome['outcome']}{detail}", style)
+
+
+def _line(*pairs: tuple[str, Any]) -> Text:
+    """Return names with their values on a line; a value that is not there is a dash."""
+    text = Text()
+    for place, (name, value) in enumerate(pairs):
+        text.append("   " if place else "").append(f"{name} ", "dim")
+        text.append("\u2013" if value is None else one_line(str(value), LINE))
+    return text
+
+
+def _rewards(row: Mapping[str, Any]) -> Text:
+    """Return the reward with the parts that it is the sum of; not scored is not zero."""
+    text = Text.assemble(("reward ", "dim"), (number(row["reward"], 4), "bold"))
+    for place, (name, part) in enumerate(_object(row["rewards"]).items()):
+        text.append(" = " if not place else " + ", "dim").append(one_line(name, 60)).append(" ")
+        if isinstance(part, dict):
+            text.append(f"{_figure(part.get('score'))} x {_figure(part.get('weight'))}")
+        else:
+            text.append("not scored")
+    for name, value in _object(row["metrics"]).items():
+        text.append("   ").append(f"{one_line(name, 60)} ", "dim").append(_figure(value))
+    return text
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _figure(value: Any) -> str:
+    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+        return number(value, 4)
+    return one_line(str(value), 60)
+
+
+def _error(row: Mapping[str, Any], whole: bool) -> Iterator[RenderableType]:
+    if not row["error_class"]:
+        return
+    kind = f"{row['error_class']} error{': ' + row['error_type'] if row['error_type'] else ''}"
+    yield Text(f"\n{one_line(kind, LINE)}", "bold red")
+    if row["error_message"]:
+        yield Indented(text_cut(row["error_message"], whole, most=TRACEBACK), 2)
+    if row["error_traceback"]:
+        text = row["error_traceback"]
+        shown = text if whole else text[-TRACEBACK:]
+        left_out = len(text) - len(shown)
+        note = f"... {left_out} characters before this (--whole shows all)\n" if left_out else ""
+        yield Indented(Text.assemble((note, "dim"), visible(shown)), 2)

@@ -1,4 +1,4 @@
-"""The runs of a store as a list; one that is at work: its logs, its end."""
+"""Commands for the runs of a store: runs (a list), logs and stop."""
 
 import json
 import os
@@ -7,16 +7,16 @@ import socket
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import psutil
 from rich.text import Text
 
 from configs.errors import did_you_mean
 from configs.store import default_store
-from flows.cli.arguments import UsageError
+from flows.cli.arguments import Count, Json, StoreOption, UsageError, option
 from flows.queries.run_state import state_of
-from flows.queries.runs import runs
+from flows.queries.runs import runs as recorded_runs
 from flows.queries.store_reader import StoreReader, recorded_run
 from flows.reporting.formats import compact_number, console, grid, paint, say, seconds, size
 from flows.services.ownership import live_processes, writer_alive
@@ -26,13 +26,16 @@ from storage.roots import check_links
 Row = dict[str, Any]
 
 
-def list_runs(store: str = "", kind: str = "", state: str = "", as_json: bool = False) -> int:
-    """Print the runs of a store, the newest last, those of a kind or in a state alone where one is named; return 0.
-
-    Raises LayoutError where there is no store; none is made.
-    """
-    library = StoreReader.at(store or default_store(), most_bytes=None)
-    found = [row for row in runs(library).to_dicts() if kind in ("", row["kind"]) and state in ("", row["state"])]
+def runs(
+    *,
+    kind: Annotated[Literal["train", "sft", "evaluate", "replay"] | None, option("only runs of this kind")] = None,
+    state: Annotated[str, option("only runs in this state, for example going, finished or failed")] = "",
+    store: StoreOption = "",
+    as_json: Json = False,
+) -> int:
+    """Print the runs of a store, the newest last. Raises LayoutError without a store; none is made."""
+    rows = recorded_runs(StoreReader.at(store or default_store(), most_bytes=None)).to_dicts()
+    found = [row for row in rows if kind in (None, row["kind"]) and state in ("", row["state"])]
     if as_json:
         print(json.dumps(found, default=lambda moment: moment.isoformat()))
         return 0
@@ -57,10 +60,18 @@ def _cells(row: Row) -> tuple[str | Text, ...]:
     )
 
 
-def show_logs(run: str, service: str = "", lines: int = 40, follow: bool = False, store: str = "") -> int:
-    """Print the last lines of the logs of a run's services, by the program `tail`; with `follow` until Ctrl-C.
+def logs(
+    run: Annotated[str, option("a run, `latest` for the newest", "RUN")] = "latest",
+    service: Annotated[str, option("only this service: engine, learner, environment-NAME, ...", "SERVICE")] = "",
+    /,
+    *,
+    lines: Annotated[Count, option("number of last lines of each service")] = 40,
+    follow: Annotated[bool, option("print new lines as they come, until Ctrl-C")] = False,
+    store: StoreOption = "",
+) -> int:
+    """Replace this process by `tail` of the logs of a run's services.
 
-    Raises ConfigError for an unknown run, UsageError where the run has no such log on this machine.
+    Raises ConfigError for an unknown run, UsageError if the run has no such log on this machine.
     """
     root = existing_store(store or default_store(), read_only=True)
     name, _ = recorded_run(root, run)
@@ -84,7 +95,7 @@ STOP_SECONDS = 120.0
 """How long a run has to end in order; it goes on ending after that, unwatched."""
 
 
-def stop_run(run: str, store: str = "") -> int:
+def stop(run: Annotated[str, option("the run, `latest` for the newest", "RUN")], /, *, store: StoreOption = "") -> int:
     """Tell every process of a run on this machine to end, wait until all have, and print the run's state; return 0.
 
     What is committed stays, and the run can be resumed. Returns 1 where a process still works on it: one that takes

@@ -1,4 +1,4 @@
-"""`stagecoach traces`: the list of a step's page on a terminal, chosen, sorted and searched by the same code."""
+"""The command traces: the list of a step's page on a terminal, filtered, sorted and searched by the same code."""
 
 import json
 import sys
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from shlex import quote
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
 from rich.cells import cell_len
@@ -15,8 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.store import default_store
-from flows.queries.request import NotThere, plain
-from flows.queries.rollout_list import LEFT, TraceChoice, choose, list_page
+from flows.cli.arguments import Count, Index, Json, StoreOption, one_of, option, run_and_step
+from flows.queries.request import BadQuestion, NotThere, plain
+from flows.queries.rollout_list import LEFT, TraceChoice, choose, list_page, read_names
 from flows.queries.rollout_search import filter_traces
 from flows.queries.rollout_table import rollouts_of
 from flows.queries.rollouts import evaluation_traces, lineages_of, search_mask, steps_of, traces_of, with_mismatch
@@ -40,25 +41,72 @@ FIRST = (
     *("example_id", "agent", "advantage", "group_id"),
 )
 """The columns that a terminal shows first where it is too narrow for all the usual ones."""
+SOURCE, ORDER = one_of(), one_of()
+OUTCOMES = (
+    "trained, filtered, errored, stopped, stale, quarantined, 'no weight', refused, pending, evaluated or expired"
+)
 MIN_REPLY_CHARS = 24
 """The reply takes what the other columns leave of a line, at least this many characters."""
 
 
-def main(
-    run: str,
-    choice: TraceChoice,
-    step: int | None = None,
-    evaluation: int | None = None,
-    set_name: str | None = None,
-    where: str = "",
-    as_json: bool = False,
-    store: str = "",
+def traces(
+    run: Annotated[str, option("a run, `latest` for the newest, or a step of it as RUN:STEP", "RUN")] = "latest",
+    /,
+    *,
+    step: Annotated[Index | None, option("the step; by default the last one", group=SOURCE)] = None,
+    evaluation: Annotated[Index | None, option("the evaluation of this version", "VERSION", group=SOURCE)] = None,
+    of_set: Annotated[str | None, option("only this set of the evaluation", "NAME", name="--set")] = None,
+    env: Annotated[str, option("only of this environment", "X")] = "",
+    agent: Annotated[str, option("only of this agent", "X")] = "",
+    outcome: Annotated[str, option(OUTCOMES, "X")] = "",
+    error: Annotated[str, option("only with an error of this class", "X")] = "",
+    filter: Annotated[
+        str, option("only those on which this filter found something, whether it decided or only reported", "X")
+    ] = "",
+    reason: Annotated[str, option("only those that this filter left out", "X")] = "",
+    trained: Annotated[str, option("yes or no", "X")] = "",
+    group: Annotated[str, option("only of this group", "X")] = "",
+    example: Annotated[str, option("only of this example", "X")] = "",
+    grep: Annotated[
+        str, option("only those with this text, in upper or lower case", "TEXT", allow_leading_hyphen=True)
+    ] = "",
+    where: Annotated[
+        str,
+        option("only those that meet a condition: \"reward > 0.8 and reply ~ 'x'\"", allow_leading_hyphen=True),
+    ] = "",
+    sort: Annotated[str, option("sort by a column; by default in recorded order", "COLUMN")] = "",
+    asc: Annotated[bool, option("lowest first, which is the default", group=ORDER)] = False,
+    desc: Annotated[bool, option("highest first", group=ORDER)] = False,
+    limit: Annotated[Count, option("number of traces on a page")] = 40,
+    page: Annotated[Count, option("number of the page")] = 1,
+    columns: Annotated[str, option("these columns; reward:NAME and metric:NAME too", "A,B")] = "",
+    store: StoreOption = "",
+    as_json: Json = False,
 ) -> int:
-    """Print the traces of a step, the last one if none is named, or of an evaluation; return the exit status.
+    """Print the traces of a step or an evaluation, or with `where` those of the run that meet the condition.
 
-    Of a condition, `where`, they are those of the whole run that meet it, unless a step or an evaluation is named.
-    Raises NotThere, BadQuestion, and LayoutError where there is no store.
+    Raises NotThere, BadQuestion, LayoutError without a store.
     """
+    run, step = run_and_step(run, step, evaluation)
+    if of_set is not None and evaluation is None:
+        raise BadQuestion("--set chooses of an evaluation: name its policy's version with --evaluation")
+    choice = TraceChoice(
+        environment=env,
+        agent=agent,
+        outcome=outcome,
+        error=error,
+        filter=filter,
+        reason=reason,
+        trained=trained,
+        group=group,
+        example=example,
+        search=grep,
+        sort=sort,
+        order="desc" if desc else "asc",
+        page=page,
+        size=limit,
+        columns=read_names(columns),
+    )
     library = StoreReader.at(store or default_store(), most_bytes=None)
     with reading(library.store):
         name = library.latest() if run == "latest" else run
@@ -67,7 +115,7 @@ def main(
             written: Values = {}
             choice = replace(choice, columns=choice.columns or OF_RUN)
         else:
-            title, frame, written = _frame(library, name, step, evaluation, set_name, (*choice.columns, choice.sort))
+            title, frame, written = _frame(library, name, step, evaluation, of_set, (*choice.columns, choice.sort))
         frame = filter_traces(library, name, frame, where) if where else frame
         chosen = choose(frame, choice, search_mask(library, name, frame, choice.search))
         found = list_page(frame, chosen, choice)

@@ -1,0 +1,28 @@
+"""The command deploy: deployments, work pool and automations on a Prefect server."""
+
+from typing import Annotated
+
+from flows.cli.arguments import Count, StoreOption, option
+
+
+def deploy(
+    *,
+    pool: Annotated[str, option("work pool; one for each machine or kind of machine")] = "stagecoach",
+    slots: Annotated[Count, option("how many runs with an engine or a learner may run at the same time")] = 1,
+    file: Annotated[
+        str, option("another file of deployments than the one of the program, flows/orchestration/prefect.yaml")
+    ] = "",
+    notify: Annotated[
+        str,
+        option(
+            "notification block, such as slack-webhook/ops, that gets messages: evaluations, "
+            "gates that wait, rewards that fall, ends of runs"
+        ),
+    ] = "",
+    store: StoreOption = "",
+) -> int:
+    """Put deployments, work pool and automations on the Prefect server. Raises DeployRefused, PrefectUnreachable."""
+    # Prefect is imported when the command is called, not for its help.
+    from flows.orchestration.deployments import main
+
+    return main(pool=pool, store=store, slots=slots, file=file, notify=notify)

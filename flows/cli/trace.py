@@ -1,0 +1,138 @@
+"""The command trace: the outcome of a rollout, its rewards, its messages, and its tokens in colour.
+
+Texts of models and environments are made visible (flows.reporting.formats) and put into rich texts, which are never
+read as markup. A pipe, or NO_COLOR, gets plain text without any escape.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import polars as pl
+from rich.console import Console, RenderableType
+
+from configs.store import default_store
+from flows.cli.arguments import Force, Index, StoreOption, one_of, option
+from flows.queries.messages import branches
+from flows.queries.messages import messages as read_messages
+from flows.queries.request import BadQuestion, plain
+from flows.queries.store_reader import StoreReader
+from flows.queries.tokens import tokens as read_tokens
+from flows.queries.trace import FoundTrace, outcome_of, trace_use
+from flows.viewer import addresses
+from flows.viewer.terminal import MEASURES, PrintOptions, conversation, head, token_list
+from storage.read.damage import reading
+
+WIDTH = 120
+"""Columns of output that goes into a pipe or a file."""
+NARROWEST = 20
+"""The smallest width that an option may set, in columns."""
+CONTENT, FORM = one_of(), one_of()
+COLOURS = """\
+the measure that colours tokens: advantage, weight (the component of the loss), engine, learner, ratio, mismatch, \
+entropy, reference"""
+
+
+def trace(
+    id: Annotated[str, option("a rollout; see below", "ID")],
+    /,
+    *,
+    run: Annotated[str, option("the run that uses it, `latest` for the newest")] = "",
+    color: Annotated[str, option(COLOURS, "MEASURE")] = "",
+    branch: Annotated[Index | None, option("only the messages of one branch", "K")] = None,
+    messages: Annotated[str, option("only these messages, both included", "A:B")] = "",
+    tokens: Annotated[bool, option("one line for each token, with all measurements", group=CONTENT)] = False,
+    text: Annotated[bool, option("messages as texts, without tokens", group=CONTENT)] = False,
+    whole: Annotated[bool, option("do not cut long texts")] = False,
+    width: Annotated[Index | None, option("columns of the output")] = None,
+    as_json: Annotated[bool, option("print everything as JSON for programs", name="--json", group=FORM)] = False,
+    save: Annotated[str, option("write its page as one static HTML file", "FILE", group=FORM)] = "",
+    force: Force = False,
+    store: StoreOption = "",
+) -> int:
+    """Print a trace, or write its page to a file. Raises NotThere, BadQuestion, LayoutError without a store."""
+    if color and color not in MEASURES:
+        raise BadQuestion(f"--color {color}: there are {', '.join(MEASURES)}")
+    if width is not None and width < NARROWEST:
+        raise BadQuestion(f"--width {width}: at least {NARROWEST}, or nothing can be read")
+    options = PrintOptions(color, branch, messages, tokens, text, whole)
+    library, out = StoreReader.at(store or default_store(), most_bytes=None), terminal(width)
+    with reading(library.store):
+        found = trace_use(library, id, library.latest() if run == "latest" else run)
+        if save:
+            # Templates and pages are loaded for this alone: the command answers sooner without them.
+            from flows.viewer.rendering import save_page
+
+            address = addresses.trace(found.run, found.trace_id, found.key)
+            parts: list[RenderableType] = [save_page(library, address, Path(save), force)]
+        elif as_json:
+            parts = [json.dumps(as_values(library, found, options), allow_nan=False)]
+        else:
+            parts = trace_parts(library, found, options, out)
+    for part in parts:
+        print(part) if isinstance(part, str) else out.print(part)
+    return 0
+
+
+def terminal(width: int | None = None) -> Console:
+    """Return a console for texts of others: nothing in them is markup, and NO_COLOR is no escape at all."""
+    plainly = bool(os.environ.get("NO_COLOR"))
+    wide = width or (None if sys.stdout.isatty() or os.environ.get("COLUMNS") else WIDTH)
+    return Console(width=wide, color_system=None if plainly else "auto", markup=False, emoji=False, highlight=False)
+
+
+def trace_parts(library: StoreReader, found: FoundTrace, options: PrintOptions, out: Console) -> list[RenderableType]:
+    """Return all that is printed of a trace; `out` is where, for there may be no colours, and little room."""
+    rows = read_messages(library, found)
+    own = within(rows, options)
+    draw = token_list if options.tokens else conversation
+    return [*head(library, found, rows, options.whole), *draw(library, found, rows, own, options, out)]
+
+
+def within(rows: pl.DataFrame, options: PrintOptions) -> pl.DataFrame:
+    """Return the messages of the branch and the span that are asked for. Raises BadQuestion where there are none."""
+    if options.branch is not None:
+        paths = branches(rows)
+        if not 0 <= options.branch < len(paths):
+            raise BadQuestion(f"--branch {options.branch}: the trace has {len(paths)}, numbered from 0")
+        rows = rows.filter(pl.col("message").is_in(paths[options.branch]))
+    if not options.span:
+        return rows
+    first, last = _ends(options.span)
+    found = rows.filter(pl.col("message") >= first)
+    found = found if last is None else found.filter(pl.col("message") <= last)
+    if found.is_empty():
+        highest = rows["message"].to_list()[-1]
+        raise BadQuestion(f"--messages {options.span}: no message has such a number; the last is {highest}")
+    return found
+
+
+def _ends(span: str) -> tuple[int, int | None]:
+    first, colon, last = span.partition(":")
+    # int() would take digits of other scripts and underscores too, which are mistakes here.
+    if not all(each == "" or (each.isascii() and each.isdecimal()) for each in (first, last)) or span == ":":
+        raise BadQuestion(f"--messages {span}: write 4, 3:7, 3: or :7; both ends are included")
+    if not colon:
+        return int(first), int(first)
+    return int(first or 0), int(last) if last else None
+
+
+def as_values(library: StoreReader, found: FoundTrace, options: PrintOptions) -> dict[str, Any]:
+    """Return a trace as plain JSON values: its row, its outcome, its messages and all of their tokens."""
+    rows = read_messages(library, found)
+    own = within(rows, options)
+    values = {
+        "run": found.run,
+        "step": found.step,
+        "key": found.key,
+        "trace": dict(found.row),
+        "outcome": outcome_of(library, found),
+        "branches": branches(rows),
+        "messages": own.to_dicts(),
+        "tokens": read_tokens(library, found, own["message"].to_list()).to_dicts(),
+    }
+    # Times and the like become texts once, here, so that whoever prints it has JSON values alone.
+    shown: dict[str, Any] = json.loads(json.dumps(plain(values), default=str))
+    return shown

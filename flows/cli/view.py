@@ -1,0 +1,26 @@
+"""The command view: pages of runs in a browser, or one page as a file."""
+
+from typing import Annotated
+
+from flows.cli.arguments import Force, Port, StoreOption, option
+from flows.queries.request import BadQuestion
+from flows.viewer.rendering import save as save_page
+from flows.viewer.serving import main
+
+
+def view(
+    *,
+    run: Annotated[str, option("open this run, `latest` for the newest; without it, the list of runs")] = "",
+    host: Annotated[str, option("address to listen on; only this machine by default")] = "127.0.0.1",
+    port: Annotated[Port | None, option("port to listen on; by default a free one from 8265 on")] = None,
+    browse: Annotated[bool, option("open a browser", name="--open")] = False,
+    save: Annotated[tuple[str, str] | None, option("write a page to a file instead", "ADDRESS FILE")] = None,
+    force: Force = False,
+    store: StoreOption = "",
+) -> int:
+    """Serve the pages of a store until Ctrl-C, or write one of them. Raises BadQuestion, LayoutError."""
+    if save is None:
+        return main(store=store, run=run, host=host, port=port, browse=browse)
+    if run or browse or port is not None:
+        raise BadQuestion("--save writes one page and starts nothing: it goes without --run, --port and --open")
+    return save_page(*save, store=store, force=force)

@@ -1,1 +1,0 @@
-"""The same for a terminal: lists of traces, and one trace with its tokens in colour."""
