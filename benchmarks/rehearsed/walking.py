@@ -17,7 +17,7 @@ from flows.replays.steps import replay_steps
 from flows.runtime import pipeline
 from flows.runtime.executor import Executor
 from flows.runtime.loops import evaluation_contexts
-from flows.runtime.pipeline import Source
+from flows.runtime.prepare import Source
 from flows.runtime.session import Session, record_run
 from flows.services.base import Supervisor
 from storage.schemas.stage_tables import EXAMPLES
