@@ -17,9 +17,8 @@ from flows.reporting.formats import say, size
 from flows.runtime import pipeline
 from flows.runtime.executor import Executor
 from flows.runtime.loops import evaluation_configs
-from flows.runtime.pipeline import Source
 from flows.runtime.preflight import require_fit, require_gate
-from flows.runtime.prepare import assignments
+from flows.runtime.prepare import Source, assignments
 from flows.runtime.versions import config_versions, doubtful_settings
 from flows.runtime.weights import file_bytes, most_bytes, num_parameters
 from flows.services.memory import Gpu, memory_plan, parse_gpu, plan_here, require_memory

@@ -11,8 +11,8 @@ from typing import Any
 from flows.orchestration.states import RunCancelled
 from flows.reporting.artifacts import artifact_key, escape
 from flows.reporting.formats import compact_number, cut, visible
-from tasks.gate.stage import Answer, Approve, Question, Shown
 from tasks.metrics.figures import MEANINGS, Figures
+from tasks.runtime.services import Answer, Approve, Question, Shown
 
 ASK_SECONDS = 2.0
 PREFECT_SECONDS = 600

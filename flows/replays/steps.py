@@ -10,7 +10,8 @@ from configs.run import RunConfig, View
 from flows.queries.step_history import RecordedStep, StepHistory, policy_of, trace_ids
 from flows.runtime import pipeline
 from flows.runtime.executor import Executor
-from flows.runtime.pipeline import Check, Source, StepBatch
+from flows.runtime.pipeline import Check, StepBatch
+from flows.runtime.prepare import Source
 from storage.keys import content_key
 from storage.store import Store
 from tasks.assignment import examples

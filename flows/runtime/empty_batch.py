@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from configs.run import RunConfig
 from flows.reporting.formats import error_words, one_line
@@ -12,9 +12,6 @@ from tasks.arrays.group_counts import admitted_groups, groups_to_refill, num_wan
 from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, STALE, STOPPED, outcome_of
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Ref
-
-if TYPE_CHECKING:
-    from flows.runtime.pipeline import StepBatch
 
 GROUPS = ["group_id", "environment"]
 TRACES = ["trace_id", "error_class", "error_type", "error_message"]
@@ -56,12 +53,11 @@ def short_of_groups(step: int, counts: Mapping[str, int]) -> str:
     )
 
 
-def explain_empty_batches(context: RunContext, batches: "Sequence[StepBatch]") -> str:
-    """Return the outcomes of all rollouts of some batches that hold nothing, counted, and what to do, in lines."""
-    refs, judged = [ref for each in batches for ref in each.traces], [each.filtering for each in batches]
-    verdicts = {row["trace_id"]: row for row in context.table("verdicts", judged, VERDICTS).to_pylist()}
-    rows = [row | verdicts[row["trace_id"]] for row in context.table("traces", refs, TRACES).to_pylist()]
-    return "\n  ".join(_lines(rows, context.config, batches[0].packing.step))
+def explain_empty_batches(context: RunContext, step: int, sampled: Sequence[Ref], filtered: Sequence[Ref]) -> str:
+    """Return the outcomes of all rollouts of a step's batches that hold nothing, counted, and what to do, in lines."""
+    verdicts = {row["trace_id"]: row for row in context.table("verdicts", filtered, VERDICTS).to_pylist()}
+    rows = [row | verdicts[row["trace_id"]] for row in context.table("traces", sampled, TRACES).to_pylist()]
+    return "\n  ".join(_lines(rows, context.config, step))
 
 
 def _lines(rows: Sequence[Row], config: RunConfig, step: int) -> Iterator[str]:

@@ -17,13 +17,13 @@ from tasks.metrics import stage as metrics
 from tasks.runtime.execute import perform
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext, StageKeys
+from tasks.runtime.services import asked_services, waits
 from tasks.runtime.stage import Policy, Ref, inputs_of, ref_of
 from tasks.stages import shown_stage
 
 ERROR_COLUMNS = ("assignment_id", "error_class")
 
 if TYPE_CHECKING:
-    from flows.runtime.pipeline import StepBatch
     from flows.runtime.session import Session
 
 
@@ -86,7 +86,7 @@ class Executor:
         else:
             assert self._context is not None
             # Only the services that the stage asks: they travel with the work to a task runner's workers.
-            services = self._session.services.only(task.stage.services)
+            services = self._session.services.only(asked_services(task.stage))
             given = tuple(refs), policy, services, parameters, extra_inputs, when_computed
             work = partial(perform, task.stage, self._context, step, *given)
             ref = self._compute(self._session, self._context, task, step, label, work)
@@ -123,9 +123,9 @@ class Executor:
         """Return how many rows of a table a result made; none where it is still to come."""
         return dict(ref.rows).get(table, 0) if self._context_of(ref) else 0
 
-    def explain_empty(self, batches: "Sequence[StepBatch]") -> str:
-        """Return why some batches hold nothing to train on, and what to do, in lines; nothing in a dry run."""
-        return explain_empty_batches(self._session.context, batches) if self._session else ""
+    def explain_empty(self, step: int, sampled: Sequence[Ref], filtered: Sequence[Ref]) -> str:
+        """Return why a step's batches hold nothing to train on, and what to do, in lines; nothing in a dry run."""
+        return explain_empty_batches(self._session.context, step, sampled, filtered) if self._session else ""
 
     def is_own_result(self, task: StageTask, step: int, refs: Sequence[Ref], policy: Policy) -> bool:
         """Tell whether the run itself has finished a stage before, or has taken it over from another run."""
@@ -149,7 +149,7 @@ class Executor:
         if task is not metrics.task:  # takes no time, and a step that was trained is not left without its numbers
             session.stop_if_cancelled(step, task.stage.name)
         session.notify("stage", stage=task.stage.name, step=step, evaluating=context is not session.context)
-        if task.stage.waits:
+        if waits(task.stage):
             context.hurry()
         ref = session.task_runs.do(task, step, label, work)
         session.count(computed=True)

@@ -19,7 +19,8 @@ from flows.orchestration.states import EmptyBatch, GateRefused
 from flows.queries.scores import EvaluationScores, comparisons, score_rollouts
 from flows.runtime import pipeline
 from flows.runtime.executor import Executor
-from flows.runtime.pipeline import Ahead, Begin, Build, Building, Source
+from flows.runtime.pipeline import Ahead, Begin, Build, Building
+from flows.runtime.prepare import Source
 from flows.runtime.session import Session
 from flows.runtime.step_report import Outcome, check_account, finish_step
 from flows.runtime.weights import WeightRetention

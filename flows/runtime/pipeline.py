@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from configs.run import RunConfig, only_teachers_sample, policy_scores
 from flows.orchestration.states import EmptyBatch, GateRefused
 from flows.runtime.executor import Executor
+from flows.runtime.prepare import Source
 from flows.runtime.streamed_rollouts import StreamedRollouts
 from tasks.advantage import reference
 from tasks.advantage import stage as advantage
@@ -32,16 +33,6 @@ from tasks.rollout.stream import Stream
 from tasks.runtime.stage import Policy, Ref
 from tasks.training import policy as policy_import
 from tasks.training import stage as training
-
-
-@dataclass(frozen=True)
-class Source:
-    """What a run starts from, by digest: a directory of weights, and for supervised runs a file."""
-
-    weights: str
-    weights_digest: str
-    data: str = ""
-    data_digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -275,7 +266,8 @@ def build_batch(
     # A step without training has metrics too, or nobody could see why it is empty.
     measure(execute, step, empty[-1].refs)
     what = f"step {step}: {sum(len(each.assignments) for each in empty)} batches in a row hold nothing to train on"
-    raise EmptyBatch(f"{what}. {execute.explain_empty(empty)}")
+    traces = [ref for batch in empty for ref in batch.traces]
+    raise EmptyBatch(f"{what}. {execute.explain_empty(step, traces, [batch.filtering for batch in empty])}")
 
 
 FilterAndCredit = Callable[[tuple[Ref, ...]], tuple[Ref, Ref]]

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from configs.checks.run import require_files
 from configs.environments import EnvironmentConfig
 from configs.errors import ConfigError
 from configs.load import load
+from configs.replay import needs_weights
 from configs.resolve import edited_environments, reopen_versions, require_agreement, resolve, with_versions
 from configs.run import RunConfig, content
 from configs.training import LoraConfig
@@ -218,6 +220,27 @@ def _require_same_sources(store: Store, config: RunConfig) -> None:
     ]
     if lines:
         raise ConfigError(lines)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a run starts from, by digest: a directory of weights, and for supervised runs a file."""
+
+    weights: str
+    weights_digest: str
+    data: str = ""
+    data_digest: str = ""
+
+
+def source_of(config: RunConfig) -> Source:
+    """Return where a run starts from, with digests."""
+    if not config.model.path or (config.kind == "replay" and not needs_weights(config.replay)):
+        return Source("", "")
+    weights = model_directory(config.model.path)
+    data = Path(config.data.path).expanduser() if config.kind == "sft" else None
+    return Source(
+        str(weights), directory_digest(weights), str(data or ""), file_digest(data) if data is not None else ""
+    )
 
 
 def _brief(value: Any) -> str:

@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from configs.replay import needs_weights
 from configs.run import RunConfig, only_teachers_sample, policy_scores
 from configs.store_paths import relative_paths
 from flows.orchestration.gate_answers import approval
@@ -24,8 +23,7 @@ from flows.orchestration.gpu_slots import gpu_slot
 from flows.orchestration.server import current_flow_run, is_deployed, is_end, lost_terminations_repeated
 from flows.orchestration.states import Cancellation, RunCancelled, event_of, mark_crashed, other_writers
 from flows.orchestration.task_runs import TaskRuns
-from flows.runtime import pipeline
-from flows.runtime.prepare import find_policy, nothing_started
+from flows.runtime.prepare import Source, find_policy, nothing_started, source_of
 from flows.runtime.versions import versions
 from flows.services.base import RunService, Supervisor
 from flows.services.engine import InferenceService
@@ -38,10 +36,8 @@ from storage.errors import StoreError
 from storage.records import LOST, STARTS
 from storage.roots import check_links
 from storage.store import open_store
-from tasks.inference.engine.model_info import directory_digest, file_digest, model_directory
-from tasks.rollout.demonstration import Renderer
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.services import Services
+from tasks.runtime.services import Renderer, Services
 from tasks.runtime.stage import Policy, Ref
 from tasks.stages import services_of
 
@@ -55,7 +51,7 @@ class Session:
     def __init__(
         self,
         context: RunContext,
-        source: pipeline.Source,
+        source: Source,
         supervisor: Supervisor,
         watchers: tuple[Watcher, ...] = (),
         early: Sequence[RunService] = (),
@@ -306,17 +302,6 @@ def record_run(session: Session) -> Iterator[None]:
 def resume_command(config: RunConfig) -> str:
     """Return the command that goes on with a run."""
     return f"stagecoach resume {config.name} --store {shlex.quote(config.store)}"
-
-
-def source_of(config: RunConfig) -> pipeline.Source:
-    """Return where a run starts from, with digests."""
-    if not config.model.path or (config.kind == "replay" and not needs_weights(config.replay)):
-        return pipeline.Source("", "")
-    weights = model_directory(config.model.path)
-    data = Path(config.data.path).expanduser() if config.kind == "sft" else None
-    return pipeline.Source(
-        str(weights), directory_digest(weights), str(data or ""), file_digest(data) if data is not None else ""
-    )
 
 
 def log_directory(config: RunConfig) -> Path:

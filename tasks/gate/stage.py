@@ -7,8 +7,7 @@ not known lets nothing through.
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from configs.run import View
 from storage.schemas.stage_tables import DECISIONS
 from tasks.metrics.figures import FIGURE_COLUMNS, MEANINGS, Figures, batch_figures, in_words
 from tasks.runtime.prefect_task import as_task
+from tasks.runtime.services import Answer, Approve, Question, Shown
 from tasks.runtime.stage import Stage, Tables
 from tasks.runtime.stored_rows import StoredRows, rows_of
 
@@ -34,43 +34,6 @@ SEALED: dict[str, str | bool | int | float | list[str]] = {
 }
 """A rule sees the figures and nothing else: no files, those of the working directory's `.tmp` included, no network."""
 COUNTS = tuple(name for name in MEANINGS if name.startswith("num_"))
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A rollout that a person is shown."""
-
-    label: str
-    """best, median or worst by reward."""
-    trace_id: str
-    reward: float
-    messages: tuple[tuple[str, str], ...]
-    """Role and text, in the order of the trace."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """What a person is asked to approve."""
-
-    step: int
-    key: str
-    """The key of the decision: the same question has the same key."""
-    figures: Figures
-    rollouts: tuple[Shown, ...]
-    timeout_seconds: float
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a person said."""
-
-    approved: bool
-    by: str
-    reason: str
-
-
-Approve = Callable[[Question], Answer]
-"""Asks a person and waits; raises where nobody answers in time or the run is cancelled."""
 
 
 def gate(tables: Mapping[str, pa.Table | StoredRows], config: View, *, step: int, key: str, approve: Approve) -> Tables:

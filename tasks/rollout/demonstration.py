@@ -6,7 +6,7 @@ Reads assignments and examples; writes traces and messages, and images with thei
 import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
@@ -16,25 +16,12 @@ from tasks.arrays.images import TYPES
 from tasks.inference.trace_rows.image_tensors import tensors_of
 from tasks.inference.trace_rows.images import extract_images
 from tasks.runtime.prefect_task import as_task
+from tasks.runtime.services import Renderer
 from tasks.runtime.stage import Stage, Tables
 
 EPOCH = datetime.fromtimestamp(0, UTC)  # nothing was measured, and equal inputs shall give equal rows
 ID_LENGTH = 16
 """Hex characters of the work's key in a trace's id."""
-
-
-class Renderer(Protocol):
-    """What the stage asks of whoever turns messages into the model's tokens.
-
-    One of a model that sees has `token_types` besides: the type of each token id that stands for something else than
-    text.
-    """
-
-    def __call__(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
-    ) -> list[dict[str, Any]]:
-        """Return one MESSAGES row, without its trace's id, for each message; the prompt offers the tools."""
-        ...
 
 
 def demonstration(tables: Tables, config: View, *, step: int, key: str, render: Renderer) -> Tables:

@@ -22,7 +22,7 @@ from storage.refs import Entry, Slice
 from storage.store import Store
 from storage.turns import KeptTurns
 from tasks.runtime.run_context import RECENT, RunContext
-from tasks.runtime.services import Services
+from tasks.runtime.services import Services, asked_services, is_repeatable, waits
 from tasks.runtime.stage import Outputs, Policy, Ref, Stage, Tables, inputs_of, ref_of
 
 LINGER_SECONDS = 0.1
@@ -188,7 +188,7 @@ class Attempt:
     @property
     def at_once(self) -> bool:
         """Whether the work counts at once, and the rows of whoever was first with it are gone on with."""
-        return not self.stage.repeatable
+        return not is_repeatable(self.stage)
 
     @cached_property
     def view(self) -> View:
@@ -279,7 +279,7 @@ class Attempt:
     def finish(self, outputs: Sequence[Slice]) -> Entry:
         """Write the one ledger row that makes the work exist; return the row that stands."""
         tokens = self.parts.tokens if "parts" in self.stage.keywords else self.tokens
-        return self.context.commit(self.entry("", outputs, tokens), self.at_once, soon=self.stage.waits)
+        return self.context.commit(self.entry("", outputs, tokens), self.at_once, soon=waits(self.stage))
 
     def entry(self, part: str, outputs: Sequence[Slice], tokens: int) -> Entry:
         """Return the ledger row for the whole (part empty) or for one part."""
@@ -303,7 +303,7 @@ class Attempt:
     def _keywords(self, services: Services, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the function takes by keyword: the attempt's own, services, and the parameters of this call."""
         keywords = {**parameters, **{name: getattr(self, name) for name in OWN if name in self.stage.keywords}}
-        for name in self.stage.services:
+        for name in asked_services(self.stage):
             keywords[name] = getattr(services, name)
             assert keywords[name] is not None, f"stage {self.stage.name} asks the service {name}, and there is none"
         return keywords

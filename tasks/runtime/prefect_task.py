@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, cast
 
 from storage.errors import StoreUnavailable
+from tasks.runtime.services import waits
 from tasks.runtime.stage import Ref, Stage
 from tasks.stages import BY_NAME
 
@@ -181,7 +182,7 @@ class StageTask:
         """Return the task; with a time limit where it only computes, in the one thread that Prefect can interrupt."""
         # Prefect ends a task by an alarm signal, which only the main thread receives.
         in_main = threading.current_thread() is threading.main_thread()
-        return self._timed_task if in_main and not self.stage.waits else self.task
+        return self._timed_task if in_main and not waits(self.stage) else self.task
 
     def _runs_on_workers(self) -> bool:
         """Tell whether the flow was given a task runner with workers and the stage waits for nobody."""
@@ -191,7 +192,7 @@ class StageTask:
         context = FlowRunContext.get()
         # Prefect's default is a pool of threads in this process, where nothing is won by submitting.
         runner = context.task_runner if context else None
-        return runner is not None and not isinstance(runner, ThreadPoolTaskRunner) and not self.stage.waits
+        return runner is not None and not isinstance(runner, ThreadPoolTaskRunner) and not waits(self.stage)
 
     def _submit(self, arguments: Mapping[str, Any]) -> Any:
         """Hand the work to the task runner and wait for it; return the state that it ended in."""

@@ -1,41 +1,41 @@
 """Services that stages ask: what each of them offers, all of them together, and how often a lost one is waited for.
 
-Stages know these protocols only. `flows/services/` implements them: engine, teachers, environments, learner, graders.
+Stages know these protocols and their records only, and no stage is known here. `flows/services/` implements them:
+engine, teachers, environments, learner, graders.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
 
+from tasks.runtime.stage import Policy, Stage
+
 if TYPE_CHECKING:
     from configs.algorithms import TeacherConfig
-    from tasks.gate.stage import Approve
     from tasks.inference.engine.client import ServedModel
     from tasks.learner.client import Learner
-    from tasks.rollout.demonstration import Renderer
-    from tasks.runtime.stage import Policy
 
 MOST_LOSSES = 10
 """Times that a service may be lost in one stage; restarts of dead ones are bounded by their own sections."""
-Answer = TypeVar("Answer")
+Returned = TypeVar("Returned")
 
 
 class EngineService(Protocol):
     """The inference engine that serves the policies of a run, one at a time (`flows.services.engine`)."""
 
-    def serve(self, policy: "Policy") -> "ServedModel":
+    def serve(self, policy: Policy) -> "ServedModel":
         """Return where `policy` is served, for who has it pinned or knows that nobody else asks for another."""
         ...
 
-    def pinned(self, policy: "Policy") -> AbstractContextManager["ServedModel"]:
+    def pinned(self, policy: Policy) -> AbstractContextManager["ServedModel"]:
         """Give where `policy` is served, checked against the learner's probe; it stays there within the block."""
         ...
 
-    def exchange(self, policy: "Policy", *, recompute: bool) -> "ServedModel | None":
+    def exchange(self, policy: Policy, *, recompute: bool) -> "ServedModel | None":
         """Serve `policy` in place of the one that the caller has pinned, under its requests in flight; checked as well.
 
         None where others have it pinned too, or wait for another policy. With `recompute`, states of the older policy
@@ -88,11 +88,11 @@ class LearnerService(Protocol):
         """Let the learner compute within the block, which an engine on the same GPU may have to sleep for."""
         ...
 
-    def restore(self, policy: "Policy") -> "Learner":
+    def restore(self, policy: Policy) -> "Learner":
         """Return a learner that holds the weights and the optimizer state of `policy`."""
         ...
 
-    def load_fresh(self, policy: "Policy", directory: Path) -> "Learner":
+    def load_fresh(self, policy: Policy, directory: Path) -> "Learner":
         """Return a learner that holds the weights in `directory` as `policy`, with no optimizer state."""
         ...
 
@@ -106,6 +106,57 @@ class GraderService(Protocol):
 
 
 @dataclass(frozen=True)
+class Shown:
+    """A rollout that a person is shown."""
+
+    label: str
+    """best, median or worst by reward."""
+    trace_id: str
+    reward: float
+    messages: tuple[tuple[str, str], ...]
+    """Role and text, in the order of the trace."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a person is asked to approve."""
+
+    step: int
+    key: str
+    """The key of the decision: the same question has the same key."""
+    figures: Mapping[str, int | float | None]
+    rollouts: tuple[Shown, ...]
+    timeout_seconds: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a person said."""
+
+    approved: bool
+    by: str
+    reason: str
+
+
+Approve = Callable[[Question], Answer]
+"""Asks a person and waits; raises where nobody answers in time or the run is cancelled."""
+
+
+class Renderer(Protocol):
+    """Turns the messages of a demonstration into the model's tokens.
+
+    The renderer of a model that sees has `token_types` besides: the type of each token id that stands for something
+    else than text.
+    """
+
+    def __call__(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return one MESSAGES row, without its trace's id, for each message; the prompt offers the tools."""
+        ...
+
+
+@dataclass(frozen=True)
 class Services:
     """The services of a run, each under the keyword by which stages ask for it; None where the run has none."""
 
@@ -115,9 +166,9 @@ class Services:
     learner: LearnerService | None = None
     graders: GraderService | None = None
     example_source: ExampleSource | None = None
-    approve: "Approve | None" = None
+    approve: Approve | None = None
     """Asks a person at a gate."""
-    render: "Renderer | None" = None
+    render: Renderer | None = None
     """Turns demonstrations into tokens; it only computes, so nobody waits for it as for the others."""
 
     def only(self, names: Iterable[str]) -> "Services":
@@ -132,7 +183,22 @@ REPEATABLE = frozenset({"learner", "render"})
 """Services that give the same again for the same."""
 
 
-def retry_lost(attempt: Callable[[], Answer], lost: type[Exception]) -> Answer:
+def asked_services(stage: Stage) -> tuple[str, ...]:
+    """Return the services that a stage asks, by keyword, in the order of the fields of `Services`."""
+    return tuple(name for name in SERVICES if name in stage.keywords)
+
+
+def waits(stage: Stage) -> bool:
+    """Tell whether a stage may take any time, for a service or a person."""
+    return not WAITS_FOR.isdisjoint(stage.keywords)
+
+
+def is_repeatable(stage: Stage) -> bool:
+    """Tell whether a stage makes equal rows of equal inputs: no service that it asks samples, scores or decides."""
+    return REPEATABLE.issuperset(asked_services(stage))
+
+
+def retry_lost(attempt: Callable[[], Returned], lost: type[Exception]) -> Returned:
     """Return what `attempt` returns, called again whenever it loses its service; raises the loss that is one too many.
 
     Asking for a service waits for its restart, and those are bounded. What lives and does not answer is not restarted:

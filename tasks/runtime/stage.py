@@ -8,7 +8,6 @@ from functools import cached_property
 import pyarrow as pa
 
 from storage.refs import Entry
-from tasks.runtime.services import REPEATABLE, SERVICES, WAITS_FOR
 
 Tables = Mapping[str, pa.Table]
 Outputs = Mapping[str, pa.Table | Iterable[pa.Table]]
@@ -50,21 +49,6 @@ class Stage:
         """The keywords that the function takes beside tables and config."""
         parameters = inspect.signature(self.function).parameters.values()
         return tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
-
-    @property
-    def services(self) -> tuple[str, ...]:
-        """The services that the stage asks, by keyword, in the order of the fields of `Services`."""
-        return tuple(name for name in SERVICES if name in self.keywords)
-
-    @property
-    def waits(self) -> bool:
-        """Whether the stage may take any time, for a service or a person."""
-        return not WAITS_FOR.isdisjoint(self.services)
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether the stage makes the same rows of the same inputs: it asks nobody who samples, scores or decides."""
-        return REPEATABLE.issuperset(self.services)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import pytest
 
 from configs.run import RunConfig, View
 from flows.runtime import pipeline
-from flows.runtime.session import Session, record_run, source_of
+from flows.runtime.prepare import source_of
+from flows.runtime.session import Session, record_run
 from flows.services.base import Supervisor
 from storage.maintenance.brake import MIN_FILES
 from storage.maintenance.plan import plan_removal

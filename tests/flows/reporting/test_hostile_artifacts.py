@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 from flows.orchestration.gate_answers import LONGEST_TEXT, summary
 from flows.reporting import artifacts
 from flows.reporting.artifacts import escape
-from tasks.gate.stage import Question, Shown
+from tasks.runtime.services import Question, Shown
 from tests.fixtures.hostile import ALL, READERS, SHORT, TEXTS, acting, kinds, tokens
 
 PLAIN = {"inline", "text", "text_special", "softbreak", "paragraph_open", "paragraph_close"}

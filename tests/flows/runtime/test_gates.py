@@ -12,7 +12,7 @@ from flows.orchestration.states import GateRefused
 from flows.runtime.loops import plan_work
 from flows.runtime.preflight import preflight
 from storage.store import Store, open_store
-from tasks.gate.stage import Question, Shown
+from tasks.runtime.services import Question, Shown
 from tests.fixtures.rehearsal import SOURCE, Person, rehearse, session_for
 
 RULE = {"type": "rule", "rule": "reward_mean > 0.45"}  # of the first step it is 0.51, of the second 0.44

@@ -11,8 +11,8 @@ from configs.run import RunConfig, View
 from configs.store_paths import STORE, absolute_paths, relative_paths
 from flows.queries.store_reader import StoreReader
 from flows.runtime import pipeline
-from flows.runtime.prepare import prepare
-from flows.runtime.session import Session, record_run, source_of
+from flows.runtime.prepare import prepare, source_of
+from flows.runtime.session import Session, record_run
 from flows.services.base import Supervisor
 from storage.store import Store, open_store
 from tasks.runtime.run_context import RunContext

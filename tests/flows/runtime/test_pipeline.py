@@ -15,7 +15,8 @@ from configs.run import RunConfig
 from flows.orchestration.states import EmptyBatch
 from flows.runtime import pipeline
 from flows.runtime.loops import in_thread, plan_work
-from flows.runtime.pipeline import Build, Building, Source, StepBatch
+from flows.runtime.pipeline import Build, Building, StepBatch
+from flows.runtime.prepare import Source
 from storage.store import open_store
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
@@ -60,8 +61,8 @@ class Recorder:
     def rows(self, table: str, ref: Ref) -> pa.Table:
         raise AssertionError(f"nothing is sampled, so nobody reads {table}")
 
-    def explain_empty(self, empty: Sequence[StepBatch]) -> str:
-        return f"{len(empty)} were empty"
+    def explain_empty(self, step: int, sampled: Sequence[Ref], filtered: Sequence[Ref]) -> str:
+        return f"{len(filtered)} were empty"
 
     @property
     def stages(self) -> list[tuple[str, int]]:

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.errors import ConfigError
-from tasks.gate.stage import STAGE, Answer, Question, RuleFailed, describe_figures, holds, require_rule, shown_rollouts
+from tasks.gate.stage import STAGE, RuleFailed, describe_figures, holds, require_rule, shown_rollouts
 from tasks.metrics.figures import MEANINGS
+from tasks.runtime.services import Answer, Question
 from tests.fixtures.builders import exchange, message, table, trace, verdict, view
 
 TRACES = [trace("t0", reward=0.25), trace("t1", reward=1.0), trace("t2", reward=0.0), trace("t3", reward=None)]

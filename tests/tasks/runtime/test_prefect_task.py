@@ -18,6 +18,7 @@ from tasks.rollout import stage as rollout
 from tasks.runtime import prefect_task
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
+from tasks.runtime.services import waits
 from tasks.training import stage as training
 from tasks.training.stage import STAGE
 
@@ -50,9 +51,8 @@ def test_a_place_travels_as_what_it_is_opened_from(tmp_path: Path) -> None:
 
 
 def test_only_stages_that_wait_for_nobody_go_elsewhere_or_have_a_time_limit() -> None:
-    waits = {stage.name: stage.waits for stage in (filtering.STAGE, packing.STAGE, rollout.STAGE)}
-    assert waits == {"filtering": False, "packing": False, "rollout": True}
-    assert training.STAGE.waits and gate.STAGE.waits
+    assert not waits(filtering.STAGE) and not waits(packing.STAGE)
+    assert waits(rollout.STAGE) and waits(training.STAGE) and waits(gate.STAGE)
     task = StageTask(packing.STAGE)
     assert task.task.timeout_seconds is None and task.task.retries == 2
     assert task._local_task().timeout_seconds and task._local_task().retries == 2

@@ -20,7 +20,7 @@ from tasks.assignment import examples
 from tasks.runtime import execute
 from tasks.runtime.execute import OWN, perform
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.services import MOST_LOSSES, SERVICES, Services, retry_lost
+from tasks.runtime.services import MOST_LOSSES, SERVICES, Services, asked_services, retry_lost
 from tasks.runtime.stage import Policy, Ref, Stage, Tables, inputs_of
 from tasks.stage_tasks import TASKS
 from tests.fixtures.faults import happened
@@ -334,14 +334,14 @@ def test_a_service_is_of_the_kind_that_is_handed_over(stage: Stage) -> None:
     assert set(stage.keywords) <= {*OWN, *SERVICES, *OF_CALLS}
     module = inspect.getmodule(stage.function)
     kinds = {field.name: field.type for field in fields(Services)}
-    for name in stage.services:
+    for name in asked_services(stage):
         kind: Any = kinds[name]
         expected = getattr(module, kind.partition(" |")[0]) if isinstance(kind, str) else get_args(kind)[0]
         assert inspect.signature(stage.function).parameters[name].annotation is expected
 
 
 def test_every_service_is_asked_by_a_stage() -> None:
-    assert {name for stage in STAGES for name in stage.services} == set(SERVICES)
+    assert {name for stage in STAGES for name in asked_services(stage)} == set(SERVICES)
 
 
 def test_a_service_that_is_missing_and_a_parameter_that_is_unknown_are_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from configs.run import RunConfig
 from flows.runtime import loops as evaluating
 from flows.runtime.executor import Executor
 from flows.runtime.loops import loop_evaluate, plan_work
-from flows.runtime.pipeline import Source
+from flows.runtime.prepare import Source
 from flows.runtime.session import Session, needs
 from flows.services.base import Supervisor
 from storage.store import open_store
