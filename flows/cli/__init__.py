@@ -1,4 +1,4 @@
-"""The command line: reads arguments and calls what does the work; nothing heavy is imported before that.
+"""The command line: reads the arguments of a command, which imports its module, and calls the command.
 
 The one border where errors meant for people become one message: exit status 2 for those, 130 for an interrupt.
 """
@@ -47,7 +47,6 @@ def _main(argv: Sequence[str] | None, interrupts: Interrupts) -> int:
         if argv is None:
             interrupts.take_over()
         command = parse(sys.argv[1:] if argv is None else argv)
-        _require_address_space()
         status: int = command() or 0
         sys.stdout.flush()
         return status
@@ -183,9 +182,10 @@ def _damage_behind(error: BaseException, command: Callable[[], int | None] | Non
 
 
 def parse(argv: Sequence[str]) -> Callable[[], Any]:
-    """Return a command with its arguments, ready to be called. Raises UsageError where they are none."""
+    """Return a command with its arguments. Raises UsageError for wrong arguments, StoreError for a limit of memory."""
     if argv and argv[0] in HELP:
         return lambda: print(overview())
+    _require_address_space()  # before the imports of a command, in which libraries reserve memory
     # As late as this: reading arguments takes longer to import than help may take.
     from cyclopts import CycloptsError
 

@@ -26,7 +26,10 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m flows.cli "$@"\n')
     program.chmod(0o755)
     target = place / "completion.bash"
-    assert cli.main(["--install-completion", "--shell", "bash", "--output", str(target)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(place))  # a line is added to ~/.bashrc
+        assert cli.main(["--install-completion", "--shell", "bash", "--output", str(target)]) == 0
+    assert str(target) in (place / ".bashrc").read_text()
     return target
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from flows.cli.commands import COMMANDS
+
 WORLDS = {"prefect", "torch", "vllm", "transformers", "verifiers", "renderers", "tokenizers", "safetensors", "peft"}
 """What engines, models, environments and Prefect are made of."""
 NOT_TO_LOOK = WORLDS | {"wandb", "fastapi", "uvicorn", "jinja2", "httpx", "asyncio", "duckdb", "multiprocessing"}
@@ -32,6 +34,13 @@ def test_help_loads_no_command_and_nothing_that_does_its_work() -> None:
     loaded = loaded_by(["--help"])
     assert "flows.cli.commands" in loaded and not loaded & {"cyclopts", "flows.cli.show", "flows.cli.run"}
     assert not loaded & {"pydantic", "numpy", "pyarrow", "polars"}
+
+
+@pytest.mark.engine
+def test_help_of_commands_loads_no_engine_no_scheduler_and_no_server() -> None:
+    loaded = loaded_by(*([name, "--help"] for name in COMMANDS))
+    assert {"flows.cli.show", "polars"} <= loaded
+    assert not loaded & (WORLDS | {"wandb", "fastapi", "uvicorn", "jinja2", "httpx", "duckdb"})
 
 
 @pytest.mark.engine
