@@ -1,10 +1,10 @@
-"""A step beside TRL's GRPOTrainer: `python -m benchmarks.against_trl`; the figures are in against_trl.md.
+"""A step beside TRL's GRPOTrainer at three sizes: `python -m benchmarks.against_trl --size middle`; see against_trl.md.
 
-Model, prompts, reward, group sizes, token limit and learning rate are the same. A round is a run of TRL and one of
-ours for each `max_off_policy_steps` of 0 and 1, each in new processes, one after the other; ratios are of one round.
-For how much of a step neither engine nor learner is at work is seen in a further run: looking takes time. TRL goes
-into a virtual environment of its own that sees our packages, so that torch and transformers are the same build; `--trl
-DIR` keeps it. `--model DIR` names warmed-up weights; without it the demo's model is warmed up first.
+Model, prompts, reward, group sizes, token limit and learning rate are the same. The learning rate is so small that
+replies keep their length. A round is a run of TRL and one of Stagecoach for each `rollout.max_off_policy_steps` of 0
+and 1, each in new processes, one after the other; a ratio is that of one round. TRL is installed into a virtual
+environment that also has the packages of this one, so that torch and transformers are the same build; `--trl DIR` keeps
+it. `--model DIR` names warmed-up weights; without it a model of the size is warmed up first.
 """
 
 import argparse
@@ -16,15 +16,15 @@ import tempfile
 import time
 import venv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from benchmarks.breakdown.at_work import AtWork
-from benchmarks.breakdown.processor import processor_seconds
-from benchmarks.step_breakdown import warmed_up
+from benchmarks.helpers.processor import processor_seconds
+from benchmarks.helpers.warming import warmed_up
 from flows.cli import launch
+from flows.runtime.demo_sources import MODEL, RECIPES
 from flows.runtime.prepare import prepare
 
 ROOT = Path(__file__).parents[1]
@@ -33,162 +33,178 @@ PACKAGES = ("sample_reverse_text", "chat_loop")
 """Environments whose prompts and reward both sides use."""
 SKIPPED = 15
 """First steps of a run, which are not measured: Prefect's server goes on starting for ten seconds after it answers."""
-SEED = 17
-Step = dict[str, Any]
+LEARNING_RATE = 1e-7
+
+
+@dataclass(frozen=True)
+class Size:
+    """What both sides train and sample."""
+
+    max_tokens: int
+    """Limit of a reply."""
+    min_length: int
+    """Characters of the shortest text to reverse."""
+    max_length: int
+    groups: int = 8
+    group_size: int = 16
+    trl_batch: int = 128
+    """Rollouts in a batch of TRL, which accumulates gradients over the batches of a step."""
+    model: Mapping[str, int] = field(default_factory=lambda: MODEL)
+    updates: int = 200
+    """Optimizer steps of the warm-up, of 32 demonstrations each."""
+
+
+SIZES = {
+    "small": Size(40, 3, 5),
+    "middle": Size(128, 30, 50, model={"hidden": 256, "layers": 7, "heads": 4, "intermediate": 640}, trl_batch=32),
+    "large": Size(
+        *(256, 80, 110, 4),
+        model={"hidden": 512, "layers": 10, "heads": 8, "kv_heads": 4, "intermediate": 1408},
+        trl_batch=16,
+    ),
+}
+"""0.5, 5 and 30 million parameters."""
 
 
 def install_trl(directory: Path) -> Path:
-    """Return the Python of an environment that has TRL, made where it is missing; ours is seen from it, not changed."""
+    """Return the Python of an environment that has TRL and sees this one's packages, made where it is missing."""
     python = directory / "bin/python"
     if not python.exists():
         venv.create(directory, with_pip=True)
         packages = next(directory.glob("lib/python*/site-packages"))
-        ours = [path for path in sys.path if path.endswith("site-packages")]
-        own = [str(ROOT / "examples" / name) for name in PACKAGES]
+        sites = [path for path in sys.path if path.endswith("site-packages")]
+        sites += [str(ROOT / "examples" / name) for name in PACKAGES]
         # As directories of sites: their .pth files lead to this checkout.
-        sites = "; ".join(f"site.addsitedir({path!r})" for path in (*ours, *own))
-        (packages / "ours.pth").write_text(f"import site; {sites}\n", encoding="utf-8")
+        lines = "; ".join(f"site.addsitedir({path!r})" for path in sites)
+        (packages / "stagecoach.pth").write_text(f"import site; {lines}\n", encoding="utf-8")
         command = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", TRL]
         subprocess.run(command, check=True)
     return python
 
 
-def write_prompts(path: Path) -> None:
-    """Write the demo's prompts as the renderer writes them, each with the expected answer, as JSON lines."""
+def write_prompts(path: Path, size: Size) -> None:
+    """Write the environment's prompts as the renderer writes them, each with the expected answer, as JSON lines."""
     from sample_reverse_text.texts import ALPHABET, prompt, texts
 
     with path.open("w", encoding="utf-8") as file:
-        for text in texts(2000, 3, 5, ALPHABET, 0):
-            rendered = f"<|im_start|>user\n{prompt(text)}<|im_end|>\n<|im_start|>assistant\n"
+        for text in texts(2000, size.min_length, size.max_length, ALPHABET, 0):
+            thought = "<think>\n\n</think>\n\n"  # of `enable_thinking = false`
+            rendered = f"<|im_start|>user\n{prompt(text)}<|im_end|>\n<|im_start|>assistant\n{thought}"
             file.write(json.dumps({"prompt": rendered, "expected": text[::-1]}) + "\n")
 
 
-def own_steps(settings: Mapping[str, Any]) -> None:
-    """Train as the demo does, everything persisted, and print a JSON line for each step, as trl_steps.py does."""
+def warmed_up_model(store: str, size: Size) -> str:
+    """Return the directory of a model of the size that was warmed up on demonstrations of its texts."""
+    recipe, count = RECIPES["demo"], 32 * size.updates
+    lengths = f"--min-length {size.min_length} --max-length {size.max_length}"
+    demonstrations = f"sample_reverse_text --count {count} --right 0.20 --untagged 0.77 {lengths} --seed 1"
+    overrides = (
+        *(*recipe.warm_up, f"assignment.groups_per_step={count}", f"packing.updates_per_step={size.updates}"),
+        *(f"training.decay_steps={size.updates}", "data.max_length=512"),
+    )
+    return warmed_up(
+        store, recipe=replace(recipe, model=size.model, demonstrations=(demonstrations,), warm_up=overrides)
+    )
 
-    tokens, looking = list[int](), list[AtWork]()
+
+def run_stagecoach(settings: Mapping[str, Any]) -> None:
+    """Train as the demo does, everything persisted, and print a JSON line for each step, as trl_steps.py does."""
+    tokens = 0
 
     def watch(event: str, facts: Mapping[str, Any]) -> None:
+        nonlocal tokens
         if event == "step":
-            step = facts["step"] + 1
-            tokens.append(facts["tokens"])
-            record = {"step": step, "wall": time.perf_counter(), "reward": facts["reward"], "tokens": sum(tokens)}
-            if step in (SKIPPED, settings["steps"]):  # looking takes time, of which each step would have its part
+            step, tokens = facts["step"] + 1, tokens + facts["tokens"]
+            record = {"step": step, "wall": time.perf_counter(), "reward": facts["reward"], "tokens": tokens}
+            if step in (SKIPPED, settings["steps"]):  # a look takes time, of which each step would have its part
                 used = processor_seconds()
                 assert "Prefect" in used, "the run reports to a server whose processor time would not be counted"
-                record |= {"cpu": sum(used.values()), "parts": used}
-            if settings.get("watched"):
-                looking[:] = looking or [AtWork({"engine", "learner"})]  # all of them are there by the first step
-                record["neither"] = looking[0].take_idle_share()
+                record["cpu"] = sum(used.values())
             print(json.dumps(record), flush=True)
 
+    lengths = f"min_length={settings['min_length']}, max_length={settings['max_length']}"
+    taskset = f'{{id="sample_reverse_text", num_examples=2000, {lengths}}}'
+    environment = f'{{name="reverse_text", taskset={taskset}, harness={{id="chat_loop"}}, max_turns=1}}'
     overrides = [
+        f"environments=[{environment}]",
         f"model.path={settings['model']}",
         f"rollout.max_off_policy_steps={settings['max_off_policy_steps']}",
         f"assignment.groups_per_step={settings['groups']}",
         f"assignment.group_size={settings['group_size']}",
         f"rollout.max_tokens={settings['max_tokens']}",
-        f"training.learning_rate={settings['learning_rate']}",
+        f"training.learning_rate={LEARNING_RATE}",
+        "engine.max_model_len=512",
         "evaluation.every=0",
     ]
-    store, steps, seed = f"{settings['directory']}/store", settings["steps"], settings["seed"]
-    launch.run(prepare("train", ["demo"], overrides, name="beside", store=store, seed=seed, steps=steps), (watch,))
+    chosen = {"store": f"{settings['directory']}/store", "seed": settings["seed"], "steps": settings["steps"]}
+    launch.run(prepare("train", ["demo"], overrides, name="beside", **chosen), (watch,))
 
 
-def measured(command: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Run one side in a new process; return seconds of wall-clock and processor a step, and what was sampled."""
-    # It stays until the end: at each new file an ext4 without a journal passes over all that was deleted in the last
-    # minutes, which took 2.7 % of both cores where a store of thousands of files had just been removed.
+def measure(command: Sequence[str], settings: Mapping[str, Any]) -> dict[str, float]:
+    """Run one side in a new process; return the means of the steps after SKIPPED."""
+    # Its store stays until the end: an ext4 without a journal passes over all that was just deleted at each new file.
     text = json.dumps({**settings, "directory": tempfile.mkdtemp(dir=settings["directory"])})
     # Without the Prefect of the warm-up: each run has a server of its own, whose processor time is part of it.
-    own = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    environment = {**own, "OMP_WAIT_POLICY": "PASSIVE"}
-    done = subprocess.run([*command, text], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return per_step([json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step"')])
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    variables |= {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*command, text], cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True, check=True)
+    steps = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step"')][SKIPPED - 1 :]
+    means = {name: (steps[-1][name] - steps[0][name]) / (len(steps) - 1) for name in ("wall", "cpu", "tokens")}
+    return means | {"reward": mean(step["reward"] for step in steps[1:])}
 
 
-def per_step(steps: Sequence[Step]) -> dict[str, Any]:
-    """Return the means over the steps after SKIPPED: of a step's wall-clock, of its processor time, by part too."""
-    kept = steps[SKIPPED - 1 :]
-    walls = [after["wall"] - before["wall"] for before, after in pairwise(kept)]
-    first, last, count = kept[0], kept[-1], len(kept) - 1
-    parts = {name: (value - first["parts"].get(name, 0.0)) / count for name, value in last.get("parts", {}).items()}
-    return {
-        "wall": mean(walls),
-        "median wall": median(walls),
-        "cpu": (last["cpu"] - first["cpu"]) / count,
-        "parts": parts,
-        "tokens": (last["tokens"] - first["tokens"]) / count,
-        "reward": mean(step["reward"] for step in kept[1:]),
-        "neither": mean(step.get("neither", 0.0) for step in kept[1:]),
-    }
-
-
-def rounds(python: Path, settings: Mapping[str, Any], number: int) -> Iterator[dict[str, dict[str, Any]]]:
-    """Yield the figures of each round by side."""
-    own = [sys.executable, "-m", "benchmarks.against_trl", "--own"]
+def rounds(python: Path, settings: Mapping[str, Any], number: int) -> Iterator[dict[str, dict[str, float]]]:
+    """Yield the means of each round by side."""
+    command = [sys.executable, "-m", "benchmarks.against_trl", "--here"]
     for _ in range(number):
-        figures = {"TRL": measured([str(python), "benchmarks/trl_steps.py"], settings)}
-        for off_policy in (0, 1):
-            figures[f"ours, {off_policy} off-policy"] = measured(own, {**settings, "max_off_policy_steps": off_policy})
-        watched = measured(own, {**settings, "max_off_policy_steps": off_policy, "watched": True})
-        figures[f"ours, {off_policy} off-policy"]["neither"] = watched["neither"]
-        yield figures
+        sides = {"TRL": measure([str(python), "benchmarks/helpers/trl_steps.py"], settings)}
+        for lag in (0, 1):
+            sides[f"Stagecoach, n = {lag}"] = measure(command, {**settings, "max_off_policy_steps": lag})
+        yield sides
 
 
-def report(found: Sequence[Mapping[str, Mapping[str, Any]]]) -> str:
-    """Return the figures as markdown: medians over the rounds, and the ratios' range."""
-    lines = ["| side | step, s | ratio | processor, s | ratio | tokens | reward |"]
-    lines += ["|---|---:|---:|---:|---:|---:|---:|"]
-    for side in found[0]:
-        cells = [side]
-        for name in ("wall", "cpu"):
-            cells.append(f"{median(each[side][name] for each in found):.2f}")
-            cells.append(spread(each[side][name] / each["TRL"][name] for each in found))
-        cells += [
-            f"{median(each[side][name] for each in found):.{digits}f}"
-            for name, digits in (("tokens", 0), ("reward", 2))
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    for side in list(found[0])[1:]:
-        parts = {name: median(each[side]["parts"][name] for each in found) for name in found[0][side]["parts"]}
-        summary = ", ".join(f"{name} {value:.2f}" for name, value in sorted(parts.items(), key=lambda part: -part[1]))
-        lines += ["", f"Processor seconds of {side}: {summary}."]
-    idle = spread(each[side]["neither"] for each in found)
-    lines += ["", f"Share of a step with neither engine nor learner at work, {side}: {idle}."]
+def report(measured: Sequence[Mapping[str, Mapping[str, float]]]) -> str:
+    """Return the table: medians over the rounds, and the ratios' range."""
+    lines = ["| side | step, s | ratio | processor, s | ratio | tokens a step | reward |", "|---|" + "---:|" * 6]
+    for side in measured[0]:
+        middle = {name: median(sides[side][name] for sides in measured) for name in measured[0][side]}
+        wall, cpu = (spread(sides[side][name] / sides["TRL"][name] for sides in measured) for name in ("wall", "cpu"))
+        seconds = f"{middle['wall']:.2f} | {wall} | {middle['cpu']:.2f} | {cpu}"
+        lines.append(f"| {side} | {seconds} | {middle['tokens']:.0f} | {middle['reward']:.2f} |")
     return "\n".join(lines)
 
 
-def spread(values: Iterable[float]) -> str:
+def spread(ratios: Iterable[float]) -> str:
     """Return the median and the range."""
-    sorted_values = sorted(values)
-    return f"{median(sorted_values):.2f} ({sorted_values[0]:.2f} to {sorted_values[-1]:.2f})"
+    ordered = sorted(ratios)
+    return f"{median(ordered):.2f} ({ordered[0]:.2f} to {ordered[-1]:.2f})"
 
 
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=45)
     parser.add_argument("--model", help="directory of weights to start from")
     parser.add_argument("--trl", type=Path, help="directory of the environment with TRL, made where it is missing")
-    parser.add_argument("--own", help=argparse.SUPPRESS)
+    parser.add_argument("--trl-batch", type=int, help="rollouts in a batch of TRL")
+    parser.add_argument("--here", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    if chosen.own:
-        return own_steps(json.loads(chosen.own))
+    if chosen.here:
+        return run_stagecoach(json.loads(chosen.here))
+    size = SIZES[chosen.size]
     with tempfile.TemporaryDirectory(prefix="stagecoach-beside-") as directory:
         python = install_trl((chosen.trl or Path(directory, "trl")).resolve())
-        write_prompts(prompts := Path(directory, "prompts.jsonl"))
-        settings = {
+        write_prompts(prompts := Path(directory, "prompts.jsonl"), size)
+        settings = asdict(size) | {
             "directory": directory,
-            "model": chosen.model or warmed_up(f"{directory}/warm-up"),
+            "model": chosen.model or warmed_up_model(f"{directory}/warm-up", size),
             "prompts": str(prompts),
-            "groups": 8,
-            "group_size": 16,
-            "max_tokens": 40,
-            "learning_rate": 3e-4,
+            "trl_batch": chosen.trl_batch or size.trl_batch,
+            "learning_rate": LEARNING_RATE,
             "steps": chosen.steps,
-            "seed": SEED,
+            "seed": 17,
         }
         print(report(list(rounds(python, settings, chosen.rounds))))
 

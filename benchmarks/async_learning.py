@@ -1,4 +1,4 @@
-"""What a stream of rollouts costs in reward: `python -m benchmarks.async_learning`; see async_sampling.md.
+"""What a stream of rollouts costs in reward: `python -m benchmarks.async_learning`; see async_learning.md.
 
 Trains presets of small models, warmed up once, with `rollout.max_off_policy_steps` of 0, 2 and 4: with the preset's own
 loss, which corrects for the age of rollouts, and with the plain policy gradient, which does not. Each side has the same
@@ -20,11 +20,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.helpers.warming import warmed_up
 from flows.cli import launch
 from flows.orchestration.states import EmptyBatch
-from flows.runtime.demo_sources import RECIPES, Sources, build, sources_directory
 from flows.runtime.prepare import prepare
-from storage.store import open_store
 
 if TYPE_CHECKING:
     from tasks.learner.losses.tokens import RlTokens, Term
@@ -35,7 +34,6 @@ LAST = 5
 PLAIN = 'training.loss={type="custom", function="benchmarks.async_learning:policy_gradient"}'
 LOSSES = {"own loss": "", "plain": PLAIN}
 SIDES = {f"n = {bound}, {name}": (bound, loss) for bound in (0, 2, 4) for name, loss in LOSSES.items()}
-WARM_UP_SEED = 17
 
 
 def policy_gradient(rl: "RlTokens") -> "Term":
@@ -46,15 +44,6 @@ def policy_gradient(rl: "RlTokens") -> "Term":
 
     none = torch.zeros_like(rl.member)
     return Term(-rl.advantages * rl.logprobs, none, none)
-
-
-def warmed_up(preset: str, store: str) -> str:
-    """Make and warm up the model of a preset; return the directory of its weights."""
-    opened = open_store(store)  # before the sources lie there: a store is made in an empty directory
-    build(sources := Sources(sources_directory(store, preset)), RECIPES[preset])
-    overrides = [*RECIPES[preset].warm_up, *sources.overrides]
-    config = prepare("sft", ["sft_demo"], overrides, name="warm-up", store=store, seed=WARM_UP_SEED)
-    return str(opened.policies.directory(launch.run(config)["policy"]["key"]))
 
 
 def run_here(settings: Mapping[str, Any]) -> None:
@@ -109,7 +98,7 @@ def main() -> None:
         return
     for preset in chosen.presets:
         with tempfile.TemporaryDirectory() as directory:
-            model = warmed_up(preset, f"{directory}/store")
+            model = warmed_up(f"{directory}/store", preset)
             print(f"\n| {preset} | reward, last {LAST} steps | reward, all steps | token age | ended after |")
             print("|---|---:|---:|---:|---|")
             for side in chosen.sides:

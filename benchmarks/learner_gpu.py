@@ -168,7 +168,8 @@ def _name(device: torch.device) -> str:
 def main() -> None:
     """Command line: print one JSON object a line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="0.6B")
+    default = "0.6B" if torch.cuda.is_available() else "tiny"
+    parser.add_argument("--shape", choices=SHAPES, default=default)
     parser.add_argument("--tokens", type=int, default=16384, help="in a row")
     parser.add_argument("--segments", type=int, default=8, help="of a row, all of one length")
     parser.add_argument("--prompt", type=int, default=0, help="tokens that all segments begin with, without weight")

@@ -11,14 +11,8 @@ from datetime import UTC, datetime
 from statistics import median
 
 import numpy as np
-import pyarrow as pa
 
-from storage.schemas.stage_tables import TABLES
-from tasks.arrays.ragged import Ragged
 from tasks.packing.bin_packing import Rows, best_fit, estimated_costs, pack
-from tasks.packing.stage import STAGE, packing
-from tests.fixtures.builders import table, trace, view
-from tests.fixtures.stages import written
 
 BATCH_SIZE = 8
 """Samples in a padded batch."""
@@ -95,51 +89,6 @@ def compare_balance() -> None:
         print(f"| {count:,} | {num_ranks} | {limit:,} | {spans[0]:.3f} | {spans[1]:.3f} | {seconds * 1e3:.1f} |")
 
 
-def whole_stage(count: int) -> None:
-    """Print samples and tokens per second of the whole stage: streams gathered, packed and laid out as Arrow."""
-    lengths = np.array(lengths_of(count, 600, 0.9, 4096))
-    tables, config = _step(lengths), view(STAGE, packing={"tokens_per_row": 4096})
-    written(packing(tables, config))  # the first run pays for fresh memory
-    start = time.process_time()
-    batches = written(packing(tables, config))["batches"]
-    seconds = time.process_time() - start
-    speed = f"{count / seconds:,.0f} samples/s, {lengths.sum() / seconds / 1e6:.1f} million tokens/s"
-    print(f"Whole stage, {count:,} samples into {batches.num_rows:,} rows: {seconds:.2f} s, {speed}")
-
-
-def _step(lengths: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[str, object]:
-    """Return the tables of a step with one message per trace, made without a Python object per token."""
-    names = [f"t{i}" for i in range(len(lengths))]
-    tokens = int(lengths.sum())
-    scalars = {"message": 0, "parent": None, "role": "assistant", "content": None, "body": "{}", "sampled": True}
-    scalars |= {"branch": 0, "reward": 1.0, "baseline": 0.5, "advantage": 0.5}
-    given = {
-        "trace_id": names,
-        "group_id": names,
-        "sample_id": [f"{name}/0" for name in names],
-        "num_tokens": lengths,
-        "path": [[0]] * len(names),
-        "is_content": [[]] * len(names),
-    }
-
-    def made(name: str) -> pa.Table:
-        columns = {}
-        for field in TABLES[name].arrow:
-            if field.name in given:
-                columns[field.name] = pa.array(given[field.name], field.type)
-            elif field.name in scalars:
-                columns[field.name] = pa.array([scalars[field.name]] * len(names), field.type)
-            else:
-                columns[field.name] = Ragged.from_lengths(np.ones(tokens), lengths).arrow(field.type)
-        return pa.table(columns, schema=TABLES[name].arrow)
-
-    return {
-        "traces": table("traces", [trace(name) for name in names]),
-        "messages": made("messages"),
-        "samples": made("samples"),
-    }
-
-
 def main() -> None:
     """Print all tables."""
     print(f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, Python {platform.python_version()}\n")
@@ -148,8 +97,6 @@ def main() -> None:
     compare_fill(100_000, DISTRIBUTIONS[:2], repeats=3)  # first-fit takes minutes on the hard one
     print("\n| samples | ranks | limit | balanced | full rows | ms |\n| --- | --- | --- | --- | --- | --- |")
     compare_balance()
-    print()
-    whole_stage(10_000)
 
 
 if __name__ == "__main__":

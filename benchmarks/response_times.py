@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.viewing_store import make
+from benchmarks.helpers.large_store import make
 from storage.read.frames import open
 
 COMMANDS = (
@@ -41,7 +41,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         root = given.root or Path(directory) / "store"
         if given.root is None:
-            make(root, steps=given.steps, rollouts=16, group_size=8, maintain_every=200, fork=given.steps - 5)
+            make(root, steps=given.steps, rollouts=16, group_size=8, fork=given.steps - 5, maintained=True)
         print("| command | processor seconds | wall-clock seconds |\n|---|---:|---:|")
         trace = open(str(root)).run("large").traces.select("trace_id").head(1).collect()["trace_id"][0]
         for command in COMMANDS:

@@ -1,168 +1,140 @@
-"""How long the viewer's pages take over a large store: `python -m benchmarks.viewing [DIRECTORY]`.
+"""How long the viewer's pages take over a large store: `python -m benchmarks.viewing [DIRECTORY]`; see viewing.md.
 
-The stores are made first by `benchmarks.viewing_store`, in some minutes, or found in DIRECTORY, where they are left:
-`large` (200 steps of 512 rollouts and its forks), `kept` (the same after maintenance), `wide` (one step of 10,000) and
-`long` (rollouts of 10,001 messages). `thousand` is measured where it is there: see benchmarks/viewing.md. kB are those
-over the wire, nodes the elements of the HTML. Pages are had from the real server over HTTP. Cold is the first request
-to a server that was just started, warm those after it, medians; the disk's files are in memory in both.
-Beside wall-clock stands the server's processor time, which other work on the machine hardly changes.
-
-Beside each page stands what else it could have been made of, in the same run: the same rows through `Store.read`, which
-checks every digest, and the same rollouts as JSON lines read with a loop (`benchmarks/viewed/dumps.py`).
-
-Last, steps are walked while their run's page is followed, and while nobody looks. Compare ratios, not milliseconds.
+The stores are made first, in some minutes, or read from DIRECTORY, where they are left: `thousand` (1,000 steps of 128
+rollouts, two forks), `wide` (one step of 10,000 rollouts) and `long` (two rollouts of 10,001 messages). Pages come from
+the real server over HTTP. Cold is the first request to a server that was just started, warm the median of those after
+it; the disk's files are in memory in both. kB are those over the wire, nodes the elements of the HTML.
 """
 
-import shutil
-import statistics
+import os
+import re
+import subprocess
 import sys
 import tempfile
 import time
-from functools import partial
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
+import psutil
 
-from benchmarks.viewed.dumps import dump, read_best, read_one, read_rewards
-from benchmarks.viewed.questions import Question, questions
-from benchmarks.viewed.serving import Cost, middle, processor, served
-from benchmarks.viewed.watching import BLOCK, watch
-from benchmarks.viewing_store import RUN, make
+from benchmarks.helpers.large_store import CREDITED, FORK, RUN, make
 from flows.queries.step_history import StepHistory
-from storage.maintenance.compact import maintain
+from flows.viewer import addresses
 from storage.read.frames import Frames, existing_store
-from storage.read.lineage import Work
 
-STEPS, ROLLOUTS, GROUP_SIZE = 200, 512, 16
-FORK = 180
-WIDE, LONG = 10_000, 10_001
+STORES: Mapping[str, Mapping[str, Any]] = {
+    "thousand": {"steps": 1000, "rollouts": 128, "fork": 980},
+    "wide": {"steps": 1, "rollouts": 10_000},
+    "long": {"steps": 1, "rollouts": 2, "group_size": 2, "messages": 10_001},
+}
 COLD, WARM = 3, 5
-DUMPED = 20
-"""Steps that are dumped as JSON lines for the run's page; its time is taken that many times over."""
-BLOCKS = 6
-"""Blocks of steps that are watched."""
+ADDRESS = re.compile(r"http://\S+")
+ELEMENT = re.compile(r"<[a-zA-Z]")
+"""Text of a page is escaped: this begins an element, and nothing else does."""
 
 
 def main() -> None:
-    """Make or find the stores, measure, and print the tables."""
-    if len(sys.argv) > 1:
-        _measure(Path(sys.argv[1]))
-        return
+    """Make the missing stores, measure, and print the table."""
     with tempfile.TemporaryDirectory() as directory:
-        _measure(Path(directory))
+        measure(Path(sys.argv[1] if len(sys.argv) > 1 else directory))
 
 
-def _measure(directory: Path) -> None:
-    _fill(directory)
-    print("| store | page | cold ms | of the processor | warm ms | of the processor | kB | nodes |")
-    print("|---|---|---|---|---|---|---|---|")
-    cold: dict[tuple[str, str], Cost] = {}
-    for store in ("large", "kept", "wide", "long", *(["thousand"] if (directory / "thousand").exists() else [])):
-        for question in questions(directory / store, store):
-            cold[store, question.name] = _print_cost(directory / store, store, question)
-    _alternatives(directory, cold)
-    _watching(directory)
+def measure(directory: Path) -> None:
+    """Print a line of the table for each page of each store."""
+    print(
+        "| store | page | cold ms | of the processor | warm ms | of the processor | kB | nodes |\n|---|---"
+        + "|---:" * 6
+        + "|"
+    )
+    for store, sizes in STORES.items():
+        if not (directory / store).exists():
+            make(directory / store, **sizes)
+        for page, path in pages(directory / store, store).items():
+            cold = []
+            for _ in range(COLD):
+                with served(directory / store) as server:
+                    *cost, size, nodes = server.cost(path)
+                    cold.append(cost)
+                    warm = [server.cost(path)[:2] for _ in range(WARM)]
+            cells = [median(column) * 1e3 for costs in (cold, warm) for column in zip(*costs, strict=True)]
+            numbers = " | ".join(f"{cell:.0f}" for cell in (*cells, size / 1e3, nodes))
+            print(f"| {store} | {page} | {numbers} |", flush=True)
 
 
-def _fill(directory: Path) -> None:
-    """Make the stores that are not there."""
-    asked: dict[str, dict[str, Any]] = {
-        "large": {"steps": STEPS, "rollouts": ROLLOUTS, "group_size": GROUP_SIZE, "fork": FORK},
-        "wide": {"steps": 1, "rollouts": WIDE},
-        "long": {"steps": 1, "rollouts": 2, "group_size": 2, "messages": LONG},
+def pages(root: Path, store: str) -> dict[str, str]:
+    """Return the addresses of the pages of a store by their names."""
+    frames = Frames(existing_store(root))
+    lineage = [lineage for lineage in StepHistory(frames.graph, RUN).lineages if lineage.for_training][-1]
+    step = lineage.traces.step
+    trace = frames.rows([lineage.traces], "traces").sort("trace_id").first().collect()
+    name, environment, example = trace.select("trace_id", "environment", "example_id").row(0)
+    messages = frames.rows([lineage.traces], "messages").select("content").first().collect()
+    word = str(messages["content"][0]).split()[0]
+    found = {
+        "step": addresses.step(RUN, step),
+        "step, sorted": addresses.step(RUN, step, sort="reward", order="desc", outcome="trained"),
+        "step, text searched": addresses.step(RUN, step, search=word),
+        "trace": addresses.trace(RUN, name, lineage.traces.key),
+        "batch": addresses.batch(RUN, step),
     }
-    for name, given in asked.items():
-        if not (directory / name).exists():
-            began = time.perf_counter()
-            make(directory / name, **given)
-            print(f"made the store `{name}` in {time.perf_counter() - began:.0f} s", flush=True)
-    if not (directory / "kept").exists():
-        shutil.copytree(directory / "large", directory / "kept")
-        maintain(existing_store(directory / "kept"))
+    if store == "thousand":
+        found |= {
+            "runs": addresses.runs(),
+            "run": addresses.run(RUN),
+            "search": addresses.search(RUN, word),
+            "trace by its id alone": addresses.any_trace(name),
+            "example over the history": addresses.example(RUN, environment, example),
+            "compare two runs": addresses.compare(RUN, FORK),
+            "compare a step": addresses.compare_step(RUN, CREDITED, step),
+        }
+    return found
 
 
-def _print_cost(root: Path, store: str, question: Question) -> Cost:
-    """Print what a page costs; return what it costs cold."""
-    cold: list[Cost] = []
-    warm: list[Cost] = []
-    size = nodes = 0
-    for attempt in range(COLD):
-        with served(root) as server:
-            try:
-                cost, size, nodes = server.cost(question.path)
-            except httpx.HTTPStatusError as error:
-                print(f"| {store} | {question.name} | {error.response.status_code} | | | | | |", flush=True)
-                return Cost(0.0, 0.0)
-            cold.append(cost)
-            if attempt == COLD - 1:
-                warm = [server.cost(question.path)[0] for _ in range(WARM)]
-    first, later = middle(cold), middle(warm)
-    print(f"| {store} | {question.name} | {first} | {later} | {size / 1e3:.0f} | {nodes} |", flush=True)
-    return first
+class Server:
+    """A viewer that answers."""
+
+    def __init__(self, url: str, pid: int) -> None:
+        self.client = httpx.Client(base_url=url, timeout=300)
+        self._process = psutil.Process(pid)
+
+    def cost(self, path: str) -> tuple[float, float, int, int]:
+        """Return a page's seconds of wall-clock and of the server's processor, its bytes over the wire, its elements.
+
+        Raises httpx.HTTPStatusError where the page is refused.
+        """
+        began, used = time.perf_counter(), self._processor_seconds()
+        answer = self.client.get(path).raise_for_status()
+        seconds = time.perf_counter() - began, self._processor_seconds() - used
+        return *seconds, answer.num_bytes_downloaded, len(ELEMENT.findall(answer.text))
+
+    def _processor_seconds(self) -> float:
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
 
 
-def _alternatives(directory: Path, cold: dict[tuple[str, str], Cost]) -> None:
-    """Print what the same costs with digests checked and out of JSON lines, and the ratios of the pages to that."""
-    print("\nMilliseconds of the processor; a page had cold, against")
-    print("| store | page | page | `Store.read` | ratio | JSON lines | ratio |")
-    print("|---|---|---|---|---|---|---|")
-    for store, steps in (("large", range(STEPS - DUMPED, STEPS)), ("wide", range(1))):
-        frames = Frames(existing_store(directory / store))
-        chosen = [
-            lineage
-            for lineage in StepHistory(frames.graph, RUN).lineages
-            if lineage.for_training and lineage.traces.step in steps
-        ]
-        last = chosen[-1]
-        works = [work for work in (last.traces, last.verdicts, last.samples, last.batches) if work]
-        checked = processor(partial(_read_all, frames, works))
-        with tempfile.TemporaryDirectory(dir=directory) as place:
-            files = dump(frames, RUN, Path(place) / "dumped", steps)
-            trace_id = str(frames.rows([last.traces], "traces").select("trace_id").collect()["trace_id"][-1])
-            table = processor(partial(read_best, files[steps[-1]]))
-            single = processor(partial(read_one, files[steps[-1]], trace_id))
-            curve = processor(partial(read_rewards, list(files.values()))) * STEPS / DUMPED
-        _ratio(store, "step", cold[store, "step"], checked, table)
-        _ratio(store, "trace", cold[store, "trace"], checked, single)
-        if store == "large":
-            _ratio(store, "run", cold[store, "run"], None, curve)
-
-
-def _ratio(store: str, page: str, cost: Cost, read: float | None, text: float) -> None:
-    took = cost.processor
-    checked = f"{read * 1e3:.0f} | {took / read:.2f}" if read else "- | -"
-    print(f"| {store} | {page} | {took * 1e3:.0f} | {checked} | {text * 1e3:.0f} | {took / text:.2f} |", flush=True)
-
-
-def _read_all(frames: Frames, works: list[Work]) -> None:
-    """Read all that some work made, with digests checked, as a stage does."""
-    for work in works:
-        for table in sorted(work.tables):
-            frames.store.read(list(work.slices_of(table)))
-
-
-def _watching(directory: Path) -> None:
-    """Print what steps take while their run's page is followed, and while nobody looks; on a copy that grows."""
-    grown = directory / "grown"
-    shutil.copytree(directory / "large", grown)
+@contextmanager
+def served(root: Path) -> Iterator[Server]:
+    """Serve a store as `stagecoach view` does; the process ends with the block."""
+    command = [sys.executable, "-m", "flows.cli", "view", "--store", str(root), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
     try:
-        found = watch(grown, STEPS, BLOCKS, ROLLOUTS, GROUP_SIZE)
+        assert process.stdout is not None
+        url = next(match[0].rstrip("/") for line in process.stdout if (match := ADDRESS.search(line)))
+        server = Server(url, process.pid)
+        for _ in range(600):  # until it answers, without a look at the store's tables
+            try:
+                server.client.get("/static/base.js")
+                break
+            except httpx.TransportError:
+                time.sleep(0.05)
+        yield server
     finally:
-        shutil.rmtree(grown)
-    print(f"\n{len(found.blocks)} blocks of {BLOCK} steps after {STEPS}, every other one watched:\n")
-    print("| steps | seconds, median | processor seconds, median |")
-    print("|---|---|---|")
-    for watched, label in ((False, "nobody looks"), (True, "the run's page is followed")):
-        print(f"| {label} | {{:.3f}} | {{:.3f}} |".format(*found.of(watched)))
-    ratios, noise = found.ratios(), found.noise()
-    print(f"\nwatched to the blocks around: {_spread(ratios)}; unwatched to the one before: {_spread(noise)}")
-    used = found.server_processor / max(found.num_pages, 1)
-    print(f"the server read {found.num_pages} pages of the run, {used * 1e3:.0f} ms of processor time each")
-
-
-def _spread(ratios: list[float]) -> str:
-    return f"median {statistics.median(ratios):.2f} ({', '.join(f'{each:.2f}' for each in ratios)})"
+        process.terminate()
+        process.wait(30)
 
 
 if __name__ == "__main__":

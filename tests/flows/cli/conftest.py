@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.viewing_store import make
+from benchmarks.helpers.large_store import make
 from storage.maintenance import plan
 from storage.store import open_store
 
@@ -28,6 +28,6 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def trace_id(forked: Path) -> str:
-    """A rollout of the run `large`."""
-    rows = open_store(forked).scan("traces").filter(run="large", step=0).select("trace_id").head(1).collect()
-    return str(rows["trace_id"][0])
+    """The first rollout by id of the run `large` in step 1, which is not evaluated."""
+    rows = open_store(forked).scan("traces").filter(run="large", step=1).select("trace_id").collect()
+    return str(min(rows["trace_id"]))

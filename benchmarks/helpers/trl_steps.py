@@ -48,7 +48,8 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(settings["model"], dtype="float32")
     config = GRPOConfig(
         output_dir=settings["directory"],
-        per_device_train_batch_size=settings["groups"] * settings["group_size"],
+        per_device_train_batch_size=settings["trl_batch"],
+        gradient_accumulation_steps=settings["groups"] * settings["group_size"] // settings["trl_batch"],
         num_generations=settings["group_size"],
         max_completion_length=settings["max_tokens"],
         max_steps=settings["steps"],
