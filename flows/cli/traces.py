@@ -56,23 +56,21 @@ def traces(
     step: Annotated[Index | None, option("the step; by default the last one", group=SOURCE)] = None,
     evaluation: Annotated[Index | None, option("the evaluation of this version", "VERSION", group=SOURCE)] = None,
     of_set: Annotated[str | None, option("only this set of the evaluation", "NAME", name="--set")] = None,
-    env: Annotated[str, option("only of this environment", "X")] = "",
-    agent: Annotated[str, option("only of this agent", "X")] = "",
-    outcome: Annotated[str, option(OUTCOMES, "X")] = "",
-    error: Annotated[str, option("only with an error of this class", "X")] = "",
-    filter: Annotated[
-        str, option("only those on which this filter found something, whether it decided or only reported", "X")
-    ] = "",
-    reason: Annotated[str, option("only those that this filter left out", "X")] = "",
-    trained: Annotated[str, option("yes or no", "X")] = "",
-    group: Annotated[str, option("only of this group", "X")] = "",
-    example: Annotated[str, option("only of this example", "X")] = "",
+    env: Annotated[str, option("only rollouts of this environment", "ENVIRONMENT")] = "",
+    agent: Annotated[str, option("only rollouts of this agent", "AGENT")] = "",
+    outcome: Annotated[str, option(OUTCOMES, "OUTCOME")] = "",
+    error: Annotated[str, option("only rollouts with an error of this class", "CLASS")] = "",
+    filter: Annotated[str, option("only rollouts that this filter flagged, enforced or not", "FILTER")] = "",
+    reason: Annotated[str, option("only rollouts that this filter dropped", "FILTER")] = "",
+    trained: Annotated[str, option("only rollouts that were trained on (yes), or were not (no)", "YES|NO")] = "",
+    group: Annotated[str, option("only rollouts of this group", "GROUP")] = "",
+    example: Annotated[str, option("only rollouts of this example", "EXAMPLE")] = "",
     grep: Annotated[
-        str, option("only those with this text, in upper or lower case", "TEXT", allow_leading_hyphen=True)
+        str, option("only rollouts with this text, in upper or lower case", "TEXT", allow_leading_hyphen=True)
     ] = "",
     where: Annotated[
         str,
-        option("only those that meet a condition: \"reward > 0.8 and reply ~ 'x'\"", allow_leading_hyphen=True),
+        option("only rollouts that meet a condition: \"reward > 0.8 and reply ~ 'x'\"", allow_leading_hyphen=True),
     ] = "",
     sort: Annotated[str, option("sort by a column; by default in recorded order", "COLUMN")] = "",
     asc: Annotated[bool, option("lowest first, which is the default", group=ORDER)] = False,
@@ -107,6 +105,19 @@ def traces(
         size=limit,
         columns=read_names(columns),
     )
+    return _list(run, choice, step, evaluation, of_set, where, as_json, store)
+
+
+def _list(
+    run: str,
+    choice: TraceChoice,
+    step: int | None,
+    evaluation: int | None,
+    of_set: str | None,
+    where: str,
+    as_json: bool,
+    store: str,
+) -> int:
     library = StoreReader.at(store or default_store(), most_bytes=None)
     with reading(library.store):
         name = library.latest() if run == "latest" else run

@@ -1,0 +1,116 @@
+"""Budgets of tokens, folder by folder: a number may fall; it rises only with an entry in docs/decisions.
+
+A token is one of Python's `tokenize`, without comments, docstrings and layout; a `.sql` file counts its words. A commit
+that takes something out lowers its number.
+"""
+
+import ast
+import subprocess
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LAYOUT = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    *(tokenize.ENCODING, tokenize.ENDMARKER),
+}
+STAGES = (
+    *("assignment", "rollout", "filtering", "advantage", "packing", "training", "evaluation", "gate", "metrics"),
+    *("exchange", "arrays"),
+)
+FOLDERS = {
+    "configs": ("configs/",),
+    "storage": ("storage/",),
+    "tasks/runtime": ("tasks/runtime/",),
+    "stages": tuple(f"tasks/{stage}/" for stage in STAGES),
+    "tasks/inference": ("tasks/inference/",),
+    "tasks/learner": ("tasks/learner/",),
+    "flows/runtime, flows/*.py": ("flows/runtime/", "flows/"),
+    "flows/services": ("flows/services/",),
+    "flows/orchestration": ("flows/orchestration/",),
+    "flows/queries": ("flows/queries/",),
+    "flows/reporting": ("flows/reporting/",),
+    "flows/viewer": ("flows/viewer/",),
+    "flows/cli": ("flows/cli/",),
+    "flows/replays, flows/exchange": ("flows/replays/", "flows/exchange/"),
+    "tests": ("tests/",),
+    "benchmarks": ("benchmarks/",),
+    "examples": ("examples/",),
+    "stagecoach.py, requirements, deploy, tasks/*.py": ("stagecoach.py", "requirements/", "deploy/", "tasks/"),
+    "docs": ("docs/",),
+}
+"""The beginnings of the paths that a folder counts; a file belongs to the longest that fits."""
+MOST: dict[str, tuple[int, int]] = {
+    "configs": (29_864, 19_000),
+    "storage": (53_782, 44_000),
+    "tasks/runtime": (10_390, 7_500),
+    "stages": (65_350, 56_500),
+    "tasks/inference": (59_184, 38_000),
+    "tasks/learner": (35_775, 31_000),
+    "flows/runtime, flows/*.py": (26_031, 18_000),
+    "flows/services": (19_158, 15_000),
+    "flows/orchestration": (11_756, 8_000),
+    "flows/queries": (76_006, 32_000),
+    "flows/reporting": (15_849, 10_000),
+    "flows/viewer": (34_260, 22_000),
+    "flows/cli": (40_416, 22_000),
+    "flows/replays, flows/exchange": (17_696, 15_000),
+    "tests": (704_394, 480_000),
+    "benchmarks": (20_023, 20_000),
+    "examples": (30_414, 32_000),
+    "stagecoach.py, requirements, deploy, tasks/*.py": (4_792, 5_500),
+    "docs": (1_990, 2_000),
+}
+"""The tokens that a folder may have now, and the goal of the redesign."""
+
+
+def num_tokens(text: str, path: str) -> int:
+    """Return the tokens of a file that count against a budget."""
+    if path.endswith(".sql"):
+        return sum(len(line.partition("--")[0].split()) for line in text.splitlines())
+    docstrings = set(_docstrings(ast.parse(text)))
+    lines = iter(text.splitlines(keepends=True))
+    tokens = tokenize.generate_tokens(lambda: next(lines, ""))
+    return sum(token.type not in LAYOUT and token.start not in docstrings for token in tokens)
+
+
+def _docstrings(tree: ast.AST) -> Iterator[tuple[int, int]]:
+    """Yield line and column of each text that stands alone: docstrings, also those of attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.col_offset
+
+
+def folder_of(path: str) -> str:
+    """Return the folder whose budget counts a file."""
+    begins = [(len(begin), name) for name, begins in FOLDERS.items() for begin in begins if path.startswith(begin)]
+    assert begins, f"{path} has no budget: add its folder"
+    return max(begins)[1]
+
+
+@pytest.fixture(scope="module")
+def counts() -> Counter[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "*.py", "*.sql"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\0")
+    found: Counter[str] = Counter()
+    for path in filter(None, listed):
+        if (ROOT / path).exists():
+            found[folder_of(path)] += num_tokens((ROOT / path).read_text(encoding="utf-8"), path)
+    return found
+
+
+def test_tokens_are_those_of_code_alone() -> None:
+    code = '"""A module."""\nx = 1  # why\n\n\ndef f(a):\n    """Return it."""\n    return a\n'
+    assert num_tokens(code, "a.py") == len(["x", "=", "1", "def", "f", "(", "a", ")", ":", "return", "a"])
+    assert num_tokens("-- a view\nselect a,  -- the a\n  b from c", "a.sql") == 5
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_folder_grows(folder: str, counts: Counter[str]) -> None:
+    most, _ = MOST[folder]
+    assert counts[folder] <= most, f"{folder}: {counts[folder]:,} tokens, held are {most:,}: what can go?"
