@@ -192,7 +192,8 @@ def main() -> None:
     parser.add_argument("--here", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.here:
-        return run_stagecoach(json.loads(chosen.here))
+        run_stagecoach(json.loads(chosen.here))
+        return
     size = SIZES[chosen.size]
     with tempfile.TemporaryDirectory(prefix="stagecoach-beside-") as directory:
         python = install_trl((chosen.trl or Path(directory, "trl")).resolve())
@@ -210,4 +211,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -70,16 +70,16 @@ def main() -> None:
     print("|---" * 6 + "|", flush=True)
     try:
         root = directory / "store"
-        line("rollouts written", root, partial(write_rollouts, str(root), rollouts, tokens))
-        line("filtering, advantage, packing", root, partial(run_stages, str(root)))
+        line("rollouts written", root, partial(measured, write_rollouts, str(root), rollouts, tokens))
+        line("filtering, advantage, packing", root, partial(measured, run_stages, str(root)))
         with ProcessPoolExecutor(RANKS, multiprocessing.get_context("spawn")) as pool:
             meeting, load = str(directory / "meeting"), os.getloadavg()[0]
-            ranks = [pool.submit(read_rows, str(root), rank, meeting) for rank in range(RANKS)]
-            line("learner's file written", root, partial(write_statistics, str(root), str(directory)))
+            ranks = [pool.submit(measured, read_rows, str(root), rank, meeting) for rank in range(RANKS)]
+            line("learner's file written", root, partial(measured, write_statistics, str(root), str(directory)))
             for rank, each in enumerate(ranks):
                 said, *figures = each.result()
                 show(f"rank {rank}: {said}", root, figures, load)
-        line("training's tables, metrics", root, partial(run_metrics, str(root), str(directory)))
+        line("training's tables, metrics", root, partial(measured, run_metrics, str(root), str(directory)))
     finally:
         shutil.rmtree(directory)
 
@@ -99,16 +99,12 @@ def show(name: str, root: Path, figures: list[float], load: float) -> None:
     print(f"| {name} | {minutes:.1f} | {processor:.1f} | {peak:.2f} | {load:.1f} | {size:.2f} |", flush=True)
 
 
-def measured(work: Callable[..., str]) -> Callable[..., list[Any]]:
-    """Return what work says, its minutes, those of the processor, and the peak of its process in GiB."""
-
-    def run(*arguments: Any) -> list[Any]:
-        began, used = time.monotonic(), time.process_time()
-        said = work(*arguments)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        return [said, (time.monotonic() - began) / 60, (time.process_time() - used) / 60, peak]
-
-    return run
+def measured(work: Callable[..., str], *arguments: Any) -> list[Any]:
+    """Return the text of some work, its minutes, those of the processor, and the peak of its process in GiB."""
+    began, used = time.monotonic(), time.process_time()
+    text = work(*arguments)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return [text, (time.monotonic() - began) / 60, (time.process_time() - used) / 60, peak]
 
 
 def config_of(root: str) -> RunConfig:
@@ -119,12 +115,8 @@ def config_of(root: str) -> RunConfig:
     )
 
 
-def write_rollouts(root: str, rollouts: int, tokens: int) -> list[Any]:
+def write_rollouts(root: str, rollouts: int, tokens: int) -> str:
     """Write rollouts and the ledger row of their stage."""
-    return measured(_write_rollouts)(root, rollouts, tokens)
-
-
-def _write_rollouts(root: str, rollouts: int, tokens: int) -> str:
     store, rng, pieces = open_store(root), np.random.default_rng(0), list[Slice]()
     words = rng.integers(97, 123, 1 << 22, np.uint8)
     words[rng.random(len(words)) < 0.2] = 32
@@ -211,12 +203,8 @@ def messages_of(names: list[str], tokens: int, rng: np.random.Generator, text: s
     return pa.table(columns, schema=MESSAGES.arrow)
 
 
-def run_stages(root: str) -> list[Any]:
+def run_stages(root: str) -> str:
     """Run the stages on tables alone, as a flow does."""
-    return measured(_run_stages)(root)
-
-
-def _run_stages(root: str) -> str:
     flow = Flow(root)
     with flow.context.queue_commits():
         verdicts = flow.do(FILTERING, flow.made("rollout"))
@@ -250,12 +238,8 @@ class Flow:
         return ", ".join(self._took)
 
 
-def write_statistics(root: str, directory: str) -> list[Any]:
+def write_statistics(root: str, directory: str) -> str:
     """Write what a learner would have measured, into the file that it leaves beside the weights."""
-    return measured(_write_statistics)(root, directory)
-
-
-def _write_statistics(root: str, directory: str) -> str:
     flow, rng, path = Flow(root), np.random.default_rng(1), Path(directory, STATISTICS_FILE)
     schema = TOKEN_STATISTICS.arrow.append(TOKEN_MASKS.arrow.field("masked"))
     with pa.ipc.new_stream(str(path), schema) as file:
@@ -276,12 +260,9 @@ def _write_statistics(root: str, directory: str) -> str:
     return f"{path.stat().st_size / 2**30:.2f} GiB"
 
 
-def run_metrics(root: str, directory: str) -> list[Any]:
+def run_metrics(root: str, directory: str) -> str:
     """Take the learner's file into tables and make the metrics of the step, as a flow does."""
-    return measured(_run_metrics)(root, directory)
 
-
-def _run_metrics(root: str, directory: str) -> str:
     def trained(tables: Any, config: Any) -> Outputs:
         return {"updates": updates_table([update]), **token_tables(Path(directory, STATISTICS_FILE))}
 
@@ -301,12 +282,8 @@ def _run_metrics(root: str, directory: str) -> str:
     return f"{flow.took()}; {len(values)} metrics, {summary}"
 
 
-def read_rows(root: str, rank: int, meeting: str) -> list[Any]:
+def read_rows(root: str, rank: int, meeting: str) -> str:
     """Read a rank's rows."""
-    return measured(_read_rows)(root, rank, meeting)
-
-
-def _read_rows(root: str, rank: int, meeting: str) -> str:
     import torch.distributed as dist
 
     from storage.read.groups import open_groups

@@ -33,7 +33,7 @@ from tasks.runtime.execute import Parts
 from tasks.runtime.stage import Policy, Tables
 from tasks.training import policy as policy_import
 from tasks.training import stage as training
-from tests.fixtures import rehearsal, replays
+from tests.fixtures import fixed, rehearsal, replays
 from tests.fixtures.builders import example, failed, message, safetensors, table, trace
 
 RUN, FORK, CREDITED = "large", "large-again", "large-rloo"
@@ -76,7 +76,7 @@ def make(
         patch.setitem(rehearsal.STAND_INS, "training", training.STAGE)
         patch.setitem(rehearsal.STAND_INS, "policy_import", policy_import.STAGE)
         patch.setattr(execute, "PAUSE_RATIO", 0.0)  # no sampling takes time between two commits
-        stages = {"examples": examples, "rollout": partial(sampled, messages)}
+        stages: dict[str, Any] = {"examples": examples, "rollout": partial(sampled, messages)}
         with rehearsal.play_stages(**stages, policy_import=imported, training=trained):
             session = rehearsal.session_for(root, RUN, **settings)
             with record_run(session):
@@ -94,7 +94,7 @@ def make(
 
 def _fork(config: RunConfig, name: str, first: int, stages: tuple[str, str], changes: Mapping[str, Any]) -> RunConfig:
     """Return the config of a replay of the run's steps from `first` on; `stages` are its first and its last."""
-    bounds = {"run": config.name, "from_stage": stages[0], "until": stages[1]}
+    bounds: dict[str, Any] = {"run": config.name, "from_stage": stages[0], "until": stages[1]}
     bounds |= {"first_step": first, "last_step": config.steps}
     whole = config.model_dump(mode="json")
     replayed = {"name": name, "kind": "replay", "steps": config.steps - first, "replay": bounds}
@@ -103,10 +103,7 @@ def _fork(config: RunConfig, name: str, first: int, stages: tuple[str, str], cha
 
 def examples(tables: Tables, view: View) -> Tables:
     """Return 300 examples, of which every eighth is held out."""
-    rows = [
-        example(f"example-{number}", rehearsal.fixed.ENVIRONMENT, "train" if number % 8 else "eval")
-        for number in range(300)
-    ]
+    rows = [example(f"example-{number}", fixed.ENVIRONMENT, "train" if number % 8 else "eval") for number in range(300)]
     return {"examples": pa.Table.from_pylist(rows, schema=EXAMPLES.arrow)}
 
 
@@ -161,7 +158,12 @@ def said(name: str, number: int, chance: np.random.Generator) -> dict[str, Any]:
     role = "assistant" if sampled else "user" if number else "system"
     text = " ".join(SYLLABLES[i % 16] + SYLLABLES[i // 16 % 16] + SYLLABLES[i // 256 % 16] for i in ids.tolist())
     logprobs = (-chance.exponential(0.5, count) if sampled else np.zeros(count)).astype(np.float32)
-    columns = {"parent": number - 1 if number else None, "sampled": sampled, "role": role, "content": text}
+    columns: dict[str, Any] = {
+        "parent": number - 1 if number else None,
+        "sampled": sampled,
+        "role": role,
+        "content": text,
+    }
     columns |= {"logprobs": logprobs.tolist(), "body": json.dumps({"role": role, "content": text})}
     return message(name, number, tokens=ids.tolist(), **columns)
 
