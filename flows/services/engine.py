@@ -250,7 +250,7 @@ class InferenceService(RunService):
             hangs=lambda report: hangs(report, self.key, engine.hang_seconds),
             hang_seconds=engine.hang_seconds,
             # An engine that hangs is first to be found out.
-            startup_seconds=engine.startup_seconds + engine.hang_seconds,
+            startup_seconds=engine.startup_seconds + (0.0 if engine.url else engine.hang_seconds),
             max_restarts=engine.max_restarts,
             external=engine.url,
             needs=STAND_IN_NEEDS if self._elsewhere(config) else NEEDS,
