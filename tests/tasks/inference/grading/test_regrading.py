@@ -197,10 +197,10 @@ def test_the_digest_is_of_the_code_that_scores(tmp_path: Path, monkeypatch: pyte
     (package / "rewards.py").write_text("VALUE = 2\n")
     second = package_version(environment)
     plugged = tmp_path / "plugged.py"
-    plugged.write_text("")
+    plugged.write_text("f = 1")
     taskset = {"id": "shifting", "task": {"rewards": {"r": {"fn": f"{plugged}:f"}}}}
     third = package_version(environment.model_copy(update={"taskset": taskset}))
-    plugged.write_text("pass")
+    plugged.write_text("f = 2")
     fourth = package_version(environment.model_copy(update={"taskset": taskset}))
     assert len({first, second, third, fourth}) == 4
 

@@ -113,7 +113,7 @@ def test_every_fault_is_one_row_of_its_class(sampled: Sampled) -> None:
         ("nothing", "TaskError", "not 'NoneType'"),
         ("words", "TaskError", "could not convert string to float: 'good'"),
         ("memory", "TaskError", "MemoryError: planted"),
-        ("rude", "RuntimeError", "Rude: planted"),
+        ("rude", "Rude", "planted"),
         ("unserialisable", "PydanticSerializationError", "must survive JSON"),
         ("image", "HarnessError", "the renderer of this model takes text alone"),
         ("program", "TimeoutError", "timeout_seconds = {patience:g}"),
