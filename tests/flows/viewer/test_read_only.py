@@ -33,7 +33,10 @@ from flows.queries.store_reader import StoreReader
 def look():
     library = StoreReader.at(sys.argv[1])
     client = visitor(library)
-    return [client.get(each).status_code for each in everything(library, "other")]
+    pages = everything(library, "other")
+    # A search is a process of its own, which that user may start where he may read this Python.
+    pages = [each for each in pages if os.access(sys.executable, os.X_OK) or "/search" not in each]
+    return [client.get(each).status_code for each in pages]
 
 look()  # what is imported only when it is needed may lie where nobody can read
 os.setgroups([]); os.setgid({nobody}); os.setuid({nobody})

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from configs.errors import ConfigError
 from flows.cli import main
+from flows.queries.request import BadQuestion
 from flows.viewer.serving import NICENESS, PORT, TOKEN, listen
 from storage.store import open_store
 from tests.fixtures.rehearsal import rehearse
@@ -145,11 +145,11 @@ def test_a_port_that_is_taken_is_passed_over_or_told() -> None:
     with listen("127.0.0.1") as first, listen("127.0.0.1") as second:
         taken = first.getsockname()[1]
         assert PORT <= taken < second.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"--port {taken}"):
+        with pytest.raises(BadQuestion, match=f"--port {taken}"):
             listen("127.0.0.1", taken)
 
 
 @pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 65536), ("127.0.0.1", -1), ("no-such.invalid", None)])
 def test_what_cannot_be_listened_on_is_told(host: str, port: int | None) -> None:
-    with pytest.raises(ConfigError, match="--port"):
+    with pytest.raises(BadQuestion, match="--port"):
         listen(host, port)
