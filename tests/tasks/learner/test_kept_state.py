@@ -56,7 +56,7 @@ def test_a_full_memory_costs_no_step(world, model_directory, tmp_path, monkeypat
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("safetensors.torch.save_file", full)
+    monkeypatch.setattr("tasks.learner.kept_state.save_file", full)
     _, digests = after(world, model_directory, tmp_path, 2, ROUNDED)
     assert len(set(digests)) == 2 and not list((tmp_path / "kept").iterdir())
     assert "was not written, and is not gone back to" in caplog.text
