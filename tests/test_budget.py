@@ -59,7 +59,7 @@ MOST: dict[str, tuple[int, int]] = {
     "flows/viewer": (34_300, 22_000),
     "flows/cli": (40_500, 22_000),
     "flows/replays, flows/exchange": (17_700, 15_000),
-    "tests": (704_400, 480_000),
+    "tests": (705_000, 480_000),
     "benchmarks": (20_100, 20_000),
     "examples": (30_500, 32_000),
     "stagecoach.py, requirements, deploy, tasks/*.py": (4_800, 5_500),
@@ -74,8 +74,19 @@ def num_tokens(text: str, path: str) -> int:
         return sum(len(line.partition("--")[0].split()) for line in text.splitlines())
     docstrings = set(_docstrings(ast.parse(text)))
     lines = iter(text.splitlines(keepends=True))
-    tokens = tokenize.generate_tokens(lambda: next(lines, ""))
+    tokens = _with_whole_strings(tokenize.generate_tokens(lambda: next(lines, "")))
     return sum(token.type not in LAYOUT and token.start not in docstrings for token in tokens)
+
+
+def _with_whole_strings(tokens: Iterator[tokenize.TokenInfo]) -> Iterator[tokenize.TokenInfo]:
+    """Yield an f-string as one token, as Python 3.11 does; later versions tokenize what is in it."""
+    depth = 0
+    for token in tokens:
+        name = tokenize.tok_name[token.type]
+        depth -= name == "FSTRING_END"
+        if not depth and name != "FSTRING_END":
+            yield token
+        depth += name == "FSTRING_START"
 
 
 def _docstrings(tree: ast.AST) -> Iterator[tuple[int, int]]:

@@ -21,6 +21,8 @@ from flows.queries.row_lineage import nearest
 from storage.read.query_limits import SANDBOX
 
 TABLE = "rollouts"
+MAX_BRACKETS = 300
+"""Brackets that a condition may open; JSON of more levels is more than some Pythons read."""
 TEXTS = ("reply", "note", "prompt", "error_message", "error_traceback")
 """Columns of which a hit shows the piece that was looked for."""
 EXAMPLE = "reward > 0.8 and length < 20 and reply ~ 'text or regular expression'"
@@ -168,13 +170,16 @@ def _in_full(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
 def _parse(sql: str, text: str) -> Mapping[str, Any]:
     import duckdb
 
+    too_deep = _refusal(f"{text[:MOST]!r}... is nested too deeply: write {MAX_BRACKETS} levels at most")
+    if sql.count("(") > MAX_BRACKETS:
+        raise too_deep
     query = f"select 1 from {TABLE} where (\n{sql}\n)"
     with duckdb.connect(config=dict(SANDBOX)) as connection:
         row = connection.execute("select json_serialize_sql(?)", [query]).fetchone()
     try:
         answer = json.loads(row[0]) if row else {}
-    except RecursionError:  # DuckDB's parser refuses other depths than Python's
-        raise _refusal(f"{text[:MOST]!r}... is nested too deeply: write a few hundred levels at most") from None
+    except RecursionError:  # levels without brackets; DuckDB's parser and each Python refuse other depths
+        raise too_deep from None
     if answer.get("error", True):
         raise _refusal(f"{text!r} is no condition: {answer.get('error_message', 'it is empty')}")
     # A bracket that closes ours could put a statement, or a clause, of its own behind it.

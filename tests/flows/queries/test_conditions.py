@@ -144,7 +144,7 @@ def test_a_condition_ends_with_its_reader() -> None:
     ("text", "message"),
     [
         ("abs(" * 900 + "1" + ")" * 900 + " > 0", "nested too deeply"),
-        ("(" * 9000 + "1" + ")" * 9000 + " > 0", "expression depth limit"),
+        ("(" * 9000 + "1" + ")" * 9000 + " > 0", "nested too deeply"),
         ("reply = '\udc80'", "not text in UTF-8"),
     ],
 )
