@@ -21,8 +21,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from benchmarks.helpers.processor import processor_seconds
-from benchmarks.helpers.warming import warmed_up
+from benchmarks.fixtures.processor import processor_seconds
+from benchmarks.fixtures.warming import warmed_up
 from flows.cli import launch
 from flows.runtime.demo_sources import MODEL, RECIPES
 from flows.runtime.prepare import prepare
@@ -157,7 +157,7 @@ def rounds(python: Path, settings: Mapping[str, Any], number: int) -> Iterator[d
     """Yield the means of each round by side."""
     command = [sys.executable, "-m", "benchmarks.against_trl", "--here"]
     for _ in range(number):
-        sides = {"TRL": measure([str(python), "benchmarks/helpers/trl_steps.py"], settings)}
+        sides = {"TRL": measure([str(python), "benchmarks/fixtures/trl_steps.py"], settings)}
         for lag in (0, 1):
             sides[f"Stagecoach, n = {lag}"] = measure(command, {**settings, "max_off_policy_steps": lag})
         yield sides

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.helpers.warming import warmed_up
+from benchmarks.fixtures.warming import warmed_up
 from flows.cli import launch
 from flows.orchestration.states import EmptyBatch
 from flows.runtime.prepare import prepare

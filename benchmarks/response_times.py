@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.helpers.large_store import make
+from benchmarks.fixtures.large_store import make
 from storage.read.frames import open
 
 COMMANDS = (

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.helpers.large_store import RUN, make
+from benchmarks.fixtures.large_store import RUN, make
 from flows.queries.conditions import search_condition
 from flows.queries.rollout_search import describe_hits, run_rollouts, search_run
 from flows.queries.store_reader import StoreReader

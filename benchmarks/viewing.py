@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import psutil
 
-from benchmarks.helpers.large_store import CREDITED, FORK, RUN, make
+from benchmarks.fixtures.large_store import CREDITED, FORK, RUN, make
 from flows.queries.step_history import StepHistory
 from flows.viewer import addresses
 from storage.read.frames import Frames, existing_store

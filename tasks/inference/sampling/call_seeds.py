@@ -87,7 +87,7 @@ class SeededClient(Client):  # type: ignore[misc]
         is_first = prompt == self._first_prompt and repetition == 0
         try:
             yield self._run_seed if is_first else call_seed(self._run_seed, prompt, repetition, self._bits)
-        except BaseException:
+        except BaseException:  # a cancelled call too: no reader has its draws
             taken.discard(repetition)
             raise
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.helpers.large_store import make
+from benchmarks.fixtures.large_store import make
 from storage.maintenance import plan
 from storage.store import open_store
 
