@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.fixtures.processor import processor_seconds
 from benchmarks.fixtures.warming import warmed_up
 from flows.cli import launch
-from flows.runtime.demo_sources import MODEL, RECIPES
+from flows.runtime.demo_sources import demo_recipe
 from flows.runtime.prepare import prepare
 
 ROOT = Path(__file__).parents[1]
@@ -49,7 +49,7 @@ class Size:
     group_size: int = 16
     trl_batch: int = 128
     """Rollouts in a batch of TRL, which accumulates gradients over the batches of a step."""
-    model: Mapping[str, int] = field(default_factory=lambda: MODEL)
+    model: Mapping[str, int] = field(default_factory=lambda: demo_recipe().model)
     updates: int = 200
     """Optimizer steps of the warm-up, of 32 demonstrations each."""
 
@@ -95,7 +95,7 @@ def write_prompts(path: Path, size: Size) -> None:
 
 def warmed_up_model(store: str, size: Size) -> str:
     """Return the directory of a model of the size that was warmed up on demonstrations of its texts."""
-    recipe, count = RECIPES["demo"], 32 * size.updates
+    recipe, count = demo_recipe(), 32 * size.updates
     lengths = f"--min-length {size.min_length} --max-length {size.max_length}"
     demonstrations = f"sample_reverse_text --count {count} --right 0.20 --untagged 0.77 {lengths} --seed 1"
     overrides = (

@@ -13,7 +13,8 @@ from flows.orchestration.states import reports_its_end
 from flows.replays.config import prepare_replay
 from flows.replays.loop import loop_replay, plan_run, publish_diff
 from flows.replays.request import ReplayRequest, finished_message, finished_without_source
-from flows.runtime.entry import LogWatcher, StoreParameters, flow_run_name, session_of
+from flows.runtime.entry import StoreParameters, flow_run_name, session_of
+from flows.runtime.run import LogWatcher
 from flows.runtime.session import current_session
 from flows.runtime.step_report import Outcome
 

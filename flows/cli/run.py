@@ -1,7 +1,7 @@
 """Commands that start or resume runs: demo, run, sft, eval, resume and replay."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,13 +23,13 @@ from flows.cli.arguments import (
     option,
     split_items,
 )
-from flows.cli.launch import run_to_resume, train_demo, watch
+from flows.cli.launch import run_to_resume, train_demo, warm_up_run, watch
 from flows.replays.config import prepare_replay
 from flows.replays.loop import summary
 from flows.replays.request import ReplayRequest, finished_message, finished_without_source
 from flows.reporting.formats import before_after, console, describe_difference, describe_scores
 from flows.reporting.messages import result_lines
-from flows.runtime.demo_sources import DEMO, FIRST, RECIPES, Recipe, demo_weights
+from flows.runtime.demo_sources import DEMO, FIRST, Recipe, demo_presets, demo_recipe, demo_weights
 from flows.runtime.prepare import assignments, nothing_started, prepare
 
 
@@ -40,19 +40,21 @@ def demo(
     plain: Plain = False,
 ) -> int:
     """Run the demo of a preset and print its results; a second call resumes it. Raises UsageError, ConfigError."""
-    # Only presets with a recipe: the demo makes the model and the demonstrations that the preset is for.
     presets, overrides = split_items(items)
-    if len(presets) > 1 or not set(presets) <= set(RECIPES):
-        known = ", ".join(RECIPES)
-        near = did_you_mean(presets[0], RECIPES)
-        raise UsageError(f"demo takes one of {known}, not {' '.join(presets)}; `stagecoach run` takes files{near}")
-    preset, began = next(iter(presets), FIRST), time.monotonic()
+    with_demo = demo_presets()
+    if len(presets) > 1 or not set(presets) <= set(with_demo):
+        near = did_you_mean(presets[0], with_demo)
+        message = (
+            f"demo takes one of {', '.join(with_demo)}, not {' '.join(presets)}; `stagecoach run` takes files{near}"
+        )
+        raise UsageError(message)
+    preset, began = (*presets, FIRST)[0], time.monotonic()
     try:
         config, outcome = train_demo(preset, overrides, name, store, plain)
     except KeyboardInterrupt as error:  # the notes of its runs name one of two
         error.__notes__ = ["What is committed is safe; the same demo again goes on from there."]
         raise
-    print("\n".join(demo_summary(outcome, config, RECIPES[preset], time.monotonic() - began)))
+    print("\n".join(demo_summary(outcome, config, demo_recipe(preset), time.monotonic() - began)))
     return 0
 
 
@@ -180,24 +182,14 @@ def start(
 def _demo_weights(kind: str, files: Sequence[str], overrides: Sequence[str], store: str, plain: bool) -> list[str]:
     """Return the override that names the demo's weights where a config has the model `demo`; makes missing weights."""
 
-    def warm_up(  # called as the flow sft is
-        name: str,
-        presets: Sequence[str],
-        model: str,
-        data: str,
-        seed: int,
-        overrides: Sequence[str],
-        advanced: Mapping[str, str],
-    ) -> None:
-        print(f"The model `{DEMO}` is made and warmed up first, by the run {name}; later runs find it in the store.")
-        settings = [f"model.path={model}", f"data.path={data}", *overrides]
-        watch(prepare("sft", presets, settings, name=name, store=advanced["store"], seed=seed), plain=plain)
+    def announce(run: str) -> None:
+        print(f"The model `{DEMO}` is made and warmed up first, by the run {run}; later runs find it in the store.")
 
     if kind == "sft" or not files:
         return []
     with nothing_started():
         given = [f"kind={kind}", *([f"store={store}"] if store else [])]
-        weights = demo_weights(load(files, [*overrides, *given]), warm_up)
+        weights = demo_weights(load(files, [*overrides, *given]), warm_up_run(plain, announce))
         return [f"model.path={weights}"] if weights else []
 
 

@@ -391,8 +391,9 @@ def bookkeeping_only(what: str) -> Iterator[None]:
         logging.getLogger("stagecoach").warning("Prefect did not get %s: %s", what, one_line(problem))
 
 
-def failure(url: str, problem: BaseException) -> PrefectFailed:
+def failure(problem: BaseException) -> PrefectFailed:
     """Return the error for a request that the API could not answer, with the reason where the disk is one."""
+    url = _embedded.url if _embedded is not None else configured_url()
     directory = os.environ.get("PREFECT_HOME", "") if _embedded is not None else ""
     unwritable = write_problem(Path(directory)) if directory else ""
     reason = f"; {unwritable}" if unwritable else ""

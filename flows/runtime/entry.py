@@ -7,7 +7,7 @@ run, its store and its process, and the run's events name the flow run.
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import UTC
 from functools import partial
 from typing import Any, Self
@@ -17,18 +17,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from configs.services import TrackingSection
 from configs.store import default_store
-from flows.orchestration.events import EventWatcher, spare_tags
+from flows.orchestration.events import spare_tags
 from flows.orchestration.server import bookkeeping_only, current_flow_run, run_tags
 from flows.orchestration.table_workers import table_workers
-from flows.reporting.artifacts import ArtifactWatcher, RunArtifacts
-from flows.reporting.messages import step_message
-from flows.reporting.tracking import TrackingWatcher, open_sink
 from flows.runtime.loops import Planner, plan_work
-from flows.runtime.preflight import preflight
 from flows.runtime.prepare import continued_run, prepare
-from flows.runtime.session import Session, Watcher, current_session, log_directory, open_session, record_run
+from flows.runtime.run import open_run
+from flows.runtime.session import Session, current_session, record_run
 from storage.keys import content_key
 from storage.store import open_store
 
@@ -102,81 +98,22 @@ def instead(environment: str) -> list[str]:
 
 
 @contextmanager
-def session_of(prepared: Callable[[], RunConfig], plan: Planner = plan_work) -> Iterator[Session]:
-    """Yield the session that is open around the flow, or a new one; write down how the run went.
+def session_of(resolve: Callable[[], RunConfig], plan: Planner = plan_work) -> Iterator[Session]:
+    """Yield the session that is open around the flow, or the one of a new run; record how the run went.
 
-    `plan` says which results the run consists of, to start only the services that the missing ones need.
+    `plan` returns every result of the run.
     """
-    session = current_session()
-    if session is not None:
-        spare_tags()
-        with table_workers(session.config.prefect), record_run(session):
-            yield session
-        return
-    config = prepared()
-    link(config)
-    # Watchers outlive the session: the end of a run is an event, too.
-    with watching(config) as (watchers, notes), open_session(config, watchers) as opened:
-        planned = plan(opened.context, opened.source, opened.policy)
-        opened.task_runs.plan(planned)
-        missing = [ref for ref in planned if ref.computed]
-        # Before the run's first event: what is refused here was never started.
-        preflight(opened, missing)
-        opened.notify("prefect", url="")
-        for text in notes:
-            opened.notify("note", text=text)
-        with table_workers(config.prefect):
-            # Before the run's first event: a run that is cancelled while it waits for the GPU changes no run's state.
-            opened.begin(missing)
-            with record_run(opened):
-                yield opened
-
-
-@contextmanager
-def watching(config: RunConfig) -> Iterator[tuple[tuple[Watcher, ...], tuple[str, ...]]]:
-    """Give what keeps artifacts, tracking and the flow run's logs of a run up to date and sends its events.
-
-    Second come the texts that are to be said of it when the run begins.
-    """
-    artifacts = RunArtifacts(config.name, config.store, config.steps, enabled=config.prefect.artifacts)
-    watchers = ArtifactWatcher(artifacts, config.steps), LogWatcher(), EventWatcher(config.name, config.store)
-    tracking = config.tracking
-    known = isinstance(tracking, TrackingSection) and config.name in open_store(config.store).runs.names()
-    with open_sink(config, log_directory(config), known) as sink:
-        if sink is None or not isinstance(tracking, TrackingSection):
-            yield watchers, ()
+    with ExitStack() as stack:
+        session = current_session()
+        if session is None:
+            config = resolve()
+            link(config)
+            session = stack.enter_context(open_run(config, plan))
         else:
-            yield (*watchers, TrackingWatcher(sink, tracking)), (sink.where,)
-
-
-class LogWatcher:
-    """Writes a line about each finished step, and notes, into the logs of the flow run."""
-
-    def __init__(self) -> None:
-        self._logger: Any = None
-        """Of the flow run, once an event came from within it; threads that watch services know no flow run."""
-
-    def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
-        """Log one event; those before the flow run are shown to whoever started it."""
-        self._logger = self._logger or flow_logger()
-        if self._logger is not None and event == "step":
-            self._logger.info("step %d: %s", facts["step"], step_message(facts))
-        if self._logger is not None and event == "note":
-            self._logger.warning("%s", facts["text"])
-        if self._logger is not None and event == "service_lines":
-            for line in facts["lines"]:
-                self._logger.info("[%s] %s", facts["service"], line)
-
-
-def flow_logger() -> Any:
-    """Return the logger of the flow run around, also from within one of its tasks; None outside of one."""
-    if current_flow_run() is None:
-        return None
-    from prefect.context import FlowRunContext
-    from prefect.logging.loggers import flow_run_logger
-
-    context = FlowRunContext.get()
-    return flow_run_logger(context.flow_run, context.flow) if context and context.flow_run else None
+            spare_tags()
+        stack.enter_context(table_workers(session.config.prefect))
+        stack.enter_context(record_run(session))
+        yield session
 
 
 def run_name(kind: str) -> str:

@@ -54,7 +54,6 @@ class Session:
         source: Source,
         supervisor: Supervisor,
         watchers: tuple[Watcher, ...] = (),
-        early: Sequence[RunService] = (),
         policy: Policy | None = None,
     ) -> None:
         self.context = context
@@ -63,16 +62,12 @@ class Session:
         self.policy = policy
         """The policy to evaluate, where one of the store was named."""
         self.watchers = watchers
-        begun: dict[str, Any] = {service.keyword: service for service in early}
-        engine: InferenceService | None = begun.get("engine")
-        # What this run has not committed yet is known to its own context alone.
-        self.engine = engine.of(context) if engine else InferenceService(supervisor, context, Path(source.weights))
+        self.missing: Sequence[Ref] = ()
+        """Results of the run that were still to be computed when it was opened."""
+        self.engine = InferenceService(supervisor, context, Path(source.weights))
         self.teachers = TeacherEngines(supervisor, context.config)
-        self.environments: EnvironmentServers = begun.get("environments") or EnvironmentServers(
-            supervisor, context.config, self.engine.key
-        )
-        learner: LearnerProcess | None = begun.get("learner")
-        self.learner = learner.of(context) if learner else LearnerProcess(supervisor, context, self.engine.asleep)
+        self.environments = EnvironmentServers(supervisor, context.config, self.engine.key)
+        self.learner = LearnerProcess(supervisor, context, self.engine.asleep)
         self.graders = GraderProcesses(supervisor, context.config)
         self.num_computed = 0
         """Pieces of work that were computed in this session."""
@@ -237,13 +232,8 @@ class Session:
 
 
 @contextmanager
-def open_session(
-    config: RunConfig, watchers: tuple[Watcher, ...] = (), early: Sequence[RunService] = ()
-) -> Iterator[Session]:
-    """Open a session for a resolved config; its services are gone when the block ends, in whatever way.
-
-    `early` are services of another supervisor, begun before the session and taken in place of its own.
-    """
+def open_session(config: RunConfig, watchers: tuple[Watcher, ...] = ()) -> Iterator[Session]:
+    """Open a session for a resolved config; its services are gone when the block ends, in whatever way."""
     store = open_store(config.store)
     # Before this run writes its own event: after it, an earlier process of the same run could not be distinguished.
     mark_crashed(store)
@@ -255,10 +245,9 @@ def open_session(
         ExitStack() as slot,
         Supervisor(config.name, log_directory(config), tell_lines=config.prefect.service_logs) as supervisor,
     ):
-        session = Session(context, source_of(config), supervisor, watchers, early, chosen)
+        session = Session(context, source_of(config), supervisor, watchers, chosen)
         session.slot = slot
-        for each in {supervisor, *(service.supervisor for service in early)}:
-            slot.enter_context(each.subscribe(session.note_service))
+        slot.enter_context(supervisor.subscribe(session.note_service))
         session.note_other_writers()
         token = _current.set(session)
         try:

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from contextvars import copy_context
-from copy import copy
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import count
@@ -65,12 +64,6 @@ class InferenceService(RunService):
         self.key = os.environ.get(config.api_key_variable, "") if config.url else service_key(context.config, "engine")
         """What the engine, and whoever calls it, must know; made anew for an engine of our own."""
 
-    def of(self, context: RunContext) -> "InferenceService":
-        """Return the same engine for the work of another context, to be used in place of this one's from then on."""
-        other = copy(self)  # with the locks, which are of the process
-        other._context = context
-        return other
-
     def begin(self) -> None:
         """Start the engine, or adopt an external one; returns at once."""
         # A path without a name is none: of an evaluation by URL, or a replay without weights.
@@ -89,7 +82,7 @@ class InferenceService(RunService):
             )
 
     def close(self) -> None:
-        """End the engine, whoever's supervisor keeps it."""
+        """Stop the engine, and with it all services of its supervisor."""
         self.supervisor.close()
 
     @contextmanager

@@ -58,18 +58,9 @@ class LearnerProcess(RunService):
         super().__init__(supervisor)
         self._context = context
         self._engine_asleep = engine_asleep
-        self._asked_by = context.config
-        """The config of the run that asks for the process; another run may take it over."""
         self._learner: tuple[int, Learner] | None = None
         self._answered: dict[str, Any] = {}
         """Report of the generation that was last seen to answer."""
-
-    def of(self, context: RunContext) -> "LearnerProcess":
-        """Return the same process for the work of another run, to be used after this one's or before it."""
-        other = LearnerProcess(self.supervisor, context, self._engine_asleep)
-        other.state_directory = self.state_directory  # the process is one, and so are its files
-        other._lock, other._handles, other._asked_by = self._lock, self._handles, self._asked_by
-        return other
 
     @cached_property
     def state_directory(self) -> str:
@@ -148,7 +139,8 @@ class LearnerProcess(RunService):
     @property
     def _key(self) -> str:
         """What a learner of another machine must know, and whoever calls it; empty where it is on this one."""
-        return shared_key(self._asked_by, "learner") if self._elsewhere(self._asked_by) else ""
+        run = self._context.config
+        return shared_key(run, "learner") if self._elsewhere(run) else ""
 
     @property
     def _sections(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -156,11 +148,12 @@ class LearnerProcess(RunService):
         return config.training.model_dump(mode="json"), config.learner.model_dump(mode="json")
 
     def _spec(self) -> ServiceSpec:
-        config, elsewhere = self._context.config.learner, self._elsewhere(self._asked_by)
+        run = self._context.config
+        config, elsewhere = run.learner, self._elsewhere(run)
 
         def command(report: Path) -> Command:
             if elsewhere:
-                return stand_in(self._asked_by, "learner", "1", "", report), {}
+                return stand_in(run, "learner", "1", "", report), {}
             return learner_service.command(config, str(report))
 
         return self._describe(

@@ -13,10 +13,11 @@ import pytest
 
 from configs.load import load
 from flows import cli
+from flows.cli import launch
 from flows.cli import run as commands
 from flows.cli.project import CONFIG, EXAMPLES, NUM_EXAMPLES, REWARD, example_rows
 from flows.runtime import demo_sources
-from flows.runtime.demo_sources import DEMO, RECIPES, demo_weights
+from flows.runtime.demo_sources import DEMO, demo_recipe, demo_weights
 from flows.runtime.prepare import prepare
 
 ROOT = Path(__file__).parents[3]
@@ -81,14 +82,14 @@ def test_the_reward_of_the_sample_goes_by_its_answers(tmp_path: Path) -> None:
 
 
 def test_the_sample_asks_what_the_demo_s_model_was_warmed_up_on() -> None:
-    package = RECIPES["demo"].demonstrations[0].split()[0]
+    package = demo_recipe().demonstrations[0].split()[0]
     prompt = importlib.import_module(f"{package}.texts").prompt
     assert all(row["prompt"] == prompt(row["answer"][::-1]) for row in example_rows())
 
 
 def test_the_prompts_of_a_project_have_the_form_of_the_warm_up(tmp_path: Path) -> None:
     # In another form the small model has never been asked, and answers at random.
-    warm_up = load(["sft_demo"], [*RECIPES[DEMO].warm_up, "model.path=x", "data.path=y"]).model
+    warm_up = load(["sft_demo"], [*demo_recipe().warm_up, "model.path=x", "data.path=y"]).model
     made(tmp_path / "project")
     (tutorial,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/tutorial.md").read_text(), re.DOTALL)
     (tmp_path / "tutorial.toml").write_text(tutorial)
@@ -153,7 +154,7 @@ def test_what_a_config_says_cannot_leave_its_comment(tmp_path: Path) -> None:
 
 @pytest.mark.engine
 def test_a_project_for_an_installed_environment(tmp_path: Path) -> None:
-    package = RECIPES["kuhn_poker"].demonstrations[0].split()[0]
+    package = demo_recipe("kuhn_poker").demonstrations[0].split()[0]
     text = made(tmp_path, "--environment", package)[CONFIG]
     config = load([tmp_path / CONFIG])
     assert config.environments[0].taskset == {"id": package} and config.algorithm.type == "rae"
@@ -180,7 +181,7 @@ def demo_config(*overrides: str) -> Any:
 
 def test_the_model_demo_is_made_before_a_run_and_other_models_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(demo_sources, "weights_of", lambda root, sft: asked.append(root) or "/weights")
+    monkeypatch.setattr(demo_sources, "warmed_weights", lambda root, sft: asked.append(root) or "/weights")
     assert demo_weights(load(["demo"], ["model.path=elsewhere"]), print) == ""
     assert demo_weights(demo_config("kind=evaluate", "evaluation.policy=first"), print) == "" and asked == []
     assert demo_weights(demo_config("store=there"), print) == "/weights" and asked == ["there"]
@@ -190,17 +191,17 @@ def test_the_command_line_warms_the_model_up_as_flows_do(tmp_path: Path, monkeyp
     made(tmp_path / "project")
     monkeypatch.chdir(tmp_path / "project")
     started: list[dict[str, Any]] = []
-    monkeypatch.setattr(demo_sources, "build", lambda sources: None)
-    monkeypatch.setattr(demo_sources, "_last_policy", lambda store: "key" if started else "")
+    monkeypatch.setattr(demo_sources, "build", lambda *_: None)
+    monkeypatch.setattr(demo_sources, "_last_policy", lambda store: "")
     monkeypatch.setattr(demo_sources, "warm_weights", lambda root, key: Path("/weights"))
-    monkeypatch.setattr(commands, "prepare", lambda *given, **named: signature(prepare).bind(*given, **named).arguments)
-    monkeypatch.setattr(commands, "watch", lambda config, plain: started.append(config))
+    monkeypatch.setattr(launch, "prepare", lambda *given, **named: signature(prepare).bind(*given, **named).arguments)
+    monkeypatch.setattr(launch, "watch", lambda config, plain: started.append(config) or {"policy": {"key": "key"}})
     assert commands._demo_weights("train", [CONFIG], [], "", True) == ["model.path=/weights"]
     assert [(each["kind"], each["settings"]["name"]) for each in started] == [("sft", "demo-warm-up")]
-    assert started[0]["overrides"][2:] == list(RECIPES[DEMO].warm_up)
+    assert started[0]["overrides"] == demo_recipe().warm_up
 
 
 def test_an_environment_that_is_not_there_is_refused_before_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_sources, "weights_of", pytest.fail)
+    monkeypatch.setattr(demo_sources, "warmed_weights", pytest.fail)
     with pytest.raises(ValueError, match="no_such_taskset"):
         demo_weights(demo_config("environments.0.taskset.id=no_such_taskset"), print)

@@ -235,13 +235,13 @@ def test_a_prefect_that_cannot_write_down_an_end_does_not_change_it(
 
     monkeypatch.setattr(launch, "_call_in_prefect", call)
     told: list[str] = []
-    arguments = (config_of(tmp_path), server.PrefectApi("http://x/api"), told.append)
+    session: Any = SimpleNamespace(config=config_of(tmp_path), notify=lambda event, text: told.append(text))
     if isinstance(end, dict):
-        assert launch._call_flow(*arguments) == end
+        assert launch._call_flow(session) == end
         assert len(told) == 1 and told[0].startswith("Prefect did not get the end") and "\n" not in told[0]
         return
     with pytest.raises(ValueError if end else server.PrefectFailed) as raised:
-        launch._call_flow(*arguments)
+        launch._call_flow(session)
     assert raised.value is end or "Nothing was started" in str(raised.value)
 
 
@@ -274,13 +274,13 @@ def test_a_full_disk_is_named_as_the_reason_for_an_error_of_the_server(
     monkeypatch.setattr(server, "_embedded", server.PrefectApi("http://x/api"))
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
     problem = httpx.HTTPError("Server error '500 Internal Server Error'")
-    assert "written" not in str(server.failure("http://x/api", problem)) and not list(tmp_path.iterdir())
+    assert "written" not in str(server.failure(problem)) and not list(tmp_path.iterdir())
 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    assert f"{tmp_path} cannot be written: No space left on device" in str(server.failure("http://x/api", problem))
+    assert f"{tmp_path} cannot be written: No space left on device" in str(server.failure(problem))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,15 @@ from flows import cli
 from flows.cli import launch
 from flows.cli import run as commands
 from flows.runtime import demo_sources
-from flows.runtime.demo_sources import RECIPES, Recipe, SourceFailed, Sources, build, sources_directory
+from flows.runtime.demo_sources import (
+    Recipe,
+    SourceFailed,
+    Sources,
+    build,
+    demo_presets,
+    demo_recipe,
+    sources_directory,
+)
 
 ROOT = Path(__file__).parents[3]
 # Stands in for an environment's package: rows say how it was asked, so that files tell what was run.
@@ -49,7 +57,7 @@ def refuse(directory: Path, *, words: list[str]) -> None:
     raise OSError("the disk is full")
 
 
-TWO = Recipe("It learnt", ("first --count 3", "second"), model={"hidden": 8}, maker=f"{__name__}:make")
+TWO = Recipe("It learnt", ("first --count 3", "second"), f"{__name__}:make", model={"hidden": 8})
 
 
 @pytest.mark.engine
@@ -78,7 +86,7 @@ def test_what_is_there_is_not_made_again(tmp_path: Path, packages: None) -> None
 @pytest.mark.engine
 def test_a_package_that_fails_leaves_nothing_that_looks_complete(tmp_path: Path, packages: None) -> None:
     with pytest.raises(SourceFailed, match=r"second\.demonstrations failed: the disk is full\nNothing was stored"):
-        build(Sources(tmp_path / "sources"), Recipe("", ("first", "second --fail")))
+        build(Sources(tmp_path / "sources"), replace(TWO, demonstrations=("first", "second --fail")))
     sources = Sources(tmp_path / "sources")
     assert not sources.demonstrations.exists() and not sources.model.exists()
     with pytest.raises(SourceFailed, match=r":refuse failed: OSError: the disk is full\nNothing was stored"):
@@ -94,9 +102,9 @@ def test_each_preset_has_sources_of_its_own() -> None:
     assert top == Path("/s/sources") and sources_directory("/s", "debate") == top / "debate"
 
 
-@pytest.mark.parametrize("preset", RECIPES)
+@pytest.mark.parametrize("preset", demo_presets())
 def test_a_recipe_fits_its_preset(preset: str) -> None:
-    recipe, config = RECIPES[preset], load([preset])
+    recipe, config = demo_recipe(preset), load([preset])
     assert config.kind == "train" and preset in presets()
     packages = {each.split()[0] for each in recipe.demonstrations}
     assert packages == {environment.taskset["id"] for environment in config.environments}
@@ -112,7 +120,7 @@ def test_every_preset_of_ours_with_an_environment_of_ours_can_be_shown() -> None
     assert "sample_lookup" in ours
     trained = {name: load([name]) for name in presets() if name != "sft_demo"}
     shown = {name for name, config in trained.items() if {each.taskset["id"] for each in config.environments} <= ours}
-    assert {name for name in shown if not trained[name].model.path} == set(RECIPES)
+    assert {name for name in shown if not trained[name].model.path} == set(demo_presets())
 
 
 def test_the_command_passes_the_preset_on_and_refuses_others(
@@ -125,7 +133,7 @@ def test_the_command_passes_the_preset_on_and_refuses_others(
     assert seen == [("calc_tools", ["steps=2"], "", "s", False)]
     for wrong in (["qwen3_gpu"], ["calc_tools", "debate"]):
         assert cli.main(["demo", *wrong]) == 2
-    assert "demo takes one of demo, two_environments" in capsys.readouterr().err and len(seen) == 1
+    assert "demo takes one of demo, alphabet_sort, " in capsys.readouterr().err and len(seen) == 1
 
 
 def test_the_summary_says_what_the_recipe_says() -> None:
@@ -136,8 +144,8 @@ def test_the_summary_says_what_the_recipe_says() -> None:
         "num_computed": 7,
         "num_found": 3,
     }
-    lines = commands.demo_summary(outcome, config, RECIPES["kuhn_poker"], 12.0)
-    recipe = RECIPES["kuhn_poker"]
+    lines = commands.demo_summary(outcome, config, demo_recipe("kuhn_poker"), 12.0)
+    recipe = demo_recipe("kuhn_poker")
     assert lines[1] == f"{recipe.about}: mean reward 0.25 in the first step, 0.38 over the last 2."
     assert f"  stagecoach show poker --store /s {recipe.try_next}" in lines
     assert "  stagecoach view --run poker --store /s" in lines

@@ -19,7 +19,7 @@ from flows.orchestration.deployment_file import DeploymentEntry, read
 from flows.orchestration.deployments import FILE
 from flows.orchestration.states import RunCancelled
 from flows.replay import NAME_CHARACTERS, describe_replay, replay
-from flows.runtime import demo_sources, entry
+from flows.runtime import demo_sources, entry, run
 from flows.runtime.entry import flow_run_name, run_name
 from flows.runtime.session import Session
 from flows.train import train
@@ -110,9 +110,9 @@ def test_replays_and_maintenance_are_told_apart() -> None:
 def test_what_services_write_goes_to_the_logs_of_the_flow_run(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watcher = entry.LogWatcher()
+    watcher = run.LogWatcher()
     watcher("service_lines", {"service": "engine", "lines": ["before the flow run is known"]})
-    monkeypatch.setattr(entry, "flow_logger", lambda: logging.getLogger("flow run"))
+    monkeypatch.setattr(run, "flow_logger", lambda: logging.getLogger("flow run"))
     with caplog.at_level("INFO", "flow run"):
         watcher("service_lines", {"service": "engine", "lines": ["loading 100%", "ready"]})
     assert caplog.messages == ["[engine] loading 100%", "[engine] ready"]
@@ -130,7 +130,7 @@ def test_a_run_that_is_cancelled_while_it_waits_for_the_gpu_writes_no_event(
         raise RunCancelled("cancelled while it waited for a GPU slot")
 
     monkeypatch.setattr(Session, "begin", cancelled)
-    monkeypatch.setattr(entry, "preflight", lambda *_: None)
+    monkeypatch.setattr(run, "current_flow_run", lambda: "second")
     with pytest.raises(RunCancelled), entry.session_of(lambda: config, lambda *_: []):
         pass
     assert [event.event for event in store.runs.events("a")] == ["started"]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import create_autospec
 
 import pytest
 
@@ -17,16 +16,11 @@ from flows.orchestration.server import lost_terminations_repeated, termination_r
 from flows.runtime.prepare import Source
 from flows.runtime.session import Session, record_run
 from flows.services.base import Supervisor
-from flows.services.engine import InferenceService
 from flows.services.news import ServiceLoss, SlowStart
 from flows.services.pools import TOKEN
 from storage.errors import StoreUnavailable
 from storage.store import open_store
-from tasks.inference.engine.client import Engine
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.stage import Policy
-from tests.fixtures.histories import policy_row
-from tests.fixtures.rows import entry
 from tests.fixtures.waiting import until
 
 
@@ -35,31 +29,6 @@ def session(tmp_path: Path) -> Session:
     """A session that starts nothing."""
     context = RunContext(open_store(tmp_path / "store"), "a", RunConfig(name="a"), {})
     return Session(context, Source("", ""), Supervisor("a", tmp_path / "logs"))
-
-
-def test_an_engine_begun_early_knows_the_policy_that_is_not_committed_yet(
-    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its context had no queue: on a busy machine it was asked for a policy before that was in the ledger."""
-    asked = list[str]()
-    monkeypatch.setattr("flows.services.engine.Engine", create_autospec(Engine))
-    monkeypatch.setattr(
-        "flows.services.engine.check_weights", lambda engine, row, *_, **__: asked.append(row["policy_key"])
-    )
-    monkeypatch.setattr("flows.services.engine.check_serving", lambda *_, **__: None)
-    of_itself = RunContext(open_store(tmp_path / "store"), "a", session.config, {})
-    early = InferenceService(Supervisor("a", tmp_path / "logs"), of_itself, Path("model"))
-    late = Session(session.context, Source("", ""), Supervisor("a", tmp_path / "logs"), early=[early])
-    policies = session.context.store.policies
-    (weights := policies.scratch("made") / "model.safetensors").write_bytes(b"weights")
-    policies.publish(weights.parent, "made")
-    with session.context.queue_commits(linger_seconds=60):
-        rows = policy_row("made", 1, None, has_optimizer=True)
-        piece = session.context.append("policies", rows, step=0, key="made", attempt="made")
-        session.context.commit(entry("made", "a", outputs=(piece,), stage="training", attempt="made"))
-        late.engine._bring(Policy("made", 1), "http://127.0.0.1:9")
-        assert session.context.store.ledger.find("made") is None
-    assert asked == ["made"]
 
 
 @pytest.mark.parametrize(

@@ -44,15 +44,6 @@ def closed() -> Iterator[str]:
         yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
-def test_another_run_takes_the_same_process_over(learner: LearnerProcess, tmp_path: Path) -> None:
-    context = RunContext(open_store(tmp_path / "store"), "b", RunConfig(name="b"), {})
-    other = learner.of(context)
-    started = cast(Handle, object())
-    learner._handles["learner"] = started
-    assert other._handle() is started
-    assert other._context is context
-
-
 def test_a_generation_that_answered_is_not_asked_again_and_another_one_is(
     learner: LearnerProcess, asked: list[str]
 ) -> None:
