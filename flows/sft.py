@@ -6,7 +6,7 @@ from typing import Any
 from flows.orchestration.run_flow import run_flow
 from flows.orchestration.states import reports_its_end
 from flows.runtime.entry import FileParameters, flow_run_name, planned_steps, session_for
-from flows.runtime.loops import loop_sft
+from flows.runtime.loop import loop_sft
 
 
 @run_flow(name="sft", flow_run_name=flow_run_name("sft"))

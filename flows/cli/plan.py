@@ -16,9 +16,10 @@ from flows.orchestration.table_workers import require_package
 from flows.reporting.formats import say, size
 from flows.runtime import pipeline
 from flows.runtime.executor import Executor
-from flows.runtime.loops import evaluation_configs
+from flows.runtime.loop import evaluation_configs
 from flows.runtime.preflight import require_fit, require_gate
 from flows.runtime.prepare import Source, assignments
+from flows.runtime.rollouts import StepRollouts
 from flows.runtime.versions import config_versions, doubtful_settings
 from flows.runtime.weights import file_bytes, most_bytes, num_parameters
 from flows.services.memory import Gpu, memory_plan, parse_gpu, plan_here, require_memory
@@ -169,10 +170,12 @@ def planned_stages(config: RunConfig, source: Source) -> list[tuple[StageTask, R
         pipeline.evaluate(execute, None if config.external else pipeline.first_policy(execute, source))
     else:
         execute = Executor(config=config)
-        examples, policy = pipeline.start(execute, source)
-        batch = pipeline.build_batch(execute, 0, examples, policy)
+        examples, policy = pipeline.import_sources(execute, source)
+        rollouts = StepRollouts(execute, examples)
+        rollouts.add([0], policy)
+        batch = pipeline.build_batch(rollouts, 0, policy)
         trained, _ = pipeline.train(execute, 0, batch, policy)
-        pipeline.measure(execute, 0, (*batch.refs, trained))
+        pipeline.write_metrics(execute, 0, (*batch.refs, trained))
     return execute.results
 
 

@@ -20,7 +20,8 @@ from flows.replays.steps import Replayed, chosen_steps, quarantined_in, replay_s
 from flows.reporting.artifacts import artifact_key, escape
 from flows.reporting.formats import markdown_table, visible
 from flows.runtime.executor import Executor
-from flows.runtime.loops import check_of, loop_evaluate, loop_sft, loop_train, plan_work, unique_results
+from flows.runtime.loop import loop_evaluate, loop_sft, loop_train
+from flows.runtime.plan import plan_work, unique_results
 from flows.runtime.prepare import Source
 from flows.runtime.session import Session
 from flows.runtime.step_report import Outcome, describe, notify_step
@@ -43,7 +44,7 @@ def loop_replay(session: Session) -> dict[str, Any]:
     config, store = session.config, session.context.store
     outcome, apart = Outcome(session.context.run, config.steps), PolicyDistance(store)
     recorded, quarantined = step_history(store, config.replay.run), quarantined_in(store, config.replay)
-    steps = replay_steps(Executor(session), session.source, config, recorded, quarantined, check_of(session))
+    steps = replay_steps(Executor(session), session.source, config, recorded, quarantined)
     # Whoever removes the source meanwhile is not held up: what is missing then is explained.
     with going_through_source(store, config), session.context.queue_commits(QUICK_SECONDS):
         for done in steps:

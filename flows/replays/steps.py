@@ -10,8 +10,9 @@ from configs.run import RunConfig, View
 from flows.queries.step_history import RecordedStep, StepHistory, policy_of, trace_ids
 from flows.runtime import pipeline
 from flows.runtime.executor import Executor
-from flows.runtime.pipeline import Check, StepBatch
 from flows.runtime.prepare import Source
+from flows.runtime.records import StepBatch
+from flows.runtime.rollouts import StepRollouts, assign, sampling_policy
 from storage.keys import content_key
 from storage.store import Store
 from tasks.assignment import examples
@@ -91,7 +92,6 @@ def replay_steps(
     config: RunConfig,
     recorded: StepHistory,
     quarantined: Quarantined = lambda ref: {},
-    check: Check = lambda batch: None,
 ) -> Iterator[Replayed]:
     """Walk the chosen steps and yield each that is done.
 
@@ -113,7 +113,7 @@ def replay_steps(
         sampler = before if lags else policy
         sampled = sampler if "rollout" in replayed_stages(config.replay) else recorded.sampler(past)
         step = _Step(execute, past, config, quarantined, policy, sampler, credits, earlier, sampled)
-        yield (done := step.through(check))
+        yield (done := step.through())
         credits, earlier = done.work.get("advantage"), step.sampled_so_far
         policy, before = done.policy or policy, policy
 
@@ -176,7 +176,7 @@ class _Step:
         """The stages that are done again."""
         return replayed_stages(self.config.replay)
 
-    def through(self, check: Check) -> Replayed:
+    def through(self) -> Replayed:
         """Go through all stages; recorded ones are shared, the others done."""
         # Examples are listed again where they are to be those of other environments' settings.
         settings = View(self.config, examples.task.stage.sections, "examples").content()
@@ -189,11 +189,11 @@ class _Step:
             self._in_turn()
         self._stage("packing", lambda: {"packing": self._pack()})
         batch = self._batch()
-        made = self._train(batch, check)
+        made = self._train(batch)
         if self._traces:  # of assignments alone there is nothing to measure
             early = (*self._of("assignment"), *self._traces, *self._of("filtering"), *self._of("advantage"))
             measured = (*(batch.refs if batch else early), *self._of("training"))
-            self.work["metrics"] = pipeline.measure(self.execute, self.past.step, measured)
+            self.work["metrics"] = pipeline.write_metrics(self.execute, self.past.step, measured)
         if "rollout" in self.stages_again:
             sampled_by = self.sampler.key if self.sampler else None
         else:
@@ -217,9 +217,14 @@ class _Step:
 
     def _refill(self) -> None:
         """Sample again, with groups in place of those that teach nothing: as many as turn out to be missing now."""
-        assert self.sampler is not None, "a replay that samples has weights to sample with; prepare_replay saw to it"
-        arguments = self.past.step, self.work["examples"], self.sampler, self.earlier
-        assigned, sampled, credited = pipeline.sample_groups(self.execute, *arguments, self._filter_and_credit)
+        sampler, step, rollouts = self.sampler, self.past.step, StepRollouts(self.execute, self.work["examples"])
+        assert sampler is not None, "a replay that samples has weights to sample with; prepare_replay saw to it"
+
+        def sample(assigned: Ref) -> Ref:
+            return rollouts.sample(step, assigned, sampler, lambda: None)
+
+        groups = pipeline.sample_groups(rollouts, step, self.earlier, sample, self._filter_and_credit)
+        assigned, sampled, credited = groups
         self.work |= _numbered_refs("assignment", assigned) | _numbered_refs("rollout", sampled)
         self.work["filtering"], self.work["advantage"] = credited
 
@@ -246,7 +251,7 @@ class _Step:
         for inputs in [work.inputs for work in self.past.of("assignment").values()] or [{}]:
             groups = json.loads(inputs["groups"]) if "groups" in inputs else None
             arguments = self.past.step, self.work["examples"], int(inputs.get("batch", "0"))
-            made.append(pipeline.assign(self.execute, *arguments, made or self.earlier, groups))
+            made.append(assign(self.execute, *arguments, made or self.earlier, groups))
         return _numbered_refs("assignment", made)
 
     def _credit(self, traces: tuple[Ref, ...]) -> Ref:
@@ -260,7 +265,7 @@ class _Step:
     def _sample(self) -> dict[str, Ref]:
         """Sample every assignment again."""
         assigned, examples = self._of("assignment"), self.work["examples"]
-        policy = pipeline.sampling_policy(self.sampler, self.config)
+        policy = sampling_policy(self.sampler, self.config)
         return _numbered_refs(
             "rollout", [self._compute(rollout.task, ref, examples, policy=policy) for ref in assigned]
         )
@@ -293,12 +298,12 @@ class _Step:
         named = (self.work[name] for name in ("filtering", "advantage", "packing"))
         return StepBatch(self._of("assignment"), self._traces, *named)
 
-    def _train(self, batch: StepBatch | None, check: Check) -> Policy | None:
+    def _train(self, batch: StepBatch | None) -> Policy | None:
         if batch is None or "training" not in self.stages_again or not batch.packing.num_rows("batches"):
             return None
         assert self.policy is not None, "a replay that trains has weights to start from; prepare_replay saw to it"
-        check(batch)
-        pipeline.pass_gate(self.execute, self.past.step, batch, self.policy)
+        self.execute.check_account(batch)
+        pipeline.check_gate(self.execute, self.past.step, batch, self.policy)
         self.work["training"], made = pipeline.train(self.execute, self.past.step, batch, self.policy)
         return made
 

@@ -21,7 +21,7 @@ from configs.store import default_store
 from flows.orchestration.events import spare_tags
 from flows.orchestration.server import bookkeeping_only, current_flow_run, run_tags
 from flows.orchestration.table_workers import table_workers
-from flows.runtime.loops import Planner, plan_work
+from flows.runtime.plan import Planner, plan_work
 from flows.runtime.prepare import continued_run, prepare
 from flows.runtime.run import open_run
 from flows.runtime.session import Session, current_session, record_run

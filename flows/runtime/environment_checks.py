@@ -15,7 +15,7 @@ from configs.algorithms import CustomConfig, ImitationSection
 from configs.checks.environments import seat_problems
 from configs.environments import EnvironmentConfig
 from configs.run import RunConfig, View
-from flows.runtime.loops import evaluation_configs
+from flows.runtime.loop import evaluation_configs
 from tasks.arrays.columns import texts
 from tasks.arrays.seats import JUDGE
 from tasks.assignment.examples import FieldMissing

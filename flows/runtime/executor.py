@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from configs.run import RunConfig
+from flows.runtime.accounts import check_account
 from flows.runtime.empty_batch import explain_empty_batches, missing_groups
+from flows.runtime.records import StepBatch
 from storage.refs import Entry
 from tasks.assignment.stage import errored_assignments
 from tasks.metrics import stage as metrics
@@ -92,6 +94,21 @@ class Executor:
             ref = self._compute(self._session, self._context, task, step, label, work)
         self.results.append((task, ref))
         return ref
+
+    def check_account(self, batch: StepBatch) -> None:
+        """Account for every rollout of a batch that is not all cached. Raises AccountBreach; nothing in a dry run."""
+        if self._session and any(ref.computed for ref in batch.refs):  # cached results were checked when computed
+            check_account(self._session.context, batch)
+
+    def preload(self, policy: Policy) -> None:
+        """Let the engine load a policy in the background; nothing in a dry run."""
+        if self._session:
+            self._session.engine.preload(policy)
+
+    def abort(self) -> None:
+        """End the services of a run that fails; nothing in a dry run."""
+        if self._session:
+            self._session.close()
 
     def decision(self, ref: Ref) -> Mapping[str, Any] | None:
         """Return the row of a decision at a gate; None where it is still to be made, which is taken to let pass."""

@@ -50,7 +50,7 @@ def preflight(session: Session, missing: Sequence[Ref]) -> None:
         if not here:
             require_services(each.deployment for each in needed if each.deployment)
         for service in needed:
-            service.reach()
+            service.check_available()
         # Loaded in processes of their own, and kept for the stage: what does not load or fit is known now.
         if _asks_environments(session.context, stages):
             for line in require_fit(session.config, session.environments.load()):

@@ -18,7 +18,7 @@ from flows.orchestration.server import current_flow_run
 from flows.reporting.artifacts import ArtifactWatcher, RunArtifacts
 from flows.reporting.messages import step_message
 from flows.reporting.tracking import TrackingWatcher, open_sink
-from flows.runtime.loops import Planner
+from flows.runtime.plan import Planner
 from flows.runtime.preflight import preflight
 from flows.runtime.session import Session, Watcher, log_directory, open_session
 from storage.store import open_store

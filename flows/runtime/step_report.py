@@ -10,10 +10,9 @@ from flows.queries.metrics import Span, by_stage, ledger_metrics
 from flows.queries.tracked_rows import OF_TABLES, sample_rollouts
 from flows.reporting.messages import rollout_counts
 from flows.runtime.empty_batch import short_of_groups
-from flows.runtime.pipeline import FinishedStep, StepBatch
+from flows.runtime.records import FinishedStep, StepBatch
 from flows.runtime.session import Session
-from tasks.metrics.accounting import COLUMNS as TRACE_COLUMNS
-from tasks.metrics.accounting import ERRORED, TRAINED, AccountBreach, account, taken_assignments
+from tasks.metrics.accounting import ERRORED, TRAINED
 from tasks.metrics.figures import ALL, Values, full_name, metric_values
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref, rows_of
@@ -43,31 +42,6 @@ class Outcome:
         """Return the outcome as plain JSON values, with what the session counted."""
         self.num_computed, self.num_found = session.num_computed, session.num_found
         return asdict(self)
-
-
-def check_account(session: Session, batch: StepBatch) -> None:
-    """Account for every rollout of a step. Raises AccountBreach where one is lost or counted twice."""
-    context = session.context
-    streamed = _makes(batch.traces, "intakes")  # then groups of other steps' assignments are among them
-    groups = [name for name in ("intakes", "stale_groups") if _makes(batch.traces, name)]
-    assigned = (
-        taken_assignments(*(context.table(name, batch.traces) for name in groups))
-        if streamed
-        else context.table("assignments", batch.assignments, ["assignment_id"])
-    )
-    tables = (
-        assigned,
-        context.table("traces", batch.traces, TRACE_COLUMNS),
-        context.table("verdicts", [batch.filtering], ["trace_id", "keep", "reason"]),
-        context.table("samples", [batch.advantage], ["sample_id", "trace_id"]),
-        context.table("batches", [batch.packing], ["sample_ids"]),
-    )
-    try:
-        account(*tables)
-    except AccountBreach as error:
-        # `account` knows tables alone, not whose they are.
-        error.add_note(f"Run {context.run}, step {batch.packing.step}, between the stages packing and training.")
-        raise
 
 
 def finish_step(session: Session, finished: FinishedStep) -> dict[str, Any]:

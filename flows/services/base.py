@@ -182,7 +182,7 @@ class RunService(ABC):
         """Start the processes side by side, or adopt external ones; returns at once."""
 
     @abstractmethod
-    def reach(self) -> None:
+    def check_available(self) -> None:
         """Make sure, before a run begins, of what others provide: what they run, packages, weights. Starts nothing.
 
         Raises what says that it is not there.

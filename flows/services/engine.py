@@ -70,7 +70,7 @@ class InferenceService(RunService):
         if self._source.name or self._context.config.engine.url:  # else it waits for the first policy asked for
             self._replicas(self._source)
 
-    def reach(self) -> None:
+    def check_available(self) -> None:
         """Wait for an engine that someone else runs; raises ServiceFailed when it does not answer, or none is here."""
         if self._context.config.engine.url:
             for each in self._replicas(self._source):
@@ -123,21 +123,21 @@ class InferenceService(RunService):
         with self._policy_lock.hold(policy.key):
             yield self.serve(policy)
 
-    def expect(self, policy: Policy) -> None:
-        """Have a policy brought as soon as nobody holds another one; returns at once.
+    def preload(self, policy: Policy) -> None:
+        """Load `policy` in the background once no other policy is pinned; returns immediately.
 
-        Who asks for the policy next waits less. Whatever fails here fails again there, where it is raised. An engine
-        that was not asked for yet is not started, and one that gives its memory to the learner is left asleep.
+        A failure is logged, and raised by the next `serve`. An engine that was not used yet is not started, and one
+        that gives its memory to the learner is left asleep.
         """
         if self._handles and not self._sleeps:
-            threading.Thread(target=copy_context().run, args=(self._bring_early, policy), daemon=True).start()
+            threading.Thread(target=copy_context().run, args=(self._preload, policy), daemon=True).start()
 
-    def _bring_early(self, policy: Policy) -> None:
+    def _preload(self, policy: Policy) -> None:
         try:
             with self.pinned(policy):
                 pass
         except Exception as error:
-            _log.info("policy %s was not brought early: %s", policy.key, error)
+            _log.info("policy %s was not preloaded: %s", policy.key, error)
 
     def exchange(self, policy: Policy, *, recompute: bool) -> ServedModel | None:
         """Serve `policy` in place of the one that the caller has pinned, under its requests in flight, and prove it.

@@ -56,7 +56,7 @@ class EnvironmentServers(RunService):
         for each in self._environments:
             self._servers(each)
 
-    def reach(self) -> None:
+    def check_available(self) -> None:
         """Wait for the servers that others run; raises ServiceFailed when one does not answer."""
         for server in [server for each in self._environments if each.addresses for server in self._servers(each)]:
             server.wait()
@@ -171,7 +171,7 @@ class GraderProcesses(RunService):
         for name in self._environments:
             self._grader(name)
 
-    def reach(self) -> None:
+    def check_available(self) -> None:
         """Raise EnvironmentUnavailable where a package of an environment is missing; starts nothing."""
         for each in self._environments.values():
             package_version(each)

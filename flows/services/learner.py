@@ -80,7 +80,7 @@ class LearnerProcess(RunService):
         """Start the learner; returns at once."""
         self._handle()
 
-    def reach(self) -> None:
+    def check_available(self) -> None:
         """Do nothing: nobody else runs a learner of ours."""
 
     @contextmanager
@@ -203,7 +203,7 @@ class LearnerNode(RunService):
         for node in range(1, self._config.learner.nodes) if self._node == 0 else ():
             self._process(f"learner {node + 1}", partial(self._other, node))
 
-    def reach(self) -> None:
+    def check_available(self) -> None:
         """Do nothing: this is the machine that others reach."""
 
     def _own(self) -> ServiceSpec:

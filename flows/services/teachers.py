@@ -61,7 +61,7 @@ class TeacherEngines(RunService):
         for _, teacher in asked_teachers(self._config):
             self._engine(teacher)
 
-    def reach(self) -> None:
+    def check_available(self) -> None:
         """Raise ConfigError where a teacher is not there, is another than recorded, or cannot teach; starts nothing."""
         require_teachers(self._config)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from flows.runtime import pipeline
+from flows.runtime import loop
 from flows.runtime.session import Session, record_run
 from tests.fixtures.rehearsal import SOURCE, Rehearsal, session_for
 
@@ -195,7 +195,7 @@ class Going:
         def going() -> Iterator[Any]:
             session: Session = session_for(root, name, steps=steps)
             with record_run(session):
-                yield from pipeline.run_steps(Rehearsal(session), SOURCE)
+                yield from loop.train_steps(Rehearsal(session), SOURCE)
 
         return going()
 

@@ -11,7 +11,7 @@ from configs.load import from_json, load
 from configs.run import RunConfig
 from flows import cli
 from flows.cli import plan
-from flows.runtime.loops import plan_work
+from flows.runtime.plan import plan_work
 from tests.fixtures import builders
 from tests.fixtures.commands import run_command
 from tests.fixtures.rehearsal import SOURCE, session_for

@@ -20,7 +20,7 @@ from flows.queries.store_reader import StoreReader, recorded_run
 from flows.queries.watched import Watched
 from flows.reporting.messages import reward_line
 from flows.reporting.panel import PanelWatcher
-from flows.runtime import pipeline
+from flows.runtime import loop
 from flows.runtime.session import record_run
 from flows.runtime.step_report import finish_step
 from tests.fixtures import evaluations, rehearsal
@@ -102,7 +102,7 @@ def test_what_was_learnt_is_one_line() -> None:
 def test_on_a_terminal_the_panel_grows_and_the_end_of_the_run_ends_it(tmp_path: Path) -> None:
     session = rehearsal.session_for(tmp_path / "store", "a", steps=3)
     with record_run(session):
-        steps = pipeline.run_steps(rehearsal.Rehearsal(session), rehearsal.SOURCE)
+        steps = loop.train_steps(rehearsal.Rehearsal(session), rehearsal.SOURCE)
         finish_step(session, next(steps))
         with Terminal("watch", "a", "--store", str(tmp_path / "store")) as terminal:
             terminal.wait_for("1/3 steps")

@@ -13,8 +13,8 @@ from typing import Any
 
 from configs.run import View
 from flows.orchestration.states import GateRefused
-from flows.runtime import pipeline
-from flows.runtime.loops import evaluation_contexts
+from flows.runtime import loop, pipeline
+from flows.runtime.loop import evaluation_contexts
 from flows.runtime.session import Session, record_run
 from tasks.assignment import examples as listing
 from tasks.assignment import stage as assignment
@@ -155,7 +155,7 @@ def run(root: Path, name: str, **changes: Any) -> Session:
     every = session.config.evaluation.every
     do, score = PlayedStages(session), PlayedStages(session, evaluation_contexts(session.context)[""])
     with record_run(session):
-        for finished in pipeline.run_steps(do, SOURCE):
+        for finished in loop.train_steps(do, SOURCE):
             if every:
                 pipeline.evaluate(score, finished.policy)
     return session
@@ -166,7 +166,7 @@ def regrade(root: Path) -> None:
     session = session_for(root, "regraded", **SETTINGS)
     do = PlayedStages(session)
     with record_run(session):
-        found, policy = pipeline.start(do, SOURCE)
+        found, policy = pipeline.import_sources(do, SOURCE)
         drawn = pipeline.build_batch(do, 0, found, policy)
         again = do(REGRADE, 0, drawn.traces)
         traces = (again, *drawn.traces)
@@ -181,6 +181,6 @@ def begin(root: Path) -> None:
     session = session_for(root, "begun", **SETTINGS)
     do = PlayedStages(session)
     with record_run(session):
-        found, policy = pipeline.start(do, SOURCE)
+        found, policy = pipeline.import_sources(do, SOURCE)
         assigned = do(assignment.task, 0, (found,), parameters={"batch": 0, "groups": None})
         do(rollout.task, 0, (assigned, found), policy)

@@ -9,7 +9,7 @@ from configs.services import TensorboardTracking
 from flows.queries.store_reader import StoreReader, recorded_run
 from flows.queries.tracked_rows import TEXT, recorded_rows, sample_rollouts
 from flows.reporting.tracking import TrackedRow, TrackingWatcher
-from flows.runtime import loops
+from flows.runtime import loop
 from flows.runtime.session import record_run
 from tests.fixtures import evaluations, rehearsal
 from tests.fixtures.builders import message, table, trace
@@ -22,7 +22,7 @@ def test_a_recorded_run_gives_the_rows_that_it_sent_itself(tmp_path: Path) -> No
     session = rehearsal.session_for(root, "a", steps=3, tracking=tracking, evaluation={"every": 2, "num_examples": 6})
     session.watchers = (TrackingWatcher(sink, TensorboardTracking(samples_every=2, num_samples=3)),)
     with evaluations.played(evaluations.Sampler()), record_run(session):
-        loops.loop_train(session)
+        loop.loop_train(session)
     library = StoreReader.at(root)
     recorded = list(recorded_rows(library, *recorded_run(library.store, "a")))
     # Evaluations may end beside later steps; their own step is the version of their policy.

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from configs.run import RunConfig, View
-from flows.runtime import pipeline
+from flows.runtime import loop
 from flows.runtime.prepare import source_of
 from flows.runtime.session import Session, record_run
 from flows.services.base import Supervisor
@@ -62,7 +62,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         config = RunConfig.model_validate(settings)
         session = Session(RunContext(store, "base", config, {}), source_of(config), Supervisor("base", place / "logs"))
         with record_run(session):
-            for _ in pipeline.run_steps(rehearsal.Rehearsal(session), session.source):
+            for _ in loop.train_steps(rehearsal.Rehearsal(session), session.source):
                 pass
         replays.walk(replays.ask(place / "store", overrides=[replays.RLOO], name="again"))
     return place / "store"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flows.queries.step_history import step_history
-from flows.runtime.loops import plan_work
+from flows.runtime.plan import plan_work
 from storage.store import Store, open_store
 from tasks.assignment.samplers.sampler import DifficultiesMissing
 from tests.fixtures.rehearsal import SMALL, SOURCE, die, made, play_equal, rehearse, session_for

@@ -13,7 +13,7 @@ from flows import cli
 from flows.queries.compare import compare
 from flows.queries.compare_summary import sheets
 from flows.queries.store_reader import StoreReader
-from flows.runtime.loops import plan_work
+from flows.runtime.plan import plan_work
 from flows.runtime.preflight import edits_since, preflight
 from flows.runtime.prepare import prepare, require_same
 from storage.store import open_store

@@ -11,8 +11,9 @@ import pytest
 from flows.cli.show import describe
 from flows.queries.scores import recorded_evaluations
 from flows.reporting.panel import Panel, PanelWatcher
-from flows.runtime import loops as evaluating
-from flows.runtime.loops import evaluation_configs, loop_train, plan_work
+from flows.runtime import loop as evaluating
+from flows.runtime.loop import evaluation_configs, loop_train
+from flows.runtime.plan import plan_work
 from flows.runtime.session import record_run
 from flows.services.process import ServiceFailed
 from storage.store import open_store

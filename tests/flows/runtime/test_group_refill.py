@@ -15,9 +15,9 @@ from flows.queries.derived_tables import DERIVED
 from flows.queries.outcomes import accounting
 from flows.queries.step_history import step_history
 from flows.queries.store_reader import StoreReader
-from flows.runtime import pipeline
+from flows.runtime import loop
 from flows.runtime.empty_batch import short_of_groups
-from flows.runtime.loops import plan_work
+from flows.runtime.plan import plan_work
 from flows.runtime.session import record_run
 from storage.read.frames import Frames
 from storage.refs import Entry
@@ -275,7 +275,7 @@ def test_a_step_that_still_lacks_groups_is_not_replayed(tmp_path: Path, last: st
 
     session = session_for(tmp_path / "store", "base", **REFILL)
     with pytest.raises(KeyboardInterrupt), record_run(session):
-        list(pipeline.run_steps(Dying(session), SOURCE))
+        list(loop.train_steps(Dying(session), SOURCE))
     assert list(step_history(open_store(tmp_path / "store"), "base").steps) == [0, 1]
     for begin in ("filtering", "advantage", "packing"):
         assert ask(tmp_path / "store", from_stage=begin).replay.last_step == 1

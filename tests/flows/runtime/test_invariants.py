@@ -17,8 +17,8 @@ import pytest
 
 from configs.run import RunConfig
 from flows.cli import explanation
-from flows.runtime.pipeline import StepBatch
-from flows.runtime.step_report import check_account
+from flows.runtime.accounts import check_account
+from flows.runtime.records import StepBatch
 from flows.services.base import Supervisor
 from flows.services.engine import InferenceService
 from storage.read.groups import open_groups
@@ -103,7 +103,7 @@ class Step:
         return StepBatch((assigned,), (traces,), verdicts, credits, self.or_changed(PACKING, (credits, traces)))
 
     def account(self, drawn: StepBatch) -> None:
-        check_account(SimpleNamespace(context=self.context), drawn)  # type: ignore[arg-type]
+        check_account(self.context, drawn)
 
     def train(self, drawn: StepBatch) -> Ref:
         """Hand the batches to a learner that takes them apart like the real one, and has no weights."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from configs.run import View
-from flows.runtime.loops import plan_work
+from flows.runtime.plan import plan_work
 from storage.schemas.stage_tables import EXAMPLES
 from storage.store import Store, open_store
 from tasks.runtime.imports import code_version

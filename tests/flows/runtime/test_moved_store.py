@@ -10,7 +10,7 @@ from configs.errors import ConfigError
 from configs.run import RunConfig, View
 from configs.store_paths import STORE, absolute_paths, relative_paths
 from flows.queries.store_reader import StoreReader
-from flows.runtime import pipeline
+from flows.runtime import loop
 from flows.runtime.prepare import prepare, source_of
 from flows.runtime.session import Session, record_run
 from flows.services.base import Supervisor
@@ -47,7 +47,7 @@ def go_on(config: RunConfig) -> list[tuple[str, int]]:
     before = {entry.row_id for entry in store.ledger.entries()}
     session = Session(RunContext(store, config.name, config, {}), source_of(config), Supervisor(config.name, Path("x")))
     with record_run(session):
-        for _ in pipeline.run_steps(rehearsal.Rehearsal(session), session.source):
+        for _ in loop.train_steps(rehearsal.Rehearsal(session), session.source):
             pass
     return [(entry.stage, entry.step) for entry in store.ledger.entries() if entry.row_id not in before]
 

@@ -9,7 +9,7 @@ import pytest
 from configs.checks.run import problems
 from configs.load import load
 from configs.run import RunConfig, View
-from flows.runtime.loops import evaluation_configs
+from flows.runtime.loop import evaluation_configs
 from tasks.arrays.group_counts import num_needed
 from tasks.assignment import stage as assignment
 from tasks.inference.sampling.limits import straggler_failure

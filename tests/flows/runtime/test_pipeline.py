@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ from configs.checks.run import problems
 from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
 from flows.orchestration.states import EmptyBatch
-from flows.runtime import pipeline
-from flows.runtime.loops import in_thread, plan_work
-from flows.runtime.pipeline import Build, Building, StepBatch
+from flows.runtime import loop
+from flows.runtime.plan import plan_work
 from flows.runtime.prepare import Source
+from flows.runtime.records import StepBatch
 from storage.store import open_store
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
@@ -52,6 +51,15 @@ class Recorder:
                 self.empty, rows = self.empty - 1, 0
         return Ref(name, step, f"{name}{step}", tuple((table, rows) for table in task.stage.writes), 0, 0.0, True)
 
+    def check_account(self, batch: StepBatch) -> None:
+        """A dry run has no rows to account for."""
+
+    def preload(self, policy: Policy) -> None:
+        """A dry run has no engine."""
+
+    def abort(self) -> None:
+        """A dry run has no services."""
+
     def num_rows(self, table: str, ref: Ref) -> int:
         return 0
 
@@ -71,7 +79,7 @@ class Recorder:
 
 def test_every_stage_is_fed_by_the_right_work_and_policy() -> None:
     do = Recorder()
-    finished = list(pipeline.run_steps(do, SOURCE))
+    finished = list(loop.train_steps(do, SOURCE))
     assert do.asked == [
         ("policy_import", 0, (), None),
         ("examples", 0, (), None),
@@ -93,26 +101,28 @@ def test_every_stage_is_fed_by_the_right_work_and_policy() -> None:
     assert [each.policy for each in finished] == [Policy("training0", 1), Policy("training1", 2)]
 
 
+LAG_1: dict[str, Any] = {"steps": 3, "rollout": {"max_off_policy_steps": 1}}
+
+
 def test_one_step_off_policy_draws_the_next_step_while_this_one_trains() -> None:
-    do, drawn_early = Recorder(steps=3, rollout={"max_off_policy_steps": 1}), []
+    class Waiting(Recorder):
+        """Trains step 0 only once the rollouts of step 1 are sampled."""
 
-    def ahead(build: Build) -> Building:
-        drawn = build(lambda: None)
-        drawn_early.append(drawn.traces[0].step)
-        return Building(lambda: None, lambda: drawn)
+        sampled = threading.Event()
 
-    list(pipeline.run_steps(do, SOURCE, ahead))
+        def __call__(self, task: StageTask, step: int, *arguments: Any, **named: Any) -> Ref:
+            if (task.stage.name, step) == ("training", 0):
+                assert self.sampled.wait(PATIENCE), "nothing is sampled while a step trains"
+            ref = super().__call__(task, step, *arguments, **named)
+            if (task.stage.name, step) == ("rollout", 1):
+                self.sampled.set()
+            return ref
+
+    do, inline = Waiting(**LAG_1), Recorder(**LAG_1)
+    list(loop.train_steps(do, SOURCE, prefetch=True))
     policies = {step: policy for name, step, _, policy in do.asked if name == "rollout"}
     assert policies == {0: "policy_import0", 1: "policy_import0", 2: "training0"}
-    assert drawn_early == [0, 1, 2]
-    assert do.stages.index(("rollout", 1)) < do.stages.index(("training", 0))
-
-
-def test_drawing_ahead_in_a_thread_gives_the_same_work() -> None:
-    do, inline = (Recorder(steps=3, rollout={"max_off_policy_steps": 1}) for _ in range(2))
-    with ThreadPoolExecutor(2) as threads:
-        list(pipeline.run_steps(do, SOURCE, in_thread(threads)))
-    list(pipeline.run_steps(inline, SOURCE))
+    list(loop.train_steps(inline, SOURCE))
     assert sorted(map(str, do.asked)) == sorted(map(str, inline.asked))
 
 
@@ -125,24 +135,23 @@ def test_drawing_ahead_in_a_thread_gives_the_same_work() -> None:
         ({"assignment": {"refill": True}}, []),  # the policy before may be asked again
     ],
 )
-def test_the_engine_is_told_the_next_policy_before_the_step_is_measured(
-    changes: dict[str, Any], expected: list[str]
-) -> None:
-    do, told = Recorder(steps=3, **changes), list[str]()
+def test_the_next_policy_is_preloaded_before_the_step_is_measured(changes: dict[str, Any], expected: list[str]) -> None:
+    preloaded = list[str]()
 
-    def expect(policy: Policy) -> None:
-        assert do.stages[-1] == ("training", policy.version - 1)
-        told.append(policy.key)
+    class Preloading(Recorder):
+        def preload(self, policy: Policy) -> None:
+            assert self.stages[-1] == ("training", policy.version - 1)
+            preloaded.append(policy.key)
 
-    list(pipeline.run_steps(do, SOURCE, expect=expect))
-    assert told == expected
+    list(loop.train_steps(Preloading(steps=3, **changes), SOURCE))
+    assert preloaded == expected
 
 
 class Slow(Recorder):
     """Packs the batch of step 1 only when the rollouts of step 2 are asked for."""
 
     def __init__(self) -> None:
-        super().__init__(steps=3, rollout={"max_off_policy_steps": 1})
+        super().__init__(**LAG_1)
         self.sampling = threading.Event()
 
     def __call__(self, task: StageTask, step: int, *arguments: Any, **named: Any) -> Ref:
@@ -154,16 +163,14 @@ class Slow(Recorder):
 
 
 def test_a_batch_is_packed_while_the_next_one_is_sampled() -> None:
-    do = Slow()
-    with ThreadPoolExecutor(2) as threads:
-        assert len(list(pipeline.run_steps(do, SOURCE, in_thread(threads)))) == 3
+    assert len(list(loop.train_steps(Slow(), SOURCE, prefetch=True))) == 3
 
 
 class Sampling(Recorder):
     """Samples step 1 until step 2 is assigned, and commits its rollouts only when those of step 2 are begun."""
 
     def __init__(self, **changes: Any) -> None:
-        super().__init__(steps=3, rollout={"max_off_policy_steps": 1}, **changes)
+        super().__init__(**LAG_1, **changes)
         self.assigned, self.sampling = threading.Event(), threading.Event()
         self.sampled = False
 
@@ -186,9 +193,7 @@ class Sampling(Recorder):
 
 
 def test_the_next_rollouts_wait_for_those_before_and_not_for_their_commit() -> None:
-    do = Sampling()
-    with ThreadPoolExecutor(2) as threads:
-        assert len(list(pipeline.run_steps(do, SOURCE, in_thread(threads)))) == 3
+    assert len(list(loop.train_steps(Sampling(), SOURCE, prefetch=True))) == 3
 
 
 def test_an_error_of_a_batch_that_is_built_ahead_ends_the_run() -> None:
@@ -197,15 +202,14 @@ def test_an_error_of_a_batch_that_is_built_ahead_ends_the_run() -> None:
             self.empty = step
             return super().__call__(task, step, *arguments, **named)
 
-    do = EmptyAhead(steps=3, rollout={"max_off_policy_steps": 1})
-    with ThreadPoolExecutor(2) as threads, pytest.raises(EmptyBatch, match="step 1: 3 batches"):
-        list(pipeline.run_steps(do, SOURCE, in_thread(threads)))
+    with pytest.raises(EmptyBatch, match="step 1: 3 batches"):
+        list(loop.train_steps(EmptyAhead(**LAG_1), SOURCE, prefetch=True))
 
 
 @pytest.mark.parametrize(("empty", "batches"), [(0, 1), (1, 2), (2, 3)])
 def test_an_empty_batch_is_drawn_again(empty: int, batches: int) -> None:
     do = Recorder(empty, steps=1)
-    list(pipeline.run_steps(do, SOURCE))
+    list(loop.train_steps(do, SOURCE))
     assert do.stages.count(("rollout", 0)) == batches
     assert do.stages.count(("training", 0)) == 1
 
@@ -213,25 +217,25 @@ def test_an_empty_batch_is_drawn_again(empty: int, batches: int) -> None:
 def test_three_empty_batches_end_the_run_before_training() -> None:
     do = Recorder(3, steps=1)
     with pytest.raises(EmptyBatch, match=r"step 0: 3 batches in a row hold nothing to train on\. 3 were empty"):
-        list(pipeline.run_steps(do, SOURCE))
+        list(loop.train_steps(do, SOURCE))
     assert ("training", 0) not in do.stages
     assert do.asked[-1] == ("metrics", 0, MEASURED[:-1], None), "what there is of the last batch"
 
 
 def test_what_is_drawn_is_checked_before_training_spends_anything() -> None:
-    do = Recorder()
+    class Refusing(Recorder):
+        def check_account(self, batch: StepBatch) -> None:
+            raise ValueError(f"step {batch.packing.step} does not add up")
 
-    def refuse(drawn: StepBatch) -> None:
-        raise ValueError(f"step {drawn.packing.step} does not add up")
-
+    do = Refusing()
     with pytest.raises(ValueError, match="step 0 does not add up"):
-        list(pipeline.run_steps(do, SOURCE, check=refuse))
+        list(loop.train_steps(do, SOURCE))
     assert ("training", 0) not in do.stages
 
 
 def test_a_supervised_run_has_demonstrations_in_place_of_rollouts() -> None:
     do = Recorder(kind="sft", steps=1)
-    list(pipeline.run_steps(do, Source("weights", "w", "file", "f")))
+    list(loop.train_steps(do, Source("weights", "w", "file", "f")))
     names = [name for name, _ in do.stages]
     assert "rollout" not in names and names.count("demonstration") == 1
 
@@ -287,7 +291,7 @@ STREAM: dict[str, Any] = {"steps": 5, "rollout": {"max_off_policy_steps": 2}}
 
 def test_a_step_is_keyed_by_the_oldest_policy_that_may_sample_for_it() -> None:
     do = Recorder(**STREAM)
-    list(pipeline.run_steps(do, SOURCE))
+    list(loop.train_steps(do, SOURCE))
     policies = {step: policy for name, step, _, policy in do.asked if name == "rollout"}
     oldest = "policy_import0"
     assert policies == {0: oldest, 1: oldest, 2: oldest, 3: "training0", 4: "training1"}
@@ -299,7 +303,7 @@ def test_a_step_is_keyed_by_the_oldest_policy_that_may_sample_for_it() -> None:
 def test_an_empty_batch_ends_the_run_before_it_is_trained_on() -> None:
     do = Recorder(3, **STREAM)
     with pytest.raises(EmptyBatch, match="step 0: 3 batches in a row"):
-        list(pipeline.run_steps(do, SOURCE))
+        list(loop.train_steps(do, SOURCE))
     assert ("training", 0) not in do.stages and do.stages[-1] == ("metrics", 0)
 
 

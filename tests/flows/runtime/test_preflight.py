@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from configs.errors import ConfigError
-from flows.runtime.loops import plan_work
+from flows.runtime.plan import plan_work
 from flows.runtime.preflight import preflight
 from flows.runtime.session import Session
 from flows.services import engine as engine_service

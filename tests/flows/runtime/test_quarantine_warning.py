@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from flows.queries.step_history import step_history
-from flows.runtime import pipeline
+from flows.runtime import loop
 from flows.runtime.step_report import finish_step
 from storage.store import Store
 from tests.fixtures.rehearsal import SOURCE, Rehearsal, rehearse, session_for
@@ -21,7 +21,7 @@ def notes(root: Path, name: str, **changes: Any) -> list[str]:
     session = session_for(root, name, **changes)
     told: list[str] = []
     session.watchers = (lambda event, facts: told.append(facts["text"]) if event == "note" else None,)
-    for finished in pipeline.run_steps(Rehearsal(session), SOURCE):
+    for finished in loop.train_steps(Rehearsal(session), SOURCE):
         finish_step(session, finished)
     return [text for text in told if "quarantine" in text]
 

@@ -12,7 +12,8 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.cli.show import describe
 from flows.queries.step_history import step_history
-from flows.runtime.loops import evaluation_contexts, plan_work
+from flows.runtime.loop import evaluation_contexts
+from flows.runtime.plan import plan_work
 from flows.runtime.session import needs
 from flows.services.teachers import TeacherEngines
 from storage.store import Store

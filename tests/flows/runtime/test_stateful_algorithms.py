@@ -11,8 +11,8 @@ import pytest
 
 from configs.errors import ConfigError
 from flows.queries.step_history import step_history
+from flows.runtime import loop
 from flows.runtime import maintenance as gc
-from flows.runtime import pipeline
 from flows.runtime.session import record_run
 from storage.store import Store, open_store
 from tasks.advantage.stage import StateMissing
@@ -210,13 +210,13 @@ class Forgetful(Rehearsal):
 def test_state_that_is_gone_stops_the_stage(tmp_path: Path) -> None:
     session = session_for(tmp_path / "store", "base", **RAE)
     with record_run(session), pytest.raises(StateMissing, match="the state after step 0, which recorded none"):
-        list(pipeline.run_steps(Forgetful(session), SOURCE))
+        list(loop.train_steps(Forgetful(session), SOURCE))
 
 
 def test_several_agents_are_refused_under_another_algorithm(tmp_path: Path) -> None:
     session = session_for(tmp_path / "store", "base", **RAE | {"algorithm": {"type": "grpo"}})
     with record_run(session), pytest.raises(ValueError, match="'first' and 'second', and 'grpo' keeps no agents apart"):
-        next(pipeline.run_steps(Rehearsal(session), SOURCE))
+        next(loop.train_steps(Rehearsal(session), SOURCE))
 
 
 def test_rollouts_of_one_agent_are_not_credited_again_under_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

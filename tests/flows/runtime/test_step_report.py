@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from configs.run import View
-from flows.runtime import pipeline
+from flows.runtime import loop
 from flows.runtime import step_report as outcome
 from flows.runtime.session import record_run
 from flows.runtime.step_report import describe, finish_step, low_signal
@@ -100,7 +100,7 @@ def walked(root: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Any = None) ->
     steps = []
     with record_run(session):
         do = rehearsal.Rehearsal(session)
-        for finished in pipeline.run_steps(do, rehearsal.SOURCE):
+        for finished in loop.train_steps(do, rehearsal.SOURCE):
             described = describe(session.context, finished.step, finished.refs)
             rl = pc.sum(session.context.table("batches", [finished.batch.packing])["rl_tokens"].slice(0, 1)).as_py()
             steps.append({**described["metrics"], "expected": rl})

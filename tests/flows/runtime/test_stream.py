@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,10 +17,9 @@ from flows.exchange.export_rows import RolloutChoice, chosen_rollouts
 from flows.orchestration.states import GateRefused, RunCancelled
 from flows.queries.compare import compare
 from flows.queries.store_reader import StoreReader
-from flows.runtime import loops, pipeline
-from flows.runtime.loops import begin_in_thread
+from flows.runtime import loop
 from flows.runtime.session import record_run
-from flows.runtime.step_report import check_account, finish_step
+from flows.runtime.step_report import finish_step
 from storage.schemas.stage_tables import ASSIGNMENTS, ENGINE_METRICS, EXAMPLES
 from storage.store import Store, open_store
 from tasks.inference.sampling.rollouts import SamplingPlan
@@ -105,9 +103,8 @@ def run(
     session.services = replace(session.services, **services)
     asked = Event()
     patch.setattr(session, "_cancellation", SimpleNamespace(asked_for=lambda run: asked.is_set()))
-    with ThreadPoolExecutor(1) as threads, record_run(session):
-        check = lambda batch: check_account(session, batch)  # noqa: E731
-        for finished in pipeline.run_steps(Streaming(session), SOURCE, check=check, begin=begin_in_thread(threads)):
+    with record_run(session):
+        for finished in loop.train_steps(Streaming(session), SOURCE, prefetch=True):
             finish_step(session, finished)
             if finished.step + 1 == cancel_after < STEPS:
                 asked.set()
@@ -329,7 +326,7 @@ def test_every_policy_is_evaluated_beside_a_stream_as_without_one(
 ) -> None:
     sampling = Sampling(batch=2)
     monkeypatch.setattr(rollout, "BatchSampler", sampling.sampler)
-    monkeypatch.setattr(loops, "Executor", Streaming)
+    monkeypatch.setattr(loop, "Executor", Streaming)
     rows = fixed.examples().to_pylist()
     held_out = [row | {"example_id": f"held out {row['example_id']}", "split": "eval"} for row in rows[:4]]
     listed = pa.Table.from_pylist(rows + held_out, EXAMPLES.arrow)
@@ -342,7 +339,7 @@ def test_every_policy_is_evaluated_beside_a_stream_as_without_one(
         services: Any = {"engine": sampling, "environments": sampling}
         session.services = replace(session.services, **services)
         with record_run(session):
-            outcomes.append(loops.loop_train(session))
+            outcomes.append(loop.loop_train(session))
         store = session.context.store
         tried.append({entry.key for entry in store.ledger.entries(run="base", stage="evaluation_assignment")})
     assert [[each["version"] for each in outcome["evaluations"]] for outcome in outcomes] == [[*range(STEPS + 1)]] * 2

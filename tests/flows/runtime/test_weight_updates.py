@@ -3,7 +3,6 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -14,10 +13,9 @@ import pytest
 
 from configs.run import View
 from flows.queries.row_lineage import find_rows, traverse
-from flows.runtime import pipeline
-from flows.runtime.loops import begin_in_thread
+from flows.runtime import loop
 from flows.runtime.session import record_run
-from flows.runtime.step_report import check_account, finish_step
+from flows.runtime.step_report import finish_step
 from storage.read.frames import Frames
 from storage.store import Store, open_store
 from tasks.inference.engine.client import ServedModel
@@ -172,9 +170,8 @@ def run(
     session = session_for(root, "base", steps=STEPS, rollout=settings, assignment=assigned)
     services: Any = {"engine": sampling, "environments": sampling}
     session.services = replace(session.services, **services)
-    with ThreadPoolExecutor(1) as threads, record_run(session):
-        check = lambda batch: check_account(session, batch)  # noqa: E731
-        for finished in pipeline.run_steps(Streaming(session), SOURCE, check=check, begin=begin_in_thread(threads)):
+    with record_run(session):
+        for finished in loop.train_steps(Streaming(session), SOURCE, prefetch=True):
             finish_step(session, finished)
     return session.context.store
 

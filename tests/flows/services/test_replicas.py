@@ -76,7 +76,7 @@ def served_keys(engine: InferenceService) -> set[str | None]:
 
 def test_a_policy_that_is_expected_is_there_before_anybody_asks_for_it(engine: InferenceService) -> None:
     with engine.pinned(POLICY):
-        engine.expect(NEXT)
+        engine.preload(NEXT)
         until(lambda: engine._policy_lock._waiting == [NEXT.key], lambda: "nobody waits for the next policy")
         assert served_keys(engine) == {POLICY.key}, "who samples has the engine to the end"
     until(lambda: served_keys(engine) == {NEXT.key}, lambda: f"the engines serve {served_keys(engine)}")
@@ -123,8 +123,8 @@ def test_a_policy_that_cannot_be_brought_early_is_told_to_who_asks_for_it(
 ) -> None:
     absent = Policy("absent", 2)
     with caplog.at_level("INFO", "flows.services.engine"):
-        engine.expect(absent)
-        until(lambda: "policy absent was not brought early" in caplog.text, lambda: "nothing was tried")
+        engine.preload(absent)
+        until(lambda: "policy absent was not preloaded" in caplog.text, lambda: "nothing was tried")
     with pytest.raises(Exception, match="absent"):
         engine.serve(absent)
     assert engine.serve(POLICY).urls, "the engines go on"

@@ -116,7 +116,7 @@ class OneProcess(RunService):
     def begin(self) -> None:
         self._process("engine", self._spec)
 
-    def reach(self) -> None:
+    def check_available(self) -> None:
         raise NotImplementedError
 
     def _spec(self) -> ServiceSpec:

@@ -94,7 +94,7 @@ def test_it_sleeps_for_the_learner_and_wakes_for_rollouts(machine) -> None:
         assert client.is_sleeping() and client.state().policy_key == ""
         assert machine.learner.load_fresh(POLICY, machine.directory).probe([1, 2, 3])
     with machine.client() as client:
-        machine.engine.expect(POLICY)
+        machine.engine.preload(POLICY)
         time.sleep(0.5)  # long enough for a thread to wake it
         assert client.is_sleeping(), "it wakes when it is asked for a policy, and not before"
     assert machine.serves()

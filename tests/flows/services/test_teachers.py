@@ -71,7 +71,7 @@ def scored(served: ServedModel) -> list[float]:
 
 @pytest.mark.nightly
 def test_a_teacher_that_dies_is_started_again_with_the_same_weights(taught: Taught) -> None:
-    taught.teachers.reach()
+    taught.teachers.check_available()
     taught.teachers.begin()
     served = taught.teachers.serve(taught.teacher)
     assert served.salt == taught.teacher.version and served.api_key not in repr(served)
@@ -96,7 +96,7 @@ def test_a_teacher_of_somebody_else_is_known_by_what_it_says_it_serves(
     teacher = config.algorithm.teacher
     assert taught.teacher.path in teacher.version and "vllm" in teacher.version
     teachers = TeacherEngines(taught.supervisor, config)
-    teachers.reach()
+    teachers.check_available()
     found = teachers.serve(teacher)
     assert (found.url, found.model) == (served.url, "policy") and len(found.salt) == 32
     assert scored(found) == pytest.approx(scored(served), abs=1e-6)

@@ -14,7 +14,7 @@ from flows.queries.metrics import numbers, series, steps
 from flows.queries.store_reader import StoreReader
 from flows.reporting.tracked_names import step_figures
 from flows.reporting.tracking import TrackingWatcher
-from flows.runtime import pipeline
+from flows.runtime import loop
 from flows.runtime.session import record_run
 from flows.runtime.step_report import finish_step
 from storage.refs import Entry
@@ -41,7 +41,7 @@ def test_page_show_and_tracking_give_what_the_table_says(tmp_path: Path, monkeyp
     session, sink = session_for(tmp_path / "store", "a"), Written()
     session.watchers = (TrackingWatcher(sink, TensorboardTracking()),)
     with record_run(session):
-        for finished in pipeline.run_steps(Rehearsal(session), SOURCE):
+        for finished in loop.train_steps(Rehearsal(session), SOURCE):
             finish_step(session, finished)
     library = StoreReader.at(tmp_path / "store")
     shown = show.describe(library.store, "a", library.config("a"))["steps"]

@@ -199,7 +199,7 @@ def test_a_server_that_someone_else_runs_is_used_and_left_alone(
     address = pools.addresses["growing"]
     with Supervisor("another", tmp_path) as supervisor:
         servers = EnvironmentServers(supervisor, RunConfig(environments=(holding("theirs", address=address),)), "key")
-        servers.reach()
+        servers.check_available()
         assert servers.addresses() == {"theirs": (address,)}
     assert environments.answers(address, PATIENCE)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()], "no log and no report"
@@ -207,7 +207,7 @@ def test_a_server_that_someone_else_runs_is_used_and_left_alone(
     with Supervisor("another", tmp_path) as supervisor:
         gone = holding("theirs", address="tcp://127.0.0.1:9")
         with pytest.raises(ServiceFailed, match=r"'environment theirs' at tcp://127.0.0.1:9 is not ready after 0.2 s"):
-            EnvironmentServers(supervisor, RunConfig(environments=(gone,)), "key").reach()
+            EnvironmentServers(supervisor, RunConfig(environments=(gone,)), "key").check_available()
 
 
 @pytest.mark.nightly

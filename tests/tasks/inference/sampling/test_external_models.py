@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from configs.run import RunConfig
-from flows.runtime import loops as evaluating
+from flows.runtime import loop as evaluating
 from flows.runtime.executor import Executor
-from flows.runtime.loops import loop_evaluate, plan_work
+from flows.runtime.loop import loop_evaluate
+from flows.runtime.plan import plan_work
 from flows.runtime.prepare import Source
 from flows.runtime.session import Session, needs
 from flows.services.base import Supervisor

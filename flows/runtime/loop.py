@@ -1,13 +1,15 @@
-"""Goes through a whole run, training, supervised training or evaluation: executes it, or plans its work.
+"""loop_train, loop_sft, loop_evaluate: a whole run of an open session, from its first policy to its outcome.
 
-Without Prefect, which a run whose work is all done does not need.
+`train_steps` is the one loop of all training, whatever the lag between sampling and training, and of dry runs. It owns
+the threads that build batches ahead and the queue of rollouts. It runs in the thread of the flow; without Prefect where
+every result is cached.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import closing
 from contextvars import copy_context
-from threading import Event
+from functools import partial
 from typing import Any
 
 from configs.algorithms import GrpoConfig
@@ -15,17 +17,60 @@ from configs.evaluation import EvaluationConfig
 from configs.run import RunConfig
 from configs.sections import ModelConfig
 from configs.services import EngineConfig
-from flows.orchestration.states import EmptyBatch, GateRefused
 from flows.queries.scores import EvaluationScores, comparisons, score_rollouts
 from flows.runtime import pipeline
 from flows.runtime.executor import Executor
-from flows.runtime.pipeline import Ahead, Begin, Build, Building
+from flows.runtime.pending_batch import PendingBatch
 from flows.runtime.prepare import Source
+from flows.runtime.records import FinishedStep
+from flows.runtime.rollouts import StepRollouts
 from flows.runtime.session import Session
-from flows.runtime.step_report import Outcome, check_account, finish_step
+from flows.runtime.step_report import Outcome, finish_step
 from flows.runtime.weights import WeightRetention
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.stage import Policy, Ref
+from tasks.runtime.stage import Policy
+
+
+def train_steps(execute: Executor, source: Source, prefetch: bool = False) -> Generator[FinishedStep]:
+    """Run all steps of the executor's config and yield each finished one.
+
+    As soon as policy v exists it samples the batches up to step v + lag, the lag being `rollout.max_off_policy_steps`.
+    With lag 0 the stages run in turn. With 1 the batch of step k + 1 is sampled with the policy that step k trains,
+    while it trains. With more, steps share a queue: each takes the groups that end first, all of them sampled at most
+    lag policies before, and `rollout.stale` says whether a step waits for groups that are due.
+
+    With `prefetch` threads build the batches ahead; plans and dry runs build each when its step needs it. A gate stops
+    the training, while sampling continues to the lag. Raises EmptyBatch where a step has nothing to train on.
+    """
+    config, lag = execute.config, execute.config.rollout.max_off_policy_steps
+    examples, policy = pipeline.import_sources(execute, source)
+    pending: list[PendingBatch] = []
+
+    def look_ahead(step: int) -> None:
+        steps = range(len(pending), min(step + lag + 1, config.steps))
+        rollouts.add(steps, policy)
+        for later in steps:
+            build = partial(pipeline.build_batch, rollouts, later, policy, pending[-1] if pending else None)
+            pending.append(PendingBatch(build, pool))
+
+    # Two threads: a batch is packed while the next one is sampled.
+    with _threads("ahead", 2) as threads, closing(StepRollouts(execute, examples)) as rollouts:
+        pool = threads if prefetch and lag else None
+        try:
+            look_ahead(0)
+            for step in range(config.steps):
+                with rollouts.learner_waits():
+                    batch = pending[step].result()
+                finished = pipeline.train_step(execute, step, batch, policy)
+                policy = finished.policy
+                look_ahead(step + 1)
+                if lag == 1 and step + 1 < config.steps:
+                    # Before the step is yielded: its consumer may ask the engine for another policy.
+                    pending[step + 1].wait_for_engine()
+                yield finished
+        except BaseException:
+            execute.abort()  # threads that sample end with the services; only then are they waited for
+            raise
 
 
 def loop_train(session: Session) -> dict[str, Any]:
@@ -35,30 +80,26 @@ def loop_train(session: Session) -> dict[str, Any]:
     execute = Executor(session)
     with (
         session.context.queue_commits(),
-        _threads("ahead", 2) as threads,  # a batch is packed while the next one is sampled
-        _threads("intake") as intakes,  # one: a step takes its groups from the stream when all before it have theirs
-        _threads("evaluation") as beside,
-        ExitStack() as unfinished,
+        _threads("evaluation", 1) as threads,
+        closing(train_steps(execute, session.source, prefetch=True)) as steps,
     ):
-        # When this fails, threads that still sample end with their services; only then are they waited for.
-        unfinished.callback(session.close)
-        unfinished.callback(beside.shutdown, wait=False, cancel_futures=True)
-        evaluations = Evaluations(session, beside)
-        if config.evaluation.evaluates_training:
-            # Before any step is paid for.
-            evaluations.choose()
-            evaluations.begin(pipeline.first_policy(execute, session.source))
-        ways = in_thread(threads), check_of(session), begin_in_thread(intakes), session.engine.expect
-        steps = pipeline.run_steps(execute, session.source, *ways)
-        retention = WeightRetention(session.context)
-        for finished in steps:
-            outcome.steps.append(finish_step(session, finished))
-            outcome.policy = finished.policy
-            evaluations.begin(finished.policy)
-            retention.note(finished.policy, evaluations.waiting_keys)
-        evaluations.finish()
-        # All went well: the session ends its services itself, when its block ends.
-        unfinished.pop_all()
+        try:
+            evaluations = Evaluations(session, threads)
+            if config.evaluation.evaluates_training:
+                # Before any step is paid for.
+                evaluations.choose()
+                evaluations.begin(pipeline.first_policy(execute, session.source))
+            retention = WeightRetention(session.context)
+            for finished in steps:
+                outcome.steps.append(finish_step(session, finished))
+                outcome.policy = finished.policy
+                evaluations.begin(finished.policy)
+                retention.note(finished.policy, evaluations.waiting_keys)
+            evaluations.finish()
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            session.close()  # an evaluation under way ends with its services
+            raise
     outcome.evaluations, outcome.comparisons = evaluations.described, evaluations.comparisons()
     # Last, as it compares the first policy with the last one.
     session.notify("comparison", rows=outcome.comparisons)
@@ -70,7 +111,7 @@ def loop_sft(session: Session) -> dict[str, Any]:
     outcome = Outcome(session.context.run, session.config.steps)
     execute, retention = Executor(session), WeightRetention(session.context)
     with session.context.queue_commits():
-        for finished in pipeline.run_steps(execute, session.source, check=check_of(session)):
+        for finished in train_steps(execute, session.source):
             outcome.steps.append(finish_step(session, finished))
             outcome.policy = finished.policy
             retention.note(finished.policy)
@@ -87,37 +128,8 @@ def loop_evaluate(session: Session) -> dict[str, Any]:
     return {"policy_key": policy.key if policy else "", **found[0], "sets": found, **counts}
 
 
-def _threads(name: str, number: int = 1) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=number, thread_name_prefix=name)
-
-
-def check_of(session: Session) -> pipeline.Check:
-    """Return the check of a step's accounts before training; what the ledger has was checked when it was made."""
-    return lambda batch: check_account(session, batch) if any(ref.computed for ref in batch.refs) else None
-
-
-def in_thread(threads: ThreadPoolExecutor) -> Ahead:
-    """Return a way to build a batch ahead in a thread that knows the current flow run."""
-
-    def ahead(build: Build) -> Building:
-        left_engine = Event()
-        # The current flow run is a context variable, and threads begin with empty contexts.
-        batch = threads.submit(copy_context().run, build, left_engine.set)
-        batch.add_done_callback(lambda _: left_engine.set())
-
-        def wait_for_engine() -> None:
-            left_engine.wait()
-            if batch.done():
-                batch.result()
-
-        return Building(wait_for_engine, batch.result)
-
-    return ahead
-
-
-def begin_in_thread(threads: ThreadPoolExecutor) -> Begin:
-    """Return a way to begin work in a thread that knows the current flow run."""
-    return lambda work: threads.submit(copy_context().run, work).result
+def _threads(name: str, count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=count, thread_name_prefix=name)
 
 
 def evaluation_contexts(context: RunContext) -> dict[str, RunContext]:
@@ -228,54 +240,3 @@ class Evaluations:
         # In the order in which policies were made: results are shown and compared in it.
         while self._waiting and ready(self._waiting[0][1]):
             self._found += self._waiting.pop(0)[1].result()
-
-
-Planner = Callable[[RunContext, Source, Policy | None], list[Ref]]
-"""Returns every result that a run consists of, as `plan_work` does."""
-
-
-def plan_work(
-    context: RunContext,
-    source: Source,
-    policy: Policy | None = None,
-    executor: Callable[..., Executor] = Executor,
-) -> list[Ref]:
-    """Return every result that the run of `context` consists of, once, found or still to be computed.
-
-    `policy` is the one to evaluate where one of the store was named. Of a run that ended because nothing was left to
-    train on, or a rule refused it, those are the results up to there. `executor` makes the dry run of a context.
-    """
-    execute = executor(context=context)
-    sets = [executor(context=each) for each in evaluation_contexts(context).values()]
-    # A recorded run may have ended there; what it made up to that is the plan.
-    with suppress(EmptyBatch, GateRefused):
-        _run_all(context.config, source, execute, sets, policy)
-    return unique_results(execute, *sets)
-
-
-def unique_results(*executors: Executor) -> list[Ref]:
-    """Return the results that executors were asked for, each once."""
-    # Two evaluations list the same examples: one result with one key.
-    return list({ref.key: ref for each in executors for _, ref in each.results}.values())
-
-
-def _run_all(
-    config: RunConfig, source: Source, execute: Executor, sets: Sequence[Executor], policy: Policy | None
-) -> None:
-    retries = config.evaluation.retry_errors
-    if config.kind == "evaluate":
-        tried = None if config.external else policy or pipeline.first_policy(execute, source)
-        for each in sets:
-            pipeline.evaluate(each, tried, retries)
-        return
-    due = [each for each in sets if config.kind == "train" and each.config.evaluation.every]
-    if due:
-        _evaluate_due(due, pipeline.first_policy(execute, source), retries)
-    for finished in pipeline.run_steps(execute, source):
-        _evaluate_due(due, finished.policy, retries)
-
-
-def _evaluate_due(sets: Sequence[Executor], policy: Policy, retries: int) -> None:
-    for each in sets:
-        if each.config.evaluation.due(policy.version):
-            pipeline.evaluate(each, policy, retries)
