@@ -10,19 +10,20 @@ import os
 import tempfile
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 from uuid import UUID
 
 from configs.run import RunConfig
 from flows.services.logs import LogKeeper, NewLines
 from flows.services.news import LogLines, ServiceNews
 from flows.services.ownership import sweep
+from flows.services.pools import STAND_IN_NEEDS, stand_in
 from flows.services.process import LOOK_SECONDS, Handle, ServiceFailed, ServiceSpec
 from storage.policies.scratch import ScratchDirectories
 from storage.roots import user_directory
@@ -205,16 +206,46 @@ class RunService(ABC):
             return self._handles[name]
 
     def _describe(
-        self, name: str, command: Callable[[Path], Command], ready: Callable[[dict[str, Any]], bool], **others: Any
+        self,
+        name: str,
+        command: Callable[[Path], Command],
+        ready: Callable[[dict[str, Any]], bool],
+        limits: "Limits | None" = None,
+        request: tuple[RunConfig, str, str, str] | None = None,
+        external: str = "",
+        needs: Collection[str] = (),
+        **others: Any,
     ) -> ServiceSpec:
         """Describe a process that is named by its kind and which one it is.
 
-        `command` makes the command line and its variables for the report, `others` are further fields of ServiceSpec.
+        `command` makes the command line and its variables for the report, unless the process is `external` or a pool's:
+        then `request` says by config, service, member and source what its stand-in asks for. `others` are further
+        fields of ServiceSpec.
         """
         report = self.supervisor.reports / f"{name.replace(' ', '-', 1)}.json"
-        argv, variables = command(report)
+        started: Command = ([], {})
+        if request and not external and self._elsewhere(request[0]):
+            started, needs = (stand_in(*request, report), {}), STAND_IN_NEEDS
+        elif not external:
+            started = command(report)
+        if limits:
+            # A process that hangs is first to be noticed.
+            startup = limits.startup_seconds + (0.0 if external else limits.hang_seconds)
+            bounds = {"hang_seconds": limits.hang_seconds, "max_restarts": limits.max_restarts}
+            others = {"startup_seconds": startup, **bounds, **others}
         log = self.supervisor.directory / report.with_suffix(".log").name
-        return ServiceSpec(name, argv, variables, report, log, ready, **others)
+        return ServiceSpec(name, *started, report, log, ready, external=external, needs=needs, **others)
+
+
+class Limits(Protocol):
+    """The bounds in a service's section of the config."""
+
+    @property
+    def startup_seconds(self) -> float: ...
+    @property
+    def hang_seconds(self) -> float: ...
+    @property
+    def max_restarts(self) -> int: ...
 
 
 def ready_reports(handles: Sequence[Handle]) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from flows.services.base import Command, PolicyLock, RunService, Supervisor, ready_reports
 from flows.services.learner import recorded_policy
 from flows.services.memory import MemoryPlan, engine_sleeps, plan_here
-from flows.services.pools import STAND_IN_NEEDS, service_key, stand_in
+from flows.services.pools import service_key
 from flows.services.process import Handle, ServiceFailed, ServiceSpec
 from tasks.inference.engine.checks import check_serving, check_weights, probe_tokens
 from tasks.inference.engine.client import MODEL, Engine, EngineLost, ServedModel
@@ -230,8 +230,6 @@ class InferenceService(RunService):
         metrics = config.rollout.adaptive_in_flight or config.streams or engine.metrics
 
         def command(report: Path) -> Command:
-            if self._elsewhere(config):
-                return stand_in(config, "engine", str(number + 1), str(source), report), {}
             memory = self._plan.settings if self._plan else None
             argv, variables = engine_command(engine, config.model, source, report, lora, metrics=metrics, memory=memory)
             return argv, {**variables, engine.api_key_variable: self.key}
@@ -239,14 +237,12 @@ class InferenceService(RunService):
         return self._describe(
             _name(number),
             command,
-            ready=lambda report: is_healthy(report["url"], self.key),
+            lambda report: is_healthy(report["url"], self.key),
+            engine,
+            (config, "engine", str(number + 1), str(source)),
+            engine.url,
+            NEEDS,
             hangs=lambda report: hangs(report, self.key, engine.hang_seconds),
-            hang_seconds=engine.hang_seconds,
-            # An engine that hangs is first to be found out.
-            startup_seconds=engine.startup_seconds + (0.0 if engine.url else engine.hang_seconds),
-            max_restarts=engine.max_restarts,
-            external=engine.url,
-            needs=STAND_IN_NEEDS if self._elsewhere(config) else NEEDS,
         )
 
 

@@ -16,7 +16,7 @@ from configs.environments import EnvironmentConfig
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.services.base import Command, PolicyLock, RunService, Supervisor, ready_reports
-from flows.services.pools import STAND_IN_NEEDS, shared_key, stand_in
+from flows.services.pools import shared_key
 from flows.services.process import Handle, ServiceSpec
 from storage.keys import content_key
 from tasks.arrays.columns import texts
@@ -115,15 +115,10 @@ class EnvironmentServers(RunService):
     def _spec(self, environment: EnvironmentConfig, number: int = 0) -> ServiceSpec:
         name = environment.server_names[number]
         address = environment.addresses[number] if environment.addresses else ""
-        elsewhere = self._elsewhere(self._config)
         on_pools = self._config.placement.services == "pools" and not address
         key = shared_key(self._config, "environment") if on_pools else ""
 
         def command(report: Path) -> Command:
-            if address:
-                return [], {}
-            if elsewhere:
-                return stand_in(self._config, "environment", name, "", report), {}
             argv, variables = environment_service.command(environment, report)
             return argv, {**variables, **self._engine_key, **({sealed.KEY_VARIABLE: key} if key else {})}
 
@@ -135,15 +130,13 @@ class EnvironmentServers(RunService):
         return self._describe(
             f"environment {name}",
             command,
-            ready=answers,
-            hangs=lambda found: environment_service.hangs(found["address"], environment.hang_seconds),
-            hang_seconds=environment.hang_seconds,
-            max_restarts=environment.max_restarts,
-            # A server that hangs is first to be found out.
-            startup_seconds=environment.startup_seconds + environment.hang_seconds,
+            answers,
+            environment,
+            (self._config, "environment", name, ""),
+            address,
+            (*needed_by(environment), *self._external_key),
+            hangs=lambda report: environment_service.hangs(report["address"], environment.hang_seconds),
             grace_seconds=GRACE_SECONDS,
-            external=address,
-            needs=STAND_IN_NEEDS if elsewhere else (*needed_by(environment), *self._external_key),
         )
 
 

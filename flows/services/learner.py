@@ -149,22 +149,15 @@ class LearnerProcess(RunService):
 
     def _spec(self) -> ServiceSpec:
         run = self._context.config
-        config, elsewhere = run.learner, self._elsewhere(run)
-
-        def command(report: Path) -> Command:
-            if elsewhere:
-                return stand_in(run, "learner", "1", "", report), {}
-            return learner_service.command(config, str(report))
-
         return self._describe(
             "learner",
-            command,
-            ready=self._ready,
-            hangs=lambda report: pulse.hangs(report["pulse"], config.hang_seconds, self._key),
-            hang_seconds=config.hang_seconds,
-            startup_seconds=config.startup_seconds,
-            max_restarts=config.max_restarts,
-            needs=STAND_IN_NEEDS if elsewhere else NEEDS,
+            lambda report: learner_service.command(run.learner, str(report)),
+            self._ready,
+            run.learner,
+            (run, "learner", "1", ""),
+            needs=NEEDS,
+            hangs=lambda report: pulse.hangs(report["pulse"], run.learner.hang_seconds, self._key),
+            startup_seconds=run.learner.startup_seconds,
         )
 
     def _ready(self, report: dict[str, Any]) -> bool:

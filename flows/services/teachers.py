@@ -103,14 +103,12 @@ class TeacherEngines(RunService):
 
         return self._describe(
             f"teacher {teacher.version[:NAMED] if teacher.path else len(self._handles)}",
-            lambda report: ([], {}) if teacher.url else self._command(teacher, report),
+            lambda report: self._command(teacher, report),
             ready,
-            hangs=lambda report: hangs(report, self._key, teacher.hang_seconds),
-            hang_seconds=teacher.hang_seconds,
-            startup_seconds=teacher.startup_seconds + teacher.hang_seconds,
-            max_restarts=teacher.max_restarts,
+            teacher,
             external=teacher.url,
             needs=NEEDS,
+            hangs=lambda report: hangs(report, self._key, teacher.hang_seconds),
         )
 
     def _command(self, teacher: TeacherConfig, report: Path) -> Command:
