@@ -132,7 +132,7 @@ def parse(text: str) -> Any:
 def read(file: Path | str) -> tuple[dict[str, Any], str]:
     """Return the tables of a TOML file, or of a preset by its bare name, and what to call it in messages.
 
-    A preset's table `demo` is left out: it is no section of a config (`demo_table`). Raises ConfigError where there is
+    A preset's table `demo` is left out: it is no section of a config. Raises ConfigError where there is
     no such file or preset, or where it is not TOML.
     """
     path = find(file)
@@ -164,12 +164,6 @@ def presets(kind: str = "") -> list[str]:
     """Return the names of the presets; with `kind`, of those for runs of that kind."""
     every = sorted(PRESETS.glob("*.toml"))
     return [path.stem for path in every if not kind or tomllib.loads(path.read_text("utf-8"))["kind"] == kind]
-
-
-def demo_table(preset: str) -> dict[str, Any] | None:
-    """Return how `stagecoach demo` makes the model of a preset; None where the preset has no demo."""
-    table: dict[str, Any] | None = tomllib.loads((PRESETS / f"{preset}.toml").read_text("utf-8")).get("demo")
-    return table
 
 
 def json_problems(value: Any, location: Location = ()) -> list[str]:

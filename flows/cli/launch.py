@@ -10,15 +10,24 @@ from configs.store import default_store
 from flows.orchestration import server as prefect_api
 from flows.orchestration.server import one_line
 from flows.orchestration.states import ends_kept
-from flows.replays.loop import plan_run, run_loop, trains_again
+from flows.replays.loop import loop_replay, plan_run, trains_again
 from flows.replays.request import ReplayRequest
 from flows.reporting.panel import Panel, PanelWatcher
 from flows.runtime.demo_sources import SEED, WarmUp, warmed_weights
+from flows.runtime.loop import loop_evaluate, loop_sft, loop_train
 from flows.runtime.prepare import nothing_started, prepare
 from flows.runtime.run import open_run
 from flows.runtime.session import Session, Watcher, record_run
 from flows.runtime.versions import config_versions
 from storage.store import open_store
+
+LOOPS: Mapping[str, Callable[[Session], dict[str, Any]]] = {
+    "train": loop_train,
+    "sft": loop_sft,
+    "evaluate": loop_evaluate,
+    "replay": loop_replay,
+}
+"""The loop of each kind of run over an open session."""
 
 
 def run_to_resume(name: str, overrides: Sequence[str] = (), store: str = "") -> RunConfig | ReplayRequest:
@@ -59,7 +68,7 @@ def run(config: RunConfig, watchers: tuple[Watcher, ...] = ()) -> dict[str, Any]
         if session.missing:
             return _call_flow(session)
         with record_run(session):
-            return run_loop(session)
+            return LOOPS[config.kind](session)
 
 
 def _call_flow(session: Session) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from flows.replays.steps import Replayed, chosen_steps, quarantined_in, replay_s
 from flows.reporting.artifacts import artifact_key, escape
 from flows.reporting.formats import markdown_table, visible
 from flows.runtime.executor import Executor
-from flows.runtime.loop import loop_evaluate, loop_sft, loop_train
 from flows.runtime.plan import plan_work, unique_results
 from flows.runtime.prepare import Source
 from flows.runtime.session import Session
@@ -51,12 +50,6 @@ def loop_replay(session: Session) -> dict[str, Any]:
             outcome.steps.append(finish_replayed(session, done, apart))
             outcome.policy = done.policy or outcome.policy
     return outcome.as_values(session)
-
-
-def run_loop(session: Session) -> dict[str, Any]:
-    """Go through the run of an open session, of whatever kind; return its outcome as plain values."""
-    loops = {"train": loop_train, "sft": loop_sft, "evaluate": loop_evaluate, "replay": loop_replay}
-    return loops[session.config.kind](session)
 
 
 def plan_run(context: RunContext, source: Source, policy: Policy | None = None) -> list[Ref]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from configs.errors import ConfigError
 from configs.replay import ORDER, ReplayConfig, StageName, needs_weights, replayed_stages
@@ -217,14 +218,12 @@ class _Step:
 
     def _refill(self) -> None:
         """Sample again, with groups in place of those that teach nothing: as many as turn out to be missing now."""
-        sampler, step, rollouts = self.sampler, self.past.step, StepRollouts(self.execute, self.work["examples"])
-        assert sampler is not None, "a replay that samples has weights to sample with; prepare_replay saw to it"
-
-        def sample(assigned: Ref) -> Ref:
-            return rollouts.sample(step, assigned, sampler, lambda: None)
-
-        groups = pipeline.sample_groups(rollouts, step, self.earlier, sample, self._filter_and_credit)
-        assigned, sampled, credited = groups
+        assert self.sampler is not None, "a replay that samples has weights to sample with; prepare_replay saw to it"
+        rollouts = StepRollouts(self.execute, self.work["examples"])
+        sample = partial(rollouts.sample, self.past.step, policy=self.sampler)
+        assigned, sampled, credited = pipeline.sample_groups(
+            rollouts, self.past.step, self.earlier, sample, self._filter_and_credit
+        )
         self.work |= _numbered_refs("assignment", assigned) | _numbered_refs("rollout", sampled)
         self.work["filtering"], self.work["advantage"] = credited
 

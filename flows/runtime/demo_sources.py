@@ -7,12 +7,13 @@ demonstrations: `python -m PACKAGE.demonstrations FILE --words FILE`, with the t
 import json
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from configs.layers import demo_table, presets
+from configs.layers import PRESETS, presets
 from configs.load import load
 from configs.run import RunConfig
 from flows.runtime.versions import config_versions
@@ -53,12 +54,17 @@ class Recipe:
 
 def demo_presets() -> list[str]:
     """Return the names of the presets that have a demo, `demo` first."""
-    return sorted(filter(demo_table, presets()), key=lambda preset: (preset != FIRST, preset))
+    return sorted(filter(_table, presets()), key=lambda preset: (preset != FIRST, preset))
 
 
 def demo_recipe(preset: str = FIRST) -> Recipe:
     """Return the recipe of a preset that has a demo."""
-    return Recipe(**demo_table(preset) or {})
+    return Recipe(**_table(preset))
+
+
+def _table(preset: str) -> dict[str, Any]:
+    table: dict[str, Any] = tomllib.loads((PRESETS / f"{preset}.toml").read_text("utf-8")).get("demo", {})
+    return table
 
 
 class SourceFailed(ValueError):
