@@ -218,7 +218,6 @@ class _Step:
 
     def _refill(self) -> None:
         """Sample again, with groups in place of those that teach nothing: as many as turn out to be missing now."""
-        assert self.sampler is not None, "a replay that samples has weights to sample with; prepare_replay saw to it"
         rollouts = StepRollouts(self.execute, self.work["examples"])
         sample = partial(rollouts.sample, self.past.step, policy=self.sampler)
         assigned, sampled, credited = pipeline.sample_groups(

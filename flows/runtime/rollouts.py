@@ -81,7 +81,9 @@ class StepRollouts:
         self.queue.feed([further])
         return further
 
-    def sample(self, step: int, assigned: Ref, policy: Policy, when_sampled: Callable[[], None] = lambda: None) -> Ref:
+    def sample(
+        self, step: int, assigned: Ref, policy: Policy | None, when_sampled: Callable[[], None] = lambda: None
+    ) -> Ref:
         """Return rollouts of an assignment, or as many groups of the queue; `policy` is the oldest that may sample.
 
         `when_sampled` is called once the engine is free for the next batch.
