@@ -19,7 +19,7 @@ from flows.runtime.executor import Executor
 from flows.runtime.loop import evaluation_configs
 from flows.runtime.preflight import require_fit, require_gate
 from flows.runtime.prepare import Source, assignments
-from flows.runtime.rollouts import RunRollouts
+from flows.runtime.rollouts import RolloutSource
 from flows.runtime.versions import config_versions, doubtful_settings
 from flows.runtime.weights import file_bytes, most_bytes, num_parameters
 from flows.services.memory import Gpu, memory_plan, parse_gpu, plan_here, require_memory
@@ -171,7 +171,7 @@ def planned_stages(config: RunConfig, source: Source) -> list[tuple[StageTask, R
     else:
         execute = Executor(config=config)
         examples, policy = pipeline.import_sources(execute, source)
-        rollouts = RunRollouts(execute, examples)
+        rollouts = RolloutSource(execute, examples)
         rollouts.add([0], policy)
         batch = pipeline.build_batch(rollouts, 0, policy)
         trained, _ = pipeline.train(execute, 0, batch, policy)

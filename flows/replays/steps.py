@@ -13,7 +13,7 @@ from flows.runtime import pipeline
 from flows.runtime.executor import Executor
 from flows.runtime.prepare import Source
 from flows.runtime.records import StepBatch
-from flows.runtime.rollouts import RunRollouts, assign, sampling_policy
+from flows.runtime.rollouts import RolloutSource, assign, sampling_policy
 from storage.keys import content_key
 from storage.store import Store
 from tasks.assignment import examples
@@ -218,7 +218,7 @@ class _Step:
 
     def _refill(self) -> None:
         """Sample again, with groups in place of those that teach nothing: as many as turn out to be missing now."""
-        rollouts = RunRollouts(self.execute, self.work["examples"])
+        rollouts = RolloutSource(self.execute, self.work["examples"])
         sample = partial(rollouts.sample, self.past.step, policy=self.sampler)
         assigned, sampled, credited = pipeline.sample_groups(
             rollouts, self.past.step, self.earlier, sample, self._filter_and_credit

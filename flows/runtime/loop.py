@@ -23,7 +23,7 @@ from flows.runtime.executor import Executor
 from flows.runtime.pending_batch import PendingBatch
 from flows.runtime.prepare import Source
 from flows.runtime.records import FinishedStep
-from flows.runtime.rollouts import RunRollouts
+from flows.runtime.rollouts import RolloutSource
 from flows.runtime.session import Session
 from flows.runtime.step_report import Outcome, finish_step
 from flows.runtime.weights import WeightRetention
@@ -54,7 +54,7 @@ def train_steps(execute: Executor, source: Source, prefetch: bool = False) -> Ge
             pending.append(PendingBatch(build, pool))
 
     # Two threads: a batch is packed while the next one is sampled.
-    with _threads("ahead", 2) as threads, closing(RunRollouts(execute, examples)) as rollouts:
+    with _threads("ahead", 2) as threads, closing(RolloutSource(execute, examples)) as rollouts:
         pool = threads if prefetch and lag else None
         try:
             look_ahead(0)

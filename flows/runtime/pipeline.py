@@ -18,7 +18,7 @@ from flows.runtime.executor import Executor
 from flows.runtime.pending_batch import PendingBatch
 from flows.runtime.prepare import Source
 from flows.runtime.records import FinishedStep, StepBatch
-from flows.runtime.rollouts import RunRollouts
+from flows.runtime.rollouts import RolloutSource
 from tasks.advantage import reference
 from tasks.advantage import stage as advantage
 from tasks.assignment import examples as example_list
@@ -57,7 +57,7 @@ def first_policy(execute: Executor, source: Source) -> Policy:
 
 
 def build_batch(
-    rollouts: RunRollouts,
+    rollouts: RolloutSource,
     step: int,
     policy: Policy,
     previous: PendingBatch | None = None,
@@ -127,7 +127,7 @@ def _samples_next(config: RunConfig, step: int) -> bool:
 
 
 def sample_groups(
-    rollouts: RunRollouts,
+    rollouts: RolloutSource,
     step: int,
     earlier: Sequence[Ref],
     sample: Callable[[Ref], Ref],

@@ -1,4 +1,4 @@
-"""RunRollouts: the assignments and rollouts of each step of a run, in the order of its steps.
+"""RolloutSource: the assignments and rollouts of each step of a run, in the order of its steps.
 
 Up to one step off-policy, a step's rollouts are those of its own assignments. With more steps of lag
 (`rollout.max_off_policy_steps`) all steps share a RolloutQueue, and a step takes the groups that end first. The queue's
@@ -35,7 +35,7 @@ FIRST_REPLACEMENT = 1000
 bounds the numbers of the others below it."""
 
 
-class RunRollouts:
+class RolloutSource:
     """Assigns examples to steps and returns the rollouts of each."""
 
     def __init__(self, execute: Executor, examples: Ref) -> None:
