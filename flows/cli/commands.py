@@ -223,7 +223,7 @@ COMMANDS = {
     ),
     "lora-smoke": Command(
         "Look",
-        "lora_smoke:lora_smoke",
+        "smoke:lora_smoke",
         (
             "Test whether this machine's engine serves adapters correctly.\n\n"
             "It runs three probes over random adapters: base and adapter in one batch, swaps, slowdown. It stores "
@@ -235,7 +235,7 @@ COMMANDS = {
     ),
     "gpu-smoke": Command(
         "Look",
-        "gpu_smoke:gpu_smoke",
+        "smoke:gpu_smoke",
         (
             "Test whether this machine's GPU trains and samples correctly.\n\n"
             "It prints what was measured beside what is expected. The exit status is 1 where something is wrong. "

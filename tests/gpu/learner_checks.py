@@ -1,6 +1,6 @@
-"""Checks the learner on this machine's device: `python -m tasks.learner.device_checks REQUEST`, a line of JSON each.
+"""Checks the learner on this machine's device: `python -m tests.gpu.learner_checks REQUEST`, a line of JSON each.
 
-REQUEST is JSON: `model` (a directory; a small model is made there where it is empty), `scratch`, `training`, `learner`
+REQUEST is JSON: `model` (a directory), `scratch`, `training`, `learner`
 and `tokens` of a row. With `num_rows` the one line is the norm of the gradient of so many rows, by all ranks that there
 are. What is right on one machine is known on the next one only after it was looked at there.
 """
@@ -25,7 +25,6 @@ from tasks.learner.model import PolicyModel, compiles, load_policy, run_row
 from tasks.learner.optimizer import apply_gradients, clip_gradients, new_optimizer
 from tasks.learner.rows import STREAMS, Row
 from tasks.learner.speed import StepTimer, training_cost
-from tasks.learner.tiny import tiny_qwen3
 from tasks.learner.trainer import Trainer
 from tasks.runtime.model_shape import model_shape
 
@@ -41,8 +40,6 @@ HALF = {"dtype": "bfloat16", "policy_dtype": "bfloat16"}
 def checks(request: dict[str, Any]) -> Iterator[Check]:
     """Yield what was measured: `name`, `measured`, `expected`, and `passed`, null where a figure is only noted."""
     model, world = Path(request["model"]), start_world()
-    if not model.exists():
-        tiny_qwen3(model, hidden=256, heads=4, layers=2, seed=3)
     settings = TrainingConfig(**request["training"] | HALF)
     trainer = Trainer(world)
     trainer.configure(settings.model_dump(mode="json"), request["learner"])  # which makes the device ready

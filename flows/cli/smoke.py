@@ -1,0 +1,73 @@
+"""The commands gpu-smoke and lora-smoke: the acceptance tests of tests/gpu, run over the user's model and settings."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+from configs.checks.run import require_files
+from configs.load import load
+from flows.cli.arguments import Count, Json, UsageError, option, split_items
+
+ROOT = Path(__file__).parents[2]
+TESTS = ROOT / "tests/gpu"
+
+
+def gpu_smoke(
+    *items: Annotated[str, option("model.path=DIR; see below", "[FILES] [OVERRIDES]")],
+    tokens: Annotated[Count, option("tokens of the row that is trained")] = 4096,
+    as_json: Json = False,
+) -> int:
+    """Print a line for each check of the GPU; return 1 if one is wrong, else 0. Raises UsageError without a checkout.
+
+    Without files the demo's settings apply, in the precision of the device.
+    """
+    files, overrides = split_items(items)
+    return _run_tests("test_machine", files, overrides if files else ["engine.dtype=auto", *overrides], tokens, as_json)
+
+
+def lora_smoke(
+    *items: Annotated[str, option("FILES and OVERRIDES, model.path=DIR among them; see below", "[FILES] [OVERRIDES]")],
+) -> int:
+    """Print a line for each check of adapters; return 1 if one is wrong, else 0.
+
+    Without files the demo's settings apply. Raises ConfigError without model.path, UsageError without a checkout.
+    """
+    files, overrides = split_items(items)
+    require_files(load(files or ["demo"], overrides))
+    return _run_tests("test_adapters", files, overrides)
+
+
+def _run_tests(
+    name: str, files: Sequence[str], overrides: Sequence[str], tokens: int = 0, as_json: bool = False
+) -> int:
+    """Run a file of tests and print its checks, which it writes into a pipe; pytest's own output is standard error."""
+    test = TESTS / f"{name}.py"
+    if not test.is_file() or find_spec("pytest") is None:
+        raise UsageError(
+            "this command runs tests of the project, which an installed package does not bring: clone the project, "
+            "`make install`, and call it there"
+        )
+    load(files or ["demo"], overrides)  # a mistake in the config is reported before anything starts
+    reader, writer = os.pipe()
+    request = {"files": files or ["demo"], "overrides": overrides, "tokens": tokens, "report": writer}
+    # Tests are offline by default; a model of the hub may have to be downloaded here.
+    variables = {"HF_HUB_OFFLINE": "0", **os.environ, "STAGECOACH_SMOKE": json.dumps(request)}
+    argv = [sys.executable, "-m", "pytest", "-q", "--timeout=0", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
+    with subprocess.Popen(
+        [*argv, "-c", str(ROOT / "pyproject.toml"), str(test)], env=variables, pass_fds=[writer], stdout=2
+    ) as process:
+        os.close(writer)
+        with open(reader, encoding="utf-8") as lines:
+            for line in lines:
+                print(line.rstrip() if as_json else _describe(json.loads(line)), flush=True)
+    return 1 if process.returncode else 0
+
+
+def _describe(check: dict[str, Any]) -> str:
+    verdict = {True: "OK", False: "WRONG", None: ""}[check["passed"]]
+    return f"{verdict:6} {check['name']:42} {check['measured']:30} {check['expected']}".rstrip()

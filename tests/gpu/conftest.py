@@ -1,0 +1,59 @@
+"""The settings of `stagecoach gpu-smoke` and `lora-smoke`, and the report of each check to the command.
+
+The command passes files, overrides, the tokens of a row and the descriptor of its pipe as JSON in STAGECOACH_SMOKE.
+Without it the tests use the demo's settings and report to nobody.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from configs.load import load
+from configs.run import RunConfig
+
+SETTINGS: dict[str, Any] = {"files": ["demo"], "overrides": [], "tokens": 4096, "report": None}
+SETTINGS |= json.loads(os.environ.get("STAGECOACH_SMOKE", "{}"))
+Check = Callable[[str, str, str, bool | None], None]
+
+
+@pytest.fixture(scope="session")
+def smoke() -> dict[str, Any]:
+    """Return the settings of the command: files, overrides, tokens."""
+    return SETTINGS
+
+
+@pytest.fixture(scope="session")
+def config() -> RunConfig:
+    """Return the config of the command's files and overrides."""
+    return load(SETTINGS["files"], SETTINGS["overrides"])
+
+
+@pytest.fixture
+def check() -> Iterator[Check]:
+    """Yield a function that reports a check; a wrong one fails the test when all of its checks are reported."""
+    wrong = []
+
+    def report(name: str, measured: str, expected: str, passed: bool | None) -> None:
+        _report({"name": name, "measured": measured, "expected": expected, "passed": passed})
+        if passed is False:
+            wrong.append(f"{name}: {measured}, expected {expected}")
+
+    yield report
+    assert not wrong, "; ".join(wrong)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Report a test that raised as a check that is wrong."""
+    if report.failed and report.when != "teardown":
+        message = report.longreprtext.splitlines()[-1]
+        crash = getattr(report.longrepr, "reprcrash", None)
+        measured = crash.message.splitlines()[0] if crash else message
+        _report({"name": report.location[2], "measured": measured, "expected": "no failure", "passed": False})
+
+
+def _report(line: dict[str, Any]) -> None:
+    if SETTINGS["report"] is not None:
+        os.write(SETTINGS["report"], f"{json.dumps(line)}\n".encode())
