@@ -74,13 +74,13 @@ def _print_maintenance(
     for expiry in expired:
         amount = f"{expiry.slices} slices, {expiry.files} files, {size(expiry.bytes)}"
         say(f"{expiry.table}: rows older than {expiry.hours} h {'would go' if dry_run else 'went'}: {amount}")
+    before, after = (sum(getattr(table, name) for table in report.tables) for name in ("bytes_before", "bytes_after"))
+    total = ("together", report.merged, report.deleted, size(before), size(after))
     rows = [
-        (table.table, table.merged, table.deleted, table.bytes_before, table.bytes_after) for table in report.tables
+        (table.table, table.merged, table.deleted, size(table.bytes_before), size(table.bytes_after))
+        for table in report.tables
     ]
-    before, after = (sum(row[column] for row in rows) for column in (3, 4))
-    rows.append(("together", report.merged, report.deleted, before, after))
-    cells = ((*row[:3], *map(size, row[3:])) for row in rows)
-    console().print(grid(("table", "files merged", "deleted", "before", "after"), cells))
+    console().print(grid(("table", "files merged", "deleted", "before", "after"), [*rows, total]))
     if report.merged and retention_hours:
         say(f"merged files stay beside the new ones for {retention_hours:g} h; later calls delete them")
     for path in report.only_copies:

@@ -19,7 +19,7 @@ from configs.errors import ConfigError
 from flows import cli
 from flows.cli import interrupts
 from flows.cli import run as commands
-from flows.cli.commands import COMMANDS, overview
+from flows.cli.commands import COMMANDS
 from flows.services.process import ServiceFailed
 from storage.store import open_store
 from tasks.inference.engine.client import EngineError
@@ -335,35 +335,25 @@ def test_the_handler_of_an_embedding_program_stays(monkeypatch: pytest.MonkeyPat
         signal.signal(signal.SIGINT, before)
 
 
-def test_help_names_every_command_in_its_group_with_the_first_line_of_its_own_help(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_help_lists_every_command_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     said = capsys.readouterr().out
-    assert said == overview() + "\n" and max(map(len, said.splitlines())) <= 80
+    assert max(map(len, said.splitlines())) <= 80
     assert re.findall(r"^(\w+):$", said, re.MULTILINE) == ["Run", "Look", "Compare", "Correct", "Keep", "Move"]
     listed = re.findall(r"^  ([\w-]+) +(.*)$", said, re.MULTILINE)
-    assert [name for name, _ in listed] == [*COMMANDS]
-    for name, summary in listed:
-        assert cli.main([name, "--help"]) == 0
-        assert f"\n{summary}\n" in capsys.readouterr().out
+    assert listed == [(name, command.help.splitlines()[0]) for name, command in COMMANDS.items()]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_every_command_has_examples_that_are_read(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([command, "--help"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    assert cli.main([command, "-h"]) == 0
+    page = capsys.readouterr().out
+    said = " ".join(page.split())
+    assert f"Usage: stagecoach {command}" in page and f"\n{COMMANDS[command].help.splitlines()[0]}\n" in page
     assert COMMANDS[command].examples
     for example in COMMANDS[command].examples:
         assert " ".join(f"stagecoach {command} {example}".split()) in said
         cli.parse([command, *shlex.split(example)])
-
-
-@pytest.mark.parametrize("flag", ["--help", "-h"])
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_every_command(command: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([command, flag]) == 0
-    assert f"Usage: stagecoach {command}" in capsys.readouterr().out
 
 
 def test_a_command_that_was_started_without_an_output_does_its_work(monkeypatch: pytest.MonkeyPatch) -> None:

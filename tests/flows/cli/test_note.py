@@ -15,7 +15,7 @@ from flows.queries.request import NotThere, PageRequest
 from flows.queries.rollout_search import search_run
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
-from flows.viewer.pages.runs import run_page, runs_page
+from flows.viewer.pages.runs import run_page
 from flows.viewer.pages.search import search_page
 from storage.errors import LayoutError, NoteUnknown, RunUnknown
 from storage.maintenance.run_copy import copy_work
@@ -34,18 +34,12 @@ def store(tmp_path: Path) -> Path:
 
 
 def first_trace(store: Path) -> str:
-    return str(StoreReader.at(store).frames("base").rows(
-        [each.traces for each in StoreReader.at(store).history("base").lineages], "traces"
-    ).select("trace_id").collect()["trace_id"][0])  # fmt: skip
-
-
-def written(capsys: pytest.CaptureFixture[str]) -> str:
-    return str(json.loads(capsys.readouterr().out)["written"][0])
+    return str(open_store(store).scan("traces").select("trace_id").first().collect().item())
 
 
 def test_a_note_on_a_run_is_listed_shown_and_taken_back(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     note("base", "length grew", tag=("odd", "look"), store=str(store), as_json=True)
-    name = written(capsys)
+    (name,) = json.loads(capsys.readouterr().out)["written"]
     show.show("base", store=str(store))
     assert f"note {name}" in (shown := capsys.readouterr().out) and "length grew #look #odd" in shown
     runs(store=str(store))
@@ -68,16 +62,6 @@ def test_a_note_on_a_rollout_is_on_its_page_and_is_found_by_a_condition(store: P
     status, html = answer(library, addresses.trace("base", trace))
     assert status == 200 and "empty tag &lt;script&gt;" in html and "\x1b" not in html and ">hack<" in html
     assert run_page(library, PageRequest("", {"run": "base"})).values["notes"] == [], "it is not on the run"
-
-
-def test_the_list_of_runs_is_searched_by_notes_and_tags(store: Path) -> None:
-    def found(words: str) -> list[str]:
-        asked = PageRequest("/", {}, {"q": words})
-        return [each["run"] for each in runs_page(StoreReader.at(store), asked).values["runs"]]
-
-    assert found("collapsed") == [] == found("odd")
-    note("base", "entropy collapsed", tag=("odd",), store=str(store))
-    assert found("collapsed") == ["base"] == found("odd")
 
 
 def test_a_plain_text_finds_notes_of_rollouts_and_of_the_run(store: Path) -> None:
@@ -106,13 +90,6 @@ def test_notes_of_a_removed_run_are_not_those_of_the_next_of_its_name(store: Pat
     assert [each["text"] for each in notes_of(root, "base", "")] == ["of the second"]
 
 
-def test_a_page_that_is_open_learns_of_a_note(store: Path) -> None:
-    library = StoreReader.at(store)
-    before = library.mark
-    note("base", "seen", store=str(store))
-    assert library.mark != before
-
-
 def test_notes_come_along_with_a_copy_of_the_run(store: Path, tmp_path: Path) -> None:
     note("base", "kept", store=str(store))
     source, target = open_store(store), open_store(tmp_path / "other")
@@ -122,14 +99,9 @@ def test_notes_come_along_with_a_copy_of_the_run(store: Path, tmp_path: Path) ->
 
 
 def test_what_is_not_there_and_what_makes_no_sense_is_refused(store: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunUnknown):
-        note("nobody", "text", store=str(store))
-    with pytest.raises(NotThere):
-        note("base", "text", trace="ffffffffffff", store=str(store))
-    with pytest.raises(UsageError):
-        note("base", "text", tag=("two words",), store=str(store))
-    with pytest.raises(UsageError):
-        note("base", "text", delete="abc", store=str(store))
-    with pytest.raises(LayoutError):
-        note("base", "text", store=str(tmp_path / "none"))
+    refusals = [({"run": "nobody"}, RunUnknown), ({"trace": "ffffffffffff"}, NotThere), ({"delete": "abc"}, UsageError)]
+    refusals += [({"tag": ("two words",)}, UsageError), ({"store": str(tmp_path / "none")}, LayoutError)]
+    for options, error in refusals:
+        with pytest.raises(error):
+            note(options.pop("run", "base"), "text", **{"store": str(store), **options})
     assert not (tmp_path / "none").exists()

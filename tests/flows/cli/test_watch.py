@@ -18,7 +18,6 @@ from flows import cli
 from flows.cli.launch import panel_for
 from flows.queries.store_reader import StoreReader, recorded_run
 from flows.queries.watched import Watched
-from flows.reporting.messages import reward_line
 from flows.reporting.panel import PanelWatcher
 from flows.runtime import loop
 from flows.runtime.session import record_run
@@ -91,11 +90,6 @@ def _drawn(panel: Any) -> str:
     console = Console(file=io.StringIO(), width=90, color_system=None)
     console.print(panel)
     return str(console.file.getvalue())  # type: ignore[attr-defined]
-
-
-def test_what_was_learnt_is_one_line() -> None:
-    assert reward_line([]) == reward_line([None]) == []
-    assert reward_line([0.1, 0.2, 0.3, 0.4]) == ["mean reward 0.10 in the first step, 0.30 over the last 3"]
 
 
 @pytest.mark.engine  # a process on a terminal of its own

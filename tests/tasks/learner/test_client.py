@@ -44,13 +44,6 @@ def server():
         listener.close()
 
 
-def test_messages_come_back_as_they_went():
-    left, right = socket.socketpair()
-    with left, right:
-        protocol.send(left, {"request": "ü", "value": None})
-        assert protocol.receive(right) == {"request": "ü", "value": None}
-
-
 def admit_with(key, told):
     """Behave as a learner with a key, and note who is refused."""
 
@@ -149,21 +142,6 @@ def test_what_the_store_refuses_comes_back_with_all_its_parts(server):
     with Learner(server(behave)) as learner, pytest.raises(DamagedSlice) as caught:
         learner.state()
     assert str(caught.value) == str(error) and caught.value.do == "do"
-
-
-def test_a_connection_that_ends_before_the_answer_is_a_lost_learner(server):
-    learner = Learner(server(protocol.receive))
-    with pytest.raises(LearnerLost, match="during 'probe'"):
-        learner.probe([1, 2])
-    with pytest.raises(LearnerLost):
-        learner.state()
-
-
-def test_nobody_listens():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-    with pytest.raises(LearnerLost, match=address):
-        Learner(address)
 
 
 def test_the_client_and_what_starts_the_worker_import_no_torch():

@@ -15,7 +15,6 @@ from tasks.inference.engine.checks import (
     check_serving,
     check_swaps,
     check_weights,
-    measure_slowdown,
 )
 from tasks.inference.engine.client import MODEL, Engine, EngineError
 from tasks.inference.engine.command import adapter_arguments, linear_maps
@@ -144,11 +143,6 @@ def test_adapters_survive_being_swapped(engine: Engine, policies: Policies) -> N
     assert not check_swaps(engine, base, [first, {**second, "directory": first["directory"]}], 1e-4).passed
     same = check_swaps(engine, base, [first, {**first, "policy_key": "b"}], 1e-4)
     assert not same.passed and "too little to tell" in same.detail
-
-
-def test_the_price_is_told(engine: Engine, policies: Policies) -> None:
-    probed = measure_slowdown(engine, engine, policies["base"], policies["a"])
-    assert probed.passed and "times that for the base" in probed.detail
 
 
 def test_the_cpu_build_needs_its_mend(monkeypatch: pytest.MonkeyPatch) -> None:
