@@ -21,6 +21,7 @@ RAISED = "\ndef test_three():\n    raise ValueError('no memory')\n"
 
 
 @pytest.mark.engine
+@pytest.mark.essential
 @pytest.mark.parametrize(("text", "verdicts"), [(CHECKS, [True, None]), (CHECKS + WRONG + RAISED, [True, None, 0, 0])])
 def test_every_check_has_its_line_and_one_that_is_wrong_decides(text, verdicts, monkeypatch, tmp_path, capsys) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
