@@ -37,7 +37,7 @@ FOLDERS = {
     "flows/viewer": ("flows/viewer/",),
     "flows/cli": ("flows/cli/",),
     "flows/replays, flows/exchange": ("flows/replays/", "flows/exchange/"),
-    "tests": (706_600"tests/",),
+    "tests": ("tests/",),
     "benchmarks": ("benchmarks/",),
     "examples": ("examples/",),
     "stagecoach.py, requirements, deploy, tasks/*.py": ("stagecoach.py", "requirements/", "deploy/", "tasks/"),
