@@ -56,7 +56,7 @@ MOST: dict[str, tuple[int, int]] = {
     "flows/orchestration": (11_800, 8_000),
     "flows/queries": (76_100, 32_000),
     "flows/reporting": (15_900, 10_000),
-    "flows/viewer": (34_300, 22_000),
+    "flows/viewer": (30_200, 22_000),
     "flows/cli": (36_700, 22_000),
     "flows/replays, flows/exchange": (17_700, 15_000),
     "tests": (706_600, 480_000),
@@ -66,6 +66,8 @@ MOST: dict[str, tuple[int, int]] = {
     "docs": (2_000, 2_000),
 }
 """The tokens that a folder may have now, and the goal of the redesign."""
+MOST_ASSET_LINES = (3_230, 2_300)
+"""Lines of templates, styles and scripts of the viewer; `vendored` has those of others."""
 
 
 def num_tokens(text: str, path: str) -> int:
@@ -119,6 +121,13 @@ def test_tokens_are_those_of_code_alone() -> None:
     code = '"""A module."""\nx = 1  # why\n\n\ndef f(a):\n    """Return it."""\n    return a\n'
     assert num_tokens(code, "a.py") == len(["x", "=", "1", "def", "f", "(", "a", ")", ":", "return", "a"])
     assert num_tokens("-- a view\nselect a,  -- the a\n  b from c", "a.sql") == 5
+
+
+def test_templates_styles_and_scripts_do_not_grow() -> None:
+    viewer = ROOT / "flows/viewer"
+    assets = [*viewer.glob("templates/*"), *(path for path in viewer.glob("static/*") if path.is_file())]
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in assets)
+    assert 0 < lines <= MOST_ASSET_LINES[0], f"{lines:,} lines of templates, styles and scripts"
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from configs.store import default_store
 from flows.queries.request import NotThere, PageRequest, plain
@@ -25,15 +24,14 @@ from flows.reporting.formats import visible
 from flows.reporting.output_files import write_whole
 from flows.viewer import addresses
 from flows.viewer.addresses import PATTERNS, Page
+from flows.viewer.drawings import attempts_chart, chart, elapsed, ledger_cells, segment, sparkline
 from flows.viewer.pages.batch import batch_page, row_page
 from flows.viewer.pages.compare import compare_choice_page, compare_page, compare_step_page
 from flows.viewer.pages.example import compare_example_page, example_page
 from flows.viewer.pages.runs import metric_page, run_page, runs_page
 from flows.viewer.pages.search import changes_page, search_page
 from flows.viewer.pages.step import evaluation_page, step_page
-from flows.viewer.pages.trace import any_trace_page, trace_page
-from flows.viewer.svg.charts import chart, ledger, sparkline, timeline
-from flows.viewer.svg.rollouts import attempts, message_graph, packed_row, trace_time
+from flows.viewer.pages.trace import TONES, any_trace_page, trace_page
 
 PAGES: Mapping[str, Callable[[StoreReader, PageRequest], Page]] = {
     "runs": runs_page,
@@ -54,18 +52,6 @@ PAGES: Mapping[str, Callable[[StoreReader, PageRequest], Page]] = {
     "compare_example": compare_example_page,
 }
 """What reads a page, by the names of `addresses.PATTERNS`. Each raises NotThere and BadQuestion."""
-DRAWINGS: dict[str, Callable[..., Markup]] = {
-    "packed_row": packed_row,
-    "chart": chart,
-    "ledger_picture": ledger,
-    "sparkline": sparkline,
-    "timeline_picture": timeline,
-    "attempts_picture": attempts,
-    "message_graph": message_graph,
-    "trace_time": trace_time,
-}
-"""What templates may draw, by name."""
-
 HERE = Path(__file__).parent
 TEMPLATES, STATIC = HERE / "templates", HERE / "static"
 
@@ -98,7 +84,10 @@ def templates() -> Environment:
         finalize=_or_dash,
     )
     found.filters |= formats.FILTERS
-    found.globals |= {"at": addresses, "asset": asset, **DRAWINGS}
+    found.globals |= {"at": addresses, "asset": asset, "TONES": TONES | {"evaluated": "good"}}
+    found.globals |= {
+        drawing.__name__: drawing for drawing in (attempts_chart, chart, elapsed, ledger_cells, segment, sparkline)
+    }
     return found
 
 
@@ -113,8 +102,8 @@ def asset(name: str) -> str:
     return f"/static/{name}?v={digest}"
 
 
-_STYLE = re.compile(r'<link rel="stylesheet" href="/static/([a-z_]+\.css)\?v=[0-9a-f]+">')
-_SCRIPT = re.compile(r'<script src="/static/([a-z_]+\.js)\?v=[0-9a-f]+" defer></script>')
+_STYLE = re.compile(r'<link rel="stylesheet" href="/static/([a-z_/]+\.css)\?v=[0-9a-f]+">')
+_SCRIPT = re.compile(r'<script src="/static/([a-z_/]+\.js)\?v=[0-9a-f]+" defer></script>')
 _LINK = re.compile(r' (?:href|action)="(?!#|data:|/static/)[^"]*"')
 """What leads out of the page. Text cannot hold one: its quotation marks are escaped."""
 _CHARSET = '<meta charset="utf-8">'

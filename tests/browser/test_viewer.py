@@ -44,7 +44,7 @@ def test_a_stretch_that_is_drawn_is_zoomed_into_and_a_double_click_leads_back(de
     page.mouse.up()
     page.wait_for_url(re.compile(r"/runs/demo\?from=0&to=1$"))
     point_at_step(page, 1)
-    x, y = page.locator("svg.chart[data-chart]:visible").first.evaluate(AT_STEP, 1)
+    x, y = page.locator(".chart.is-drawn:visible").first.evaluate(AT_STEP, 1)
     page.mouse.dblclick(x, y)
     page.wait_for_url(re.compile("/runs/demo$"))
 
@@ -171,7 +171,7 @@ def test_a_saved_page_works_from_disk_and_asks_nobody(demo: str, opened: Opened,
     assert shown.locator("a[href]:not([href^='#'])").count() == 0
     colours = "getComputedStyle(document.querySelector('.card')).borderTopLeftRadius"
     assert shown.evaluate(colours) == page.evaluate(colours) != "0px"
-    aims = {"run": "svg.chart", "step": "[data-tip]", "trace": ".tokens .t", "row": ".tok"}
+    aims = {"run": ".chart.is-drawn .u-over", "step": "[data-tip]", "trace": ".tokens .t", "row": ".tok"}
     if kind in aims:
         told = [point_at(each, each.locator(aims[kind]).first) for each in (page, shown)]
         assert told[0] == told[1] != ""
@@ -221,7 +221,7 @@ def test_everything_is_reached_by_keys_alone(demo: str, opened: Opened) -> None:
     assert page.locator("dialog#keys").is_visible()
     press("Escape")
     assert not page.locator("dialog#keys").is_visible()
-    page.locator("svg.chart").first.focus()
+    page.locator(".chart.is-drawn").first.focus()
     press("ArrowRight")
     press("Enter")
     page.wait_for_url("**/runs/demo/steps/*")

@@ -11,7 +11,7 @@ from tests.browser.viewing import DRAWN, SHIFTS, Going, picture, viewer
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 STEPS = 5
-POINTS = """() => [...document.querySelectorAll("svg.chart[data-chart]")].reduce(
+POINTS = """() => [...document.querySelectorAll(".chart[data-chart]")].reduce(
   (sum, chart) => sum + JSON.parse(chart.dataset.chart).steps.length, 0)"""
 """How many steps all charts have together."""
 PLACES = """() => [...document.querySelectorAll("main > *, main section, main figure")].map((each) => {

@@ -196,7 +196,7 @@ def test_hostile_texts_run_nothing_and_fetch_nothing(
         for part in page.locator("details:not([open]) > summary").all()[:5]:
             if part.is_visible():
                 part.click()
-        for part in page.locator("[data-tip], svg.chart, .tokens .t, .tok").all()[:3]:
+        for part in page.locator("[data-tip], .chart, .tokens .t, .tok").all()[:3]:
             if part.is_visible():
                 part.hover(force=True)
         assert page.evaluate("window.hacked") == [], address

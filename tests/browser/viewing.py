@@ -29,9 +29,8 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or "/usr
 UPDATES = 60
 """With which the model of the short demo is taught before it: seconds."""
 AT_STEP = """(chart, place) => {
-  const data = JSON.parse(chart.dataset.chart), y = (data.y[2] + data.y[3]) / 2;
-  const at = new DOMPoint(data.x[place], y).matrixTransform(chart.getScreenCTM());
-  return [at.x, at.y];
+  const box = chart.chart.over.getBoundingClientRect();
+  return [box.x + chart.chart.valToPos(chart.figures.x[place], "x"), box.y + box.height / 2];
 }"""
 """Where a step of a chart is on the screen."""
 PATIENCE = 180_000
@@ -152,7 +151,7 @@ MIDDLE = """(part) => {
 
 def point_at_step(page: Any, place: int, chart: int = 0) -> str:
     """Move the mouse to a step of a chart, by its place; return what the page tells of it."""
-    drawn = page.locator("svg.chart[data-chart]:visible").nth(chart)
+    drawn = page.locator(".chart.is-drawn:visible").nth(chart)
     drawn.scroll_into_view_if_needed()
     tip = page.locator(".tip:not([hidden])").first
     for trial in range(PATIENCE // 100):

@@ -1,7 +1,8 @@
 """The charts of a run's page, as its address asks for them: of which runs, over what, which steps, which first."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from flows.queries.charts import charts, last_value
@@ -23,6 +24,8 @@ SMOOTHED = ("5", "20", "50")
 MOST_RUNS = 8
 """Runs in one chart: there are as many colours."""
 UNITS = {"step": "step", "tokens": "tokens", "time": "min"}
+ASKED = ("with", "x", "smooth", "log", "from", "to", "front", "hide", "spread")
+"""The parameters of an address that the page repeats."""
 BANDS = (*FIGURES, "Identical replies")
 """Charts of which the first figure is said to leave its band."""
 
@@ -33,66 +36,55 @@ def step_place(run: str, each: StepNumbers) -> Row:
 
 
 def curves(library: StoreReader, run: str, own: Measured, asked: PageRequest) -> Row:
-    """Return `sections` of charts, `zeros` that are not drawn, `hidden` ones, and `curves`, what was asked for.
+    """Return `sections` of charts, `zeros` that are not drawn, `hidden` ones, and `curves`, the request.
 
     Asks: `with` (more runs, by commas), `x`, `smooth`, `log`, `from`, `to`, `front` and `hide` (names of charts, by
     commas), `spread` (what needs every rollout read). Raises NotThere for an unknown run, BadQuestion.
     """
-    runs = [run, *(each for each in _names(asked, "with") if each != run)]
+    runs = [run, *(name for name in _names(asked, "with") if name != run)]
     if len(runs) > MOST_RUNS:
         raise BadQuestion(f"with={asked.text('with')[:80]!r}: at most {MOST_RUNS} runs stand in one chart")
-    of_runs = {run: _sections(library, run, own, asked)}
-    of_runs |= {
-        each: _sections(library, each, (numbers(library, each), held_out(library, each)), asked) for each in runs[1:]
-    }
-    found = of_runs[run] if len(runs) == 1 else together(of_runs)
-    every = [chart | {"name": _slug(chart["title"])} for section in found for chart in section["charts"]]
-    zeros = {chart["name"] for chart in every if is_flat_zero(chart)}
+    measured = {name: (numbers(library, name), held_out(library, name)) for name in runs[1:]}
+    of_runs = {name: _sections(library, name, of_run, asked) for name, of_run in ({run: own} | measured).items()}
+    sections = of_runs[run] if len(runs) == 1 else together(of_runs)
+    for chart in (chart for section in sections for chart in section["charts"]):
+        chart["name"] = re.sub(r"[^a-z0-9]+", "-", chart["title"].lower()).strip("-")
+    charts_by_name = {chart["name"]: chart for section in sections for chart in section["charts"]}
+    zeros = {name for name, chart in charts_by_name.items() if is_flat_zero(chart)}
     front, hidden = _names(asked, "front"), _names(asked, "hide")
-    apart = {*front, *hidden, *zeros}
-    by_name = {chart["name"]: _cut_and_smooth(chart, asked) for chart in every}
-    first = [by_name[each] for each in front if each in by_name]
-    rest = [
-        {
-            "title": each["title"],
-            "charts": [by_name[name] for c in each["charts"] if (name := _slug(c["title"])) not in apart],
-        }
-        for each in found
-    ]
+    drawn = {name: _zoom_and_smooth(chart, asked) for name, chart in charts_by_name.items()}
+
+    def titles(names: Collection[str]) -> list[Row]:
+        return [{"name": name, "title": chart["title"]} for name, chart in charts_by_name.items() if name in names]
+
+    def shown(section: Row) -> list[Row]:
+        names = [chart["name"] for chart in section["charts"]]
+        return [drawn[name] for name in names if name not in {*front, *hidden, *zeros}]
+
+    exits = [{"name": name, "title": each["title"], **each["exit"]} for name, each in drawn.items() if each["exit"]]
+    in_front = {"title": "In front", "charts": [drawn[name] for name in front if name in drawn]}
     return {
-        "sections": [{"title": "In front", "charts": first}, *rest],
-        "zeros": [{"name": each["name"], "title": each["title"]} for each in every if each["name"] in zeros - {*front}],
-        "hidden": [
-            {"name": each["name"], "title": each["title"]} for each in every if each["name"] in {*hidden} - zeros
-        ],
-        "exits": sorted(
-            ({"name": each["name"], "title": each["title"], **each["exit"]} for each in every if each["exit"]),
-            key=lambda each: each["step"],
-        ),
+        "sections": [in_front, *({"title": section["title"], "charts": shown(section)} for section in sections)],
+        "zeros": titles(zeros - {*front}),
+        "hidden": titles({*hidden} - zeros),
+        "exits": sorted(exits, key=itemgetter("step")),
         "curves": {
-            **{
-                name: asked.text(name)
-                for name in ("with", "x", "smooth", "log", "from", "to", "front", "hide", "spread")
-            },
+            **{name: asked.text(name) for name in ASKED},
             "axes": AXES,
             "smoothed": SMOOTHED,
-            "runs": [{"run": each, "colour": colour(number)} for number, each in enumerate(runs)],
-            "known": [each for each in library.store.runs.names()[::-1] if each not in runs],
+            "runs": [{"run": name, "colour": colour(number)} for number, name in enumerate(runs)],
+            "known": [name for name in library.store.runs.names()[::-1] if name not in runs],
             "most": MOST_RUNS,
         },
     }
 
 
-def _names(asked: PageRequest, name: str) -> list[str]:
-    return list(dict.fromkeys(each for each in asked.text(name).split(",") if each))
-
-
-def _slug(title: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+def _names(asked: PageRequest, parameter: str) -> list[str]:
+    return list(dict.fromkeys(name for name in asked.text(parameter).split(",") if name))
 
 
 def _sections(library: StoreReader, run: str, of_run: Measured, asked: PageRequest) -> list[Row]:
-    """Return the sections of one run, whose charts know over what they are drawn."""
+    """Return the sections of one run, whose charts have the steps that they are drawn over."""
     measured, evaluations = of_run
     axis = asked.one_of("x", AXES, "step")
     ends = positions(measured, axis)
@@ -100,52 +92,47 @@ def _sections(library: StoreReader, run: str, of_run: Measured, asked: PageReque
     # A policy stands where the steps end that it was trained in.
     at = {0: 0.0} | {each.step + 1: end for each, end in zip(measured, ends, strict=True)} if axis != "step" else {}
     known = library.cached_while(("charts", run), library.mark, lambda: charts(measured, evaluations))
-    found = [{**each, "charts": [{**chart} for chart in each["charts"]]} for each in known]
+    sections = [{**section, "charts": [{**chart} for chart in section["charts"]]} for section in known]
     if asked.flag("spread"):
-        found[:0] = [{"title": "Replies", "charts": spread_charts(library, run, [each.step for each in measured])}]
-    for chart in (each for section in found for each in section["charts"]):
-        chart["by_step"], versions = "versions" not in chart, chart.get("versions", ())
-        chart["steps"] = (
-            steps
-            if chart["by_step"]
-            else [
-                {
-                    "step": each,
-                    "x": at.get(each, float(each)),
-                    "address": None if chart.get("of_steps") else addresses.evaluation(run, each),
-                    "finished": True,
-                }
-                for each in versions
-            ]
-        )
-        first = chart["series"][0]
-        by = [each["step"] for each in chart["steps"]]
-        chart["exit"] = band_exit(first["values"], by) if chart["title"] in BANDS else None
+        sections[:0] = [{"title": "Replies", "charts": spread_charts(library, run, [each.step for each in measured])}]
+    for chart in (chart for section in sections for chart in section["charts"]):
+        chart["by_step"] = "versions" not in chart
+        policies = [
+            {
+                **{"step": version, "x": at.get(version, float(version)), "finished": True},
+                "address": None if chart.get("of_steps") else addresses.evaluation(run, version),
+            }
+            for version in chart.get("versions", ())
+        ]
+        chart["steps"] = steps if chart["by_step"] else policies
+        values, numbered = chart["series"][0]["values"], [each["step"] for each in chart["steps"]]
+        chart["exit"] = band_exit(values, numbered) if chart["title"] in BANDS else None
         chart["axis"] = UNITS[axis] if axis != "step" else chart.get("across", "step")
-        chart["series"] = [{**each, "colour": _colour(n, each)} for n, each in enumerate(chart["series"])]
-    return found
+        chart["series"] = [{**one, "colour": _colour(n, one)} for n, one in enumerate(chart["series"])]
+    return sections
 
 
-def _cut_and_smooth(chart: Mapping[str, Any], asked: PageRequest) -> Row:
-    """Return a chart zoomed and smoothed; `raw` of a series is what it was."""
+def _zoom_and_smooth(chart: Mapping[str, Any], asked: PageRequest) -> Row:
+    """Return a chart between two steps, smoothed; `raw` of a series are its values before."""
     first, last = asked.number("from", 0), asked.number("to", 2**31)
-    steps = asked.number("smooth", 1, least=1, most=1000)
+    width = asked.number("smooth", 1, least=1, most=1000)
 
-    def cut(values: Sequence[Any], of: Sequence[Mapping[str, Any]]) -> list[Any]:
-        return [value for value, step in zip(values, of, strict=True) if first <= step["step"] <= last]
+    def within(values: Sequence[Any], steps: Sequence[Mapping[str, Any]]) -> list[Any]:
+        return [value for value, step in zip(values, steps, strict=True) if first <= step["step"] <= last]
 
     series = []
-    for each in chart["series"]:
-        of = each.get("steps", chart["steps"])
-        lists: Row = {name: cut(each[name], of) for name in ("values", "low", "high") if each.get(name)}
-        if steps > 1 and not each.get("kind") and not chart.get("over"):
-            lists |= {"raw": lists["values"], "values": smooth(lists["values"], steps), "low": None, "high": None}
-        own = {"steps": cut(of, of), "colour": colour(each["place"])} if "steps" in each else {}
-        series.append({**each, **own, **lists, "last": last_value(lists["values"])})
-    over = {name: cut(chart[name], chart["steps"]) for name in ("over", "cells") if chart.get(name)}
-    over |= {} if chart.get("over") else {"across": chart["axis"]}
-    log = asked.flag("log") and not any(each.get("kind") == "bars" for each in series)
-    return {**chart, **over, "series": series, "steps": cut(chart["steps"], chart["steps"]), "log": log}
+    for one in chart["series"]:
+        steps = one.get("steps", chart["steps"])
+        lists: Row = {name: within(one[name], steps) for name in ("values", "low", "high") if one.get(name)}
+        if width > 1 and not one.get("kind") and not chart.get("over"):
+            lists |= {"raw": lists["values"], "values": smooth(lists["values"], width), "low": None, "high": None}
+        own = {"steps": within(steps, steps), "colour": colour(one["place"])} if "steps" in one else {}
+        series.append({**one, **own, **lists, "last": last_value(lists["values"])})
+    places = {name: within(chart[name], chart["steps"]) for name in ("over", "cells") if chart.get(name)}
+    log = asked.flag("log") and not any(one.get("kind") == "bars" for one in series)
+    across = {} if chart.get("over") else {"across": chart["axis"]}
+    steps = within(chart["steps"], chart["steps"])
+    return {**chart, **places, **across, "series": series, "steps": steps, "log": log}
 
 
 def _colour(number: int, series: Mapping[str, Any]) -> str:

@@ -16,8 +16,8 @@ from flows.queries.store_reader import StoreReader, expired_rows_of_runs
 from flows.reporting.svg import colour
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
+from flows.viewer.drawings import cell_class
 from flows.viewer.pages.curves import curves, stage_number, step_place
-from flows.viewer.svg.charts import cell_class
 
 Row = dict[str, Any]
 SORTS = {name: name for name in ("run", "state", "held_out", "seconds")}

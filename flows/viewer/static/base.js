@@ -24,6 +24,66 @@
     });
   }
 
+  // The tip: one for the page, its contents put in as text. `showTip` and `hideTip` are also for the other scripts.
+  const tip = document.createElement("div");
+  Object.assign(tip, { id: "tip", className: "tip", hidden: true });
+  tip.setAttribute("role", "tooltip");
+  document.body.append(tip);
+  window.hideTip = () => { tip.hidden = true; };
+  window.showTip = (x, y, ...contents) => {
+    tip.replaceChildren(...contents);
+    tip.hidden = false;
+    const { width, height } = tip.getBoundingClientRect();
+    tip.style.left = `${Math.max(4, Math.min(x + 14, innerWidth - width - 8))}px`;
+    tip.style.top = `${Math.max(4, y + 18 + height > innerHeight ? y - height - 10 : y + 18)}px`;
+    return tip.id;
+  };
+  // The browser's own hint comes late; ours takes its text, so that there are never two.
+  const TOLD = "[data-tip], .seg, .tok";
+  function textOf(part) {
+    const title = part.querySelector("title");
+    part.dataset.tip ??= title ? title.textContent : part.title.replaceAll(", ", "\n");
+    title?.remove();
+    part.removeAttribute("title");
+    return part.dataset.tip;
+  }
+  let told = null; // by the pointer or the focus
+  function tell(part, x, y) {
+    if (part) showTip(x, y, textOf(part)); else if (told) hideTip();
+    told = part;
+  }
+  document.addEventListener("pointermove", (event) => tell(event.target.closest?.(TOLD), event.clientX, event.clientY));
+  document.addEventListener("focusin", (event) => {
+    const part = event.target.closest("[data-tip]"), box = part?.getBoundingClientRect();
+    tell(part, box?.left, box?.bottom - 12);
+  });
+  document.addEventListener("scroll", hideTip, { passive: true, capture: true });
+
+  // Forms: a choice acts at once; empty fields stay out of the address, so that it says no more than was asked.
+  const fields = (form) => [...form.elements].filter((field) => field.name);
+  document.addEventListener("change", (event) => {
+    const form = event.target.matches("select") && event.target.closest("form[data-choosing]");
+    if (form) form.requestSubmit();
+  });
+  document.addEventListener("submit", (event) => {
+    if (event.target.matches("[data-choosing]")) for (const field of fields(event.target)) if (!field.value) field.disabled = true;
+  });
+  addEventListener("pageshow", () => { // going back shows the page as it was left: its fields have to be usable again
+    for (const form of document.querySelectorAll("form[data-choosing]")) for (const field of fields(form)) field.disabled = false;
+  });
+
+  // Samples and their tokens: another colouring without a new page.
+  document.addEventListener("click", (event) => {
+    const chosen = event.target.closest("[data-colour-by]");
+    if (!chosen || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    for (const part of document.querySelectorAll("[data-colour]:not([data-fixed])")) part.dataset.colour = chosen.dataset.colourBy;
+    for (const link of document.querySelectorAll("[data-colour-by]")) {
+      if (link.dataset.colourBy === chosen.dataset.colourBy) link.setAttribute("aria-current", "true"); else link.removeAttribute("aria-current");
+    }
+    if (chosen.href) history.replaceState(null, "", chosen.href); // a saved file's links have no aim
+  });
+
   // Keys. Rows that can be walked carry data-row; the link that a row opens is its first.
   // Where one is, is where the focus is: it stays right when a part of the page is taken anew.
   const rows = () => [...document.querySelectorAll("[data-row]")].filter((each) => each.getClientRects().length);
@@ -85,10 +145,13 @@
     else quiet = said.hidden;
     if (done.every(Boolean)) mark = fresh.body.dataset.mark || now; // else once more, when nobody is at it
   }
+  // What the server wrote of each part: scripts draw charts into them.
+  const written = new WeakMap([...document.querySelectorAll("[data-live]")].map((part) => [part, part.outerHTML]));
   // Take a part anew, unless somebody is at work in it; return whether it says what is so now.
   function replace(part, fresh) {
     const other = fresh.querySelector(`[data-live="${CSS.escape(part.dataset.live)}"]`);
-    if (!other || part.isEqualNode(other)) return true;
+    if (!other || written.get(part) === other.outerHTML) return true;
+    written.set(other, other.outerHTML);
     const focused = part.contains(document.activeElement) ? document.activeElement : null;
     const again = focused && counterpart(focused, part, other);
     if ((focused && !again) || selectedIn(part)) return false;
@@ -116,7 +179,7 @@
     const chosen = window.getSelection();
     return Boolean(chosen) && !chosen.isCollapsed && part.contains(chosen.anchorNode);
   }
-  function tell(words, stale, hidden) {
+  function tellState(words, stale, hidden) {
     if (!state) return;
     state.classList.toggle("stale", stale);
     state.hidden = hidden;
@@ -126,9 +189,9 @@
     const began = performance.now();
     try {
       await look();
-      tell("live", false, quiet);
+      tellState("live", false, quiet);
     } catch {
-      tell("not answering", true, false);
+      tellState("not answering", true, false);
     }
     setTimeout(keepLooking, Math.max(EVERY_MS, REST * (performance.now() - began)));
   }

@@ -64,13 +64,6 @@
     ["ratio", "importance ratio"], ["mismatch", "mismatch KL"], ["entropy", "entropy (nats)"],
     ["outside", "outside trust region"], ["reference_logprob", "reference log-prob"], ["signal", "reference signal"],
   ];
-  const tip = document.createElement("div");
-  tip.className = "tip values";
-  tip.id = "token-values";
-  tip.setAttribute("role", "tooltip");
-  tip.hidden = true;
-  document.body.append(tip);
-
   function shown(value) {
     if (value === null || value === undefined) return "–";
     if (typeof value === "boolean") return value ? "yes" : "no";
@@ -92,26 +85,18 @@
     const found = values(token);
     const list = document.createElement("dl");
     for (const [name, label] of NAMES) list.append(element("dt", label), element("dd", shown(found[name])));
-    tip.replaceChildren(element("b", token.textContent.replaceAll("\n", "")), list);
-    tip.hidden = false;
-    token.setAttribute("aria-describedby", tip.id);
     const at = token.getClientRects()[0] || token.getBoundingClientRect();
-    const below = at.bottom + 6 + tip.offsetHeight < innerHeight;
-    tip.style.left = `${Math.max(4, Math.min(at.left, innerWidth - tip.offsetWidth - 12))}px`;
-    tip.style.top = `${below ? at.bottom + 6 : Math.max(4, at.top - 6 - tip.offsetHeight)}px`;
+    token.setAttribute("aria-describedby", showTip(at.left - 14, at.bottom - 12, element("b", token.textContent.replaceAll("\n", "")), list));
   }
-  function close() { tip.hidden = true; }
   box.addEventListener("mouseover", (event) => {
     const token = event.target.closest(".t");
-    if (token) open(token); else if (!document.activeElement?.matches(".t")) close();
+    if (token) open(token); else if (!document.activeElement?.matches(".t")) hideTip();
   });
-  box.addEventListener("mouseleave", close);
-  box.addEventListener("focusin", (event) => { if (event.target.matches(".t")) open(event.target); else close(); });
-  box.addEventListener("focusout", close);
-  addEventListener("scroll", () => {
-    const token = document.activeElement;
-    if (!tip.hidden && token?.matches(".t")) open(token); else close();
-  }, { passive: true });
+  box.addEventListener("mouseleave", hideTip);
+  box.addEventListener("focusin", (event) => { if (event.target.matches(".t")) open(event.target); else hideTip(); });
+  box.addEventListener("focusout", hideTip);
+
+  addEventListener("scroll", () => { if (document.activeElement?.matches(".t")) open(document.activeElement); }, { passive: true });
 
   // Folding: a message is one line then, and a conversation its own table of contents. The address says where all are.
   const messages = [...box.querySelectorAll(".message")];
@@ -186,7 +171,7 @@
         ArrowLeft: () => go(token, -1),
         Home: () => go(token.parentElement.firstElementChild, 0),
         End: () => go(token.parentElement.lastElementChild, 0),
-        Escape: close,
+        Escape: hideTip,
       }),
     };
     if (keys[event.key]) { event.preventDefault(); keys[event.key](); }

@@ -12,10 +12,11 @@ from flows.queries import batch
 from flows.queries.batch import decisions, packed_step, row_samples, rows, samples, updates
 from flows.queries.request import NotThere
 from flows.queries.store_reader import StoreReader
+from flows.reporting.formats import visible
 from flows.reporting.svg import diverging, sequential
 from flows.viewer import addresses
 from flows.viewer.pages.batch import _token, rows_per_page, trace_of
-from flows.viewer.svg.rollouts import packed_row
+from flows.viewer.rendering import templates
 from storage.read.frames import Frames
 from tests.fixtures.builders import trace
 from tests.fixtures.rehearsal import rehearse
@@ -234,10 +235,12 @@ def test_a_bar_escapes_what_environments_named() -> None:
     sample |= {"sample_id": f"{hostile}/0", "trace_id": hostile, "environment": hostile, "example_id": hostile}
     sample |= {"said": hostile}
     sample |= {"of_environment": 0, "address": addresses.trace("run", hostile)}
-    drawn = packed_row({"row": 0, "num_samples": 1, "num_tokens": 3, "samples": [sample]}, 6, None, (None, None))
+    packed_row: Any = templates().get_template("_samples.html").module.packed_row  # type: ignore[attr-defined]
+    row = {"row": 0, "num_samples": 1, "num_tokens": 3, "samples": [sample]}
+    drawn = visible(packed_row(row, 6, None, (None, None)))
     assert "<script" not in drawn and "\u202e" not in drawn
     assert not re.search(r'=""[^>]*>', drawn), "no attribute was ended early"
-    assert 'width="50.0000%"' in drawn and "adv-none" in drawn
+    assert 'width="50.0%"' in drawn and "adv-none" in drawn
 
 
 def test_a_sample_leads_to_its_branch_of_the_trace() -> None:

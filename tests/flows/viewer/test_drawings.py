@@ -1,0 +1,179 @@
+"""Drawings: what a chart tells its script; sparkline, ledger and timeline; that no text gets out of its place."""
+
+import json
+import math
+from itertools import pairwise
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from flows.reporting.formats import visible
+from flows.reporting.svg import MOST_POINTS, Scale, around, attributes, label, text, thin, ticks
+from flows.viewer.drawings import attempts_chart, cell_class, chart, sparkline
+from flows.viewer.rendering import templates
+
+HOSTILE = "</text><script>alert(1)</script>\"' onload=x \x1b[31m\u202e&"
+
+
+def steps(count: int) -> list[dict[str, Any]]:
+    return [{"step": n, "address": f"/runs/a/steps/{n}", "finished": True} for n in range(count)]
+
+
+def figures(values: list[float | None], of: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:
+    """What a chart of one series tells its script."""
+    drawn = {"title": "Reward", "series": [{"name": "mean", "values": values}], **more}
+    found: dict[str, Any] = json.loads(
+        ElementTree.fromstring(chart(drawn, of or steps(len(values)))).attrib["data-chart"]
+    )
+    return found
+
+
+def test_a_chart_tells_places_values_and_where_its_steps_are() -> None:
+    found = figures([0.123456789, None, math.nan, math.inf, -math.inf])
+    assert found["series"][0]["values"] == [0.12346, None, "NaN", "∞", "-∞"]
+    assert found["x"] == found["steps"] == [0, 1, 2, 3, 4] and found["across"] == "step"
+    assert [f"{found['to']}{step}" for step in found["steps"]] == [f"/runs/a/steps/{n}" for n in range(5)]
+    other = [{**each, "address": f"/search?step={n}&q=x"} for n, each in enumerate(steps(2))]
+    assert figures([1.0, 2.0], other)["addresses"] == [each["address"] for each in other]
+    assert figures([1.0, 2.0], [{**each, "x": 0.5} for each in steps(2)])["x"] == [0.5, 0.5]
+
+
+def test_long_charts_are_thinned_in_all_their_lists() -> None:
+    values: list[float | None] = [math.sin(n) for n in range(2000)]
+    found = figures(values, exit={"step": 1234}, cells=[[n] for n in range(2000)], range=[0, 1])
+    assert len(found["x"]) == len(found["cells"]) == len(found["series"][0]["values"]) < 300 and found["exit"] == 1234
+    assert [cell for (cell,) in found["cells"]] == found["steps"]
+
+
+def test_a_scatter_is_dots_by_age_and_attempts_stand_beside_each_other() -> None:
+    dots = figures([1.0, None, 3.0, 4.0], over=[9.0, 8.0, None, 5.0], across="tokens")["dots"]
+    assert [(dot["x"], dot["y"], dot["share"]) for dot in dots] == [(5, 4, 0.5), (9, 1, 0.2)]
+    rows = [
+        {"step": 1, "reward": reward, "error_class": error, "for_training": True, "here": not place}
+        | {"trace_id": "t" * 32, "address": f"/t/{place}"}
+        for place, (reward, error) in enumerate([(0.5, None), (None, "timeout")])
+    ]
+    first, second = json.loads(ElementTree.fromstring(attempts_chart(rows)).attrib["data-chart"])["dots"]
+    assert (first["x"], first["y"], first["here"], first["address"]) == (0.8, 0.5, True, "/t/0")
+    assert (second["x"], second["y"], second["colour"]) == (1.2, None, "bad") and "no reward" in second["text"]
+
+
+def test_without_scripts_a_chart_is_a_sentence_and_its_texts_stay_in_their_place() -> None:
+    made = visible(chart({"title": HOSTILE, "series": [{"name": HOSTILE, "values": [1.0, None, 2.0]}]}, steps(3)))
+    element = ElementTree.fromstring(made)
+    assert (element[0].text or "").endswith(": 1 at step 0, 2 at step 2")
+    assert "<script" not in made and set(element.attrib) == {"class", "role", "tabindex", "aria-label", "data-chart"}
+    (series,) = json.loads(element.attrib["data-chart"])["series"]
+    assert not {"\x1b", "\u202e"} & set(series["name"])
+    assert attributes(a_b='"<', class_=None, x=1.04) == ' a-b="&#34;&lt;" x="1"'
+    assert text(1, 2, "<b>\x00") == '<text x="1" y="2">&lt;b&gt;␀</text>'
+    assert ElementTree.fromstring(chart({"title": "r", "series": []}, [])).attrib["aria-label"] == "r, by step"
+
+
+def test_values_of_any_size_have_ticks_of_their_own() -> None:
+    assert ticks(0.0, 1.1e-13) == [0.0, 5e-14, 1e-13] and ticks(0.0, 3e-300, 4) == [0.0, 1e-300, 2e-300, 3e-300]
+    assert ticks(0.0, 0.7, 8)[3] == 0.3 and ticks(0.0, 4e9, 5) == [0.0, 1e9, 2e9, 3e9, 4e9]
+
+
+@pytest.mark.parametrize(
+    ("values", "zero", "ends"),
+    [
+        ([], False, (0.0, 1.0)),
+        ([math.nan, math.inf], False, (0.0, 1.0)),
+        ([2.0], False, (1.0, 3.0)),
+        ([0.0], True, (0.0, 1.0)),
+        ([0.0, 1.0], True, (0.0, 1.06)),
+        ([-1.0, 1.0], False, (-1.12, 1.12)),
+    ],
+)
+def test_the_ends_of_a_scale(values: list[float], zero: bool, ends: tuple[float, float]) -> None:
+    assert around(values, zero) == pytest.approx(ends)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-0.02, 0.013), (0, 48_000), (1e-13, 3e-12), (7, 7.5), (0, 199)])
+def test_ticks_are_round_and_inside(low: float, high: float) -> None:
+    found = ticks(low, high, 5)
+    assert 1 <= len(found) <= 5 and all(low - 1e-12 <= each <= high for each in found)
+    widths = [round((b - a) / 10 ** math.floor(math.log10(b - a)), 6) for a, b in pairwise(found)]
+    assert set(widths) <= {1.0, 2.0, 5.0}
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(0, "0"), (0.5, "0.5"), (48_000, "48k"), (2e6, "2M"), (1e-13, "1e-13"), (-0.0002, "-2e-4")]
+)
+def test_a_tick_is_short(value: float, words: str) -> None:
+    assert label(value) == words
+
+
+def test_many_points_are_thinned_and_every_peak_is_kept() -> None:
+    values: list[float | None] = [math.sin(n / 50) for n in range(5000)]
+    values[1234], values[3456], values[777], values[4000] = 9.0, -9.0, None, math.nan
+    places = thin([values])
+    assert {0, 1234, 3456, 4000, 4999} <= set(places) and 777 not in places
+    assert len(places) <= MOST_POINTS + 2 and places == sorted(set(places))
+    assert thin([values[:MOST_POINTS]]) == list(range(MOST_POINTS)), "few are all drawn"
+
+
+def test_a_scale_goes_both_ways() -> None:
+    scale = Scale(0, 10, 100, 0)
+    assert [scale.at(value) for value in (0, 5, 10)] == [100, 50, 0]
+
+
+def test_a_sparkline_has_gaps_and_an_end() -> None:
+    line, dot = ElementTree.fromstring(sparkline([None, 1.0, 2.0, None, 3.0, 4.0], "reward"))
+    assert line.attrib["d"].count("M") == 2 and dot.attrib["class"] == "dot"
+    assert sparkline([None, math.nan], "reward") == ""
+
+
+def picture(name: str, *values: Any) -> ElementTree.Element:
+    made = visible(getattr(templates().get_template("_pictures.html").module, name)(*values))
+    assert "<script" not in made
+    return ElementTree.fromstring(made.strip())
+
+
+def test_the_ledger_shows_whose_each_cell_is() -> None:
+    cell = {
+        "key": "k" * 32,
+        "by": 1,
+        "finished": False,
+        "rows": {"traces": 4},
+        "seconds": 1.5,
+        "used_by": ["a", HOSTILE],
+    }
+    columns = [{"step": 0, "cells": [cell, None]}, {"step": 1, "cells": []}]
+    table = {"stages": ["rollout", "evaluation"], "columns": columns, "runs": ["a", HOSTILE]}
+    element = picture("ledger_picture", table, {"0": "/runs/a/steps/0"})
+    assert [each.attrib["class"] for each in element.iter("rect")] == ["cell s1 shared unfinished", "cell planned"]
+    (title,) = (each.text or "" for each in element.iter("title"))
+    assert "4 traces" in title and "key kkkkkkkk" in title and "in parts so far" in title and "used by a" in title
+    assert [each.attrib["href"] for each in element.iter("a")] == ["/runs/a/steps/0"]
+    assert [cell_class(by) for by in (0, 1, 7, 8)] == ["s0", "s1", "s7", "s1"], "own work alone has the first colour"
+    long = {**table, "columns": [{"step": step, "cells": [cell, None]} for step in range(1000)]}
+    (rect,) = picture("ledger_picture", long, {}).iter("rect")
+    assert float(rect.attrib["width"]) > 3990, "neighbours that look alike are one cell"
+
+
+def test_a_timeline_shows_begin_and_end_and_what_happened() -> None:
+    bar = {
+        "step": 3,
+        "key": "k" * 32,
+        "finished": True,
+        "seconds": 5.0,
+        "tokens": 7,
+        "start": 2.0,
+        "end": 7.0,
+        "row": 0,
+    }
+    events = [{"event": HOSTILE, "look": "bad", "at": 1.0}]
+    lanes = [{"stage": "rollout", "rows": 1, "colour": 0, "bars": [bar]}]
+    layout = {"length": 10.0, "lanes": lanes, "events": events, "ticks": [{"at": 5.0, "seconds": 7260.0}], "cuts": []}
+    element = picture("timeline_picture", layout, {"3": "/s/3"})
+    (rect,) = element.iter("rect")
+    scale = Scale(0, 10, 142.0, 1306.0)
+    assert float(rect.attrib["x"]) == pytest.approx(scale.at(2.0), abs=0.1)
+    assert float(rect.attrib["width"]) == pytest.approx(scale.at(7.0) - scale.at(2.0), abs=0.1)
+    assert [each.attrib["aria-label"] for each in element.iter("a")] == [
+        "step 3: rollout, 5.0 s, 7 tokens, key kkkkkkkk"
+    ]
+    assert "2 h 01" in [each.text for each in element.iter("text")]
