@@ -69,7 +69,7 @@ def attempts_chart(rows: Sequence[Mapping[str, Any]]) -> Markup:
             }
         )
     name = f"rewards of {len(rows)} attempts by step"
-    figures = {"unit": "", "across": "step", "x": [], "steps": [], "series": [], "exit": None}
+    figures: dict[str, Any] = {"unit": "", "across": "step", "x": [], "steps": [], "series": [], "exit": None}
     return _box(figures | {"dots": sorted(dots, key=lambda dot: dot["x"])}, name, name, "attempts")
 
 

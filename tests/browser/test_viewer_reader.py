@@ -108,7 +108,7 @@ def test_the_reward_of_every_list_is_on_the_screen_of_a_phone(demo: str, opened:
         "/runs/demo/steps/0/batch": (".reply .big",),
         example: (".reply .big",),
         f"{STEP}/batch/0": (".reply .big",),
-        "/runs/demo/search?q=reward+%3E+-1": ("#hits td:nth-child(3)", "#hits td.text"),
+        "/runs/demo/search?q=reward+%3E+-1": ("#hits td:nth-child(3)", "#hits .text"),
     }
     for address, parts in rewards.items():
         page = window.open(address)

@@ -43,7 +43,7 @@ def test_all_values_of_a_token_are_told_on_hover_and_on_focus(demo: str, opened:
     point_at(
         page, answer.nth(answer.count() - 2)
     )  # before the last one; the first ones open the turn and are not sampled
-    tip = page.locator("#token-values")
+    tip = page.locator("#tip")
     picture(page, "token")
     names = tip.locator("dt").all_inner_texts()
     assert {"token", "advantage", "engine log-prob", "learner log-prob", "importance ratio", "entropy (nats)"} <= set(

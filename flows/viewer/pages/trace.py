@@ -9,7 +9,7 @@ from flows.queries import batch
 from flows.queries.messages import (
     MOST_HITS,
     WINDOW,
-    MessageView,
+    Line,
     hits,
     images,
     link_calls,
@@ -54,15 +54,10 @@ SMALL_RUN = 32
 JSONS = ("rewards", "metrics", "info", "record")
 ERROR = ("error_class", "error_type", "error_message", "error_traceback")
 TONES = {
-    TRAINED: "good",
-    FILTERED: "warn",
-    REFUSED: "warn",
-    NO_WEIGHT: "warn",
-    ERRORED: "bad",
-    STOPPED: "bad",
-    STALE: "bad",
+    **{TRAINED: "good", PENDING: "going"},
+    **dict.fromkeys((FILTERED, REFUSED, NO_WEIGHT, EXPIRED), "warn"),
+    **dict.fromkeys((ERRORED, STOPPED, STALE, QUARANTINED), "bad"),
 }
-TONES |= {PENDING: "going", QUARANTINED: "bad", EXPIRED: "warn"}
 SPANS = ("setup", "generation", "scoring")
 MOST_BRANCHES, MOST_ACROSS = 40, 90
 """Larger graphs are not drawn: the branches can be read one by one."""
@@ -100,7 +95,7 @@ def trace_page(library: StoreReader, asked: PageRequest) -> Page:
         "other_runs": other_runs(found),
         **_around(library, found, asked),
         **_neighbour_links(beside),
-        **_conversation(library, found, asked),
+        **_Conversation(library, found, asked).values(),
     }
     # What is pending may be decided while somebody looks; nothing else of a trace ever changes.
     live = values["outcome"]["outcome"] == PENDING and any_going(library, found.run)
@@ -246,110 +241,105 @@ def _with_links(found: FoundTrace, rows: pl.DataFrame) -> list[Values]:
     return shown
 
 
-def _conversation(library: StoreReader, found: FoundTrace, asked: PageRequest) -> Values:
-    rows = messages(library, found)
-    whole = reading(rows)
-    branch = _branch(asked, whole)
-    view = whole if branch is None else reading(rows, branch)
-    start, window = _window(library, found, asked, view)
-    numbers = [line.message for line in window]
-    drawn, measured = shown_tokens(library, found, numbers, asked.number("at", 0) if asked.text("message") else 0)
-    default = default_colouring(measured)
-    return {
-        "branches": [
-            {"branch": each, "num_messages": len(path), "leaf": path[-1]} for each, path in enumerate(whole.paths)
-        ],
-        "graph": _graph(rows, whole, asked),
-        "branch": branch,
-        "num_messages": len(view.lines),
-        "from": start,
-        "window": WINDOW,
-        "alone": bool(asked.text("message")),
-        "messages": _messages(library, found, rows, window, drawn, asked.text("q")),
-        "tokens": describe(drawn),
-        "scaled": scaled_weights(measured),
-        "tokenizer": tokenizer(library, found)[1],
-        "view": asked.one_of("view", VIEWS, "both"),
-        "color": asked.one_of("color", NAMES, default),
-        "colourings": colourings(library, found, measured),
-        "q": asked.text("q"),
-        "hits": _hits(rows, view, asked.text("q")),
-        "most_hits": MOST_HITS,
-    }
+class _Conversation:
+    """The messages of a trace in the window and the branch that an address asks for."""
 
+    def __init__(self, library: StoreReader, found: FoundTrace, asked: PageRequest) -> None:
+        self.library, self.found, self.asked = library, found, asked
+        self.rows = messages(library, found)
+        self.whole = reading(self.rows)
+        branch = asked.text("branch")
+        self.branch = asked.number("branch", 0, most=max(len(self.whole.paths) - 1, 0)) if branch else None
+        self.view = self.whole if self.branch is None else reading(self.rows, self.branch)
+        self.start, self.window = self._window()
 
-def _graph(rows: pl.DataFrame, whole: MessageView, asked: PageRequest) -> Values:
-    """Return the graph as it is drawn, where it has forks and can be seen as a whole."""
-    forks = 1 < len(whole.paths) <= MOST_BRANCHES and max(map(len, whole.paths)) <= MOST_ACROSS
-    paths = whole.paths if forks else []
-    by_number = rows.select("message", "role").iter_rows() if forks else ()
-    roles = {str(message): f"by-{role if role in ROLES else 'other'}" for message, role in by_number}
-    ways = [asked.but(branch=each, message=None, to=None) for each in range(len(paths))]
-    return {"paths": paths, "roles": roles, "addresses": ways, "broken": whole.broken}
+    def values(self) -> Values:
+        """Return the messages, their tokens, and how they can be read and coloured."""
+        library, found, asked = self.library, self.found, self.asked
+        numbers, first = [line.message for line in self.window], asked.number("at", 0) if asked.text("message") else 0
+        drawn, measured = shown_tokens(library, found, numbers, first)
+        return {
+            "branches": [
+                {"branch": branch, "num_messages": len(path), "leaf": path[-1]}
+                for branch, path in enumerate(self.whole.paths)
+            ],
+            "graph": self._graph(),
+            "branch": self.branch,
+            "num_messages": len(self.view.lines),
+            "from": self.start,
+            "window": WINDOW,
+            "alone": bool(asked.text("message")),
+            "messages": self._messages(numbers, drawn),
+            "tokens": describe(drawn),
+            "scaled": scaled_weights(measured),
+            "tokenizer": tokenizer(library, found)[1],
+            "view": asked.one_of("view", VIEWS, "both"),
+            "color": asked.one_of("color", NAMES, default_colouring(measured)),
+            "colourings": colourings(library, found, measured),
+            "q": asked.text("q"),
+            "hits": self._hits(),
+            "most_hits": MOST_HITS,
+        }
 
+    def _graph(self) -> Values:
+        """Return the graph as it is drawn, where it has forks and can be seen as a whole."""
+        paths = self.whole.paths
+        if not (1 < len(paths) <= MOST_BRANCHES and max(map(len, paths)) <= MOST_ACROSS):
+            paths = []
+        roles = {
+            str(message): f"by-{role if role in ROLES else 'other'}"
+            for message, role in self.rows.select("message", "role").iter_rows()
+            if paths
+        }
+        ways = [self.asked.but(branch=branch, message=None, to=None) for branch in range(len(paths))]
+        return {"paths": paths, "roles": roles, "addresses": ways, "broken": self.whole.broken}
 
-def _branch(asked: PageRequest, whole: MessageView) -> int | None:
-    return asked.number("branch", 0, most=max(len(whole.paths) - 1, 0)) if asked.text("branch") else None
+    def _window(self) -> tuple[int, Sequence[Line]]:
+        """Return where the window begins in the order of reading, and its lines."""
+        asked, lines = self.asked, self.view.lines
+        if asked.text("message"):
+            number = asked.number("message", 0)
+            for place, line in enumerate(lines):
+                if line.message == number:
+                    return place, [line]
+            raise BadQuestion(f"message={number}: there is no such message among the {len(lines)} of the trace")
+        to = asked.one_of("to", JUMPS, "")
+        start = self._jump(to) if to else asked.number("from", 0)
+        # An address may be older than the branch that is shown now: it opens the end, not an error.
+        start = min(start, max(len(lines) - 1, 0))
+        return start, lines[start : start + WINDOW]
 
+    def _jump(self, to: str) -> int:
+        if to == "trained":
+            trained = {*tokens(self.library, self.found, texts=False).filter("trained")["message"].unique()}
+            return next((place for place, line in enumerate(self.view.lines) if line.message in trained), 0)
+        # What went wrong ended the rollout, so its error is where the messages end.
+        return max(len(self.view.lines) - WINDOW, 0) if to in ("last", "error") else 0
 
-def _window(
-    library: StoreReader, found: FoundTrace, asked: PageRequest, view: MessageView
-) -> tuple[int, Sequence[Any]]:
-    """Return where the window begins in the order of reading, and its lines."""
-    if asked.text("message"):
-        wanted = asked.number("message", 0)
-        places = [place for place, line in enumerate(view.lines) if line.message == wanted]
-        if not places:
-            raise BadQuestion(f"message={wanted}: there is no such message among the {len(view.lines)} of the trace")
-        return places[0], [view.lines[places[0]]]
-    start = asked.number("from", 0)
-    to = asked.one_of("to", JUMPS, "")
-    if to:
-        start = _jump(library, found, view, to)
-    # An address may be older than the branch that is shown now: it opens the end, not an error.
-    start = min(start, max(len(view.lines) - 1, 0))
-    return start, view.lines[start : start + WINDOW]
+    def _messages(self, numbers: Sequence[int], drawn: Mapping[int, Values]) -> list[Values]:
+        shown = self.rows.filter(pl.col("message").is_in(numbers))
+        row_of = {row["message"]: row for row in shown.iter_rows(named=True)}
+        pictures = images(self.library, self.found, [row["body"] for row in row_of.values()])
+        rejected = set(rejected_messages(self.found, self.rows))
+        read = [read_message(row_of[number], pictures) for number in numbers]
+        link_calls(read)
+        text = self.asked.text("q").casefold()
+        for line, message in zip(self.window, read, strict=True):
+            row = row_of[line.message]
+            message |= {
+                "branch": line.branch,
+                "goes_on_from": line.goes_on_from,
+                "rejected": line.message in rejected,
+                "hit": bool(text) and (text in (row["content"] or "").casefold() or text in row["body"].casefold()),
+                "tokens": drawn.get(line.message),
+            }
+        return read
 
-
-def _jump(library: StoreReader, found: FoundTrace, view: MessageView, to: str) -> int:
-    if to == "trained":
-        own = tokens(library, found, texts=False).filter("trained")["message"].unique()
-        trained = set(own)
-        return next((place for place, line in enumerate(view.lines) if line.message in trained), 0)
-    # What went wrong ended the rollout, so its error is where the messages end.
-    return max(len(view.lines) - WINDOW, 0) if to in ("last", "error") else 0
-
-
-def _messages(
-    library: StoreReader,
-    found: FoundTrace,
-    rows: pl.DataFrame,
-    window: Sequence[Any],
-    drawn: Mapping[int, Values],
-    wanted: str,
-) -> list[Values]:
-    numbers = [line.message for line in window]
-    of_window = {row["message"]: row for row in rows.filter(pl.col("message").is_in(numbers)).iter_rows(named=True)}
-    pictures = images(library, found, [row["body"] for row in of_window.values()])
-    gone = set(rejected_messages(found, rows))
-    read = [read_message(of_window[number], pictures) for number in numbers]
-    link_calls(read)
-    low = wanted.casefold()
-    for line, each in zip(window, read, strict=True):
-        row = of_window[line.message]
-        each["branch"] = line.branch
-        each["goes_on_from"] = line.goes_on_from
-        each["rejected"] = line.message in gone
-        each["hit"] = bool(low) and (low in (row["content"] or "").casefold() or low in row["body"].casefold())
-        each["tokens"] = drawn.get(line.message)
-    return read
-
-
-def _hits(rows: pl.DataFrame, view: MessageView, wanted: str) -> list[Values]:
-    """Return the places of a text with where their window begins."""
-    places = {line.message: place for place, line in enumerate(view.lines)}
-    found = [each for each in hits(rows, wanted) if each["message"] in places]
-    return [each | {"from": places[each["message"]] // WINDOW * WINDOW} for each in found]
+    def _hits(self) -> list[Values]:
+        """Return the places of a text with where their window begins."""
+        places = {line.message: place for place, line in enumerate(self.view.lines)}
+        found = [hit for hit in hits(self.rows, self.asked.text("q")) if hit["message"] in places]
+        return [hit | {"from": places[hit["message"]] // WINDOW * WINDOW} for hit in found]
 
 
 def any_trace_page(library: StoreReader, asked: PageRequest) -> Page:

@@ -8,7 +8,13 @@ import pytest
 STATIC = Path(__file__).parents[3] / "flows/viewer/static"
 CSS = "".join((STATIC / name).read_text(encoding="utf-8") for name in ("base.css", "trace.css"))
 COLOURS = {name: both for name, *both in re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", CSS)}
-GROUNDS = re.findall(r"^\.(k\w)[^{]*\{ background: color-mix\(in srgb, var\(--(\w+)\) (\d+)%", CSS, re.MULTILINE)
+SHARES = {
+    name: share for names, share in re.findall(r"([.k\w, ]+) \{ --k: (\d+)%", CSS) for name in names.strip().split(", ")
+}
+MIXED = re.findall(r"([^{}]*)\{ background: color-mix\(in srgb, var\(--(\w+)\) (\d*)", CSS)
+GROUNDS = [
+    (name, top, share or SHARES[name]) for selector, top, share in MIXED for name in re.findall(r"\.k\w\b", selector)
+]
 LEAST = 4.5
 """The contrast that WCAG 2.2 asks of text (1.4.3, AA)."""
 Colour = tuple[float, ...]
