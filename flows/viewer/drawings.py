@@ -97,7 +97,7 @@ def _series(position: int, one: Mapping[str, Any], places: Sequence[int]) -> dic
         "name": visible(one["name"]),
         "kind": one.get("kind"),
         "colour": f"c{(one.get('colour') or f's{position % NUM_COLOURS}')[1:]}",
-        **{name: [_rounded(one[name][place]) for place in own] for name in LISTS if one.get(name)},
+        **{name: [_json_number(one[name][place]) for place in own] for name in LISTS if one.get(name)},
         **(_along([one["steps"][place] for place in own]) if "steps" in one else {}),
     }
 
@@ -126,7 +126,7 @@ def _scatter(drawn: Chart, steps: Steps) -> list[dict[str, Any]]:
     known = [(x, y, each) for x, y, each in rows if is_drawn(x) and is_drawn(y)]
     dots = [
         {
-            **{"x": _rounded(x), "y": _rounded(y), "colour": "c0", "here": False},
+            **{"x": _json_number(x), "y": _json_number(y), "colour": "c0", "here": False},
             **{"share": (0.2, 0.35, 0.5, 0.7, 1)[5 * place // len(known)], "address": each.get("address")},
             "text": f"step {each['step']}: {number(x)} {drawn['across']}, reward {number(y)}",
         }
@@ -135,7 +135,7 @@ def _scatter(drawn: Chart, steps: Steps) -> list[dict[str, Any]]:
     return sorted(dots, key=lambda dot: dot["x"])
 
 
-def _rounded(value: float | None) -> float | str | None:
+def _json_number(value: float | None) -> float | str | None:
     # Five digits are more than a tip shows, and keep a page of many charts small.
     if value is None or math.isfinite(value):
         return None if value is None else float(f"{value:.5g}")
@@ -217,7 +217,7 @@ def _cell_title(step: int, last: int, stage: str, cell: Mapping[str, Any] | None
     return f"step {step}, {stage}: {rows}\n{done}, key {cell['key'][:8]}\ncomputed by {by}{users}"
 
 
-def elapsed(value: float) -> str:
+def elapsed_time(value: float) -> str:
     """Return seconds since the begin, short enough for an axis."""
     if value < 120:
         return f"{value:g} s"

@@ -24,7 +24,7 @@ from flows.reporting.formats import visible
 from flows.reporting.output_files import write_whole
 from flows.viewer import addresses
 from flows.viewer.addresses import PATTERNS, Page
-from flows.viewer.drawings import attempts_chart, chart, elapsed, ledger_cells, segment, sparkline
+from flows.viewer.drawings import attempts_chart, chart, elapsed_time, ledger_cells, segment, sparkline
 from flows.viewer.pages.batch import batch_page, row_page
 from flows.viewer.pages.compare import compare_choice_page, compare_page, compare_step_page
 from flows.viewer.pages.example import compare_example_page, example_page
@@ -86,7 +86,7 @@ def templates() -> Environment:
     found.filters |= formats.FILTERS
     found.globals |= {"at": addresses, "asset": asset, "TONES": TONES | {"evaluated": "good"}}
     found.globals |= {
-        drawing.__name__: drawing for drawing in (attempts_chart, chart, elapsed, ledger_cells, segment, sparkline)
+        drawing.__name__: drawing for drawing in (attempts_chart, chart, elapsed_time, ledger_cells, segment, sparkline)
     }
     return found
 

@@ -156,13 +156,13 @@ class _Batch:
             num_tokens=pl.col("num_tokens").sum(),
         )
         return [
-            {"number": number, **row, "measured": _measured(measured.get(number))}
+            {"number": number, **row, "measured": _update_values(measured.get(number))}
             for row in counts.to_dicts()
             for number in [row.pop("update")]
         ]
 
 
-def _measured(update: Row | None) -> Row | None:
+def _update_values(update: Row | None) -> Row | None:
     """Return what the learner measured, its further metrics beside; None before training."""
     if update is None:
         return None

@@ -57,14 +57,17 @@ def curves(library: StoreReader, run: str, own: Measured, asked: PageRequest) ->
     def titles(names: Collection[str]) -> list[Row]:
         return [{"name": name, "title": chart["title"]} for name, chart in charts_by_name.items() if name in names]
 
-    def shown(section: Row) -> list[Row]:
+    def charts_to_show(section: Row) -> list[Row]:
         names = [chart["name"] for chart in section["charts"]]
         return [drawn[name] for name in names if name not in {*front, *hidden, *zeros}]
 
     exits = [{"name": name, "title": each["title"], **each["exit"]} for name, each in drawn.items() if each["exit"]]
     in_front = {"title": "In front", "charts": [drawn[name] for name in front if name in drawn]}
     return {
-        "sections": [in_front, *({"title": section["title"], "charts": shown(section)} for section in sections)],
+        "sections": [
+            in_front,
+            *({"title": section["title"], "charts": charts_to_show(section)} for section in sections),
+        ],
         "zeros": titles(zeros - {*front}),
         "hidden": titles({*hidden} - zeros),
         "exits": sorted(exits, key=itemgetter("step")),

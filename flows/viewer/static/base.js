@@ -146,12 +146,12 @@
     if (done.every(Boolean)) mark = fresh.body.dataset.mark || now; // else once more, when nobody is at it
   }
   // What the server wrote of each part: scripts draw charts into them.
-  const written = new WeakMap([...document.querySelectorAll("[data-live]")].map((part) => [part, part.outerHTML]));
+  const written = new WeakMap([...document.querySelectorAll("[data-live]")].map((part) => [part, part.cloneNode(true)]));
   // Take a part anew, unless somebody is at work in it; return whether it says what is so now.
   function replace(part, fresh) {
     const other = fresh.querySelector(`[data-live="${CSS.escape(part.dataset.live)}"]`);
-    if (!other || written.get(part) === other.outerHTML) return true;
-    written.set(other, other.outerHTML);
+    if (!other || written.get(part)?.isEqualNode(other)) return true;
+    written.set(other, other.cloneNode(true));
     const focused = part.contains(document.activeElement) ? document.activeElement : null;
     const again = focused && counterpart(focused, part, other);
     if ((focused && !again) || selectedIn(part)) return false;

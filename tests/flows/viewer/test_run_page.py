@@ -23,7 +23,7 @@ from storage.store import open_store
 from tests.fixtures.builders import trace
 from tests.fixtures.evaluations import Sampler, evaluate, train
 from tests.fixtures.rehearsal import rehearse
-from tests.flows.viewer.hand_made import RUN, HandMade, batch, credit, update
+from tests.flows.viewer.hand_made import RUN, HandMade
 from tests.flows.viewer.looking import Elements, visitor
 from tests.flows.viewer.stepped import begun
 
@@ -118,16 +118,6 @@ def test_an_unfinished_step_and_odd_values_are_drawn(tmp_path: Path) -> None:
     assert "not finished, so the numbers below leave it out" in text
     assert [cell and cell["finished"] for cell in values["ledger"]["columns"][0]["cells"]] == [False]
     assert told(library, RUN).live, "this process wrote the event and is there"
-
-
-def test_what_is_not_finite_is_in_the_json_by_name(tmp_path: Path) -> None:
-    rows = [update(loss=float("nan"), entropy=None, mismatch_kl=None)]
-    HandMade(tmp_path).step(
-        [trace(reward=None)], [], [credit("t0", 0, [0], {"rl_weights": [1.0]})], batches=[batch(["t0/0"])], updates=rows
-    )
-    with visitor(tmp_path) as client:
-        known = charts(client.get(f"{addresses.run(RUN)}?format=json").json())
-    assert known["Loss"]["series"][0]["values"] == ["NaN"] and "Entropy" not in known
 
 
 def test_unknown_runs_and_questions_are_refused(forked: StoreReader) -> None:
@@ -277,11 +267,6 @@ def test_every_number_of_every_step_is_there(two: StoreReader) -> None:
     for name in recorded.columns:
         told = zip(found[name], recorded[name].to_list(), strict=True)
         assert all(shown == value for shown, value in told if value is not None)
-
-
-def test_of_one_environment_all_is_told_alone(walked: StoreReader, two: StoreReader) -> None:
-    assert {len(each["series"]) for each in listed(walked).values()} == {1}
-    assert [one["scope"] for one in listed(two)["num_turns"]["series"]] == ["all", "debate", "sums"]
 
 
 def test_what_was_counted_and_is_not_there_is_zero_and_anything_else_a_gap(two: StoreReader) -> None:

@@ -5,12 +5,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 
 from configs.services import TensorboardTracking
 from flows.cli import show
-from flows.queries.metrics import numbers, series, steps
+from flows.queries.metrics import numbers
 from flows.queries.store_reader import StoreReader
 from flows.reporting.tracked_names import step_figures
 from flows.reporting.tracking import TrackingWatcher
@@ -18,7 +17,7 @@ from flows.runtime import loop
 from flows.runtime.session import record_run
 from flows.runtime.step_report import finish_step
 from storage.refs import Entry
-from tasks.metrics.figures import full_name, metric_values
+from tasks.metrics.figures import metric_values
 from tasks.metrics.rollouts import rollout_metrics
 from tasks.metrics.stage import metrics_table
 from tests.fixtures.builders import table, trace, verdict
@@ -27,13 +26,6 @@ from tests.fixtures.tracked import Written
 from tests.flows.viewer.hand_made import NOW, RUN, HandMade
 from tests.flows.viewer.looking import what_is_read
 from tests.flows.viewer.stepped import begun
-
-
-@pytest.fixture(scope="module")
-def walked(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
-    root = tmp_path_factory.mktemp("series") / "store"
-    rehearse(root, "a", steps=2)
-    return StoreReader.at(root)
 
 
 def test_page_show_and_tracking_give_what_the_table_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,15 +92,6 @@ def test_of_a_step_that_was_drawn_again_the_last_batch_counts(tmp_path: Path) ->
             made.store.ledger.commit(Entry(RUN, 0, stage, 1, key, "", key, {}, inputs, (piece,), at, at))
     (each,) = numbers(StoreReader.at(tmp_path), RUN)
     assert (each.value("rollouts", "all"), each.value("reward/mean", "all")) == (1.0, 1.0)
-
-
-def test_the_frames_say_the_same_wide_and_long(walked: StoreReader) -> None:
-    wide, long = steps(walked, "a"), series(walked, "a")
-    assert long.columns == ["run", "step", "finished", "scope", "name", "value"]
-    for row in long.iter_rows(named=True):
-        value = wide.filter(pl.col("step") == row["step"])[full_name(row["scope"], row["name"])].item()
-        assert value == row["value"]
-    assert long.height == sum(len(each.values) for each in numbers(walked, "a")) > 100
 
 
 @pytest.mark.engine  # a whole run of its own

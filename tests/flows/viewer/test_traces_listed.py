@@ -77,12 +77,9 @@ def test_a_line_is_a_trace_with_all_its_columns(capsys: pytest.CaptureFixture[st
     ("arguments", "names"),
     [
         (("--grep", "QUICK"), ["plain"]),
-        (("--grep", "100%"), ["percent"]),
         (("--error", "timeout"), ["silent"]),
         (("--outcome", "pending", "--group", "g1"), ["street", "hostile", "lines"]),
-        (("--outcome", "errored"), ["silent"]),
         (("--env", "[b]x[/b]"), ["hostile"]),
-        (("--example", "e0", "--sort", "reward", "--desc"), ["greek", "percent", "plain"]),
         (("--sort", "reward", "--limit", "2", "--page", "2"), ["greek", "street"]),
         (("--agent", "agent", "--trained", "no", "--sort", "trace", "--limit", "1"), ["greek"]),
     ],
@@ -143,7 +140,6 @@ def test_a_terminal_gets_the_columns_that_it_has_room_for(
     [
         (("--outcome", "lost"), "outcome='lost' is not known here; there are trained, filtered"),
         (("--sort", "beauty"), "there is no column 'beauty'; there are trace_id, reward"),
-        (("--step", "7"), "run 'hand' has no rollouts at step 7; the nearest are at 1, 0"),
         (("nobody",), "there is no run 'nobody'"),
         (("--page", "3"), "page=3: there are 1 of 40 traces each"),
         (("--evaluation", "3"), "run 'hand' has no evaluation of policy 3; it has none at all"),

@@ -133,7 +133,7 @@ def test_the_sources_keep_to_what_cannot_be_made_to_run() -> None:
         source = path.read_text()
         assert not re.search(r"\|\s*safe\b|autoescape|<style|\sstyle=|\son[a-z]+=|javascript:", source), path.name
         assert set(re.findall(r"<script[^>]*>", source)) <= set(
-            re.findall(r"<script src=\"\{\{ asset\('[a-z_]+\.js'\) \}\}\" defer>", source)
+            re.findall(r"<script src=\"\{\{ asset\('[a-z_/]+\.js'\) \}\}\" defer>", source)
         )
     for path in rendering.STATIC.glob("*.js"):
         source = path.read_text()
