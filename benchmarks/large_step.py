@@ -48,7 +48,7 @@ from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Outputs, Ref, Stage, ref_of
 from tasks.training.stage import token_tables, updates_table
-from tests.fixtures.builders import trace
+from tests.fixtures.builders import stage_of, trace
 
 GROUP = 16
 GROUPS_OF_PART = 16
@@ -225,7 +225,7 @@ class Flow:
         (entry,) = (each for each in self.context.store.ledger.entries(run="large", stage=stage) if not each.part)
         return ref_of(entry, computed=False)
 
-    def do(self, stage: Stage, *refs: Ref, **parameters: Any) -> Ref:
+    def do(self, stage: Stage[Any], *refs: Ref, parameters: Any = None) -> Ref:
         """Run a stage."""
         began = time.monotonic()
         ref = perform(stage, self.context, 0, refs, parameters=parameters)
@@ -271,10 +271,10 @@ def run_metrics(root: str, directory: str) -> str:
     update: dict[str, Any] = {field.name: "" if pa.types.is_string(field.type) else 0 for field in UPDATES.arrow}
     update |= {"has_optimizer": False, "masked_fraction": 0.01, "metrics": {}}
     writes = ("updates", "token_statistics", "token_masks")
-    training = Stage("training", 0, ("batches",), writes, (), trained, ("batches",), ("token_masks",))
+    training = stage_of("training", trained, writes, ("batches",), optional=("token_masks",))
     with flow.context.queue_commits():
         made["training"] = flow.do(training, made["packing"])
-        found = flow.do(METRICS, *made.values(), num_batches=1)
+        found = flow.do(METRICS, *made.values(), parameters=1)
     values = metric_values(flow.context.table("metrics", [found]))
     summary = ", ".join(
         f"{full_name(*name)} {values[name]:.17g}" for name in ((ALL, "rl_tokens"), (ALL, "mismatch_kl/std"))

@@ -1,6 +1,7 @@
 """Who does the work of each stage. Stages do not know each other; here all of them are known."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from tasks.advantage import reference
 from tasks.advantage import stage as advantage
@@ -14,6 +15,7 @@ from tasks.packing import stage as packing
 from tasks.rollout import demonstration, intake, regrade
 from tasks.rollout import stage as rollout
 from tasks.runtime.prefect_task import StageTask
+from tasks.runtime.services import PROCESSES
 from tasks.runtime.stage import Stage
 from tasks.stages import EVALUATION, EVALUATION_ASSIGNMENT, ROLLOUT
 from tasks.training import policy as policy_import
@@ -40,6 +42,12 @@ TASKS: Mapping[str, tuple[StageTask, ...]] = {
 """The tasks of every registered stage, by its name; several where its rows come from several sources."""
 
 
-def stage_of(name: str) -> Stage:
+def stage_of(name: str) -> Stage[Any]:
     """Return the declaration of a registered stage in a training run."""
     return TASKS[name][0].stage
+
+
+def services_of(name: str) -> tuple[str, ...]:
+    """Return the processes that a stage needs alive, in the order in which they start; none for an unknown name."""
+    stages = [task.stage for task in TASKS.get(name, ())]
+    return tuple(dict.fromkeys(each for stage in stages for each in stage.services if each in PROCESSES))

@@ -1,4 +1,4 @@
-"""The registry of stages: their order, the services they need, whether their rows can be made again, their colours.
+"""The registry of stages: their order, whether their rows can be made again, their colours.
 
 Every list of stages elsewhere is derived from this one, or, where it may not be imported (`configs.replay`), checked
 against it by a test. Who does the work of a stage is in `tasks.stage_tasks`: whoever only reads a store needs none of
@@ -22,7 +22,7 @@ OTHER_COLOUR = 7
 
 @dataclass(frozen=True)
 class RegisteredStage:
-    """What holds for all work of a stage, wherever it is planned, served, compared or drawn."""
+    """What holds for all work of a stage, wherever it is planned, compared or drawn."""
 
     name: str
     table: str
@@ -31,8 +31,6 @@ class RegisteredStage:
     """What its work belongs to: the run as a whole, one step, or the evaluation of a policy."""
     role: str = ""
     """The stage that it stands in for, by whose name replays and comparisons know it; empty: its own name."""
-    services: tuple[str, ...] = ()
-    """Processes that have to be alive while it is done, in the order in which they are started."""
     deterministic: bool = True
     """Whether it gives the same rows whenever it is done on one machine; nothing is sampled, asked or brought in."""
     replayable: bool = False
@@ -47,27 +45,30 @@ class RegisteredStage:
 
 
 STAGES = (
-    RegisteredStage("policy_import", "policies", "run", services=("learner",)),
+    RegisteredStage(
+        "policy_import",
+        "policies",
+        "run",
+    ),
     RegisteredStage("examples", "examples", "run"),
     RegisteredStage("assignment", "assignments", replayable=True),
     RegisteredStage(
         ROLLOUT,
         "traces",
-        services=("engine", "teachers", "environments"),
         deterministic=False,
         replayable=True,
         colour=0,
     ),
     RegisteredStage("demonstration", "traces", role=ROLLOUT, colour=0),
     RegisteredStage("import", "traces", role=ROLLOUT, deterministic=False, colour=0),
-    RegisteredStage("regrade", "traces", services=("graders",), deterministic=False, colour=5),
+    RegisteredStage("regrade", "traces", deterministic=False, colour=5),
     RegisteredStage("filtering", "verdicts", replayable=True, colour=3),
-    RegisteredStage("reference", "references", services=("engine", "teachers"), deterministic=False, colour=6),
+    RegisteredStage("reference", "references", deterministic=False, colour=6),
     RegisteredStage("advantage", "samples", replayable=True, colour=4),
     RegisteredStage("packing", "batches", replayable=True, colour=5),
     RegisteredStage("gate", "decisions", deterministic=False, colour=6),
     # Training gives the same weights on one machine; where it does not, the store refuses the other weights.
-    RegisteredStage("training", "updates", services=("learner",), replayable=True, colour=1),
+    RegisteredStage("training", "updates", replayable=True, colour=1),
     RegisteredStage("metrics", "metrics"),
     RegisteredStage(EVALUATION_ASSIGNMENT, "assignments", EVALUATION),
     RegisteredStage(EVALUATION, "traces", EVALUATION, deterministic=False, colour=2),
@@ -101,11 +102,6 @@ LINEAGE = _roles(each for each in STAGES if each.name in ("examples", *STEP_STAG
 """The stages that a batch goes through, by role."""
 COMPARED = _roles(each for each in STAGES if each.name not in (EVALUATION_ASSIGNMENT, "metrics"))
 """The stages whose work is compared between two runs, by role."""
-
-
-def services_of(stage: str) -> tuple[str, ...]:
-    """Return the processes that the work of a stage needs alive."""
-    return BY_NAME[stage].services if stage in BY_NAME else ()
 
 
 def role_of(stage: str) -> str:

@@ -188,13 +188,12 @@ def _figures(episodes: Sequence[Episode]) -> dict[str, int]:
 
 def _write(context: RunContext, found: ImportedRollouts, inputs: Mapping[str, str]) -> int:
     """Write every step as its stages; return how many stage results were computed."""
-    source = {"source": found}
-    examples = perform(trace_import.EXAMPLES_STAGE, context, 0, parameters=source, extra_inputs=inputs)
+    examples = perform(trace_import.EXAMPLES_STAGE, context, 0, parameters=found, extra_inputs=inputs)
     done = [examples]
     for step in found.steps:
-        assigned = perform(trace_import.ASSIGNMENT_STAGE, context, step, (examples,), parameters=source)
-        traces = perform(trace_import.STAGE, context, step, (assigned, examples), parameters=source)
-        measured = perform(metrics.STAGE, context, step, (assigned, traces), parameters={"num_batches": 1})
+        assigned = perform(trace_import.ASSIGNMENT_STAGE, context, step, (examples,), parameters=found)
+        traces = perform(trace_import.STAGE, context, step, (assigned, examples), parameters=found)
+        measured = perform(metrics.STAGE, context, step, (assigned, traces), parameters=1)
         done += [assigned, traces, measured]
     return sum(ref.computed for ref in done)
 

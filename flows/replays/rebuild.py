@@ -30,7 +30,7 @@ from storage.schemas.stage_tables import STAGE_TABLES, TABLES
 from storage.slices import content_digest
 from storage.store import Store
 from tasks.inference.engine.model_info import directory_digest
-from tasks.runtime.execute import count_tokens
+from tasks.runtime.parts import count_tokens
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext, StageKeys
 from tasks.runtime.stage import Policy, Ref, Stage, inputs_of, ref_of
@@ -158,7 +158,7 @@ class RecordedRows:
                         self.places.setdefault(row["key"], []).append(place)
         self._tables = {place.table for places in self.places.values() for place in places}
 
-    def find(self, stage: Stage, key: str) -> list[list[tuple[Slice, pa.Table]]]:
+    def find(self, stage: Stage[Any], key: str) -> list[list[tuple[Slice, pa.Table]]]:
         """Return the slices of a key with their rows, one list for each attempt, the earliest first.
 
         None of an attempt that lacks a table which the stage always writes, while that table has rows of other work: a
@@ -212,7 +212,7 @@ class Rebuilder(Executor):
         step: int,
         refs: Sequence[Ref] = (),
         policy: Policy | None = None,
-        parameters: Mapping[str, Any] | None = None,
+        parameters: Any = None,
         extra_inputs: Mapping[str, str] | None = None,
         when_computed: Any = None,
     ) -> Ref:
@@ -229,20 +229,20 @@ class Rebuilder(Executor):
         assert self._context is not None
         return ref_of(self._context.adopt(entry, step), computed=False)
 
-    def _rebuild(self, stage: Stage, step: int, key: str, inputs: Mapping[str, str], refs: Sequence[Ref]) -> None:
+    def _rebuild(self, stage: Stage[Any], step: int, key: str, inputs: Mapping[str, str], refs: Sequence[Ref]) -> None:
         assert self._context is not None
         store = self._context.store
         if "policies" in stage.writes and not (store.policies.find(key) or store.policies.removal_note(key)):
             return
         attempts = self._recorded.find(stage, key)
-        if "parts" in stage.keywords:
+        if stage.in_parts:
             self._rebuild_parts(stage, step, key, inputs, refs, attempts)
         elif attempts and all(_digests(each) == _digests(attempts[0]) for each in attempts):
             self._commit(stage, step, key, inputs, attempts[0])
 
     def _rebuild_parts(
         self,
-        stage: Stage,
+        stage: Stage[Any],
         step: int,
         key: str,
         inputs: Mapping[str, str],
@@ -266,7 +266,7 @@ class Rebuilder(Executor):
 
     def _commit(
         self,
-        stage: Stage,
+        stage: Stage[Any],
         step: int,
         key: str,
         inputs: Mapping[str, str],

@@ -14,10 +14,10 @@ from configs.store import default_store
 from flows.queries.store_reader import recorded_config
 from storage.read.frames import existing_store
 from storage.store import Store
-from tasks.stage_tasks import stage_of
-from tasks.stages import BY_NAME, REPLAYABLE
+from tasks.stage_tasks import services_of, stage_of
+from tasks.stages import REPLAYABLE
 
-SERVICES = {name: next(each for each in REPLAYABLE if name in BY_NAME[each].services) for name in ("learner", "engine")}
+SERVICES = {name: next(each for each in REPLAYABLE if name in services_of(each)) for name in ("learner", "engine")}
 SERVICES |= {"gate": "training"}
 """Sections that no key of a stage holds, by the stage that has a use for them."""
 ANYWAY = ("prefect", "tracking")

@@ -69,7 +69,7 @@ class ScratchExecutor(Executor):
         step: int,
         refs: Sequence[Ref] = (),
         policy: Policy | None = None,
-        parameters: Mapping[str, Any] | None = None,
+        parameters: Any = None,
         extra_inputs: Mapping[str, str] | None = None,
         when_computed: Callable[[], None] | None = None,
     ) -> Ref:

@@ -274,8 +274,7 @@ class _Step:
         sampled = [ref for ref in traces if ref.stage != "regrade"]
         found = {name: reason for ref in sampled for name, reason in self.quarantined(ref).items()}
         extra = {"quarantine": content_key(sorted(found.items()))} if found else {}
-        left_out = {"quarantined": found}
-        return self.execute(filtering.task, self.past.step, traces, parameters=left_out, extra_inputs=extra)
+        return self.execute(filtering.task, self.past.step, traces, parameters=found, extra_inputs=extra)
 
     def _of(self, stage: str) -> tuple[Ref, ...]:
         """Return all work of a stage, in order."""

@@ -19,7 +19,7 @@ from flows.runtime.loop import evaluation_configs
 from tasks.arrays.columns import texts
 from tasks.arrays.seats import JUDGE
 from tasks.assignment.examples import FieldMissing
-from tasks.assignment.stage import EVALUATION_STAGE, TooFewExamples, evaluation_assignment
+from tasks.assignment.stage import EVALUATION_STAGE, EvaluationInputs, TooFewExamples, evaluation_assignment
 from tasks.inference.environments.introspection import EnvironmentFacts
 from tasks.inference.environments.servers import LoadedEnvironment
 from tasks.runtime.process_variables import needed_by, withheld
@@ -116,7 +116,7 @@ def _evaluation_problems(config: RunConfig, loaded: Mapping[str, LoadedEnvironme
             continue
         view = View(each, EVALUATION_STAGE.sections, EVALUATION_STAGE.name)
         try:
-            evaluation_assignment({"examples": examples}, view)
+            evaluation_assignment(EvaluationInputs(examples), view)
         except (TooFewExamples, FieldMissing) as error:
             yield f"{f'evaluation.sets.{index}' if config.evaluation.sets else 'evaluation'}: {error}"
 

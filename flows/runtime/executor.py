@@ -19,7 +19,6 @@ from tasks.metrics import stage as metrics
 from tasks.runtime.execute import perform
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext, StageKeys
-from tasks.runtime.services import asked_services, waits
 from tasks.runtime.stage import Policy, Ref, inputs_of, ref_of
 from tasks.stages import shown_stage
 
@@ -62,14 +61,14 @@ class Executor:
         step: int,
         refs: Sequence[Ref] = (),
         policy: Policy | None = None,
-        parameters: Mapping[str, Any] | None = None,
+        parameters: Any = None,
         extra_inputs: Mapping[str, str] | None = None,
         when_computed: Callable[[], None] | None = None,
     ) -> Ref:
         """Return the reference to a stage's result; a result that is there makes no Prefect task.
 
-        `parameters` are keywords of the stage's function that its key knows by `extra_inputs`: digests of inputs that
-        are no tables. `when_computed` is called when a result that was not there is computed and not yet committed.
+        `parameters` is the record that the stage's inputs take; its key has it by `extra_inputs`: digests of inputs
+        that are no tables. `when_computed` is called when a missing result is computed and not yet committed.
         """
         inputs = inputs_of(refs, policy) | dict(extra_inputs or {})
         key = self._keys(task.stage, step, inputs)
@@ -88,7 +87,7 @@ class Executor:
         else:
             assert self._context is not None
             # Only the services that the stage asks: they travel with the work to a task runner's workers.
-            services = self._session.services.only(asked_services(task.stage))
+            services = self._session.services.only(task.stage.services)
             given = tuple(refs), policy, services, parameters, extra_inputs, when_computed
             work = partial(perform, task.stage, self._context, step, *given)
             ref = self._compute(self._session, self._context, task, step, label, work)
@@ -166,7 +165,7 @@ class Executor:
         if task is not metrics.task:  # takes no time, and a step that was trained is not left without its numbers
             session.stop_if_cancelled(step, task.stage.name)
         session.notify("stage", stage=task.stage.name, step=step, evaluating=context is not session.context)
-        if waits(task.stage):
+        if task.stage.may_block:
             context.hurry()
         ref = session.task_runs.do(task, step, label, work)
         session.count(computed=True)

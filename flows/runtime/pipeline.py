@@ -44,7 +44,7 @@ def import_sources(execute: Executor, source: Source) -> tuple[Ref, Policy]:
     policy = first_policy(execute, source)
     if source.data_digest:
         file = {"file": source.data_digest}
-        listed = execute(example_list.demonstration_task, 0, parameters={"source": source.data}, extra_inputs=file)
+        listed = execute(example_list.demonstration_task, 0, parameters=source.data, extra_inputs=file)
         return listed, policy
     return execute(example_list.task, 0), policy
 
@@ -52,8 +52,7 @@ def import_sources(execute: Executor, source: Source) -> tuple[Ref, Policy]:
 def first_policy(execute: Executor, source: Source) -> Policy:
     """Import the weights that the run starts from."""
     digest = {"weights": source.weights_digest}
-    parameters = {"source": source.weights}
-    return Policy(execute(policy_import.task, 0, parameters=parameters, extra_inputs=digest).key, 0)
+    return Policy(execute(policy_import.task, 0, parameters=source.weights, extra_inputs=digest).key, 0)
 
 
 def build_batch(
@@ -199,7 +198,7 @@ def write_metrics(execute: Executor, step: int, refs: Sequence[Ref]) -> Ref:
     """
     # A parameter outside the key: the assignments themselves are in it.
     num_batches = sum(ref.stage == "assignment" for ref in refs)
-    return execute(metrics.task, step, refs, parameters={"num_batches": num_batches})
+    return execute(metrics.task, step, refs, parameters=num_batches)
 
 
 def check_gate(execute: Executor, step: int, batch: StepBatch, policy: Policy) -> None:

@@ -92,9 +92,9 @@ class RolloutSource:
             sampled = sample(self.execute, step, assigned, self._examples, policy, when_sampled)
             when_sampled()  # also where they were cached
             return sampled
-        key, parameters = {"stream": self._digest}, {"stream": self.queue}
+        key = {"stream": self._digest}
         inputs = assigned, self._examples
-        taken = self.execute(intake.task, step, inputs, policy, parameters=parameters, extra_inputs=key)
+        taken = self.execute(intake.task, step, inputs, policy, parameters=self.queue, extra_inputs=key)
         self.queue.settle(taken)
         self._taken.setdefault(step, []).append(taken)
         num_assigned = self.execute.num_rows("assignments", assigned) // self._config.assignment.group_size
@@ -112,9 +112,9 @@ class RolloutSource:
         count, keeps_examples = -self._num_surplus, self._config.rollout.stale == "top_up"
         digests = {"batch": str(batch), "replaces": str(count)} | ({"keeps_examples": "true"} if keeps_examples else {})
         state = (self._assigned[step],) if self._config.assignment.sampler.stateful else ()
-        parameters = {"batch": batch, "replaces": count, "keeps_examples": keeps_examples}
+        request = assignment.BatchRequest(batch, replaces=count, keeps_examples=keeps_examples)
         refs = (self._examples, *state, taken)
-        return self.execute(assignment.task, step, refs, parameters=parameters, extra_inputs=digests)
+        return self.execute(assignment.task, step, refs, parameters=request, extra_inputs=digests)
 
     def _state_of_sampler(self, step: int) -> tuple[Ref, ...]:
         """Return the inputs of a sampler with state: the assignment before, and the rollouts that were trained on last
@@ -141,7 +141,8 @@ def assign(
     digests = {"batch": str(batch)} if batch else {}
     digests |= {"groups": json.dumps(groups, sort_keys=True)} if groups else {}
     refs = (examples, *previous) if groups or execute.config.assignment.sampler.stateful else (examples,)
-    return execute(assignment.task, step, refs, parameters={"batch": batch, "groups": groups}, extra_inputs=digests)
+    request = assignment.BatchRequest(batch, groups)
+    return execute(assignment.task, step, refs, parameters=request, extra_inputs=digests)
 
 
 def sample(

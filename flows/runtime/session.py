@@ -39,7 +39,7 @@ from storage.store import open_store
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import Renderer, Services
 from tasks.runtime.stage import Policy, Ref
-from tasks.stages import services_of
+from tasks.stage_tasks import services_of
 
 Watcher = Callable[[str, Mapping[str, Any]], None]
 _current: ContextVar["Session | None"] = ContextVar("session", default=None)

@@ -1,9 +1,10 @@
 """Reference: log-probs of the policy's tokens under a frozen teacher, or under the policy shown a demonstration."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +23,9 @@ from tasks.arrays.ragged import Integers, Ragged
 from tasks.inference.engine.client import EngineLost, NotScorable, ServedModel, score
 from tasks.inference.trace_rows.demonstrations import DemonstrationPrompt
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import EngineService, TeacherService, retry_lost
-from tasks.runtime.stage import Outputs, Policy, Stage, Tables
-from tasks.runtime.stored_rows import StoredRows, in_parts, rows_of
+from tasks.runtime.services import EngineService, TeacherService, required, retry_lost
+from tasks.runtime.stage import Attempt, Outputs, Policy, Stage
+from tasks.runtime.stored_rows import StoredRows, in_parts
 
 
 @dataclass(frozen=True)
@@ -96,14 +97,26 @@ class Scores:
 SAFE = "Nothing was scored; the rows are safe"
 
 
-def reference(
-    tables: Mapping[str, pa.Table | StoredRows],
-    config: View,
-    *,
-    policy: Policy | None,
-    engine: EngineService,
-    teachers: TeacherService,
-) -> Outputs:
+@dataclass(frozen=True)
+class ReferenceInputs:
+    """The rollouts of a step with their verdicts, and the services that score them."""
+
+    traces: StoredRows
+    messages: StoredRows
+    verdicts: StoredRows
+    policy: Policy | None
+    """The policy that sampled the rollouts, for algorithms that score with it."""
+    engine: EngineService
+    teachers: TeacherService
+
+    @classmethod
+    def read(cls, attempt: Attempt) -> Self:
+        tables = attempt.rows("traces"), attempt.rows("messages"), attempt.rows("verdicts")
+        services = required(attempt.services.engine), required(attempt.services.teachers)
+        return cls(*tables, attempt.policy, *services)
+
+
+def reference(inputs: ReferenceInputs, config: View) -> Outputs:
     """Return, for every message with sampled tokens of a kept trace that has a scorer, the reference's log-probs.
 
     A message is scored once, on the first branch that comes through it, given all tokens before it on the way. Messages
@@ -114,11 +127,10 @@ def reference(
     not, that are too long, or that no demonstration is known for. A loss of an engine is waited for, as in a rollout;
     what the services raise when it does not come back is passed on.
     """
-    given = {name: rows_of(rows) for name, rows in tables.items()}
-    traces = _traces({name: given[name].table() for name in ("traces", "verdicts")}, config)
-    scorers = Scorers(config, policy, engine, teachers)
-    rows = _scored_parts(traces, given["messages"], scorers)
-    return {"references": in_parts(rows) if given["messages"].num_parts > 1 else pa.concat_tables(rows)}
+    traces = _scorable_traces(inputs.traces.table(), inputs.verdicts.table(), config)
+    scorers = Scorers(config, inputs.policy, inputs.engine, inputs.teachers)
+    rows = _scored_parts(traces, inputs.messages, scorers)
+    return {"references": in_parts(rows) if inputs.messages.num_parts > 1 else pa.concat_tables(rows)}
 
 
 def _scored_parts(traces: pa.Table, messages: StoredRows, scorers: "Scorers") -> Iterator[pa.Table]:
@@ -237,10 +249,9 @@ def _scorer(
     return lambda: engine.serve(policy), settings.max_in_flight
 
 
-def _traces(tables: Tables, config: View) -> pa.Table:
+def _scorable_traces(traces: pa.Table, verdicts: pa.Table, config: View) -> pa.Table:
     """Return the kept traces that have a scorer; refuse those at a temperature that cannot be scored at."""
-    verdicts = tables["verdicts"]
-    kept = _of(tables["traces"], verdicts.filter(verdicts["keep"])["trace_id"])
+    kept = _of(traces, verdicts.filter(verdicts["keep"])["trace_id"])
     has_scorer = [for_environment(config.scorers, name) is not None for name in texts(kept["environment"])]
     chosen = kept.filter(pa.array(has_scorer, pa.bool_()))
     other = chosen.filter(pc.not_equal(chosen["temperature"], pa.scalar(1.0, pa.float32())))
@@ -285,7 +296,8 @@ STAGE = Stage(
     reads=("traces", "messages", "verdicts"),
     writes=("references",),
     sections=("scorers", "engine", "model"),
+    read_inputs=ReferenceInputs.read,
     function=reference,
-    by_reference=("traces", "messages", "verdicts"),
+    services=("engine", "teachers"),
 )
 task = as_task(STAGE)

@@ -1,7 +1,8 @@
 """Advantage: credits every kept trace, and every token of its branches, by its environment's algorithm."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -23,8 +24,8 @@ from tasks.arrays.parse_errors import check_flagged_messages, parse_error_flags
 from tasks.arrays.ragged import Ragged, places
 from tasks.arrays.seats import trained_seats
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.stage import Outputs, Stage, Tables
-from tasks.runtime.stored_rows import StoredRows, rows_of
+from tasks.runtime.stage import Attempt, Outputs, Stage, Tables
+from tasks.runtime.stored_rows import StoredRows
 
 ROUNDING = 1e-9
 """An advantage this close to the refused range counts as within: a mean of equal rewards is not always exact."""
@@ -83,7 +84,26 @@ class StateMissing(AdvantageBreach):
     """An algorithm carries state from step to step, and that of the step before is not there."""
 
 
-def advantage(tables: Mapping[str, pa.Table | StoredRows], config: View, *, step: int = 0) -> Outputs:
+@dataclass(frozen=True)
+class AdvantageInputs:
+    """The rollouts of a step with their verdicts, and what some algorithms need in addition."""
+
+    traces: StoredRows
+    messages: StoredRows
+    verdicts: StoredRows
+    references: StoredRows | None
+    estimator_states: StoredRows | None
+    """After the step before; None where no algorithm had any."""
+    step: int
+
+    @classmethod
+    def read(cls, attempt: Attempt) -> Self:
+        tables = attempt.rows("traces"), attempt.rows("messages"), attempt.rows("verdicts")
+        optional = attempt.optional_rows("references"), attempt.optional_rows("estimator_states")
+        return cls(*tables, *optional, attempt.step)
+
+
+def advantage(inputs: AdvantageInputs, config: View) -> Outputs:
     """Return one credit per branch of every kept trace, with per-token streams laid along the branch.
 
     Each environment's traces are credited by its own algorithm, which sees no others. A token that several branches
@@ -96,14 +116,12 @@ def advantage(tables: Mapping[str, pa.Table | StoredRows], config: View, *, step
     several trainable agents that its algorithm does not keep apart; ImportedWithoutTokens if tokens that no policy
     sampled were to be in the rl component; StateMissing where an algorithm has lost its state.
     """
-    given = {name: rows_of(rows) for name, rows in tables.items()}
-    in_turn = {name: given.pop(name) for name in ("messages", "references") if name in given}
-    whole = {name: rows.table() for name, rows in given.items()}
-    traces, verdicts = whole["traces"], whole["verdicts"]
+    traces, verdicts, step = inputs.traces.table(), inputs.verdicts.table(), inputs.step
+    states = inputs.estimator_states.table() if inputs.estimator_states else None
     if sorted(texts(traces["trace_id"])) != sorted(texts(verdicts["trace_id"])):
         raise _breach("verdicts", "trace_id", "there is not exactly one verdict for every trace")
     stateful = _stateful(config)
-    if stateful and step and "estimator_states" not in whole:
+    if stateful and step and states is None:
         raise StateMissing(
             f"table estimator_states: algorithm {stateful} goes on from the state after step {step - 1}, which "
             "recorded none. Nothing was credited: a cold start would look healthy and be wrong. All that was sampled "
@@ -111,7 +129,7 @@ def advantage(tables: Mapping[str, pa.Table | StoredRows], config: View, *, step
         )
     environments = dict.fromkeys(texts(traces["environment"]))
     algorithms = {name: config.algorithms.get(name, config.algorithm) for name in environments}
-    parts = CreditedParts(whole, in_turn["messages"], in_turn.get("references"), config, algorithms)
+    parts = CreditedParts(traces, verdicts, states, inputs.messages, inputs.references, config, algorithms)
     made = {"samples": parts.samples()} | ({"estimator_states": parts.states()} if stateful else {})
     return made if parts.are_several else {name: next(rows) for name, rows in made.items()}
 
@@ -121,16 +139,18 @@ class CreditedParts:
 
     def __init__(
         self,
-        tables: Tables,
+        traces: pa.Table,
+        verdicts: pa.Table,
+        states: pa.Table | None,
         messages: StoredRows,
         references: StoredRows | None,
         config: View,
         algorithms: Mapping[str, AlgorithmConfig],
     ) -> None:
         """Take what is small of all traces, then what is not, and the algorithm of each environment."""
-        self._tables, self._messages, self._references = tables, messages, references
+        self._traces, self._verdicts, self._states = traces, verdicts, states
+        self._messages, self._references = messages, references
         self._config, self._algorithms = config, algorithms
-        self._states = tables.get("estimator_states")
         self.are_several = messages.num_parts > 1 and not any(map(_sees_all, algorithms.values()))
         self._of_batch: dict[str, tuple[float, float]] = {}
         """Baseline and advantage by trace, where they are made of all parts before any is credited."""
@@ -153,10 +173,11 @@ class CreditedParts:
     def _parts(self) -> Iterator[dict[str, pa.Table]]:
         if not self.are_several:
             references = {} if self._references is None else {"references": self._references.table()}
-            yield {**self._tables, **references, "messages": self._messages.table()}
+            messages = self._messages.table()
+            yield {"traces": self._traces, "verdicts": self._verdicts, "messages": messages, **references}
             return
-        verdicts, scored = self._tables["verdicts"], None if self._references is None else InOrder(self._references)
-        for own, messages in group_parts(self._tables["traces"], self._messages):
+        verdicts, scored = self._verdicts, None if self._references is None else InOrder(self._references)
+        for own, messages in group_parts(self._traces, self._messages):
             judged = verdicts.filter(pc.is_in(verdicts["trace_id"], value_set=own["trace_id"].combine_chunks()))
             references = {} if scored is None else {"references": scored.of(own["trace_id"].combine_chunks())}
             yield {"traces": own, "messages": messages, "verdicts": judged, **references}
@@ -355,8 +376,8 @@ STAGE = Stage(
     reads=("traces", "messages", "verdicts"),
     writes=("samples", "estimator_states"),
     sections=("algorithm", "algorithms", "admission", "seat_rules"),
+    read_inputs=AdvantageInputs.read,
     function=advantage,
-    by_reference=("traces", "messages", "verdicts", "references", "estimator_states"),
     optional=("references", "estimator_states"),
 )
 task = as_task(STAGE)

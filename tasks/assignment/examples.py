@@ -19,8 +19,8 @@ from configs.run import View
 from storage.schemas.stage_tables import EXAMPLES
 from tasks.arrays.columns import texts
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import ExampleSource
-from tasks.runtime.stage import Stage, Tables
+from tasks.runtime.services import ExampleSource, required
+from tasks.runtime.stage import Attempt, Stage, Tables
 
 DEMONSTRATIONS = "demonstrations"
 """The name that rows of a demonstrations file carry where others carry their environment's."""
@@ -34,14 +34,14 @@ class DemonstrationsUnusable(ValueError):
     """A file of demonstrations cannot be read, or a row of it is no demonstration."""
 
 
-def examples(tables: Tables, config: View, *, example_source: ExampleSource) -> Tables:
+def examples(source: ExampleSource, config: View) -> Tables:
     """List the examples of every environment, each with its split by hash of its content."""
-    return {"examples": example_source.examples()}
+    return {"examples": source.examples()}
 
 
-def demonstration_examples(tables: Tables, config: View, *, source: str) -> Tables:
+def demonstration_examples(file: Path, config: View) -> Tables:
     """List the rows of a demonstrations file, each as messages."""
-    return {"examples": read_demonstrations(Path(source))}
+    return {"examples": read_demonstrations(file)}
 
 
 def read_demonstrations(path: Path) -> pa.Table:
@@ -181,6 +181,14 @@ def having(examples: pa.Table, environment: str, split: str, where: Mapping[str,
     return kept
 
 
+def _example_source(attempt: Attempt) -> ExampleSource:
+    return required(attempt.services.example_source)
+
+
+def _demonstrations_file(attempt: Attempt) -> Path:
+    return Path(attempt.parameters)
+
+
 def _same(value: Any, wanted: Any) -> bool:
     # Python calls True equal to 1; who asks for tier 1 does not mean a flag.
     return bool(value == wanted) and isinstance(value, bool) == isinstance(wanted, bool)
@@ -192,7 +200,9 @@ STAGE = Stage(
     reads=(),
     writes=("examples",),
     sections=("environments", "prompt_limits"),
+    read_inputs=_example_source,
     function=examples,
+    services=("example_source",),
 )
 DEMONSTRATION_STAGE = Stage(
     name="examples",
@@ -200,6 +210,7 @@ DEMONSTRATION_STAGE = Stage(
     reads=(),
     writes=("examples",),
     sections=(),
+    read_inputs=_demonstrations_file,
     function=demonstration_examples,
 )
 task = as_task(STAGE)

@@ -7,7 +7,9 @@ has any.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count as counting
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,45 +24,74 @@ from tasks.assignment.examples import having
 from tasks.assignment.samplers import SAMPLERS
 from tasks.assignment.samplers.sampler import SampleRequest, known_difficulties, rewards_by_environment
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.stage import Stage, Tables
+from tasks.runtime.stage import Attempt, Stage, Tables
 
 
 class TooFewExamples(ValueError):
     """There is no environment, or one has no examples of a split, or fewer than were asked for."""
 
 
-def assignment(
-    tables: Tables,
-    config: View,
-    *,
-    step: int,
-    batch: int = 0,
-    groups: Mapping[str, int] | None = None,
-    replaces: int = 0,
-    keeps_examples: bool = False,
-) -> Tables:
+@dataclass(frozen=True)
+class BatchRequest:
+    """Which batch of a step is assigned, and how many groups it has."""
+
+    batch: int = 0
+    """0 for the first of the step."""
+    groups: Mapping[str, int] | None = None
+    """Groups of a further batch by environment; None for as many as a step has."""
+    replaces: int = 0
+    """Groups in place of stale ones, of the first of these in order."""
+    keeps_examples: bool = False
+    """Whether replacements have the examples of the groups that they replace."""
+
+
+@dataclass(frozen=True)
+class AssignmentInputs:
+    """The examples, and what earlier batches and steps recorded."""
+
+    examples: pa.Table
+    step: int
+    request: BatchRequest = field(default_factory=BatchRequest)
+    assignments: pa.Table | None = None
+    """Of earlier batches of the step."""
+    traces: pa.Table | None = None
+    difficulties: pa.Table | None = None
+    stale_groups: pa.Table | None = None
+
+    @classmethod
+    def read(cls, attempt: Attempt) -> Self:
+        request: BatchRequest = attempt.parameters or BatchRequest()
+        read = attempt.optional_table
+        before = read("assignments"), read("traces"), read("difficulties"), read("stale_groups")
+        return cls(attempt.table("examples"), attempt.step, request, *before)
+
+
+def assignment(inputs: AssignmentInputs, config: View) -> Tables:
     """Return the rollouts of one training step: `groups_per_step` groups of `group_size` members.
 
     Groups go to environments by weight, exactly over the run; the sampler says which examples each environment tries.
     With `oversampling` more groups of each environment are begun than the step needs.
-    `batch` numbers further batches for the same step, drawn when those before leave too little to train on: other
-    examples as long as there are any, and other seeds, without moving the walk of the steps to come. `groups` says how
-    many groups of which environment a further batch has; None is a whole step's. With `replaces` the batch has so many
-    groups in place of the first that were stale: of the same examples where it `keeps_examples`. A sampler that goes
-    by how hard examples are also makes `difficulties`, where traces came in. Raises TooFewExamples if an environment
+    Further batches of a step are drawn when the previous ones leave too little to train on: other examples as long as
+    there are any, and other seeds, without advancing the sampler's epoch. A sampler that goes by how hard examples are
+    also makes `difficulties`, where traces came in. Raises TooFewExamples if an environment
     has no examples of split train, and DifficultiesMissing where such a sampler has lost its state.
     """
     settings, environments = config.assignment, _environments(config)
+    step, request, batch = inputs.step, inputs.request, inputs.request.batch
     start = step * settings.groups_per_step
-    slots = _slots(environments, start, settings.groups_per_step, groups)
-    replaced = _stale_groups(tables["stale_groups"], replaces) if replaces else []
-    if replaces:
+    slots = _slots(environments, start, settings.groups_per_step, request.groups)
+    replaced = []
+    if request.replaces:
+        assert inputs.stale_groups is not None, "a replacement has an input with stale groups"
+        replaced = _stale_groups(inputs.stale_groups, request.replaces)
         slots = [(row["environment"], start + place) for place, row in enumerate(replaced)]
     elif settings.oversampling > 1:
         slots = _oversample(slots, settings.oversampling)
-    examples = {each.name: _examples(tables["examples"], each.name, "train", wanted=1) for each in environments}
-    state = known_difficulties(tables, step, batch, config.drawn_by_learners) if settings.sampler.stateful else None
-    tried = tables["assignments"] if batch and "assignments" in tables else ASSIGNMENTS.arrow.empty_table()
+    examples = {each.name: _examples(inputs.examples, each.name, "train", wanted=1) for each in environments}
+    state = None
+    if settings.sampler.stateful:
+        state = known_difficulties(inputs.difficulties, inputs.traces, step, batch, config.drawn_by_learners)
+    tried = inputs.assignments if batch and inputs.assignments is not None else ASSIGNMENTS.arrow.empty_table()
     rewards = {} if state is None else rewards_by_environment(state)
     chosen: dict[str, Iterator[str]] = {}
     for name in examples:
@@ -68,13 +99,13 @@ def assignment(
         seen = frozenset(texts(tried.filter(pc.field("environment") == name)["example_id"]))
         asked = SampleRequest(name, examples[name], turns_of, config.seed, step, batch, seen, rewards.get(name, {}))
         chosen[name] = iter(SAMPLERS[settings.sampler.type](asked, settings, settings.sampler))
-    if keeps_examples:
+    if request.keeps_examples:
         chosen = {name: iter([row["example_id"] for row in replaced if row["environment"] == name]) for name in chosen}
     prefix = f"{step}.{batch}" if batch else f"{step}"
     drawn = [(f"{prefix}-{slot}", name, next(chosen[name])) for slot, (name, _) in enumerate(slots)]
     made = {"assignments": _rollouts(drawn, settings.group_size, config.seed)}
     # Within a step nothing new is known: its first batch has written the state, which later ones read.
-    if state is not None and (not batch or "traces" in tables):
+    if state is not None and (not batch or inputs.traces is not None):
         made["difficulties"] = state
     return made
 
@@ -115,7 +146,21 @@ def _oversample(slots: Sequence[tuple[str, int]], factor: float) -> list[tuple[s
     return [(name, next(orders[name])) for name in [*(name for name, _ in slots), *more]]
 
 
-def evaluation_assignment(tables: Tables, config: View) -> Tables:
+@dataclass(frozen=True)
+class EvaluationInputs:
+    """The examples; for a retry also the assignments and traces of the evaluation so far."""
+
+    examples: pa.Table
+    assignments: pa.Table | None = None
+    traces: pa.Table | None = None
+
+    @classmethod
+    def read(cls, attempt: Attempt) -> Self:
+        before = attempt.optional_table("assignments"), attempt.optional_table("traces")
+        return cls(attempt.table("examples"), *before)
+
+
+def evaluation_assignment(inputs: EvaluationInputs, config: View) -> Tables:
     """Return the rollouts of an evaluation: of each environment the first `num_examples` held-out ones in hash order.
 
     The order does not depend on the run's seed, so that evaluations of different runs try the same examples; the
@@ -123,15 +168,16 @@ def evaluation_assignment(tables: Tables, config: View) -> Tables:
     with an error are assigned once more, with another seed. Raises TooFewExamples if an environment holds out fewer
     than `num_examples`, and FieldMissing where a filter names a field that examples lack.
     """
-    if "traces" in tables:
-        return {"assignments": _again(tables["assignments"], errored_assignments(tables["traces"]))}
+    if inputs.traces is not None:
+        assert inputs.assignments is not None, "a retry has the assignments that it repeats"
+        return {"assignments": _again(inputs.assignments, errored_assignments(inputs.traces))}
     settings = config.evaluation
     groups = []
     for environment in _environments(config):
         name = environment.name
         if settings.environments and name not in settings.environments:
             continue
-        fitting = having(tables["examples"], name, "eval", settings.where) if settings.where else tables["examples"]
+        fitting = having(inputs.examples, name, "eval", settings.where) if settings.where else inputs.examples
         held_out = _examples(fitting, name, "eval", wanted=settings.num_examples)
         in_hash_order = sorted(held_out, key=lambda example: (digest("held out", name, example), example))
         chosen = in_hash_order[: settings.num_examples]
@@ -215,6 +261,7 @@ STAGE = Stage(
     reads=("examples",),
     writes=("assignments", "difficulties"),
     sections=("seed", "assignment", "environments", "drawn_by_learners"),
+    read_inputs=AssignmentInputs.read,
     function=assignment,
     optional=("assignments", "traces", "difficulties", "stale_groups"),
 )
@@ -224,6 +271,7 @@ EVALUATION_STAGE = Stage(
     reads=("examples",),
     writes=("assignments",),
     sections=("seed", "evaluation", "environments"),
+    read_inputs=EvaluationInputs.read,
     function=evaluation_assignment,
     optional=("assignments", "traces"),
 )

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import pyarrow as pa
 
@@ -24,7 +25,7 @@ from tasks.inference.trace_rows.demonstrations import demonstration_renderer
 from tasks.inference.trace_rows.image_tensors import tensors_of
 from tasks.inference.trace_rows.images import extract_images
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.stage import Stage, Tables
+from tasks.runtime.stage import Attempt, Stage, Tables
 
 
 @dataclass(frozen=True)
@@ -75,18 +76,31 @@ def _by_number(assignment: Row) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
 
 
-def imported_examples(tables: Tables, config: View, *, source: ImportedRollouts) -> Tables:
+@dataclass(frozen=True)
+class ImportInputs:
+    """The imported rollouts, and the step that is written of them."""
+
+    source: ImportedRollouts
+    step: int
+
+    @classmethod
+    def read(cls, attempt: Attempt) -> Self:
+        return cls(attempt.parameters, attempt.step)
+
+
+def imported_examples(inputs: ImportInputs, config: View) -> Tables:
     """List the examples that the imported rollouts tried."""
-    return {"examples": source.examples()}
+    return {"examples": inputs.source.examples()}
 
 
-def imported_assignments(tables: Tables, config: View, *, step: int, source: ImportedRollouts) -> Tables:
+def imported_assignments(inputs: ImportInputs, config: View) -> Tables:
     """Say which examples a step tried, in which groups."""
-    return {"assignments": source.assignments(step)}
+    return {"assignments": inputs.source.assignments(inputs.step)}
 
 
-def trace_import(tables: Tables, config: View, *, step: int, source: ImportedRollouts) -> Tables:
+def trace_import(inputs: ImportInputs, config: View) -> Tables:
     """Bring in the rollouts of a step; they answer its assignments."""
+    source, step = inputs.source, inputs.step
     made = extract_images(source.traces(step), source.messages(step))
     if "images" not in made or source.model is None or not (tensors := tensors_of(made["images"], source.model)):
         return made
@@ -106,7 +120,13 @@ def _with_token_types(traces: pa.Table, model: ModelConfig) -> pa.Table:
 
 
 EXAMPLES_STAGE = Stage(
-    name="examples", version=2, reads=(), writes=("examples",), sections=(), function=imported_examples
+    name="examples",
+    version=2,
+    reads=(),
+    writes=("examples",),
+    sections=(),
+    read_inputs=ImportInputs.read,
+    function=imported_examples,
 )
 ASSIGNMENT_STAGE = Stage(
     name="assignment",
@@ -114,6 +134,7 @@ ASSIGNMENT_STAGE = Stage(
     reads=("examples",),
     writes=("assignments",),
     sections=(),
+    read_inputs=ImportInputs.read,
     function=imported_assignments,
 )
 STAGE = Stage(
@@ -123,6 +144,7 @@ STAGE = Stage(
     writes=("traces", "messages", "images", "image_tensors"),
     optional=("images", "image_tensors"),
     sections=(),
+    read_inputs=ImportInputs.read,
     function=trace_import,
 )
 examples_task = as_task(EXAMPLES_STAGE)

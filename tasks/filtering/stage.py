@@ -5,8 +5,8 @@ Reads traces, messages; writes verdicts.
 
 import json
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -21,29 +21,40 @@ from tasks.arrays.message_graph import owners
 from tasks.arrays.seats import JUDGE, OTHER_SEAT, seat_rules
 from tasks.filtering.filters import FILTERS
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.stage import Stage, Tables
-from tasks.runtime.stored_rows import StoredRows, rows_of
+from tasks.runtime.stage import Attempt, Stage, Tables
+from tasks.runtime.stored_rows import StoredRows
 
 
-def filtering(
-    tables: Mapping[str, pa.Table | StoredRows], config: View, *, quarantined: Mapping[str, str] = MappingProxyType({})
-) -> Tables:
+@dataclass(frozen=True)
+class FilteringInputs:
+    """The rollouts of a step."""
+
+    traces: StoredRows
+    messages: StoredRows
+    quarantined: Mapping[str, str] = field(default_factory=dict)
+    """Reason by trace id of the traces that were found to be unfit after they were recorded."""
+
+    @classmethod
+    def read(cls, attempt: Attempt) -> Self:
+        return cls(attempt.rows("traces"), attempt.rows("messages"), attempt.parameters or {})
+
+
+def filtering(inputs: FilteringInputs, config: View) -> Tables:
     """Return one verdict per trace. Messages are read a part after the other, each with whole groups.
 
-    `quarantined` has the reason, by trace id, of those found to be unfit after they were made: they are excluded before
-    anything else, so that no group, and no baseline, sees them. Every filter records what it finds; only an enforcing
-    one excludes, and the first of those in config order is the reason. Filters of groups look last, at what the others
-    left standing, so that they judge the members that a baseline will be made of. Errored traces are excluded even if
-    the config lists no such filter. A trace without tokens of the policy is excluded as untrainable, whatever else a
-    filter found: another model's, or one of a seat that was never asked, which has a reward all the same. One of a seat
-    that is left out (`tasks.arrays.seats`) is excluded as that. Raises LearnerSeatMissing where a trace does not say
-    which seat learns and has to.
+    Quarantined traces are excluded before anything else, so that no group, and no baseline, sees them. Every filter
+    records what it finds; only an enforcing one excludes, and the first of those in config order is the reason.
+    Filters of groups run last, on the traces that no other filter excluded, so that they judge the members of a
+    baseline. Errored traces are excluded even if the config lists no such filter. A trace without tokens of the policy
+    is excluded as untrainable, whatever else a filter found: another model's, or one of a seat that was never asked,
+    which has a reward all the same. Excluded seats (`tasks.arrays.seats`) are a reason of their own. Raises
+    LearnerSeatMissing if a trace has to name the learning seat and does not.
     """
-    traces, messages = rows_of(tables["traces"]).table(), rows_of(tables["messages"])
+    traces, messages = inputs.traces.table(), inputs.messages
     # What a user's filter compares nobody knows, unless it is said.
     alone = any(isinstance(each, CustomFilter) and not each.in_parts for each in config.filtering.filters)
     parts = [(traces, messages.table())] if alone else group_parts(traces, messages)
-    return {"verdicts": pa.concat_tables([_judge(*part, config, quarantined) for part in parts])}
+    return {"verdicts": pa.concat_tables([_judge(*part, config, inputs.quarantined) for part in parts])}
 
 
 def _judge(traces: pa.Table, messages: pa.Table, config: View, quarantined: Mapping[str, str]) -> pa.Table:
@@ -126,7 +137,7 @@ STAGE = Stage(
     reads=("traces", "messages"),
     writes=("verdicts",),
     sections=("filtering", "model", "learns_from_equals", "episode_agents", "seat_rules"),
+    read_inputs=FilteringInputs.read,
     function=filtering,
-    by_reference=("traces", "messages"),
 )
 task = as_task(STAGE)

@@ -7,9 +7,9 @@ not known lets nothing through.
 
 import json
 import re
-from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,8 +19,8 @@ from configs.run import View
 from storage.schemas.stage_tables import DECISIONS
 from tasks.metrics.figures import FIGURE_COLUMNS, MEANINGS, Figures, batch_figures, in_words
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import Answer, Approve, Question, Shown
-from tasks.runtime.stage import Stage, Tables
+from tasks.runtime.services import Answer, Approve, Question, Shown, required
+from tasks.runtime.stage import Attempt, Stage, Tables
 from tasks.runtime.stored_rows import StoredRows, rows_of
 
 if TYPE_CHECKING:
@@ -36,17 +36,34 @@ SEALED: dict[str, str | bool | int | float | list[str]] = {
 COUNTS = tuple(name for name in MEANINGS if name.startswith("num_"))
 
 
-def gate(tables: Mapping[str, pa.Table | StoredRows], config: View, *, step: int, key: str, approve: Approve) -> Tables:
+@dataclass(frozen=True)
+class GateInputs:
+    """The figures of a batch, its rollouts, and who approves it."""
+
+    tables: Tables
+    """Columns of the tables from which the figures are made: `FIGURE_COLUMNS`."""
+    messages: StoredRows
+    step: int
+    key: str
+    approve: Approve
+
+    @classmethod
+    def read(cls, attempt: Attempt) -> Self:
+        tables = {name: attempt.rows(name).table(columns) for name, columns in FIGURE_COLUMNS.items()}
+        approve = required(attempt.services.approve)
+        return cls(tables, attempt.rows("messages"), attempt.step, attempt.key, approve)
+
+
+def gate(inputs: GateInputs, config: View) -> Tables:
     """Return the one row that says whether the batch goes on. Raises what `approve` raises, and RuleFailed."""
-    asked_at, given = datetime.now(UTC), {name: rows_of(rows) for name, rows in tables.items()}
-    held = {name: given[name].table(columns) for name, columns in FIGURE_COLUMNS.items()}
-    figures = batch_figures(held, config.packing.tokens_per_row)
+    asked_at = datetime.now(UTC)
+    figures = batch_figures(inputs.tables, config.packing.tokens_per_row)
     rule = config.gate.rule if config.gate.type == "rule" else None
     if rule is not None:
         answer = by_rule(rule, figures)
     else:
-        shown = shown_rollouts(held["traces"], given["messages"])
-        answer = approve(Question(step, key, figures, shown, config.gate.timeout_seconds))
+        shown = shown_rollouts(inputs.tables["traces"], inputs.messages)
+        answer = inputs.approve(Question(inputs.step, inputs.key, figures, shown, config.gate.timeout_seconds))
     row = {
         "gate": config.gate.type,
         "approved": answer.approved,
@@ -163,7 +180,8 @@ STAGE = Stage(
     reads=("traces", "messages", "verdicts", "samples", "batches"),
     writes=("decisions",),
     sections=("gate", "packing"),
+    read_inputs=GateInputs.read,
     function=gate,
-    by_reference=("traces", "messages", "verdicts", "samples", "batches"),
+    services=("approve",),
 )
 task = as_task(STAGE)

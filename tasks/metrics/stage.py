@@ -9,7 +9,8 @@ stages took is of one attempt at them and stands in the ledger: `timing/stage/..
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,10 +29,10 @@ from tasks.metrics.stream import stream_metrics
 from tasks.metrics.tokens import token_metrics
 from tasks.metrics.updates import update_metrics
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.stage import Stage, Tables
-from tasks.runtime.stored_rows import StoredRows, rows_of
+from tasks.runtime.stage import Attempt, Stage, Tables
+from tasks.runtime.stored_rows import StoredRows
 
-OF_TABLES = {
+HELD_COLUMNS = {
     "traces": list(dict.fromkeys((*OF_ROLLOUTS, *OF_ACCOUNTS, *TRACE_COLUMNS))),
     "samples": [name for name in SAMPLES.arrow.names if name not in SAMPLES.aligned],
     "batches": BATCH_COLUMNS,
@@ -39,21 +40,47 @@ OF_TABLES = {
 """What is held of tables that are read in parts: columns of one small value for each row, and of ids."""
 
 
-def metrics(tables: Mapping[str, Any], config: View, *, num_batches: int) -> Tables:
-    """Return one row for each metric of a step; `num_batches` is the number of its assignments.
+LARGE = ("messages", "samples", "batches", "token_statistics")
+"""Optional tables that are read in parts."""
+
+
+@dataclass(frozen=True)
+class MetricsInputs:
+    """The tables of a step, as far as it came."""
+
+    tables: Tables
+    """Small tables, and `HELD_COLUMNS` of those that are read in parts."""
+    large: Mapping[str, StoredRows]
+    """Those of `LARGE`."""
+    num_batches: int
+    """Number of the step's assignments."""
+
+    @classmethod
+    def read(cls, attempt: Attempt) -> Self:
+        large = {name: rows for name in LARGE if (rows := attempt.optional_rows(name))}
+        tables = {"traces": attempt.rows("traces").table(HELD_COLUMNS["traces"])}
+        for name in STAGE.optional:
+            if name in large and name in HELD_COLUMNS:
+                tables[name] = large[name].table(HELD_COLUMNS[name])
+            elif name not in LARGE and (table := attempt.optional_table(name)) is not None:
+                tables[name] = table
+        return cls(tables, large, attempt.parameters)
+
+
+def metrics(inputs: MetricsInputs, config: View) -> Tables:
+    """Return one row for each metric of a step.
 
     What a step did not measure has no row. Values that are not finite stay as they are. Raises AccountBreach where a
     packed step does not account for every rollout.
     """
-    given = {name: rows_of(rows) for name, rows in tables.items() if name in STAGE.by_reference}
-    held = {name: given[name].table(columns) for name, columns in OF_TABLES.items() if name in given}
-    tables = {name: rows for name, rows in tables.items() if name not in given} | held
-    traces = tables["traces"]
+    tables, traces = inputs.tables, inputs.tables["traces"]
     verdicts = tables.get("verdicts", VERDICTS.arrow.empty_table())
     filters = config.filter_names if verdicts.num_rows else ()
-    found = rollout_metrics(traces, verdicts, filters, _count_retokenised(traces, given), tables.get("token_policies"))
-    found |= _token_metrics(tables, given)
-    for unscoped in _step_metrics(tables, given, config, num_batches):
+    found = rollout_metrics(
+        traces, verdicts, filters, _count_retokenised(traces, inputs.large), tables.get("token_policies")
+    )
+    found |= _token_metrics(tables, inputs.large)
+    for unscoped in _step_metrics(inputs, config):
         found |= {("", name): value for name, value in unscoped.items()}
     return {"metrics": metrics_table(found)}
 
@@ -68,14 +95,13 @@ def metrics_table(values: Values) -> pa.Table:
     )
 
 
-def _step_metrics(
-    tables: Tables, given: Mapping[str, StoredRows], config: View, num_batches: int
-) -> Iterator[Mapping[str, float]]:
+def _step_metrics(inputs: MetricsInputs, config: View) -> Iterator[Mapping[str, float]]:
     """Yield the metrics of a step as a whole."""
+    tables = inputs.tables
     yield account_metrics(tables)
     yield stream_metrics(tables)
     if config.wanted_groups and {"assignments", "samples"} <= tables.keys():
-        yield group_metrics(config.wanted_groups, num_batches, tables["assignments"], given["samples"])
+        yield group_metrics(config.wanted_groups, inputs.num_batches, tables["assignments"], inputs.large["samples"])
     if "engine_metrics" in tables:
         yield engine_metrics(tables["engine_metrics"])
     if "updates" in tables:
@@ -84,15 +110,15 @@ def _step_metrics(
     yield {f"batch/{name}": float(value) for name, value in figures.items() if value is not None}
 
 
-def _count_retokenised(traces: pa.Table, given: Mapping[str, StoredRows]) -> dict[str, int] | None:
+def _count_retokenised(traces: pa.Table, large: Mapping[str, StoredRows]) -> dict[str, int] | None:
     """Return how many replies were tokenised again, by trace; None where the messages are not there.
 
     A trace of one branch has none: messages are looked at only where there is another one.
     """
-    if "messages" not in given:
+    if "messages" not in large:
         return None
     found: dict[str, int] = {}
-    parts = group_parts(traces, given["messages"], columns=RETOKENISED_COLUMNS) if _has_branches(traces) else ()
+    parts = group_parts(traces, large["messages"], columns=RETOKENISED_COLUMNS) if _has_branches(traces) else ()
     for own, messages in parts:
         found |= retokenised_turns(messages) if _has_branches(own) else {}
     return found
@@ -102,12 +128,12 @@ def _has_branches(traces: pa.Table) -> bool:
     return (pc.max(traces["num_branches"]).as_py() or 0) > 1
 
 
-def _token_metrics(tables: Tables, given: Mapping[str, StoredRows]) -> Values:
+def _token_metrics(tables: Tables, large: Mapping[str, StoredRows]) -> Values:
     """Return the metrics of tokens; none of a step without statistics.
 
     Masks are not known where some tokens were masked and nobody kept which.
     """
-    if "token_statistics" not in given or not all(
+    if "token_statistics" not in large or not all(
         name in tables and tables[name].num_rows for name in ("batches", "samples", "updates")
     ):
         return {}
@@ -118,7 +144,7 @@ def _token_metrics(tables: Tables, given: Mapping[str, StoredRows]) -> Values:
     environments = dict(zip(texts(traces["trace_id"]), texts(traces["environment"]), strict=True))
     pairs = zip(texts(samples["sample_id"]), texts(samples["trace_id"]), strict=True)
     of_samples = {sample: environments[trace] for sample, trace in pairs}
-    return token_metrics(given["batches"], given["token_statistics"], masks, of_samples)
+    return token_metrics(large["batches"], large["token_statistics"], masks, of_samples)
 
 
 STAGE = Stage(
@@ -131,7 +157,7 @@ STAGE = Stage(
         *("verdicts", "samples", "batches", "decisions", "updates", "token_statistics", "token_masks"),
     ),
     sections=("filter_names", "wanted_groups", "packing"),
+    read_inputs=MetricsInputs.read,
     function=metrics,
-    by_reference=("traces", "messages", "samples", "batches", "token_statistics"),
 )
 task = as_task(STAGE)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from tempfile import SpooledTemporaryFile
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,8 @@ from tasks.arrays.samples import COMPONENTS, OF_SAMPLES, PackingBreach, Samples,
 from tasks.arrays.seats import JUDGE, OTHER_SEAT
 from tasks.packing.bin_packing import Rows, pack
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.stage import Outputs, Stage
-from tasks.runtime.stored_rows import PART_BYTES, StoredRows, in_parts, rows_of
+from tasks.runtime.stage import Attempt, Outputs, Stage
+from tasks.runtime.stored_rows import PART_BYTES, StoredRows, in_parts
 
 UNCOUNTED = ("errored", UNTRAINABLE, QUARANTINED, JUDGE, OTHER_SEAT)
 """Reasons of verdicts on what is no rollout of the batch: it failed, was found unfit, or is not the policy's."""
@@ -85,7 +85,24 @@ class BudgetTooSmall(ValueError):
     """A sample is longer than a packed row may be."""
 
 
-def packing(tables: Mapping[str, pa.Table | StoredRows], config: View) -> Outputs:
+@dataclass(frozen=True)
+class PackingInputs:
+    """The credited rollouts of a step."""
+
+    samples: StoredRows
+    messages: StoredRows
+    traces: StoredRows
+    verdicts: StoredRows | None = None
+    """For constant lengths; None if groups with zero advantage were replaced."""
+    image_tensors: StoredRows | None = None
+
+    @classmethod
+    def read(cls, attempt: Attempt) -> Self:
+        tables = attempt.rows("samples"), attempt.rows("messages"), attempt.rows("traces")
+        return cls(*tables, attempt.optional_rows("verdicts"), attempt.optional_rows("image_tensors"))
+
+
+def packing(inputs: PackingInputs, config: View) -> Outputs:
     """Return the packed rows of one batch, split into `updates_per_step` updates; no rows if no sample has weight.
 
     Weights are zero at the first token of every segment, whose prediction would come from the sample before it. Samples
@@ -95,15 +112,14 @@ def packing(tables: Mapping[str, pa.Table | StoredRows], config: View) -> Output
     all that verdicts are read for. Rows come in parts of PART_BYTES. Raises BudgetTooSmall for a sample longer than a
     row, PackingBreach if the tables do not fit together or a sample is not in exactly one row.
     """
-    settings, given = config.packing, {name: rows_of(rows) for name, rows in tables.items()}
-    credits, messages = given["samples"], given["messages"]
-    traces = given["traces"].table(["trace_id", "environment", "temperature", "reward"])
+    settings, credits, messages = config.packing, inputs.samples, inputs.messages
+    traces = inputs.traces.table(["trace_id", "environment", "temperature", "reward"])
     samples = gather_samples(credits, messages, traces, settings.zero_advantages)
     _check_budget(samples, settings.tokens_per_row)
     parts = list(updates(samples, settings.updates_per_step))
     factors = None
     if config.constant_lengths:
-        verdicts = given["verdicts"].table(["trace_id", "reason"]) if "verdicts" in given else None
+        verdicts = inputs.verdicts.table(["trace_id", "reason"]) if inputs.verdicts else None
         counted = counted_rollouts(samples, traces, verdicts)
         factors = constant_length_factors(samples, parts, traces, config.constant_lengths, counted)
     packed = list[PackedRow]()
@@ -123,8 +139,8 @@ def packing(tables: Mapping[str, pa.Table | StoredRows], config: View) -> Output
     table_of = partial(_table, samples, packed, spool, temperatures, tokens, settings.data_parallel)
     made: dict[str, Any] = {"batches": (table_of(*part) for part in spool.parts())}
     # Images without a map from tokens to types would be trained on as if they had been text.
-    sees = any(map(can_see, given["traces"].parts(["record"]))) or any(map(show_images, messages.parts(["body"])))
-    return made | ({"batch_images": in_parts(_images(given, samples, packed))} if sees else {})
+    sees = any(map(can_see, inputs.traces.parts(["record"]))) or any(map(show_images, messages.parts(["body"])))
+    return made | ({"batch_images": in_parts(_images(inputs, samples, packed))} if sees else {})
 
 
 @dataclass(frozen=True)
@@ -223,17 +239,17 @@ MOST_IMAGE_TOKENS = 4096
 """Tokens of images whose tensors are written together: some 25 kB for each."""
 
 
-def _images(given: Mapping[str, StoredRows], samples: Samples, packed: Sequence[PackedRow]) -> Iterator[pa.Table]:
+def _images(inputs: PackingInputs, samples: Samples, packed: Sequence[PackedRow]) -> Iterator[pa.Table]:
     """Yield the rows of `batch_images`, where there is any image.
 
     An image's tensors are stored once for a batch, however many samples have it. Raises ImageBreach where tokens do not
     fit the images of their message.
     """
-    traces, messages = given["traces"].table(["trace_id", "group_id", "record"]), given["messages"]
-    tensors = StoredTensors(given.get("image_tensors") or StoredRows.of(IMAGE_TENSORS.arrow.empty_table()))
+    traces = inputs.traces.table(["trace_id", "group_id", "record"])
+    tensors = StoredTensors(inputs.image_tensors or StoredRows.of(IMAGE_TENSORS.arrow.empty_table()))
     # Of rollouts with images, all else is small.
     columns = ["trace_id", "message", "body", "token_ids", "mask"]
-    images = SampleImages(messages.table(columns), traces, tensors.num_tokens)
+    images = SampleImages(inputs.messages.table(columns), traces, tensors.num_tokens)
     known, held, size = set[str](), list[list[PlacedImage]](), 0
     for number, row in enumerate(packed):
         begin, placed = 0, list[PlacedImage]()
@@ -336,8 +352,8 @@ STAGE = Stage(
     reads=("samples", "messages", "traces"),
     writes=("batches", "batch_images"),
     sections=("packing", "constant_lengths"),
+    read_inputs=PackingInputs.read,
     function=packing,
-    by_reference=("samples", "messages", "traces", "verdicts", "image_tensors"),
     optional=("verdicts", "image_tensors", "batch_images"),
 )
 task = as_task(STAGE)

@@ -5,8 +5,9 @@ Reads assignments and examples; writes traces and messages, and images with thei
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -16,28 +17,45 @@ from tasks.arrays.images import TYPES
 from tasks.inference.trace_rows.image_tensors import tensors_of
 from tasks.inference.trace_rows.images import extract_images
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import Renderer
-from tasks.runtime.stage import Stage, Tables
+from tasks.runtime.services import Renderer, required
+from tasks.runtime.stage import Attempt, Stage, Tables
 
 EPOCH = datetime.fromtimestamp(0, UTC)  # nothing was measured, and equal inputs shall give equal rows
 ID_LENGTH = 16
 """Hex characters of the work's key in a trace's id."""
 
 
-def demonstration(tables: Tables, config: View, *, step: int, key: str, render: Renderer) -> Tables:
+@dataclass(frozen=True)
+class DemonstrationInputs:
+    """The demonstrations that a step assigned, and the model's renderer."""
+
+    assignments: pa.Table
+    examples: pa.Table
+    step: int
+    key: str
+    render: Renderer
+
+    @classmethod
+    def read(cls, attempt: Attempt) -> Self:
+        tables = attempt.table("assignments"), attempt.table("examples")
+        return cls(*tables, attempt.step, attempt.key, required(attempt.services.render))
+
+
+def demonstration(inputs: DemonstrationInputs, config: View) -> Tables:
     """Render every assigned demonstration; one that is too long is an error row, not a silent cut.
 
     Ids of traces begin with the work's key: a finding about one run's trace shall name no trace of another's.
     """
-    tasks = dict(zip(*(tables["examples"][name].to_pylist() for name in ("example_id", "task")), strict=True))
+    render = inputs.render
+    tasks = dict(zip(*(inputs.examples[name].to_pylist() for name in ("example_id", "task")), strict=True))
     traces, messages = [], []
-    for row in tables["assignments"].to_pylist():
+    for row in inputs.assignments.to_pylist():
         example = json.loads(tasks[row["example_id"]])
         nodes = render(example["messages"], *([example["tools"]] if "tools" in example else []))
         num_tokens = sum(len(node["token_ids"]) for node in nodes)
         # Cut, it would teach to end in the middle of an answer.
         too_long = num_tokens > config.data.max_length
-        trace = _trace(row, (step, key), nodes, num_tokens, config.data.max_length if too_long else None)
+        trace = _trace(row, (inputs.step, inputs.key), nodes, num_tokens, config.data.max_length if too_long else None)
         if types := getattr(render, "token_types", None):
             trace["record"] = json.dumps({TYPES: types}, separators=(",", ":"))
         traces.append(trace)
@@ -89,6 +107,8 @@ STAGE = Stage(
     writes=("traces", "messages", "images", "image_tensors"),
     optional=("images", "image_tensors"),
     sections=("data", "model"),
+    read_inputs=DemonstrationInputs.read,
     function=demonstration,
+    services=("render",),
 )
 task = as_task(STAGE)

@@ -8,43 +8,42 @@ and has its name.
 
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.run import View
 from storage.schemas.stage_tables import INTAKE_LOADS, INTAKES, STALE_GROUPS, TRACES
-from storage.turns import KeptTurns
 from tasks.arrays.columns import texts
 from tasks.arrays.group_counts import num_wanted
 from tasks.inference.sampling.rollouts import Renewal, SamplingPlan
 from tasks.inference.trace_rows.failures import STALE, Failure
 from tasks.inference.trace_rows.rows import RolloutOrigin, error_columns, row_of_failure, trace_tables
 from tasks.rollout.stage import STAGE as ROLLOUT
-from tasks.rollout.stage import Put, Runner
+from tasks.rollout.stage import Put, RolloutInputs, Runner
 from tasks.rollout.stream import FinishedGroup, Group, SamplerSide, StaleGroup, Stream, step_of
-from tasks.runtime.execute import Parts
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import EngineService, EnvironmentService, TeacherService
-from tasks.runtime.stage import Policy, Stage, Tables
+from tasks.runtime.services import EngineService, required
+from tasks.runtime.stage import Attempt, Policy, Stage, Tables
 
 
-def intake(
-    tables: Tables,
-    config: View,
-    *,
-    step: int,
-    policy: Policy,
-    parts: Parts,
-    inputs: dict[str, str],
-    stream: Stream,
-    engine: EngineService,
-    environments: EnvironmentService,
-    teachers: TeacherService,
-    turns: KeptTurns | None = None,
-) -> Tables:
+@dataclass(frozen=True)
+class IntakeInputs:
+    """The inputs of the stage rollout, and the stream that its groups are taken from."""
+
+    rollout: RolloutInputs
+    stream: Stream
+    recorded_inputs: dict[str, str]
+    """Inputs of the work in the ledger; the assignments and policies of the groups are added."""
+
+    @classmethod
+    def read(cls, attempt: Attempt) -> Self:
+        return cls(RolloutInputs.read(attempt), attempt.parameters, attempt.inputs)
+
+
+def intake(inputs: IntakeInputs, config: View) -> Tables:
     """Take the groups of the stream that end first, as many as the step's own assignments name; each is safe at once.
 
     With oversampling they name more than the step takes. What no later step may take is recorded as stale, after the
@@ -53,6 +52,8 @@ def intake(
     Added to `inputs` are the assignments of the groups and the policies that may have sampled them. Raises what
     sampling raises.
     """
+    rollout, stream, recorded = inputs.rollout, inputs.stream, inputs.recorded_inputs
+    step, parts, policy = rollout.step, rollout.parts, required(rollout.policy)
     runners: dict[int, Runner] = {}
     counted: list[Group] = []  # by the engines, after the last group of a sampler
     count = counted.append if config.engine.metrics else None
@@ -60,7 +61,8 @@ def intake(
 
     def sample(sampler: Policy, assigned: pa.Table, put: Put, side: SamplerSide) -> None:
         # One a policy: what is known of crashes counts while it samples.
-        arguments = config, sampler.version, sampler, engine, environments, teachers, count, turns
+        services = rollout.engine, rollout.environments, rollout.teachers
+        arguments = config, sampler.version, sampler, *services, count, rollout.turns
         runner = runners.setdefault(sampler.version, Runner(*arguments, counts_with_groups=True))
         plan = SamplingPlan(
             outdated=side.is_outdated,
@@ -71,21 +73,21 @@ def intake(
             meter=stream.meter,
         )
         if update == "keep":
-            plan = replace(plan, renew=lambda: _renew(side, engine, config))
-        if update == "keep" or (update == "wait" and turns):
+            plan = replace(plan, renew=lambda: _renew(side, rollout.engine, config))
+        if update == "keep" or (update == "wait" and rollout.turns):
             plan = replace(plan, versions=stream.versions)
-        runner.sample_some(assigned, tables["examples"], lambda rows: put(_with_counts(rows, counted)), plan)
+        runner.sample_some(assigned, rollout.examples, lambda rows: put(_with_counts(rows, counted)), plan)
 
     groups, stale = parts.finished_units(), {row["group_id"] for row in parts.earlier_rows("stale_groups")}
     done = groups - stale
-    wanted = num_wanted(tables["assignments"], config.oversampling or 1.0)
+    wanted = num_wanted(rollout.assignments, config.oversampling or 1.0)
     for place, group in enumerate(stream.take(step, wanted, done, sample, stale), len(done)):
         groups.add(group.group_id)
-        inputs |= stream.origins(groups, oldest=policy.version)
+        recorded |= stream.origins(groups, oldest=policy.version)
         parts.put(_rows(group, step, place, config.rollout.max_in_flight))
     if given_up := stream.expire(step):
         groups.update(each.group_id for each in given_up)
-        inputs |= stream.origins(groups, oldest=policy.version)
+        recorded |= stream.origins(groups, oldest=policy.version)
         # In one piece: they are the last rows of the step, and all of them or none are there after a crash.
         parts.put(_join(_stale_rows(each, step, policy, config) for each in given_up))
     return {}
@@ -184,7 +186,9 @@ STAGE = Stage(
     writes=(*ROLLOUT.writes, "intakes", "stale_groups", "intake_loads", "token_policies"),
     optional=(*ROLLOUT.optional, "stale_groups", "token_policies"),
     sections=ROLLOUT.sections,
+    read_inputs=IntakeInputs.read,
     function=intake,
+    services=ROLLOUT.services,
     unit=ROLLOUT.unit,
 )
 task = as_task(STAGE)

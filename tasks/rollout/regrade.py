@@ -4,7 +4,8 @@ Reads examples, traces, messages, and images where there are any; writes traces 
 """
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,8 +15,8 @@ from storage.schemas.stage_tables import REGRADES, TRACES
 from tasks.arrays.columns import texts
 from tasks.inference.trace_rows.images import extract_known_images, restore_images
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import GraderService
-from tasks.runtime.stage import Stage, Tables
+from tasks.runtime.services import GraderService, required
+from tasks.runtime.stage import Attempt, Stage, Tables
 
 SCORED = ("reward", "rewards", "metrics", "info")
 ERRORS = ("error_class", "error_type", "error_message", "error_traceback")
@@ -25,16 +26,32 @@ class GradingBreach(ValueError):
     """The graders did not answer for exactly the traces that can be scored."""
 
 
-def regrade(tables: Tables, config: View, *, graders: GraderService) -> Tables:
+@dataclass(frozen=True)
+class RegradeInputs:
+    """Recorded rollouts, their examples and images, and the graders."""
+
+    examples: pa.Table
+    traces: pa.Table
+    messages: pa.Table
+    images: pa.Table | None
+    graders: GraderService
+
+    @classmethod
+    def read(cls, attempt: Attempt) -> Self:
+        tables = attempt.table("examples"), attempt.table("traces"), attempt.table("messages")
+        return cls(*tables, attempt.optional_table("images"), required(attempt.services.graders))
+
+
+def regrade(inputs: RegradeInputs, config: View) -> Tables:
     """Return the traces, in order, with the rewards, metrics and notes of today, and a row of regrades for each scored.
 
     Errored rollouts stay as they are and are not scored. A trace whose scoring fails becomes an errored one, so that no
     baseline sees it; its named rewards say what could still be computed. Raises GradingBreach where a trace is left
     out, and what the graders raise where an environment cannot be scored without a rollout.
     """
-    traces = tables["traces"]
-    whole = restore_images(traces, tables["messages"], tables.get("images"))
-    found = graders.scores(tables["examples"], whole["traces"], whole["messages"])
+    traces, images = inputs.traces, inputs.images
+    whole = restore_images(traces, inputs.messages, images)
+    found = inputs.graders.scores(inputs.examples, whole["traces"], whole["messages"])
     scores = {row["trace_id"]: row for row in found.to_pylist()}
     wanted = texts(traces.filter(pc.is_null(traces["error_class"]))["trace_id"])
     if len(scores) != found.num_rows or scores.keys() != set(wanted):
@@ -43,7 +60,7 @@ def regrade(tables: Tables, config: View, *, graders: GraderService) -> Tables:
             f"table traces, column trace_id: {len(wanted)} traces can be scored, the graders answered {found.num_rows} "
             f"times, first {differing[0]}. Nothing of this regrading is in the store; what was recorded is as it was."
         )
-    rescored = extract_known_images(_with_scores(whole["traces"], scores), tables.get("images"))
+    rescored = extract_known_images(_with_scores(whole["traces"], scores), images)
     return {"traces": rescored, "regrades": _regrade_rows(traces, scores)}
 
 
@@ -77,7 +94,9 @@ STAGE = Stage(
     reads=("examples", "traces", "messages"),
     writes=("traces", "regrades"),
     sections=("environments",),
+    read_inputs=RegradeInputs.read,
     function=regrade,
+    services=("graders",),
     optional=("images",),
 )
 task = as_task(STAGE)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,27 +25,46 @@ from tasks.inference.sampling.attempts import OF_POLICY
 from tasks.inference.sampling.lost_servers import Crashers, ServiceLost
 from tasks.inference.sampling.rollouts import BatchSampler, Renewal, SamplingPlan
 from tasks.inference.sampling.seats import frozen_seat_models
-from tasks.runtime.execute import Parts
+from tasks.runtime.parts import Parts
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import EngineService, EnvironmentService, TeacherService, retry_lost
-from tasks.runtime.stage import Policy, Stage, Tables
+from tasks.runtime.services import EngineService, EnvironmentService, TeacherService, required, retry_lost
+from tasks.runtime.stage import Attempt, Policy, Stage, Tables
 
 Put = Callable[[Mapping[str, pa.Table]], None]
 """Takes the rows of a finished group."""
 
 
-def rollout(
-    tables: Tables,
-    config: View,
-    *,
-    step: int,
-    policy: Policy | None,
-    parts: Parts,
-    engine: EngineService,
-    environments: EnvironmentService,
-    teachers: TeacherService,
-    turns: KeptTurns | None = None,
-) -> Tables:
+@dataclass(frozen=True)
+class RolloutInputs:
+    """What a step tries, the policy that samples it, and the services."""
+
+    assignments: pa.Table
+    examples: pa.Table
+    step: int
+    policy: Policy | None
+    parts: Parts
+    engine: EngineService
+    environments: EnvironmentService
+    teachers: TeacherService
+    turns: KeptTurns | None = None
+
+    @classmethod
+    def read(cls, attempt: Attempt) -> Self:
+        services = attempt.services
+        return cls(
+            attempt.table("assignments"),
+            attempt.table("examples"),
+            attempt.step,
+            attempt.policy,
+            attempt.parts,
+            required(services.engine),
+            required(services.environments),
+            required(services.teachers),
+            attempt.turns,
+        )
+
+
+def rollout(inputs: RolloutInputs, config: View) -> Tables:
     """Sample what earlier attempts have not committed; a group is safe as soon as it is finished.
 
     Environments that a teacher samples are sampled by that and not by the policy, which may be None if all are. With
@@ -54,9 +74,10 @@ def rollout(
     its server down again when it is alone there is a row with that error. Raises what the services raise when a service
     does not come back. A turn that `turns` has, or takes while this is sampled, is not sampled again.
     """
-    count = parts.put if config.engine.metrics else None
-    runner = Runner(config, step, policy, engine, environments, teachers, count, turns)
-    retry_lost(lambda: runner.sample_missing(tables, parts), ServiceLost)
+    count = inputs.parts.put if config.engine.metrics else None
+    services = inputs.engine, inputs.environments, inputs.teachers
+    runner = Runner(config, inputs.step, inputs.policy, *services, count, inputs.turns)
+    retry_lost(lambda: runner.sample_missing(inputs.assignments, inputs.examples, inputs.parts), ServiceLost)
     return {}
 
 
@@ -78,12 +99,12 @@ class Runner:
     """Whether a group brings what was counted before it ended: the groups of a stream are of several steps."""
     crashers: Crashers = field(default_factory=Crashers)
 
-    def sample_missing(self, tables: Tables, parts: Parts) -> None:
+    def sample_missing(self, assigned: pa.Table, examples: pa.Table, parts: Parts) -> None:
         """Sample until no group is missing; raises as `sample_some` does."""
-        assigned, oversampling = tables["assignments"], self.config.oversampling
+        oversampling = self.config.oversampling
         while (missing := _missing(assigned, parts)).num_rows:
             wanted = _wanted_groups(assigned, missing, oversampling) if oversampling else {}
-            self.sample_some(missing, tables["examples"], parts.put, SamplingPlan(wanted))
+            self.sample_some(missing, examples, parts.put, SamplingPlan(wanted))
 
     def sample_some(self, missing: pa.Table, examples: pa.Table, put: Put, plan: SamplingPlan) -> None:
         """Sample missing assignments, those that may crash their server after all others; `put` gets finished groups.
@@ -203,7 +224,9 @@ STAGE = Stage(
     writes=("traces", "messages", "images", "image_tensors", "engine_metrics"),
     optional=("images", "image_tensors", "engine_metrics"),
     sections=("rollout", "environments", "engine", "model", "teachers", "external", "oversampling"),
+    read_inputs=RolloutInputs.read,
     function=rollout,
+    services=("engine", "teachers", "environments"),
     unit=GROUPS,
 )
 task = as_task(STAGE)

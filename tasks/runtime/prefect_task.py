@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any, cast
 
 from storage.errors import StoreUnavailable
-from tasks.runtime.services import waits
 from tasks.runtime.stage import Ref, Stage
 from tasks.stages import BY_NAME
 
@@ -118,7 +117,7 @@ def run_here(task: Any, arguments: Mapping[str, Any]) -> Any:
 class StageTask:
     """A stage as a Prefect task, made when it is first called so that stage files import without Prefect."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage[Any]) -> None:
         self.stage = stage
 
     @cached_property
@@ -182,7 +181,7 @@ class StageTask:
         """Return the task; with a time limit where it only computes, in the one thread that Prefect can interrupt."""
         # Prefect ends a task by an alarm signal, which only the main thread receives.
         in_main = threading.current_thread() is threading.main_thread()
-        return self._timed_task if in_main and not waits(self.stage) else self.task
+        return self._timed_task if in_main and not self.stage.may_block else self.task
 
     def _runs_on_workers(self) -> bool:
         """Tell whether the flow was given a task runner with workers and the stage waits for nobody."""
@@ -192,7 +191,7 @@ class StageTask:
         context = FlowRunContext.get()
         # Prefect's default is a pool of threads in this process, where nothing is won by submitting.
         runner = context.task_runner if context else None
-        return runner is not None and not isinstance(runner, ThreadPoolTaskRunner) and not waits(self.stage)
+        return runner is not None and not isinstance(runner, ThreadPoolTaskRunner) and not self.stage.may_block
 
     def _submit(self, arguments: Mapping[str, Any]) -> Any:
         """Hand the work to the task runner and wait for it; return the state that it ended in."""
@@ -201,6 +200,6 @@ class StageTask:
         return future.state
 
 
-def as_task(stage: Stage) -> StageTask:
+def as_task(stage: Stage[Any]) -> StageTask:
     """Return `stage` as a Prefect task."""
     return StageTask(stage)

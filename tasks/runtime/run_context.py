@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -19,10 +19,8 @@ from storage.schemas.stage_tables import TABLES
 from storage.store import Store, open_store
 from storage.turns import KeptTurns
 from tasks.runtime.commit_queue import LINGER_SECONDS, CommitQueue
+from tasks.runtime.refs import Ref
 from tasks.runtime.stored_rows import StoredRows
-
-if TYPE_CHECKING:
-    from tasks.runtime.stage import Ref, Stage
 
 # The tables of some steps: replays of one run read the same ones once for every setting.
 MAX_BYTES = 256 << 20
@@ -79,6 +77,17 @@ RECENT = RecentTables()
 """Shared by all runs of this process: one replay after another reads the same recorded tables."""
 
 
+class KeyedStage(Protocol):
+    """The properties of a stage that are in its keys."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def sections(self) -> tuple[str, ...]: ...
+
+
 class RunContext:
     """Where a run works: its store, its name, its config and the versions of what computes."""
 
@@ -99,7 +108,7 @@ class RunContext:
         self.flush()
         return _reopen, (self.store.root.address, self.run, self.config, self.versions)
 
-    def key(self, stage: "Stage", step: int, inputs: Mapping[str, str]) -> str:
+    def key(self, stage: KeyedStage, step: int, inputs: Mapping[str, str]) -> str:
         """Return the key of `stage` at `step` over the keys of its inputs."""
         return self._keys(stage, step, inputs)
 
@@ -181,7 +190,7 @@ class RunContext:
         self.flush()
         return self.store.ledger.commit(entry)
 
-    def rows(self, name: str, refs: "Sequence[Ref]") -> StoredRows:
+    def rows(self, name: str, refs: Sequence[Ref]) -> StoredRows:
         """Return the same by reference, a part for each slice, which is read when it is asked for."""
         slices = tuple(piece for entry in self._makers(name, refs) for piece in entry.slices(name))
 
@@ -198,17 +207,17 @@ class RunContext:
         whole = RECENT.get((piece.table, piece.digest), partial(self.store.read, [piece]))
         return whole if columns is None else whole.select(list(columns))
 
-    def table(self, name: str, refs: "Sequence[Ref]", columns: Sequence[str] | None = None) -> pa.Table:
+    def table(self, name: str, refs: Sequence[Ref], columns: Sequence[str] | None = None) -> pa.Table:
         """Read table `name` from the first of the finished works `refs` that made it, and others of the same stage."""
         return self.rows(name, refs).table(columns)
 
-    def _makers(self, name: str, refs: "Sequence[Ref]") -> list[Entry]:
+    def _makers(self, name: str, refs: Sequence[Ref]) -> list[Entry]:
         """Return the first of the finished works that made a table, and others of the same stage."""
         makers = [ref for ref in refs if name in dict(ref.rows)]
         assert makers, f"no finished work among {[ref.stage for ref in refs]} makes table {name!r}"
         return [self._entry(ref) for ref in makers if ref.stage == makers[0].stage]
 
-    def _entry(self, ref: "Ref") -> Entry:
+    def _entry(self, ref: Ref) -> Entry:
         find = partial(self.store.ledger.find, ref.key, run=self.run)
         # What is referred to is mostly known; what another process has just finished may be newer than what is.
         entry = self._waiting(ref.key) or find(staleness=math.inf) or find()
@@ -227,7 +236,7 @@ class StageKeys:
         self._config = config
         self._contents: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
 
-    def __call__(self, stage: "Stage", step: int, inputs: Mapping[str, str]) -> str:
+    def __call__(self, stage: KeyedStage, step: int, inputs: Mapping[str, str]) -> str:
         """Return the key of `stage` at `step` over the keys of its inputs."""
         # The config is dumped once for all steps: a plan of a long run asks for thousands of keys.
         known = stage.name, stage.sections

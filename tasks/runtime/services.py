@@ -6,13 +6,13 @@ engine, teachers, environments, learner, graders.
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
 
-from tasks.runtime.stage import Policy, Stage
+from tasks.runtime.refs import Policy
 
 if TYPE_CHECKING:
     from configs.algorithms import TeacherConfig
@@ -176,26 +176,18 @@ class Services:
         return Services(**{name: getattr(self, name) for name in names})
 
 
-SERVICES = tuple(field.name for field in fields(Services))
-WAITS_FOR = frozenset(SERVICES) - {"render"}
+PROCESSES = ("engine", "teachers", "environments", "learner", "graders")
+"""Services that are processes of a run, in the order in which they start."""
+WAITS_FOR = frozenset({*PROCESSES, "example_source", "approve"})
 """Services that may take any time to answer, a person among them."""
 REPEATABLE = frozenset({"learner", "render"})
 """Services that give the same again for the same."""
 
 
-def asked_services(stage: Stage) -> tuple[str, ...]:
-    """Return the services that a stage asks, by keyword, in the order of the fields of `Services`."""
-    return tuple(name for name in SERVICES if name in stage.keywords)
-
-
-def waits(stage: Stage) -> bool:
-    """Tell whether a stage may take any time, for a service or a person."""
-    return not WAITS_FOR.isdisjoint(stage.keywords)
-
-
-def is_repeatable(stage: Stage) -> bool:
-    """Tell whether a stage makes equal rows of equal inputs: no service that it asks samples, scores or decides."""
-    return REPEATABLE.issuperset(asked_services(stage))
+def required(service: Returned | None) -> Returned:
+    """Return a service that a stage declares. Raises AssertionError if the run has none of its kind."""
+    assert service is not None, "the run lacks a service that the stage declares"
+    return service
 
 
 def retry_lost(attempt: Callable[[], Returned], lost: type[Exception]) -> Returned:

@@ -1,29 +1,41 @@
-"""What a stage is: a pure function of tables with its inputs, outputs and config sections declared beside it."""
+"""Stage and Attempt: the declaration of a stage, and one attempt at one of its keys.
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+A stage is a pure function of a typed record of inputs, which `Stage.read_inputs` takes from the attempt: tables,
+parameters, services, the policy. `tasks.runtime.execute.perform` makes attempts, in any thread of a run.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+from uuid import uuid4
 
 import pyarrow as pa
 
-from storage.refs import Entry
+from configs.run import View
+from storage.refs import Entry, Slice
+from storage.turns import KeptTurns
+from tasks.runtime.parts import Parts, count_tokens
+from tasks.runtime.refs import Policy as Policy
+from tasks.runtime.refs import Ref as Ref
+from tasks.runtime.refs import inputs_of as inputs_of
+from tasks.runtime.refs import ref_of as ref_of
+from tasks.runtime.refs import rows_of as rows_of
+from tasks.runtime.run_context import RunContext
+from tasks.runtime.services import REPEATABLE, WAITS_FOR, Services
+from tasks.runtime.stored_rows import StoredRows
 
 Tables = Mapping[str, pa.Table]
 Outputs = Mapping[str, pa.Table | Iterable[pa.Table]]
-"""What a stage makes: tables, or the rows of one in parts, each of which is written before the next is asked for."""
+"""Tables by name; the rows of one may come in parts, each of which is written before the next is requested."""
+Inputs = TypeVar("Inputs")
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A pure function from named tables to named tables, and everything that its key is made of.
-
-    `function` is called as `function(tables, config, **keywords)`: `tables` holds exactly `reads` and those of
-    `optional` that there are, those of `by_reference` as StoredRows, and `config` is a view of the declared `sections`.
-    Its keyword-only parameters say what else it gets: of the attempt (step, key, policy, directory, new_directory,
-    parts, turns), services (the fields of `Services`), and parameters of the one call (as the source of an import),
-    which may have defaults.
-    """
+class Stage(Generic[Inputs]):
+    """A pure function from a record of inputs to named tables, and everything that its key is made of."""
 
     name: str
     """The stage's name; tables, ledger and task runs carry it."""
@@ -35,78 +47,166 @@ class Stage:
     """Tables that come out."""
     sections: tuple[str, ...]
     """Config sections that the function may read; they are in the key."""
-    function: Callable[..., Outputs]
-    """The pure function."""
-    by_reference: tuple[str, ...] = ()
-    """Of the tables that go in, those that it is given as `StoredRows`: they may be larger than memory."""
+    read_inputs: "Callable[[Attempt], Inputs]"
+    """Makes the record of inputs."""
+    function: Callable[[Inputs, View], Outputs]
+    """The pure function; its config is a view of `sections`."""
     optional: tuple[str, ...] = ()
-    """Tables that go in where one of the inputs made them, or come out where the function made any."""
+    """Tables that go in if one of the input results made them, or come out if the function made any."""
+    services: tuple[str, ...] = ()
+    """Fields of `Services` that the inputs take."""
     unit: tuple[str, str] = ("", "")
     """Of a stage that commits in parts: the table and the column that name a unit, committed whole (a group)."""
 
-    @cached_property
-    def keywords(self) -> tuple[str, ...]:
-        """The keywords that the function takes beside tables and config."""
-        parameters = inspect.signature(self.function).parameters.values()
-        return tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
+    @property
+    def in_parts(self) -> bool:
+        """Whether the function commits finished units while it runs."""
+        return bool(self.unit[0])
+
+    @property
+    def may_block(self) -> bool:
+        """Whether the stage may take any time, for a service or a person."""
+        return not WAITS_FOR.isdisjoint(self.services)
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether equal inputs give equal rows: no service that it takes samples, scores or decides."""
+        return REPEATABLE.issuperset(self.services)
 
 
-@dataclass(frozen=True)
-class Ref:
-    """What travels between tasks: the key of finished work and how many rows it made."""
+@dataclass
+class Attempt:
+    """One attempt at one key of a stage; the record of inputs is read from it."""
 
-    stage: str
+    stage: Stage[Any]
+    context: RunContext
     step: int
     key: str
-    rows: tuple[tuple[str, int], ...]
-    """Rows by table."""
-    tokens: int
-    seconds: float
-    """Wall-clock that the work took when it was computed."""
-    computed: bool
-    """False where the ledger already had it."""
-    run: str = field(default="", compare=False)
-    """The run that computed it; empty where it is still to come."""
+    inputs: dict[str, str]
+    """Keys of the inputs by name. A stage in parts may add inputs that only the sampling determines."""
+    policy: Policy | None = None
+    refs: Sequence[Ref] = ()
+    services: Services = field(default_factory=Services)
+    parameters: Any = None
+    """Record of this one call that the stage's `read_inputs` knows."""
+    when_computed: Callable[[], None] | None = None
+    name: str = field(default_factory=lambda: uuid4().hex)
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    tokens: int = 0
 
-    def num_rows(self, table: str) -> int:
-        """Return how many rows of `table` this work made."""
-        return dict(self.rows)[table]
+    def rows(self, table: str) -> StoredRows:
+        """Return a declared input table by reference: it may be larger than memory."""
+        assert table in (*self.stage.reads, *self.stage.optional), f"{self.stage.name} does not declare {table}"
+        return self.context.rows(table, self.refs)
 
+    def table(self, table: str) -> pa.Table:
+        """Return a declared input table."""
+        return self.rows(table).table()
 
-@dataclass(frozen=True)
-class Policy:
-    """A version of the weights, by the key of the work that made it."""
+    def optional_rows(self, table: str) -> StoredRows | None:
+        """Return an optional table by reference; None if no input made it."""
+        # Only where an input made it, so that a stage sees what its key says.
+        return self.rows(table) if any(table in dict(ref.rows) for ref in self.refs) else None
 
-    key: str
-    version: int
+    def optional_table(self, table: str) -> pa.Table | None:
+        """Return an optional table; None if no input made it."""
+        rows = self.optional_rows(table)
+        return None if rows is None else rows.table()
 
+    @cached_property
+    def view(self) -> View:
+        return View(self.context.config, self.stage.sections, self.stage.name)
 
-def inputs_of(refs: Sequence[Ref], policy: Policy | None = None) -> dict[str, str]:
-    """Return the keys of a stage's inputs by the name of the stage that made them; the second of a stage is name.1."""
-    keys: dict[str, str] = {}
-    for ref in refs:
-        # Inputs of one stage are numbered in their order, which is part of the key.
-        number = sum(name.partition(".")[0] == ref.stage for name in keys)
-        keys[f"{ref.stage}.{number}" if number else ref.stage] = ref.key
-    return keys | ({"policy": policy.key} if policy else {})
+    @cached_property
+    def directory(self) -> Path:
+        """An empty directory for the weights that the stage makes; see `RunContext.scratch`."""
+        return self.context.scratch(self.key, self.policy.key if self.policy else None)
 
+    def new_directory(self) -> Path:
+        """Return an empty `directory` in place of the previous one, which is discarded.
 
-def ref_of(entry: Entry, computed: bool) -> Ref:
-    """Return the reference to a finished piece of work."""
-    rows: dict[str, int] = {}
-    for piece in entry.outputs:
-        # A stage that commits in parts has several slices of a table.
-        rows[piece.table] = rows.get(piece.table, 0) + piece.rows
-    seconds = (entry.finished_at - entry.started_at).total_seconds()
-    # Of work that was taken over from another run, the slices are still that run's.
-    maker = entry.outputs[0].run if entry.outputs else entry.run
-    return Ref(entry.stage, entry.step, entry.key, tuple(rows.items()), entry.tokens, seconds, computed, maker)
+        A process that writes into the previous one may continue to do so: its files are in no policy.
+        """
+        self.discard()
+        vars(self).pop("directory", None)
+        return self.directory
 
+    def discard(self) -> None:
+        """Remove the directory of weights that were not published, also when the run is cancelled."""
+        # Read without the property, which would make the directory.
+        if "directory" in vars(self):
+            self.context.store.policies.discard(self.directory)
 
-def rows_of(refs: Sequence[Ref]) -> dict[str, dict[str, int]]:
-    """Return the rows that were made, by stage and table."""
-    rows: dict[str, dict[str, int]] = {}
-    for ref in refs:
-        of_stage = rows.setdefault(ref.stage, {})
-        of_stage |= {table: of_stage.get(table, 0) + count for table, count in ref.rows}
-    return rows
+    @cached_property
+    def parts(self) -> Parts:
+        """Commits the units of a stage in parts."""
+        parts = Parts(self.context.store, self.entry, self.stage.unit, self.context.flush, self._note_units)
+        if self.turns:
+            self.turns.forget(parts.finished_units())  # of a process that died between their commit and this
+        return parts
+
+    def _note_units(self, units: Collection[str], num_units: int) -> None:
+        if self.turns:
+            self.turns.forget(units)
+        self.context.note_units(self.stage.name, self.step, num_units)
+
+    @property
+    def turns(self) -> KeptTurns | None:
+        """The turns of rollouts in flight, of all stages of the run; None where they are not kept."""
+        return self.context.turns
+
+    def compute(self) -> Entry:
+        """Read the inputs, call the function, write its rows and the ledger row; return the ledger row that stands."""
+        if self.stage.in_parts:
+            try:
+                self._call()
+            finally:
+                self.parts.stop()  # finished units are committed, also when the stage fails
+            outputs, self.tokens = self.parts.close(), self.parts.tokens
+        else:
+            outputs = self._write(self._call())
+            if "policies" in self.stage.writes:
+                # Before the ledger row: weights without a row are swept, a row without weights would be broken.
+                self.context.publish(self.directory, self.key, self.name)
+        entry = self.entry("", outputs, self.tokens)
+        return self.context.commit(entry, not self.stage.repeatable, soon=self.stage.may_block)
+
+    def _call(self) -> Outputs:
+        outputs = self.stage.function(self.stage.read_inputs(self), self.view)
+        if self.when_computed:
+            self.when_computed()
+        return outputs
+
+    def _write(self, outputs: Outputs) -> list[Slice]:
+        """Write the output tables, a slice for each part of a table."""
+        at_once, slices, tokens = not self.stage.repeatable, list[Slice](), dict[str, int]()
+        for name, rows in outputs.items():
+            for part in [rows] if isinstance(rows, pa.Table) else rows:
+                tokens[name] = tokens.get(name, 0) + count_tokens({name: part})
+                slices.append(
+                    self.context.append(name, part, step=self.step, key=self.key, attempt=self.name, at_once=at_once)
+                )
+        tables = {piece.table for piece in slices}
+        missing = [name for name in self.stage.writes if name not in tables and name not in self.stage.optional]
+        assert not missing and tables <= set(self.stage.writes), f"{self.stage.name} made {sorted(tables)}"
+        self.tokens = next((tokens[name] for name in ("updates", "batches", "traces") if name in tokens), 0)
+        return slices
+
+    def entry(self, part: str, outputs: Sequence[Slice], tokens: int) -> Entry:
+        """Return the ledger row for the whole (part empty) or for one part."""
+        return Entry(
+            run=self.context.run,
+            step=self.step,
+            stage=self.stage.name,
+            stage_version=self.stage.version,
+            key=self.key,
+            part=part,
+            attempt=self.name,
+            section=self.view.content(),
+            inputs=self.inputs,
+            outputs=tuple(outputs),
+            started_at=self.started_at,
+            finished_at=datetime.now(UTC),
+            tokens=tokens,
+            versions=self.context.versions,
+        )

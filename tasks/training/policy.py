@@ -1,7 +1,9 @@
 """The row that is recorded of a policy, and the stage that imports weights as version 0 of a run."""
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import pyarrow as pa
 
@@ -10,8 +12,8 @@ from storage.schemas.stage_tables import POLICIES
 from tasks.learner.client import Learner
 from tasks.learner.protocol import LearnerLost
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import LearnerService, retry_lost
-from tasks.runtime.stage import Policy, Stage, Tables
+from tasks.runtime.services import LearnerService, required, retry_lost
+from tasks.runtime.stage import Attempt, Policy, Stage, Tables
 
 # Long enough to fill cache blocks of an engine, so that a stale prefix cache shows; engines use as much as fits.
 PROBE_LENGTH = 160
@@ -44,15 +46,29 @@ def probe_token_ids(vocab_size: int) -> list[int]:
     return [(7919 * position + 104_729) % vocab_size for position in range(PROBE_LENGTH)]
 
 
-def policy_import(
-    tables: Tables, config: View, *, key: str, source: str, directory: Path, learner: LearnerService
-) -> Tables:
+@dataclass(frozen=True)
+class PolicyImportInputs:
+    """Where weights come from and go, and the learner that measures them."""
+
+    source: str
+    directory: Path
+    key: str
+    learner: LearnerService
+
+    @classmethod
+    def read(cls, attempt: Attempt) -> Self:
+        return cls(attempt.parameters, attempt.directory, attempt.key, required(attempt.services.learner))
+
+
+def policy_import(inputs: PolicyImportInputs, config: View) -> Tables:
     """Copy the weights directory `source` and have the learner measure the probe on it.
 
     The copy makes the run whole: it can be resumed when the original is gone. Optimizer state is left behind, since
     what it belongs to is another run's schedule.
     """
-    shutil.copytree(source, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("optimizer*", "manifest.json"))
+    key, directory, learner = inputs.key, inputs.directory, inputs.learner
+    ignored = shutil.ignore_patterns("optimizer*", "manifest.json")
+    shutil.copytree(inputs.source, directory, dirs_exist_ok=True, ignore=ignored)
 
     def measure() -> Tables:
         client = learner.load_fresh(Policy(key, 0), directory)
@@ -68,6 +84,8 @@ STAGE = Stage(
     reads=(),
     writes=("policies",),
     sections=("model",),
+    read_inputs=PolicyImportInputs.read,
     function=policy_import,
+    services=("learner",),
 )
 task = as_task(STAGE)

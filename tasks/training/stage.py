@@ -4,9 +4,10 @@ Reads batches; writes updates, token_statistics, token_masks and policies.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,8 +18,8 @@ from storage.refs import File
 from storage.schemas.stage_tables import TOKEN_MASKS, TOKEN_STATISTICS, UPDATES
 from tasks.learner.protocol import STATISTICS_FILE, BatchReference, LearnerLost
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import LearnerService, retry_lost
-from tasks.runtime.stage import Outputs, Policy, Stage
+from tasks.runtime.services import LearnerService, required, retry_lost
+from tasks.runtime.stage import Attempt, Outputs, Policy, Stage
 from tasks.runtime.stored_rows import StoredRows, in_parts
 from tasks.training.policy import policy_row
 
@@ -26,28 +27,42 @@ TOKENS_OF_A_PART = 1 << 25
 """Of the table token_masks: a reader of Parquet takes about seven bytes for each bit of a part."""
 
 
-def training(
-    tables: Mapping[str, StoredRows],
-    config: View,
-    *,
-    step: int,
-    key: str,
-    policy: Policy,
-    new_directory: Callable[[], Path],
-    learner: LearnerService,
-) -> Outputs:
-    """Train `policy` on the batches of one step and leave the new weights in the last `new_directory`.
+@dataclass(frozen=True)
+class TrainingInputs:
+    """The batches of a step, the policy that is trained on them, and the learner."""
 
-    A learner that is lost is brought back to `policy` and trains the same batches again, which gives the same weights.
+    batches: StoredRows
+    batch_images: StoredRows | None
+    """None for a batch of text."""
+    step: int
+    policy: Policy
+    new_policy_key: str
+    new_directory: Callable[[], Path]
+    learner: LearnerService
+
+    @classmethod
+    def read(cls, attempt: Attempt) -> Self:
+        batches, images = attempt.rows("batches"), attempt.optional_rows("batch_images")
+        policy, learner = required(attempt.policy), required(attempt.services.learner)
+        return cls(batches, images, attempt.step, policy, attempt.key, attempt.new_directory, learner)
+
+
+def training(inputs: TrainingInputs, config: View) -> Outputs:
+    """Train the policy on the batches of one step and leave the new weights in the last `new_directory`.
+
+    A lost learner is restored to the policy and trains the same batches again, which gives the same weights.
     Raises what the service raises when the learner does not come back.
     """
-    batches, images = tables["batches"], tables.get("batch_images")
+    batches, images, policy, learner = inputs.batches, inputs.batch_images, inputs.policy, inputs.learner
+    step, key = inputs.step, inputs.new_policy_key
     # AdamW's state is twice the size of the weights; without it a resumed run trains the steps since again.
     save_optimizer = (step + 1) % config.training.save_optimizer_every == 0
 
     def train() -> Outputs:
         client = learner.restore(policy)
-        directory = new_directory()  # one that was lost may live on another machine, and write into its own to the end
+        directory = (
+            inputs.new_directory()
+        )  # one that was lost may live on another machine, and write into its own to the end
         updates = client.train(
             BatchReference(batches.store, batches.slices, images.slices if images else ()),
             step=step,
@@ -109,10 +124,11 @@ STAGE = Stage(
     name="training",
     version=2,
     reads=("batches",),
-    by_reference=("batches", "batch_images"),
     writes=("updates", "token_statistics", "token_masks", "policies"),
     optional=("batch_images", "token_masks"),
     sections=("training", "model"),
+    read_inputs=TrainingInputs.read,
     function=training,
+    services=("learner",),
 )
 task = as_task(STAGE)

@@ -26,16 +26,13 @@ from sample_wikispeedia.words import words as walk_words
 from configs.load import load
 from configs.run import RunConfig, View
 from storage.schemas.stage_tables import SAMPLES
-from tasks.advantage import stage as advantage
-from tasks.filtering import stage as filtering
 from tasks.inference.engine.client import Engine
 from tasks.learner.tiny import tiny_qwen3
-from tasks.packing import stage as packing
 from tasks.rollout import stage as rollout
 from tests.environments.scripted import listed
 from tests.fixtures.hosts import ENGINE, engine_of
 from tests.fixtures.sampled import sampled_tables
-from tests.fixtures.stages import written
+from tests.fixtures.stages import advantage, filtering, packing, written
 from tests.fixtures.warming import taught
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly]
@@ -102,9 +99,8 @@ class Played:
 def playing(preset: str, served: tuple[Engine, Path], directory: Path, *settings: str) -> Played:
     """Sample one step as a preset says, in few groups, and do the stages up to packing."""
     tables, config, _ = sampled_preset(preset, served, directory, (GROUPS, SIZE), *settings)
-    for stage, more in ((filtering, {"quarantined": {}}), (advantage, {"step": 0}), (packing, {})):
-        view = View(config, stage.STAGE.sections, stage.STAGE.name)
-        tables |= written(stage.STAGE.function(tables, view, **more))
+    for call in (filtering, advantage, packing):
+        tables |= written(call(tables, View(config, call.stage.sections, call.stage.name)))
     return Played(config, tables)
 
 

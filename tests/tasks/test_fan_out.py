@@ -8,14 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.advantage.stage import STAGE as ADVANTAGE
-from tasks.advantage.stage import advantage
 from tasks.filtering.stage import STAGE as FILTERING
-from tasks.filtering.stage import filtering
 from tasks.metrics.accounting import account
 from tasks.packing.stage import STAGE as PACKING
-from tasks.packing.stage import packing
 from tests.fixtures.builders import exchange, failed, table, trace, view
-from tests.fixtures.stages import written
+from tests.fixtures.stages import advantage, filtering, packing, written
 
 SEATS = ("for", "against", "judge", "user")
 RULES = st.fixed_dictionaries({"drop_judge": st.booleans(), "learner_seat": st.booleans()})
@@ -67,7 +64,7 @@ def test_every_trace_has_one_verdict_and_every_kept_one_is_in_one_row_of_the_bat
     tables = {"traces": table("traces", rows), "messages": table("messages", messages)}
     filters = {"filters": [{"type": "errored"}]}
     judging = view(FILTERING, filtering=filters, model={"vocab_size": 1000}, **section)
-    tables |= filtering(tables, judging, quarantined={})
+    tables |= filtering(tables, judging)
     verdicts = tables["verdicts"].to_pylist()
     assert [row["trace_id"] for row in verdicts] == [row["trace_id"] for row in rows]
     kept = {row["trace_id"] for row in verdicts if row["keep"]}
@@ -129,7 +126,7 @@ def test_advantages_of_a_real_episode_by_hand():
     messages = [each for row in rows for each in exchange(row["trace_id"])]
     tables = {"traces": table("traces", rows), "messages": table("messages", messages)}
     filters = {"filters": [{"type": "errored"}]}
-    tables |= filtering(tables, view(FILTERING, filtering=filters, model={"vocab_size": 9}, **section), quarantined={})
+    tables |= filtering(tables, view(FILTERING, filtering=filters, model={"vocab_size": 9}, **section))
     credits = advantage(tables, view(ADVANTAGE, **section), step=0)["samples"].to_pylist()
     found = {row["trace_id"]: row["advantage"] for row in credits}
     assert found == {"p0": 0.5, "p1": -0.5, "s0": 0.5, "s1": -0.5, "s3": None, "s4": 0.0}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tasks.advantage.algorithms.credit import AdvantageBreach, Credit
-from tasks.advantage.stage import STAGE, ImportedWithoutTokens, StateMissing, advantage, check_zero_sum
+from tasks.advantage.stage import STAGE, ImportedWithoutTokens, StateMissing, check_zero_sum
 from tasks.arrays.message_graph import BrokenGraph, find_branches, owners
 from tasks.arrays.ragged import Ragged
 from tasks.arrays.samples import PackingBreach
@@ -12,7 +12,7 @@ from tasks.filtering.filters.gibberish import UnknownVocabulary
 from tasks.packing.bin_packing import balanced_rows, best_fit
 from tasks.packing.stage import BudgetTooSmall, check_once
 from tests.fixtures.builders import exactly, exchange, failed, message, table, trace, verdict, view
-from tests.fixtures.stages import credited, group, inputs, judged, of_lengths, packed, tables_of
+from tests.fixtures.stages import advantage, credited, group, inputs, judged, of_lengths, packed, tables_of
 
 UNTRAINED = "Nothing was trained; all that was sampled is safe. "
 AGAIN = "Nothing was trained on these rows; all that was sampled is safe. Run the stage that wrote the table again."

@@ -7,11 +7,9 @@ import pytest
 
 from configs.replay import ORDER
 from tasks import stages
-from tasks.runtime.services import WAITS_FOR, asked_services
-from tasks.stage_tasks import TASKS, stage_of
+from tasks.runtime.services import PROCESSES, WAITS_FOR
+from tasks.stage_tasks import TASKS, services_of, stage_of
 from tasks.stages import BY_NAME, STAGES
-
-SERVICES = {"engine", "teachers", "environments", "learner", "graders"}
 
 
 def test_the_order_is_the_one_in_which_stages_make_what_others_read() -> None:
@@ -28,17 +26,14 @@ def test_every_stage_is_declared_as_it_is_registered(each: stages.RegisteredStag
     of_rollouts = each.name == stages.EVALUATION
     assert {task.stage.name for task in TASKS[each.name]} == {stages.ROLLOUT if of_rollouts else each.name}
     assert all(each.table in task.stage.writes for task in TASKS[each.name])
-    asked = {*asked_services(stage_of(each.name))}
-    assert {*each.services} <= asked
-    # Listing examples loads environments in a process of its own: none is served for it.
-    assert of_rollouts or {*each.services} == SERVICES & asked or each.name == "examples"
 
 
 def test_lists_that_cannot_be_derived_agree_with_the_registry() -> None:
     assert (*TASKS,) == stages.names()
     assert ORDER == stages.REPLAYABLE
-    assert {*WAITS_FOR} == SERVICES | {"approve", "example_source"}
-    assert {service for each in STAGES for service in each.services} == SERVICES
+    assert {*WAITS_FOR} == {*PROCESSES, "approve", "example_source"}
+    assert {service for each in STAGES for service in services_of(each.name)} == {*PROCESSES}
+    assert services_of("rollout") == ("engine", "teachers", "environments") and services_of("examples") == ()
 
 
 def test_the_derived_lists() -> None:

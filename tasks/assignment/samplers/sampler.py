@@ -12,7 +12,6 @@ from configs.environments import SeatRule
 from configs.sections import AssignmentConfig
 from storage.schemas.stage_tables import DIFFICULTIES
 from tasks.arrays.seats import NO_RULES, trained_seats
-from tasks.runtime.stage import Tables
 
 
 @dataclass(frozen=True)
@@ -41,23 +40,27 @@ class DifficultiesMissing(ValueError):
     """A sampler goes by how hard examples were, and what was known after the step before is not there."""
 
 
-def known_difficulties(tables: Tables, step: int, batch: int, rules: Mapping[str, SeatRule] = NO_RULES) -> pa.Table:
+def known_difficulties(
+    difficulties: pa.Table | None,
+    traces: pa.Table | None,
+    step: int,
+    batch: int,
+    rules: Mapping[str, SeatRule] = NO_RULES,
+) -> pa.Table:
     """Return what is known after the traces that came in; nothing at the first batch of a run.
 
     `rules` are as in `update_difficulties`. Raises DifficultiesMissing where something must be known and is not.
     """
     if step == batch == 0:
         return DIFFICULTIES.arrow.empty_table()
-    if "difficulties" not in tables:
+    if difficulties is None:
         raise DifficultiesMissing(
             f"table difficulties: the sampler goes by how hard examples were, and what was known before step {step}, "
             f"batch {batch}, was not recorded. Nothing was assigned: a cold start would look healthy and be another "
             "curriculum. All that was sampled is safe. Begin at step 0 (a run under a new name; replay: without "
             "--steps), or choose assignment.sampler.type=standard."
         )
-    if "traces" not in tables:
-        return tables["difficulties"]
-    return update_difficulties(tables["difficulties"], tables["traces"], rules)
+    return difficulties if traces is None else update_difficulties(difficulties, traces, rules)
 
 
 def update_difficulties(before: pa.Table, traces: pa.Table, rules: Mapping[str, SeatRule] = NO_RULES) -> pa.Table:

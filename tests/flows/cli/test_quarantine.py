@@ -20,8 +20,8 @@ from tasks.filtering.stage import STAGE as FILTERING
 from tasks.packing.stage import STAGE as PACKING
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.stage import Ref, Stage
-from tests.fixtures.builders import exchange, failed, table, trace
+from tasks.runtime.stage import Ref
+from tests.fixtures.builders import exchange, failed, stage_of, table, trace
 
 CONFIG = RunConfig.model_validate({"seed": 7, "model": {"vocab_size": 512}, "training": {"dtype": "float32"}})
 REWARDS = {"a": 1.0, "b": 0.0, "c": 0.5}
@@ -42,13 +42,12 @@ class Run:
     def planted(self, step: int, name: str, rows: list[dict[str, Any]]) -> Ref:
         messages = [row for one in rows for row in exchange(one["trace_id"])]
         made = {"traces": table("traces", rows), "messages": table("messages", messages)}
-        return perform(Stage(name, 1, (), tuple(made), (), lambda tables, config: made), self.context, step)
+        return perform(stage_of(name, lambda tables, config: made, tuple(made)), self.context, step)
 
     def pack(self, step: int, *traces: Ref, quarantined: Mapping[str, str] | None = None) -> Ref:
         """Go from rollouts to packed batches."""
         extra = {"quarantine": ",".join(quarantined)} if quarantined else {}
-        parameters = {"quarantined": quarantined or {}}
-        verdicts = perform(FILTERING, self.context, step, traces, parameters=parameters, extra_inputs=extra)
+        verdicts = perform(FILTERING, self.context, step, traces, parameters=quarantined, extra_inputs=extra)
         credits = perform(ADVANTAGE, self.context, step, (*traces, verdicts))
         return perform(PACKING, self.context, step, (credits, *traces))
 

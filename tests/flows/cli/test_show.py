@@ -26,7 +26,7 @@ from tasks.runtime.execute import perform
 from tasks.runtime.imports import DISTRIBUTION
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Ref, Stage, Tables
-from tests.fixtures.builders import failed, table, trace
+from tests.fixtures.builders import failed, stage_of, table, trace
 from tests.fixtures.commands import run_command
 
 CONFIG = RunConfig(name="a", steps=2)
@@ -39,19 +39,19 @@ def finished_run(root: Path) -> Store:
     store.runs.record(run="a", event="started", kind="train", config=CONFIG.model_dump(mode="json"))
     rows = [trace("t0", reward=1.0), trace("t1", reward=0.0), trace("t2", reward=None, error_class="timeout")]
     made: Tables = {"traces": table("traces", rows)}
-    stage = Stage("rollout", 1, (), ("traces",), ("rollout",), lambda tables, view: made)
+    stage = stage_of("rollout", lambda tables, view: made, ("traces",), sections=("rollout",))
     sample(stage, RunContext(store, "a", CONFIG, {}), 0)
     return store
 
 
 def of_traces(*rows: dict[str, Any], name: str = "rollout") -> Stage:
     """Return a stage that makes these traces, without asking for any setting."""
-    return Stage(name, 1, (), ("traces",), (), lambda tables, view: {"traces": table("traces", list(rows))})
+    return stage_of(name, lambda tables, view: {"traces": table("traces", list(rows))}, ("traces",))
 
 
 def sample(stage: Stage, context: RunContext, step: int) -> None:
     """Do a step that ends with its rollouts, and write its metrics."""
-    perform(metrics.STAGE, context, step, (perform(stage, context, step),), parameters={"num_batches": 0})
+    perform(metrics.STAGE, context, step, (perform(stage, context, step),), parameters=0)
 
 
 def test_a_run_is_described_for_programs_and_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,7 +130,7 @@ def test_what_another_run_computed_is_marked(tmp_path: Path) -> None:
     store = finished_run(tmp_path)
     config = RunConfig(name="b", steps=2)
     store.runs.record(run="b", event="started", kind="train", config=config.model_dump(mode="json"))
-    stage = Stage("rollout", 1, (), ("traces",), ("rollout",), lambda tables, view: pytest.fail("is in the ledger"))
+    stage = stage_of("rollout", lambda *_: pytest.fail("is in the ledger"), ("traces",), sections=("rollout",))
     ref: Ref = perform(stage, RunContext(store, "b", config, {}), 0)
     assert not ref.computed
     assert show.describe(store, "b", config)["steps"][0]["shared"] == ["rollout"]

@@ -18,6 +18,7 @@ from tasks.filtering import stage as filtering
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Ref, Stage, ref_of
+from tests.fixtures.builders import stage_of
 from tests.flows.exchange.files import TOKENS, lines, rows
 
 
@@ -45,8 +46,7 @@ def filtered(store: Store, run: str, quarantined: Mapping[str, str], *traces: Re
     """Filter the rollouts in a run."""
     refs = (*traces, rollouts(store))
     more = {"quarantine": "some"} if quarantined else {}
-    bag = {"quarantined": quarantined}
-    perform(filtering.STAGE, context_of(store, run), 0, refs, parameters=bag, extra_inputs=more)
+    perform(filtering.STAGE, context_of(store, run), 0, refs, parameters=quarantined, extra_inputs=more)
 
 
 def shared(store: Store, run: str, reward: float | None = None, quarantined: Mapping[str, str] | None = None) -> None:
@@ -69,7 +69,7 @@ def scoring(reward: float) -> Stage:
         at = traces.schema.get_field_index("reward")
         return {"traces": traces.set_column(at, traces.schema.field(at), pa.array([reward] * traces.num_rows))}
 
-    return Stage("regrade", 1, ("traces",), ("traces",), (), score)
+    return stage_of("regrade", score, ("traces",), ("traces",))
 
 
 def out(store: Store, target: Path, run: str = "", form: Any = "sft", **choice: Any) -> ExportResult:

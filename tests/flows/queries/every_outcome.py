@@ -28,7 +28,7 @@ from tasks.runtime.stage import Policy, Ref, Stage, Tables
 from tasks.training import policy as policy_import
 from tasks.training import stage as training
 from tests.fixtures import fixed
-from tests.fixtures.builders import example, exchange, failed, message, table
+from tests.fixtures.builders import example, exchange, failed, message, stage_of, stand_in, table
 from tests.fixtures.packed import batches_from_table
 from tests.fixtures.rehearsal import SOURCE, Played, Rehearsal, session_for, trained
 
@@ -123,12 +123,12 @@ def scored_again(tables: Tables, config: View) -> Tables:
 
 
 STAND_INS: dict[str, Stage] = {
-    "policy_import": replace(policy_import.STAGE, writes=("policies",), function=imported),
-    "examples": replace(listing.task.stage, function=listed),
-    "rollout": replace(rollout.task.stage, function=sampled),
-    "training": replace(training.STAGE, writes=("updates", "policies"), function=learnt),
+    "policy_import": stand_in(policy_import.STAGE, imported, writes=("policies",)),
+    "examples": stand_in(listing.task.stage, listed),
+    "rollout": stand_in(rollout.task.stage, sampled),
+    "training": stand_in(training.STAGE, learnt, writes=("updates", "policies")),
 }
-REGRADE = StageTask(Stage("regrade", 1, ("traces",), ("traces", "regrades"), (), scored_again))
+REGRADE = StageTask(stage_of("regrade", scored_again, ("traces", "regrades"), ("traces",)))
 
 
 class PlayedStages(Rehearsal):
@@ -170,7 +170,7 @@ def regrade(root: Path) -> None:
         drawn = pipeline.build_batch(do, 0, found, policy)
         again = do(REGRADE, 0, drawn.traces)
         traces = (again, *drawn.traces)
-        verdicts = do(filtering.task, 0, traces, parameters={"quarantined": {UNFIT: REASON}})
+        verdicts = do(filtering.task, 0, traces, parameters={UNFIT: REASON})
         credits = pipeline.credit(do, 0, traces, verdicts, session.config, None)
         batches = do(packing.task, 0, (credits, *traces))
         pipeline.train(do, 0, replace(drawn, traces=traces, packing=batches), policy)
@@ -182,5 +182,5 @@ def begin(root: Path) -> None:
     do = PlayedStages(session)
     with record_run(session):
         found, policy = pipeline.import_sources(do, SOURCE)
-        assigned = do(assignment.task, 0, (found,), parameters={"batch": 0, "groups": None})
+        assigned = do(assignment.task, 0, (found,))
         do(rollout.task, 0, (assigned, found), policy)

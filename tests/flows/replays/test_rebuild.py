@@ -55,7 +55,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = builders.model(place / "model")
     with pytest.MonkeyPatch.context() as patch:
         for stage, function in ((policy_import.STAGE, imported), (training.STAGE, trained)):
-            patch.setitem(rehearsal.STAND_INS, stage.name, replace(stage, function=function))
+            patch.setitem(rehearsal.STAND_INS, stage.name, builders.stand_in(stage, function))
         store = open_store(place / "store")
         settings = rehearsal.SMALL | {"name": "base", "store": str(place / "store")}
         settings["model"] = settings["model"] | {"path": str(model)}

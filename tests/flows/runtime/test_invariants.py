@@ -7,7 +7,6 @@ engine's faults look like those of the stand-in here is shown in tests/tasks/inf
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +34,7 @@ from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import Services
 from tasks.runtime.stage import Policy, Ref, Stage, Tables
 from tasks.training.stage import STAGE as TRAINING
-from tests.fixtures.builders import example, exchange, failed, table, trace
+from tests.fixtures.builders import example, exchange, failed, stage_of, table, trace
 from tests.fixtures.stages import written
 
 TRACES = [trace("a"), trace("b", reward=0.0), failed("c")]
@@ -77,15 +76,14 @@ class Step:
     def planted(self, name: str, refs: Sequence[Ref] = (), **rows: pa.Table) -> Ref:
         """Write rows as if a stage of that name had made them, changed where the test says so."""
         made = {key: self.changes.get(key, lambda same: same)(value) for key, value in rows.items()}
-        stage = Stage(name, 1, (), tuple(made), (), lambda tables, config: made)
+        stage = stage_of(name, lambda tables, config: made, tuple(made))
         return perform(stage, self.context, STEP, refs)
 
     def or_changed(self, stage: Stage, refs: Sequence[Ref]) -> Ref:
         """Run a real stage, with a change to its output where the test says so."""
 
-        @wraps(stage.function)
-        def function(tables: Tables, config: Any, **keywords: Any) -> Tables:
-            made = written(stage.function(tables, config, **keywords))
+        def function(inputs: Any, config: Any) -> Tables:
+            made = written(stage.function(inputs, config))
             return {name: self.changes.get(name, lambda same: same)(rows) for name, rows in made.items()}
 
         changed = replace(stage, function=function)
@@ -268,7 +266,7 @@ def sample_with(engine: type[LyingEngine], root: Path) -> Step:
         (directory / "model.safetensors").write_bytes(b"weights")
         return {"policies": table("policies", [row | probe | {"policy_key": key}])}
 
-    stage = Stage("policy_import", 1, (), ("policies",), (), imported)
+    stage = stage_of("policy_import", imported, ("policies",))
     policy = perform(stage, step.context, 0)
     assigned = step.planted("assignment", assignments=table("assignments", [assignment(TRACES[0])]))
     found = step.planted("examples", examples=table("examples", [example()]))

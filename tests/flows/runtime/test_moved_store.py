@@ -1,7 +1,6 @@
 """A moved store: paths that its configs name inside it are followed, and weights that are gone are not missed."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,7 +35,7 @@ def imported(tables: Tables, config: View, *, key: str, source: str, directory: 
 
 @pytest.fixture(autouse=True)
 def importing(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = replace(policy_import.STAGE, function=imported)
+    stage = builders.stand_in(policy_import.STAGE, imported)
     monkeypatch.setitem(rehearsal.STAND_INS, "policy_import", stage)
     monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
 

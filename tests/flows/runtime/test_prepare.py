@@ -16,7 +16,6 @@ from storage.store import open_store
 from tasks.inference.engine.model_info import directory_digest
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.stage import Stage
 from tests.fixtures import builders
 from tests.fixtures.builders import table
 
@@ -97,7 +96,7 @@ def test_a_renderer_that_is_not_known_is_refused(tmp_path: Path, model: Path, re
 
 def begun_with(config: RunConfig, digest: str) -> None:
     """Let the ledger say which weights the run began with."""
-    stage = Stage("policy_import", 1, (), ("examples",), (), lambda tables, view: {"examples": table("examples", [])})
+    stage = builders.stage_of("policy_import", lambda tables, view: {"examples": table("examples", [])}, ("examples",))
     context = RunContext(open_store(config.store), config.name, config, {})
     perform(stage, context, 0, extra_inputs={"weights": digest})
 

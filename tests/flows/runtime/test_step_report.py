@@ -1,6 +1,5 @@
 """What is reported of a step and of a run: outcomes, warnings, metrics, those of tokens with what is known of masks."""
 
-from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from flows.runtime.step_report import describe, finish_step, low_signal
 from tasks.runtime.stage import Tables
 from tasks.runtime.stored_rows import rows_of
 from tasks.training import stage as training
-from tests.fixtures import rehearsal
+from tests.fixtures import builders, rehearsal
 from tests.fixtures.builders import table
 from tests.fixtures.fixed import ENVIRONMENT
 
@@ -87,14 +86,11 @@ def learnt(fraction: float, with_masks: bool) -> Any:
     return train
 
 
-def walked(root: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Any = None) -> list[dict[str, Any]]:
+def walked(root: Path, monkeypatch: pytest.MonkeyPatch, function: Any = None) -> list[dict[str, Any]]:
     """Return the metrics of the steps of a small run, and of each how many rl tokens there should be."""
-    if stand_in is not None:
-        stage = replace(
-            training.STAGE,
-            writes=("updates", "token_statistics", "token_masks"),
-            function=stand_in,
-        )
+    if function is not None:
+        writes = ("updates", "token_statistics", "token_masks")
+        stage = builders.stand_in(training.STAGE, function, writes=writes)
         monkeypatch.setitem(rehearsal.STAND_INS, "training", stage)
     session = rehearsal.session_for(root, "small")
     steps = []

@@ -4,7 +4,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from tasks.rollout import intake
 from tasks.rollout import stage as rollout
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.stage import Policy, Ref, Stage, Tables
+from tasks.runtime.stage import Attempt, Outputs, Policy, Ref, Stage
 from tests.fixtures import fixed
 from tests.fixtures.builders import table
 from tests.fixtures.rehearsal import SMALL, SOURCE, STAND_INS, Played, Rehearsal, session_for
@@ -213,22 +212,14 @@ def test_rollouts_under_way_go_on_and_no_token_is_older_than_the_bound(
 def with_policies(stage: Stage, version: Callable[[int], int]) -> Stage:
     """A stand-in for a stage that makes a policy, which also leaves the row of that."""
 
-    def make(tables: Tables, config: View, *, step: int, key: str, directory: Path, **named: Any) -> Tables:
-        (directory / "model.safetensors").write_text(key)
-        given = {"step": step, "key": key, **named} if "policy" in named else named
-        row = {"policy_key": key, "version": version(step), "parent_key": None, "weights_sha256": key}
+    def make(attempt: Attempt, config: View) -> Outputs:
+        (attempt.directory / "model.safetensors").write_text(attempt.key)
+        row = {"policy_key": attempt.key, "version": version(attempt.step), "parent_key": None}
+        row |= {"weights_sha256": attempt.key}
         row |= {"has_optimizer": False, "probe_token_ids": [], "probe_logprobs": []}
-        return {**stage.function(tables, config, **given), "policies": table("policies", [row])}
+        return {**stage.function(attempt, config), "policies": table("policies", [row])}
 
-    make.__signature__ = with_parameters(stage.function, "step", "key", "directory")  # type: ignore[attr-defined]
     return replace(stage, writes=(*stage.writes, "policies"), function=make)
-
-
-def with_parameters(function: Any, *names: str) -> Signature:
-    """The signature of a function that takes further arguments by keyword."""
-    own = signature(function).parameters
-    new = {name: Parameter(name, Parameter.KEYWORD_ONLY) for name in names if name not in own}
-    return Signature([*own.values(), *new.values()])
 
 
 def test_lineage_leads_from_a_gradient_to_every_policy_that_sampled_a_part(

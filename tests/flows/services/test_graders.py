@@ -20,7 +20,8 @@ from tasks.rollout.regrade import STAGE
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import Services
-from tasks.runtime.stage import Ref, Stage
+from tasks.runtime.stage import Ref
+from tests.fixtures.builders import stage_of
 from tests.fixtures.faults import happened
 from tests.fixtures.recorded import example_of, rows_of, scored, trace_of
 
@@ -66,8 +67,8 @@ def planted(context: RunContext, rows: dict[str, pa.Table]) -> tuple[Ref, Ref]:
     examples = {"examples": rows["examples"]}
     sampled = {"traces": rows["traces"], "messages": rows["messages"]}
     stages = (
-        Stage("rollout", 1, (), ("traces", "messages"), (), lambda tables, config: sampled),
-        Stage("examples", 1, (), ("examples",), (), lambda tables, config: examples),
+        stage_of("rollout", lambda tables, config: sampled, ("traces", "messages")),
+        stage_of("examples", lambda tables, config: examples, ("examples",)),
     )
     return perform(stages[0], context, 2), perform(stages[1], context, 0)
 

@@ -23,8 +23,9 @@ from tasks.learner.tiny import tiny_qwen3
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import Services
-from tasks.runtime.stage import Policy, Stage
+from tasks.runtime.stage import Policy
 from tasks.training.stage import STAGE
+from tests.fixtures.builders import stage_of
 from tests.fixtures.faults import happened
 from tests.fixtures.learner_steps import configure
 from tests.fixtures.packed import batches, sample
@@ -46,7 +47,7 @@ def trained(context: RunContext, learners: Sequence[Any]) -> tuple[str, tuple[Fi
     """Train a step with one learner after another, as each is lost; return its policy's key and files."""
     given = iter(learners)
     service = SimpleNamespace(restore=lambda policy: next(given), turn=nullcontext, state_directory="")
-    packed = perform(Stage("packing", 1, (), ("batches",), (), lambda tables, config: {"batches": ROWS}), context, 0)
+    packed = perform(stage_of("packing", lambda tables, config: {"batches": ROWS}, ("batches",)), context, 0)
     done = perform(STAGE, context, 0, (packed,), Policy("p0", 0), Services(learner=service))
     policy = context.store.policies.find(done.key)
     assert policy is not None

@@ -6,7 +6,6 @@ Rollouts that are sampled anew have ids and rewards of their own, as those of an
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from configs.run import View
 from storage.store import Store, open_store
 from tasks.runtime.stage import Policy, Tables
 from tests.fixtures import rehearsal, replays
+from tests.fixtures.builders import stand_in
 
 STRICT = {"filters": ({"type": "errored"}, {"type": "zero_advantage", "tolerance": 0.5})}
 """Leaves out groups whose rewards lie close together."""
@@ -59,7 +59,7 @@ def played(**functions: Any) -> Iterator[None]:
     """Within the block, runs are played with these functions for stages."""
     with pytest.MonkeyPatch.context() as patch:
         for stage, function in functions.items():
-            patch.setitem(rehearsal.STAND_INS, stage, replace(rehearsal.STAND_INS[stage], function=function))
+            patch.setitem(rehearsal.STAND_INS, stage, stand_in(rehearsal.STAND_INS[stage], function))
         yield
 
 

@@ -12,6 +12,7 @@ from storage.store import Store, open_store
 from tasks.metrics import stage as metrics
 from tasks.runtime.stage import Tables
 from tests.fixtures import builders
+from tests.fixtures.stages import Call
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 Rows = Sequence[Mapping[str, Any]]
@@ -108,7 +109,7 @@ class HandMade:
     def measure(self, tables: Tables, step: int = 0, **inputs: str) -> str:
         """Write the metrics of a step as its stage makes them out of some tables; return the key."""
         view = View(RunConfig(), metrics.STAGE.sections, "metrics")
-        rows = metrics.metrics(tables, view, num_batches=1)["metrics"].to_pylist()
+        rows = Call(metrics.STAGE)(tables, view, 1)["metrics"].to_pylist()
         return self.work("metrics", {"metrics": rows}, step, **inputs)
 
     def _stages(

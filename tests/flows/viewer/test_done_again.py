@@ -1,7 +1,6 @@
 """Work that was removed and done again while somebody looks: its keys are the same, its rows are not."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from storage.maintenance.plan import plan_removal
 from storage.maintenance.sweep import carry_out
 from storage.store import open_store
 from tasks.runtime.stage import Policy, Tables
-from tests.fixtures import rehearsal
+from tests.fixtures import builders, rehearsal
 from tests.fixtures.evaluations import HELD_OUT, Sampler, train
 from tests.flows.viewer.looking import everything
 
@@ -57,7 +56,7 @@ def test_pages_tell_the_rows_that_are_there_now(tmp_path: Path, monkeypatch: pyt
     before, keys = looked_at(held), set(held.graph.works)
     store = open_store(root)
     carry_out(store, plan_removal(store, keep=[], force=["run", "other"]))
-    training = replace(rehearsal.STAND_INS["training"], function=trained_worse)
+    training = builders.stand_in(rehearsal.STAND_INS["training"], trained_worse)
     monkeypatch.setitem(rehearsal.STAND_INS, "training", training)
     train(root, "run", Luckier(), steps=1, evaluation=EVALUATED)
     train(root, "other", Luckier(), steps=1, seed=8, evaluation=EVALUATED)

@@ -17,7 +17,7 @@ from storage.maintenance.run_copy import copy_work
 from storage.read.sql import ask
 from storage.refs import Entry
 from storage.store import Store, open_store
-from tasks.runtime.execute import count_tokens
+from tasks.runtime.parts import count_tokens
 from tests.fixtures.builders import table, trace
 from tests.fixtures.rows import MOMENT, entry
 

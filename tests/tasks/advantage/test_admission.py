@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import SAMPLES
 from tasks.advantage.algorithms.credit import Credit, GroupedTraces
-from tasks.advantage.stage import STAGE, advantage, silence
+from tasks.advantage.stage import STAGE, silence
 from tasks.arrays.parse_errors import StrangeFlag
 from tasks.arrays.ragged import Ragged
 from tests.fixtures.builders import exactly, exchange, message, table, trace, view
-from tests.fixtures.stages import judged, tables_of
+from tests.fixtures.stages import advantage, judged, tables_of
 
 WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
 EXTRAS = {"extras": {"parse_error": True}}

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.advantage.algorithms.credit import AdvantageBreach, GroupedTraces
-from tasks.advantage.stage import STAGE, advantage
+from tasks.advantage.stage import STAGE
 from tests.fixtures.builders import failed, message, table, trace, verdict, view
-from tests.fixtures.stages import credited, group, tables_of
+from tests.fixtures.stages import advantage, credited, group, tables_of
 
 TWO = [trace("a", agent="first"), trace("b", agent="second", reward=0.0)]
 CUSTOM = {"type": "custom", "function": "nowhere:credit"}

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.advantage import reference as stage
-from tasks.advantage.reference import SAFE, STAGE, reference
+from tasks.advantage.reference import SAFE, STAGE
 from tasks.inference.engine.client import EngineLost, NotScorable, ServedModel
 from tasks.runtime.services import MOST_LOSSES
 from tasks.runtime.stage import Policy
 from tests.fixtures.builders import exchange, message, table, trace, verdict, view
 from tests.fixtures.parts import between_groups, in_slices, step
 from tests.fixtures.pictures import PAD, conversation, sees
-from tests.fixtures.stages import tables_of, written
+from tests.fixtures.stages import reference, tables_of, written
 
 TEACHER = {"type": "opd", "teacher": {"path": "/teacher", "max_in_flight": 3}}
 

@@ -7,17 +7,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tasks.advantage.stage import STAGE as ADVANTAGE
-from tasks.advantage.stage import advantage
 from tasks.arrays.group_parts import group_parts
 from tasks.filtering.stage import STAGE as FILTERING
-from tasks.filtering.stage import filtering
 from tasks.packing import stage as packing_stage
 from tasks.packing.stage import STAGE as PACKING
-from tasks.packing.stage import packing
 from tasks.runtime.stored_rows import rows_of
 from tests.fixtures.builders import table, view
 from tests.fixtures.parts import between_groups, in_slices, step
-from tests.fixtures.stages import written
+from tests.fixtures.stages import advantage, filtering, packing, written
 
 STEPS = st.lists(st.integers(0, 5), min_size=1, max_size=20)
 BORDERS = st.lists(st.floats(0, 1), max_size=6)

@@ -8,10 +8,10 @@ from configs.environments import EnvironmentConfig, SeatRule
 from configs.run import RunConfig
 from tasks.advantage.algorithms.credit import AdvantageBreach
 from tasks.advantage.stage import STAGE as ADVANTAGE
-from tasks.advantage.stage import advantage
 from tasks.arrays.seats import LearnerSeatMissing, evaluated_seats, seat_rules, trained_seats
-from tasks.filtering.stage import STAGE, filtering
+from tasks.filtering.stage import STAGE
 from tests.fixtures.builders import exchange, failed, table, trace, view
+from tests.fixtures.stages import advantage, filtering
 
 LEARNER = {"name": "reverse", "taskset": {"id": "reverse"}, "learner_seat": True}
 ALL = {"name": "reverse", "taskset": {"id": "reverse"}, "drop_judge": False}
@@ -38,7 +38,7 @@ def tables_of(traces):
 def judged(traces, environments=(), filters=None, quarantined=None):
     sections = {} if filters is None else {"filtering": {"filters": filters}}
     config = view(STAGE, environments=list(environments), model={"vocab_size": 1000}, **sections)
-    rows = filtering(tables_of(traces), config, quarantined=quarantined or {})["verdicts"].to_pylist()
+    rows = filtering(tables_of(traces), config, parameters=quarantined or {})["verdicts"].to_pylist()
     return {row["trace_id"]: (row["reason"], json.loads(row["evidence"])) for row in rows}
 
 
@@ -100,7 +100,7 @@ def test_dropped_seats_are_no_members_of_their_group():
 def test_quarantine_goes_before_the_seat_and_the_seat_before_every_filter():
     judge = failed("judge-0", agent="judge")
     assert reasons([judge])["judge-0"] == "judge"
-    assert reasons([judge], quarantined={"judge-0": "why"})["judge-0"] == "quarantined"
+    assert reasons([judge], parameters={"judge-0": "why"})["judge-0"] == "quarantined"
 
 
 def test_keys_know_the_rules_only_where_they_are_not_the_default():
@@ -115,7 +115,7 @@ def test_keys_know_the_rules_only_where_they_are_not_the_default():
 def credited(traces, environments=(), algorithm="grpo"):
     tables, section = tables_of(traces), {"environments": list(environments), "algorithm": {"type": algorithm}}
     judging = view(STAGE, model={"vocab_size": 1000}, **section)
-    tables |= filtering(tables, judging, quarantined={})
+    tables |= filtering(tables, judging)
     rows = advantage(tables, view(ADVANTAGE, **section), step=0)["samples"].to_pylist()
     return {row["trace_id"]: row["advantage"] for row in rows}
 

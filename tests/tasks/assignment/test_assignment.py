@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import ASSIGNMENTS, DIFFICULTIES
 from tasks.assignment.examples import FieldMissing
-from tasks.assignment.stage import EVALUATION_STAGE, STAGE, TooFewExamples, assignment, evaluation_assignment
+from tasks.assignment.stage import EVALUATION_STAGE, STAGE, BatchRequest, TooFewExamples
 from tests.fixtures.builders import example, table, trace, view
+from tests.fixtures.stages import assignment, evaluation_assignment
 
 
 def environments(**weights):
@@ -26,7 +27,7 @@ def examples(**counts):
 def assigned(tables, step=0, batch=0, seed=7, weights=None, **settings):
     weights = weights or {"reverse": 1.0}
     config = view(STAGE, seed=seed, environments=environments(**weights), assignment=settings)
-    return assignment(tables, config, step=step, batch=batch)["assignments"]
+    return assignment(tables, config, BatchRequest(batch), step)["assignments"]
 
 
 def groups(rows):
@@ -149,14 +150,14 @@ def test_a_further_batch_has_only_the_groups_that_are_missing_and_other_examples
     config = view(STAGE, environments=environments(**weights), assignment={"groups_per_step": 6, "group_size": 2})
     first = assignment(tables, config, step=1)["assignments"]
     again = tables | {"assignments": first}
-    second = assignment(again, config, step=1, batch=1, groups={"sums": 2, "reverse": 1})["assignments"]
+    second = assignment(again, config, BatchRequest(1, {"sums": 2, "reverse": 1}), 1)["assignments"]
     rows = [row for row in second.to_pylist() if row["member"] == 0]
     assert [(row["group_id"], row["environment"]) for row in rows] == [
         *[("1.1-0", "reverse"), ("1.1-1", "sums"), ("1.1-2", "sums")],
     ]
     assert not set(groups(second)) & set(groups(first)) and len(set(groups(second))) == 3
     assert not set(second["seed"].to_pylist()) & set(first["seed"].to_pylist())
-    third = assignment(again, config, step=1, batch=2, groups={"sums": 2})["assignments"]
+    third = assignment(again, config, BatchRequest(2, {"sums": 2}), 1)["assignments"]
     assert set(groups(third)) != set(groups(second)), "another batch has an order of its own"
 
 
@@ -174,7 +175,7 @@ def test_difficulties_are_made_where_traces_came_in_and_handed_on_within_a_step(
     check_rows(later["difficulties"], DIFFICULTIES, RowPlace("difficulties"))
     assert [row["example_id"] for row in later["difficulties"].to_pylist()] == ["reverse3"]
     within = tables | {"difficulties": later["difficulties"], "assignments": later["assignments"]}
-    refill = assignment(within, config, step=1, batch=1, groups={"reverse": 1})
+    refill = assignment(within, config, BatchRequest(1, {"reverse": 1}), 1)
     assert set(refill) == {"assignments"}, "the step's first assignment has said what is known"
 
 

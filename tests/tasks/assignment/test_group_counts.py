@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from storage.schemas.stage_tables import SAMPLES
 from tasks.arrays.group_counts import admitted_groups, groups_to_refill, num_begun, num_needed, oversampled_turn
-from tasks.assignment.stage import STAGE, assignment
+from tasks.assignment.stage import STAGE, BatchRequest
 from tests.fixtures.builders import example, table, view
+from tests.fixtures.stages import assignment
 
 STREAMS = ("rl_weights", "ce_weights", "ref_kl_weights")
 
@@ -59,7 +60,7 @@ def walked(step=0, batch=0, groups=None, weights=None, **settings):
     rows = [example(f"{name}{i:02}", name) for name in weights for i in range(30)]
     environments = [{"name": name, "taskset": {"id": name}, "weight": weight} for name, weight in weights.items()]
     config = view(STAGE, seed=7, environments=environments, assignment={"group_size": 1, "shuffle": False} | settings)
-    made = assignment({"examples": table("examples", rows)}, config, step=step, batch=batch, groups=groups)
+    made = assignment({"examples": table("examples", rows)}, config, BatchRequest(batch, groups), step)
     return [(row["group_id"], row["example_id"]) for row in made["assignments"].to_pylist()]
 
 

@@ -191,11 +191,11 @@ def test_it_does_not_matter_which_rollout_finished_first(made, chance):
 
 
 def test_nothing_is_known_at_the_start_and_it_must_be_known_later():
-    assert known_difficulties({}, 0, 0).equals(EMPTY)
+    assert known_difficulties(None, None, 0, 0).equals(EMPTY)
     for step, batch in ((1, 0), (0, 1)):
         with pytest.raises(DifficultiesMissing, match=f"before step {step}, batch {batch}.*cold start"):
-            known_difficulties({}, step, batch)
+            known_difficulties(None, None, step, batch)
     before = table("difficulties", [row("a", 1.0)])
-    assert known_difficulties({"difficulties": before}, 0, 1) is before
+    assert known_difficulties(before, None, 0, 1) is before
     traces: pa.Table = table("traces", tried("a", [0.0], "0-0"))
-    assert known_difficulties({"difficulties": before, "traces": traces}, 1, 0).to_pylist() == [row("a", 0.0, 2)]
+    assert known_difficulties(before, traces, 1, 0).to_pylist() == [row("a", 0.0, 2)]

@@ -12,10 +12,11 @@ from configs.resolve import resolve
 from flows.runtime.versions import function_facts
 from tasks.filtering.filters import FILTERS
 from tasks.filtering.filters.custom import NoFinding
-from tasks.filtering.stage import STAGE, filtering
+from tasks.filtering.stage import STAGE
 from tasks.runtime.imports import NotImportable
 from tests.fixtures import stages
 from tests.fixtures.builders import exchange, table, trace, view
+from tests.fixtures.stages import filtering
 
 SECTION = {"type": "custom", "name": "short", "function": "short_filter:short"}
 FOUND = """
@@ -79,7 +80,7 @@ def test_what_it_does_to_its_arguments_is_its_own_affair():
     filters = [{"type": "errored"}, section | {"of_groups": True}, {"type": "zero_advantage"}]
     config = view(STAGE, filtering={"filters": filters})
     for _ in range(2):
-        found = filtering(tables, config, quarantined={})["verdicts"].to_pylist()
+        found = filtering(tables, config)["verdicts"].to_pylist()
         assert [row["detected"] for row in found] == [["zero_advantage"], ["short", "zero_advantage"]]
     given = stages.material(("a", "b"), ("c", "d"))
     FILTERS["custom"].detect(given, config.filtering.filters[1])

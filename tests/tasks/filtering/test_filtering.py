@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from configs.filters import FilterConfig
 from storage.schemas.stage_tables import TABLES
 from tasks.advantage.stage import STAGE as ADVANTAGE
-from tasks.advantage.stage import advantage
 from tasks.arrays.message_graph import BrokenGraph
 from tasks.filtering.filters import FILTERS
 from tasks.filtering.filters.gibberish import UnknownVocabulary
 from tasks.filtering.filters.repetition import runs
-from tasks.filtering.stage import STAGE, filtering
+from tasks.filtering.stage import STAGE
 from tests.fixtures.builders import exchange, failed, message, table, trace, view
-from tests.fixtures.stages import VOCABULARY, judged
+from tests.fixtures.stages import VOCABULARY, advantage, filtering, judged
 
 
 def test_every_filter_of_the_config_has_a_detector():
@@ -307,7 +306,7 @@ def test_a_quarantined_trace_goes_first_and_no_group_sees_it():
 
 def test_a_quarantine_of_other_traces_changes_nothing():
     rows = [trace("a"), trace("b", reward=0.0)]
-    assert judged(rows, quarantined={"elsewhere": "why"}) == judged(rows)
+    assert judged(rows, parameters={"elsewhere": "why"}) == judged(rows)
 
 
 @given(
@@ -330,7 +329,7 @@ def credited(rows, quarantined):
     """The credits of these traces, by the group's mean as the baseline."""
     messages = [row for one in rows for row in exchange(one["trace_id"])]
     tables = {"traces": table("traces", rows), "messages": table("messages", messages)}
-    tables |= filtering(tables, view(STAGE, model={"vocab_size": VOCABULARY}), quarantined=quarantined)
+    tables |= filtering(tables, view(STAGE, model={"vocab_size": VOCABULARY}), parameters=quarantined)
     return advantage(tables, view(ADVANTAGE, algorithm={"type": "grpo"}))["samples"]
 
 

@@ -12,6 +12,7 @@ from tasks.gate.stage import STAGE, RuleFailed, describe_figures, holds, require
 from tasks.metrics.figures import MEANINGS
 from tasks.runtime.services import Answer, Question
 from tests.fixtures.builders import exchange, message, table, trace, verdict, view
+from tests.fixtures.stages import Call
 
 TRACES = [trace("t0", reward=0.25), trace("t1", reward=1.0), trace("t2", reward=0.0), trace("t3", reward=None)]
 TABLES = {
@@ -33,7 +34,7 @@ def decide(gate: dict[str, Any], answer: Answer | None = None) -> tuple[dict[str
         assert answer is not None, "nobody should be asked"
         return answer
 
-    made = STAGE.function(TABLES, view(STAGE, gate=gate), step=3, key="k", approve=approve)
+    made = Call(STAGE)(TABLES, view(STAGE, gate=gate), step=3, approve=approve)
     (row,) = made["decisions"].to_pylist()
     return row, asked
 

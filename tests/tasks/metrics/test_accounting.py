@@ -3,14 +3,11 @@
 import pytest
 
 from tasks.advantage.stage import STAGE as ADVANTAGE
-from tasks.advantage.stage import advantage
 from tasks.filtering.stage import STAGE as FILTERING
-from tasks.filtering.stage import filtering
 from tasks.metrics.accounting import AccountBreach, Share, account
 from tasks.packing.stage import STAGE as PACKING
-from tasks.packing.stage import packing
 from tests.fixtures.builders import exchange, failed, table, trace, view
-from tests.fixtures.stages import written
+from tests.fixtures.stages import advantage, filtering, packing, written
 
 TRACES = [
     trace("a"),
@@ -44,7 +41,7 @@ def step():
     """All tables of one step."""
     tables = sampled(TRACES, TRACES)
     filters = [{"type": "truncated", "enforce": True}, {"type": "zero_advantage"}]
-    tables |= filtering(tables, view(FILTERING, filtering={"filters": filters}), quarantined={"i": "a broken verifier"})
+    tables |= filtering(tables, view(FILTERING, filtering={"filters": filters}), parameters={"i": "a broken verifier"})
     tables |= advantage(tables, view(ADVANTAGE))
     return tables | written(packing(tables, view(PACKING)))
 
@@ -114,7 +111,7 @@ def test_an_agent_may_play_several_times_in_an_episode():
     seats = (("p", "proposer", 1.0), ("s", "solver", 1.0), ("t", "solver", 0.0), ("u", "solver", None))
     traces = [trace(name, agent=agent, reward=reward, **played) for name, agent, reward in seats]
     tables = sampled(traces, traces[:1])
-    tables |= filtering(tables, view(FILTERING, filtering={"filters": [{"type": "errored"}]}), quarantined={})
+    tables |= filtering(tables, view(FILTERING, filtering={"filters": [{"type": "errored"}]}))
     tables |= advantage(tables, view(ADVANTAGE, algorithm={"type": "hierarchical_grpo"}))
     tables |= written(packing(tables, view(PACKING)))
     assert [(each.outcome, each.num_traces) for each in shares(tables)] == [("no weight", 2), ("trained", 2)]

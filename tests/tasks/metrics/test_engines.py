@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from storage.schemas.stage_tables import ENGINE_METRICS
 from tasks.metrics.engines import engine_metrics, histogram_quantile
-from tasks.metrics.stage import STAGE, metrics
+from tasks.metrics.stage import STAGE
 from tests.fixtures.builders import table, trace, view
+from tests.fixtures.stages import metrics
 
 
 def counted(interval: str, engine: int = 0, **values: float):
@@ -68,7 +69,7 @@ def test_a_quantile_lies_in_the_bucket_of_the_value(values: list[float], share: 
 def test_a_step_has_them_among_its_metrics_where_an_engine_counted() -> None:
     tables = {"traces": table("traces", [trace()])}
     names = [
-        Counter(metrics(each, view(STAGE), num_batches=1)["metrics"]["name"].to_pylist())
+        Counter(metrics(each, view(STAGE), parameters=1)["metrics"]["name"].to_pylist())
         for each in (tables, tables | {"engine_metrics": table("engine_metrics", ROWS)})
     ]
     more = names[1] - names[0]

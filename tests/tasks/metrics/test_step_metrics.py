@@ -13,8 +13,9 @@ from tasks.inference.trace_rows.failures import STRAGGLER
 from tasks.metrics.accounting import AccountBreach, account_metrics
 from tasks.metrics.figures import full_name, metric_values
 from tasks.metrics.rollouts import retokenised_turns, rollout_metrics
-from tasks.metrics.stage import STAGE, metrics
+from tasks.metrics.stage import STAGE
 from tests.fixtures.builders import message, table, trace, verdict
+from tests.fixtures.stages import metrics
 
 
 def traces(*rows: dict[str, Any]) -> pa.Table:
@@ -239,7 +240,7 @@ def test_a_step_with_all_its_tables_is_held_to_account() -> None:
 
 def test_rows_are_of_the_contract_and_say_only_what_was_measured() -> None:
     view = View(RunConfig(), STAGE.sections, STAGE.name)
-    rows = metrics({"traces": TABLES[0], "verdicts": TABLES[1]}, view, num_batches=1)["metrics"]
+    rows = metrics({"traces": TABLES[0], "verdicts": TABLES[1]}, view, parameters=1)["metrics"]
     assert rows.schema == METRICS.arrow and rows.to_pylist() == sorted(
         rows.to_pylist(), key=lambda row: (row["scope"], row["name"])
     )
@@ -247,7 +248,7 @@ def test_rows_are_of_the_contract_and_say_only_what_was_measured() -> None:
     assert rollout_metrics(*TABLES, RunConfig().filter_names).items() <= found.items()
     assert found["", "batch/reward_mean"] == found["all", "reward/mean"] and ("", "batch/fill") not in found
     assert not [name for _, name in found if name.startswith(("timing/stage", "update", "groups"))]
-    empty = metrics({"traces": TABLES[0].slice(0, 0)}, view, num_batches=0)["metrics"]
+    empty = metrics({"traces": TABLES[0].slice(0, 0)}, view, parameters=0)["metrics"]
     assert metric_values(empty)["all", "rollouts"] == 0
 
 

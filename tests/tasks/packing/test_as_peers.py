@@ -13,13 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.advantage.stage import STAGE as ADVANTAGE
-from tasks.advantage.stage import advantage
 from tasks.filtering.stage import STAGE as FILTERING
-from tasks.filtering.stage import filtering
 from tasks.packing.stage import STAGE as PACKING
-from tasks.packing.stage import packing
 from tests.fixtures.builders import exchange, trace, view
-from tests.fixtures.stages import tables_of, written
+from tests.fixtures.stages import advantage, filtering, packing, tables_of, written
 
 Rollout = tuple[int, int, float]
 """Group, sampled tokens, reward; rewards are in quarters, of which means of two or four are exact."""

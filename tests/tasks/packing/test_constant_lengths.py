@@ -12,13 +12,12 @@ from flows.runtime.pipeline import pack
 from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import BATCHES
 from tasks.advantage.stage import STAGE as ADVANTAGE
-from tasks.advantage.stage import advantage
 from tasks.arrays.ragged import Ragged
 from tasks.arrays.samples import Samples
-from tasks.packing.stage import STAGE, UNCOUNTED, constant_length_factors, packing
+from tasks.packing.stage import STAGE, UNCOUNTED, constant_length_factors
 from tasks.runtime.stage import Ref
 from tests.fixtures.builders import exchange, table, trace, verdict, view
-from tests.fixtures.stages import forked, tables_of, written
+from tests.fixtures.stages import advantage, forked, packing, tables_of, written
 
 DR_GRPO = {"type": "dr_grpo", "length_normaliser": 10}
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tasks.arrays.message_graph import BrokenGraph
 from tasks.arrays.permutation import digest
 from tasks.arrays.samples import PackingBreach
-from tasks.packing.stage import STAGE, TOKEN_BYTES, BudgetTooSmall, check_once, packing
+from tasks.packing.stage import STAGE, TOKEN_BYTES, BudgetTooSmall, check_once
 from tests.fixtures.builders import exchange, message, table, trace, view
 from tests.fixtures.packed import changed
 from tests.fixtures.parts import in_slices
-from tests.fixtures.stages import group, inputs, of_lengths, packed
+from tests.fixtures.stages import group, inputs, of_lengths, packed, packing
 
 STREAMS = ("token_ids", "logprobs", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
 

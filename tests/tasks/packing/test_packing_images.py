@@ -5,10 +5,10 @@ import pytest
 from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import BATCH_IMAGES
 from tasks.arrays.images import ImageBreach
-from tasks.packing.stage import STAGE, packing
+from tasks.packing.stage import STAGE
 from tests.fixtures.builders import exchange, message, trace, view
 from tests.fixtures.pictures import PAD, conversation, packed_tables, sees, shows, tensors
-from tests.fixtures.stages import inputs, written
+from tests.fixtures.stages import inputs, packing, written
 
 
 def test_the_images_of_rows_by_hand():

@@ -17,14 +17,14 @@ from tasks.rollout import demonstration
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import Services
-from tasks.runtime.stage import Ref, Stage
-from tests.fixtures.builders import table
+from tasks.runtime.stage import Ref
+from tests.fixtures.builders import stage_of, table
 
 EXAMPLES = [
     {"environment": "demonstrations", "example_id": str(number), "split": "train", "task": json.dumps({"messages": []})}
     for number in range(64)
 ]
-LISTING = Stage("examples", 1, (), ("examples",), (), lambda tables, config: {"examples": table("examples", EXAMPLES)})
+LISTING = stage_of("examples", lambda tables, config: {"examples": table("examples", EXAMPLES)}, ("examples",))
 
 
 def rendered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -49,7 +49,7 @@ def shown(store: Store, run: str, seed: int) -> tuple[RunContext, Ref]:
     )
     context = RunContext(store, run, config, {})
     listed = perform(LISTING, context, 0)
-    drawn = perform(assignment.task.stage, context, 0, (listed,), parameters={"batch": 0, "groups": None})
+    drawn = perform(assignment.task.stage, context, 0, (listed,))
     return context, perform(demonstration.STAGE, context, 0, (drawn, listed), services=Services(render=rendered))
 
 
@@ -71,9 +71,11 @@ def test_a_finding_about_one_run_takes_nothing_from_another(tmp_path: Path) -> N
     store = open_store(tmp_path / "store")
     (one, shown_one), (other, shown_other) = (shown(store, f"run-{seed}", seed) for seed in (1, 2))
     noted = store.quarantines.record(traces_of(one, shown_one), where="true", reason="wrong answers", run="run-1")
-    bag = {"quarantined": store.quarantines.reasons([noted.quarantine])}
+    reasons = store.quarantines.reasons([noted.quarantine])
     kept = [
-        context.table("verdicts", (perform(filtering.STAGE, context, 0, (ref,), parameters=bag),))["keep"].to_pylist()
+        context.table("verdicts", (perform(filtering.STAGE, context, 0, (ref,), parameters=reasons),))[
+            "keep"
+        ].to_pylist()
         for context, ref in ((one, shown_one), (other, shown_other))
     ]
     assert kept == [[False] * 4, [True] * 4]

@@ -17,7 +17,7 @@ from storage.schemas.stage_tables import ENGINE_METRICS
 from storage.store import Store, open_store
 from tasks.inference.sampling.lost_servers import ServiceLost
 from tasks.rollout import stage as rollout
-from tasks.runtime.execute import Parts
+from tasks.runtime.parts import Parts
 from tasks.runtime.stage import Policy
 from tests.fixtures.builders import table, trace
 from tests.fixtures.fixed import Services
@@ -66,18 +66,12 @@ def test_each_time_of_sampling_is_counted_also_one_that_lost_its_engine(
     monkeypatch.setattr(rollout, "BatchSampler", Sampler)
     monkeypatch.setattr(rollout, "EngineMetrics", Counted)
     config = RunConfig.model_validate({"engine": {"metrics": wanted}, "rollout": {}, "model": {}})
-    tables = {"assignments": assigned("any", ["a", "b"], 1), "examples": SimpleNamespace()}
+    tables: Any = (assigned("any", ["a", "b"], 1), SimpleNamespace())
     store = open_store(tmp_path)
-    given: Any = {
-        "engine": Services(),
-        "environments": Services(),
-        "teachers": SimpleNamespace(serve=None),
-        "step": 0,
-    }
+    services: Any = (Services(), Services(), SimpleNamespace(serve=None))
     parts = parts_of(store)
-    rollout.rollout(
-        tables, View(config, rollout.STAGE.sections, "rollout"), policy=Policy("p", 0), parts=parts, **given
-    )
+    inputs = rollout.RolloutInputs(*tables, 0, Policy("p", 0), parts, *services)
+    rollout.rollout(inputs, View(config, rollout.STAGE.sections, "rollout"))
     pieces = parts.close()
     rows = [piece for piece in pieces if piece.table == "engine_metrics"]
     assert sum(store.read([piece]).num_rows for piece in rows) == (2 if wanted else 0)

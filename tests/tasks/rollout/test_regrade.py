@@ -15,8 +15,9 @@ from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import REGRADES, TABLES, TRACES
 from tasks.inference.grading.client import SCORES
 from tasks.inference.trace_rows.images import extract_images, restore_images
-from tasks.rollout.regrade import STAGE, GradingBreach, regrade
+from tasks.rollout.regrade import STAGE, GradingBreach
 from tests.fixtures.builders import example, exchange, failed, table, trace, view
+from tests.fixtures.stages import regrade
 
 ROOT = Path(__file__).parents[3]
 

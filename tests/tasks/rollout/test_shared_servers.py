@@ -82,16 +82,9 @@ def sampled(monkeypatch: pytest.MonkeyPatch, servers: Servers, sampler: Sampler,
     parts = Parts()
     parts.put = lambda rows: parts.update({name: why.message if why else "sampled" for name, why in rows.items()})  # type: ignore[attr-defined]
     monkeypatch.setattr(rollout, "BatchSampler", sampler)
-    rollout.rollout(
-        {"assignments": assigned("e", examples, 1), "examples": pa.table({})},
-        View(RunConfig(), rollout.STAGE.sections, "rollout"),
-        step=0,
-        policy=Policy("policy", 0),
-        parts=parts,  # type: ignore[arg-type]
-        engine=Engine(),  # type: ignore[arg-type]
-        environments=servers,
-        teachers=SimpleNamespace(serve=None),  # type: ignore[arg-type]
-    )
+    services: Any = (parts, Engine(), servers, SimpleNamespace(serve=None))
+    inputs = rollout.RolloutInputs(assigned("e", examples, 1), pa.table({}), 0, Policy("policy", 0), *services)
+    rollout.rollout(inputs, View(RunConfig(), rollout.STAGE.sections, "rollout"))
     return parts
 
 

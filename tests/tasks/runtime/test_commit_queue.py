@@ -16,7 +16,7 @@ from storage.slices import Slices
 from storage.store import Store, open_store
 from tasks.runtime import commit_queue
 from tasks.runtime.commit_queue import CommitQueue
-from tasks.runtime.execute import Parts
+from tasks.runtime.parts import Parts
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import ref_of
 from tests.fixtures.rows import entry, messages

@@ -18,7 +18,6 @@ from tasks.rollout import stage as rollout
 from tasks.runtime import prefect_task
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.services import waits
 from tasks.training import stage as training
 from tasks.training.stage import STAGE
 
@@ -51,8 +50,8 @@ def test_a_place_travels_as_what_it_is_opened_from(tmp_path: Path) -> None:
 
 
 def test_only_stages_that_wait_for_nobody_go_elsewhere_or_have_a_time_limit() -> None:
-    assert not waits(filtering.STAGE) and not waits(packing.STAGE)
-    assert waits(rollout.STAGE) and waits(training.STAGE) and waits(gate.STAGE)
+    assert not filtering.STAGE.may_block and not packing.STAGE.may_block
+    assert rollout.STAGE.may_block and training.STAGE.may_block and gate.STAGE.may_block
     task = StageTask(packing.STAGE)
     assert task.task.timeout_seconds is None and task.task.retries == 2
     assert task._local_task().timeout_seconds and task._local_task().retries == 2

@@ -1,11 +1,11 @@
 """Stages over a real store: keys, hits, adoption, commits, parts, what errors say, and the services they are handed."""
 
 import errno
-import inspect
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,12 +17,14 @@ from storage.schemas.stage_tables import EXAMPLES
 from storage.store import open_store
 from storage.turns import KeptTurn, KeptTurns
 from tasks.assignment import examples
-from tasks.runtime import execute
-from tasks.runtime.execute import OWN, perform
+from tasks.exchange.trace_import import ImportInputs
+from tasks.runtime import parts as parts_module
+from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.services import MOST_LOSSES, SERVICES, Services, asked_services, retry_lost
+from tasks.runtime.services import MOST_LOSSES, Services, retry_lost
 from tasks.runtime.stage import Policy, Ref, Stage, Tables, inputs_of
 from tasks.stage_tasks import TASKS
+from tests.fixtures import builders
 from tests.fixtures.faults import happened
 from tests.fixtures.waiting import PATIENCE
 
@@ -47,9 +49,9 @@ class Counting:
         return {"examples": examples_table(*(*self.names, f"group {config.assignment.group_size}"))}
 
 
-def stage_of(function: Any, name: str = "made", **changes: Any) -> Stage:
-    settings = {"version": 1, "reads": (), "writes": ("examples",), "sections": ("assignment",), **changes}
-    return Stage(name=name, function=function, **settings)
+def stage_of(function: Any, name: str = "made", version: int = 1, **changes: Any) -> Stage[Any]:
+    settings: dict[str, Any] = {"writes": ("examples",), "sections": ("assignment",), **changes}
+    return replace(builders.stage_of(name, function, **settings), version=version)
 
 
 def context_of(root: Path, run: str = "a", **changes: Any) -> RunContext:
@@ -142,7 +144,7 @@ def test_inputs_are_read_from_the_work_that_made_them(tmp_path: Path) -> None:
     assert entry is not None and entry.inputs == {"made": made.key}
 
 
-def parts_stage(fail_after: int | None = None) -> tuple[Stage, list[str]]:
+def parts_stage(fail_after: int | None = None) -> tuple[Stage[Any], list[str]]:
     """A stage that makes four pieces, one after the other; it may fail after some of them."""
     made: list[str] = []
 
@@ -261,7 +263,7 @@ def test_who_waits_for_work_is_told_when_it_is_done_and_not_committed(tmp_path: 
 
 
 def test_groups_that_end_close_together_share_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execute, "LINGER_SECONDS", PATIENCE)  # at the end of the stage nobody waits any more
+    monkeypatch.setattr(parts_module, "LINGER_SECONDS", PATIENCE)  # at the end of the stage nobody waits any more
     stage, made = parts_stage()
     perform(stage, context_of(tmp_path), 0)
     assert len(made) == 4 and num_parts(tmp_path) == 1
@@ -326,30 +328,46 @@ def test_inputs_are_named_after_what_made_them() -> None:
 
 
 STAGES = list(dict.fromkeys(task.stage for tasks in TASKS.values() for task in tasks))
-OF_CALLS = {"source", "batch", "groups", "replaces", "keeps_examples", "quarantined", "num_batches", "stream"}
+
+
+class Reads:
+    """Stands in for an attempt, or its services; remembers what the inputs of a stage take of them."""
+
+    def __init__(self) -> None:
+        self.tables: set[str] = set()
+        self.taken: set[str] = set()
+
+    def read(self, table: str) -> Any:
+        self.tables.add(table)
+        return SimpleNamespace(table=lambda columns=None: None)
+
+    def __getattr__(self, name: str) -> Any:
+        self.taken.add(name)
+        return name
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.function.__name__)
-def test_a_service_is_of_the_kind_that_is_handed_over(stage: Stage) -> None:
-    assert set(stage.keywords) <= {*OWN, *SERVICES, *OF_CALLS}
-    module = inspect.getmodule(stage.function)
-    kinds = {field.name: field.type for field in fields(Services)}
-    for name in asked_services(stage):
-        kind: Any = kinds[name]
-        expected = getattr(module, kind.partition(" |")[0]) if isinstance(kind, str) else get_args(kind)[0]
-        assert inspect.signature(stage.function).parameters[name].annotation is expected
+def test_inputs_take_what_the_stage_declares(stage: Stage[Any]) -> None:
+    reads, services = Reads(), Reads()
+    names = ("rows", "table", "optional_rows", "optional_table")
+    vars(reads).update(dict.fromkeys(names, reads.read), services=services, inputs={}, parameters={}, stage=stage)
+    if stage.function.__name__ == "demonstration_examples":
+        reads.parameters = "rows.jsonl"
+    inputs = stage.read_inputs(reads)  # type: ignore[arg-type]
+    assert services.taken == {*stage.services} <= {field.name for field in fields(Services)}
+    assert reads.tables <= {*stage.reads, *stage.optional}
+    assert {*stage.reads} <= reads.tables or isinstance(inputs, ImportInputs)  # which has them for its key alone
+    assert ("parts" in reads.taken) is stage.in_parts
 
 
 def test_every_service_is_asked_by_a_stage() -> None:
-    assert {name for stage in STAGES for name in asked_services(stage)} == set(SERVICES)
+    assert {name for stage in STAGES for name in stage.services} == {field.name for field in fields(Services)}
 
 
-def test_a_service_that_is_missing_and_a_parameter_that_is_unknown_are_refused(tmp_path: Path) -> None:
+def test_a_service_that_is_missing_is_refused(tmp_path: Path) -> None:
     context = RunContext(open_store(tmp_path), "a", RunConfig(name="a"), {})
-    with pytest.raises(AssertionError, match="stage examples asks the service example_source, and there is none"):
+    with pytest.raises(AssertionError, match="the run lacks a service that the stage declares"):
         perform(examples.STAGE, context, 0)
-    with pytest.raises(TypeError, match="sources"):
-        perform(examples.DEMONSTRATION_STAGE, context, 0, parameters={"sources": "a"})
 
 
 @pytest.mark.parametrize("losses", [0, MOST_LOSSES])

@@ -8,11 +8,11 @@ import pytest
 from tasks.advantage.algorithms import ALGORITHMS
 from tasks.advantage.algorithms.credit import AdvantageBreach, GroupedTraces
 from tasks.advantage.algorithms.custom import require_credit
-from tasks.advantage.stage import STAGE, StateMissing, advantage
+from tasks.advantage.stage import STAGE, StateMissing
 from tasks.arrays.ragged import Ragged
 from tasks.runtime.imports import NotImportable, code_version
 from tests.fixtures.builders import exchange, table, trace, view
-from tests.fixtures.stages import advantages, credited, group, tables_of
+from tests.fixtures.stages import advantage, advantages, credited, group, tables_of
 
 HERE = "tests.fixtures.masks"
 REFUSED = {

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.advantage.algorithms.credit import AdvantageBreach
-from tasks.advantage.stage import STAGE, advantage
+from tasks.advantage.stage import STAGE
 from tasks.runtime.imports import NotImportable
 from tests.fixtures.builders import message, trace, view
-from tests.fixtures.stages import credited, group, tables_of
+from tests.fixtures.stages import advantage, credited, group, tables_of
 
 MASKS = "tests.fixtures.masks"
 NO_ROLES = {"system": None, "user": None, "tool": None}

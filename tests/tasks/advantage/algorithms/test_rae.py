@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import ESTIMATOR_STATES
 from tasks.advantage.algorithms.credit import AdvantageBreach
-from tasks.advantage.stage import STAGE, StateMissing, advantage
+from tasks.advantage.stage import STAGE, StateMissing
 from tests.fixtures.builders import exactly, failed, table, trace, view
-from tests.fixtures.stages import advantages, tables_of
+from tests.fixtures.stages import advantage, advantages, tables_of
 
 DYADIC = st.integers(-8, 8).map(lambda eighths: eighths / 8)
 SEATS = st.tuples(st.sampled_from(["x", "y"]), st.sampled_from(["e0", "e1"]), st.sampled_from(["first", "second"]))

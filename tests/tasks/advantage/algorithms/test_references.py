@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.advantage.algorithms.credit import AdvantageBreach
-from tasks.advantage.stage import STAGE, ImportedWithoutTokens, advantage
+from tasks.advantage.stage import STAGE, ImportedWithoutTokens
 from tests.fixtures.builders import exchange, message, table, trace, view
-from tests.fixtures.stages import tables_of
+from tests.fixtures.stages import advantage, tables_of
 
 OPD: dict[str, Any] = {"type": "opd", "teacher": {"path": "/teacher"}}
 SFT: dict[str, Any] = {"type": "sft", "teacher": {"path": "/teacher"}}

@@ -18,9 +18,7 @@ from flows.services.environments import EnvironmentServers
 from flows.services.ownership import start_time
 from storage.schemas.stage_tables import MESSAGES
 from tasks.advantage.stage import STAGE as ADVANTAGE
-from tasks.advantage.stage import advantage
 from tasks.filtering.stage import STAGE as FILTERING
-from tasks.filtering.stage import filtering
 from tasks.inference.engine.client import Engine
 from tasks.inference.environments import servers as environments
 from tasks.rollout.stage import STAGE
@@ -28,6 +26,7 @@ from tasks.runtime.stage import Policy
 from tests.fixtures.builders import view as of_stage
 from tests.fixtures.hosts import KEY, PLUGINS, assigned
 from tests.fixtures.sampled import sample
+from tests.fixtures.stages import advantage, filtering
 from tests.fixtures.waiting import until
 
 pytestmark = pytest.mark.engine
@@ -152,7 +151,7 @@ def test_no_baseline_moves(sampled: Sampled) -> None:
 def credited(traces: pa.Table, messages: pa.Table) -> dict[str, float]:
     """The advantages that filtering and advantage give to what is kept, by trace, with default settings but no std."""
     tables = {"traces": traces, "messages": messages.cast(MESSAGES.arrow)}
-    verdicts = filtering(tables, of_stage(FILTERING, filtering={"filters": []}), quarantined={})["verdicts"]
+    verdicts = filtering(tables, of_stage(FILTERING, filtering={"filters": []}))["verdicts"]
     made = advantage(tables | {"verdicts": verdicts}, of_stage(ADVANTAGE, algorithm={"type": "dr_grpo"}))["samples"]
     return dict(zip(made["trace_id"].to_pylist(), made["advantage"].to_pylist(), strict=True))
 

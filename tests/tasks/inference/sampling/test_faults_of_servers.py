@@ -18,7 +18,7 @@ from flows.services.environments import EnvironmentServers
 from flows.services.ownership import identity, owned_processes
 from tasks.inference.engine.client import MODEL, Engine, ServedModel
 from tasks.inference.environments import servers as environments
-from tasks.rollout.stage import STAGE, rollout
+from tasks.rollout.stage import STAGE, RolloutInputs, rollout
 from tasks.runtime.stage import Policy
 from tests.fixtures.hosts import KEY, assigned
 
@@ -74,16 +74,10 @@ def rolled_out(
     handed: Any = Handed()
     with Supervisor("run", directory) as supervisor:
         servers = EnvironmentServers(supervisor, config, KEY)
-        rollout(
-            {"assignments": rows, "examples": environments.examples(config.environments[0])},
-            View(config, STAGE.sections, "rollout"),
-            step=1,
-            policy=Policy("policy-of-losses", 0),
-            parts=handed,
-            engine=OneEngine(engine),
-            environments=servers,
-            teachers=SimpleNamespace(serve=None),  # type: ignore[arg-type]
-        )
+        tables = rows, environments.examples(config.environments[0])
+        services: Any = (OneEngine(engine), servers, SimpleNamespace(serve=None))
+        inputs = RolloutInputs(*tables, 1, Policy("policy-of-losses", 0), handed, *services)
+        rollout(inputs, View(config, STAGE.sections, "rollout"))
         generation = servers._handles[environment["name"]].generation
     assert owned_processes(identity()) == []
     return handed, generation

@@ -25,13 +25,12 @@ from tasks.inference.environments import servers as environments
 from tasks.inference.sampling.rollouts import DEFAULT_PLAN, SamplingPlan
 from tasks.inference.trace_rows.image_tensors import open_picture
 from tasks.packing.stage import STAGE as PACKING
-from tasks.packing.stage import packing
 from tasks.runtime.stage import Policy
 from tests.fixtures.builders import view
 from tests.fixtures.hosts import ENGINE, PLUGINS, SECTIONS, assigned, engine_of, served
 from tests.fixtures.learner_steps import new_trainer, train_step
 from tests.fixtures.sampled import sample
-from tests.fixtures.stages import ADVANTAGE, advantage, tables_of, written
+from tests.fixtures.stages import ADVANTAGE, advantage, packing, tables_of, written
 from tests.fixtures.warming import taught
 
 pytestmark = pytest.mark.engine

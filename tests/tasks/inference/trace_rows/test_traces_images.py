@@ -15,7 +15,7 @@ from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import IMAGES
 from storage.store import Store, open_store
 from tasks.inference.trace_rows.images import LITERAL, MissingImage, extract_images, parse_image, restore_images
-from tasks.runtime.execute import Parts
+from tasks.runtime.parts import Parts
 from tests.fixtures.builders import message, table, trace
 
 DATA = b"\x89PNG not really\xff"
