@@ -1,13 +1,12 @@
-"""Turns of rollouts that have not ended: the engine's answers, so that it need not be asked again after a crash.
+"""KeptTurns: the engine's answers for rollouts in flight, so that a run does not sample them again after a crash.
 
-They are rows of the table `turns` that no ledger row names. Nobody reads them but a run that samples the same rollouts
-again, and they go when the groups of these are committed.
+Turns are rows of the table `turns` that no ledger row names. Only a run that samples the same rollouts again reads
+them, and they are removed when the groups of the rollouts are committed.
 """
 
 import logging
 import threading
-import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Self
@@ -15,6 +14,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from storage.commits import GroupCommitter
 from storage.delta.table import CommitConflict
 from storage.errors import StoreError
 from storage.schemas.stage_tables import TURNS
@@ -24,8 +24,6 @@ PAUSE_SECONDS = 1.0
 """Between two commits, so that turns that end at about the same time share one."""
 PAUSE_RATIO = 3.0
 """The pause in durations of the commit before, where that is longer."""
-
-
 _log = logging.getLogger("stagecoach")
 
 
@@ -46,27 +44,26 @@ class KeptTurn:
 class KeptTurns:
     """The turns of one run that are still needed; a context in which a thread commits and removes them.
 
-    A turn that is put is durable about PAUSE_SECONDS later. Where the block ends by an error all turns that were put
-    are committed, and where it ends by itself nobody needs any of them. While the store refuses they wait, and it is
-    said in the log.
+    A turn is durable about PAUSE_SECONDS after `put`. If the block ends by an error all turns are committed; if it ends
+    without one no turn is needed any longer. While the store refuses they wait, and the log says so.
     """
 
     def __init__(self, store: Store, run: str) -> None:
-        """Read what an earlier process of the run has left; what of it cannot be read is sampled again."""
+        """Read the turns of an earlier process of the run; unreadable files are ignored, and their turns resampled."""
         self._store, self._run = store, run
         self._turns: dict[str, dict[tuple[str, str], KeptTurn]] = {}
         """By group, then by assignment and request."""
         self._groups: dict[str, set[str]] = {}
-        """By attempt, each of which has a file: the groups of which it has turns that are needed."""
-        self._waiting: dict[tuple[str, str], KeptTurn] = {}
-        """Those that are not committed, by assignment and request."""
-        self._changed = threading.Condition()
-        self._closing = False
+        """By attempt, each of which has a file: the groups whose turns in it are needed."""
+        self._lock = threading.RLock()
+        self._committer = GroupCommitter[KeptTurn | None](
+            "turns", self._commit, pause_seconds=PAUSE_SECONDS, pause_ratio=PAUSE_RATIO, on_refusal=_log_refusal
+        )
         self._load()
-        self._thread = threading.Thread(target=self._work, name="turns", daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._committer.start()
+        self._remove_unneeded()
         return self
 
     def __exit__(
@@ -74,95 +71,82 @@ class KeptTurns:
     ) -> None:
         if kind is None:
             self.forget([*self._turns])
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        self._thread.join()
-        if error and self._waiting:
-            error.add_note(f"{len(self._waiting)} turns of rollouts under way are lost as well, and sampled again.")
+        self._committer.stop()
+        if error and (lost := self._needed(self._committer.waiting)):
+            error.add_note(f"{len(lost)} turns of rollouts under way are lost as well, and sampled again.")
 
     def of(self, group_id: str) -> list[KeptTurn]:
-        """Return the turns of a group that are known, in the order in which they came."""
-        with self._changed:
+        """Return the turns of a group, in the order in which they came."""
+        with self._lock:
             return [*self._turns.get(group_id, {}).values()]
 
     def put(self, turn: KeptTurn) -> None:
-        """Keep a turn, in place of one of the same rollout and request by other policies; returns at once."""
-        with self._changed:
-            known, place = self._turns.setdefault(turn.group_id, {}), (turn.assignment_id, turn.request)
-            if place not in known or known[place].policies != turn.policies:
-                known[place] = self._waiting[place] = turn
-                self._changed.notify_all()
+        """Keep a turn, in place of one of the same rollout and request by other policies; returns immediately."""
+        with self._lock:
+            turns, place = self._turns.setdefault(turn.group_id, {}), (turn.assignment_id, turn.request)
+            if place in turns and turns[place].policies == turn.policies:
+                return
+            turns[place] = turn
+        self._committer.put(turn)
 
     def forget(self, groups: Iterable[str]) -> None:
-        """Give up the turns of some groups: these are committed, or not needed any more."""
-        with self._changed:
-            gone = {each for each in groups if self._turns.pop(each, None)}
-            self._waiting = {place: each for place, each in self._waiting.items() if each.group_id not in gone}
-            for left in self._groups.values():
-                left -= gone
-            self._changed.notify_all()
+        """Drop the turns of groups that are committed, or not needed any longer."""
+        with self._lock:
+            gone = {group for group in groups if self._turns.pop(group, None)}
+            for needed in self._groups.values():
+                needed -= gone
+        self._remove_unneeded()
 
     def _load(self) -> None:
         table = self._store.table(TURNS.name)
         for file in (each for each in reversed(table.active_files()) if each.run == self._run):
-            left = self._groups.setdefault(file.first_attempt, set())
+            groups = self._groups.setdefault(file.first_attempt, set())
             try:
                 rows = table.read(file.path).select(TURNS.arrow.names).to_pylist()
             except StoreError:
                 continue
             for turn in (KeptTurn(**row | {"policies": tuple(row["policies"])}) for row in rows):
-                left.add(turn.group_id)
+                groups.add(turn.group_id)
                 self._turns.setdefault(turn.group_id, {})[turn.assignment_id, turn.request] = turn
 
-    def _work(self) -> None:
-        while self._wait():
-            began = time.monotonic()
-            try:
-                self._commit()
-                self._remove()
-            except StoreError as refused:
-                _log.warning("turns of rollouts under way are not kept for now: %s", refused)
-                if self._closing:
-                    return
-            with self._changed:
-                pause = max(PAUSE_SECONDS, PAUSE_RATIO * (time.monotonic() - began))
-                self._changed.wait_for(lambda: self._closing, pause)
+    def _needed(self, turns: Iterable[KeptTurn | None]) -> list[KeptTurn]:
+        with self._lock:
+            return [turn for turn in turns if turn and turn.group_id in self._turns]
 
-    def _wait(self) -> bool:
-        with self._changed:
-            self._changed.wait_for(lambda: self._closing or self._waiting or self._find_emptied())
-            return bool(self._waiting or self._find_emptied())
+    def _emptied(self) -> list[str]:
+        with self._lock:
+            return [attempt for attempt, groups in self._groups.items() if not groups]
 
-    def _find_emptied(self) -> list[str]:
-        return [attempt for attempt, left in self._groups.items() if not left]
+    def _remove_unneeded(self) -> None:
+        if self._emptied():
+            self._committer.put(None)  # for the thread: only it writes
 
-    def _commit(self) -> None:
-        with self._changed:
-            turns = dict(self._waiting)
-        if not turns:
-            return
-        rows, attempt = pa.Table.from_pylist([asdict(each) for each in turns.values()], TURNS.arrow), uuid4().hex
-        self._store.append(TURNS.name, rows, run=self._run, step=0, key=TURNS.name, attempt=attempt)
-        with self._changed:
-            self._waiting = {place: each for place, each in self._waiting.items() if turns.get(place) is not each}
-            self._groups[attempt] = {each.group_id for each in turns.values()}.intersection(self._turns)
+    def _commit(self, items: Sequence[KeptTurn | None]) -> None:
+        """Commit the turns that are needed, then remove the files in which none is."""
+        if turns := self._needed(items):
+            rows, attempt = pa.Table.from_pylist([asdict(turn) for turn in turns], TURNS.arrow), uuid4().hex
+            self._store.append(TURNS.name, rows, run=self._run, step=0, key=TURNS.name, attempt=attempt)
+            with self._lock:
+                self._groups[attempt] = {turn.group_id for turn in self._needed(turns)}
+        if emptied := self._emptied():
+            self._remove(emptied)
 
-    def _remove(self) -> None:
-        """Take files with turns that nobody needs out of the table, and off the disk."""
-        with self._changed:
-            emptied = self._find_emptied()
-        if not emptied:
-            return
+    def _remove(self, emptied: Sequence[str]) -> None:
+        """Take files out of the table, and off the disk."""
         table = self._store.table(TURNS.name)
         table.refresh()
         files = [each for each in table.active_files() if each.run == self._run and each.first_attempt in emptied]
         try:
             if files:  # else another process has taken them out
                 table.replace(files, [], self._run)
-        except CommitConflict:  # another process is at it
+        except CommitConflict:  # with another process that does the same
+            self._committer.put(None)
             return
-        for each in files:
-            self._store.root.remove_unneeded(f"{table.place}/{each.path}")
-        with self._changed:
-            self._groups = {attempt: left for attempt, left in self._groups.items() if attempt not in emptied}
+        for file in files:
+            self._store.root.remove_unneeded(f"{table.place}/{file.path}")
+        with self._lock:
+            self._groups = {attempt: groups for attempt, groups in self._groups.items() if attempt not in emptied}
+
+
+def _log_refusal(refusal: StoreError) -> None:
+    _log.warning("turns of rollouts under way are not kept for now: %s", refusal)

@@ -100,7 +100,7 @@ def test_dropped_seats_are_no_members_of_their_group():
 def test_quarantine_goes_before_the_seat_and_the_seat_before_every_filter():
     judge = failed("judge-0", agent="judge")
     assert reasons([judge])["judge-0"] == "judge"
-    assert reasons([judge], parameters={"judge-0": "why"})["judge-0"] == "quarantined"
+    assert reasons([judge], quarantined={"judge-0": "why"})["judge-0"] == "quarantined"
 
 
 def test_keys_know_the_rules_only_where_they_are_not_the_default():

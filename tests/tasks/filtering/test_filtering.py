@@ -306,7 +306,7 @@ def test_a_quarantined_trace_goes_first_and_no_group_sees_it():
 
 def test_a_quarantine_of_other_traces_changes_nothing():
     rows = [trace("a"), trace("b", reward=0.0)]
-    assert judged(rows, parameters={"elsewhere": "why"}) == judged(rows)
+    assert judged(rows, quarantined={"elsewhere": "why"}) == judged(rows)
 
 
 @given(

@@ -34,7 +34,7 @@ def decide(gate: dict[str, Any], answer: Answer | None = None) -> tuple[dict[str
         assert answer is not None, "nobody should be asked"
         return answer
 
-    made = Call(STAGE)(TABLES, view(STAGE, gate=gate), step=3, approve=approve)
+    made = Call(STAGE)(TABLES, view(STAGE, gate=gate), step=3, key="k", approve=approve)
     (row,) = made["decisions"].to_pylist()
     return row, asked
 

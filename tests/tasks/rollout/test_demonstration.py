@@ -102,9 +102,8 @@ def test_tools_of_a_row_reach_the_renderer(tmp_path: Path, form: Callable[[Any],
         {"assignment_id": name, "group_id": name, "environment": "demonstrations", "example_id": name} for name in names
     ]
     config = View(RunConfig(), ("data", "model"), "demonstration")
-    demonstration.demonstration(
-        {"examples": listed, "assignments": pa.Table.from_pylist(assigned)}, config, step=0, key="k" * 32, render=render
-    )
+    inputs = demonstration.DemonstrationInputs(pa.Table.from_pylist(assigned), listed, 0, "k" * 32, render)
+    demonstration.demonstration(inputs, config)
     assert seen == [(messages, tools), (messages,)]
     assert json.dumps(seen[0][1]) == json.dumps(tools), "a template writes a schema in the order of its fields"
 

@@ -158,7 +158,7 @@ def test_a_commit_that_fails_is_told_to_the_next_who_asks_and_tried_again(
     with CommitQueue(store.slices, store.ledger) as queue:
         hand_over(queue, "a")
         assert failed.wait(20)
-        until(lambda: queue._failure is not None, lambda: "the failure is not kept", every=0.01)
+        until(lambda: queue.committer.failure is not None, lambda: "the failure is not kept", every=0.01)
         assert queue.find("a") is not None, "whoever is called again finds it"
         with pytest.raises(StoreUnavailable):
             told(queue)
