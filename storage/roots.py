@@ -6,7 +6,7 @@ import re
 import shutil
 import stat
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -75,13 +75,13 @@ class Root:
         The bytes hashed are those in memory, so that damage on the way to the disk shows when they are read.
         Raises NoSpace or StoreUnavailable; what was half written is then removed where possible.
         """
-        assert not self.read_only, f"{path} was to be written, in a store that is only read"
-        with border(f"writing {len(data)} bytes", self.child(path)):
+        with self._writing(path, data):
             if self.directory is None:
-                with self.writer(path) as stream:
-                    stream.write(data)
+                self._put(path, data)
             else:
-                _write_durably(self.directory / path, data)
+                make_directory((self.directory / path).parent)
+                _write_file(self.directory / path, data)
+                synchronise((self.directory / path).parent)
         return File(path, len(data), hashlib.sha256(data).hexdigest())
 
     def create(self, path: str, data: bytes) -> bool:
@@ -90,8 +90,7 @@ class Root:
         In an object store False may also mean that an earlier attempt of ours succeeded and its answer was lost.
         Raises NoSpace or StoreUnavailable.
         """
-        assert not self.read_only, f"{path} was to be made, in a store that is only read"
-        with border(f"writing {len(data)} bytes", self.child(path)):
+        with self._writing(path, data):
             if self.bucket is not None:
                 return self.bucket.put_new(path, data)
             assert self.directory is not None
@@ -102,16 +101,22 @@ class Root:
 
         What is not `durable` may be the old file, or empty, after a loss of power.
         """
-        assert not self.read_only, f"{path} was to be replaced, in a store that is only read"
-        with border(f"writing {len(data)} bytes", self.child(path)):
+        with self._writing(path, data):
             if self.directory is None:
-                with self.writer(path) as stream:
-                    stream.write(data)
+                self._put(path, data)
             else:
                 draft = _write_draft(self.directory / path, data, durable)
                 draft.replace(self.directory / path)
                 if durable:
                     synchronise(draft.parent)
+
+    def _writing(self, path: str, data: bytes) -> AbstractContextManager[None]:
+        assert not self.read_only, f"{path} was to be written, in a store that is only read"
+        return border(f"writing {len(data)} bytes", self.child(path))
+
+    def _put(self, path: str, data: bytes) -> None:
+        with self.writer(path) as stream:
+            stream.write(data)
 
     def delete(self, path: str) -> None:
         """Remove a file; FileNotFoundError passes through where the file system says so, an object store does not."""
@@ -267,12 +272,6 @@ def make_private_directory(directory: Path) -> None:
         return
     advice = "remove it, or set TMPDIR (for weights in memory: learner.memory_directory) to a directory of yours"
     raise StoreError(f"a directory for sockets and weights {problem}", str(directory), "nothing was written", advice)
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    make_directory(path.parent)
-    _write_file(path, data)
-    synchronise(path.parent)
 
 
 def _write_file(path: Path, data: bytes, durable: bool = True) -> None:

@@ -5,8 +5,10 @@ as data) nor encode list columns by themselves.
 """
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -88,14 +90,11 @@ def decode(
     where the bytes are no such file or a checksum fails, SchemaError where types or nullability are others: nothing is
     cast.
     """
-    try:
-        with pq.ParquetFile(source, page_checksum_verification=True) as file:
-            groups = range(file.num_row_groups) if attempts is None else _groups_of(file, attempts)
-            # To start threads takes more of the processor than they save at a small file.
-            threads = source.size() > SMALL_BYTES
-            rows = _sound_rows(file, groups, schema, threads)
-    except DAMAGE as error:
-        raise _damage(error, where) from error
+    with _border(where), pq.ParquetFile(source, page_checksum_verification=True) as file:
+        groups = range(file.num_row_groups) if attempts is None else _groups_of(file, attempts)
+        # To start threads takes more of the processor than they save at a small file.
+        threads = source.size() > SMALL_BYTES
+        rows = _sound_rows(file, groups, schema, threads)
     check_schema(rows.schema, schema, RowPlace("a Parquet file"))
     if attempts is None:
         return rows
@@ -114,21 +113,17 @@ class RowGroups:
 
     def __init__(self, source: pa.NativeFile, schema: pa.Schema, where: str) -> None:
         self._schema, self._where = schema, where
-        try:
-            # The columns of a row group lie side by side: one request to an object store, not one for each.
+        with _border(where):
+            # The columns of a row group are adjacent: one request to an object store, not one for each.
             self._file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=True)
-        except DAMAGE as error:
-            raise _damage(error, where) from error
 
     def __len__(self) -> int:
         return int(self._file.num_row_groups)
 
     def read(self, number: int) -> pa.Table:
         """Read the rows of one group."""
-        try:
+        with _border(self._where):
             rows = _sound_rows(self._file, [number], self._schema, threads=False)
-        except DAMAGE as error:
-            raise _damage(error, self._where) from error
         check_schema(rows.schema, self._schema, RowPlace("a Parquet file"))
         return rows
 
@@ -138,29 +133,33 @@ def attempts_in(source: pa.NativeFile, where: str = "") -> frozenset[str]:
 
     Raises StoreUnavailable, which names the file by `where`, where the bytes are no such file.
     """
-    try:
-        with pq.ParquetFile(source, page_checksum_verification=True) as file:
-            said = (file.metadata.metadata or {}).get(ATTEMPTS.encode())
-            bounds = json.loads(said) if said else [("", None)] * file.num_row_groups
-            mixed = [group for group, (first, last) in enumerate(bounds) if first != last]
-            rows = file.read_row_groups(mixed, ["attempt"])
-    except DAMAGE as error:
-        raise _damage(error, where) from error
+    with _border(where), pq.ParquetFile(source, page_checksum_verification=True) as file:
+        bounds = _attempt_bounds(file) or [("", None)] * file.num_row_groups
+        mixed = [group for group, (first, last) in enumerate(bounds) if first != last]
+        rows = file.read_row_groups(mixed, ["attempt"])
     return frozenset({*(first for first, last in bounds if first == last), *map(str, rows["attempt"].to_pylist())})
 
 
-def _damage(error: Exception, where: str) -> StoreUnavailable:
-    if memory_refusal(error):  # says nothing of the file
-        raise error
-    safe = "every other file of the store"
-    do = "put the file back from a copy, or run `stagecoach repair --deep`: it says what can be done again"
-    return StoreUnavailable(f"a Parquet file is damaged: {error}", where, safe, do)
+@contextmanager
+def _border(where: str) -> Iterator[None]:
+    try:
+        yield
+    except DAMAGE as error:
+        if memory_refusal(error):  # says nothing of the file
+            raise
+        safe = "every other file of the store"
+        do = "put the file back from a copy, or run `stagecoach repair --deep`: it says what can be done again"
+        raise StoreUnavailable(f"a Parquet file is damaged: {error}", where, safe, do) from error
+
+
+def _attempt_bounds(file: pq.ParquetFile) -> list[Any]:
+    text = (file.metadata.metadata or {}).get(ATTEMPTS.encode())
+    return list(json.loads(text)) if text else []
 
 
 def _groups_of(file: pq.ParquetFile, attempts: Collection[str]) -> Sequence[int]:
     """The row groups that may hold the attempts; all of them in a file that does not say."""
-    said = (file.metadata.metadata or {}).get(ATTEMPTS.encode())
-    if said is None:
+    bounds = _attempt_bounds(file)
+    if not bounds:
         return range(file.num_row_groups)
-    bounds = json.loads(said)
     return [group for group, (first, last) in enumerate(bounds) if any(first <= each <= last for each in attempts)]

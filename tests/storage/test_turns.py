@@ -67,12 +67,6 @@ def test_what_another_policy_sampled_takes_the_place_of_a_turn(store: Store) -> 
     assert again(store).of("a") == [second]
 
 
-def test_what_is_put_is_durable_before_the_run_ends(store: Store) -> None:
-    with dying(store) as kept:
-        kept.put(turn("a"))
-        until(lambda: again(store).of("a"), lambda: "the turn was not committed")
-
-
 def test_turns_of_groups_that_are_committed_go_and_their_files_with_them(store: Store) -> None:
     with dying(store) as kept:
         kept.put(turn("a"))

@@ -6,7 +6,7 @@ import pytest
 
 from storage.errors import LayoutError, StoreError
 from storage.roots import open_root
-from storage.s3 import SETTINGS, authorize, commit_options, locate, settings
+from storage.s3 import SETTINGS, commit_options, locate, settings
 
 GIVEN = {
     "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
@@ -20,34 +20,6 @@ GIVEN = {
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*SETTINGS, "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
-
-
-def test_a_signature_is_that_of_the_documentation() -> None:
-    """The example "GET Object" of AWS's page on signatures in the Authorization header."""
-    nothing = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-    headers = {
-        "host": "examplebucket.s3.amazonaws.com",
-        "range": "bytes=0-9",
-        "x-amz-content-sha256": nothing,
-        "x-amz-date": "20130524T000000Z",
-    }
-    keys = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "us-east-1"
-    told = authorize("GET", "/test.txt", headers, nothing, keys)
-    assert told == (
-        "AWS4-HMAC-SHA256 Credential=AKIAIOSFODNN7EXAMPLE/20130524/us-east-1/s3/aws4_request, "
-        "SignedHeaders=host;range;x-amz-content-sha256;x-amz-date, "
-        "Signature=f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41"
-    )
-
-
-def test_a_query_is_signed_as_in_the_documentation() -> None:
-    """The example "GET Bucket (List Objects)" of the same page."""
-    nothing = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-    host = "examplebucket.s3.amazonaws.com"
-    headers = {"host": host, "x-amz-content-sha256": nothing, "x-amz-date": "20130524T000000Z"}
-    keys = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "us-east-1"
-    told = authorize("GET", "/", headers, nothing, keys, "max-keys=2&prefix=J")
-    assert told.endswith("Signature=34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7")
 
 
 def test_given_settings_come_before_the_environment_s(monkeypatch: pytest.MonkeyPatch) -> None:

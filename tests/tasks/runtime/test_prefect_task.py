@@ -45,13 +45,12 @@ def test_a_place_travels_as_what_it_is_opened_from(tmp_path: Path) -> None:
     there = pickle.loads(pickle.dumps(context))
     assert (there.run, there.config, there.versions) == (context.run, context.config, context.versions)
     assert there.store.root.address == context.store.root.address
-    key = context.key(filtering.STAGE, 2, {"rollout": "k"})
-    assert there.key(filtering.STAGE, 2, {"rollout": "k"}) == key
+    work = filtering.STAGE, 2, {"rollout": "k"}
+    assert there.key(*work) == context.key(*work)
 
 
 def test_only_stages_that_wait_for_nobody_go_elsewhere_or_have_a_time_limit() -> None:
-    assert not filtering.STAGE.may_block and not packing.STAGE.may_block
-    assert rollout.STAGE.may_block and training.STAGE.may_block and gate.STAGE.may_block
+    assert [each.STAGE.may_block for each in (filtering, packing, rollout, training, gate)] == [False] * 2 + [True] * 3
     task = StageTask(packing.STAGE)
     assert task.task.timeout_seconds is None and task.task.retries == 2
     assert task._local_task().timeout_seconds and task._local_task().retries == 2

@@ -330,6 +330,9 @@ def test_inputs_are_named_after_what_made_them() -> None:
 STAGES = list(dict.fromkeys(task.stage for tasks in TASKS.values() for task in tasks))
 
 
+PARAMETERS = {"demonstration_examples": "rows.jsonl"}
+
+
 class Reads:
     """Stands in for an attempt, or its services; remembers what the inputs of a stage take of them."""
 
@@ -350,9 +353,13 @@ class Reads:
 def test_inputs_take_what_the_stage_declares(stage: Stage[Any]) -> None:
     reads, services = Reads(), Reads()
     names = ("rows", "table", "optional_rows", "optional_table")
-    vars(reads).update(dict.fromkeys(names, reads.read), services=services, inputs={}, parameters={}, stage=stage)
-    if stage.function.__name__ == "demonstration_examples":
-        reads.parameters = "rows.jsonl"
+    vars(reads).update(
+        dict.fromkeys(names, reads.read),
+        services=services,
+        inputs={},
+        parameters=PARAMETERS.get(stage.function.__name__),
+        stage=stage,
+    )
     inputs = stage.read_inputs(reads)  # type: ignore[arg-type]
     assert services.taken == {*stage.services} <= {field.name for field in fields(Services)}
     assert reads.tables <= {*stage.reads, *stage.optional}
