@@ -25,7 +25,7 @@ from tasks.inference.trace_rows.rows import (
     row_of_failure,
     rows_of_plain_trace,
 )
-from tasks.runtime.stage import Policy
+from tasks.runtime.refs import Policy
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.client import EvalClientConfig, TrainClientConfig

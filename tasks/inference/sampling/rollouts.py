@@ -26,7 +26,7 @@ from tasks.inference.sampling.replicas import Replicas
 from tasks.inference.trace_rows.failures import Failure
 from tasks.inference.trace_rows.image_tensors import tensors_of
 from tasks.inference.trace_rows.rows import Row, trace_tables
-from tasks.runtime.stage import Policy
+from tasks.runtime.refs import Policy
 
 if TYPE_CHECKING:
     from configs.run import View
