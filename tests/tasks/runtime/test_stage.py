@@ -22,7 +22,7 @@ from tasks.runtime import parts as parts_module
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import MOST_LOSSES, Services, retry_lost
-from tasks.runtime.stage import Policy, Ref, Stage, Tables, inputs_of
+from tasks.runtime.stage import Ref, Stage, Tables
 from tasks.stage_tasks import TASKS
 from tests.fixtures import builders
 from tests.fixtures.faults import happened
@@ -320,11 +320,6 @@ def test_two_runs_that_finish_the_same_work_go_on_with_the_same_rows(tmp_path: P
     rows = [context.table("examples", (ref,)) for context, ref in zip(contexts, (mine, rivals[0]), strict=True)]
     assert mine.key == rivals[0].key
     assert rows[0]["example_id"].to_pylist() == rows[1]["example_id"].to_pylist() == ["of b"]
-
-
-def test_inputs_are_named_after_what_made_them() -> None:
-    ref = Ref("made", 0, "k", (), 0, 0.0, True)
-    assert inputs_of((ref,), Policy("p", 3)) == {"made": "k", "policy": "p"}
 
 
 STAGES = list(dict.fromkeys(task.stage for tasks in TASKS.values() for task in tasks))
