@@ -72,7 +72,7 @@ class KeptTurns:
         if kind is None:
             self.forget([*self._turns])
         self._committer.stop()
-        if error and (lost := self._needed(self._committer.waiting)):
+        if error and (lost := self._select_needed(self._committer.waiting)):
             error.add_note(f"{len(lost)} turns of rollouts under way are lost as well, and sampled again.")
 
     def of(self, group_id: str) -> list[KeptTurn]:
@@ -109,26 +109,26 @@ class KeptTurns:
                 groups.add(turn.group_id)
                 self._turns.setdefault(turn.group_id, {})[turn.assignment_id, turn.request] = turn
 
-    def _needed(self, turns: Iterable[KeptTurn | None]) -> list[KeptTurn]:
+    def _select_needed(self, turns: Iterable[KeptTurn | None]) -> list[KeptTurn]:
         with self._lock:
             return [turn for turn in turns if turn and turn.group_id in self._turns]
 
-    def _emptied(self) -> list[str]:
+    def _find_emptied(self) -> list[str]:
         with self._lock:
             return [attempt for attempt, groups in self._groups.items() if not groups]
 
     def _remove_unneeded(self) -> None:
-        if self._emptied():
+        if self._find_emptied():
             self._committer.put(None)  # for the thread: only it writes
 
     def _commit(self, items: Sequence[KeptTurn | None]) -> None:
         """Commit the turns that are needed, then remove the files in which none is."""
-        if turns := self._needed(items):
+        if turns := self._select_needed(items):
             rows, attempt = pa.Table.from_pylist([asdict(turn) for turn in turns], TURNS.arrow), uuid4().hex
             self._store.append(TURNS.name, rows, run=self._run, step=0, key=TURNS.name, attempt=attempt)
             with self._lock:
-                self._groups[attempt] = {turn.group_id for turn in self._needed(turns)}
-        if emptied := self._emptied():
+                self._groups[attempt] = {turn.group_id for turn in self._select_needed(turns)}
+        if emptied := self._find_emptied():
             self._remove(emptied)
 
     def _remove(self, emptied: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ from tasks.arrays.ragged import Integers, Ragged
 from tasks.inference.engine.client import EngineLost, NotScorable, ServedModel, score
 from tasks.inference.trace_rows.demonstrations import DemonstrationPrompt
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import EngineService, TeacherService, required, retry_lost
+from tasks.runtime.services import EngineService, TeacherService, require, retry_lost
 from tasks.runtime.stage import Attempt, Outputs, Policy, Stage
 from tasks.runtime.stored_rows import StoredRows, in_parts
 
@@ -112,7 +112,7 @@ class ReferenceInputs:
     @classmethod
     def read(cls, attempt: Attempt) -> Self:
         tables = attempt.rows("traces"), attempt.rows("messages"), attempt.rows("verdicts")
-        services = required(attempt.services.engine), required(attempt.services.teachers)
+        services = require(attempt.services.engine), require(attempt.services.teachers)
         return cls(*tables, attempt.policy, *services)
 
 

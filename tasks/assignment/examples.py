@@ -19,7 +19,7 @@ from configs.run import View
 from storage.schemas.stage_tables import EXAMPLES
 from tasks.arrays.columns import texts
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import ExampleSource, required
+from tasks.runtime.services import ExampleSource, require
 from tasks.runtime.stage import Attempt, Stage, Tables
 
 DEMONSTRATIONS = "demonstrations"
@@ -182,7 +182,7 @@ def having(examples: pa.Table, environment: str, split: str, where: Mapping[str,
 
 
 def _example_source(attempt: Attempt) -> ExampleSource:
-    return required(attempt.services.example_source)
+    return require(attempt.services.example_source)
 
 
 def _demonstrations_file(attempt: Attempt) -> Path:

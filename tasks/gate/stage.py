@@ -19,7 +19,7 @@ from configs.run import View
 from storage.schemas.stage_tables import DECISIONS
 from tasks.metrics.figures import FIGURE_COLUMNS, MEANINGS, Figures, batch_figures, in_words
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import Answer, Approve, Question, Shown, required
+from tasks.runtime.services import Answer, Approve, Question, Shown, require
 from tasks.runtime.stage import Attempt, Stage, Tables
 from tasks.runtime.stored_rows import StoredRows, rows_of
 
@@ -50,7 +50,7 @@ class GateInputs:
     @classmethod
     def read(cls, attempt: Attempt) -> Self:
         tables = {name: attempt.rows(name).table(columns) for name, columns in FIGURE_COLUMNS.items()}
-        approve = required(attempt.services.approve)
+        approve = require(attempt.services.approve)
         return cls(tables, attempt.rows("messages"), attempt.step, attempt.key, approve)
 
 

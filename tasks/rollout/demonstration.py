@@ -17,7 +17,7 @@ from tasks.arrays.images import TYPES
 from tasks.inference.trace_rows.image_tensors import tensors_of
 from tasks.inference.trace_rows.images import extract_images
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import Renderer, required
+from tasks.runtime.services import Renderer, require
 from tasks.runtime.stage import Attempt, Stage, Tables
 
 EPOCH = datetime.fromtimestamp(0, UTC)  # nothing was measured, and equal inputs shall give equal rows
@@ -38,7 +38,7 @@ class DemonstrationInputs:
     @classmethod
     def read(cls, attempt: Attempt) -> Self:
         tables = attempt.table("assignments"), attempt.table("examples")
-        return cls(*tables, attempt.step, attempt.key, required(attempt.services.render))
+        return cls(*tables, attempt.step, attempt.key, require(attempt.services.render))
 
 
 def demonstration(inputs: DemonstrationInputs, config: View) -> Tables:

@@ -25,7 +25,7 @@ from tasks.rollout.stage import STAGE as ROLLOUT
 from tasks.rollout.stage import Put, RolloutInputs, Runner
 from tasks.rollout.stream import FinishedGroup, Group, SamplerSide, StaleGroup, Stream, step_of
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import EngineService, required
+from tasks.runtime.services import EngineService, require
 from tasks.runtime.stage import Attempt, Policy, Stage, Tables
 
 
@@ -53,7 +53,7 @@ def intake(inputs: IntakeInputs, config: View) -> Tables:
     sampling raises.
     """
     rollout, stream, recorded = inputs.rollout, inputs.stream, inputs.recorded_inputs
-    step, parts, policy = rollout.step, rollout.parts, required(rollout.policy)
+    step, parts, policy = rollout.step, rollout.parts, require(rollout.policy)
     runners: dict[int, Runner] = {}
     counted: list[Group] = []  # by the engines, after the last group of a sampler
     count = counted.append if config.engine.metrics else None

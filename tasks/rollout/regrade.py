@@ -15,7 +15,7 @@ from storage.schemas.stage_tables import REGRADES, TRACES
 from tasks.arrays.columns import texts
 from tasks.inference.trace_rows.images import extract_known_images, restore_images
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import GraderService, required
+from tasks.runtime.services import GraderService, require
 from tasks.runtime.stage import Attempt, Stage, Tables
 
 SCORED = ("reward", "rewards", "metrics", "info")
@@ -39,7 +39,7 @@ class RegradeInputs:
     @classmethod
     def read(cls, attempt: Attempt) -> Self:
         tables = attempt.table("examples"), attempt.table("traces"), attempt.table("messages")
-        return cls(*tables, attempt.optional_table("images"), required(attempt.services.graders))
+        return cls(*tables, attempt.optional_table("images"), require(attempt.services.graders))
 
 
 def regrade(inputs: RegradeInputs, config: View) -> Tables:

@@ -27,7 +27,7 @@ from tasks.inference.sampling.rollouts import BatchSampler, Renewal, SamplingPla
 from tasks.inference.sampling.seats import frozen_seat_models
 from tasks.runtime.parts import Parts
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import EngineService, EnvironmentService, TeacherService, required, retry_lost
+from tasks.runtime.services import EngineService, EnvironmentService, TeacherService, require, retry_lost
 from tasks.runtime.stage import Attempt, Policy, Stage, Tables
 
 Put = Callable[[Mapping[str, pa.Table]], None]
@@ -57,9 +57,9 @@ class RolloutInputs:
             attempt.step,
             attempt.policy,
             attempt.parts,
-            required(services.engine),
-            required(services.environments),
-            required(services.teachers),
+            require(services.engine),
+            require(services.environments),
+            require(services.teachers),
             attempt.turns,
         )
 

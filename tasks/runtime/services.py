@@ -184,7 +184,7 @@ REPEATABLE = frozenset({"learner", "render"})
 """Services that give the same again for the same."""
 
 
-def required(service: Returned | None) -> Returned:
+def require(service: Returned | None) -> Returned:
     """Return a service that a stage declares. Raises AssertionError if the run has none of its kind."""
     assert service is not None, "the run lacks a service that the stage declares"
     return service

@@ -12,7 +12,7 @@ from storage.schemas.stage_tables import POLICIES
 from tasks.learner.client import Learner
 from tasks.learner.protocol import LearnerLost
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import LearnerService, required, retry_lost
+from tasks.runtime.services import LearnerService, require, retry_lost
 from tasks.runtime.stage import Attempt, Policy, Stage, Tables
 
 # Long enough to fill cache blocks of an engine, so that a stale prefix cache shows; engines use as much as fits.
@@ -57,7 +57,7 @@ class PolicyImportInputs:
 
     @classmethod
     def read(cls, attempt: Attempt) -> Self:
-        return cls(attempt.parameters, attempt.directory, attempt.key, required(attempt.services.learner))
+        return cls(attempt.parameters, attempt.directory, attempt.key, require(attempt.services.learner))
 
 
 def policy_import(inputs: PolicyImportInputs, config: View) -> Tables:

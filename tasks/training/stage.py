@@ -18,7 +18,7 @@ from storage.refs import File
 from storage.schemas.stage_tables import TOKEN_MASKS, TOKEN_STATISTICS, UPDATES
 from tasks.learner.protocol import STATISTICS_FILE, BatchReference, LearnerLost
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import LearnerService, required, retry_lost
+from tasks.runtime.services import LearnerService, require, retry_lost
 from tasks.runtime.stage import Attempt, Outputs, Policy, Stage
 from tasks.runtime.stored_rows import StoredRows, in_parts
 from tasks.training.policy import policy_row
@@ -43,7 +43,7 @@ class TrainingInputs:
     @classmethod
     def read(cls, attempt: Attempt) -> Self:
         batches, images = attempt.rows("batches"), attempt.optional_rows("batch_images")
-        policy, learner = required(attempt.policy), required(attempt.services.learner)
+        policy, learner = require(attempt.policy), require(attempt.services.learner)
         return cls(batches, images, attempt.step, policy, attempt.key, attempt.new_directory, learner)
 
 
