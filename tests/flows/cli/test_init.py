@@ -179,12 +179,15 @@ def demo_config(*overrides: str) -> Any:
     return load(["demo"], [f"model.path={DEMO}", *overrides])
 
 
-def test_the_model_demo_is_made_before_a_run_and_other_models_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_demo_is_made_before_a_run_and_other_models_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
     monkeypatch.setattr(demo_sources, "warmed_weights", lambda root, sft: asked.append(root) or "/weights")
     assert demo_weights(load(["demo"], ["model.path=elsewhere"]), print) == ""
     assert demo_weights(demo_config("kind=evaluate", "evaluation.policy=first"), print) == "" and asked == []
-    assert demo_weights(demo_config("store=there"), print) == "/weights" and asked == ["there"]
+    store = str(tmp_path / "store")
+    assert demo_weights(demo_config(f"store={store}"), print) == "/weights" and asked == [store]
 
 
 def test_the_command_line_warms_the_model_up_as_flows_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
