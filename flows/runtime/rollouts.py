@@ -22,9 +22,9 @@ from tasks.advantage import stage as advantage
 from tasks.assignment import stage as assignment
 from tasks.filtering import stage as filtering
 from tasks.packing import stage as packing
-from tasks.rollout import demonstration, intake
+from tasks.rollout import demonstration
 from tasks.rollout import stage as rollout
-from tasks.rollout.stream import Stream
+from tasks.rollout.queue import RolloutQueue
 from tasks.runtime.stage import Policy, Ref
 from tasks.training import stage as training
 
@@ -42,7 +42,7 @@ class RolloutSource:
         config, lag = execute.config, execute.config.rollout.max_off_policy_steps
         self.execute, self._examples, self._config = execute, examples, config
         waits, has_surplus = config.rollout.stale == "wait", config.oversampling is not None
-        self.queue = Stream(execute.rows, lag, waits, has_surplus) if config.streams else None
+        self.queue = RolloutQueue(execute.rows, lag, waits, has_surplus) if config.streams else None
         """Shared by all steps; None where each step samples its own assignments."""
         self._digest = queue_digest(config) if config.streams else ""
         self._assigned: dict[int, Ref] = {}
@@ -59,7 +59,7 @@ class RolloutSource:
         # All at once: each further addition makes the sampler look again.
         for step in steps:
             self._assigned[step] = assign(self.execute, step, self._examples, 0, self._state_of_sampler(step))
-        self.queue.feed([self._assigned[step] for step in steps], policy)
+        self.queue.add([self._assigned[step] for step in steps], policy)
 
     def learner_waits(self) -> AbstractContextManager[None]:
         """Within the block, count the time for the load of the queue's sampler."""
@@ -78,7 +78,7 @@ class RolloutSource:
             return self._assigned[step]
         further = assign(self.execute, step, self._examples, batch, previous, groups)
         # As many groups go in as the step takes beyond its own, so that none of the steps to come lacks any.
-        self.queue.feed([further])
+        self.queue.add([further])
         return further
 
     def sample(
@@ -92,17 +92,16 @@ class RolloutSource:
             sampled = sample(self.execute, step, assigned, self._examples, policy, when_sampled)
             when_sampled()  # also where they were cached
             return sampled
-        key = {"stream": self._digest}
-        inputs = assigned, self._examples
-        taken = self.execute(intake.task, step, inputs, policy, parameters=self.queue, extra_inputs=key)
-        self.queue.settle(taken)
+        key, inputs = {"stream": self._digest}, (assigned, self._examples)
+        taken = self.execute(rollout.queue_task, step, inputs, policy, parameters=self.queue, extra_inputs=key)
+        self.queue.mark_recorded(taken)
         self._taken.setdefault(step, []).append(taken)
         num_assigned = self.execute.num_rows("assignments", assigned) // self._config.assignment.group_size
         # By recorded rows alone, so that it is the same however often the run is called.
         num_placed = self.execute.num_rows("intakes", taken) + self.execute.num_rows("stale_groups", taken)
         self._num_surplus += num_assigned - num_placed
         if self._num_surplus < 0 and step + 1 < self._config.steps:
-            self.queue.feed([self._replace(step, taken)])
+            self.queue.add([self._replace(step, taken)])
             self._num_surplus = 0
         return taken
 

@@ -1,7 +1,9 @@
-"""Rollout: try every assigned example with a policy and record what happened, group by group.
+"""Rollout: sample every assigned example with a policy and record the rollouts, group by group.
 
-Reads assignments and examples; writes traces and messages, images with their tensors where there are any, and what
-the engines counted meanwhile where that is asked for.
+Reads assignments and examples; writes traces and messages, images with their tensors if any, and counters of the
+engines with `engine.metrics`. Where `rollout.max_off_policy_steps` is 2 or more the groups of a step come from the
+RolloutQueue of the run, and there are intakes and intake_loads, stale_groups, and token_policies where weights were
+exchanged under a rollout. Called in a thread of the run; the queue samples in a thread of its own.
 """
 
 from collections import Counter
@@ -18,13 +20,15 @@ from configs.run import View, for_environment
 from storage.schemas.stage_tables import GROUPS
 from storage.turns import KeptTurns
 from tasks.arrays.columns import texts
-from tasks.arrays.group_counts import num_needed
+from tasks.arrays.group_counts import num_needed, num_wanted
 from tasks.inference.engine.client import ServedModel
 from tasks.inference.engine.metrics import EngineMetrics
 from tasks.inference.sampling.attempts import OF_POLICY
 from tasks.inference.sampling.lost_servers import Crashers, ServiceLost
 from tasks.inference.sampling.rollouts import BatchSampler, Renewal, SamplingPlan
 from tasks.inference.sampling.seats import frozen_seat_models
+from tasks.rollout.group_rows import concat_groups, stale_rows, taken_rows
+from tasks.rollout.queue import GroupTables, RolloutQueue
 from tasks.runtime.parts import Parts
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.services import EngineService, EnvironmentService, TeacherService, require, retry_lost
@@ -36,7 +40,7 @@ Put = Callable[[Mapping[str, pa.Table]], None]
 
 @dataclass(frozen=True)
 class RolloutInputs:
-    """What a step tries, the policy that samples it, and the services."""
+    """The assignments of a step, the policy that samples them (the oldest that may, of a queue), and the services."""
 
     assignments: pa.Table
     examples: pa.Table
@@ -47,6 +51,10 @@ class RolloutInputs:
     environments: EnvironmentService
     teachers: TeacherService
     turns: KeptTurns | None = None
+    queue: RolloutQueue | None = None
+    """The queue that groups are taken from; None where the step samples its own assignments."""
+    recorded_inputs: dict[str, str] = field(default_factory=dict)
+    """Inputs of the result in the ledger; assignments and policies of groups of the queue are added."""
 
     @classmethod
     def read(cls, attempt: Attempt) -> Self:
@@ -61,6 +69,8 @@ class RolloutInputs:
             require(services.environments),
             require(services.teachers),
             attempt.turns,
+            attempt.parameters,
+            attempt.inputs,
         )
 
 
@@ -74,11 +84,80 @@ def rollout(inputs: RolloutInputs, config: View) -> Tables:
     its server down again when it is alone there is a row with that error. Raises what the services raise when a service
     does not come back. A turn that `turns` has, or takes while this is sampled, is not sampled again.
     """
+    if inputs.queue:
+        _take_groups(inputs, inputs.queue, config)
+        return {}
     count = inputs.parts.put if config.engine.metrics else None
     services = inputs.engine, inputs.environments, inputs.teachers
     runner = Runner(config, inputs.step, inputs.policy, *services, count, inputs.turns)
     retry_lost(lambda: runner.sample_missing(inputs.assignments, inputs.examples, inputs.parts), ServiceLost)
     return {}
+
+
+def _take_groups(inputs: RolloutInputs, queue: RolloutQueue, config: View) -> None:
+    """Take the groups of the queue that end first, as many as the step's own assignments name; each is safe at once.
+
+    With oversampling they name more than the step takes. Groups that no later step may take are recorded as stale,
+    after the groups of the step. Which groups are taken depends on how long rollouts last: the recorded rows decide,
+    and a step that is called again takes only the missing groups. Raises what sampling raises.
+    """
+    step, parts, oldest = inputs.step, inputs.parts, require(inputs.policy)
+    groups, stale = parts.finished_units(), {row["group_id"] for row in parts.earlier_rows("stale_groups")}
+    done = groups - stale
+    size = num_wanted(inputs.assignments, config.oversampling or 1.0)
+    sample = QueueSampler(inputs, queue, config).sample
+    for place, group in enumerate(queue.pop(step, size, done, sample, stale), len(done)):
+        groups.add(group.group_id)
+        inputs.recorded_inputs.update(queue.origins(groups, oldest=oldest.version))
+        parts.put(taken_rows(group, step, place, config.rollout.max_in_flight))
+    if dropped := queue.drop_stale(step):
+        groups.update(group.group_id for group in dropped)
+        inputs.recorded_inputs.update(queue.origins(groups, oldest=oldest.version))
+        # In one part: they are the last rows of the step, and all of them or none are there after a crash.
+        parts.put(concat_groups(stale_rows(group, step, oldest, config) for group in dropped))
+
+
+class QueueSampler:
+    """Samples for the queue, in its thread, with the services of the step that used the queue first."""
+
+    def __init__(self, inputs: RolloutInputs, queue: RolloutQueue, config: View) -> None:
+        self._inputs, self._queue, self._config = inputs, queue, config
+        self._runners: dict[int, Runner] = {}
+        """By version of the policy: crashes are counted while it samples."""
+        self._counted: list[GroupTables] = []
+        """Counters of the engines after the last group of a sampler; they go with the next group."""
+
+    def sample(self, assigned: pa.Table) -> None:
+        """Sample assignments with the queue's policy and its successors; returns when the queue is outdated."""
+        inputs, queue, update = self._inputs, self._queue, self._config.rollout.weight_update
+        policy = queue.policy
+        count = self._counted.append if self._config.engine.metrics else None
+        services = inputs.engine, inputs.environments, inputs.teachers
+        arguments = self._config, policy.version, policy, *services, count, inputs.turns
+        runner = self._runners.setdefault(policy.version, Runner(*arguments, counts_with_groups=True))
+        plan = SamplingPlan(
+            outdated=queue.is_outdated,
+            begin=queue.begin,
+            drops_begun=update == "abort",
+            expired=queue.find_dropped,
+            streams=True,
+            meter=queue.meter,
+        )
+        if update == "keep":
+            plan = replace(plan, renew=self._renew)
+        if update == "keep" or (update == "wait" and inputs.turns):
+            plan = replace(plan, versions=queue.versions)
+        runner.sample_some(assigned, inputs.examples, self._put, plan)
+
+    def _put(self, rows: GroupTables) -> None:
+        self._queue.put(concat_groups([*self._counted, rows]))
+        self._counted.clear()
+
+    def _renew(self) -> Renewal | None:
+        """Exchange the engine's policy for the newest one under the rollouts in flight."""
+        engine, recompute = self._inputs.engine, self._config.rollout.recompute_states
+        renewed = self._queue.renew(lambda policy: engine.exchange(policy, recompute=recompute))
+        return Renewal(self._queue.policy, *renewed) if renewed else None
 
 
 @dataclass(frozen=True)
@@ -229,4 +308,10 @@ STAGE = Stage(
     services=("engine", "teachers", "environments"),
     unit=GROUPS,
 )
-task = as_task(STAGE)
+QUEUE_STAGE = replace(
+    STAGE,
+    writes=(*STAGE.writes, "intakes", "stale_groups", "intake_loads", "token_policies"),
+    optional=(*STAGE.optional, "stale_groups", "token_policies"),
+)
+"""The same stage where its groups come from the queue."""
+task, queue_task = as_task(STAGE), as_task(QUEUE_STAGE)

@@ -23,9 +23,8 @@ from flows.runtime.step_report import finish_step
 from storage.schemas.stage_tables import ASSIGNMENTS, ENGINE_METRICS, EXAMPLES
 from storage.store import Store, open_store
 from tasks.inference.sampling.rollouts import SamplingPlan
-from tasks.rollout import intake
 from tasks.rollout import stage as rollout
-from tasks.rollout.stream import SamplerSide, Stream
+from tasks.rollout.queue import RolloutQueue
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.stage import Policy, Ref
 from tests.fixtures import fixed
@@ -80,8 +79,8 @@ class Streaming(Rehearsal):
     """Does stages as in a run; the learner alone is played."""
 
     def __call__(self, task: StageTask, *arguments: Any, **named: Any) -> Ref:
-        if task is intake.task:
-            return super(Rehearsal, self).__call__(Played(intake.STAGE), *arguments, **named)
+        if task is rollout.queue_task:
+            return super(Rehearsal, self).__call__(Played(rollout.QUEUE_STAGE), *arguments, **named)
         return super().__call__(task, *arguments, **named)
 
 
@@ -299,13 +298,12 @@ def test_diff_says_from_which_step_on_the_intakes_differ(
 
 
 def test_a_newer_policy_is_known_before_it_is_served() -> None:
-    stream, known = Stream(lambda table, ref: ASSIGNMENTS.arrow.empty_table(), BOUND), list[dict[str, int]]()
-    stream.feed([], Policy("old", 0))
-    side = SamplerSide(stream)
-    stream.feed([], Policy("new", 1))
+    queue, known = RolloutQueue(lambda table, ref: ASSIGNMENTS.arrow.empty_table(), BOUND), list[dict[str, int]]()
+    queue.add([], Policy("old", 0))
+    queue.add([], Policy("new", 1))
     # A rollout that ends while the engine's new weights are checked names the new policy.
-    side.renew(lambda policy: known.append(dict(stream.versions)) or policy)
-    assert known == [{"old": 0, "new": 1}] and side.policy == Policy("new", 1)
+    queue.renew(lambda policy: known.append(dict(queue.versions)) or policy)
+    assert known == [{"old": 0, "new": 1}] and queue.policy == Policy("new", 1)
 
 
 def test_a_cancelled_run_keeps_its_groups_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ from storage.store import Store, open_store
 from tasks.inference.engine.client import ServedModel
 from tasks.inference.sampling.lost_servers import ServiceLost
 from tasks.inference.sampling.rollouts import SamplingPlan
-from tasks.rollout import intake
 from tasks.rollout import stage as rollout
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
@@ -149,8 +148,8 @@ class Streaming(Rehearsal):
     """Does stages as in a run; the learner alone is played."""
 
     def __call__(self, task: StageTask, *arguments: Any, **named: Any) -> Ref:
-        if task is intake.task:
-            return super(Rehearsal, self).__call__(Played(intake.STAGE), *arguments, **named)
+        if task is rollout.queue_task:
+            return super(Rehearsal, self).__call__(Played(rollout.QUEUE_STAGE), *arguments, **named)
         return super().__call__(task, *arguments, **named)
 
 

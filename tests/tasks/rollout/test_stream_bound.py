@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.schemas.stage_tables import ASSIGNMENTS
-from tasks.rollout.stream import SamplerSide, Stream
+from tasks.rollout.queue import RolloutQueue
 from tasks.runtime.stage import Policy, Ref
 
 
 class Simulated:
-    """A stream without an engine: groups begin and end in any order, and the newest policy begins them."""
+    """A queue without an engine: groups begin and end in any order, and the newest policy begins them."""
 
     def __init__(
         self, steps: int, size: int, bound: int, chance: random.Random, surplus: int = 0, waits: bool = True
@@ -22,12 +22,12 @@ class Simulated:
         self.steps, self.size, self.bound, self.chance = steps, size, bound, chance
         self.surplus = surplus
         """Groups that each step assigns beyond what it takes."""
-        self.stream = Stream(self.read, bound, waits, surplus > 0)
+        self.queue = RolloutQueue(self.read, bound, waits, surplus > 0)
         self.assigned: dict[str, list[str]] = {}
         """The groups of each assignment."""
         self.stale: list[tuple[str, int | None]] = []
         """Groups that were given up, with their ages; None of those that were not begun."""
-        self.stream._size = size  # as the first step that takes its groups says
+        self.queue._size = size  # as the first step that takes its groups says
         self.pending: list[str] = []
         self.running: dict[str, Policy] = {}
         self.taken: list[tuple[str, int]] = []
@@ -58,20 +58,20 @@ class Simulated:
             new = range(fed, min(step + self.bound + 1, self.steps))
             if new:
                 assigned = [self.assign(str(each), self.size + self.surplus) for each in new]
-                self.stream.feed(assigned, Policy(str(step), step))
+                self.queue.add(assigned, Policy(str(step), step))
                 fed = new.stop
-            self.stream._filling = step, self.size
+            self.queue._filling = step, self.size
             for _ in range(self.size):
                 self.take(step)
             stale = self.expire(step)
             spare += self.surplus - stale
             if spare < 0:
-                self.stream.feed([self.assign(f"{step}.1", -spare)])
+                self.queue.add([self.assign(f"{step}.1", -spare)])
                 spare = 0
 
     def expire(self, step: int) -> int:
         """Stop what is too old for any further step; return how many groups that were."""
-        found = self.stream.expire(step)
+        found = self.queue.drop_stale(step)
         for group in found:
             by = group.begun.policy if group.begun else group.finished.policy if group.finished else None
             self.stale.append((group.group_id, step - by.version if by else None))
@@ -82,36 +82,36 @@ class Simulated:
 
     def take(self, step: int) -> None:
         # Where no step waits, more groups may have ended than the step takes.
-        while not self.stream._waits and (self.pending or self.running) and self.chance.random() < 0.3:
+        while not self.queue._waits and (self.pending or self.running) and self.chance.random() < 0.3:
             self.go_on()
-        fits = lambda group: not self.stream._waits or self.stream._fits(group)  # noqa: E731
-        while not any(map(fits, self.stream._finished)):
-            self.most_waits = max(self.most_waits, len(self.stream._finished))
+        fits = lambda group: not self.queue._waits or self.queue._fits(group)  # noqa: E731
+        while not any(map(fits, self.queue._finished)):
+            self.most_waits = max(self.most_waits, len(self.queue._finished))
             self.go_on()
-        group = self.stream._next()
+        group = self.queue._next()
         self.taken.append((group.group_id, step - group.policy.version))
 
     def go_on(self) -> None:
         """Begin a group or end one, whichever comes first."""
         assert self.pending or self.running, "a step waits, and nothing is under way"
         if self.pending and (not self.running or self.chance.random() < 0.5):
-            side = SamplerSide(self.stream)
+            self.queue.policy = self.queue._policies[-1]
             name = self.pending.pop(self.chance.randrange(len(self.pending)) if self.chance.random() < 0.3 else 0)
-            self.running[name] = self.begin(side, name)
+            self.running[name] = self.begin(name)
             return
         # Long groups come late: the first ones are the least likely to end.
         name = list(self.running)[-1 - int(len(self.running) * self.chance.random() ** 3)]
         policy = self.running.pop(name)
         rows = {"group_id": [name], "policy_key": [policy.key], "policy_version": [policy.version]}
-        self.stream._put(policy, {"traces": pa.table(rows)})
+        self.queue.put({"traces": pa.table(rows)})
 
-    def begin(self, side: SamplerSide, name: str) -> Policy:
+    def begin(self, name: str) -> Policy:
         """Begin a group with the turn's policy, or the oldest that it may have of those with kept turns of it."""
-        kept = {each.version for each in self.stream._policies if self.chance.random() < self.share_kept}
-        version = side.begin(name, kept)
-        assert version in kept | {side.policy.version}
-        self.num_kept += version < side.policy.version
-        return next(each for each in self.stream._policies if each.version == version)
+        kept = {each.version for each in self.queue._policies if self.chance.random() < self.share_kept}
+        version = self.queue.begin(name, kept)
+        assert version in kept | {self.queue.policy.version}
+        self.num_kept += version < self.queue.policy.version
+        return next(each for each in self.queue._policies if each.version == version)
 
 
 @settings(max_examples=150)
@@ -123,7 +123,7 @@ def test_no_group_is_older_than_the_bound_and_none_is_left(
     found.run()
     assert sorted(name for name, _ in found.taken) == sorted(f"{s}-{k}" for s in range(steps) for k in range(size))
     assert all(0 <= age <= bound for _, age in found.taken)
-    assert not found.stream._begun and not found.stream._finished
+    assert not found.queue._begun and not found.queue._finished
 
 
 def test_steps_do_wait_for_what_is_due() -> None:
@@ -150,7 +150,7 @@ def test_where_no_step_waits_what_is_too_old_is_given_up_and_no_step_lacks_group
     found.run()
     names = [name for name, _ in (*found.taken, *found.stale)]
     assert len(found.taken) == steps * size and len(names) == len(set(names))
-    left = {*found.pending, *found.running, *(each.group_id for each in found.stream._finished)}
+    left = {*found.pending, *found.running, *(each.group_id for each in found.queue._finished)}
     assert left.isdisjoint(names) and left | set(names) == {name for group in found.assigned.values() for name in group}
     assert all(0 <= age <= bound for _, age in found.taken)
     # A group is given up once the last step that might have taken it is filled, and not before.
@@ -165,13 +165,13 @@ def test_some_groups_are_given_up_at_each_stage_of_their_way() -> None:
     for surplus in (0, 3):
         for seed in range(20):
             simulated = Simulated(10, 3, 2, random.Random(seed), surplus, waits=False)
-            expire = simulated.stream.expire
+            expire = simulated.queue.drop_stale
 
             def count(step: int, expire: Any = expire) -> Any:
                 stale = expire(step)
                 kinds.update("begun" if each.begun else "finished" if each.finished else "pending" for each in stale)
                 return stale
 
-            simulated.stream.expire = count  # type: ignore[method-assign]
+            simulated.queue.drop_stale = count  # type: ignore[method-assign]
             simulated.run()
     assert kinds.keys() == {"begun", "finished", "pending"}
