@@ -51,14 +51,10 @@ class Recorder:
                 self.empty, rows = self.empty - 1, 0
         return Ref(name, step, f"{name}{step}", tuple((table, rows) for table in task.stage.writes), 0, 0.0, True)
 
-    def check_account(self, batch: StepBatch) -> None:
-        """A dry run has no rows to account for."""
+    def do_nothing(self, *_: Any) -> None:
+        """A dry run has no rows, engine or services."""
 
-    def preload(self, policy: Policy) -> None:
-        """A dry run has no engine."""
-
-    def abort(self) -> None:
-        """A dry run has no services."""
+    check_account = preload = abort = do_nothing
 
     def num_rows(self, table: str, ref: Ref) -> int:
         return 0

@@ -25,11 +25,10 @@ from storage.store import Store, open_store
 from tasks.inference.sampling.rollouts import SamplingPlan
 from tasks.rollout import stage as rollout
 from tasks.rollout.queue import RolloutQueue
-from tasks.runtime.prefect_task import StageTask
-from tasks.runtime.stage import Policy, Ref
+from tasks.runtime.stage import Policy
 from tests.fixtures import fixed
 from tests.fixtures.commands import run_command
-from tests.fixtures.rehearsal import SMALL, SOURCE, Played, Rehearsal, made, play, session_for
+from tests.fixtures.rehearsal import SMALL, SOURCE, Streaming, made, play, session_for
 from tests.fixtures.replays import RLOO, ask, walk
 
 STEPS, GROUPS, BOUND = 5, 3, 2
@@ -73,15 +72,6 @@ class Sampling(fixed.Services):
                         on_group(name, sampling.change(name, fixed.group(groups[name], policy, step)))
 
         return Sampler()
-
-
-class Streaming(Rehearsal):
-    """Does stages as in a run; the learner alone is played."""
-
-    def __call__(self, task: StageTask, *arguments: Any, **named: Any) -> Ref:
-        if task is rollout.queue_task:
-            return super(Rehearsal, self).__call__(Played(rollout.QUEUE_STAGE), *arguments, **named)
-        return super().__call__(task, *arguments, **named)
 
 
 def run(

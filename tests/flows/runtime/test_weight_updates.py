@@ -21,12 +21,11 @@ from tasks.inference.engine.client import ServedModel
 from tasks.inference.sampling.lost_servers import ServiceLost
 from tasks.inference.sampling.rollouts import SamplingPlan
 from tasks.rollout import stage as rollout
-from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.stage import Attempt, Outputs, Policy, Ref, Stage
+from tasks.runtime.stage import Attempt, Outputs, Policy, Stage
 from tests.fixtures import fixed
 from tests.fixtures.builders import table
-from tests.fixtures.rehearsal import SMALL, SOURCE, STAND_INS, Played, Rehearsal, session_for
+from tests.fixtures.rehearsal import SMALL, SOURCE, STAND_INS, Streaming, session_for
 from tests.fixtures.replays import RLOO, ask, walk
 
 STEPS, GROUPS, BOUND = 6, 3, 2
@@ -142,15 +141,6 @@ def rows(group: Running, step: int) -> Mapping[str, pa.Table]:
                 for start, count, policy in parts
             ]
     return {**tables, "token_policies": table("token_policies", runs)}
-
-
-class Streaming(Rehearsal):
-    """Does stages as in a run; the learner alone is played."""
-
-    def __call__(self, task: StageTask, *arguments: Any, **named: Any) -> Ref:
-        if task is rollout.queue_task:
-            return super(Rehearsal, self).__call__(Played(rollout.QUEUE_STAGE), *arguments, **named)
-        return super().__call__(task, *arguments, **named)
 
 
 def run(
