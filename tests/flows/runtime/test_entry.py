@@ -18,7 +18,7 @@ from flows.maintain import describe_maintenance
 from flows.orchestration.deployment_file import DeploymentEntry, read
 from flows.orchestration.deployments import FILE
 from flows.orchestration.states import RunCancelled
-from flows.replay import NAME_CHARACTERS, describe_replay, replay
+from flows.replay import NAME_CHARACTERS, describe_replay
 from flows.runtime import demo_sources, entry, run
 from flows.runtime.entry import flow_run_name, run_name
 from flows.runtime.session import Session
@@ -153,11 +153,4 @@ def test_a_wrong_setting_is_refused_before_the_demo_s_model_is_made(
     parameters: dict[str, Any] = {"presets": ["demo"], "model": "demo", "advanced": {"store": str(tmp_path / "store")}}
     state = train.fn(**{**parameters, **wrong})
     with pytest.raises(ConfigError, match=re.escape(message)):
-        state.result()
-
-
-def test_a_replay_of_an_unknown_run_is_refused_in_words(tmp_path: Path) -> None:
-    open_store(tmp_path / "store")
-    state = replay.fn(run="one", overrides=None, advanced={"store": str(tmp_path / "store")})
-    with pytest.raises(ValueError, match="there is no run 'one'"):
         state.result()

@@ -132,14 +132,14 @@ def test_one_step_off_policy_draws_the_next_step_while_this_one_trains() -> None
     ],
 )
 def test_the_next_policy_is_preloaded_before_the_step_is_measured(changes: dict[str, Any], expected: list[str]) -> None:
-    preloaded = list[str]()
+    do, preloaded = Recorder(steps=3, **changes), list[str]()
 
-    class Preloading(Recorder):
-        def preload(self, policy: Policy) -> None:
-            assert self.stages[-1] == ("training", policy.version - 1)
-            preloaded.append(policy.key)
+    def preload(policy: Policy) -> None:
+        assert do.stages[-1] == ("training", policy.version - 1)
+        preloaded.append(policy.key)
 
-    list(loop.train_steps(Preloading(steps=3, **changes), SOURCE))
+    do.preload = preload
+    list(loop.train_steps(do, SOURCE))
     assert preloaded == expected
 
 
@@ -219,11 +219,12 @@ def test_three_empty_batches_end_the_run_before_training() -> None:
 
 
 def test_what_is_drawn_is_checked_before_training_spends_anything() -> None:
-    class Refusing(Recorder):
-        def check_account(self, batch: StepBatch) -> None:
-            raise ValueError(f"step {batch.packing.step} does not add up")
+    do = Recorder()
 
-    do = Refusing()
+    def refuse(batch: StepBatch) -> None:
+        raise ValueError(f"step {batch.packing.step} does not add up")
+
+    do.check_account = refuse
     with pytest.raises(ValueError, match="step 0 does not add up"):
         list(loop.train_steps(do, SOURCE))
     assert ("training", 0) not in do.stages
