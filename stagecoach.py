@@ -213,10 +213,10 @@ def _start(
     kind: str, items: Iterable[Item], settings: Mapping[str, Any], name: str, store: Item, plain: bool
 ) -> Result:
     def work() -> Result:
-        from flows.runtime.prepare import prepare
+        from flows.runtime.resolve_run import resolve_run
 
         files, overrides = _files_and_overrides(items, settings)
-        return _run_flow(prepare(kind, files, overrides, name=name, store=fspath(store)), plain)
+        return _run_flow(resolve_run(kind, files, overrides, name=name, store=fspath(store)), plain)
 
     return _call_beside_loop(work)
 

@@ -25,7 +25,7 @@ from benchmarks.fixtures.processor import processor_seconds
 from benchmarks.fixtures.warming import warmed_up
 from flows.cli import launch
 from flows.runtime.demo_sources import demo_recipe
-from flows.runtime.prepare import prepare
+from flows.runtime.resolve_run import resolve_run
 
 ROOT = Path(__file__).parents[1]
 TRL = "trl==1.16.0"
@@ -137,7 +137,7 @@ def run_stagecoach(settings: Mapping[str, Any]) -> None:
         "evaluation.every=0",
     ]
     chosen = {"store": f"{settings['directory']}/store", "seed": settings["seed"], "steps": settings["steps"]}
-    launch.run(prepare("train", ["demo"], overrides, name="beside", **chosen), (watch,))
+    launch.run(resolve_run("train", ["demo"], overrides, name="beside", **chosen), (watch,))
 
 
 def measure(command: Sequence[str], settings: Mapping[str, Any]) -> dict[str, float]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.fixtures.warming import warmed_up
 from flows.cli import launch
 from flows.orchestration.states import EmptyBatch
-from flows.runtime.prepare import prepare
+from flows.runtime.resolve_run import resolve_run
 
 if TYPE_CHECKING:
     from tasks.learner.losses.tokens import RlTokens, Term
@@ -59,7 +59,7 @@ def run_here(settings: Mapping[str, Any]) -> None:
     chosen = {"seed": settings["seed"], "steps": settings["steps"], "store": settings["store"]}
     # Raised where all rollouts earn the same: a broken policy earns nothing.
     with suppress(EmptyBatch):
-        launch.run(prepare("train", [settings["preset"]], overrides, name="learning", **chosen), (watch,))
+        launch.run(resolve_run("train", [settings["preset"]], overrides, name="learning", **chosen), (watch,))
 
 
 def measured(settings: Mapping[str, Any]) -> list[dict[str, float]]:

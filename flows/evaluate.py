@@ -11,7 +11,7 @@ from flows.orchestration.states import reports_its_end
 from flows.queries.store_reader import recorded_config
 from flows.runtime.entry import FileParameters, flow_run_name, instead, run_name, session_for
 from flows.runtime.loop import loop_evaluate
-from flows.runtime.prepare import LATEST, newest_policy
+from flows.runtime.resolve_run import LATEST, newest_policy
 from storage.store import open_store
 
 

@@ -8,7 +8,7 @@ from flows.orchestration.states import reports_its_end
 from flows.runtime.demo_sources import demo_weights
 from flows.runtime.entry import FileParameters, flow_run_name, instead, planned_steps, session_for
 from flows.runtime.loop import loop_train
-from flows.runtime.prepare import nothing_started, requested_config
+from flows.runtime.resolve_run import nothing_started, requested_config
 from flows.sft import sft
 
 

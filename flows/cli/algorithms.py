@@ -28,7 +28,7 @@ from flows.replays.scratch import credit_in_memory
 from flows.reporting.artifacts import escape
 from flows.reporting.formats import compact_number, console, grid, markdown_table
 from flows.reporting.output_files import check_output, write_text
-from flows.runtime.prepare import find_policy
+from flows.runtime.resolve_run import find_policy
 from storage.read.frames import Frames, existing_store
 from storage.store import Store
 from tasks.advantage.algorithms.credit import AdvantageBreach

@@ -15,10 +15,10 @@ from flows.replays.request import ReplayRequest
 from flows.reporting.panel import Panel, PanelWatcher
 from flows.runtime.demo_sources import SEED, WarmUp, warmed_weights
 from flows.runtime.loop import loop_evaluate, loop_sft, loop_train
-from flows.runtime.prepare import nothing_started, prepare
+from flows.runtime.machine_facts import config_versions
+from flows.runtime.resolve_run import nothing_started, resolve_run
 from flows.runtime.run import open_run
 from flows.runtime.session import Session, Watcher, record_run
-from flows.runtime.versions import config_versions
 from storage.store import open_store
 
 LOOPS: Mapping[str, Callable[[Session], dict[str, Any]]] = {
@@ -44,7 +44,7 @@ def run_to_resume(name: str, overrides: Sequence[str] = (), store: str = "") -> 
         kind = runs.events(chosen)[-1].kind
     if kind == "replay":
         return ReplayRequest(run="", overrides=overrides, name=chosen, store=root)
-    return prepare(kind, (), overrides, name=chosen, store=root)
+    return resolve_run(kind, (), overrides, name=chosen, store=root)
 
 
 def watch(config: RunConfig, plain: bool = False) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def warm_up_run(plain: bool, begin: Callable[[str], None] = lambda run: None) ->
     ) -> Mapping[str, Any]:
         begin(name)
         settings = {"name": name, "store": advanced["store"], "seed": seed, "model.path": model, "data.path": data}
-        return watch(prepare("sft", presets, overrides, **settings), plain)
+        return watch(resolve_run("sft", presets, overrides, **settings), plain)
 
     return sft
 
@@ -154,7 +154,9 @@ def train_demo(
     with nothing_started():  # before the minutes of the warm-up
         config_versions(loaded)
     weights = warmed_weights(root, warm_up_run(plain), preset, f"{name}-warm-up")
-    config = prepare("train", [preset], [f"model.path={weights}", *overrides], name=name, store=root, seed=loaded.seed)
+    config = resolve_run(
+        "train", [preset], [f"model.path={weights}", *overrides], name=name, store=root, seed=loaded.seed
+    )
     return config, watch(config, plain)
 
 

@@ -17,11 +17,11 @@ from flows.reporting.formats import say, size
 from flows.runtime import pipeline
 from flows.runtime.executor import Executor
 from flows.runtime.loop import evaluation_configs
+from flows.runtime.machine_facts import config_versions, doubtful_settings
+from flows.runtime.policy_retention import file_bytes, most_bytes, num_parameters
 from flows.runtime.preflight import require_fit, require_gate
-from flows.runtime.prepare import Source, assignments
+from flows.runtime.resolve_run import Source, assignments
 from flows.runtime.rollouts import RolloutSource
-from flows.runtime.versions import config_versions, doubtful_settings
-from flows.runtime.weights import file_bytes, most_bytes, num_parameters
 from flows.services.memory import Gpu, memory_plan, parse_gpu, plan_here, require_memory
 from flows.services.teachers import asked_teachers, is_here, local_teacher_facts
 from storage.keys import content_key

@@ -30,7 +30,7 @@ from flows.replays.request import ReplayRequest, finished_message, finished_with
 from flows.reporting.formats import before_after, console, describe_difference, describe_scores
 from flows.reporting.messages import result_lines
 from flows.runtime.demo_sources import DEMO, FIRST, Recipe, demo_presets, demo_recipe, demo_weights
-from flows.runtime.prepare import assignments, nothing_started, prepare
+from flows.runtime.resolve_run import assignments, nothing_started, resolve_run
 
 
 def demo(
@@ -168,7 +168,7 @@ def start(
 ) -> int:
     """Resolve a config, run the flow of `kind`, and print its results; return the exit status."""
     overrides = [*overrides, *_demo_weights(kind, files, overrides, store, plain)]
-    config = prepare(kind, files, overrides, name=name, store=store)
+    config = resolve_run(kind, files, overrides, name=name, store=store)
     outcome = watch(config, plain=plain)
     for line in result_lines(outcome.get("steps", ())):
         print(line)

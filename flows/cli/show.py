@@ -126,8 +126,8 @@ def changes(store: Store, run: str, config: RunConfig, overrides: Sequence[str])
     # Whoever plans a run imports all that runs need; who looks at one does not.
     from configs.load import load
     from flows.replays.loop import plan_run
-    from flows.runtime.prepare import source_of
-    from flows.runtime.versions import versions
+    from flows.runtime.machine_facts import versions
+    from flows.runtime.resolve_run import source_of
     from tasks.runtime.run_context import RunContext
 
     changed = load((), overrides, base=config.model_dump(mode="json"))

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from flows.exchange.export_rows import ExportRefused, RolloutChoice, StepRollouts, chosen_rollouts
 from flows.reporting.output_files import check_output, write_whole
 from flows.runtime.maintenance import needs_of
-from flows.runtime.prepare import find_policy
+from flows.runtime.resolve_run import find_policy
 from storage.maintenance.plan import Needs, is_unfinished, needed_rows
 from storage.maintenance.run_copy import CopyReport, copy_work
 from storage.policies.manifest import adapter_base

@@ -16,8 +16,8 @@ from configs.load import load
 from configs.resolve import resolve
 from configs.run import RunConfig
 from configs.store_paths import relative_paths
-from flows.runtime.prepare import assignments
-from flows.runtime.versions import config_versions, versions
+from flows.runtime.machine_facts import config_versions, versions
+from flows.runtime.resolve_run import assignments
 from storage.errors import border
 from storage.keys import content_key
 from storage.refs import Entry

@@ -23,8 +23,8 @@ from flows.replays.request import (
     step_range,
 )
 from flows.replays.steps import chosen_steps
-from flows.runtime.prepare import nothing_started, require_same, whole_weights
-from flows.runtime.versions import config_versions
+from flows.runtime.machine_facts import config_versions
+from flows.runtime.resolve_run import nothing_started, require_same, whole_weights
 from flows.services.environments import grader_digest
 from flows.services.teachers import reopened_teachers, teacher_facts
 from storage.keys import content_key

@@ -21,7 +21,7 @@ from flows.reporting.artifacts import artifact_key, escape
 from flows.reporting.formats import markdown_table, visible
 from flows.runtime.executor import Executor
 from flows.runtime.plan import plan_work, unique_results
-from flows.runtime.prepare import Source
+from flows.runtime.resolve_run import Source
 from flows.runtime.session import Session
 from flows.runtime.step_report import Outcome, describe, notify_step
 from storage.errors import NoSpace, StoreError, WorkRemoved

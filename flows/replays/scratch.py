@@ -11,7 +11,7 @@ from configs.run import RunConfig
 from flows.queries.step_history import step_history
 from flows.replays.steps import quarantined_in, replay_steps
 from flows.runtime.executor import Executor
-from flows.runtime.prepare import Source
+from flows.runtime.resolve_run import Source
 from storage.refs import Entry, Slice
 from storage.store import Store
 from tasks.runtime.execute import perform

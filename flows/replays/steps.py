@@ -11,8 +11,8 @@ from configs.run import RunConfig, View
 from flows.queries.step_history import RecordedStep, StepHistory, policy_of, trace_ids
 from flows.runtime import pipeline
 from flows.runtime.executor import Executor
-from flows.runtime.prepare import Source
 from flows.runtime.records import StepBatch
+from flows.runtime.resolve_run import Source
 from flows.runtime.rollouts import RolloutSource, assign, sampling_policy
 from storage.keys import content_key
 from storage.store import Store

@@ -1,1 +1,1 @@
-"""What runs a pipeline: session, pipeline, executor, loops, and what they prepare."""
+"""Runs at work: resolve_run makes a config, open_run a session, loop and pipeline its steps, executor their results."""

@@ -16,7 +16,7 @@ from typing import Any
 from configs.layers import PRESETS, presets
 from configs.load import load
 from configs.run import RunConfig
-from flows.runtime.versions import config_versions
+from flows.runtime.machine_facts import config_versions
 from storage.roots import check_links
 from storage.store import Store, open_store
 from tasks.runtime.imports import load_function

@@ -22,7 +22,7 @@ from flows.orchestration.events import spare_tags
 from flows.orchestration.server import bookkeeping_only, current_flow_run, run_tags
 from flows.orchestration.table_workers import table_workers
 from flows.runtime.plan import Planner, plan_work
-from flows.runtime.prepare import continued_run, prepare
+from flows.runtime.resolve_run import continued_run, resolve_run
 from flows.runtime.run import open_run
 from flows.runtime.session import Session, current_session, record_run
 from storage.keys import content_key
@@ -60,7 +60,7 @@ def session_for(
     kind: str, files: Sequence[str], overrides: Sequence[str], **settings: Any
 ) -> AbstractContextManager[Session]:
     """Return a context with the session that is open around the flow, or a new one for files and overrides."""
-    prepared = partial(prepare, kind, files, overrides, **settings)
+    prepared = partial(resolve_run, kind, files, overrides, **settings)
     return session_of(prepared if settings.get("name") else partial(_prepare_new, kind, prepared))
 
 

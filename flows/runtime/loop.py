@@ -21,12 +21,12 @@ from flows.queries.scores import EvaluationScores, comparisons, score_rollouts
 from flows.runtime import pipeline
 from flows.runtime.executor import Executor
 from flows.runtime.pending_batch import PendingBatch
-from flows.runtime.prepare import Source
+from flows.runtime.policy_retention import WeightRetention
 from flows.runtime.records import FinishedStep
+from flows.runtime.resolve_run import Source
 from flows.runtime.rollouts import RolloutSource
 from flows.runtime.session import Session
 from flows.runtime.step_report import Outcome, finish_step
-from flows.runtime.weights import WeightRetention
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy
 

@@ -16,8 +16,8 @@ from configs.run import RunConfig, only_teachers_sample, policy_scores
 from flows.orchestration.states import EmptyBatch, GateRefused
 from flows.runtime.executor import Executor
 from flows.runtime.pending_batch import PendingBatch
-from flows.runtime.prepare import Source
 from flows.runtime.records import FinishedStep, StepBatch
+from flows.runtime.resolve_run import Source
 from flows.runtime.rollouts import RolloutSource
 from tasks.advantage import reference
 from tasks.advantage import stage as advantage

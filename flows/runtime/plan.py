@@ -8,7 +8,7 @@ from flows.orchestration.states import EmptyBatch, GateRefused
 from flows.runtime import pipeline
 from flows.runtime.executor import Executor
 from flows.runtime.loop import evaluation_contexts, train_steps
-from flows.runtime.prepare import Source
+from flows.runtime.resolve_run import Source
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref
 

@@ -11,10 +11,10 @@ from configs.store_paths import relative_paths
 from flows.orchestration.deployments import require_services
 from flows.orchestration.table_workers import require_package
 from flows.runtime.environment_checks import environment_findings
-from flows.runtime.prepare import nothing_started
+from flows.runtime.machine_facts import container_notes, doubtful_settings
+from flows.runtime.policy_retention import require_space
+from flows.runtime.resolve_run import nothing_started
 from flows.runtime.session import Session
-from flows.runtime.versions import container_notes, doubtful_settings
-from flows.runtime.weights import require_space
 from flows.services.memory import plan_here, require_memory
 from storage.records import REMOVED
 from tasks.gate.stage import require_rule

@@ -23,8 +23,8 @@ from flows.orchestration.gpu_slots import gpu_slot
 from flows.orchestration.server import current_flow_run, is_deployed, is_end, lost_terminations_repeated
 from flows.orchestration.states import Cancellation, RunCancelled, event_of, mark_crashed, other_writers
 from flows.orchestration.task_runs import TaskRuns
-from flows.runtime.prepare import Source, find_policy, nothing_started, source_of
-from flows.runtime.versions import versions
+from flows.runtime.machine_facts import versions
+from flows.runtime.resolve_run import Source, find_policy, nothing_started, source_of
 from flows.services.base import RunService, Supervisor
 from flows.services.engine import InferenceService
 from flows.services.environments import EnvironmentServers, GraderProcesses

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.cli import launch
-from flows.runtime.prepare import prepare
+from flows.runtime.resolve_run import resolve_run
 from flows.services.base import Supervisor
 from flows.services.guardian import descendants, send
 from flows.services.ownership import identity
@@ -35,7 +35,7 @@ def main(directory: Path, request: dict[str, Any]) -> None:
     plans = {moment: kill_self if what == "flow" else partial(kill, what) for moment, what in request["kills"].items()}
     Moments(directory, plans).watch()
     store = str(directory / "store")
-    config = prepare("train", ["demo", str(SMALL)], request["overrides"], name=NAME, store=store)
+    config = resolve_run("train", ["demo", str(SMALL)], request["overrides"], name=NAME, store=store)
     outcome = launch.run(config)
     generations = {name: handle.generation for name, handle in handles.items()}
     reports = {name: handle.report for name, handle in handles.items()}

@@ -18,7 +18,7 @@ from flows.replays.config import prepare_replay
 from flows.replays.loop import plan_run
 from flows.replays.request import ReplayRequest
 from flows.runtime.preflight import preflight
-from flows.runtime.prepare import prepare
+from flows.runtime.resolve_run import resolve_run
 from flows.runtime.session import open_session, record_run
 from flows.services.base import Supervisor
 from flows.services.process import Handle, ServiceSpec
@@ -52,7 +52,7 @@ class Lived:
         """Do the run, or go on with it."""
         paths = [f"{where}.teacher.path={self.model('teacher')}" for where in ("algorithm", "environments.1.algorithm")]
         given = [*paths, f"model.path={self.model('policy')}"]
-        config = prepare("train", SETTINGS, given, name=name, store=str(self.directory / "store"))
+        config = resolve_run("train", SETTINGS, given, name=name, store=str(self.directory / "store"))
         self.live(config, call or name)
 
     def replay(self, name: str, of: str, until: str, overrides: Sequence[str]) -> None:

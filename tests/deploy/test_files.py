@@ -22,7 +22,7 @@ from flows.orchestration.deployments import FILE, _offer_choices
 from flows.orchestration.settings import DeployRefused
 from flows.replay import ReplayParameters, replay
 from flows.runtime.entry import FileParameters, StoreParameters, instead
-from flows.runtime.prepare import DEFAULT_FILES
+from flows.runtime.resolve_run import DEFAULT_FILES
 from flows.serve import serve
 from flows.services.engine import InferenceService
 from flows.services.environments import EnvironmentServers

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from configs.run import RunConfig
-from flows.runtime.versions import container_notes
+from flows.runtime.machine_facts import container_notes
 
 FILE = Path(__file__).parents[2] / "deploy" / "sandbox" / "Dockerfile"
 

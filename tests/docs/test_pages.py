@@ -21,7 +21,7 @@ from flows import cli
 from flows.cli.arguments import split_items
 from flows.queries.row_lineage import __doc__ as ids_of_the_program
 from flows.runtime.plan import plan_work
-from flows.runtime.prepare import prepare
+from flows.runtime.resolve_run import resolve_run
 from flows.runtime.session import open_session
 
 ROOT = Path(__file__).parents[2]
@@ -103,7 +103,7 @@ def test_every_setting_of_the_page_on_evaluation_is_one() -> None:
 
 def test_a_model_of_others_needs_neither_weights_nor_an_engine(tmp_path: Path) -> None:
     settings = ["evaluation.external.url=http://127.0.0.1:1/v1", "evaluation.external.model=m"]
-    config = prepare("evaluate", [], settings, name="of-others", store=str(tmp_path / "store"), seed=1)
+    config = resolve_run("evaluate", [], settings, name="of-others", store=str(tmp_path / "store"), seed=1)
     assert config.model.path == "" and config.external is not None and config.external.model == "m"
     with open_session(config) as session:
         stages = [piece.stage for piece in plan_work(session.context, session.source)]

@@ -19,7 +19,7 @@ import pytest
 
 from configs.run import RunConfig
 from flows.cli import doctor, launch
-from flows.runtime.prepare import prepare
+from flows.runtime.resolve_run import resolve_run
 from flows.services.base import RunService, Supervisor
 from flows.services.engine import InferenceService
 from flows.services.guardian import send
@@ -218,7 +218,7 @@ def test_steps_of_a_run_whose_learner_is_killed(smoke: dict[str, Any], machine: 
     settings["training.device"] = machine.config.training.device
     overrides = [*smoke["overrides"], *OF_STEPS, *(f"{key}={value}" for key, value in settings.items())]
     killer = LearnerKiller()
-    launch.run(prepare("train", smoke["files"], overrides, name="gpu-smoke-steps", steps=STEPS), (killer,))
+    launch.run(resolve_run("train", smoke["files"], overrides, name="gpu-smoke-steps", steps=STEPS), (killer,))
     trained = sum(step["update"] is not None for step in killer.steps)
     check("steps, the learner killed in one", f"{trained}", f"{STEPS}", trained == STEPS)
     killed = bool(killer.recovery)

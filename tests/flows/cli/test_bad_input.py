@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flows import cli
-from flows.runtime.prepare import prepare
+from flows.runtime.resolve_run import resolve_run
 from tests.fixtures.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[3]
@@ -67,7 +67,7 @@ def test_all_mistakes_are_told_at_once(refused: Refused) -> None:
 
 
 def test_names_and_stores_are_text_whatever_they_look_like(place: Path, model: str) -> None:
-    config = prepare("train", ["demo"], [model], name="2024", store="true", seed=3)
+    config = resolve_run("train", ["demo"], [model], name="2024", store="true", seed=3)
     assert (config.name, config.store, config.seed) == ("2024", "true", 3)
 
 

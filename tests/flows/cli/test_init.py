@@ -18,7 +18,7 @@ from flows.cli import run as commands
 from flows.cli.project import CONFIG, EXAMPLES, NUM_EXAMPLES, REWARD, example_rows
 from flows.runtime import demo_sources
 from flows.runtime.demo_sources import DEMO, demo_recipe, demo_weights
-from flows.runtime.prepare import prepare
+from flows.runtime.resolve_run import resolve_run
 
 ROOT = Path(__file__).parents[3]
 PRIME_RL = """
@@ -197,7 +197,9 @@ def test_the_command_line_warms_the_model_up_as_flows_do(tmp_path: Path, monkeyp
     monkeypatch.setattr(demo_sources, "build", lambda *_: None)
     monkeypatch.setattr(demo_sources, "_last_policy", lambda store: "")
     monkeypatch.setattr(demo_sources, "warm_weights", lambda root, key: Path("/weights"))
-    monkeypatch.setattr(launch, "prepare", lambda *given, **named: signature(prepare).bind(*given, **named).arguments)
+    monkeypatch.setattr(
+        launch, "resolve_run", lambda *given, **named: signature(resolve_run).bind(*given, **named).arguments
+    )
     monkeypatch.setattr(launch, "watch", lambda config, plain: started.append(config) or {"policy": {"key": "key"}})
     assert commands._demo_weights("train", [CONFIG], [], "", True) == ["model.path=/weights"]
     assert [(each["kind"], each["settings"]["name"]) for each in started] == [("sft", "demo-warm-up")]

@@ -14,7 +14,7 @@ from flows.exchange.export import ExportRequest, export
 from flows.exchange.export_rows import RolloutChoice
 from flows.exchange.imports import ImportOutcome, ImportRequest, import_files
 from flows.queries.step_history import step_history
-from flows.runtime.prepare import prepare
+from flows.runtime.resolve_run import resolve_run
 from storage.read.frames import Frames
 from storage.store import Store, open_store
 from tasks.advantage import stage as advantage
@@ -157,7 +157,7 @@ def test_the_name_of_an_import_is_no_other_s(root: Path, tmp_path: Path) -> None
     with pytest.raises(ImportRefused, match="run 'theirs' is in"):
         bring(root, other)
     with pytest.raises(ConfigError, match="stagecoach replay theirs --from filtering"):
-        prepare("train", (), (), name="theirs", store=str(root))
+        resolve_run("train", (), (), name="theirs", store=str(root))
 
 
 def test_text_is_refused_where_no_model_was_named(root: Path) -> None:

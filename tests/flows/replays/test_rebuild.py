@@ -12,7 +12,7 @@ import pytest
 
 from configs.run import RunConfig, View
 from flows.runtime import loop
-from flows.runtime.prepare import source_of
+from flows.runtime.resolve_run import source_of
 from flows.runtime.session import Session, record_run
 from flows.services.base import Supervisor
 from storage.maintenance.brake import MIN_FILES

@@ -12,7 +12,7 @@ from flows import cli
 from flows.queries.compare import compare
 from flows.queries.step_history import step_history
 from flows.queries.store_reader import StoreReader
-from flows.runtime.prepare import require_same
+from flows.runtime.resolve_run import require_same
 from storage.store import open_store
 from tasks.stages import LINEAGE
 from tests.fixtures import fixed

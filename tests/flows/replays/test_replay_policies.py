@@ -11,7 +11,7 @@ from configs.replay import ORDER
 from flows.queries.step_history import step_history
 from flows.replays import config as replay_config
 from flows.replays import loop as replay_outcome
-from flows.runtime.prepare import find_policy
+from flows.runtime.resolve_run import find_policy
 from flows.runtime.session import Session
 from storage.policies.store import Policies
 from storage.store import open_store

@@ -10,9 +10,9 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.fields import imported_functions
-from flows.runtime.prepare import prepare
+from flows.runtime.machine_facts import function_facts
+from flows.runtime.resolve_run import resolve_run
 from flows.runtime.session import record_run
-from flows.runtime.versions import function_facts
 from storage.store import Store
 from tasks.runtime.imports import code_version
 from tests.fixtures.rehearsal import rehearse, session_for
@@ -54,7 +54,7 @@ def test_what_cannot_be_called_is_refused(refused: Refused, model: str, override
 def test_every_function_that_cannot_be_loaded_is_told(place: Path, model: str) -> None:
     own = 'environments.0.algorithm={type="echo", keep_mask="nowhere:short"}'
     with pytest.raises(ConfigError) as caught:
-        prepare("train", ["demo"], [model, OWN, own])
+        resolve_run("train", ["demo"], [model, OWN, own])
     assert [line.partition(":")[0] for line in caught.value.problems] == [
         "environments.0.algorithm.keep_mask",
         "algorithm.function",
@@ -62,20 +62,22 @@ def test_every_function_that_cannot_be_loaded_is_told(place: Path, model: str) -
 
 
 def test_a_run_records_the_version_and_goes_on_with_that_one_only(here: Path, model: str) -> None:
-    config = prepare("train", ["demo"], [model, OWN], name="mine", seed=1, store=str(here / "store"))
+    config = resolve_run("train", ["demo"], [model, OWN], name="mine", seed=1, store=str(here / "store"))
     (function,) = imported_functions(config)
     assert function.version.startswith("sha256:")
     with record_run(session_for(here / "store", "mine", **config.model_dump(exclude={"name", "store"}))):
         pass
-    assert prepare("train", [], [model], name="mine", store=str(here / "store")).algorithm == config.algorithm
+    assert resolve_run("train", [], [model], name="mine", store=str(here / "store")).algorithm == config.algorithm
     (here / "own_credit.py").write_text(CREDIT + "\n# otherwise\n")
     del sys.modules["own_credit"]
     with pytest.raises(ConfigError, match=r"algorithm\.version: recorded as 'sha256:"):
-        prepare("train", [], [model], name="mine", store=str(here / "store"))
+        resolve_run("train", [], [model], name="mine", store=str(here / "store"))
 
 
 def test_an_evaluation_loads_no_algorithm(here: Path, model: str) -> None:
-    assert function_facts(prepare("evaluate", ["demo"], [model, 'algorithm={type="custom", function="no:no"}'])) == {}
+    assert (
+        function_facts(resolve_run("evaluate", ["demo"], [model, 'algorithm={type="custom", function="no:no"}'])) == {}
+    )
 
 
 def test_a_replay_credits_by_it_and_by_its_version(here: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from configs.run import RunConfig
-from flows.runtime.prepare import prepare
+from flows.runtime.resolve_run import resolve_run
 from storage.store import open_store
 
 Refused = Callable[..., str]
@@ -51,7 +51,7 @@ def test_demonstrations_that_are_none(
 
 
 def test_rows_of_both_kinds_are_good(place: Path, model: str) -> None:
-    prepare("sft", [], [model, demonstrations(place, *[GOOD] * 150, TALK)])
+    resolve_run("sft", [], [model, demonstrations(place, *[GOOD] * 150, TALK)])
 
 
 @pytest.mark.fault("input", "a file of data that cannot be used", "one message; nothing started")
@@ -91,7 +91,7 @@ def record(place: Path, config: RunConfig) -> None:
     "input", "the name of a run with another config", "one message with each difference; nothing started"
 )
 def test_a_name_that_has_another_config(refused: Refused, model: str, place: Path) -> None:
-    record(place, prepare("train", ["demo"], [model], name="taken", seed=1))
+    record(place, resolve_run("train", ["demo"], [model], name="taken", seed=1))
     said = refused("run", "demo", model, "--name", "taken", "training.learning_rate=1", "assignment.group_size=4")
     assert "training.learning_rate: 0.0003 is recorded, 1.0 is asked for" in said
     assert "assignment.group_size: 16 is recorded, 4 is asked for" in said
@@ -101,7 +101,7 @@ def test_a_name_that_has_another_config(refused: Refused, model: str, place: Pat
 
 @pytest.mark.parametrize("command", ["resume", "show"])
 def test_a_run_that_nobody_knows(refused: Refused, model: str, place: Path, command: str) -> None:
-    record(place, prepare("train", ["demo"], [model], name="known", seed=1))
+    record(place, resolve_run("train", ["demo"], [model], name="known", seed=1))
     said = refused(command, "unknown")
     assert "there is no run 'unknown'" in said
     assert "the nearest runs are: known" in said
@@ -121,7 +121,7 @@ def test_resuming_in_a_store_without_runs(refused: Refused) -> None:
     ],
 )
 def test_a_policy_that_nobody_made(refused: Refused, model: str, place: Path, policy: str, words: str) -> None:
-    record(place, prepare("train", ["demo"], [model], name="known", seed=1))
+    record(place, resolve_run("train", ["demo"], [model], name="known", seed=1))
     said = refused("eval", "demo", "--policy", policy)
     assert words in said
     assert "the last runs in" in said

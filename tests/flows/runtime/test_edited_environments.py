@@ -15,7 +15,7 @@ from flows.queries.compare_summary import sheets
 from flows.queries.store_reader import StoreReader
 from flows.runtime.plan import plan_work
 from flows.runtime.preflight import edits_since, preflight
-from flows.runtime.prepare import prepare, require_same
+from flows.runtime.resolve_run import require_same, resolve_run
 from storage.store import open_store
 from tasks.inference.environments.introspection import EnvironmentFacts
 from tasks.inference.environments.servers import LoadedEnvironment
@@ -42,7 +42,7 @@ def prepared(
     model = builders.model(tmp_path / "model", vocab_size=300, max_positions=4096)
     taskset = 'environments=[{name="game", taskset={id="own_game"}, harness={id="null"}}]'
     asked = [f"model.path={model}", taskset, *overrides] if files else overrides
-    return prepare("train", files, asked, name=name, store=str(tmp_path / "store"), **settings)
+    return resolve_run("train", files, asked, name=name, store=str(tmp_path / "store"), **settings)
 
 
 def record(config: RunConfig) -> None:

@@ -10,7 +10,7 @@ from configs.run import RunConfig, View
 from configs.store_paths import STORE, absolute_paths, relative_paths
 from flows.queries.store_reader import StoreReader
 from flows.runtime import loop
-from flows.runtime.prepare import prepare, source_of
+from flows.runtime.resolve_run import resolve_run, source_of
 from flows.runtime.session import Session, record_run
 from flows.services.base import Supervisor
 from storage.store import Store, open_store
@@ -53,7 +53,7 @@ def go_on(config: RunConfig) -> list[tuple[str, int]]:
 
 def begin(store: Store, model: Path, *overrides: str) -> RunConfig:
     asked = [*SMALL, f"model.path={model}", *overrides]
-    config = prepare("train", ["demo"], asked, name="first", store=str(store.root.directory), seed=1, steps=1)
+    config = resolve_run("train", ["demo"], asked, name="first", store=str(store.root.directory), seed=1, steps=1)
     assert ("policy_import", 0) in go_on(config)
     return config
 
@@ -76,7 +76,7 @@ def moved(tmp_path: Path) -> Path:
 def test_a_run_of_a_moved_store_goes_on(moved: Path) -> None:
     recorded = open_store(moved).runs.config("first")
     assert recorded["model"]["path"] == f"{STORE}policies/{KEY}", "recorded relative to the store"
-    config = prepare("train", (), (), name="first", store=str(moved), steps=2)
+    config = resolve_run("train", (), (), name="first", store=str(moved), steps=2)
     assert config.model.path == str(moved / "policies" / KEY)
     assert {step for _, step in go_on(config)} == {1}, "what was recorded is found"
 
@@ -97,22 +97,22 @@ def test_a_run_of_a_moved_store_is_replayed_and_its_store_maintained(
 def test_weights_that_the_config_of_a_kept_run_names_stay(moved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(capsys, "gc", "--force", "warm-up", "--yes", "--store", str(moved))[0] == 0
     assert open_store(moved).policies.find(KEY)
-    assert prepare("train", (), (), name="first", store=str(moved), steps=2).model.path.endswith(KEY)
+    assert resolve_run("train", (), (), name="first", store=str(moved), steps=2).model.path.endswith(KEY)
 
 
 def test_a_run_whose_model_directory_is_gone_goes_on_from_the_store(tmp_path: Path) -> None:
     store, model = open_store(tmp_path / "store"), builders.model(tmp_path / "model", max_positions=4096)
     begin(store, model)
     model.rename(tmp_path / "elsewhere")
-    config = prepare("train", (), (), name="first", store=str(tmp_path / "store"), steps=2)
+    config = resolve_run("train", (), (), name="first", store=str(tmp_path / "store"), steps=2)
     assert Path(config.model.path).parent == tmp_path / "store" / "policies"
     assert {step for _, step in go_on(config)} == {1}
     named = [f"model.path={tmp_path / 'elsewhere'}"]
-    config = prepare("train", (), named, name="first", store=str(tmp_path / "store"), steps=3)
+    config = resolve_run("train", (), named, name="first", store=str(tmp_path / "store"), steps=3)
     assert {step for _, step in go_on(config)} == {2}
     builders.model(tmp_path / "elsewhere", b"other weights", max_positions=4096)
     with pytest.raises(ConfigError, match=r"model\.path: run 'first' began with other content"):
-        prepare("train", (), named, name="first", store=str(tmp_path / "store"))
+        resolve_run("train", (), named, name="first", store=str(tmp_path / "store"))
 
 
 @pytest.mark.parametrize(

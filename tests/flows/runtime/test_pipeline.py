@@ -14,8 +14,8 @@ from configs.run import RunConfig
 from flows.orchestration.states import EmptyBatch
 from flows.runtime import loop
 from flows.runtime.plan import plan_work
-from flows.runtime.prepare import Source
 from flows.runtime.records import StepBatch
+from flows.runtime.resolve_run import Source
 from storage.store import open_store
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext

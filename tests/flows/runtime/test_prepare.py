@@ -10,8 +10,8 @@ import pytest
 from configs.errors import ConfigError
 from configs.resolve import with_versions
 from configs.run import RunConfig
-from flows.runtime import prepare as preparation
-from flows.runtime.prepare import continued_run, prepare
+from flows.runtime import resolve_run as preparation
+from flows.runtime.resolve_run import continued_run, resolve_run
 from storage.store import open_store
 from tasks.inference.engine.model_info import directory_digest
 from tasks.runtime.execute import perform
@@ -28,7 +28,7 @@ def model(tmp_path: Path) -> Path:
 
 def prepared(tmp_path: Path, *overrides: str, **settings: Any) -> RunConfig:
     store = str(tmp_path / "store")
-    return prepare("train", settings.pop("files", ["demo"]), overrides, **{"store": store, **settings})
+    return resolve_run("train", settings.pop("files", ["demo"]), overrides, **{"store": store, **settings})
 
 
 def record(config: RunConfig) -> None:
@@ -114,17 +114,17 @@ def test_other_weights_under_the_same_name_are_refused(tmp_path: Path, model: Pa
 def test_another_kind_under_the_same_name_is_refused(tmp_path: Path, model: Path) -> None:
     record(prepared(tmp_path, f"model.path={model}", name="a"))
     with pytest.raises(ConfigError, match=r'kind: "train" is recorded, "evaluate" is asked for'):
-        prepare("evaluate", ["demo"], [f"model.path={model}"], name="a", store=str(tmp_path / "store"))
+        resolve_run("evaluate", ["demo"], [f"model.path={model}"], name="a", store=str(tmp_path / "store"))
 
 
 def test_a_supervised_run_is_prepared_again_from_its_record(tmp_path: Path, model: Path) -> None:
     data = tmp_path / "demonstrations.jsonl"
     data.write_text(json.dumps({"prompt": "p", "completion": "c"}) + "\n")
     settings = {"name": "s", "store": str(tmp_path / "store")}
-    first = prepare("sft", ["sft_demo"], [f"model.path={model}", f"data.path={data}"], **settings)
+    first = resolve_run("sft", ["sft_demo"], [f"model.path={model}", f"data.path={data}"], **settings)
     record(first)
-    assert prepare("sft", (), (), **settings) == first
-    assert prepare("sft", ["sft_demo"], [f"model.path={model}", f"data.path={data}"], **settings) == first
+    assert resolve_run("sft", (), (), **settings) == first
+    assert resolve_run("sft", ["sft_demo"], [f"model.path={model}", f"data.path={data}"], **settings) == first
 
 
 def test_another_chat_template_is_another_config(tmp_path: Path, model: Path) -> None:
@@ -140,11 +140,11 @@ def test_a_policy_is_evaluated_under_the_config_of_the_run_that_made_it(
     record(with_versions(maker, {"engine.version": "vllm 0.0.1"}))
     monkeypatch.setattr(preparation, "_with_stored_weights", lambda store, config: config)
     settings = {"store": str(tmp_path / "store"), "evaluation.policy": "maker:3"}
-    config = prepare("evaluate", [], [f"model.path={model}"], **settings)
+    config = resolve_run("evaluate", [], [f"model.path={model}"], **settings)
     assert (config.kind, config.rollout.max_tokens) == ("evaluate", 77)
     assert config.name.startswith("evaluate-") and config.environments[0].name == maker.environments[0].name
     assert config.engine.version == maker.engine.version, "what is installed here samples"
-    assert prepare("evaluate", ["demo"], [f"model.path={model}"], **settings).rollout.max_tokens != 77
+    assert resolve_run("evaluate", ["demo"], [f"model.path={model}"], **settings).rollout.max_tokens != 77
 
 
 def test_an_evaluation_takes_policies_of_one_run_alone(
@@ -154,10 +154,10 @@ def test_an_evaluation_takes_policies_of_one_run_alone(
         record(prepared(tmp_path, f"model.path={model}", f"rollout.max_tokens={7 * len(name)}", "seed=5", name=name))
     monkeypatch.setattr(preparation, "_with_stored_weights", lambda store, config: config)
     settings = {"store": str(tmp_path / "store"), "name": "scores"}
-    record(prepare("evaluate", [], [f"model.path={model}"], **settings, **{"evaluation.policy": "one:3"}))
-    assert prepare("evaluate", [], [], **settings, **{"evaluation.policy": "one:4"}).rollout.max_tokens == 21
+    record(resolve_run("evaluate", [], [f"model.path={model}"], **settings, **{"evaluation.policy": "one:3"}))
+    assert resolve_run("evaluate", [], [], **settings, **{"evaluation.policy": "one:4"}).rollout.max_tokens == 21
     with pytest.raises(ConfigError, match="scores policies of 'one' under that run's config, 'other' is requested"):
-        prepare("evaluate", [], [], **settings, **{"evaluation.policy": "other:3"})
+        resolve_run("evaluate", [], [], **settings, **{"evaluation.policy": "other:3"})
 
 
 def test_a_run_is_continued_by_further_steps_and_a_retry_plans_none_twice(tmp_path: Path, model: Path) -> None:

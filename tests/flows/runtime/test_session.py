@@ -13,7 +13,7 @@ import pytest
 from configs.run import RunConfig
 from flows.orchestration import server as lost_signals
 from flows.orchestration.server import lost_terminations_repeated, termination_reported
-from flows.runtime.prepare import Source
+from flows.runtime.resolve_run import Source
 from flows.runtime.session import Session, record_run
 from flows.services.base import Supervisor
 from flows.services.news import ServiceLoss, SlowStart

@@ -13,7 +13,14 @@ from pydantic import ValidationError
 from configs.load import load
 from configs.run import RunConfig
 from configs.training import TrainingConfig
-from flows.runtime.weights import LEAST_FREE, WeightRetention, file_bytes, kept_versions, most_bytes, require_space
+from flows.runtime.policy_retention import (
+    LEAST_FREE,
+    WeightRetention,
+    file_bytes,
+    kept_versions,
+    most_bytes,
+    require_space,
+)
 from storage.errors import NoSpace, PolicyAbsent
 from storage.store import Store, open_store
 from tasks.runtime.stage import Policy
@@ -141,12 +148,12 @@ def test_a_run_without_room_for_its_weights_is_refused(tmp_path: Path, monkeypat
     save_file({"a": torch.zeros(10, 100), "b": torch.zeros(24)}, model / "model.safetensors")
     store = open_store(tmp_path / "store")
     needed = LEAST_FREE + file_bytes(model) + most_bytes(settings := config("steps=50"), 1024)
-    monkeypatch.setattr("flows.runtime.weights.shutil.disk_usage", lambda _: SimpleNamespace(free=needed - 1))
+    monkeypatch.setattr("flows.runtime.policy_retention.shutil.disk_usage", lambda _: SimpleNamespace(free=needed - 1))
     with pytest.raises(NoSpace, match=r"50 steps will need up to") as refused:
         require_space(store, settings, model)
     assert "training.keep_weights=last:3" in str(refused.value)
     require_space(store, config("steps=50", "training.keep_weights=last"), model)
-    monkeypatch.setattr("flows.runtime.weights.shutil.disk_usage", lambda _: SimpleNamespace(free=needed))
+    monkeypatch.setattr("flows.runtime.policy_retention.shutil.disk_usage", lambda _: SimpleNamespace(free=needed))
     require_space(store, settings, model)
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from configs.run import RunConfig
-from flows.runtime.prepare import whole_weights
+from flows.runtime.resolve_run import whole_weights
 from flows.services.base import Supervisor
 from flows.services.engine import InferenceService
 from flows.services.learner import LearnerRecovery

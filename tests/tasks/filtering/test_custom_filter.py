@@ -9,7 +9,7 @@ from configs.errors import ConfigError
 from configs.filters import RESERVED_NAMES
 from configs.load import load
 from configs.resolve import resolve
-from flows.runtime.versions import function_facts
+from flows.runtime.machine_facts import function_facts
 from tasks.filtering.filters import FILTERS
 from tasks.filtering.filters.custom import NoFinding
 from tasks.filtering.stage import STAGE

@@ -11,7 +11,7 @@ from flows.runtime import loop as evaluating
 from flows.runtime.executor import Executor
 from flows.runtime.loop import loop_evaluate
 from flows.runtime.plan import plan_work
-from flows.runtime.prepare import Source
+from flows.runtime.resolve_run import Source
 from flows.runtime.session import Session, needs
 from flows.services.base import Supervisor
 from storage.store import open_store

@@ -20,7 +20,7 @@ from configs.resolve import edited_environments, reopen_versions, require_agreem
 from configs.run import RunConfig, content
 from configs.training import LoraConfig
 from flows.queries.store_reader import flat, recorded_config
-from flows.runtime.versions import config_versions
+from flows.runtime.machine_facts import config_versions
 from flows.services.teachers import teacher_facts
 from storage.keys import canonical_json
 from storage.records import REMOVED
@@ -33,7 +33,7 @@ from tasks.stages import REPLAYABLE
 DEFAULT_FILES = {"train": ["demo"], "sft": ["sft_demo"], "evaluate": ["demo"]}
 
 
-def prepare(kind: str, files: Sequence[str], overrides: Sequence[str], **settings: Any) -> RunConfig:
+def resolve_run(kind: str, files: Sequence[str], overrides: Sequence[str], **settings: Any) -> RunConfig:
     """Return the resolved config of a new run, or of the run of that name in the store, to go on with it.
 
     `settings` are name, store, seed and steps where they were given; they come after the overrides. A recorded run is
@@ -42,7 +42,7 @@ def prepare(kind: str, files: Sequence[str], overrides: Sequence[str], **setting
     file of demonstrations cannot be used.
     """
     with nothing_started():
-        return _prepare(kind, files, overrides, settings)
+        return _resolve_run(kind, files, overrides, settings)
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def _later_layers(kind: str, overrides: Sequence[str], settings: Mapping[str, An
     return [*overrides, *assignments(given)]
 
 
-def _prepare(kind: str, files: Sequence[str], overrides: Sequence[str], settings: Mapping[str, Any]) -> RunConfig:
+def _resolve_run(kind: str, files: Sequence[str], overrides: Sequence[str], settings: Mapping[str, Any]) -> RunConfig:
     later = _later_layers(kind, overrides, settings)
     requested = requested_config(kind, files, overrides, settings)
     store = open_store(requested.store)
