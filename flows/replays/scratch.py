@@ -32,13 +32,15 @@ class ScratchContext(RunContext):
         """Return the finished work of `key`, in memory or of any run in the ledger, or None."""
         return self._entries.get(key) or super().find(key)
 
-    def append(self, table: str, rows: pa.Table, *, step: int, key: str, attempt: str, at_once: bool = False) -> Slice:
+    def append(
+        self, table: str, rows: pa.Table, *, step: int, key: str, attempt: str, commits_immediately: bool = False
+    ) -> Slice:
         """Keep rows in memory; return the slice that stands for them, which has no files."""
         piece = Slice(table, self.run, attempt, rows.num_rows, uuid4().hex, ())
         self._tables[piece] = rows
         return piece
 
-    def commit(self, entry: Entry, at_once: bool = False, soon: bool = False) -> Entry:
+    def commit(self, entry: Entry, commits_immediately: bool = False, urgent: bool = False) -> Entry:
         """Remember finished work; return it."""
         return self._entries.setdefault(entry.key, entry)
 

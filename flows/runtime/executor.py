@@ -166,7 +166,7 @@ class Executor:
             session.stop_if_cancelled(step, task.stage.name)
         session.notify("stage", stage=task.stage.name, step=step, evaluating=context is not session.context)
         if task.stage.may_block:
-            context.hurry()
+            context.flush_soon()
         ref = session.task_runs.do(task, step, label, work)
         session.count(computed=True)
         session.notify("done", ref=ref)

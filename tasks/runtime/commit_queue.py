@@ -66,8 +66,8 @@ class CommitQueue:
         with self.committer.lock:
             self._actions[attempt] = action
 
-    def commit(self, entry: Entry, soon: bool = False) -> Entry:
-        """Hand over the ledger row of finished work, committed `soon` or with others; returns immediately.
+    def commit(self, entry: Entry, urgent: bool = False) -> Entry:
+        """Hand over the ledger row of finished work, committed soon if `urgent`, or with others; returns immediately.
 
         Returns the waiting row of the same key, if there is one. Raises the failure of an earlier commit.
         """
@@ -75,14 +75,14 @@ class CommitQueue:
             self.committer.raise_failure()
             if (standing := self.find(entry.key)) is not None:
                 return standing
-            self.committer.put(entry, LINGER_SECONDS if soon else None)
+            self.committer.put(entry, LINGER_SECONDS if urgent else None)
             return entry
 
     def flush(self) -> None:
         """Wait until everything is committed. Raises the failure of a commit; it can be called again then."""
         self.committer.flush()
 
-    def hurry(self) -> None:
+    def flush_soon(self) -> None:
         """Let everything be committed now, without waiting for it."""
         self.committer.flush_soon()
 

@@ -167,26 +167,28 @@ class RunContext:
         if self._queue is not None:
             self._queue.flush()
 
-    def hurry(self) -> None:
-        """Let what is finished so far be committed while something that takes long is at work; returns at once."""
+    def flush_soon(self) -> None:
+        """Let what is finished so far be committed while something that takes long is runs; returns immediately."""
         if self._queue is not None:
-            self._queue.hurry()
+            self._queue.flush_soon()
 
-    def append(self, table: str, rows: pa.Table, *, step: int, key: str, attempt: str, at_once: bool = False) -> Slice:
+    def append(
+        self, table: str, rows: pa.Table, *, step: int, key: str, attempt: str, commits_immediately: bool = False
+    ) -> Slice:
         """Add rows to a table as one slice of this run, kept for those who ask for them next; see Store.append."""
-        owner = self._queue if self._queue and not at_once else self.store
+        owner = self._queue if self._queue and not commits_immediately else self.store
         piece = owner.append(table, rows, run=self.run, step=step, key=key, attempt=attempt)
         RECENT.put((table, piece.digest), rows)
         return piece
 
-    def commit(self, entry: Entry, at_once: bool = False, soon: bool = False) -> Entry:
+    def commit(self, entry: Entry, commits_immediately: bool = False, urgent: bool = False) -> Entry:
         """Write the ledger row of finished work; return the row that stands.
 
-        In a queue it is written later, `soon` where the work took long, unless `at_once` says that the caller cannot go
-        on with other rows than those that stand.
+        In a queue it is written later, soon where it is `urgent`. With `commits_immediately` it is written now: on a
+        race the first writer's rows win, and the caller continues with those.
         """
-        if self._queue and not at_once:
-            return self._queue.commit(entry, soon)
+        if self._queue and not commits_immediately:
+            return self._queue.commit(entry, urgent)
         self.flush()
         return self.store.ledger.commit(entry)
 

@@ -169,7 +169,7 @@ class Attempt:
                 # Before the ledger row: weights without a row are swept, a row without weights would be broken.
                 self.context.publish(self.directory, self.key, self.name)
         entry = self.entry("", outputs, self.tokens)
-        return self.context.commit(entry, not self.stage.repeatable, soon=self.stage.may_block)
+        return self.context.commit(entry, not self.stage.repeatable, urgent=self.stage.may_block)
 
     def _call(self) -> Outputs:
         outputs = self.stage.function(self.stage.read_inputs(self), self.view)
@@ -179,12 +179,19 @@ class Attempt:
 
     def _write(self, outputs: Outputs) -> list[Slice]:
         """Write the output tables, a slice for each part of a table."""
-        at_once, slices, tokens = not self.stage.repeatable, list[Slice](), dict[str, int]()
+        commits_immediately, slices, tokens = not self.stage.repeatable, list[Slice](), dict[str, int]()
         for name, rows in outputs.items():
             for part in [rows] if isinstance(rows, pa.Table) else rows:
                 tokens[name] = tokens.get(name, 0) + count_tokens({name: part})
                 slices.append(
-                    self.context.append(name, part, step=self.step, key=self.key, attempt=self.name, at_once=at_once)
+                    self.context.append(
+                        name,
+                        part,
+                        step=self.step,
+                        key=self.key,
+                        attempt=self.name,
+                        commits_immediately=commits_immediately,
+                    )
                 )
         tables = {piece.table for piece in slices}
         missing = [name for name in self.stage.writes if name not in tables and name not in self.stage.optional]

@@ -34,9 +34,9 @@ def queue(store: Store) -> Iterator[CommitQueue]:
         yield made
 
 
-def hand_over(queue: CommitQueue, key: str, run: str = "run", soon: bool = False) -> Entry:
+def hand_over(queue: CommitQueue, key: str, run: str = "run", urgent: bool = False) -> Entry:
     made = queue.append("messages", messages(), run=run, step=0, key=key, attempt=f"{run}-{key}")
-    return queue.commit(entry(key, run=run, attempt=f"{run}-{key}", outputs=(made,)), soon)
+    return queue.commit(entry(key, run=run, attempt=f"{run}-{key}", outputs=(made,)), urgent)
 
 
 def committed(store: Store) -> list[str]:
@@ -85,7 +85,7 @@ def test_what_is_finished_is_kept_when_an_error_passes(store: Store, problem: Ba
     assert committed(store) == ["a"]
 
 
-@pytest.mark.parametrize("ended_by", ["soon", "full", "flush", "hurry"])
+@pytest.mark.parametrize("ended_by", ["urgent", "full", "flush", "flush_soon"])
 def test_quick_stages_wait_for_each_other_and_not_for_long_ones(
     store: Store, monkeypatch: pytest.MonkeyPatch, ended_by: str
 ) -> None:
@@ -96,12 +96,12 @@ def test_quick_stages_wait_for_each_other_and_not_for_long_ones(
         for key in ("a", "b"):
             hand_over(queue, key)
         assert not gate.reached.wait(0.2)
-        if ended_by in ("flush", "hurry"):
+        if ended_by in ("flush", "flush_soon"):
             getattr(queue, ended_by)()
         else:
-            hand_over(queue, "c", soon=ended_by == "soon")
+            hand_over(queue, "c", urgent=ended_by == "urgent")
         assert gate.reached.wait(20)
-    assert gate.seen == [["a", "b"] if ended_by in ("flush", "hurry") else ["a", "b", "c"]]
+    assert gate.seen == [["a", "b"] if ended_by in ("flush", "flush_soon") else ["a", "b", "c"]]
 
 
 def test_of_two_that_queue_the_same_work_both_rows_name_the_slices_of_the_first(store: Store) -> None:
@@ -199,7 +199,7 @@ def test_nothing_counts_before_what_it_was_made_from(store: Store, monkeypatch: 
         parts.close()
         count = len(set(messages()["trace_id"].to_pylist()))
         assert told == [(count, count)]
-        context.commit(entry("c", attempt="c"), at_once=True)
+        context.commit(entry("c", attempt="c"), commits_immediately=True)
         assert gate.seen == [["a"], ["b"], ["c"]]
 
 
