@@ -13,48 +13,57 @@ import asyncio
 import contextvars
 import ctypes
 import importlib
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from os import PathLike, fspath
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-
-def _import_packages() -> None:
-    """Import our packages from where this file lies. Raises ImportError where others of their names were imported.
-
-    A notebook and `python -c` look in the current directory first, where a person's `tasks.py` may lie.
-    """
-    root = Path(__file__).resolve().parent
-    sys.path.insert(0, str(root))
-    try:
-        modules = [importlib.import_module(name) for name in ("configs", "storage", "tasks", "flows")]
-    finally:
-        sys.path.remove(str(root))
-    for each in modules:
-        if Path(each.__file__ or "").resolve().parent != root / each.__name__:
-            raise ImportError(
-                f"the module {each.__name__!r} of this process is {each.__file__}, and Stagecoach has a package of "
-                "that name. Import stagecoach first, or rename yours"
-            )
-
-
-_import_packages()
-from configs.errors import ConfigError  # noqa: E402
-from configs.toml_text import toml  # noqa: E402
-from flows.viewer.first_look import Printable  # noqa: E402
+from configs.errors import ConfigError
+from configs.toml_text import toml
+from flows.viewer.first_look import Printable
 
 if TYPE_CHECKING:
+    from configs.algorithms import CustomConfig
     from configs.run import RunConfig
     from flows.replays.request import ReplayRequest
     from flows.viewer.notebook import Viewer
+    from tasks.advantage.algorithms import Credit, GroupedTraces
+    from tasks.filtering.filters import FilterInput
+    from tasks.learner.losses.tokens import RlTokens
 
-__all__ = ["Result", "demo", "evaluate", "open", "replay", "resume", "run", "sft"]
+__all__ = [
+    "Credit",
+    "CustomConfig",
+    "FilterInput",
+    "GroupedTraces",
+    "Result",
+    "RlTokens",
+    "demo",
+    "evaluate",
+    "open",
+    "replay",
+    "resume",
+    "run",
+    "sft",
+]
+PLUGIN_MODULES = {
+    "Credit": "tasks.advantage.algorithms",
+    "CustomConfig": "configs.algorithms",
+    "FilterInput": "tasks.filtering.filters",
+    "GroupedTraces": "tasks.advantage.algorithms",
+    "RlTokens": "tasks.learner.losses.tokens",
+}
+"""Where the classes are that a person's algorithm, filter or loss names: imported when one is named."""
 Item = str | PathLike[str]
 T = TypeVar("T")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PLUGIN_MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(PLUGIN_MODULES[name]), name)
 
 
 @dataclass(frozen=True, repr=False)

@@ -41,7 +41,7 @@ app = App(
 for _name, _command in COMMANDS.items():
     # By its path: a command is imported when it is called, or its help is asked for.
     app.command(
-        f"flows.cli.{_command.function}",
+        f"{__package__}.{_command.function}",
         name=_name,
         group=_command.group,
         help=_command.help,

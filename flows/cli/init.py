@@ -61,8 +61,7 @@ def _facts(name: str) -> Mapping[str, Any]:
     from configs.environments import EnvironmentConfig
     from tasks.inference.environments.packages import EnvironmentUnavailable, package_version
     from tasks.inference.environments.servers import interface_hint
-    from tasks.runtime.process_variables import inherited_variables
-    from tasks.runtime.start_module import module_command
+    from tasks.runtime.process_variables import inherited_variables, module_command
 
     package_version(EnvironmentConfig(name=name, taskset={"id": name}))
     with tempfile.TemporaryDirectory() as place:

@@ -27,8 +27,7 @@ from tasks.exchange.datasets import Pairs, preferences, samples, table
 from tasks.exchange.episodes import Row, compact
 from tasks.exchange.traces import MARK, source_of
 from tasks.exchange.verifiers_lines import line_of
-from tasks.runtime.process_variables import inherited_variables
-from tasks.runtime.start_module import module_command
+from tasks.runtime.process_variables import inherited_variables, module_command
 
 Format = Literal["verifiers", "sft", "preferences", "weights"]
 LEFT_BEHIND = ("optimizer*", "manifest.json")

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from flows.services.guardian import PR_SET_PDEATHSIG, prctl
 from storage.read.query_limits import SANDBOX, Bounds, bounded_memory
-from tasks.runtime.start_module import module_command
+from tasks.runtime.process_variables import module_command
 
 LIMITS = Bounds(memory_gib=0.5, seconds=60)
 NICENESS = 5

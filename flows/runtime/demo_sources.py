@@ -20,8 +20,7 @@ from flows.runtime.machine_facts import config_versions
 from storage.roots import check_links
 from storage.store import Store, open_store
 from tasks.runtime.imports import load_function
-from tasks.runtime.process_variables import inherited_variables
-from tasks.runtime.start_module import module_command
+from tasks.runtime.process_variables import inherited_variables, module_command
 
 DEMO = "demo"
 """The value of `model.path` that stands for the demo's weights."""

@@ -17,7 +17,7 @@ import psutil
 
 from flows.services.process import ServiceFailed
 from tasks.inference.engine.host import write_private
-from tasks.runtime.start_module import module_command
+from tasks.runtime.process_variables import module_command
 
 if TYPE_CHECKING:
     from configs.run import RunConfig

@@ -8,7 +8,7 @@ from typing import Any, Self
 from configs.services import LearnerConfig
 from tasks.learner import protocol
 from tasks.learner.protocol import RENDEZVOUS, BatchReference, LearnerError, LearnerLost
-from tasks.runtime.start_module import module_command
+from tasks.runtime.process_variables import module_command
 
 __all__ = ["Learner", "LearnerError", "LearnerLost", "command"]
 
@@ -44,14 +44,15 @@ def command(learner: LearnerConfig, report: str, node: int = 0) -> tuple[list[st
 
 def ranks_command(learner: LearnerConfig, node: int, module: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
     """Return the argument list and the extra environment of a module that runs in each of the learner's processes."""
-    python, *entry = module_command(module, *arguments)
     variables = ENVIRONMENT | ({"CUDA_VISIBLE_DEVICES": learner.gpus} if learner.gpus else {})
     if learner.num_ranks > 1:
         if learner.nodes == 1:  # else gloo listens where the machine's name leads
             variables |= {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
-        # It starts a file with this same Python; the file sees to the path of modules by itself, without -P.
-        return module_command("tasks.learner.launcher", *_rendezvous(learner, node), *entry[1:]), variables
-    return [python, *entry], variables
+        # It starts the ranks without -P.
+        variables |= {"PYTHONSAFEPATH": "1"}
+        launched = [*_rendezvous(learner, node), "-m", module, *arguments]
+        return module_command("tasks.learner.launcher", *launched), variables
+    return module_command(module, *arguments), variables
 
 
 def _rendezvous(learner: LearnerConfig, node: int) -> list[str]:

@@ -72,10 +72,14 @@ def code_version(path: str) -> str:
     return _release(module.__name__, file) or f"sha256:{_digest(file)}"
 
 
-def _module(name: str, path: str) -> ModuleType:
+def look_in_working_directory() -> None:
+    """Let Python look for modules in the working directory too: last, so that none stands in for an installed one."""
     if os.getcwd() not in sys.path and "" not in sys.path:
-        # At the end: a file there must not stand in for an installed package.
         sys.path.append(os.getcwd())
+
+
+def _module(name: str, path: str) -> ModuleType:
+    look_in_working_directory()
     # The module may have been written a moment ago, as in a notebook.
     importlib.invalidate_caches()
     if name not in sys.modules:

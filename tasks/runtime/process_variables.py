@@ -1,10 +1,11 @@
-"""Which environment variables a process is handed: all but secrets, and of these what it needs.
+"""How a process of ours is started: its command, and its environment variables, all but secrets it has no need of.
 
 A list of all that a process may need would break with every variable of CUDA, NCCL or a library; secrets are known by
 their names, and few processes need any.
 """
 
 import os
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,14 @@ BIND = "STAGECOACH_BIND"
 """The variable that tells a service which address of its machine to bind."""
 OF_RUNTIMES = {"prime": "PRIME_*", "modal": "MODAL_*", "daytona": "DAYTONA_*"}
 """What runtimes elsewhere take, by the type that a config names."""
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module in a process of its own.
+
+    With -P, files of the current directory do not stand in for installed packages.
+    """
+    return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def bind_address() -> str:

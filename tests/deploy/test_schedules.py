@@ -9,7 +9,8 @@ import pytest
 
 from storage.store import open_store
 from tests.fixtures.faults import happened
-from tests.fixtures.serving import Serving, serving
+from tests.fixtures.serving import ROOT, Serving, serving
+from tests.fixtures.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
@@ -54,3 +55,29 @@ def test_firings_behind_a_long_one_wait_and_train_the_run_further(served: Servin
     assert trained[:4] == [0, 1, 2, 3] and {served.run_of(each) for each in fired} == {"grows"}
     for before, after in pairwise(fired):
         assert before["end_time"] <= after["start_time"], "one process at a time, however fast the clock"
+
+
+def test_scheduled_evaluations_score_each_new_policy_under_the_config_of_its_run(served: Serving) -> None:
+    small = str(ROOT / "tests/acceptance/small.toml")
+    settings = [f"model.path={served.place / 'model'}", "evaluation.num_examples=3", "steps=1", "--name", "one"]
+    commands = [["run", "demo", small, *settings], ["resume", "one", "steps=2"], ["resume", "one", "steps=3"]]
+    for version, command in enumerate(commands, start=1):
+        done = served.stagecoach(*command, "--store", str(served.store))
+        assert done.returncode == 0, done.stdout + done.stderr
+        if version == 1:
+            served.schedule(60, "evaluate/evaluate", policy="latest")
+        until(lambda: version in scored_versions(served), served.log)  # noqa: B023
+    runs = [served.run_of(firing) for firing in served.completed_firings()]
+    store = open_store(served.store)
+    configs = [store.runs.config(run) for run in runs]
+    assert len(set(runs)) == len(runs) >= 3
+    assert {config["evaluation"]["policy"] for config in configs} == {"one:1", "one:2", "one:3"}
+    assert {config["evaluation"]["num_examples"] for config in configs} == {3}
+    assert all(store.ledger.entries(run=run, stage="rollout") for run in runs)
+
+
+def scored_versions(served: Serving) -> set[int]:
+    """Return the versions of run `one` that completed evaluations of a schedule have scored."""
+    runs = open_store(served.store).runs
+    policies = [runs.config(served.run_of(firing))["evaluation"]["policy"] for firing in served.completed_firings()]
+    return {int(policy.removeprefix("one:")) for policy in policies}

@@ -5,6 +5,8 @@ knows of models.
 """
 
 import json
+import subprocess
+import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from configs.layers import presets
 from configs.load import load
 from flows.orchestration.deployment_file import read
 from tasks.inference.environments.packages import package_version
-from tests.fixtures.installed import Installed, build_wheel, hostile_directory, install_wheel
+from tests.fixtures.installed import ROOT, Installed, build_wheel, hostile_directory, install_wheel
 
 pytestmark = pytest.mark.engine
 
@@ -31,30 +33,54 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 def test_nothing_but_the_wheel_is_used(installed: Installed) -> None:
-    look = "import flows, tasks, sample_reverse_text as s; print(flows.__file__, tasks.__file__, s.__file__)"
+    look = "import stagecoach, sample_reverse_text as s; print(stagecoach.__file__, s.__file__)"
     done = installed.run(str(installed.python), "-P", "-c", look)
     assert done.returncode == 0, done.stderr
     assert all(str(installed.python.parents[1]) in each for each in done.stdout.split(".py") if each.strip())
-    # The test can fail: without -P the person's files are what Python finds.
-    assert installed.run(str(installed.python), "-c", look).returncode == 1
+
+
+PERSON = """
+import importlib, sys
+first, second = sys.argv[1:]
+modules = {name: importlib.import_module(name) for name in (first, second)}
+assert modules["tasks"].reward() == "of the person" and modules["tasks"].__file__.endswith("/tasks.py")
+import configs, flows, storage
+assert {configs.PERSON, flows.PERSON, storage.PERSON} == {"person"}
+from stagecoach import Credit, CustomConfig, FilterInput, RlTokens
+assert Credit.__module__.startswith("stagecoach.tasks."), Credit.__module__
+print("both")
+"""
+
+
+@pytest.mark.parametrize("order", [("tasks", "stagecoach"), ("stagecoach", "tasks")])
+def test_a_person_s_modules_of_our_folders_names_and_ours_are_apart(
+    installed: Installed, order: tuple[str, str], tmp_path: Path
+) -> None:
+    for name in ("configs.py", "storage.py", "flows/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("PERSON = 'person'\n")
+    (tmp_path / "tasks.py").write_text("def reward():\n    return 'of the person'\n")
+    done = replace(installed, directory=tmp_path).run(str(installed.python), "-c", PERSON, *order)
+    assert done.stdout == "both\n", done.stderr
 
 
 def test_the_wheel_has_what_presets_name_and_commands_read(installed: Installed) -> None:
     names = zipfile.ZipFile(installed.wheel).namelist()
     named = {each.taskset["id"] for name in presets() for each in load([name]).environments}
     assert len(named) == 9 and {f"{each}/__init__.py" for each in (*named, "chat_loop", "own_data")} <= {*names}
-    assert {f"configs/presets/{name}.toml" for name in presets()} <= {*names}
-    assert {"flows/orchestration/prefect.yaml", "flows/viewer/templates/run.html", "flows/viewer/static/base.css"} <= {
-        *names
-    }
-    assert not [name for name in names if name.startswith(("tests/", "examples/", "build/", "docs/"))]
+    assert {f"stagecoach/configs/presets/{name}.toml" for name in presets()} <= {*names}
+    read = ("orchestration/prefect.yaml", "viewer/templates/run.html", "viewer/static/base.css")
+    assert {f"stagecoach/flows/{name}" for name in read} <= {*names}
+    metadata = {name.partition("/")[0] for name in names if ".dist-info/" in name}
+    others = {name.partition("/")[0] for name in names} - {"stagecoach", "chat_loop", "own_data", *metadata}
+    assert all(name.startswith("sample_") for name in others)
 
 
 def test_environments_have_the_version_that_they_have_in_a_checkout(installed: Installed) -> None:
     environment = EnvironmentConfig(name="poker", taskset={"id": "sample_kuhn_poker"}, harness={"id": "chat_loop"})
     ask = (
-        "from configs.environments import EnvironmentConfig as C\n"
-        "from tasks.inference.environments import packages as p\n"
+        "from stagecoach.configs.environments import EnvironmentConfig as C\n"
+        "from stagecoach.tasks.inference.environments import packages as p\n"
         "print(p.package_version(C(name='poker', taskset={'id': 'sample_kuhn_poker'}, harness={'id': 'chat_loop'})))"
     )
     done = installed.run(str(installed.python), "-P", "-c", ask)
@@ -77,14 +103,14 @@ def test_commands_from_a_directory_with_files_named_as_ours(
 def test_a_flow_run_of_a_worker_imports_our_flow(installed: Installed) -> None:
     (given,) = {str(entry.work_pool.job_variables["env"]["PYTHONSAFEPATH"]) for entry in read(file_of(installed))}
     # As Prefect's worker starts a flow run: by `python -m`, in the working directory of the pool.
-    look = ["-m", "runpy", "flows.orchestration.deployments"]
+    look = ["-m", "runpy", "stagecoach.flows.orchestration.deployments"]
     assert installed.run(str(installed.python), *look, PYTHONSAFEPATH=given).returncode == 0
     assert "stands in" in installed.run(str(installed.python), *look).stderr
 
 
 def file_of(installed: Installed) -> Path:
     """Return the file of deployments that the wheel brought."""
-    (found,) = installed.python.parents[1].glob("lib/python*/site-packages/flows/orchestration/prefect.yaml")
+    (found,) = installed.python.parents[1].glob("lib/python*/site-packages/stagecoach/flows/orchestration/prefect.yaml")
     return found
 
 
@@ -112,6 +138,11 @@ def test_the_first_two_steps_of_the_demo(installed: Installed) -> None:
     page = installed.directory / "page.html"
     installed.stagecoach("view", "--save", "/runs/latest", str(page))
     assert "demo" in page.read_text()
+    # The checkout has the same keys: it finds all that the wheel has computed.
+    store = installed.directory / "stagecoach-store"
+    resume = [sys.executable, "-m", "flows.cli", "resume", "demo", "--store", str(store), "--plain"]
+    resumed = subprocess.run(resume, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert "nothing to compute" in resumed.stdout, resumed.stdout + resumed.stderr
 
 
 def test_a_project_is_made_and_checked(installed: Installed) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 
 from flows.services import process as service_process
 from flows.services.guardian import PR_SET_CHILD_SUBREAPER, prctl
-from tasks.runtime.start_module import module_command
+from tasks.runtime.process_variables import module_command
 from tests.fixtures.driving import ROOT
 
 FLOW = "tests.fixtures.dying_run"

@@ -37,7 +37,7 @@ from tasks.runtime.process_variables import inherited_variables
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import Services
 from tasks.runtime.stage import Policy
-from tasks.runtime.start_module import module_command
+from tasks.runtime.process_variables import module_command
 from tasks.training import policy as policy_import
 
 pytestmark = [

@@ -11,7 +11,7 @@ from tasks.inference.engine import model_info
 from tasks.inference.engine.client import MODEL
 from tasks.inference.engine.read_back import ReadBack
 from tasks.inference.engine.weights_view import has_tied_head, read_header, weight_files
-from tasks.runtime.start_module import module_command
+from tasks.runtime.process_variables import module_command
 
 if TYPE_CHECKING:
     from configs.sections import ModelConfig

@@ -13,12 +13,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.runtime.imports import look_in_working_directory
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
 
 def main(argv: Sequence[str]) -> int:
     """Write settings and seats of the taskset of an id to a file, as JSON; return 0."""
+    look_in_working_directory()
     name, target = argv
     Path(target).write_text(json.dumps(description(name)), encoding="utf-8")
     return 0

@@ -31,6 +31,7 @@ from tasks.inference.environments.packages import require_same_code
 from tasks.inference.patches import load_tokenizers_from_cache
 from tasks.inference.sampling.sealed import KEY_VARIABLE, seal_routers
 from tasks.inference.sampling.seats import install_seat_assignment
+from tasks.runtime.imports import look_in_working_directory
 from tasks.runtime.process_variables import bind_address
 from tasks.runtime.torchvision_operators import declare_torchvision_operators
 
@@ -132,10 +133,11 @@ def max_workers(pool: Mapping[str, Any]) -> int | None:
 
 
 def set_up_process() -> None:
-    """Set up logging to standard error, the directory of runtimes and sandbox labels; in servers and pool workers.
+    """Set up the path of modules, logging to standard error, the directory of runtimes and sandbox labels.
 
-    A spawned worker starts without log handlers: what it logs would be lost.
+    Servers and pool workers call it: a spawned worker starts without log handlers, and what it logs would be lost.
     """
+    look_in_working_directory()
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr, force=True)
     # These log a line or more for every model call or rollout, whose trace says the same.
     for name in ("httpx", "aiohttp.access", "verifiers.v1.rollout"):

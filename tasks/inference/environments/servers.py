@@ -25,8 +25,7 @@ from tasks.inference.engine.host import write_private
 from tasks.inference.environments.introspection import EnvironmentFacts
 from tasks.inference.environments.packages import EnvironmentUnavailable, require_same_code
 from tasks.inference.trace_rows.failures import add_advice
-from tasks.runtime.process_variables import inherited_variables, needed_by
-from tasks.runtime.start_module import module_command
+from tasks.runtime.process_variables import inherited_variables, module_command, needed_by
 
 if TYPE_CHECKING:
     from configs.environments import EnvironmentConfig

@@ -11,17 +11,14 @@ from configs.environments import EnvironmentConfig
 from configs.services import LearnerConfig
 from tasks.inference.environments.servers import host_arguments
 from tasks.learner import client
-from tasks.runtime import start_module
+from tasks.runtime import process_variables
 from tasks.runtime.process_variables import inherited_variables
 from tests.fixtures.installed import hostile_directory, variables
-
-SEEN = "import sys, tasks; print(tasks.__file__); print(sys.argv[1:]); print(__name__, sys.path[-1])"
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A person's directory, with files named as our packages and a module of their own."""
-    (tmp_path / "my_module.py").write_text(SEEN)
+    """A person's directory, with files named as our packages."""
     return hostile_directory(tmp_path)
 
 
@@ -32,19 +29,11 @@ def said_in(directory: Path, command: list[str]) -> subprocess.CompletedProcess[
     )
 
 
-def test_packages_are_ours_and_the_module_is_the_person_s(directory: Path) -> None:
-    done = said_in(directory, start_module.module_command("my_module", "--a", "b"))
-    ours = Path(start_module.__file__).parents[1] / "__init__.py"
-    assert done.stdout.splitlines() == [str(ours), "['--a', 'b']", f"__main__ {directory}"], done.stderr
-    # By `python -m` the person's own `tasks.py` is what it finds.
-    assert "stands in" in said_in(directory, [sys.executable, "-m", "my_module"]).stderr
-
-
-def test_a_starter_that_leaves_out_the_flag_does_no_harm(directory: Path) -> None:
-    (directory / "imports.py").write_text("print('of the person')")
-    python, _, *rest = start_module.module_command("imports")
-    done = said_in(directory, [python, *rest])
-    assert done.stdout.strip() == "of the person", "and not the module beside the file that starts it"
+def test_packages_are_ours_where_the_working_directory_has_their_names(directory: Path) -> None:
+    done = said_in(directory, process_variables.module_command("tasks.runtime.process_variables"))
+    assert (done.returncode, done.stderr) == (0, "")
+    # By `python -m` alone the person's own `tasks.py` is what it finds.
+    assert "stands in" in said_in(directory, [sys.executable, "-m", "tasks.runtime.process_variables"]).stderr
 
 
 def test_children_of_ours_are_started_so(tmp_path: Path) -> None:
@@ -55,8 +44,11 @@ def test_children_of_ours_are_started_so(tmp_path: Path) -> None:
         host_arguments("tasks.inference.grading.host", environment, tmp_path / "report"),
     ]
     for command in started:
-        assert command[:3] == [sys.executable, "-P", start_module.__file__]
-    assert started[1][3] == "tasks.learner.launcher" and start_module.__file__ in started[1][4:]
+        assert command[:3] == [sys.executable, "-P", "-m"]
+    assert (
+        started[1][3] == "tasks.learner.launcher"
+        and client.command(LearnerConfig(processes=2), "report")[1]["PYTHONSAFEPATH"]
+    )
 
 
 @pytest.mark.engine
@@ -64,7 +56,7 @@ def test_children_of_ours_are_started_so(tmp_path: Path) -> None:
     "module", ["tasks.learner.worker", "tasks.inference.environments.host", "tasks.inference.grading.host"]
 )
 def test_services_load_from_such_a_directory(module: str, directory: Path) -> None:
-    done = said_in(directory, start_module.module_command(module, "--help"))
+    done = said_in(directory, process_variables.module_command(module, "--help"))
     assert done.returncode == 0 and "--report" in done.stdout, done.stderr
 
 
