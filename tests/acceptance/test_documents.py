@@ -22,7 +22,7 @@ PUBLISHED = Path(__file__).parents[1] / "fixtures/published"
 GRPO = "learning_rate: 1.0e-6\nnum_generations: 8\nmax_steps: 5\n"
 INFERENCE = '[vllm]\nmodel = "Qwen/Qwen3-0.6B"\nmax_model_len = 4096\n'
 READERS_FILES: Mapping[str, Mapping[str, str | Path]] = {
-    "docs/first-project.md": {"rl.toml": PUBLISHED / "alphabet_sort_lora.toml"},
+    "docs/first-project.md": {"my-project/rl.toml": PUBLISHED / "alphabet_sort_lora.toml"},
     "docs/coming-from-prime-rl.md": {
         "rl.toml": PUBLISHED / "alphabet_sort_lora.toml",
         "orchestrator.toml": PUBLISHED / "orch.toml",
@@ -50,6 +50,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_page_work(page: str, installed: Installed, tmp_path: Path) -> None:
     for name, content in READERS_FILES.get(page, {}).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content if isinstance(content, str) else content.read_text())
     here = replace(installed, directory=tmp_path)
     for step in steps(page):
