@@ -62,7 +62,7 @@ MOST: dict[str, tuple[int, int]] = {
     "tests": (705_400, 480_000),
     "benchmarks": (19_900, 20_000),
     "examples": (30_500, 32_000),
-    "stagecoach.py, requirements, deploy, tasks/*.py": (4_800, 5_500),
+    "stagecoach.py, requirements, deploy, tasks/*.py": (5_300, 5_500),
     "docs": (2_000, 2_000),
 }
 """The tokens that a folder may have now, and the goal of the redesign."""

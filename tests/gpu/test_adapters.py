@@ -16,8 +16,7 @@ from configs.run import RunConfig
 from configs.training import LoraConfig
 from tasks.inference.engine import model_info
 from tasks.inference.engine.checks import NEW_TOKENS, check_mixed_batch, check_swaps, measure_slowdown, tolerance
-from tasks.runtime.process_variables import inherited_variables
-from tasks.runtime.process_variables import module_command
+from tasks.runtime.process_variables import inherited_variables, module_command
 from tasks.training.policy import probe_token_ids
 from tests.fixtures.hosts import engine_of
 
