@@ -22,8 +22,8 @@ from pydantic.fields import FieldInfo
 from configs.fields import meanings, plain_annotation, section_types
 from configs.run import RunConfig
 from flows import cli
-from flows.queries.rollout_table import ADDED
 from flows.reporting.formats import config_value
+from storage.read.views import all_views
 from storage.schemas.contract import SLICE_COLUMNS, Column
 from storage.schemas.stage_tables import TABLES
 
@@ -237,14 +237,14 @@ def _printed(*arguments: str) -> str:
 
 
 def tables() -> str:
-    """Return the columns of each table of a store, with type and meaning."""
+    """Return the columns of each table of a store, with type and meaning, and those of its views."""
     parts = ["## Columns of every row\n\n", _columns(SLICE_COLUMNS)]
     for table in TABLES.values():
         names = ", ".join(f"`{name}`" for name in table.row_id)
         parts += [f"## {table.name}\n\nA row is {table.row}. {names} name it.\n\n", _columns(table.columns)]
-    rows = [_row(f"`{name}`", str(kind), "", meaning) for name, (kind, meaning) in ADDED.items()]
-    what = "A row is one rollout that a run uses. It is made when it is asked for: the columns of `traces`, and"
-    parts += [f"## rollouts\n\n{what}\n\n", _table(("column", "type", "may be null", "meaning"), rows)]
+    for view in all_views().values():
+        rows = [_row(f"`{name}`", meaning) for name, meaning in view.columns.items()]
+        parts += [f"## {view.name}\n\nA view: a row is {view.row}.\n\n", _table(("column", "meaning"), rows)]
     return "".join(parts)
 
 

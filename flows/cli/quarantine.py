@@ -11,8 +11,7 @@ import polars as pl
 from configs.store import default_store
 from flows.cli.arguments import Json, StoreOption, UsageError, option
 from flows.queries.conditions import BadCondition, condition_of, matching_rows
-from flows.queries.derived_tables import DERIVED
-from flows.queries.rollout_table import SCHEMA
+from flows.queries.views import ROLLOUT_COLUMNS, relations
 from flows.reporting.formats import console, grid
 from flows.reporting.panel import printable
 from storage.errors import SliceExpired
@@ -33,7 +32,7 @@ def search(store: Store, where: str, run: str = "") -> tuple[list[str], int]:
     with each grading; one is enough. Only what the condition speaks of is read. Raises RunUnknown, and NoSuchRollouts
     where the condition is none or holds for nothing.
     """
-    frames = Frames(store, DERIVED)
+    frames = Frames(store, relations)
     frames = frames.run(run) if run else frames
     try:
         condition = condition_of(where)
@@ -45,7 +44,9 @@ def search(store: Store, where: str, run: str = "") -> tuple[list[str], int]:
     if not found:
         place = f"run {run!r}" if run else "any run"
         what = f"no rollout of {place} fits: {where!r} holds for none of {looked_at}."
-        raise NoSuchRollouts(f"{what}\nNothing was recorded. The columns of rollouts are: {', '.join(SCHEMA)}.")
+        raise NoSuchRollouts(
+            f"{what}\nNothing was recorded. The columns of rollouts are: {', '.join(ROLLOUT_COLUMNS)}."
+        )
     return found, looked_at
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from configs.store import default_store
 from flows.cli.arguments import Count, Force, OfRun, Positive, StoreOption, option
-from flows.queries.derived_tables import DERIVED
+from flows.queries.views import relations
 from flows.reporting.formats import console, grid, say, visible
 from flows.reporting.output_files import check_output, write_whole
 from storage.read.damage import reading
@@ -48,7 +48,7 @@ def sql(
 
     Raises QuestionError with the database's message, RunUnknown, LayoutError without a store.
     """
-    frames = Frames(existing_store(store or default_store()), DERIVED)
+    frames = Frames(existing_store(store or default_store()), relations)
     # The tables under their plain names are then those of the run.
     frames = frames.run(run) if run else frames
     if not query:

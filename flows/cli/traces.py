@@ -19,8 +19,15 @@ from flows.cli.arguments import Count, Index, Json, StoreOption, one_of, option,
 from flows.queries.request import BadQuestion, NotThere, plain
 from flows.queries.rollout_list import LEFT, TraceChoice, choose, list_page, read_names
 from flows.queries.rollout_search import filter_traces
-from flows.queries.rollout_table import rollouts_of
-from flows.queries.rollouts import evaluation_traces, lineages_of, search_mask, steps_of, traces_of, with_mismatch
+from flows.queries.rollouts import (
+    evaluation_traces,
+    lineages_of,
+    rollout_columns,
+    search_mask,
+    steps_of,
+    traces_of,
+    with_mismatch,
+)
 from flows.queries.step import figures as figures_of_step
 from flows.queries.step import written_of
 from flows.queries.store_reader import StoreReader
@@ -171,7 +178,7 @@ def _replies(library: StoreReader, run: str, rows: Sequence[Mapping[str, Any]]) 
     """Return the reply of each rollout of a page by its trace's id; of other steps no message is read."""
     keys = {row["key"] for row in rows}
     lineages = [lineage for lineage in library.history(run).lineages if lineage.traces.key in keys]
-    replies = rollouts_of(library.frames(run), lineages, ("trace_id", "reply"))
+    replies = rollout_columns(library, run, lineages, ("trace_id", "reply"))
     return dict(replies.select("trace_id", "reply").iter_rows())
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from flows.queries.derived_tables import DERIVED
 from flows.queries.step_history import StepHistory
+from flows.queries.views import relations
 from storage.read.frames import Frames
 from storage.read.lineage import Graph, Work
 from storage.read.query_limits import OF_MACHINE
@@ -158,7 +158,7 @@ def _wanted_traces(store: Store, choice: RolloutChoice) -> list[tuple[str, Set[s
     """Return the runs to look at, an empty one for all, each with the ids of the traces that are wanted."""
     if not choice.sql:
         return [(choice.run, None)]
-    answer = ask(Frames(store, DERIVED), choice.sql, bounds=OF_MACHINE)
+    answer = ask(Frames(store, relations), choice.sql, bounds=OF_MACHINE)
     if "trace_id" not in answer.column_names:
         raise ExportRefused(
             f"--sql: the answer has the columns {', '.join(answer.column_names)}; it needs `trace_id`, which says what "

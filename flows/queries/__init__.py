@@ -3,15 +3,15 @@
 - store_reader, request: one store opened to be read, what was derived of it, and what a page asks
 - step_history: which stage results belong to which step
 - row_lineage, sentences: what a typed id names, which row came from which, and rows in words
-- outcomes: the outcome of every rollout, and why
+- views: what the SQL views of `storage/read/views` read beside stored tables, and their rows as frames
+- outcomes: the outcome of one rollout, and why
 - runs, run_state, watched, scores: all runs, the state of one, what of it is new, what its policies scored
 - ledger: its slices, whom they are shared with, and when its stages were at work
 - metrics, charts: the numbers of steps out of table `metrics`, as series and as charts; curves, spread: how charts are
   shown, of one run or several, and what all replies say of steps
 - notes: what people wrote on runs and rollouts
-- derived_tables: the tables that are made of others, for SQL and notebooks
-- rollout_table, conditions, condition_process, rollout_search: a row for each rollout with its texts, what conditions
-  say of it, and which rollouts of a run meet one; policy_changes: what changed in replies between two policies
+- conditions, condition_process, rollout_search: what conditions say of rollouts, and which of a run meet one;
+  policy_changes: what changed in replies between two policies
 - tracked_rows: what is sent of a run to W&B and TensorBoard
 - step, rollouts, rollout_list: a step, the rollouts of a step, of an evaluation or of an example, and lists of them
 - trace, messages: one rollout and its conversation

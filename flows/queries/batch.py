@@ -1,20 +1,17 @@
 """The packed batch of a step: its rows, their samples and tokens, what was measured, who decided."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from flows.queries.request import NotThere
+from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader
+from flows.queries.views import select
 from storage.read.lineage import Work, row_identities
 from tasks.inference.trace_rows.token_texts import TokenizerUnreadable, tokenizer_of
-
-ROW = ("row", "update", "rank", "micro_step", "sample_ids", "cu_seqlens", "rl_tokens", "ce_tokens", "ref_kl_tokens")
-SAMPLE = ("sample_id", "trace_id", "branch", "group_id", "reward", "baseline", "advantage", "num_tokens")
-TRACE = ("trace_id", "environment", "example_id", "agent", "policy_version", "staleness", "num_output_tokens")
 
 
 @dataclass(frozen=True)
@@ -36,6 +33,15 @@ class PackedStep:
     def identity(self) -> tuple[str, ...]:
         """The identity of all rows that its samples are read from: it is the key of what is cached of them."""
         return row_identities((self.batches, *self.samples, *self.traces))
+
+    @property
+    def lineages(self) -> list[StepLineage]:
+        """The ways from its rollouts through its samples into it."""
+        return [
+            StepLineage(self.run, traces, None, samples, self.batches, self.updates)
+            for traces in self.traces
+            for samples in self.samples
+        ]
 
     @property
     def capacity(self) -> int | None:
@@ -77,52 +83,19 @@ def _spans(numbers: Iterable[int]) -> str:
 
 
 def rows(library: StoreReader, of: PackedStep) -> pl.DataFrame:
-    """Return the rows of a batch in order: columns as in `ROW`, `num_tokens`, `num_samples` and `fill`.
-
-    `fill` is the share of a row's room that samples take: 0 in a padding row, null where the room is not known.
-    """
-    return library.cached_value(("batch rows", *of.batches.identity), lambda: _rows(library, of))
-
-
-def _rows(library: StoreReader, of: PackedStep) -> pl.DataFrame:
-    found = library.frames(of.run).rows([of.batches], "batches").select(ROW).sort("row").collect()
-    sampled = pl.col("sample_ids").list.len() > 0
-    return found.with_columns(
-        num_tokens=pl.when(sampled).then(pl.col("cu_seqlens").list.last()).otherwise(0).cast(pl.Int64),
-        num_samples=pl.col("sample_ids").list.len().cast(pl.Int64),
-    ).with_columns(fill=pl.col("num_tokens") / pl.lit(of.capacity, pl.Float64))
+    """Return the rows of a batch in order, as view `batch_rows` has them."""
+    return _cached_view(
+        library, of, ("batch rows", *of.batches.identity), 'select * exclude key from batch_rows order by "row"'
+    )
 
 
 def samples(library: StoreReader, of: PackedStep) -> pl.DataFrame:
-    """Return the samples of a batch, by row and place in it.
-
-    Columns: `row`, `place`, `start` (its first token in the row), those of `SAMPLE` and `TRACE`, and `key`, the work
-    that made the rollout.
-    """
-    return library.cached_value(("batch samples", *of.identity), lambda: _samples(library, of))
+    """Return the samples of a batch, by row and place in it, as view `batch_samples` has them."""
+    return _cached_view(library, of, ("batch samples", *of.identity), "select * exclude batch_key from batch_samples")
 
 
-def _samples(library: StoreReader, of: PackedStep) -> pl.DataFrame:
-    frames = library.frames(of.run)
-    credited = frames.rows(of.samples, "samples").select(SAMPLE).collect()
-    traces = frames.rows(of.traces, "traces").select("key", *TRACE).collect()
-    placed = rows(library, of).filter(pl.col("num_samples") > 0)
-    starts = pl.col("cu_seqlens").list.head(pl.col("cu_seqlens").list.len() - 1)
-    lengths = pl.col("cu_seqlens").list.diff(null_behavior="drop").cast(pl.List(pl.Int64))
-    names = {"start": starts, "sample_id": pl.col("sample_ids"), "length": lengths}
-    each = placed.select("row", **names).explode(*names).with_columns(place=pl.int_range(pl.len()).over("row"))
-    # Credits may have been dropped for their age: whose the samples are, and how long, the batch says itself.
-    of_trace, branch = pl.col("sample_id").str.extract(r"(?s)^(.*)/"), pl.col("sample_id").str.extract(r"([^/]*)$")
-    return (
-        each.join(credited, on="sample_id", how="left", maintain_order="left")
-        .with_columns(
-            trace_id=pl.coalesce("trace_id", of_trace),
-            branch=pl.coalesce("branch", branch.cast(pl.Int32, strict=False)),
-            num_tokens=pl.coalesce("num_tokens", "length"),
-        )
-        .join(traces, on="trace_id", how="left", maintain_order="left")
-        .select("row", "place", "start", *SAMPLE, *TRACE[1:], "key")
-    )
+def _cached_view(library: StoreReader, of: PackedStep, name: Hashable, query: str) -> pl.DataFrame:
+    return library.cached_value(name, lambda: select(library.frames(of.run), of.lineages, query))
 
 
 def updates(library: StoreReader, of: PackedStep) -> pl.DataFrame:
@@ -139,44 +112,24 @@ def decisions(library: StoreReader, of: PackedStep) -> list[dict[str, Any]]:
     return found.sort("decided_at").to_dicts()
 
 
-WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
-TOKENS = ("token_ids", "logprobs", "temperatures", "advantages", *WEIGHTS)
-SHORT = {"token_ids": "token_id", "logprobs": "logprob", "temperatures": "temperature", "advantages": "advantage"}
-"""How a column of one value per token is called where each token is a row."""
-
-
 def tokens(library: StoreReader, of: PackedStep, row: int) -> pl.DataFrame:
-    """Return the tokens of a row in order: `place` (of the sample in the row), `token_id` and what goes with it.
+    """Return the tokens of a row in order, as view `batch_tokens` has them.
 
-    Columns: place, token_id, logprob, temperature, advantage, rl_weights, ce_weights, ref_kl_weights. Of a padding row
-    the place is null. Raises NotThere for a row that the batch does not have.
+    Raises NotThere for a row that the batch does not have.
     """
-    packed = rows(library, of).filter(pl.col("row") == row)
-    if packed.is_empty():
+    if row not in rows(library, of)["row"]:
         raise NotThere(f"the batch of step {of.step} of run {of.run!r} has {len(rows(library, of))} rows, no row {row}")
-    read = library.frames(of.run).rows([of.batches], "batches").filter(pl.col("row") == row)
-    found = read.select(TOKENS).collect().explode(TOKENS)
-    # In a padding row they are of no sample: its tokens have no place.
-    lengths = np.diff(packed["cu_seqlens"][0].to_numpy())
-    places = np.repeat(np.arange(len(lengths)), lengths)
-    known = pl.Series("place", places, dtype=pl.Int64) if packed["num_samples"][0] else pl.lit(None, pl.Int64)
-    return found.rename(SHORT).select(known.alias("place"), pl.all())
+    query = 'select * exclude (key, "row", token) from batch_tokens where "row" = $row'
+    return select(library.frames(of.run), of.lineages, query, row=row)
 
 
 def row_samples(library: StoreReader, of: PackedStep, row: int) -> pl.DataFrame:
-    """Return the samples of a row in order: columns of `samples`, and the sums of their weights.
-
-    `num_weighted` are the tokens that any component weighs, `rl_weights` and the like the sums over the sample's.
-    """
-    weighted = pl.any_horizontal(pl.col(name) != 0 for name in WEIGHTS)
-    sums = (
-        tokens(library, of, row)
-        .drop_nulls("place")
-        .group_by("place")
-        .agg(pl.col(WEIGHTS).cast(pl.Float64).sum(), weighted.sum().cast(pl.Int64).alias("num_weighted"))
+    """Return the samples of a row in order: columns of `samples`, and what their tokens weigh, as `sample_weights`."""
+    query = 'select * exclude (key, "row") from sample_weights where "row" = $row'
+    weights = select(library.frames(of.run), of.lineages, query, row=row)
+    return (
+        samples(library, of).filter(pl.col("row") == row).join(weights, on="place", how="left", maintain_order="left")
     )
-    own = samples(library, of).filter(pl.col("row") == row)
-    return own.join(sums, on="place", how="left", maintain_order="left")
 
 
 def texts(library: StoreReader, run: str, ids: Sequence[int]) -> list[tuple[str, bool]]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from flows.queries.metrics import StepNumbers
-from flows.queries.outcomes import EXPIRED
+from flows.queries.views import EXPIRED
 from tasks.arrays.finding import QUARANTINED
 from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STALE, STOPPED, TRAINED
 from tasks.metrics.figures import ALL

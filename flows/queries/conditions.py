@@ -16,8 +16,8 @@ import polars as pl
 
 from flows.queries.condition_process import INDEX, ConditionEnded, ConditionFailed, true_rows
 from flows.queries.request import MOST, BadQuestion, parse_object
-from flows.queries.rollout_table import SCHEMA
 from flows.queries.row_lineage import nearest
+from flows.queries.views import ROLLOUT_COLUMNS, schema
 from storage.read.query_limits import SANDBOX
 
 TABLE = "rollouts"
@@ -86,9 +86,9 @@ def condition_of(text: str) -> Condition:
     # A query within the condition has columns of its own tables, and a function on lists has parameters.
     inner = any(node.get("class") in ("SUBQUERY", "LAMBDA") for node in nodes)
     for name in dict.fromkeys(said):
-        if name.lower() not in SCHEMA and not inner:
+        if name.lower() not in ROLLOUT_COLUMNS and not inner:
             raise _unknown_column(name, text)
-    columns = frozenset(name.lower() for name in said if name.lower() in SCHEMA)
+    columns = frozenset(name.lower() for name in said if name.lower() in ROLLOUT_COLUMNS)
     return Condition(text, sql, columns, named, tuple(_patterns(sql)), tree)
 
 
@@ -106,7 +106,9 @@ def search_condition(text: str) -> Condition:
     try:
         found = condition_of(text)
     except BadCondition:
-        if re.search(rf"\b({'|'.join(SCHEMA)})\"?\s*([<>=!~]|(not\s+)?(like|ilike|in|is|between)\b)", text, re.I):
+        if re.search(
+            rf"\b({'|'.join(ROLLOUT_COLUMNS)})\"?\s*([<>=!~]|(not\s+)?(like|ilike|in|is|between)\b)", text, re.I
+        ):
             raise
         # Words with an operator between them that parse: a column's name may be misspelt.
         if re.fullmatch(r"\s*\"?\w+\"?\s*([<>=!~]+|like|ilike)\s*('.*'|\".*\"|[\d.]+)\s*", text, re.I | re.DOTALL):
@@ -114,7 +116,7 @@ def search_condition(text: str) -> Condition:
         return _plain_text(text)
     if found.tree.get("class") in _CLASSES or (found.columns and found.tree.get("class") != "COLUMN_REF"):
         return found
-    is_flag = any(SCHEMA[name] == pl.Boolean for name in found.columns)
+    is_flag = any(schema("rollouts")[name] == pl.Boolean for name in found.columns)
     return found if is_flag else _plain_text(text)
 
 
@@ -160,7 +162,7 @@ def _in_full(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
             column, within = _NAMED[kind]
             pointer = "/" + name.replace("~", "~0").replace("/", "~1") + within
             return f"try_cast(json_extract_string({column}, {sql_text(pointer)}) as double)"
-        is_text = said.lower() not in SCHEMA and _BEHIND_OPERATOR.search(text[: found.start()])
+        is_text = said.lower() not in ROLLOUT_COLUMNS and _BEHIND_OPERATOR.search(text[: found.start()])
         return sql_text(said) if is_text else found[0]
 
     sql = _TOKENS.sub(put, text)
@@ -220,12 +222,12 @@ def _require_named(rows: pl.DataFrame, condition: Condition) -> None:
 
 
 def _unknown_column(name: str, text: str) -> BadCondition:
-    near = ", ".join(nearest(name.lower(), SCHEMA))
+    near = ", ".join(nearest(name.lower(), ROLLOUT_COLUMNS))
     return _refusal(f"{text!r}: there is no column {name!r}{f'; the nearest are {near}' if near else ''}")
 
 
 def _refusal(what: str) -> BadCondition:
     return BadCondition(
-        f'{what}\nThe columns of rollouts are: {", ".join(SCHEMA)}, and "reward:NAME" and "metric:NAME". Text stands '
-        f"in single quotes.\nSay for example {EXAMPLE}"
+        f'{what}\nThe columns of rollouts are: {", ".join(ROLLOUT_COLUMNS)}, and "reward:NAME" and "metric:NAME". '
+        f"Text stands in single quotes.\nSay for example {EXAMPLE}"
     )

@@ -30,6 +30,9 @@ def search_notes(store: Store, run: str, text: str) -> list[dict[str, Any]]:
     return [each for each in notes_of(store, run, "") if said in " ".join([each["text"], *each["tags"]]).lower()]
 
 
+ROLLOUT_NOTES: dict[str, Any] = dict.fromkeys(("trace_id", "note", "tags"), pl.String)
+
+
 def notes_of_rollouts(store: Store) -> pl.DataFrame:
     """Return one row for each rollout with a note: trace_id, note (its texts) and tags, a space between them."""
     found: dict[str, tuple[list[str], list[str]]] = {}
@@ -39,7 +42,7 @@ def notes_of_rollouts(store: Store) -> pl.DataFrame:
             texts += [each.text] if each.text else []
             tags += [tag for tag in each.tags if tag not in tags]
     rows = [(name, "\n".join(texts), " ".join(tags)) for name, (texts, tags) in found.items()]
-    return pl.DataFrame(rows, dict.fromkeys(("trace_id", "note", "tags"), pl.String), orient="row")
+    return pl.DataFrame(rows, ROLLOUT_NOTES, orient="row")
 
 
 def note_line(each: dict[str, Any]) -> str:

@@ -9,11 +9,11 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import polars as pl
 
-from flows.queries.outcomes import EXPIRED
 from flows.queries.request import BadQuestion, PageRequest, parse_object
 from flows.queries.rollouts import evaluation_traces, lineages_of, search_mask, traces_of, with_mismatch
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import FoundTrace
+from flows.queries.views import EXPIRED
 from tasks.arrays.finding import QUARANTINED
 from tasks.metrics.accounting import ERRORED, EVALUATED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STALE, STOPPED, TRAINED
 

@@ -11,9 +11,8 @@ import polars as pl
 from polars.exceptions import ComputeError
 
 from flows.queries.conditions import Condition, Pattern, condition_of, matching_rows
-from flows.queries.rollout_table import rollouts_of
+from flows.queries.rollouts import rollout_columns
 from flows.queries.store_reader import StoreReader
-from storage.read.lineage import row_identities
 
 AROUND = 140
 """Characters beside what was looked for, at most: as far as its sentence goes."""
@@ -47,11 +46,8 @@ def run_rollouts(
 
     Raises NotThere for an unknown run.
     """
-    found = [each for each in library.history(run).lineages if keys is None or each.traces.key in keys]
-    names = row_identities(work for lineage in found for work in lineage.works)
-    return rollouts_of(
-        library.frames(run), found, columns, lambda part, make: library.cached_value(("rollouts", part, names), make)
-    )
+    lineages = [one for one in library.history(run).lineages if keys is None or one.traces.key in keys]
+    return rollout_columns(library, run, lineages, columns)
 
 
 def search_run(library: StoreReader, run: str, condition: Condition, reader_gone: Event | None = None) -> Hits:

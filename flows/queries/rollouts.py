@@ -11,17 +11,37 @@ import numpy as np
 import polars as pl
 
 from configs.evaluation import passes
-from flows.queries.outcomes import EXPIRED, outcomes_of
+from flows.queries.notes import ROLLOUT_NOTES
 from flows.queries.request import NotThere, parse_object
-from flows.queries.rollout_table import MORE
 from flows.queries.row_lineage import nearest
 from flows.queries.scores import first_round, set_name
 from flows.queries.step_history import StepLineage, present
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import FoundTrace, by_sample, index
+from flows.queries.views import select
 from storage.read.lineage import Work, row_identities
-from tasks.metrics.accounting import TRAINED
+from storage.read.views import all_views, quote
 from tasks.stages import EVALUATION_ASSIGNMENT
+
+
+def rollout_columns(
+    reader: StoreReader, run: str, lineages: Sequence[StepLineage], columns: Collection[str]
+) -> pl.DataFrame:
+    """Return columns of view `rollouts` for some lineages of a run, in recorded order; each is read once and held.
+
+    Rollouts for training come before those that score policies.
+    """
+    frames, names = reader.frames(run), [name for name in all_views()["rollouts"].columns if name in columns]
+    identity = row_identities(work for lineage in lineages for work in lineage.works)
+    # Notes come and go; all else is of finished rows.
+    versions = {name: reader.mark if name in ROLLOUT_NOTES and name != "trace_id" else "" for name in names}
+
+    def read(missing: list[tuple[str, str]]) -> dict[tuple[str, str], pl.Series]:
+        listed = ", ".join(quote(name) for name, _ in missing)
+        rows = select(frames, lineages, f"select {listed} from rollouts")
+        return {(name, version): rows[name] for name, version in missing}
+
+    return pl.DataFrame([*reader.cache.each_once(("rollouts", run, identity), [*versions.items()], read).values()])
 
 
 def rounds_of(library: StoreReader, run: str, works: Sequence[Work]) -> pl.DataFrame:
@@ -40,7 +60,24 @@ NAMES = (
     *("started_at", "setup_seconds", "generation_seconds", "model_seconds", "scoring_seconds", "rewards", "metrics"),
 )
 """What is read of a trace; as in `storage.schemas.stage_tables.TRACES`."""
-OF_OUTCOME = ("outcome", "detail", "stale", "num_tokens", "num_sampled_tokens", "seconds")
+OF_RUN = (
+    *(
+        "run",
+        "for_training",
+        "key",
+        "step",
+        "outcome",
+        "detail",
+        "keep",
+        "reason",
+        "detected",
+        "trained",
+        "advantage",
+        "baseline",
+    ),
+    *("num_samples", "stale", "num_tokens", "seconds"),
+)
+"""What else is read of view `rollouts`."""
 
 
 def traces(library: StoreReader, run: str, step: int) -> pl.DataFrame:
@@ -104,56 +141,9 @@ def _at(library: StoreReader, run: str, step: int, for_training: bool) -> list[S
     return sorted(found, key=lambda lineage: (lineage.traces.entry.finished_at, lineage.traces.key))
 
 
-def traces_of(library: StoreReader, run: str, found: Sequence[StepLineage]) -> pl.DataFrame:
+def traces_of(library: StoreReader, run: str, lineages: Sequence[StepLineage]) -> pl.DataFrame:
     """Return the traces of some lineages of a run in their order, with columns as in `traces`; read once and held."""
-    # By all work that the columns come from: as soon as a step is judged or trained, it is another name.
-    known = tuple(row_identities(lineage.works) for lineage in found)
-    return library.cached_value(("step_traces", known), lambda: _join_outcomes(library, run, list(found)))
-
-
-def _join_outcomes(library: StoreReader, run: str, found: list[StepLineage]) -> pl.DataFrame:
-    frames = library.frames(run)
-    rows = _in_order(frames.rows([lineage.traces for lineage in found], "traces"), found)
-    outcomes = outcomes_of(frames, found).unique(["key", "trace_id"]).select("key", "trace_id", *OF_OUTCOME)
-    rows = rows.join(outcomes, on=["key", "trace_id"], how="left", maintain_order="left")
-    for of_table in (_verdicts(library, run, found), _samples(library, run, found)):
-        rows = rows.join(of_table, on=["key", "trace_id"], how="left", maintain_order="left")
-    return rows.with_columns(trained=pl.when(pl.col("outcome") != EXPIRED).then(pl.col("outcome") == TRAINED))
-
-
-def _in_order(read: pl.LazyFrame, found: list[StepLineage]) -> pl.DataFrame:
-    """Return rows of traces by lineage, then as the parts of the work were handed over; tables keep no order."""
-    pieces = [piece.attempt for lineage in found for piece in lineage.traces.slices_of("traces")]
-    # The ledger lists slices as they were handed over; a table may give them back in any order.
-    order = pl.DataFrame({"attempt": pieces}, schema={"attempt": pl.String}).with_row_index("part")
-    rows = read.select("key", "attempt", "step", "seq", *NAMES).collect()
-    rows = rows.join(order, on="attempt").sort("part", "seq", maintain_order=True).drop("part", "attempt", "seq")
-    return rows.with_row_index("place").with_columns(pl.col("place").cast(pl.Int64))
-
-
-def _verdicts(library: StoreReader, run: str, found: list[StepLineage]) -> pl.DataFrame:
-    rows = library.frames(run).rows(present(*(lineage.verdicts for lineage in found)), "verdicts")
-    read = rows.select(pl.col("key").alias("of"), "trace_id", "keep", "reason", "detected").collect()
-    return _of_traces(read, {lineage.traces.key: lineage.verdicts for lineage in found})
-
-
-def _samples(library: StoreReader, run: str, found: list[StepLineage]) -> pl.DataFrame:
-    """Return what the samples of each trace say of it; its advantage and baseline are the same in all of them."""
-    rows = library.frames(run).rows(present(*(lineage.samples for lineage in found)), "samples")
-    read = rows.select(pl.col("key").alias("of"), "trace_id", "advantage", "baseline").collect()
-    each = read.group_by("of", "trace_id").agg(
-        pl.col("advantage").drop_nulls().first(),
-        pl.col("baseline").drop_nulls().first(),
-        num_samples=pl.len().cast(pl.Int64),
-    )
-    return _of_traces(each, {lineage.traces.key: lineage.samples for lineage in found})
-
-
-def _of_traces(rows: pl.DataFrame, made: dict[str, Work | None]) -> pl.DataFrame:
-    """Return rows of further work, `of`, under the `key` of the traces that they are about."""
-    pairs = [(key, work.key) for key, work in made.items() if work is not None]
-    keys = pl.DataFrame(pairs, schema={"key": pl.String, "of": pl.String}, orient="row")
-    return rows.join(keys, on="of").drop("of").unique(["key", "trace_id"])
+    return rollout_columns(library, run, lineages, {*NAMES, *OF_RUN}).with_row_index("place").cast({"place": pl.Int64})
 
 
 MATE = (
@@ -207,6 +197,8 @@ def _member() -> pl.Expr:
     return pl.col("assignment_id").str.split("/").list.last().cast(pl.Int64, strict=False)
 
 
+MORE = r'"(tool_calls|reasoning_content)"\s*:\s*["\[{]'
+"""What the body of a message holds that says more than its content."""
 ITSELF = ("trace_id", "group_id", "example_id", "assignment_id", "error_type", "error_message")
 """What is searched of a trace beside its messages."""
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from flows.queries.outcomes import EXPIRED
 from flows.queries.row_lineage import WORK, RowNode, policy_names
+from flows.queries.views import EXPIRED
 from flows.reporting.formats import compact_number, error_words, one_line
 from storage.read.lineage import Graph, Work
 from tasks.arrays.finding import NO_TURNS, QUARANTINED, UNTRAINABLE

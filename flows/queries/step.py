@@ -1,6 +1,5 @@
 """A step as plain values: what its rollouts earned, their outcomes, what the update measured, and its groups."""
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,16 +8,14 @@ import polars as pl
 
 from flows.queries.metrics import written_metrics
 from flows.queries.request import BadQuestion, PageRequest
-from flows.queries.rollout_list import (
-    ASCENDING,
-    DESCENDING,
-)
+from flows.queries.rollout_list import ASCENDING, DESCENDING
 from flows.queries.rollouts import traces
 from flows.queries.row_lineage import policy_names, policy_version
 from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader
+from flows.queries.views import select_from
 from storage.read.lineage import Work, row_identities
-from tasks.metrics.accounting import ERRORED, FILTERED, GIVEN_UP
+from tasks.metrics.accounting import GIVEN_UP
 from tasks.metrics.figures import ALL, Values
 
 BINS = 20
@@ -38,6 +35,9 @@ WRITTEN_MEANS = {
     "staleness_mean": "staleness",
 }
 """Figures of a step that stand in table `metrics`, by the names that they have there."""
+COUNTS = ("num_traces", "num_groups", "num_examples", "num_judged", "tokens")
+MEANS = (*WRITTEN_MEANS, "staleness_max", "seconds")
+REWARDS = ("num_scored", "mean", "spread", "min", "max")
 
 
 def written_of(library: StoreReader, run: str, found: Sequence[StepLineage]) -> Values:
@@ -58,31 +58,20 @@ def figures(frame: pl.DataFrame, written: Values | None = None) -> dict[str, Any
     returned as they were written: rows may have been dropped for their age since.
     """
     written = written or {}
-    ended = frame.filter(~pl.col("outcome").is_in(GIVEN_UP))
-    means = ended.select(
-        num_input_tokens=pl.col("num_input_tokens").mean(),
-        num_output_tokens=pl.col("num_output_tokens").mean(),
-        num_turns=pl.col("num_turns").mean(),
-        truncated=pl.col("is_truncated").mean(),
-        staleness_mean=pl.col("staleness").mean(),
-        staleness_max=pl.col("staleness").max(),
-        seconds=pl.col("seconds").mean(),
-    ).to_dicts()[0]
-    means |= _in_place(written, ALL, WRITTEN_MEANS)
+    summary = select_from(frame, "select * exclude (run, step, for_training) from step_rollouts").to_dicts()
+    (values,) = summary or [dict.fromkeys((*COUNTS, "num_kept", "num_trained", *MEANS)) | dict.fromkeys(COUNTS, 0)]
+    rewards = select_from(frame, "select * exclude (run, step, for_training) from step_rewards order by all").to_dicts()
+    whole = [row for row in rewards if row["environment"] is None] or [dict.fromkeys(REWARDS) | {"num_scored": 0}]
     return {
-        "num_traces": frame.height,
-        "num_groups": frame["group_id"].n_unique(),
-        "num_examples": frame.select("environment", "example_id").n_unique(),
-        "reward": rewards(ended) | _in_place(written, ALL, WRITTEN_REWARDS),
-        "environments": _environments(ended, written),
-        "num_judged": frame["keep"].count(),
-        "num_kept": frame["keep"].sum() if frame["keep"].count() else None,
-        "num_trained": None if frame["trained"].has_nulls() else frame["trained"].sum(),
-        "tokens": int(frame["num_tokens"].sum()),
-        "means": means,
+        **{name: value for name, value in values.items() if name not in MEANS},
+        "reward": {name: whole[0][name] for name in REWARDS} | _in_place(written, ALL, WRITTEN_REWARDS),
+        "environments": _environments(rewards, written),
+        "means": {name: values[name] for name in MEANS} | _in_place(written, ALL, WRITTEN_MEANS),
         "outcomes": _counts(frame, "outcome", "detail"),
         "errors": _counts(frame.filter(~pl.col("outcome").is_in(GIVEN_UP)), "error_class"),
-        "filters": _filter_hits(frame),
+        "filters": select_from(
+            frame, "select filter, num_found, num_decided from filter_hits order by filter"
+        ).to_dicts(),
     }
 
 
@@ -91,27 +80,17 @@ def _in_place(written: Values, scope: str, names: Mapping[str, str]) -> dict[str
     return {name: written[scope, measure] for name, measure in names.items() if (scope, measure) in written}
 
 
-def _environments(ended: pl.DataFrame, written: Values) -> list[dict[str, Any]]:
+def _environments(rewards: Sequence[Mapping[str, Any]], written: Values) -> list[dict[str, Any]]:
     """Return the rewards by environment and, where several agents play, by agent: one wins what another loses."""
-    found = []
-    for (name,), rows in sorted(ended.group_by("environment")):
-        by_agent = [{"agent": agent, **rewards(own)} for (agent,), own in sorted(rows.group_by("agent"))]
-        agents = by_agent if len(by_agent) > 1 else []
-        earned = rewards(rows) | _in_place(written, str(name), WRITTEN_REWARDS)
-        found.append({"environment": name, "num_traces": rows.height, **earned, "agents": agents})
-    return found
-
-
-def rewards(rows: pl.DataFrame) -> dict[str, Any]:
-    """Return how many of some traces were scored, and mean, spread (standard deviation of all), least and greatest."""
-    found = rows["reward"].drop_nulls()
-    return {
-        "num_scored": len(found),
-        "mean": found.mean(),
-        "spread": found.std(ddof=0),
-        "min": found.min(),
-        "max": found.max(),
-    }
+    environments = []
+    for row in rewards:
+        if row["environment"] is not None and row["agent"] is None:
+            agents = [each for each in rewards if each["environment"] == row["environment"] and each["agent"]]
+            by_agent = [{name: agent[name] for name in ("agent", *REWARDS)} for agent in agents]
+            own = {name: row[name] for name in ("environment", "num_traces", *REWARDS)}
+            own |= _in_place(written, row["environment"], WRITTEN_REWARDS)
+            environments.append({**own, "agents": by_agent if len(by_agent) > 1 else []})
+    return environments
 
 
 def _counts(frame: pl.DataFrame, *columns: str) -> list[dict[str, Any]]:
@@ -119,41 +98,14 @@ def _counts(frame: pl.DataFrame, *columns: str) -> list[dict[str, Any]]:
     return counted.sort("num_traces", *columns, descending=[True, *(False for _ in columns)]).to_dicts()
 
 
-def _filter_hits(frame: pl.DataFrame) -> list[dict[str, Any]]:
-    """Return how many traces each filter found something on, and how many it decided against."""
-    found = frame.select(pl.col("detected").alias("filter")).explode("filter").drop_nulls()
-    decided = frame.select(pl.col("reason").alias("filter")).drop_nulls()
-    names = sorted({*found["filter"], *decided["filter"]})
+def histogram(frame: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return the rewards of each environment in BINS equal bins from `low` to `high`, as view `reward_histogram`."""
+    rows = select_from(frame, "select environment, low, high, bin, num_traces from reward_histogram order by all")
     return [
-        {"filter": name, "num_found": (found["filter"] == name).sum(), "num_decided": (decided["filter"] == name).sum()}
-        for name in names
+        {"environment": name, "low": low, "high": high, "counts": [counts.get(bin, 0) for bin in range(BINS)]}
+        for (name, low, high), own in rows.group_by("environment", "low", "high", maintain_order=True)
+        for counts in [dict(own.select("bin", "num_traces").iter_rows())]
     ]
-
-
-def histogram(frame: pl.DataFrame, bins: int = BINS) -> list[dict[str, Any]]:
-    """Return how the rewards of each environment are spread over equal bins from `low` to `high`.
-
-    The first bin is from `low`, the last up to and with `high`; rewards within 0 and 1, or -1 and 1, are shown on that
-    scale, so that steps can be distinguished by eye. What is no finite number is left out.
-    """
-    scored = frame.filter(~pl.col("outcome").is_in(GIVEN_UP), pl.col("reward").is_finite())
-    found = []
-    for (name,), rows in sorted(scored.group_by("environment")):
-        low, high = scale(rows["reward"])
-        at = ((rows["reward"] - low) / (high - low) * bins).floor().clip(0, bins - 1).cast(pl.Int64)
-        counts = dict(at.value_counts().iter_rows())
-        found.append({"environment": name, "low": low, "high": high, "counts": [counts.get(n, 0) for n in range(bins)]})
-    return found
-
-
-def scale(values: pl.Series) -> tuple[float, float]:
-    """Return the span that finite rewards are shown on; there must be one, and low is below high."""
-    least, most = float(values.min() or 0.0), float(values.max() or 0.0)  # type: ignore[arg-type]
-    if least >= 0 and most <= 1:
-        return 0.0, 1.0
-    if least >= -1 and most <= 1:
-        return -1.0, 1.0
-    return (least, most) if least < most and math.isfinite(most - least) else (least - 0.5, least + 0.5)
 
 
 def updates(library: StoreReader, run: str, found: Sequence[StepLineage]) -> list[dict[str, Any]]:
@@ -192,42 +144,15 @@ _DIGITS = re.compile(r"(\d+)")
 
 
 def groups(library: StoreReader, run: str, step: int) -> pl.DataFrame:
-    """Return one row for each group of a step and each agent in it, for agents earn different things.
-
-    Columns: `group_id`, `agent`, `environment`, `example_id`, `num_traces`, `num_scored`, `reward_mean`,
-    `reward_spread` (standard deviation over the scored ones, of the whole group and no sample of more), `reward_min`,
-    `reward_max`; `baseline`, null where there is none or the members have different ones; `num_kept` (null before the
-    filters), `num_trained` (null where that is not known any more), `num_filtered`, `num_errored`, `num_stopped`.
-    Those that were stopped are in no reward. Raises NotThere.
-    """
+    """Return one row for each group of a step and each agent in it, as view `groups` has it. Raises NotThere."""
     return of_traces(traces(library, run, step))
 
 
 def of_traces(frame: pl.DataFrame) -> pl.DataFrame:
     """Return the groups of a frame of traces in order of their ids, numbers in them by value; see `groups`."""
-    reward = pl.col("reward").filter(~pl.col("outcome").is_in(GIVEN_UP))
-    # A leave-one-out baseline differs from member to member: then a group has none.
-    baselines = pl.col("baseline").drop_nulls().unique()
-    counts = {name: pl.col("outcome").is_in(outcomes).sum() for name, outcomes in _OUTCOMES.items()}
-    found = frame.group_by("group_id", "agent", maintain_order=True).agg(
-        pl.col("environment", "example_id").first(),
-        num_traces=pl.len(),
-        num_scored=reward.count(),
-        reward_mean=reward.mean(),
-        reward_spread=reward.std(ddof=0),
-        reward_min=reward.min(),
-        reward_max=reward.max(),
-        baseline=pl.when(baselines.len() == 1).then(baselines.first()),
-        num_kept=pl.when(pl.col("keep").count() > 0).then(pl.col("keep").sum()),
-        num_trained=pl.when(pl.col("trained").is_not_null().all()).then(pl.col("trained").sum()),
-        **counts,
-    )
-    whole = pl.col("^num_.*$").cast(pl.Int64)
-    order = sorted(range(found.height), key=lambda at: (natural(found["group_id"][at]), found["agent"][at]))
-    return found.with_columns(whole)[order]
-
-
-_OUTCOMES = {"num_filtered": (FILTERED,), "num_errored": (ERRORED,), "num_stopped": GIVEN_UP}
+    rows = select_from(frame, "select * exclude (run, step) from groups")
+    order = sorted(range(rows.height), key=lambda place: (natural(rows["group_id"][place]), rows["agent"][place]))
+    return rows[order]
 
 
 def in_order(rows: pl.DataFrame, sort: str, descending: bool) -> pl.DataFrame:
@@ -286,18 +211,14 @@ def _with_cells(rows: pl.DataFrame, frame: pl.DataFrame) -> list[dict[str, Any]]
     cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in members.select("group_id", "agent", *CELL).iter_rows(named=True):
         cells.setdefault((row["group_id"], row["agent"]), []).append({name: row[name] for name in CELL})
-    spans = _spans(frame)
+    scales = select_from(frame, "select environment, low, high from reward_scales")
+    spans = {name: (low, high) for name, low, high in scales.iter_rows()}
     entries = []
     for row in rows.to_dicts():
         own = cells[row["group_id"], row["agent"]]
         drawn = [each | {"level": level(each["reward"], spans.get(row["environment"]))} for each in own[:MOST_CELLS]]
         entries.append({**row, "cells": drawn, "num_more": len(own) - len(drawn)})
     return entries
-
-
-def _spans(frame: pl.DataFrame) -> dict[str, tuple[float, float]]:
-    finite = frame.filter(pl.col("reward").is_finite())
-    return {str(name): scale(rows["reward"]) for (name,), rows in finite.group_by("environment")}
 
 
 def level(reward: float | None, span: tuple[float, float] | None) -> int | None:

@@ -17,9 +17,9 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from flows.queries.derived_tables import DERIVED
 from flows.queries.request import NotThere
 from flows.queries.step_history import StepHistory
+from flows.queries.views import relations
 from storage.errors import RunUnknown
 from storage.keys import canonical_json
 from storage.read.frames import Frames, existing_store
@@ -235,7 +235,7 @@ class StoreReader:
             mark = self.mark  # before the reading: what is committed meanwhile is then seen as new
             if self._moment is None or self._moment.mark != mark:
                 graph = Graph(self.store.counted_entries())
-                self._moment = Moment(mark, Frames(self.store, DERIVED, graph), {}, {})
+                self._moment = Moment(mark, Frames(self.store, relations, graph), {}, {})
             return self._moment
 
     def latest(self) -> str:

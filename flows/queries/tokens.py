@@ -6,10 +6,10 @@ import numpy as np
 import polars as pl
 
 from flows.queries.messages import message_works
-from flows.queries.outcomes import has_expired_rows
 from flows.queries.step_history import present
 from flows.queries.store_reader import StoreReader, has_lost_rows
 from flows.queries.trace import FoundTrace, packed_weights, samples
+from flows.queries.views import has_expired_rows
 from tasks.inference.trace_rows.token_texts import TokenizerUnreadable, TokenTexts, tokenizer_of
 
 TEXTS = {"text": pl.String, "special": pl.Boolean}

@@ -4,7 +4,7 @@ Stage tables have the rows that the ledger names, system tables all of theirs. D
 through `storage.slices`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from storage.delta.log import PARTITION, ActiveFile
 from storage.delta.table import StoredTable
 from storage.errors import LayoutError, SchemaError, border
 from storage.read.lineage import Graph, Work
+from storage.read.views import Relations, SqlView, all_views, quote, select
 from storage.records import ALL_RUNS
 from storage.roots import Root, open_root
 from storage.schemas.contract import Column, Table
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow.dataset as ds
 
-Derivation = Callable[["Frames"], "pl.LazyFrame"]
-"""Makes a table that is not stored out of those that are."""
+MakeRelations = Callable[["Frames"], Relations]
+"""Makes what the views of `storage.read.views` read of some tables."""
 
 USES = Table(
     "uses",
@@ -48,14 +49,14 @@ USES = Table(
 
 
 def open(
-    root: str | Path, options: Mapping[str, str] | None = None, derived: Mapping[str, Derivation] | None = None
+    root: str | Path, options: Mapping[str, str] | None = None, relations: MakeRelations | None = None
 ) -> "Frames":
-    """Open the tables of a store that is there, for a notebook: every table as a polars LazyFrame.
+    """Open the tables of an existing store, for a notebook: every table as a polars LazyFrame.
 
-    `derived` are further tables by name, made out of these. What is written later is seen by opening again. Raises
-    LayoutError where there is no store.
+    With `relations` (`flows.queries.views.relations`) the views are tables too. What is written later is seen by
+    opening again. Raises LayoutError where there is no store.
     """
-    return Frames(existing_store(root, options, read_only=True), derived)
+    return Frames(existing_store(root, options, read_only=True), relations)
 
 
 def existing_store(root: str | Path, options: Mapping[str, str] | None = None, read_only: bool = False) -> Store:
@@ -83,14 +84,14 @@ class Frames:
     def __init__(
         self,
         store: Store,
-        derived: Mapping[str, Derivation] | None = None,
+        relations: MakeRelations | None = None,
         graph: Graph | None = None,
         only: str | None = None,
     ) -> None:
         self.store = store
         self.only = only
         """The run whose rows these are; None for all rows."""
-        self._derived = dict(derived or {})
+        self._relations = relations
         self._graph = graph
 
     @cached_property
@@ -100,8 +101,18 @@ class Frames:
 
     @property
     def names(self) -> list[str]:
-        """The names of all tables, those derived from others last."""
-        return [*TABLES, USES.name, *self._derived]
+        """The names of all tables, views last."""
+        return [*TABLES, USES.name, *self.views]
+
+    @property
+    def views(self) -> dict[str, SqlView]:
+        """The views by name; none where nothing makes the relations that they read."""
+        return all_views() if self._relations else {}
+
+    @cached_property
+    def relations(self) -> Relations:
+        """What the views read, by name; each is made when it is read."""
+        return self._relations(self) if self._relations else {}
 
     @property
     def run_names(self) -> list[str]:
@@ -111,12 +122,12 @@ class Frames:
     def run(self, name: str) -> "Frames":
         """The same tables with the rows that a run uses. Raises RunUnknown for a run that the store does not have."""
         self.store.runs.events(name)
-        return Frames(self.store, self._derived, self.graph.of_run(name), name)
+        return Frames(self.store, self._relations, self.graph.of_run(name), name)
 
     def __getitem__(self, name: str) -> "pl.LazyFrame":
         """A table by name; SchemaError if there is none of that name."""
-        if name in self._derived:
-            return self._derived[name](self)
+        if name in self.views:
+            return self._view(self.views[name])
         import polars as pl
 
         return pl.scan_pyarrow_dataset(self.dataset(name))
@@ -133,9 +144,21 @@ class Frames:
     def __dir__(self) -> Iterable[str]:
         return [*super().__dir__(), *self.names]
 
-    def is_derived(self, name: str) -> bool:
-        """Say whether a table is made out of stored ones."""
-        return name in self._derived
+    def _view(self, view: SqlView) -> "pl.LazyFrame":
+        """Return a view whose rows are read when they are collected, of the columns that are then needed."""
+        from polars.io.plugins import register_io_source
+
+        def read(
+            columns: list[str] | None, predicate: "pl.Expr | None", count: int | None, _: int | None
+        ) -> "Iterator[pl.DataFrame]":
+            rows = select(self.relations, f"select {', '.join(map(quote, columns or view.columns))} from {view.name}")
+            rows = rows if predicate is None else rows.filter(predicate)
+            yield rows if count is None else rows.head(count)
+
+        listed = ", ".join(map(quote, view.columns))
+        return register_io_source(
+            read, schema=select(self.relations, f"select {listed} from {view.name} limit 0").schema
+        )
 
     def rows(self, works: Iterable[Work], table: str) -> "pl.LazyFrame":
         """The rows of a table that some work made."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
+from functools import partial
 from threading import Event, Thread
 from typing import Any
 
@@ -19,6 +20,7 @@ import pyarrow as pa
 from storage.errors import StoreError, StoreUnavailable
 from storage.read.frames import USES, Frames
 from storage.read.query_limits import DEFAULT, SANDBOX, Bounds, bounded_memory
+from storage.read.views import Relations, create_views, quote, words_of
 from storage.schemas.contract import FLAGS, FLOATS, INDICES, TOKENS
 from storage.schemas.stage_tables import TABLES
 from storage.schemas.system_tables import SYSTEM_TABLES
@@ -29,8 +31,6 @@ READ_STATEMENTS = ("SELECT", "EXPLAIN")
 BATCH_ROWS = 10_000
 WAIT_SECONDS = 0.2
 """The longest that Ctrl-C may be overlooked."""
-LONG_TEXTS = ("prompt", "reply", "record", "info", "error_traceback")
-"""Columns of derived tables that no question gets without naming them: to make them is most of the work."""
 
 
 class QuestionError(StoreError):
@@ -148,9 +148,9 @@ def _with_integers(answer: pa.Table) -> pa.Table:
 
 
 def columns_of(frames: Frames, name: str, tokens: bool = False) -> list[str]:
-    """The columns of a table as questions see it."""
-    if frames.is_derived(name):
-        return frames[name].collect_schema().names()
+    """The columns of a table or view as questions see it."""
+    if name in frames.views:
+        return list(frames.views[name].columns)
     if name == USES.name:
         return USES.arrow.names
     per_token = {column.name for column in TABLES[name].columns if column.type in PER_TOKEN and not tokens}
@@ -190,27 +190,14 @@ def _names_schema(sql: str, run: str) -> bool:
 
 def _register(connection: Any, schema: str, frames: Frames, sql: str, tokens: bool) -> None:
     """Make a view of every table whose name is in the question: to open the others would be a waste."""
-    connection.execute(f"create schema if not exists {_quote(schema)}")
-    for name in frames.names:
-        # `count(*) as rollouts` names a column of the answer.
-        if re.search(rf"(?<!\bas )\b{name}\b", sql, re.IGNORECASE):
-            columns = [each for each in columns_of(frames, name, tokens) if _is_asked_for(frames, name, each, sql)]
-            derived = frames.is_derived(name)
-            rows = frames[name].select(columns).collect().to_arrow() if derived else frames.dataset(name)
-            source = f"{schema}/{name}"
-            connection.register(source, rows)
-            listed = ", ".join(map(_quote, columns))
-            connection.execute(f"create view {_quote(schema)}.{name} as select {listed} from {_quote(source)}")
-
-
-def _is_asked_for(frames: Frames, name: str, column: str, sql: str) -> bool:
-    """Say whether a question gets a column: what is as long as conversations, of a derived table, where it is named."""
-    long = column in LONG_TEXTS and frames.is_derived(name)
-    return not long or re.search(rf"\b{column}\b", sql, re.IGNORECASE) is not None
-
-
-def _quote(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+    words = words_of(sql)
+    named = [name for name in frames.names if name in words]
+    tables: Relations = {name: partial(frames.dataset, name) for name in (*TABLES, USES.name)}
+    create_views(connection, {**tables, **frames.relations}, sql, frames.views, inner := f"{schema}/all")
+    connection.execute(f"create schema if not exists {quote(schema)}")
+    for name in named:
+        columns = "*" if name in frames.views else ", ".join(map(quote, columns_of(frames, name, tokens)))
+        connection.execute(f"create view {quote(schema)}.{name} as select {columns} from {quote(inner)}.{name}")
 
 
 def _refusal(message: str, sql: str, frames: Frames, tokens: bool) -> QuestionError:

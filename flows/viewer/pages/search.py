@@ -10,8 +10,8 @@ from flows.queries.notes import search_notes
 from flows.queries.policy_changes import policy_changes, policy_versions
 from flows.queries.request import NotThere, PageRequest
 from flows.queries.rollout_search import Hits, commands, describe_hits, search_run
-from flows.queries.rollout_table import SCHEMA
 from flows.queries.store_reader import StoreReader, expired_rows_of_runs, has_lost_rows
+from flows.queries.views import ROLLOUT_COLUMNS
 from flows.reporting.svg import colour
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
@@ -26,7 +26,7 @@ def search_page(library: StoreReader, asked: PageRequest) -> Page:
     """
     run, text = asked.path["run"], asked.text("q").strip()
     values: dict[str, Any] = {"run": run, "q": text, "problem": None, "condition": None, "example": EXAMPLE}
-    values |= {"columns": list(SCHEMA), "retired": expired_rows_of_runs(library, run)}
+    values |= {"columns": list(ROLLOUT_COLUMNS), "retired": expired_rows_of_runs(library, run)}
     if text and asked.from_other_site:
         values["problem"] = "Another site opened this address, so the search was not run. Press Search to run it."
     elif text:

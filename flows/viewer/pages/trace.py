@@ -20,7 +20,6 @@ from flows.queries.messages import (
     reading,
     rejected_messages,
 )
-from flows.queries.outcomes import EXPIRED
 from flows.queries.reader import read_json, reward_parts
 from flows.queries.request import BadQuestion, NotThere, PageRequest
 from flows.queries.rollout_list import TraceNeighbours, neighbours_of_trace
@@ -42,6 +41,7 @@ from flows.queries.trace import (
     samples,
     uses,
 )
+from flows.queries.views import EXPIRED
 from flows.viewer import addresses
 from flows.viewer.addresses import Crumb, Page
 from tasks.arrays.finding import QUARANTINED

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.queries.derived_tables import DERIVED
+from flows.queries.views import relations
 from storage.read.frames import Frames
 from storage.store import open_store
 from tests.flows.queries import every_outcome
@@ -28,7 +28,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def frames(root: Path) -> Frames:
     """Its tables."""
-    return Frames(open_store(root), DERIVED)
+    return Frames(open_store(root), relations)
 
 
 @pytest.fixture(scope="session")

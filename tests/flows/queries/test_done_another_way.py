@@ -9,8 +9,7 @@ import pytest
 from flows.cli.show import describe
 from flows.orchestration.states import GateRefused
 from flows.queries.batch import packed_step
-from flows.queries.derived_tables import DERIVED
-from flows.queries.outcomes import explain, outcomes
+from flows.queries.outcomes import explain
 from flows.queries.request import PageRequest
 from flows.queries.row_lineage import identify
 from flows.queries.sentences import sentence
@@ -18,6 +17,7 @@ from flows.queries.step_history import StepHistory, StepLineage, step_history
 from flows.queries.store_reader import StoreReader, recorded_run
 from flows.queries.tokens import tokens
 from flows.queries.trace import find_trace
+from flows.queries.views import relations
 from flows.viewer import addresses
 from flows.viewer.app import respond
 from flows.viewer.pages.trace import trained_in
@@ -52,11 +52,11 @@ def only(frames: Frames, run: str = "run") -> StepLineage:
 
 
 def look(root: Path) -> Frames:
-    return Frames(open_store(root), DERIVED)
+    return Frames(open_store(root), relations)
 
 
 def outcomes_of(frames: Frames) -> dict[str, str]:
-    return dict(outcomes(frames).select("trace_id", "outcome").collect().iter_rows())
+    return dict(frames.outcomes.select("trace_id", "outcome").collect().iter_rows())
 
 
 def refused(root: Path, **changes: Any) -> None:

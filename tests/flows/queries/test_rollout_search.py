@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 
 from flows.queries.conditions import Pattern, search_condition
-from flows.queries.derived_tables import DERIVED
 from flows.queries.policy_changes import _phrases_of
 from flows.queries.request import NotThere
 from flows.queries.rollout_search import AROUND, describe_hits, search_run, text_around
-from flows.queries.rollout_table import SCHEMA
 from flows.queries.store_reader import StoreReader
+from flows.queries.views import ROLLOUT_COLUMNS, relations
 from storage.read.frames import Frames
 from storage.read.sql import ask
 from tests.fixtures.builders import message, trace
@@ -49,11 +48,11 @@ def test_the_texts_and_what_became_of_each_rollout(library: StoreReader) -> None
         "mute": ("Say nothing", None, None, "pending", 0),
         "later": ("text", "three", 0.5, "pending", 2),
     }
-    assert library.frames(RUN)["rollouts"].collect().columns == list(SCHEMA)
+    assert library.frames(RUN)["rollouts"].collect().columns == list(ROLLOUT_COLUMNS)
 
 
 def test_sql_has_long_texts_where_they_are_named(library: StoreReader) -> None:
-    frames = Frames(library.store, DERIVED)
+    frames = Frames(library.store, relations)
     assert ask(frames, f"select trace_id from {RUN}.rollouts where reply ~ 'bold'").to_pylist() == [
         {"trace_id": "long"}
     ]

@@ -6,13 +6,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from flows.queries.outcomes import explain
 from flows.queries.request import NotThere
 from flows.queries.rollouts import evaluation_traces, lineages_of, steps_of, traces, traces_of
-from flows.queries.step import figures, groups, histogram, natural, of_traces, policies, scale, updates, written_of
+from flows.queries.step import figures, groups, histogram, natural, of_traces, policies, updates, written_of
 from flows.queries.store_reader import StoreReader
 from storage.read.frames import Frames
-from tasks.metrics.accounting import EVALUATED
 from tests.fixtures import fixed
 from tests.flows.queries import every_outcome
 from tests.flows.queries.every_outcome import RUNS
@@ -25,32 +23,11 @@ def library(root: Path) -> StoreReader:
     return StoreReader.at(root)
 
 
-def told(rows: pl.DataFrame) -> dict[str, tuple[str, str]]:
-    return {row["trace_id"]: (row["outcome"], row["detail"]) for row in rows.to_dicts()}
-
-
 @pytest.mark.parametrize("run", RUNS)
-def test_outcomes_are_those_of_the_derived_table(library: StoreReader, run: str) -> None:
-    every = library.frames(run)["outcomes"].collect()
-    steps = steps_of(library, run)
-    assert steps
-    for step in steps:
-        found = traces(library, run, step)
-        expected = every.filter(pl.col("step") == step, pl.col("outcome") != EVALUATED)
-        assert told(found) == told(expected) and found.height == expected.height > 0
-        assert found["place"].to_list() == list(range(found.height))
-
-
-@pytest.mark.parametrize("run", ["branch", "gated", "hurried"])
-def test_outcomes_and_numbers_are_those_that_why_tells(library: StoreReader, run: str) -> None:
-    frames = library.frames(run)
-    for row in traces(library, run, 0).gather_every(5).to_dicts():
-        (use,) = [each for each in explain(frames, row["trace_id"])["runs"] if each["step"] == 0]
-        assert (row["outcome"], row["detail"]) == (use["outcome"], use["detail"])
-        assert row["reason"] == (use["verdict"] and use["verdict"]["reason"])
-        samples = use["samples"]
-        assert row["num_samples"] == (len(samples) or None)
-        assert row["advantage"] == (samples[0]["advantage"] if samples else None)
+def test_traces_are_numbered_in_their_order(library: StoreReader, run: str) -> None:
+    assert steps_of(library, run)
+    for step in steps_of(library, run):
+        assert traces(library, run, step)["place"].to_list() == list(range(traces(library, run, step).height))
 
 
 def test_rows_by_hand(library: StoreReader) -> None:
@@ -88,7 +65,7 @@ def test_only_the_step_is_read_and_only_once(library: StoreReader, monkeypatch: 
     one = traces(fresh, "base", 1)
     assert {step for _, step in read} == {1} and {table for table, _ in read} >= {"traces", "verdicts", "samples"}
     read.clear()
-    assert traces(fresh, "base", 1) is one and read == []
+    assert traces(fresh, "base", 1).equals(one) and read == []
     assert not [name for name in one.columns if one.schema[name] == pl.List(pl.Float32)]
 
 
@@ -170,14 +147,18 @@ def test_the_updates_and_policies_of_a_step(library: StoreReader) -> None:
 
 
 def test_rewards_in_bins(library: StoreReader) -> None:
-    frame = traces(library, "base", 0).with_columns(
-        reward=pl.Series([None, 0.0, 0.09, 0.1, 0.55, 1.0, float("nan"), *[None] * 11], dtype=pl.Float64)
-    )
-    (found,) = histogram(frame, bins=10)
-    assert (found["low"], found["high"], found["counts"]) == (0.0, 1.0, [2, 1, 0, 0, 0, 1, 0, 0, 0, 1])
-    assert scale(pl.Series([-0.5, 0.5])) == (-1.0, 1.0)
-    assert scale(pl.Series([2.0, 6.0])) == (2.0, 6.0)
-    assert scale(pl.Series([3.0, 3.0])) == (2.5, 3.5)
+    rewards = pl.Series([None, 0.0, 0.09, 0.1, 0.55, 1.0, float("nan"), *[None] * 11], dtype=pl.Float64)
+    (found,) = histogram(traces(library, "base", 0).with_columns(reward=rewards))
+    counts = {place: count for place, count in enumerate(found["counts"]) if count}
+    assert (found["low"], found["high"], counts) == (0.0, 1.0, {0: 1, 1: 1, 2: 1, 11: 1, 19: 1})
+
+
+@pytest.mark.parametrize(
+    ("rewards", "scale"), [((-0.5, 0.5), (-1.0, 1.0)), ((2.0, 6.0), (2.0, 6.0)), ((3.0, 3.0), (2.5, 3.5))]
+)
+def test_the_scale_of_rewards(library: StoreReader, rewards: tuple[float, float], scale: tuple[float, float]) -> None:
+    frame = traces(library, "base", 0).head(2).with_columns(reward=pl.Series(rewards))
+    assert [(each["low"], each["high"]) for each in histogram(frame)] == [scale]
 
 
 def test_groups_by_hand(library: StoreReader) -> None:

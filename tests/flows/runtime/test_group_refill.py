@@ -11,10 +11,9 @@ from flows.cli.show import describe
 from flows.orchestration.states import EmptyBatch
 from flows.queries.compare import work_of
 from flows.queries.compare_rows import read_steps
-from flows.queries.derived_tables import DERIVED
-from flows.queries.outcomes import accounting
 from flows.queries.step_history import step_history
 from flows.queries.store_reader import StoreReader
+from flows.queries.views import relations
 from flows.runtime import loop
 from flows.runtime.empty_batch import short_of_groups
 from flows.runtime.plan import plan_work
@@ -254,7 +253,7 @@ def test_looking_at_a_step_counts_all_its_rollouts(origin: Path) -> None:
     assert shown["reward"] == pytest.approx(mean) and shown["rows"]["rollout"]["traces"] == 6 * SIZE
     (figures,) = read_steps(store, [work_of(StoreReader(store), "base")[0]])
     assert figures.figures()["reward_mean"] == pytest.approx(mean)
-    outcomes = accounting(Frames(store, DERIVED)).collect().filter(run="base", step=0)
+    outcomes = Frames(store, relations).accounting.collect().filter(run="base", step=0)
     found = {row["outcome"]: row["num_traces"] for row in outcomes.to_dicts()}
     assert found == {"trained": 3 * SIZE, "filtered": 3 * SIZE}
 

@@ -136,7 +136,8 @@ def test_the_spread_of_rewards_and_identical_replies_are_read_where_asked_for(fo
 
 def test_replies_to_one_example_that_say_the_same_are_identical() -> None:
     told = [("e1", "a"), ("e1", "a"), ("e1", "b"), ("e2", "a")]
-    rows = [{"step": 3, "environment": "words", "example_id": each, "reply": reply} for each, reply in told]
+    same = {"run": "base", "for_training": True, "step": 3, "environment": "words"}
+    rows = [same | {"example_id": each, "reply": reply} for each, reply in told]
     assert identical_replies(pl.DataFrame(rows), [2, 3])["series"][0]["values"] == [None, 0.5]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.queries.outcomes import EXPIRED, explain
+from flows.queries.outcomes import explain
 from flows.queries.request import NotThere
 from flows.queries.rollouts import traces
 from flows.queries.runs import runs
@@ -14,6 +14,7 @@ from flows.queries.sentences import sentence
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import tokens
 from flows.queries.trace import find_trace
+from flows.queries.views import EXPIRED
 from flows.viewer.rendering import parsed_address
 from storage.maintenance.sweep import Retention, expire
 from storage.store import open_store

@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import polars as pl
 import pytest
 
 import storage
 from storage.errors import LayoutError, RunUnknown, SchemaError
 from storage.maintenance.compact import MIN_FILES, compact
-from storage.read.frames import Frames
 from storage.read.sql import ask
 from storage.schemas.stage_tables import TABLES
 from storage.store import Store, open_store
@@ -100,17 +98,6 @@ def test_names_that_are_not_there_are_errors(store: Store, root: Path) -> None:
         tables.run("nobody")
     with pytest.raises(AttributeError):
         _ = storage.opened
-
-
-def test_tables_made_out_of_others_are_handed_over(store: Store, root: Path) -> None:
-    add(store, "1", count=3)
-
-    def texts(frames: Frames) -> pl.LazyFrame:
-        return frames.messages.select("key", "content")
-
-    tables = storage.open(root, derived={"texts": texts})
-    assert len(tables.texts.collect()) == 3 and tables.names[-1] == "texts"
-    assert len(tables.run("a").texts.collect()) == 3
 
 
 def test_a_frame_is_a_snapshot(store: Store, root: Path) -> None:

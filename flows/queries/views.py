@@ -1,0 +1,152 @@
+"""relations: what the SQL views of `storage/read/views` read, and `select`, which returns their rows as polars frames.
+
+Which results count for a step, and which rows expired, `StepHistory` and the ledger say: they are the relation
+`lineages`, one row per batch of rollouts, which the views join with the stored tables.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
+from itertools import product
+from typing import Any
+
+import polars as pl
+
+from flows.queries.notes import ROLLOUT_NOTES, notes_of_rollouts
+from flows.queries.step_history import StepHistory, StepLineage, present
+from storage.read import views
+from storage.read.frames import Frames
+from storage.read.lineage import Graph, Work
+from storage.read.views import Relations, all_views
+from storage.schemas.stage_tables import TABLES
+from tasks.arrays.finding import QUARANTINED
+from tasks.inference.trace_rows.failures import STALE, STRAGGLER
+from tasks.metrics.accounting import EVALUATED, NO_WEIGHT, PENDING, REFUSED, TRAINED, outcome_of
+
+EXPIRED = "expired"
+"""The outcome of a rollout whose deciding rows were dropped for their age (storage.records)."""
+ROLLOUT_COLUMNS = tuple(all_views()["rollouts"].columns)
+PACKINGS: dict[str, Any] = {"key": pl.String, "tokens_per_row": pl.Int64}
+LINEAGES: dict[str, Any] = {
+    **dict.fromkeys(("run", "traces", "verdicts", "samples", "batches", "decision", "updates"), pl.String),
+    **{"for_training": pl.Boolean, "expired": pl.Boolean, "place": pl.Int64},
+}
+"""Columns of `lineages`: the run, the key of the work of each stage, null where it is not done, and the order."""
+MESSAGE_SOURCES: dict[str, Any] = {"key": pl.String, "messages": pl.String}
+SLICE_ORDER: dict[str, Any] = {"attempt": pl.String, "place": pl.Int64}
+OUTCOME_RULES: dict[str, Any] = dict.fromkeys(("error_class", "reason", "otherwise", "outcome", "detail"), pl.String)
+MADE = {
+    **{"traces": "traces", "verdicts": "verdicts", "samples": "samples", "batches": "batches"},
+    **{"decisions": "decision", "updates": "updates", "token_statistics": "updates"},
+}
+"""Tables by the work of a lineage that makes their rows."""
+
+
+def relations(frames: Frames) -> Relations:
+    """Return the relations for all runs of `frames`; each is made when it is read."""
+    tables = {table: partial(frames.dataset, table) for table in TABLES}
+
+    def lineages() -> list[StepLineage]:
+        return [lineage for run in frames.run_names for lineage in StepHistory(frames.graph, run).lineages]
+
+    return {**tables, **_made_relations(frames, lineages)}
+
+
+def relations_of(frames: Frames, lineages: Sequence[StepLineage]) -> Relations:
+    """Return the relations of some lineages: rows of other work are not read."""
+    makers = {table: present(*(getattr(lineage, name) for lineage in lineages)) for table, name in MADE.items()}
+    makers["messages"] = [work for _, work in _message_sources(frames.graph, lineages)]
+    tables = {table: partial(frames.rows, works, table) for table, works in makers.items()}
+    return {**tables, **_made_relations(frames, lambda: lineages)}
+
+
+def _made_relations(frames: Frames, lineages: Callable[[], Sequence[StepLineage]]) -> Relations:
+    of_frames = cache(lineages)
+    return {
+        "lineages": lambda: pl.DataFrame(
+            [_lineage(frames, place, one) for place, one in enumerate(of_frames())], LINEAGES
+        ),
+        "message_sources": lambda: pl.DataFrame(
+            [(key, work.key) for key, work in _message_sources(frames.graph, of_frames())],
+            MESSAGE_SOURCES,
+            orient="row",
+        ),
+        "slice_order": lambda: pl.DataFrame([*_slice_order(of_frames())], SLICE_ORDER, orient="row"),
+        "packings": lambda: pl.DataFrame([*_packings(frames.graph)], PACKINGS, orient="row"),
+        "rollout_notes": lambda: notes_of_rollouts(frames.store),
+        "outcome_rules": outcome_rules,
+    }
+
+
+def _lineage(frames: Frames, place: int, lineage: StepLineage) -> dict[str, Any]:
+    works = {name: getattr(lineage, name) for name in MADE.values()}
+    return {
+        "run": lineage.run,
+        **{name: work and work.key for name, work in works.items()},
+        "for_training": lineage.for_training,
+        "expired": has_expired_rows(frames, lineage),
+        "place": place,
+    }
+
+
+def _message_sources(graph: Graph, lineages: Iterable[StepLineage]) -> list[tuple[str, Work]]:
+    """Return the key of each work of rollouts with the work that made the messages: scoring again makes none."""
+    traces = present(*(lineage.traces for lineage in lineages))
+    return [(work.key, source) for work in traces for source in graph.origins(work, "messages")]
+
+
+def _slice_order(lineages: Iterable[StepLineage]) -> Iterator[tuple[str, int]]:
+    """Yield the place of each slice of rollouts in its work: the ledger has the order that tables do not keep."""
+    for work in present(*(lineage.traces for lineage in lineages)):
+        for place, piece in enumerate(work.slices_of("traces")):
+            yield piece.attempt, place
+
+
+def _packings(graph: Graph) -> Iterator[tuple[str, int | None]]:
+    """Yield each packing with the tokens that a row has room for, None where the ledger does not say."""
+    for work in graph.makers("batches"):
+        yield work.key, work.entry.section.get("packing", {}).get("tokens_per_row")
+
+
+def outcome_rules() -> pl.DataFrame:
+    """Return `tasks.metrics.accounting.outcome_of` as a table.
+
+    `error` and `filter` stand for any further class of error and filter; as a detail they mean its name.
+    """
+    errors, reasons = (None, STRAGGLER, STALE, "error"), (None, QUARANTINED, "filter")
+    outcomes = (TRAINED, NO_WEIGHT, REFUSED, PENDING, EVALUATED, EXPIRED)
+    rows = [(*key, *outcome_of(*key)) for key in product(errors, reasons, outcomes)]
+    return pl.DataFrame(rows, OUTCOME_RULES, orient="row")
+
+
+def has_expired_rows(frames: Frames, lineage: StepLineage) -> bool:
+    """Return whether rows of a lineage that decide the outcomes of its rollouts were dropped for their age."""
+    # What was trained was approved: then nobody needs the decision's row any more.
+    decision = None if lineage.updates else lineage.decision
+    makers = {"verdicts": lineage.verdicts, "samples": lineage.samples, "batches": lineage.batches}
+    pieces = [
+        piece for table, work in (makers | {"decisions": decision}).items() if work for piece in work.slices_of(table)
+    ]
+    return bool(frames.store.slices.expired_slices.find(pieces))
+
+
+def select(frames: Frames, lineages: Sequence[StepLineage], query: str, **parameters: Any) -> pl.DataFrame:
+    """Return the rows of a query over views of some lineages alone."""
+    return views.select(relations_of(frames, lineages), query, **parameters)
+
+
+def select_from(rollouts: pl.DataFrame, query: str, **parameters: Any) -> pl.DataFrame:
+    """Return the rows of a query over views of rollouts that were read before, with columns of view `rollouts`."""
+    return views.select({"rollouts": lambda: rollouts}, query, **parameters)
+
+
+@cache
+def schema(view: str) -> pl.Schema:
+    """Return the names and types of a view's columns, those that are read only where they are named too."""
+    stored = {name: partial(pl.DataFrame, table.stored.empty_table()) for name, table in TABLES.items()}
+    made = {
+        **{"lineages": LINEAGES, "message_sources": MESSAGE_SOURCES, "slice_order": SLICE_ORDER},
+        **{"packings": PACKINGS, "rollout_notes": ROLLOUT_NOTES, "outcome_rules": OUTCOME_RULES},
+    }
+    empty = {name: partial(pl.DataFrame, schema=columns) for name, columns in made.items()}
+    columns = ", ".join(map(views.quote, all_views()[view].columns))
+    return views.select(stored | empty, f"select {columns} from {view}").schema
