@@ -6,6 +6,8 @@
   const POINT_GAP = 5; // pixels between points of several series at one place
   const drawn = new Map(); // box of a chart -> its uPlot
   const isServed = document.querySelector(".brand[href]"); // a saved page has no address to zoom in and no links
+  const DOUBLE_CLICK_MS = 300; // a double click leads back from a zoom: until then a click opens nothing
+  const isZoomed = /[?&](from|to)=/.test(location.search);
   const isNumber = (value) => typeof value === "number";
   let active = null; // the box that the pointer or the focus is in
 
@@ -179,14 +181,22 @@
     }, table, box);
     box.classList.add("is-drawn");
     drawn.set(box, u);
+    let leaving = null;
     u.over.addEventListener("click", (event) => {
       const to = addressAt(u, data);
-      if (to && isServed && !u.wasDragged) if (event.ctrlKey || event.metaKey) open(to); else location.assign(to);
+      clearTimeout(leaving);
+      if (!to || !isServed || u.wasDragged) return;
+      if (event.ctrlKey || event.metaKey) open(to);
+      else leaving = setTimeout(() => location.assign(to), isZoomed ? DOUBLE_CLICK_MS : 0);
     });
     u.over.addEventListener("mousedown", () => { u.wasDragged = false; });
     u.over.addEventListener("mouseenter", () => { active = box; });
     u.over.addEventListener("mouseleave", () => { active = null; hideTip(); });
-    u.over.addEventListener("dblclick", () => { if (isServed && box.closest(".charts") && /[?&](from|to)=/.test(location.search)) go({ from: null, to: null }); });
+    u.over.addEventListener("dblclick", () => {
+      if (!isServed || !isZoomed || !box.closest(".charts")) return;
+      clearTimeout(leaving);
+      go({ from: null, to: null });
+    });
     Object.assign(box, { chart: u, figures: data });
     return u;
   }
