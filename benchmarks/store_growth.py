@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from storage.delta import log as logs
+from storage.delta import snapshot
 from storage.maintenance.compact import maintain
 from storage.refs import Entry
 from storage.schemas.stage_tables import TABLES
@@ -34,7 +34,7 @@ EVERY = 250
 
 def main() -> None:
     """Run both variants and print a table."""
-    logs.RETAINED_MINUTES = 0
+    snapshot.RETAINED_MINUTES = 0
     steps = int(sys.argv[2]) if len(sys.argv) > 2 else MARKS[-1]
     print(
         "| maintenance | steps | versions of messages, ledger | commit ms | commit cpu ms | open + find ms "

@@ -18,6 +18,7 @@ from storage.errors import StoreError, StoreUnavailable, WorkRemoved
 from storage.refs import Entry, File, Slice, parse_json
 from storage.roots import Root
 from storage.schemas.system_tables import LEDGER
+from storage.slices import one_array
 
 APPLICATION = "ledger"
 # A lost race means that another writer got on; to lose so many in a row is a fault and no bad luck.
@@ -59,7 +60,7 @@ def entries_of(rows: pa.Table) -> list[Entry]:
     Column by column: of a run of a thousand steps every question reads ten thousand rows, and Arrow takes five times as
     long to make a dictionary of each.
     """
-    column = {name: _one_array(rows[name]) for name in rows.column_names}
+    column = {name: one_array(rows[name]) for name in rows.column_names}
     values = {name: _values(column[name]) for name in column if name not in ("inputs", "outputs")}
     values |= {name: [at.replace(tzinfo=UTC) for at in values[name]] for name in ("started_at", "finished_at")}
     values |= {name: [parse_json(text) for text in values[name]] for name in ("section", "versions")}
@@ -77,11 +78,6 @@ def _slices(rows: Any) -> list[Slice]:
     of_each = [tuple(each) for each in _lists(rows.field("files"), files)]
     others = [_values(rows.field(each.name)) for each in fields(Slice) if each.name != "files"]
     return [Slice(*row) for row in zip(*others, of_each, strict=True)]
-
-
-def _one_array(column: Any) -> Any:
-    """A column in one piece, which begins at its first row: a field of a struct does not know of an offset."""
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
 def _values(column: Any) -> list[Any]:

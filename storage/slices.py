@@ -32,11 +32,12 @@ def content_digest(rows: pa.Table) -> str:
     digest.update(f"{rows.num_rows}".encode())
     for field in rows.schema:
         digest.update(f"|{field.name}:{field.type}|".encode())
-        _feed(digest, _one_array(rows.column(field.name)))
+        _feed(digest, one_array(rows.column(field.name)))
     return digest.hexdigest()
 
 
-def _one_array(column: Any) -> Any:
+def one_array(column: Any) -> Any:
+    """Return a column as one array that begins at its first row: a field of a struct does not know of an offset."""
     if column.num_chunks == 1:
         return column.chunk(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)

@@ -47,7 +47,7 @@ FOLDERS = {
 MOST: dict[str, tuple[int, int]] = {
     "configs": (29_900, 19_000),
     "storage": (57_100, 44_000),
-    "tasks/runtime": (9_800, 7_500),
+    "tasks/runtime": (9_600, 7_500),
     "stages": (66_500, 56_500),
     "tasks/inference": (59_200, 38_000),
     "tasks/learner": (33_600, 31_000),

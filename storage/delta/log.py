@@ -1,8 +1,10 @@
-"""The log of a Delta table: the actions that a commit consists of, its versions, what is damaged in it, and pruning.
+"""Log: the versions of a Delta table, the actions and the digest of each, and what is damaged in them.
 
-Each version is a file of JSON lines, one action a line; some have a checkpoint beside them, a Parquet file with all
-that the table holds at that version. Commits are written here and not by the library, which reads its whole snapshot
-again for each.
+Each version is a file of JSON lines, one action a line; some have a checkpoint, a Parquet file with all that the table
+holds at that version. Commits are written here and not by the library, which reads its whole snapshot again for each.
+
+A text is sealed when the first empty digest in it is replaced by the SHA-256 of all of it. Commits of other programs,
+and of this one before it had seals, carry none: they are only checked for being whole.
 """
 
 import hashlib
@@ -12,19 +14,15 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from itertools import takewhile
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import Schema
 
 from storage.delta.parquet import buffer_reader
-from storage.delta.seal import Head, commit_problem, head_text, parse_head, seal
 from storage.errors import StoreError, StoreUnavailable, border
 from storage.refs import File
 from storage.roots import Root, check_inside
@@ -51,17 +49,71 @@ READERS = 16
 """Commits of a log in an object store that are read at a time."""
 CACHED_VERSIONS = 64
 """Versions of the log whose actions stay in memory."""
-# A loss of power may tear the newest: the table then opens from the one before it.
-RETAINED_CHECKPOINTS = 2
-RETAINED_MINUTES = 1
-
-
 Action = Mapping[str, Any]
 """One line of a version: what it does by its one name, `add`, `remove`, `txn`, `commitInfo`, `metaData`, `protocol`."""
 
 
 LAST = "\U0010ffff"
 """The last character there is: greater than every attempt."""
+
+
+UNSEALED = {"timestamp", "operation", "operationParameters", "witness", "actions", "engineInfo", "clientVersion"}
+"""Keys of a commitInfo that this program wrote before there were seals; deltalake, which wrote the first, adds two."""
+
+
+class Head(NamedTuple):
+    """The newest commit of a log, as a file beside it says: its version, and the SHA-256 of its file."""
+
+    version: int
+    sha256: str
+
+
+def seal(text: str) -> bytes:
+    """Put the digest of a text in the place of the first empty one, `"digest":""`, in it."""
+    return text.replace('"digest":""', f'"digest":"{_sha256(text.encode())}"', 1).encode()
+
+
+def is_sealed(data: bytes, digest: object) -> bool:
+    """Say whether a text, but for the digest in it, is what the digest was made of."""
+    said = str(digest).encode(errors="replace")
+    return _sha256(data.replace(b'"digest":"%b"' % said, b'"digest":""', 1)).encode() == said
+
+
+def commit_problem(data: bytes) -> str:
+    """What is wrong with the file of a commit: it is cut off, torn or was altered; empty where nothing is."""
+    try:
+        actions: list[dict[str, Any]] = [json.loads(line) for line in data.splitlines()]
+        (info,) = [dict(action["commitInfo"]) for action in actions if "commitInfo" in action]
+        said = int(info.get("actions", len(actions) - 1))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        # What stops anywhere was cut; what goes on to the end of a line has lost something before it.
+        return "is torn: not every line of it is JSON" if data.endswith(b"\n") else "is cut off"
+    # The commit's word on itself is a line as well; that of a commit by another program has no count.
+    if len(actions) - 1 < max(said, 1):
+        return f"is cut off: {len(actions) - 1} of {max(said, 1)} actions are left"
+    altered = len(actions) - 1 != said
+    if "digest" in info:
+        if not data.endswith(b"\n"):
+            return "is cut off: its last line does not end"
+        altered |= not is_sealed(data, info["digest"])
+    elif "witness" in info:  # one of ours; a bit may have been flipped in the word digest itself
+        altered |= bool(info.keys() - UNSEALED)
+    return "was altered: its digest is another" if altered else ""
+
+
+def head_text(head: Head) -> bytes:
+    """The text of a file that says which commit is the newest."""
+    return seal(json.dumps({"digest": "", **head._asdict()}, separators=(",", ":")))
+
+
+def parse_head(data: bytes) -> Head | None:
+    """Read such a file; None where it is empty, as a loss of power leaves it. Raises ValueError for any other text."""
+    if not data:
+        return None
+    content = json.loads(data)
+    if not (isinstance(content, dict) and is_sealed(data, content.pop("digest", ""))):
+        raise ValueError("its digest is another")
+    return Head(**content)
 
 
 class VersionTaken(Exception):
@@ -271,7 +323,7 @@ class Log:
         if self._head:
             # The commit is done: a head that is left behind, by a crash or a full disk, tells of one before.
             with suppress(StoreError):
-                newest = Head(version, hashlib.sha256(text).hexdigest())
+                newest = Head(version, _sha256(text))
                 self._root.replace(self._head, head_text(newest), durable=False)
 
     def holds(self, version: int) -> bool:
@@ -304,12 +356,12 @@ class Log:
     def add_checkpoint(self, version: int, size: int, data: bytes) -> None:
         """Write a checkpoint of so many actions, then that it is the last one, both durable."""
         if self._root.create(self._checkpoint(version), data):
-            self._point_to(CheckpointPointer(version, size, hashlib.sha256(data).hexdigest()))
+            self._point_to(CheckpointPointer(version, size, _sha256(data)))
 
     def adopt_checkpoint(self, version: int) -> None:
         """Force a checkpoint, which the library wrote, to the disk, and then its pointer, with a digest."""
         self._root.make_durable(self._checkpoint(version))
-        last, digest = self.last_checkpoint(), hashlib.sha256(self.read_checkpoint(version)).hexdigest()
+        last, digest = self.last_checkpoint(), _sha256(self.read_checkpoint(version))
         if last is not None and last.version == version:
             self._point_to(CheckpointPointer(version, last.size, digest))
 
@@ -319,7 +371,7 @@ class Log:
     def _checkpoint_problem(self, version: int, pointer: CheckpointPointer | None, deep: bool) -> str:
         """What is wrong with a checkpoint: by its digest where it is known, else with `deep` by reading it."""
         if pointer is not None and pointer.version == version and pointer.digest:
-            whole = hashlib.sha256(self.read_checkpoint(version)).hexdigest() == pointer.digest
+            whole = _sha256(self.read_checkpoint(version)) == pointer.digest
             return "" if whole else "is not the file that was written: its digest is another"
         return "" if not deep or is_parquet(self.read_checkpoint(version)) else "is not whole"
 
@@ -347,7 +399,7 @@ class Log:
             data = self._root.read(self._path(version))
         except FileNotFoundError:
             return "is missing"
-        if head and head.version == version and hashlib.sha256(data).hexdigest() != head.sha256:
+        if head and head.version == version and _sha256(data) != head.sha256:
             return commit_problem(data) or f"was altered: {self._head} names another"
         return commit_problem(data)
 
@@ -377,29 +429,6 @@ class Log:
         return f"{self._directory}/{version:020d}{CHECKPOINT}"
 
 
-def prune_log(root: Root, place: str, minutes: int | None = None, dry_run: bool = False) -> int:
-    """Delete log files that are older than the newest two checkpoints and than `minutes`; return how many.
-
-    The minutes (RETAINED_MINUTES unless given) are for a process that has listed the log and is about to read it.
-    """
-    log = f"{place}/_delta_log"
-    oldest = datetime.now(UTC) - timedelta(minutes=RETAINED_MINUTES if minutes is None else minutes)
-    with border("pruning a log", root.child(log)):
-        files = {info.base_name: info for info in root.files.get_file_info(pafs.FileSelector(log))}
-        checkpoints = sorted(name for name in files if name.endswith(CHECKPOINT))
-        if len(checkpoints) < RETAINED_CHECKPOINTS:
-            return 0
-        # Versions are padded with zeros, so that names compare as numbers do.
-        first = checkpoints[-RETAINED_CHECKPOINTS].removesuffix(CHECKPOINT)
-        old = [name for name in files if name.endswith((".json", CHECKPOINT)) and name.partition(".")[0] < first]
-        # Oldest first and without a gap: whoever finds a version knows that those after it are there.
-        old = list(takewhile(lambda name: (at := files[name].mtime) is not None and at <= oldest, sorted(old)))
-        for name in old if not dry_run else ():
-            with suppress(FileNotFoundError):  # another process prunes as well
-                root.delete(f"{log}/{name}")
-    return len(old)
-
-
 def head_path(table: str) -> str:
     """Where the file lies, below the root, that says which commit of a table's log is the newest."""
     return f"{HEADS}/{table}.json"
@@ -412,3 +441,7 @@ def is_parquet(data: bytes) -> bool:
     except (pa.ArrowException, OSError, ValueError):  # damaged names in a footer are a UnicodeDecodeError
         return False
     return True
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

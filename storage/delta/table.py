@@ -20,7 +20,6 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from storage.delta.checkpoint import write_checkpoint
 from storage.delta.log import (
     PARTITION,
     Action,
@@ -33,11 +32,10 @@ from storage.delta.log import (
     has_witness,
     new_paths,
     numbers_of,
-    prune_log,
     removal,
 )
 from storage.delta.parquet import attempts_in, buffer_reader, decode, encode
-from storage.delta.snapshot import Snapshot
+from storage.delta.snapshot import Snapshot, prune_log, write_checkpoint
 from storage.errors import StoreError, StoreUnavailable, border
 from storage.refs import File
 from storage.roots import Root

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from storage.delta.log import ActiveFile, prune_log
+from storage.delta.log import ActiveFile
+from storage.delta.snapshot import prune_log
 from storage.delta.table import CommitConflict, StoredTable
 from storage.errors import StoreError
 from storage.maintenance.plan import at_work

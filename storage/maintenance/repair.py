@@ -15,8 +15,16 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 
-from storage.delta.log import CHECKPOINT, HEADS, Log, LogDamage, VersionTaken, creation_actions, head_path
-from storage.delta.seal import commit_problem
+from storage.delta.log import (
+    CHECKPOINT,
+    HEADS,
+    Log,
+    LogDamage,
+    VersionTaken,
+    commit_problem,
+    creation_actions,
+    head_path,
+)
 from storage.delta.table import StoredTable
 from storage.errors import DamagedSlice, PolicyAbsent, StoreError, border
 from storage.maintenance.sweep import drop_slices, remove_weights

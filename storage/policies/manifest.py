@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from storage.delta.seal import is_sealed, seal
+from storage.delta.log import is_sealed, seal
 from storage.errors import DamagedSlice
 from storage.keys import canonical_json
 from storage.refs import File

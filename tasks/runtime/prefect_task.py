@@ -100,20 +100,6 @@ def report_task_run(
         made()
 
 
-def run_here(task: Any, arguments: Mapping[str, Any]) -> Any:
-    """Run a Prefect task in this thread, and return what calling it would.
-
-    Its task run begins as Running. A call would send an event before that, of the state Pending, which ends at once:
-    one of three events that sender and server spend their time on.
-    """
-    from prefect import task_engine
-
-    # Private to Prefect: where a version lacks it, the task is called as ever.
-    create = getattr(task_engine, "_create_task_run_locally", None)
-    made = create(task, parameters=dict(arguments)) if create else None
-    return task_engine.run_task(task, task_run=made, parameters=dict(arguments))
-
-
 class StageTask:
     """A stage as a Prefect task, made when it is first called so that stage files import without Prefect."""
 
@@ -167,7 +153,7 @@ class StageTask:
         arguments = {"step": step, "label": label or self.stage.name, "work": work, "tags": tuple(tags)}
         # A task run would take over the flow run's tags and ask the API for a limit on each before it starts.
         with TagsContext(current_tags=set(limited)):
-            state = self._submit(arguments) if self._runs_on_workers() else run_here(self._local_task(), arguments)
+            state = self._submit(arguments) if self._runs_on_workers() else self._local_task()(**arguments)
         done = state.result(raise_on_failure=False)  # `data` is Prefect's record of it
         if isinstance(done, BaseException):
             raise done

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from storage.delta.log import CHECKPOINT, POINTER, head_path
-from storage.delta.seal import Head, commit_problem, head_text, parse_head, seal
+from storage.delta.log import CHECKPOINT, POINTER, Head, commit_problem, head_path, head_text, parse_head, seal
 from storage.errors import StoreError, StoreUnavailable
 from storage.roots import Root
 from storage.store import Store, open_store

@@ -14,8 +14,9 @@ from deltalake import DeltaTable
 
 from storage import ledger as ledger_module
 from storage.delta import log as logs
-from storage.delta.log import Log, prune_log
+from storage.delta.log import Log
 from storage.delta.parquet import encode
+from storage.delta.snapshot import prune_log
 from storage.delta.table import PRUNE_INTERVAL, CommitConflict, StoredTable
 from storage.maintenance.compact import compact, remove_temporary
 from storage.roots import Root

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage.delta.log import prune_log
 from storage.delta.parquet import decode, encode
+from storage.delta.snapshot import prune_log
 from storage.errors import DamagedSlice, StoreError
 from storage.maintenance.compact import compact, maintain, remove_temporary, vacuum
 from storage.refs import Slice

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
-from storage.delta.log import prune_log
+from storage.delta.snapshot import prune_log
 from storage.errors import DamagedSlice, StoreError
 from storage.maintenance.compact import compact
 from storage.maintenance.plan import plan_removal

@@ -15,7 +15,6 @@ from tasks.filtering import stage as filtering
 from tasks.gate import stage as gate
 from tasks.packing import stage as packing
 from tasks.rollout import stage as rollout
-from tasks.runtime import prefect_task
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
 from tasks.training import stage as training
@@ -26,11 +25,11 @@ def test_tags_of_the_flow_run_do_not_reach_the_task(monkeypatch: pytest.MonkeyPa
     seen: list[set[str]] = []
     task = StageTask(STAGE)
 
-    def called(task: Any, arguments: Any) -> Any:
+    def called(**arguments: Any) -> Any:
         seen.append(set(TagsContext.get().current_tags))
         return Completed(data="done")
 
-    monkeypatch.setattr(prefect_task, "run_here", called)
+    monkeypatch.setattr(task, "_local_task", lambda: called)
     place: Any = None
     with tags("run:x", "host:y"):
         assert TagsContext.get().current_tags == {"run:x", "host:y"}
