@@ -120,7 +120,7 @@ class EnvironmentConfig(Section):
     `await`."""
     max_restarts: int = operational(20, ge=0)
     """Restarts of the server in one run, after it died or hung, before the run fails. A single example that always
-    kills the server costs four restarts before it is given up."""
+    kills the server costs up to six restarts before its rollouts fail."""
 
     @property
     def addresses(self) -> tuple[str, ...]:

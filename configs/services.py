@@ -67,9 +67,8 @@ class EngineConfig(EngineProcess):
     """Whether the engine counts tokens, requests and latencies, and steps have them among their metrics
     (`engine/...`)."""
     probe_tolerance: float | None = operational(None, gt=0)
-    """Largest difference between the engine's and the learner's log-probs on the probe, in nats. null is 1e-3 for
-    float32. For half precision it is 0.25, or where the engine's weights are known to be the policy's, 0.15 on average
-    and 0.9 for the 99th percentile, with a warning from a third of that."""
+    """Largest mean difference between the engine's and the learner's log-probs on the probe, in nats. null is 1e-3 for
+    float32 and 0.25 for half precision."""
     extra_arguments: tuple[str, ...] = ()
     """Further arguments for the engine's command line."""
 

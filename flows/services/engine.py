@@ -23,7 +23,7 @@ from flows.services.learner import recorded_policy
 from flows.services.memory import MemoryPlan, engine_sleeps, plan_here
 from flows.services.pools import service_key
 from flows.services.process import Handle, ServiceFailed, ServiceSpec
-from tasks.inference.engine.checks import check_serving, check_weights, probe_tokens
+from tasks.inference.engine.checks import check_serving, check_weights
 from tasks.inference.engine.client import MODEL, Engine, EngineLost, ServedModel
 from tasks.inference.engine.command import command as engine_command
 from tasks.inference.engine.hanging import hangs
@@ -206,19 +206,17 @@ class InferenceService(RunService):
         # An adapter has a model name of its own, and so cannot be mistaken for the base below it.
         served = ServedModel(url, self.key, policy.key if base else MODEL, policy.key)
         with closing(Engine(url, self.key, model=served.model)) as engine:
-            state = engine.state()
-            holds = state.policy_key == policy.key
+            holds = engine.state().policy_key == policy.key
             # What an engine says it holds is no proof, whoever loaded it.
             if holds and self._proven.get(url) == policy.key:
                 return served
             own = directory(policy.key)  # once, as it verifies all files, and only where they are read
             below = (base, directory(base)) if base else None
             row, config = recorded_policy(self._context, policy.key), self._context.config.engine
-            probe, found = probe_tokens(row, config), None
             if not holds:
-                found = engine.serve(policy.key, own, below, recompute=recompute, state=state, probe=probe)
-            same = check_weights(engine, row, *((below[1], own) if below else (own,)), found=found)
-            check_serving(engine, row, config, same_weights=same, found=found)
+                engine.serve(policy.key, own, below, recompute=recompute)
+            same = check_weights(engine, row, *((below[1], own) if below else (own,)))
+            check_serving(engine, row, config, same_weights=same)
             self._proven[url] = policy.key
         return served
 

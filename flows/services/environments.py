@@ -1,10 +1,8 @@
 """Processes with the code of environments: servers that play rollouts, and graders that score recorded traces again."""
 
-import itertools
 import secrets
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import pyarrow.compute as pc
 from configs.environments import EnvironmentConfig
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.services.base import Command, PolicyLock, RunService, Supervisor, ready_reports
+from flows.services.base import Command, RunService, Supervisor, ready_reports
 from flows.services.pools import shared_key
 from flows.services.process import Handle, ServiceSpec
 from storage.keys import content_key
@@ -24,7 +22,6 @@ from tasks.inference.environments import servers as environment_service
 from tasks.inference.environments.packages import package_version
 from tasks.inference.environments.prompt_limits import limit_prompts
 from tasks.inference.grading import client as regrading
-from tasks.inference.sampling import sealed
 from tasks.runtime.process_variables import needed_by
 from tasks.runtime.services import retry_lost
 
@@ -46,8 +43,6 @@ class EnvironmentServers(RunService):
         self._engine_key = {} if config.external else {config.engine.api_key_variable: engine_key}
         external = config.external
         self._external_key = (external.api_key_variable,) if external else ()
-        self._sharing = PolicyLock()
-        self._turns = itertools.count(1)
         self._loaded: dict[str, environment_service.LoadedEnvironment] | None = None
         self._loading = threading.Lock()
 
@@ -82,14 +77,6 @@ class EnvironmentServers(RunService):
         servers = {each.name: map(report_of, self._servers(each)) for each in self._environments}
         return {name: _addresses([*filter(None, own)]) for name, own in servers.items()}
 
-    def sharing(self, alone: bool) -> AbstractContextManager[None]:
-        """Use the servers within the block beside all others of the run who do, or `alone`; waits for that if need be.
-
-        Whoever looks for the rollout that takes a server down must be sure that it is none of another step's.
-        """
-        # A lock of policies serves here as well: a name of one's own is held by nobody else.
-        return self._sharing.hold(f"alone {next(self._turns)}" if alone else "shared")
-
     def examples(self) -> pa.Table:
         """Return the examples of all environments; raises what `load` raises."""
         return pa.concat_tables([each.examples for each in self.load().values()])
@@ -120,11 +107,13 @@ class EnvironmentServers(RunService):
 
         def command(report: Path) -> Command:
             argv, variables = environment_service.command(environment, report)
-            return argv, {**variables, **self._engine_key, **({sealed.KEY_VARIABLE: key} if key else {})}
+            return argv, {**variables, **self._engine_key, **({environment_service.KEY_VARIABLE: key} if key else {})}
 
         def answers(report: dict[str, Any]) -> bool:
             if key:
-                sealed.remember_key(report["address"], key)
+                from tasks.inference.environments.connections import remember_key  # it imports verifiers
+
+                remember_key(report["address"], key)
             return environment_service.answers(report["address"])
 
         return self._describe(

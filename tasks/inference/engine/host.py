@@ -11,10 +11,11 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks.inference import patches
 from tasks.inference.engine.guard import KeyGuard
 from tasks.inference.engine.weights_view import serving_view
 from tasks.runtime.process_variables import bind_address
@@ -52,15 +53,32 @@ def bound_socket() -> socket.socket:
     return listener
 
 
-async def _serve(
-    run: Callable[..., Awaitable[None]], listener: socket.socket, arguments: argparse.Namespace, report: Path
-) -> None:
+async def _serve(listener: socket.socket, arguments: argparse.Namespace, report: Path) -> None:
+    """Start the engine and its API server as vLLM's `run_server_worker` does, with our client of the engine."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.api_server.entry import build_and_serve
+    from vllm.usage.usage_lib import UsageContext
+
+    from tasks.inference.engine.token_policies import PolicyTrackingLLM
+
     url = "http://{}:{}".format(*listener.getsockname())
+    options, usage = AsyncEngineArgs.from_cli_args(arguments), UsageContext.OPENAI_API_SERVER
+    config = options.create_engine_config(usage_context=usage)
+    if _is_cpu_build():
+        # vLLM sets `spawn` while it builds its config, and to import everything again takes 9 to 17 seconds. The fork
+        # is safe as no thread pool of torch exists yet.
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
     announcing = asyncio.create_task(_announce(url, report))
+    engine = PolicyTrackingLLM.from_vllm_config(
+        config, usage_context=usage, disable_log_stats=options.disable_log_stats
+    )
     try:
-        await run(url, listener, arguments)
+        await engine.reset_mm_cache()
+        stopped = await build_and_serve(engine, url, listener, arguments)
     finally:
         announcing.cancel()  # the server may end before it ever answered
+        engine.shutdown(timeout=config.shutdown_timeout)
+    await stopped
 
 
 async def _announce(url: str, report: Path) -> None:
@@ -78,48 +96,10 @@ async def _announce(url: str, report: Path) -> None:
                 await asyncio.sleep(POLL_SECONDS)
 
 
-def _fork_engine() -> None:
-    """Make vLLM fork the engine's core from this process, which has imported everything, instead of spawning it.
-
-    vLLM switches to `spawn` on the CPU while it builds its config; importing everything again takes 9 to 17 seconds.
-    The fork is safe because no thread pool of torch exists yet at that point.
-    """
-    from vllm.engine.arg_utils import AsyncEngineArgs
-
-    create = AsyncEngineArgs.create_engine_config
-
-    def create_then_fork(self: Any, *positional: Any, **named: Any) -> Any:
-        config = create(self, *positional, **named)
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
-        return config
-
-    AsyncEngineArgs.create_engine_config = create_then_fork  # type: ignore[method-assign]
-
-
 def _is_cpu_build() -> bool:
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
-
-
-def patch_mixed_batches() -> None:
-    """Patch the CPU build so that rows without an adapter get none; call it before the engine is created.
-
-    The build indexes the slots of adapters with -1 for such rows, which is the last slot: in a batch that mixes base
-    and adapter, the base answers with the adapter in that slot. The patch sets the first factor's product of these rows
-    to zero, so that the second factor adds nothing.
-    """
-    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
-
-    shrink = PunicaWrapperCPU.add_shrink
-
-    def shrink_adapted(self: Any, y: Any, x: Any, *positional: Any, **named: Any) -> None:
-        shrink(self, y, x, *positional, **named)
-        without = self.token_lora_indices < 0
-        for part in y:
-            part[without] = 0
-
-    PunicaWrapperCPU.add_shrink = shrink_adapted  # type: ignore[method-assign]
 
 
 def import_server() -> None:
@@ -162,13 +142,13 @@ def main(argv: Sequence[str]) -> None:
 
     import_server()
     import uvloop
-    from vllm.entrypoints.launchers.api_server.entry import run_server_worker
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from tasks.inference.engine.bulk import add_routes
-    from tasks.inference.engine.read_back import remember_packed
+    from tasks.inference.engine.routes import add_routes
+    from tasks.inference.engine.token_policies import PolicyHeader
 
+    rest += ["--middleware", f"{PolicyHeader.__module__}.{PolicyHeader.__name__}"]
     host, port = listener.getsockname()
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args([*rest, "--host", host, "--port", str(port)])
     # A policy of a store has optimizer state beside its weights, which the engine would load as weights.
@@ -177,12 +157,11 @@ def main(argv: Sequence[str]) -> None:
         validate_parsed_serve_args(arguments)
         add_routes()
         if _is_cpu_build():
-            remember_packed()
+            patches.keep_packed_checksums()
             register_architectures(arguments.model)
-            _fork_engine()
             if arguments.enable_lora:
-                patch_mixed_batches()
-        uvloop.run(_serve(run_server_worker, listener, arguments, own.report))
+                patches.skip_absent_adapters()
+        uvloop.run(_serve(listener, arguments, own.report))
 
 
 if __name__ == "__main__":

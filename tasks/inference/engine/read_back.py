@@ -81,6 +81,12 @@ def _sum_all(tensors: Iterable[Any], dtype: str) -> WeightsSum:
     return reduce(WeightsSum.plus, (sum_tensor(each, dtype) for each in tensors), WeightsSum())
 
 
+def sum_packed(layer: Any) -> WeightsSum | None:
+    """Return the checksum of the matrix of a layer that is about to be packed; None for a precision without one."""
+    dtype = str(layer.weight.dtype).removeprefix("torch.")
+    return _sum_all(_own_parts(layer, "weight", layer.weight), dtype) if dtype in BITS else None
+
+
 def _own_parts(module: Any, name: str, weight: Any) -> list[Any]:
     """Return the parts of a parameter that this worker counts.
 
@@ -160,22 +166,3 @@ def _sum_factors(module: Any, slot: int, loaded: Any) -> WeightsSum | None:
                 found = sum_tensor(values, str(values.dtype).removeprefix("torch."))
                 result = result.plus(replace(found, count=count))  # padding is zeros, which add nothing else
     return result
-
-
-def remember_packed() -> None:
-    """Patch the CPU build, which packs matrices for its kernels and drops them, so that their checksums are kept.
-
-    What is kept is the checksum of what was packed last: a packed copy that a reload leaves as it is keeps the old one.
-    """
-    from vllm.model_executor.layers import utils
-
-    pack = utils.dispatch_cpu_unquantized_gemm
-
-    def pack_and_sum(layer: Any, remove_weight: bool) -> None:
-        weight = layer.weight
-        if not weight.is_meta and weight.ndim == 2:
-            dtype = str(weight.dtype).removeprefix("torch.")
-            setattr(layer, PACKED, _sum_all(_own_parts(layer, "weight", weight), dtype) if dtype in BITS else None)
-        pack(layer, remove_weight)
-
-    utils.dispatch_cpu_unquantized_gemm = pack_and_sum

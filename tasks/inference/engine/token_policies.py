@@ -1,116 +1,142 @@
-"""Knows which policy sampled which tokens of a request, where weights are exchanged under requests in flight.
+"""PolicyTrackingLLM: vLLM's engine client, which records the policy that sampled each token of a request.
 
-Tokens are counted while the engine is paused, before other weights are loaded: all tokens up to there belong to the
-policy that is served. What is sampled after it belongs to the policy that is named next, by vLLM's own
-`/update_weight_version`. The counts are the workers' own, and the engine samples nothing meanwhile: nothing here goes
-by time.
+`host.py` makes the one of the API server's process; routes and middleware run in the same event loop. Tokens are
+counted while the engine is paused, before other weights are loaded: all tokens up to there belong to the policy that is
+served, and what follows to the policy that `/update_weight_version` names next. The counts are those of the workers,
+and the engine samples nothing while it is paused: no clock is involved.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, MutableMapping
+from contextvars import ContextVar
 from typing import Any
 
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.output_processor import RequestOutputCollector
 
-Run = tuple[str, int]
-"""The key of a policy, and how many tokens it sampled."""
+from tasks.inference.engine.client import POLICIES_HEADER
+
+TokenSpan = tuple[str, int]
+"""The key of a policy, and the number of tokens that it sampled."""
+ID_SUFFIX = len("-01234567")
+"""Characters that vLLM appends to the id of a request to make it unique."""
+Message = MutableMapping[str, Any]
+_answered: ContextVar[list[list[TokenSpan]] | None] = ContextVar("answered", default=None)
+"""The spans of the requests that the current HTTP request has made; None where its client does not ask for them."""
 
 
 class PolicyLog:
-    """The policy that the engine serves, and the tokens that others have sampled of requests in flight."""
+    """The policy that the engine serves, and the tokens of requests in flight that earlier policies sampled."""
 
     def __init__(self) -> None:
         self.current = ""
-        self._earlier: dict[str, list[Run]] = {}
-        """By request, the runs of policies before the current one."""
+        self._earlier: dict[str, list[TokenSpan]] = {}
+        """By request, the spans of policies before the current one."""
 
     def close(self, counts: Mapping[str, int]) -> None:
         """Count the tokens of the requests in flight, by request, as sampled with the current policy or before."""
-        # Of requests that are not in flight any more, `runs` has taken theirs, or nobody will.
-        self._earlier = {each: self.runs(each, count) for each, count in counts.items()}
+        # `spans` has taken those of a request that is not in flight any more, or no caller will.
+        self._earlier = {request: self.spans(request, count) for request, count in counts.items()}
 
-    def runs(self, request_id: str, count: int) -> list[Run]:
-        """Return the runs of a request that has `count` tokens now; it has none left here then."""
-        found: list[Run] = []
+    def spans(self, request_id: str, count: int) -> list[TokenSpan]:
+        """Return the spans of a request that has `count` tokens now, and forget them."""
+        spans: list[TokenSpan] = []
         for key, length in [*self._earlier.pop(request_id, ()), (self.current, count)]:
             # An aborted request is answered with fewer tokens than were sampled.
             if (length := min(length, count)) > 0:
                 count -= length
-                length += found.pop()[1] if found and found[-1][0] == key else 0
-                found.append((key, length))
-        return found
+                length += spans.pop()[1] if spans and spans[-1][0] == key else 0
+                spans.append((key, length))
+        return spans
 
 
-LOG = PolicyLog()
-"""Of the one engine of this process."""
+class PolicyTrackingLLM(AsyncLLM):
+    """vLLM's engine client with a PolicyLog."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.policies = PolicyLog()
+
+    async def update_weight_version(self, new_version: str) -> None:
+        """Name the weights that the engine holds."""
+        await super().update_weight_version(new_version)
+        self.policies.current = new_version
+
+    async def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the outputs of a request; its spans go to the HTTP request that made it, with the last output."""
+        answered = _answered.get() if sampling_params.output_kind == RequestOutputKind.FINAL_ONLY else None
+        async for output in super().generate(prompt, sampling_params, request_id, **options):
+            # Several choices of one request are requests of their own in the engine.
+            if answered is not None and output.finished and len(output.outputs) == 1:
+                answered.append(self.policies.spans(request_id, len(output.outputs[0].token_ids)))
+            yield output
+
+    async def count_tokens(self) -> dict[str, int]:
+        """Count the tokens of all requests in flight as the served policy's; return them by request.
+
+        The engine is paused.
+        """
+        await self._handle_sent_outputs()
+        counts = _merge_counts(await self.collective_rpc("sampled_counts"))
+        self.policies.close(counts)
+        return counts
+
+    async def _handle_sent_outputs(self) -> None:
+        """Wait until all outputs that have left the engine's core are yielded; it is paused, and sends no more."""
+        marker = QueueMarker()
+        self.engine_core.outputs_queue.put_nowait(marker)
+        await marker.reached.wait()
+        await asyncio.sleep(0)  # a request whose output came just before is woken before this
 
 
-def watch_policies() -> None:
-    """Patch vLLM's classes so that LOG knows the current policy, and each finished request its own."""
-    update, put = AsyncLLM.update_weight_version, RequestOutputCollector.put
-
-    async def update_and_note(self: AsyncLLM, new_version: str) -> None:
-        await update(self, new_version)
-        LOG.current = new_version
-
-    def put_and_note(self: RequestOutputCollector, output: Any) -> None:
-        note_policies(self, output)
-        put(self, output)
-
-    AsyncLLM.update_weight_version = update_and_note  # type: ignore[method-assign]
-    RequestOutputCollector.put = put_and_note  # type: ignore[method-assign]
-
-
-def note_policies(collector: RequestOutputCollector, output: Any) -> None:
-    """Note which policies sampled the tokens of a request whose output has come; called at that very moment."""
-    choices: Sequence[Any] = getattr(output, "outputs", ())
-    if len(choices) == 1:  # of several, each has a request of its own in the engine
-        vars(collector)["policies"] = LOG.runs(collector.request_id, len(choices[0].token_ids))
-
-
-def policies_of(collector: RequestOutputCollector) -> list[Run]:
-    """Return what was noted of a request; nothing where that is not known."""
-    return list(vars(collector).get("policies", ()))
-
-
-async def close_counts(engine: AsyncLLM) -> dict[str, int]:
-    """Count the tokens of all requests in flight as those of the policy that is served; return them by request.
-
-    The engine is paused.
-    """
-    await _handle_outputs(engine)
-    counts = _largest(await engine.collective_rpc("sampled_counts"))
-    LOG.close(counts)
-    return counts
-
-
-def _largest(workers: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    found: dict[str, int] = {}
+def _merge_counts(workers: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    merged: dict[str, int] = {}
     for counts in workers:
-        found |= {each: max(count, found.get(each, 0)) for each, count in counts.items()}
-    return found
+        for internal_id, count in counts.items():
+            request_id = internal_id[:-ID_SUFFIX]
+            merged[request_id] = max(count, merged.get(request_id, 0))
+    return merged
 
 
-async def _handle_outputs(engine: Any) -> None:
-    """Wait until all outputs that have left the engine's core are noted; it is paused, and sends no more."""
-    engine._run_output_handler()  # it is started with the first request
-    marker = Marker()
-    engine.engine_core.outputs_queue.put_nowait(marker)
-    await marker.seen.wait()
-
-
-class Marker:
-    """Stands in the queue of outputs behind all others, without one of its own, and notes that its turn has come."""
+class QueueMarker:
+    """An empty entry of the queue of outputs; `reached` is set once all entries before it are handled."""
 
     outputs: tuple[Any, ...] = ()
     timestamp = 0.0
     engine_index = 0
 
     def __init__(self) -> None:
-        self.seen = asyncio.Event()
+        self.reached = asyncio.Event()
 
     @property
     def scheduler_stats(self) -> None:
-        """Read by vLLM's handler once it has gone through `outputs`, with nothing in it."""
-        self.seen.set()
+        """Read by vLLM's handler after `outputs`."""
+        self.reached.set()
+
+
+class PolicyHeader:
+    """ASGI middleware: answers to requests with POLICIES_HEADER name in it the spans of policies, as JSON."""
+
+    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+        self.app = app
+
+    async def __call__(
+        self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
+    ) -> None:
+        """Pass a request on, and add the header to its answer."""
+        name = POLICIES_HEADER.lower().encode()
+        if scope["type"] != "http" or name not in dict(scope["headers"]):
+            return await self.app(scope, receive, send)
+        answered = list[list[TokenSpan]]()
+        _answered.set(answered)
+
+        async def send_with_header(message: Message) -> None:
+            if message["type"] == "http.response.start" and answered:
+                message["headers"] = [*message["headers"], (name, json.dumps(answered[0]).encode())]
+            await send(message)
+
+        await self.app(scope, receive, send_with_header)

@@ -14,23 +14,19 @@ import os
 import shutil
 import signal
 import sys
-import time
-from _thread import start_new_thread
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
+from tasks.inference import patches
 from tasks.inference.engine.host import write_report
-from tasks.inference.environments.batched_calls import install_batched_calls
+from tasks.inference.environments.agent_runs import play_episode
 from tasks.inference.environments.examples import verifiers_config, write_examples
 from tasks.inference.environments.introspection import settings_error
 from tasks.inference.environments.packages import require_same_code
-from tasks.inference.patches import load_tokenizers_from_cache
-from tasks.inference.sampling.sealed import KEY_VARIABLE, seal_routers
-from tasks.inference.sampling.seats import install_seat_assignment
+from tasks.inference.environments.servers import KEY_VARIABLE
 from tasks.runtime.imports import look_in_working_directory
 from tasks.runtime.process_variables import bind_address
 from tasks.runtime.torchvision_operators import declare_torchvision_operators
@@ -39,8 +35,6 @@ CHECK_SECONDS = 2.0
 """Between two connections to a shared tool server, and the longest wait for one."""
 MAX_REFUSALS = 3
 """Refused connections in a row after which a server is gone: a busy one accepts, or does not answer yet."""
-RESEND_SECONDS = 0.1
-"""Wait before a lost interrupt is sent again: by then the callback that lost it is over, or loses it once more."""
 WORK_VARIABLE = "STAGECOACH_RUNTIMES"
 LABELS_VARIABLE = "STAGECOACH_SANDBOX_LABELS"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
@@ -93,34 +87,36 @@ def missing_module(error: BaseException) -> str | None:
 
 def serve(environment: Mapping[str, Any], report: Path) -> int:
     """Serve until SIGTERM; return the exit status, which is not 0 where a worker of a pool was lost."""
-    from verifiers.v1.serve.pool import env_config_data, serve_env
+    from verifiers.v1.serve.pool import env_config_data
+    from verifiers.v1.serve.server import EnvServer
+
+    from tasks.inference.environments.connections import seal_frontend
 
     # A server that was killed left runtimes behind; the next one of this report takes the directory over, empty.
     work = report.with_name(f"{report.name}.runtimes")
     shutil.rmtree(work, ignore_errors=True)
     os.environ[WORK_VARIABLE] = str(work)
     os.environ[LABELS_VARIABLE] = json.dumps(environment["sandbox_labels"])
-    config_data = env_config_data(verifiers_config(environment))
+    config = verifiers_config(environment)
 
     def put(address: str) -> None:
         write_report(report, {"address": address, "pid": os.getpid()})
 
     # Taken out: the environment's code, and what that starts, need it not.
-    if key := os.environ.pop(KEY_VARIABLE, ""):
-        seal_routers(key)
+    key = os.environ.pop(KEY_VARIABLE, "")
     try:
         if max_workers(environment["pool"]) != 1:  # one worker needs no broker and is the server itself
             from tasks.inference.environments.pool import serve_pool
 
-            cancel_on_sigterm()
-            return serve_pool(environment, config_data, put, functools.partial(set_up_worker, environment))
-        serve_env(
-            max_workers=1,
-            address=f"tcp://{bind_address()}:0",
-            address_queue=SimpleNamespace(put=put),  # all that verifiers does with the queue
-            log_setup=set_up_server,
-            config_data=config_data,
-        )
+            set_up = functools.partial(set_up_worker, environment)
+            return serve_pool(environment, env_config_data(config), put, set_up, key)
+        _set_up_serving()
+        server = EnvServer(config, "tcp://127.0.0.1:0" if key else f"tcp://{bind_address()}:0")
+        if key:
+            seal_frontend(server, key)
+        put(server.address)
+        with contextlib.suppress(asyncio.CancelledError):  # by SIGTERM while tool servers started
+            asyncio.run(server.run())
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return 0
@@ -159,16 +155,9 @@ def label_sandboxes() -> None:
 
 def set_up_worker(environment: Mapping[str, Any]) -> None:
     """Set up a worker of a pool; raises EnvironmentUnavailable where its code was edited since the run began."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is nothing yet to be brought to an end
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until it serves there is nothing to be brought to an end
     require_same_code(environment)  # an elastic pool starts workers at any time
     _set_up_serving()
-    cancel_on_sigterm()
-
-
-def set_up_server() -> None:
-    """Set up a process that is the whole server. SIGTERM before the end of its imports ends it at once."""
-    _set_up_serving()
-    cancel_on_sigterm()
 
 
 def _set_up_serving() -> None:
@@ -177,36 +166,21 @@ def _set_up_serving() -> None:
     import renderers.client  # noqa: F401
     from transformers import AutoTokenizer  # noqa: F401
 
-    from tasks.inference.environments.serving import install_rollout_server
+    from tasks.inference.environments.model_client import resolve_seeded_client
 
     set_up_process()
-    install_seat_assignment()
-    install_rollout_server()
-    install_batched_calls()
-    load_tokenizers_from_cache()
-    watch_shared_tools()
+    patches.play_episodes_with(play_episode)
+    patches.call_models_with(resolve_seeded_client)
+    patches.load_tokenizers_from_cache()
+    patches.watch_served_environments(cancel_on_sigterm, end_without_tools)
 
 
-def watch_shared_tools() -> None:
-    """Patch verifiers so that this process ends when one of its shared tool servers has ended.
+async def end_without_tools(tools: Mapping[str, Any]) -> None:
+    """End this process when one of its shared tool servers has ended.
 
     The supervisor then starts it again, tools included, and samples again what was in flight.
     """
-    from verifiers.v1.env import Env
-
-    serving = Env.serving
-
-    @contextlib.asynccontextmanager
-    async def serve_watched(self: Any) -> AsyncIterator[None]:
-        async with serving(self):
-            watching = [asyncio.create_task(end_without_server(*each)) for each in local_servers(self._shared_tools)]
-            try:
-                yield
-            finally:
-                for each in watching:
-                    each.cancel()
-
-    Env.serving = serve_watched
+    await asyncio.gather(*(end_without_server(*server) for server in local_servers(tools)))
 
 
 def local_servers(servers: Mapping[str, Any]) -> list[tuple[str, str, int]]:
@@ -239,33 +213,11 @@ async def refuses(host: str, port: int) -> bool:
 
 
 def cancel_on_sigterm() -> None:
-    """Make the first SIGTERM act as an interrupt, which the event loop turns into a cancellation of its main task.
-
-    Before the loop runs, the signal raises KeyboardInterrupt. Python prints and drops an exception that is raised in a
-    callback of a weak reference, and imports run many of those: a dropped interrupt is sent again, and not printed.
-    """
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # the only handler that asyncio replaces by a cancellation
-    signal.signal(signal.SIGTERM, _interrupt)
-    before = sys.unraisablehook
-
-    def resend_if_lost(dropped: "sys.UnraisableHookArgs") -> None:
-        if not isinstance(dropped.exc_value, KeyboardInterrupt):
-            before(dropped)
-            return
-        # Not by `threading`: the interrupted code may hold one of its locks.
-        start_new_thread(_resend_interrupt, ())
-
-    sys.unraisablehook = resend_if_lost
-
-
-def _interrupt(*_: Any) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # by this `pool` knows that the whole server ends
-    signal.raise_signal(signal.SIGINT)
-
-
-def _resend_interrupt() -> None:
-    time.sleep(RESEND_SECONDS)
-    os.kill(os.getpid(), signal.SIGINT)
+    """Have the first SIGTERM cancel the current task of the running event loop; later ones do nothing."""
+    task = asyncio.current_task()
+    assert task is not None, "called in a task"
+    cancels = [task.cancel]
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: cancels and cancels.pop()())
 
 
 if __name__ == "__main__":

@@ -38,9 +38,9 @@ class WatchedPool(EnvServerPool):  # type: ignore[misc]
     _ipc_dir: str
     """verifiers' directory for the sockets of the workers."""
 
-    def __init__(self, hang_seconds: float, report: Callable[[str], None], *arguments: Any) -> None:
+    def __init__(self, hang_seconds: float, report: Callable[[str], None], key: str, *arguments: Any) -> None:
         # Before there are threads: all would import it for their first request, beside what starts a worker.
-        from tasks.inference.sampling import rollout_client  # noqa: F401
+        from tasks.inference.environments import connections
 
         self.hang_seconds = hang_seconds
         self.report = report
@@ -56,10 +56,20 @@ class WatchedPool(EnvServerPool):  # type: ignore[misc]
             self._ipc_dir = tempfile.mkdtemp(prefix="pool-")
         # With the option set, an answer to a client that has gone (it gave up a health request) ends the whole broker.
         self.frontend.setsockopt(zmq.ROUTER_MANDATORY, 0)
+        if key:
+            connections.seal_frontend(self, key)
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        asyncio.get_running_loop().set_exception_handler(_pass_over_late_polls)
+        loop, running = asyncio.get_running_loop(), asyncio.current_task()
+        loop.set_exception_handler(_pass_over_late_polls)
+
+        def end() -> None:
+            if running and not self.ending.is_set():
+                self.ending.set()
+                running.cancel()
+
+        loop.add_signal_handler(signal.SIGTERM, end)
         await super().run()
 
     def _spawn_worker(self) -> None:
@@ -73,7 +83,7 @@ class WatchedPool(EnvServerPool):  # type: ignore[misc]
         # Not by the process's sentinel: children of the worker may have inherited that, and may outlive it.
         with contextlib.suppress(ChildProcessError):  # another thread has already reaped it
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        if self.ending.wait(END_SECONDS) or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+        if self.ending.wait(END_SECONDS):
             return  # the whole server is ending, and the worker was only the first
         status = process.exitcode
         how = f"was killed by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
@@ -117,26 +127,25 @@ def serve_pool(
     config_data: Mapping[str, Any],
     report: Callable[[str], None],
     set_up_worker: Callable[[], None],
+    key: str,
 ) -> int:
     """Serve with a broker and its workers until SIGTERM or the loss of a worker; return the exit status.
 
     `environment` is the section of the run's config and `config_data` verifiers' config of it; `report` is called with
-    the address once a worker answers, `set_up_worker` in every worker.
+    the address once a worker answers, `set_up_worker` in every worker. A `key` seals the server's connections.
     """
     settings = environment["pool"]
     elastic = settings["type"] == "elastic"
     pool = WatchedPool(
         environment["hang_seconds"],
         report,
+        key,
         {"config_data": config_data},
         settings["max_workers"] if elastic else settings["num_workers"],
-        f"tcp://{bind_address()}:0",
+        "tcp://127.0.0.1:0" if key else f"tcp://{bind_address()}:0",
         set_up_worker,
         settings.get("multiplex", 128),
         elastic,
     )
-    with contextlib.suppress(KeyboardInterrupt):  # SIGTERM before the loop ran, or while workers started
-        asyncio.run(pool.run())
-    if not pool.ending.is_set():  # SIGTERM while workers were being started, which verifiers does not clean up
-        pool._shutdown()
+    asyncio.run(pool.run())
     return WORKER_LOST if pool.lost else 0

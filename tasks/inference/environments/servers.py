@@ -36,6 +36,8 @@ POLL_SECONDS = 0.05
 RETRY_SECONDS = 5.0
 """Longest wait for an answer to the second health request."""
 HOST = "tasks.inference.environments.host"
+KEY_VARIABLE = "STAGECOACH_ENVIRONMENT_KEY"
+"""The variable by which a server gets the key of its connections."""
 # Matches how verifiers fails on a package written for an interface that it had before.
 OLD_INTERFACE = re.compile(
     r"^AttributeError: (taskset module .* defines no `__all__`|module 'verifiers(\.v1)?' has no attribute)"
@@ -85,14 +87,14 @@ def host_variables() -> dict[str, str]:
 
 def answers(address: str, seconds: float = 2.0) -> bool:
     """Whether an environment server at `address` answers a health request."""
-    from tasks.inference.sampling.rollout_client import RolloutClient
+    from tasks.inference.environments.connections import RolloutConnection
 
     async def ask() -> bool:
-        client = RolloutClient(address)
+        connection = RolloutConnection(address)
         try:
-            return await client.answers(seconds)
+            return bool(await connection.health(seconds))
         finally:
-            client.close()
+            await connection.close()
 
     return asyncio.run(ask())
 

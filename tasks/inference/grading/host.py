@@ -29,7 +29,6 @@ from verifiers.v1.configs.agent import WireAgentConfig
 from verifiers.v1.env import Env
 from verifiers.v1.episode import EnvInfo, Episode
 from verifiers.v1.errors import EnvError, boundary
-from verifiers.v1.judge import Judge
 from verifiers.v1.state import state_cls
 from verifiers.v1.task import Task
 from verifiers.v1.trace import Trace, TraceTask
@@ -42,6 +41,7 @@ from tasks.inference.environments.host import report_load_error, set_up_process
 from tasks.inference.environments.packages import require_same_code
 from tasks.inference.environments.servers import read_rows, write_rows
 from tasks.inference.grading.client import KEY_VARIABLE, SCORES, NotRegradable
+from tasks.inference.patches import forbid_judges
 from tasks.inference.trace_rows.failures import Failure, failure_of_error, failure_of_rewards
 from tasks.inference.trace_rows.rows import Row, compact_json, error_columns, rebuild
 
@@ -64,7 +64,7 @@ class Grader:
         self.compares = type(self.env).finalize is not Env.finalize
         self.refusal = ""
         """Why this environment cannot be regraded; empty while no reason is known."""
-        _forbid_judges(self._refuse)
+        forbid_judges(self._refuse)
         declared = self._task_without_init(None, self._declared)
         # Raises now for a plugged-in function that cannot be loaded: that is no fault of a trace.
         for kind in ("reward", "metric"):
@@ -173,15 +173,6 @@ class Grader:
     def _refuse(self, why: str) -> None:
         self.refusal = self.refusal or f"environment {self.name!r} cannot be regraded: {why}. {ADVICE}"
         raise NotRegradable(self.refusal)
-
-
-def _forbid_judges(refuse: Callable[[str], None]) -> None:
-    """Patch verifiers so that every judge refuses: a judge inside a reward function is known only once it is called."""
-
-    async def complete(judge: Judge[Any, Any], *_: Any, **__: Any) -> None:
-        refuse(f"judge {judge.reward_name!r} asks a model")
-
-    Judge.complete = complete
 
 
 def needs_runtime(hook: Callable[..., Any]) -> bool:

@@ -1,21 +1,15 @@
-"""Watches the services that rollouts need, and finds the rollouts that crash their environment server."""
+"""ServiceWatch: notices the loss of an engine or an environment server that rollouts need."""
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from tasks.arrays.columns import texts
 from tasks.inference.engine.client import SERVE_SECONDS, ServedModel
 from tasks.inference.sampling.rollout_clock import RolloutClock
-from tasks.inference.trace_rows.failures import Failure
 
 if TYPE_CHECKING:
     import httpx
@@ -28,10 +22,6 @@ SILENT_SECONDS = 15.0
 It answers between two forward passes."""
 CONNECT_SECONDS = 5.0
 """Longest wait for a connection or an answer; a service that is only slow is not lost."""
-MIN_LOSSES = 2
-"""Losses of its server with a group in flight after which the group may hold a crasher."""
-MAX_TRIED_MEMBERS = 2
-"""Members of a group that may crash the server, each alone, before the rest of the group is given up."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +40,8 @@ class ServiceLost(ConnectionError):
 
     in_flight: Sequence[InFlightRollout] = ()
     """The rollouts that an environment server had when it was lost; set by the BatchSampler."""
+    is_isolated = False
+    """Whether a single isolated rollout may have caused it; set by the BatchSampler."""
 
     def __init__(self, service: str, address: str, cause: str, environment: str = "") -> None:
         super().__init__(
@@ -204,61 +196,3 @@ def _client(url: str, api_key: str) -> "httpx.AsyncClient":
     # Reading certificates takes longer than most requests.
     secure = url.startswith("https")
     return httpx.AsyncClient(base_url=url, headers=headers, timeout=SILENT_SECONDS, trust_env=False, verify=secure)
-
-
-class Crashers:
-    """Finds the rollouts that crash their environment server, so that they cost the other rollouts nothing.
-
-    Groups that were in flight at MIN_LOSSES losses of their server are sampled after all others, one rollout at a time.
-    A rollout that is then alone when the server dies again is given up: a row with an error, not sampled again.
-    """
-
-    def __init__(self) -> None:
-        self._losses = Counter[str]()
-        """By group: losses of the server while it was in flight."""
-        self._losses_alone = Counter[str]()
-        """By group: losses of the server while one member of it alone was in flight."""
-        self._given_up: dict[str, Failure] = {}
-        """By assignment id."""
-
-    def record_loss(self, service: str, in_flight: Sequence[InFlightRollout], alone: bool = True) -> bool:
-        """Count a loss of a server with the rollouts that it had; tell whether one of them is given up for it.
-
-        `alone` says that nobody else sampled there: another step or an evaluation may have had rollouts in flight too.
-        """
-        groups = {each.group_id for each in in_flight}
-        # Counted also where others sampled there: the group was in flight, and a loss or two by accident only delay it.
-        self._losses.update(groups)
-        if not alone or len(in_flight) != 1 or self._losses[in_flight[0].group_id] < MIN_LOSSES:
-            return False
-        (only,) = in_flight
-        self._losses_alone[only.group_id] += 1
-        text = f"{service} died while this rollout alone was under way there; it is not tried again"
-        self._given_up[only.assignment_id] = Failure("infrastructure", "ServerLost", text)
-        return True
-
-    def find_suspected(self, groups: Collection[str]) -> set[str]:
-        """Return those of some groups that are not to be sampled beside others any more."""
-        return {group for group in groups if self._losses[group] >= MIN_LOSSES}
-
-    def next_assignments(self, missing: pa.Table) -> tuple[pa.Table, bool]:
-        """Return which of the missing assignments to sample next, and whether one at a time."""
-        groups = list(dict.fromkeys(texts(missing["group_id"])))
-        suspected = self.find_suspected(groups)
-        harmless = [group for group in groups if group not in suspected]
-        # One suspected group at a time: a loss then says which group it was.
-        chosen = pa.array(harmless or groups[:1], pa.string())
-        return missing.filter(pc.is_in(missing["group_id"], value_set=chosen)), not harmless
-
-    def find_given_up(self, assignments: pa.Table) -> dict[str, Failure]:
-        """Return the failures of assignments that are not to be sampled, by id.
-
-        Those are the ones that crashed their server, and all others of a group in which MAX_TRIED_MEMBERS did.
-        """
-        failures = dict(self._given_up)
-        for assignment, group in zip(texts(assignments["assignment_id"]), texts(assignments["group_id"]), strict=True):
-            if self._losses_alone[group] >= MAX_TRIED_MEMBERS and assignment not in failures:
-                crashed = f"{self._losses_alone[group]} other rollouts of its group"
-                text = f"not tried: {crashed} took their environment server down, each alone"
-                failures[assignment] = Failure("infrastructure", "ServerLost", text)
-        return failures

@@ -5,11 +5,8 @@ import datetime
 import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
 from itertools import groupby
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -27,12 +24,12 @@ NODE_COLUMNS = frozenset({"parent", "message", "sampled", "token_ids", "mask", "
 TRACE_COLUMNS = frozenset({"id", "rewards", "metrics", "info"})
 """Fields of a trace that are columns of traces and not in its record."""
 POLICIES_FIELD = "token_policies"
-"""Field of a trace's info, as it comes over the wire, that says which policies sampled a reply's tokens: by node a list
-of keys and numbers of tokens. Rows have it in a table of its own."""
+"""Field of a trace's info, as it comes over the wire, that says which policies sampled a reply's tokens: by the seed of
+the call, a list of keys and numbers of tokens. Rows have it in a table of its own."""
+TURNS_FIELD = "kept_turns"
+"""Field of a trace's info, as it comes over the wire, with the last answers of a rollout whose turns are kept."""
 POLICIES = "policies"
 """Key of a message's row that is no column: its runs of tokens that one policy sampled."""
-RAW_FIELDS = frozenset({"routed_experts", "sampling_mask"})
-"""Fields of a node that are tensors, which rows do not have: verifiers' EXCLUDE_FIELDS."""
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _STRICT_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
@@ -125,26 +122,23 @@ def rows_of_trace(trace: "WireTrace", origin: RolloutOrigin, episode_id: str) ->
     return rows_of_record(wire_record(trace), origin, episode_id)
 
 
-def rows_of_plain_trace(trace: Row, origin: RolloutOrigin, episode_id: str) -> tuple[Row, list[Row]]:
-    """Return the same rows of a trace that is plain data, as it came over the wire.
-
-    verifiers' models take part where they would change something: another build's trace, a value that JSON has not.
-    """
-    with suppress(KeyError, TypeError, ValueError):
-        return rows_of_record(plain_record(trace), origin, episode_id)
-    from verifiers.v1.trace import WireTrace
-
-    return rows_of_trace(WireTrace.model_validate(trace), origin, episode_id)
-
-
 def rows_of_record(record: Row, origin: RolloutOrigin, episode_id: str) -> tuple[Row, list[Row]]:
-    """Return the rows of a record. Raises KeyError, TypeError or ValueError where it is none of plain JSON values."""
-    runs = record["info"].pop(POLICIES_FIELD, {})
-    origin = origin.of_oldest(key for each in runs.values() for key, _ in each)
+    """Return the rows of a record, which `wire_record` has made and this takes apart."""
+    record["info"].pop(TURNS_FIELD, None)
+    spans = _spans_by_node(record)
+    origin = origin.of_oldest(key for node_spans in spans.values() for key, _ in node_spans)
     messages = message_rows(record)
     for row in messages if origin.versions else ():
-        row[POLICIES] = _policy_runs(row, runs.get(str(row["message"]), ()), origin.versions)
+        row[POLICIES] = _policy_runs(row, spans.get(row["message"], ()), origin.versions)
     return _trace_row(record, origin, episode_id, failure_of_trace(record)), messages
+
+
+def _spans_by_node(record: Row) -> dict[int, Sequence[tuple[str, int]]]:
+    """Take the spans of policies out of a record's info; return them by the number of the reply's node."""
+    by_seed = record["info"].pop(POLICIES_FIELD, {})
+    answered = (call for call in record["calls"] if call["node"] is not None)
+    nodes = {str((call["sampling"] or {}).get("seed")): call["node"] for call in answered}
+    return {nodes[seed]: spans for seed, spans in by_seed.items() if seed in nodes}
 
 
 def _policy_runs(message: Row, runs: Iterable[tuple[str, int]], versions: Mapping[str, int]) -> list[Row]:
@@ -180,37 +174,6 @@ def wire_record(trace: "WireTrace") -> Row:
     if client := record["agent"]["config"].get("client"):
         client["headers"] = {}  # they hold the engine's API key
     return record
-
-
-def plain_record(trace: Row) -> Row:
-    """Return what `wire_record` makes of a trace, from plain data as it came over the wire; the trace stays as it was.
-
-    Raises ValueError where that takes verifiers' models: the trace is of another build of verifiers, whose fields may
-    differ, or has log-probs that are no numbers. Values that JSON has not are found when the record is written.
-    """
-    build, fields = _own_build()
-    if trace["verifiers"] != build:
-        raise ValueError("a trace of another build of verifiers")
-    record = {name: trace[name] for name in fields}
-    record["nodes"] = [{name: node[name] for name in node if name not in RAW_FIELDS} for node in trace["nodes"]]
-    if not all(isfinite(sum(node["logprobs"])) for node in record["nodes"]):
-        raise ValueError("log-probs that are no numbers")
-    record["info"] = _json_value(trace["info"])
-    record["metrics"] = {name: None if value is None else float(value) for name, value in trace["metrics"].items()}
-    config = trace["agent"]["config"]
-    if client := config.get("client"):  # its headers hold the engine's API key
-        record["agent"] = {**trace["agent"], "config": {**config, "client": {**client, "headers": {}}}}
-    return record
-
-
-@cache
-def _own_build() -> tuple[Row, tuple[str, ...]]:
-    """Return the build of verifiers that is installed here, and the fields of its traces in their order."""
-    from verifiers.v1.trace import WireTrace
-
-    build = WireTrace.model_fields["verifiers"].get_default(call_default_factory=True)
-    names = [name for name, field in WireTrace.model_fields.items() if not field.exclude]
-    return build.model_dump(), (*names, *WireTrace.model_computed_fields)
 
 
 def _trace_row(record: Row, origin: RolloutOrigin, episode_id: str, failure: Failure | None) -> Row:

@@ -22,7 +22,7 @@ from flows.runtime.session import record_run
 from flows.runtime.step_report import finish_step
 from storage.schemas.stage_tables import ASSIGNMENTS, ENGINE_METRICS, EXAMPLES
 from storage.store import Store, open_store
-from tasks.inference.sampling.rollouts import SamplingPlan
+from tasks.inference.sampling.sampler import SamplingPlan
 from tasks.rollout import stage as rollout
 from tasks.rollout.queue import RolloutQueue
 from tasks.runtime.stage import Policy

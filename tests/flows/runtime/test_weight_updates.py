@@ -19,7 +19,7 @@ from storage.read.frames import Frames
 from storage.store import Store, open_store
 from tasks.inference.engine.client import ServedModel
 from tasks.inference.sampling.lost_servers import ServiceLost
-from tasks.inference.sampling.rollouts import SamplingPlan
+from tasks.inference.sampling.sampler import SamplingPlan
 from tasks.rollout import stage as rollout
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Attempt, Outputs, Policy, Stage

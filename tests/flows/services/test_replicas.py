@@ -26,8 +26,8 @@ from flows.services.learner import LearnerProcess
 from storage.store import open_store
 from tasks.inference.engine.client import Engine, EngineState
 from tasks.inference.environments import servers as environments
-from tasks.inference.sampling.attempts import OF_POLICY
-from tasks.inference.sampling.rollouts import BatchSampler
+from tasks.inference.sampling.rollout_runner import OF_POLICY
+from tasks.inference.sampling.sampler import BatchSampler
 from tasks.learner.tiny import tiny_qwen3
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy

@@ -28,7 +28,6 @@ from tasks.inference.engine.client import Engine, EngineLost
 from tasks.learner.tiny import tiny_qwen3
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy
-from tests.fixtures.faults import in_single_requests
 from tests.fixtures.hosts import recorded_first
 from tests.fixtures.waiting import PATIENCE, until
 
@@ -184,7 +183,6 @@ def test_it_is_awake_and_not_handed_over_yet(machine, monkeypatch, dies: bool) -
             raise EngineLost("at the hand-over")
         return send(self, call, **timeout)
 
-    monkeypatch.setattr(Engine, "_in_turn", in_single_requests)
     monkeypatch.setattr(Engine, "_send", fail_once)
     assert machine.serves() and states == [(True, "")]
     assert machine.handle(machine.engine).generation == before + dies

@@ -1,5 +1,6 @@
 """Patches of libraries do what they say, and are still needed."""
 
+import inspect
 import json
 import os
 import shutil
@@ -14,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from tasks.inference.patches import load_tokenizers_from_cache
+from tasks.inference.patches import load_tokenizers_from_cache, skip_absent_adapters
 
 pytestmark = pytest.mark.engine
 
 PROGRAM = """
 import json, sys
 from renderers import base
-from tasks.inference.patches import load_tokenizers_from_cache
+from tasks.inference.patches import load_tokenizers_from_cache, skip_absent_adapters
 
 if sys.argv[1] == "patched":
     load_tokenizers_from_cache()
@@ -99,3 +100,51 @@ def test_only_tokenizers_of_the_cache_are_loaded_from_it(tmp_path: Path, monkeyp
     for name in (str(tmp_path), "another/model", kimi):
         assert base.load_tokenizer(name).name_or_path == name
     assert names == [str(snapshot), str(tmp_path), "another/model", kimi]
+
+
+def test_the_cpu_build_gives_rows_without_an_adapter_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the first half fails, the engine does it right by itself: remove the patch."""
+    import torch
+    from vllm.lora.layers import LoRAMapping
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+    wrapper = PunicaWrapperCPU(8, 4, "cpu")
+    wrapper.update_metadata(LoRAMapping((0, 7, 0), (0, 7, 0), is_prefill=True), [7], 1, 16)
+    factor, rows = torch.ones(1, 1, 2, 4), torch.ones(3, 4)
+    monkeypatch.setattr(PunicaWrapperCPU, "add_shrink", PunicaWrapperCPU.add_shrink)  # put back after the test
+
+    def shrunk() -> list[list[float]]:
+        out = torch.zeros(1, 3, 2)
+        wrapper.add_shrink(out, rows, (factor,), 1.0)
+        return out[0].tolist()
+
+    assert shrunk() == [[4.0, 4.0]] * 3
+    skip_absent_adapters()
+    assert shrunk() == [[0.0, 0.0], [4.0, 4.0], [0.0, 0.0]]
+
+
+def test_verifiers_has_no_seam_for_what_is_patched() -> None:
+    """Where one of these fails, verifiers has a hook of its own: remove the patch."""
+    from verifiers.v1.configs.client import BaseClientConfig
+    from verifiers.v1.judge import Judge
+    from verifiers.v1.serve.types import RunRequest
+
+    assert RunRequest.model_fields.keys() == {"task_data", "client", "model", "sampling"}, "play_episodes_with"
+    fields = {"base_url", "api_key_var", "headers", "headers_from_env", "timeout"}
+    assert BaseClientConfig.model_fields.keys() == fields, "call_models_with"
+    assert not inspect.signature(Judge.__init__).parameters.keys() & {"client", "complete"}, "forbid_judges"
+
+
+def test_verifiers_goes_on_without_its_shared_tool_servers() -> None:
+    from verifiers.v1.env import Env
+
+    served = inspect.getsource(Env.serving)
+    assert "serve_shared" in served and "returncode" not in served and "wait(" not in served, (
+        "watch_served_environments"
+    )
+
+
+def test_the_cpu_build_drops_the_matrices_that_it_packs() -> None:
+    from vllm.model_executor.layers import utils
+
+    assert "remove_weight" in inspect.signature(utils.dispatch_cpu_unquantized_gemm).parameters, "keep_packed_checksums"

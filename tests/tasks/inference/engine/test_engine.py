@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -33,10 +34,7 @@ def test_every_route_but_health_asks_for_the_key(small_engine: Engine) -> None:
     """Those that change what is served above all, which vLLM's own check leaves open."""
     control = ["/pause", "/resume", "/collective_rpc", "/sleep", "/reset_prefix_cache", "/abort_requests"]
     with httpx.Client(base_url=small_engine.url, trust_env=False) as stranger:
-        ours = [
-            f"/inference/v1/{name}"
-            for name in ("weights_sum", "generate_many", "abort_many", "in_turn", "count_tokens")
-        ]
+        ours = [f"/inference/v1/{name}" for name in ("weights_sum", "count_tokens")]
         asked = [*control, *ours, "/v1/completions", "/tokenize"]
         answers = {path: stranger.post(path, json={"method": "weights_sum"}).status_code for path in asked}
         answers |= {path: stranger.get(path).status_code for path in ("/v1/models", "/is_paused", "/docs", "/metrics")}
@@ -112,6 +110,27 @@ def test_a_wrong_key_and_an_absent_engine_are_not_healthy(small_engine: Engine) 
     assert not Engine("http://127.0.0.1:9", KEY).healthy()
     with pytest.raises(EngineLost, match="no answer"):
         Engine("http://127.0.0.1:9", KEY).state()
+
+
+def test_an_external_engine_gets_the_weights_as_a_directory(
+    small_engine: Engine, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, asked = small_engine._request, list[str]()
+
+    def without_ours(method: str, path: str, **options: object) -> dict[str, Any]:
+        asked.append(path)
+        # Stagecoach's routes are missing there: they are asked for under a name that the server does not have.
+        ours = path in ("/inference/v1/count_tokens", "/inference/v1/weights_sum")
+        return request(method, path.replace("/inference", "/not") if ours else path, **options)
+
+    monkeypatch.setattr(small_engine, "_request", without_ours)
+    monkeypatch.setattr(client, "load_directory", lambda directory: EngineCall("GET", "/nowhere"))
+    small_engine.serve("external", models["b"])
+    assert small_engine.state().policy_key == "external" and small_engine.weights_sum() is None
+    begin = asked.index("/pause")
+    calls = ["/inference/v1/count_tokens", "/update_weight_version", "/collective_rpc"]
+    assert asked[begin + 1 : begin + 4] == calls and "/resume" in asked
+    assert check_serving(small_engine, policy_row("external", models["b"]), ENGINE) < 1e-4
 
 
 @pytest.mark.nightly

@@ -11,17 +11,15 @@ import pytest
 from configs.training import LoraConfig
 from tasks.inference.engine.checks import (
     EngineMismatch,
-    check_mixed_batch,
     check_serving,
-    check_swaps,
     check_weights,
 )
 from tasks.inference.engine.client import MODEL, Engine, EngineError
 from tasks.inference.engine.command import adapter_arguments, linear_maps
-from tasks.inference.engine.host import patch_mixed_batches
 from tasks.learner.tiny import tiny_qwen3
+from tests.fixtures.adapter_probes import check_mixed_batch, check_swaps
+from tests.fixtures.engine_calls import answers_to, body
 from tests.fixtures.hosts import ENGINE, engine_of
-from tests.tasks.inference.engine.bulk_calls import answers_in_bulk, body, single_answers, tokens_and_logprobs
 from tests.tasks.inference.engine.probes import PROBE, flip, policy_row
 
 pytestmark = pytest.mark.engine
@@ -145,27 +143,6 @@ def test_adapters_survive_being_swapped(engine: Engine, policies: Policies) -> N
     assert not same.passed and "too little to tell" in same.detail
 
 
-def test_the_cpu_build_needs_its_mend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the first half fails, the engine does it right by itself and the mend can go."""
-    import torch
-    from vllm.lora.layers import LoRAMapping
-    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
-
-    wrapper = PunicaWrapperCPU(8, 4, "cpu")
-    wrapper.update_metadata(LoRAMapping((0, 7, 0), (0, 7, 0), is_prefill=True), [7], 1, 16)
-    factor, rows = torch.ones(1, 1, 2, 4), torch.ones(3, 4)
-    monkeypatch.setattr(PunicaWrapperCPU, "add_shrink", PunicaWrapperCPU.add_shrink)  # put back after the test
-
-    def shrunk() -> list[list[float]]:
-        out = torch.zeros(1, 3, 2)
-        wrapper.add_shrink(out, rows, (factor,), 1.0)
-        return out[0].tolist()
-
-    assert shrunk() == [[4.0, 4.0]] * 3
-    patch_mixed_batches()
-    assert shrunk() == [[0.0, 0.0], [4.0, 4.0], [0.0, 0.0]]
-
-
 def test_an_adapter_that_was_replaced_is_not_served_any_more(engine: Engine, policies: Policies) -> None:
     old = serve(engine, policies, "a")
     serve(engine, policies, "b")
@@ -204,11 +181,12 @@ def test_the_arguments_name_the_linear_maps_of_the_layers(policies: Policies) ->
     assert adapter_arguments(named, base) == [*sizes, "16", "--lora-target-modules", "q_proj"]
 
 
-def test_a_bulk_call_mixes_base_and_adapters(engine: Engine, policies: Policies) -> None:
+def test_requests_at_the_same_time_mix_base_and_adapters(engine: Engine, policies: Policies) -> None:
     serve(engine, policies, "a")
     bodies = [body(number, model=model) for number in range(6) for model in (MODEL, "a")]
-    expected = tokens_and_logprobs(single_answers(engine, bodies))
-    found = tokens_and_logprobs(answers_in_bulk(engine, bodies))
-    assert found[0] == expected[0]
-    assert found[1] == pytest.approx(expected[1], abs=1e-4)
-    assert found[0][0::2] != found[0][1::2]
+    alone = [answer for request in bodies for answer in answers_to(engine, [request])]
+    together = answers_to(engine, bodies)
+    assert [answer.tokens for answer in together] == [answer.tokens for answer in alone]
+    for answer, expected in zip(together, alone, strict=True):
+        assert answer.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+    assert together[0].tokens != together[1].tokens

@@ -1,6 +1,5 @@
 """Weights that are exchanged under requests in flight: each token's policy is known, as recomputing it proves."""
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -10,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.inference.engine.client import POLICIES_HEADER, Engine, EngineError
-from tests.tasks.inference.engine.bulk_calls import answers_in_bulk, body, bulk_lines
+from tasks.inference.engine.client import COUNT_TOKENS, POLICIES_HEADER, Engine, EngineError
+from tests.fixtures.engine_calls import Answer, answers_to, body, in_flight
 
 pytestmark = pytest.mark.engine
 
@@ -24,51 +23,42 @@ TRIES, LOOKS = 10, 100
 def counts(engine: Engine) -> dict[str, int]:
     """How many tokens of each request in flight the engine has sampled."""
     with engine.pause(clear_cache=False):
-        found: dict[str, int] = engine._request("POST", "/inference/v1/count_tokens")["requests"]
-        return found
+        by_request: dict[str, int] = engine._send(COUNT_TOKENS)["requests"]
+        return by_request
 
 
 def answers_with_exchanges(
     engine: Engine, bodies: Sequence[Any], policies: Sequence[tuple[str, Path]], recompute: bool
-) -> list[dict[str, Any]]:
+) -> list[Answer]:
     """The answers to requests during which weights are exchanged, each time after all have some tokens more.
 
     On a busy machine requests may end before the last exchange: then all is done again.
     """
     for _ in range(TRIES):
         engine.serve(*policies[0])
-        lines = []
-        with bulk_lines(engine, bodies, {POLICIES_HEADER: "1"}) as answers:
+        with in_flight(engine, bodies, {POLICIES_HEADER: "1"}) as futures:
             for number, (key, weights) in enumerate(policies[1:], 1):
                 for _ in range(LOOKS):
                     if len(found := counts(engine)) == len(bodies) and min(found.values()) > 20 * number:
                         break
                 engine.serve(key, weights, recompute=recompute)
                 engine.probes([1, 2, 3, 4], key)  # as a run does, under the requests in flight
-            lines += map(json.loads, answers)
-        contents = [content for _, _, content in sorted(lines)]
-        if all(len(content["policies"]) == len(policies) for content in contents):
-            return contents
+            answers = [future.result() for future in futures]
+        if all(len(answer.policies or ()) == len(policies) for answer in answers):
+            return answers
     raise AssertionError("requests ended before the weights were exchanged, each time")
 
 
-def sampled(answer: Mapping[str, Any]) -> tuple[list[int], list[float]]:
-    """The tokens of an answer, and their log-probs."""
-    (choice,) = answer["choices"]
-    return choice["token_ids"], [entry["logprob"] for entry in choice["logprobs"]["content"]]
-
-
 def distances(
-    engine: Engine, bodies: Sequence[Any], answers: Sequence[Mapping[str, Any]], policies: Mapping[str, Path]
+    engine: Engine, bodies: Sequence[Any], answers: Sequence[Answer], policies: Mapping[str, Path]
 ) -> dict[str, list[list[float]]]:
     """By policy, how far the log-prob of each token of each request is from what that policy gives it."""
     found: dict[str, list[list[float]]] = {}
     for key, weights in policies.items():
         engine.serve(key, weights)
         for asked, answer in zip(bodies, answers, strict=True):
-            tokens, logprobs = sampled(answer)
-            again = engine.score([*asked["token_ids"], *tokens], f"again-{key}")[len(asked["token_ids"]) :]
-            pairs = zip(again, logprobs, strict=True)
+            again = engine.score([*asked["token_ids"], *answer.tokens], f"again-{key}")[len(asked["token_ids"]) :]
+            pairs = zip(again, answer.logprobs, strict=True)
             found.setdefault(key, []).append([abs(one - other) for one, other in pairs])
     return found
 
@@ -80,8 +70,8 @@ def test_the_policy_of_every_token_is_known(small_engine: Engine, models: dict[s
     far = distances(small_engine, bodies, answers, policies)
     seen_at_border = 0
     for number, answer in enumerate(answers):
-        assert [key for key, _ in answer["policies"]] == list(policies)
-        versions = [key for key, count in answer["policies"] for _ in range(count)]
+        assert [key for key, _ in answer.policies or ()] == list(policies)
+        versions = [key for key, count in answer.policies or () for _ in range(count)]
         assert len(versions) == LENGTH
         assert max(far[key][number][place] for place, key in enumerate(versions)) < BOUND
         # Another version in place of the recorded one is seen on nearly every token, also on the first after a border.
@@ -99,11 +89,11 @@ def test_a_request_goes_on_with_its_own_random_numbers(
 ) -> None:
     small_engine.serve("undisturbed", models["a"])
     bodies = [body(number, max_tokens=LENGTH, ignore_eos=True) for number in range(3)]
-    expected = [sampled(answer)[0] for _, answer in answers_in_bulk(small_engine, bodies)]
+    expected = [answer.tokens for answer in answers_to(small_engine, bodies)]
     exchanges = [(f"same-{number}-{recompute}", models["a"]) for number in range(3)]
     answers = answers_with_exchanges(small_engine, bodies, exchanges, recompute)
-    assert [sampled(answer)[0] for answer in answers] == expected
-    assert all(len(answer["policies"]) == 3 for answer in answers)
+    assert [answer.tokens for answer in answers] == expected
+    assert all(len(answer.policies or ()) == 3 for answer in answers)
 
 
 def test_kept_states_of_older_weights_change_what_follows(small_engine: Engine, models: dict[str, Path]) -> None:
@@ -112,7 +102,7 @@ def test_kept_states_of_older_weights_change_what_follows(small_engine: Engine, 
     answers = answers_with_exchanges(small_engine, bodies, list(policies.items()), recompute=False)
     far = distances(small_engine, bodies, answers, policies)
     for number, answer in enumerate(answers):
-        (old, before), (new, after) = answer["policies"]
+        (old, before), (new, after) = answer.policies or ()
         assert (old, new, before + after) == ("old", "new", LENGTH)
         assert max(far["old"][number][:before]) < BOUND
         # The new weights computed these, over states of the old ones: neither policy by itself gives the log-probs.
@@ -122,13 +112,13 @@ def test_kept_states_of_older_weights_change_what_follows(small_engine: Engine, 
 def test_tokens_are_counted_while_the_engine_is_paused(small_engine: Engine, models: dict[str, Path]) -> None:
     small_engine.serve("counted", models["a"])
     with pytest.raises(EngineError, match="while the engine is paused"):
-        small_engine._request("POST", "/inference/v1/count_tokens")
-    (plain,) = answers_in_bulk(small_engine, [body(1)])
-    assert "policies" not in plain[1]
-    with bulk_lines(small_engine, [body(1), body(2, max_tokens=-1), body(3, n=2)], {POLICIES_HEADER: "1"}) as lines:
-        answers = [content for _, _, content in sorted(map(json.loads, lines))]
-    assert answers[0]["policies"] == [["counted", 12]]
-    assert "policies" not in answers[1] and answers[2]["policies"] == []
+        small_engine._send(COUNT_TOKENS)
+    (plain,) = answers_to(small_engine, [body(1)])
+    assert plain.policies is None, "a client that does not ask"
+    requests = [body(1), body(2, max_tokens=-1), body(3, n=2)]
+    one, refused, several = answers_to(small_engine, requests, {POLICIES_HEADER: "1"})
+    assert one.policies == [["counted", 12]]
+    assert (refused.status, refused.policies, several.policies) == (400, None, None)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 4)), min_size=1, max_size=6), st.integers(0, 30))
@@ -143,7 +133,7 @@ def test_runs_are_what_was_sampled_between_exchanges(phases: list[tuple[str, int
         expected += key * length
     # An aborted request is answered with fewer tokens than were sampled.
     answered = min(answered, len(expected))
-    runs = log.runs("request", answered)
-    assert "".join(key * count for key, count in runs) == expected[:answered]
-    assert all(one[0] != other[0] for one, other in pairwise(runs)) and all(count for _, count in runs)
-    assert log.runs("request", 0) == []
+    spans = log.spans("request", answered)
+    assert "".join(key * count for key, count in spans) == expected[:answered]
+    assert all(one[0] != other[0] for one, other in pairwise(spans)) and all(count for _, count in spans)
+    assert log.spans("request", 0) == []

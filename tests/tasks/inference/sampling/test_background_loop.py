@@ -5,14 +5,13 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
 
 import pytest
 
 from tasks.inference.sampling.lost_servers import ServiceLost
-from tasks.inference.sampling.rollouts import LAG_INTERVAL_SECONDS, LoopLag, _root_cause, run_in_background_loop
+from tasks.inference.sampling.sampler import _root_cause, run_in_background_loop
 from tests.fixtures.waiting import until_told
 
 NAME: ContextVar[str] = ContextVar("name", default="nobody")
@@ -86,45 +85,6 @@ def test_a_signal_that_comes_when_the_work_is_done_is_passed_on() -> None:
     with pytest.raises(Told):
         run_in_background_loop(work())
         until_told()  # where the work was quicker than the signal
-
-
-def test_what_a_sleep_takes_beyond_what_was_asked_is_lag() -> None:
-    now, late = [100.0], iter([0.0, 0.5, 0.25])
-
-    async def sleep(seconds: float) -> None:
-        try:
-            now[0] += seconds + next(late)
-        except StopIteration:
-            raise asyncio.CancelledError from None
-
-    lag = LoopLag(lambda: now[0], sleep)
-    with suppress(asyncio.CancelledError):
-        asyncio.run(lag.run())
-    assert (lag.num_samples, lag.worst, lag.total) == (3, 0.5, 0.75)
-    assert str(lag) == "the event loop was 0.250 s late on average and 0.500 s at worst"
-
-
-def test_early_is_not_late_and_nothing_is_not_zero() -> None:
-    lag = LoopLag()
-    assert str(lag) == "the event loop's lag was not measured"
-    lag.add(-0.01)
-    assert (lag.num_samples, lag.worst) == (1, 0.0)
-
-
-def test_a_loop_that_is_held_up_is_late() -> None:
-    async def scene() -> LoopLag:
-        lag, loop = LoopLag(), asyncio.get_running_loop()
-        looking = asyncio.create_task(lag.run())
-        await asyncio.sleep(0)
-        began = loop.time()
-        while loop.time() < began + 2 * LAG_INTERVAL_SECONDS:
-            pass  # nobody else gets a turn
-        while not lag.num_samples:
-            await asyncio.sleep(0)
-        looking.cancel()
-        return lag
-
-    assert asyncio.run(scene()).worst >= LAG_INTERVAL_SECONDS
 
 
 async def notice(error: Exception) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,29 +11,32 @@ from typing import Any
 
 import pytest
 import torch
-from verifiers.v1.clients import Client
+from verifiers.v1.clients import Client, ModelContext
+from verifiers.v1.configs.agent import AgentConfig
 from verifiers.v1.configs.client import EvalClientConfig, TrainClientConfig
 from verifiers.v1.dialects import ChatDialect
-from verifiers.v1.interception import Interception
 from verifiers.v1.types import AssistantMessage, SamplingConfig, ToolCall, ToolMessage, UserMessage
 
 from configs.environments import EnvironmentConfig
 from storage.store import open_store
 from storage.turns import KeptTurns
 from tasks.inference.engine.client import Engine
+from tasks.inference.environments import agent_runs
 from tasks.inference.environments import servers as environments
-from tasks.inference.sampling.call_seeds import (
-    CHAT_API_SEED_BITS,
+from tasks.inference.environments.agent_runs import (
     ENGINE_SEED_BITS,
-    SeededClient,
-    SeededInterception,
+    NUM_SEEDS,
+    SEED_STRIDE,
+    AgentRun,
     call_seed,
+    play_episode,
     prompt_digest,
 )
-from tasks.inference.sampling.rollouts import SamplingPlan
+from tasks.inference.environments.model_client import CHAT_API_SEED_BITS, SeededClient, resolve_seeded_client
+from tasks.inference.sampling.sampler import SamplingPlan
 from tests.fixtures.faults import happened
 from tests.fixtures.hosts import PLUGINS, assigned, served, view_of
-from tests.fixtures.proxy import Proxy, recording
+from tests.fixtures.proxy import recording
 from tests.fixtures.sampled import Rows, failures, sample
 
 pytestmark = pytest.mark.engine
@@ -52,7 +54,7 @@ class Coin(Client):
         self.seeds: list[int] = []
         self.bodies: list[int] = []
 
-    async def get_response(self, dialect: Any, body: Any, sampling: Any, **others: Any) -> int:
+    async def get_response(self, dialect: Any, body: Any, sampling: Any, *others: Any, **named: Any) -> int:
         self.seeds.append(sampling.seed)
         self.bodies.append(body["seed"])
         await asyncio.sleep(0)
@@ -61,9 +63,21 @@ class Coin(Client):
         generator = torch.Generator().manual_seed(sampling.seed)
         return int(torch.rand(1, generator=generator) < 0.5)
 
-    async def relay(self, dialect: Any, body: Any, **others: Any) -> int:
+    async def relay(self, dialect: Any, body: Any, *others: Any, **named: Any) -> int:
         self.bodies.append(body["seed"])
         return 0
+
+
+def trace(seed: int | None, name: str = "s") -> Any:
+    """A trace as verifiers mints it for an agent run with a seed."""
+    config = AgentConfig(sampling=None if seed is None else SamplingConfig(seed=seed))
+    return SimpleNamespace(id=name, info={}, agent=SimpleNamespace(name="agent", config=config, trainable=True))
+
+
+def seeded(client: Client, seed: int, bits: int = ENGINE_SEED_BITS) -> SeededClient:
+    """A client whose calls of session "s" are those of a run with a seed."""
+    agent_runs._runs["s"] = AgentRun(trace(seed), 0, None)
+    return SeededClient(client, bits)
 
 
 async def call(client: SeededClient, *texts: str) -> int:
@@ -76,7 +90,7 @@ async def call(client: SeededClient, *texts: str) -> int:
 
 async def play(run_seed: int, num_turns: int = 3) -> tuple[int, ...]:
     """Play a rollout whose replies are 0 or 1."""
-    client, texts, replies = SeededClient(Coin(), run_seed, ENGINE_SEED_BITS), ["begin"], []
+    client, texts, replies = seeded(Coin(), run_seed), ["begin"], []
     for _ in range(num_turns):
         replies.append(await call(client, *texts))
         texts += [str(replies[-1]), "again"]
@@ -98,7 +112,7 @@ def test_replies_of_three_turns_are_independent() -> None:
 
 def seeds_of(coin: Coin, *prompts: tuple[str, ...], run_seed: int = 7) -> list[int]:
     """Make calls with these prompts, one after another; return the seeds that were sent."""
-    client = SeededClient(coin, run_seed, ENGINE_SEED_BITS)
+    client = seeded(coin, run_seed)
 
     async def make_calls() -> None:
         for prompt in prompts:
@@ -137,7 +151,7 @@ def test_parallel_branches_get_the_same_seeds_in_any_order() -> None:
 
     def seeds(order: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], set[int]]:
         coin = Coin()
-        client = SeededClient(coin, 7, ENGINE_SEED_BITS)
+        client = seeded(coin, 7)
 
         async def make_calls() -> None:
             await call(client, "a")
@@ -169,37 +183,41 @@ def test_ids_that_a_chat_api_draws_at_random_are_in_no_seed() -> None:
     assert prompt_digest(prompt(1, "{}")) != prompt_digest(prompt(1, '{"at": 1}'))
 
 
-class Lent(Interception):
-    """An interception that gives sessions the client of the test."""
-
-    async def start(self) -> None:
-        raise AssertionError("whoever lends it has started it")
-
-    def acquire(self, session: Any) -> Any:
-        session.client = Coin()
-        return nullcontext(("url", "model secret", "state secret"))
-
-
 @pytest.mark.parametrize(
     ("config", "bits"), [(TrainClientConfig(), ENGINE_SEED_BITS), (EvalClientConfig(), CHAT_API_SEED_BITS)]
 )
-def test_sessions_of_engines_and_of_chat_apis_call_by_a_seeded_client(config: Any, bits: int) -> None:
+def test_engines_and_chat_apis_are_called_by_a_seeded_client(config: Any, bits: int) -> None:
     body = {"messages": [{"role": "user", "content": "a"}]}
     again = {"messages": [*body["messages"], {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]}
-    session = SimpleNamespace(ctx=SimpleNamespace(client=config), client=None)
 
     async def make_calls() -> list[int]:
-        async with SeededInterception(Lent(), 7).acquire(session) as slot:
-            assert slot[0] == "url"
-            coin = session.client._client
-            await session.client.relay(DIALECT, dict(body), session_id="s", headers={})
-            await session.client.get_response(DIALECT, dict(again), SamplingConfig(seed=7))
-            await session.client.relay(DIALECT, dict(again), session_id="s", headers={})
+        client = resolve_seeded_client(config)
+        await client.close()
+        client._client = coin = Coin()
+        seeded(coin, 7)
+        await client.relay(DIALECT, dict(body), session_id="s", headers={})
+        await client.get_response(DIALECT, dict(again), SamplingConfig(seed=7), session_id="s")
+        await client.relay(DIALECT, dict(again), session_id="s", headers={})
         return list(coin.bodies)
 
     first, second, third = asyncio.run(make_calls())
     digest = prompt_digest(DIALECT.parse_request(again).messages)
     assert (first, second, third) == (7, call_seed(7, digest, 0, bits), call_seed(7, digest, 1, bits))
+
+
+def test_runs_of_an_episode_have_seeds_by_their_order_and_are_forgotten_with_it() -> None:
+    traces = [trace(NUM_SEEDS - 1, f"{number}") for number in range(3)]
+    context: Any = ModelContext(model="m", client=EvalClientConfig())
+
+    async def run_episode(env: Any, task: Any, ctx: Any, *, on_trace: Any) -> None:
+        for minted in traces:
+            on_trace(minted)
+        assert {*agent_runs._runs} >= {"0", "1", "2"}
+
+    asyncio.run(play_episode(run_episode, SimpleNamespace(), None, context))  # type: ignore[arg-type]
+    seeds = [minted.agent.config.sampling.seed for minted in traces]
+    assert seeds == [NUM_SEEDS - 1, SEED_STRIDE - 1, 2 * SEED_STRIDE - 1]
+    assert not {*agent_runs._runs} & {"0", "1", "2"}
 
 
 PlayTwoTurns = Callable[..., dict[str, list[list[int]]]]
@@ -255,16 +273,6 @@ def test_neighbouring_turns_of_an_untrained_model_are_no_more_alike_than_turns_o
     (same, number), (by_chance, _) = alike(neighbours), alike(strangers)
     assert number > 300, "there is something to compare"
     assert same <= by_chance + 5 * (by_chance + 1) ** 0.5, (same, by_chance, number)
-
-
-def test_single_requests_and_batches_sample_the_same_tokens(small_engine: Engine, play_two_turns: PlayTwoTurns) -> None:
-    def through(batches: bool) -> tuple[dict[str, list[list[int]]], Proxy]:
-        with recording(small_engine.url, batches) as proxy:
-            return play_two_turns(proxy.url, ["t0", "t1"], 3), proxy
-
-    (batched, many), (single, one) = through(True), through(False)
-    assert batched == single and many.seeds == one.seeds
-    assert len(many.seeds) == len(many.calls) == 2 * 6
 
 
 def test_a_rollout_that_is_resumed_in_its_middle_is_the_same_rollout(

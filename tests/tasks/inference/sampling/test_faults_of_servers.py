@@ -126,4 +126,4 @@ def test_a_killer_is_one_row_and_costs_the_others_nothing(
         ("fine 1/0", "fine 1/1", "fine b 1/0", "fine b 1/1")
     )
     assert (killer["error_class"], killer["error_type"]) == ("infrastructure", "ServerLost")
-    assert "environment server 'deadly' died while this rollout alone was under way" in killer["error_message"]
+    assert "environment server 'deadly' died 2 times while this rollout alone was in flight" in killer["error_message"]

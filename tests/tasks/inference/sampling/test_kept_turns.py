@@ -6,10 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from verifiers.v1.configs.client import EvalClientConfig
 
+from configs.environments import EnvironmentConfig
 from storage.store import open_store
 from storage.turns import KeptTurn, KeptTurns
-from tasks.inference.sampling.attempts import RolloutRunner, _kept_turn
+from tasks.inference.sampling.rollout_runner import RolloutRunner, _kept_turn
+from tasks.inference.sampling.seats import SeatClient, Seats
 from tasks.inference.trace_rows.rows import RolloutOrigin
 from tasks.runtime.stage import Policy
 
@@ -17,7 +20,7 @@ POLICIES = {"old": 0, "own": 1, "new": 2}
 
 
 def answer(*policies: str) -> str:
-    """An answer of the bulk route that says which policies sampled it."""
+    """An answer of an engine that says which policies sampled it."""
     runs = ",".join(f'["{each}",4]' for each in policies)
     return f'{{"policies":[{runs}],"request_id":"r","choices":[]}}'
 
@@ -39,7 +42,7 @@ def runner(kept: KeptTurns, versions: dict[str, int], oldest: int | None = None)
 
 
 def origin(policy: str = "own") -> RolloutOrigin:
-    assignment = {"group_id": "g", "assignment_id": "g/0"}
+    assignment = {"group_id": "g", "assignment_id": "g/0", "environment": "e"}
     return RolloutOrigin(assignment, policy, POLICIES.get(policy, 0), step=1, temperature=1.0)
 
 
@@ -81,30 +84,25 @@ def test_a_turn_is_of_the_policies_that_sampled_it_and_of_none_where_a_frozen_mo
     assert found == KeptTurn("g", "g/0", "r", played["answer"], policies)
 
 
-class Answering:
-    """Stands in for the client of an environment server, whose rollouts have one turn of a policy."""
-
-    def __init__(self, policy: str) -> None:
-        self.policy = policy
-
-    async def run(self, request: Any, keep: Any) -> dict[str, Any]:
-        keep({"request": f"of {self.policy}", "model": "policy", "answer": answer(self.policy)})
-        return {}
-
-
 def test_turns_of_weights_that_are_not_proven_are_kept_when_they_are(kept: KeptTurns) -> None:
-    request: Any = SimpleNamespace(dumped={}, client=SimpleNamespace(model="policy"))
+    client = SeatClient(EvalClientConfig(), "policy")
+    sampling: Any = None
 
     def play(by: RolloutRunner, policy: str) -> list[str]:
-        dealt: Any = SimpleNamespace(client=Answering(policy))
-        asyncio.run(by._play(origin(), dealt, request, {}))
-        return [each.request for each in kept.of("g")]
+        async def play_turn(client: Any, model: str, parameters: Any, task: Any, keep: Any) -> dict[str, Any]:
+            keep({"request": f"of {policy}", "model": "policy", "answer": answer(policy)})
+            return {}
 
-    sampling = runner(kept, POLICIES)
-    assert play(sampling, "old") == ["of old"]
-    sampling.begin_exchange()
-    assert play(sampling, "own") == ["of old"]
-    sampling.end_exchange()
-    assert play(sampling, "new") == ["of old", "of own", "of new"]
-    sampling.begin_exchange()  # which fails: what was sampled since is of wrong weights
-    assert play(sampling, "wrong") == ["of old", "of own", "of new"] == play(runner(kept, POLICIES), "new")
+        by.seats, by.environments = {"e": Seats("e", {})}, {"e": EnvironmentConfig(name="e", taskset={"id": "t"})}
+        slot: Any = SimpleNamespace(play=play_turn)
+        asyncio.run(by._play(origin(), slot, client, {}, sampling))
+        return [turn.request for turn in kept.of("g")]
+
+    sampler = runner(kept, POLICIES)
+    assert play(sampler, "old") == ["of old"]
+    sampler.begin_exchange()
+    assert play(sampler, "own") == ["of old"]
+    sampler.end_exchange()
+    assert play(sampler, "new") == ["of old", "of own", "of new"]
+    sampler.begin_exchange()  # which fails: what was sampled since is of wrong weights
+    assert play(sampler, "wrong") == ["of old", "of own", "of new"] == play(runner(kept, POLICIES), "new")

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 
 from tasks.inference.engine.client import EngineLost, ServedModel
-from tasks.inference.sampling.attempts import OF_POLICY, RolloutRunner
-from tasks.inference.sampling.dealing import RolloutDealer
 from tasks.inference.sampling.limits import GroupQuota, Limiter
 from tasks.inference.sampling.lost_servers import ServiceLost
 from tasks.inference.sampling.replicas import Replicas
-from tasks.inference.sampling.rollouts import BatchSampler, PreparedGroups, Renewal, SamplingPlan
+from tasks.inference.sampling.rollout_runner import OF_POLICY, RolloutRunner
+from tasks.inference.sampling.sampler import BatchSampler, PreparedGroups, Renewal, SamplingPlan
+from tasks.inference.sampling.server_pool import RolloutDealer
 from tasks.runtime.stage import Policy
 from tests.fixtures.hosts import assigned
 

@@ -21,9 +21,9 @@ from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from flows.services.process import Handle, ServiceSpec
 from tasks.inference.engine.client import ServedModel
-from tasks.inference.sampling.attempts import OF_POLICY, RolloutRunner, chat_sampling_config
 from tasks.inference.sampling.call_seeds import call_seed, prompt_digest, seed_calls
-from tasks.inference.sampling.rollouts import BatchSampler
+from tasks.inference.sampling.rollout_runner import OF_POLICY, RolloutRunner, chat_sampling_config
+from tasks.inference.sampling.sampler import BatchSampler
 from tasks.inference.sampling.seats import SEED_STRIDE
 from tasks.runtime.stage import Policy
 

@@ -17,9 +17,9 @@ from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from tasks.inference.engine.client import Engine
 from tasks.inference.environments import servers as environments
-from tasks.inference.sampling import rollouts as background_loop
-from tasks.inference.sampling.attempts import RETRY_SEED_STRIDE
-from tasks.inference.sampling.rollouts import SamplingPlan
+from tasks.inference.sampling import sampler as background_loop
+from tasks.inference.sampling.rollout_runner import RETRY_SEED_STRIDE
+from tasks.inference.sampling.sampler import SamplingPlan
 from tasks.metrics.rollouts import retokenised_turns
 from tasks.runtime.stage import Policy
 from tests.fixtures.hosts import ENGINE, KEY, PLUGINS, assigned
@@ -87,11 +87,8 @@ class Sampled:
         return groups
 
 
-@pytest.fixture(
-    scope="module", params=[True, pytest.param(False, marks=pytest.mark.nightly)], ids=["in batches", "one by one"]
-)
+@pytest.fixture(scope="module")
 def sampled(
-    request: pytest.FixtureRequest,
     small_engine: Engine,
     models: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
@@ -101,7 +98,7 @@ def sampled(
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.syspath_prepend(PLUGINS)
         patch.setenv("PYTHONPATH", str(PLUGINS))
-        proxy = stack.enter_context(recording(small_engine.url, batches=request.param))
+        proxy = stack.enter_context(recording(small_engine.url))
         proxy.faults = FAULTS
         supervisor = stack.enter_context(Supervisor("counted", directory))
         (address,) = EnvironmentServers(supervisor, RunConfig(environments=(COUNTED,)), KEY).addresses()["counted"]

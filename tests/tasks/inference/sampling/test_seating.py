@@ -18,7 +18,8 @@ import pytest
 from configs.environments import EnvironmentConfig
 from tasks.inference.engine.client import MODEL, Engine, ServedModel
 from tasks.inference.environments import servers as environments
-from tasks.inference.sampling.seats import SEATS_HEADER, SEED_STRIDE, seat_model_name
+from tasks.inference.environments.agent_runs import ROLLOUT_HEADER, SEED_STRIDE
+from tasks.inference.sampling.seats import seat_model_name
 from tasks.inference.trace_rows.rows import rebuild
 from tasks.runtime.stage import Policy
 from tests.fixtures.hosts import KEY, PLUGINS, assigned, served, view_of
@@ -59,13 +60,11 @@ def door(engine: Engine, name: str, key: str) -> Iterator[Door]:
 
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            calls = asked.get("requests", [asked])  # in a batch, or by itself
-            opened.calls += [call | {"headers": dict(self.headers)} for call in calls]
-            right = {(call["model"], self.headers["Authorization"]) for call in calls} == {(name, f"Bearer {key}")}
+            opened.calls.append(asked | {"headers": dict(self.headers)})
+            right = (asked["model"], self.headers["Authorization"]) == (name, f"Bearer {key}")
             headers = {"Authorization": f"Bearer {KEY if right else 'wrong'}"}
-            own = [call | {"model": MODEL} for call in calls]
-            own = {"requests": own} if "requests" in asked else own[0]
-            self._answer(httpx.post(f"{engine.url}{self.path}", json=own, headers=headers, timeout=120))
+            request = asked | {"model": MODEL}
+            self._answer(httpx.post(f"{engine.url}{self.path}", json=request, headers=headers, timeout=120))
 
         def _answer(self, answer: httpx.Response) -> None:
             self.send_response(answer.status_code)
@@ -139,13 +138,13 @@ def test_every_call_goes_to_the_model_of_its_seat(played: Played) -> None:
     ours, theirs = 4 * 2 + 3, 4 * 2  # two rounds of four episodes; the judge is called in all but one
     assert (len(played.policy.calls), len(played.opponent.calls)) == (ours, theirs)
     names = {name.lower() for call in [*played.policy.calls, *played.opponent.calls] for name in call["headers"]}
-    assert SEATS_HEADER.lower() not in names
+    assert ROLLOUT_HEADER.lower() not in names
 
 
 @pytest.mark.essential
 def test_every_call_carries_the_session_of_its_trace(played: Played) -> None:
     calls = [*played.policy.calls, *played.opponent.calls]
-    sessions = {call["request_id"].rpartition("-")[0] for call in calls}
+    sessions = {call["headers"]["X-Session-ID"] for call in calls}
     assert sessions == {row["trace_id"] for rows in played.rows.values() for row in rows if row["num_turns"]}
 
 
@@ -188,7 +187,7 @@ def test_rows_have_the_temperature_of_their_seat(played: Played) -> None:
 @pytest.mark.essential
 def test_no_row_holds_a_key_or_word_of_the_request_s_header(played: Played) -> None:
     text = json.dumps([played.rows, played.messages], default=str)
-    assert KEY not in text and OWN_KEY not in text and SEATS_HEADER not in text
+    assert KEY not in text and OWN_KEY not in text and ROLLOUT_HEADER not in text
 
 
 @pytest.mark.essential

@@ -1,8 +1,5 @@
 """Who a row belongs to: what another model sampled is never the policy's, whoever put it there."""
 
-import gc
-import weakref
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,14 +7,13 @@ import pytest
 
 from configs.environments import EnvironmentConfig
 from tasks.inference.engine.client import ServedModel
+from tasks.inference.environments.agent_runs import add_header
 from tasks.inference.sampling.seats import (
-    SEED_STRIDE,
     SeatClient,
     SeatMismatch,
     Seats,
     frozen_seat_models,
     seat_model_name,
-    vary_seeds,
 )
 from tasks.inference.trace_rows.rows import RolloutOrigin
 
@@ -75,47 +71,11 @@ def test_frozen_players_are_found_by_environment_and_seat() -> None:
 def test_a_frozen_seat_without_its_model_never_falls_to_the_policy() -> None:
     seats = {"a": {"model": {"url": "http://one"}}}
     environment = EnvironmentConfig.model_validate({"name": "x", "taskset": {"id": "t"}, "seats": seats})
-    client: Any = SimpleNamespace(headers={}, base_url="http://policy/v1")
     with pytest.raises(AssertionError, match=r"seats \['a'\] of 'x' would fall to the policy"):
-        Seats.of(environment, {}, {}).add_players(client)
+        _ = Seats.of(environment, {}, {}).requested_players
     own = {"a": {"trainable": False}, "b": {"max_turns": 1}}
     own_section = EnvironmentConfig.model_validate({"name": "x", "taskset": {"id": "t"}, "seats": own})
     assert Seats.of(own_section, {}, {}).untrained == {"a"}
     plain = Seats.of(EnvironmentConfig(name="y", taskset={"id": "t"}), {}, {})
-    assert plain.add_players(client) is client, "a request without frozen seats is as it was"
-
-
-class Sampling(SimpleNamespace):
-    """Sampling parameters as verifiers has them."""
-
-    def model_copy(self, update: dict[str, Any]) -> "Sampling":
-        return Sampling(**{**vars(self), **update})
-
-
-@dataclass
-class Context:
-    """The context of an agent run."""
-
-    sampling: Sampling
-
-
-class Agent:
-    """An agent that makes the parameters of its runs, as verifiers' own does."""
-
-    def _rollout_params(self) -> dict[str, Any]:
-        return {"ctx": Context(Sampling(seed=7)), "agent_config": Sampling(), "interception": None}
-
-
-def test_agents_with_seeds_of_their_own_are_gone_with_their_episode() -> None:
-    """Their traces are, too: a process that leaves them to the garbage collector holds those of many episodes."""
-    agent = Agent()
-    vary_seeds(SimpleNamespace(_agents={"agent": agent}))  # type: ignore[arg-type]
-    seeds = [agent._rollout_params()["ctx"].sampling.seed for _ in range(3)]
-    assert seeds == [7 + number * SEED_STRIDE for number in range(3)]
-    left = weakref.ref(agent)
-    gc.disable()
-    try:
-        del agent
-        assert left() is None
-    finally:
-        gc.enable()
+    client: Any = SimpleNamespace(headers={})
+    assert add_header(client, plain.requested_players, None) is client, "a request without frozen seats is as it was"

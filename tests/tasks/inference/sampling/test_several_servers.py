@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from flows.services.environments import EnvironmentServers
 from flows.services.ownership import identity, owned_processes
 from tasks.inference.engine.client import Engine, ServedModel
 from tasks.inference.environments import servers as environments
-from tasks.inference.sampling.attempts import OF_POLICY
-from tasks.inference.sampling.lost_servers import InFlightRollout, ServiceLost
-from tasks.inference.sampling.rollouts import BatchSampler, SamplingPlan
+from tasks.inference.sampling.crash_isolation import CrashIsolation
+from tasks.inference.sampling.lost_servers import InFlightRollout
+from tasks.inference.sampling.rollout_runner import OF_POLICY
+from tasks.inference.sampling.sampler import BatchSampler, SamplingPlan
 from tasks.runtime.stage import Policy
 from tests.fixtures.hosts import KEY, assigned
 from tests.fixtures.sampled import Groups, collected, failures
@@ -42,7 +43,8 @@ def tokens(groups: Groups) -> dict[str, list[int]]:
 def test_a_killed_server_costs_no_row(small_engine: Engine, view: Callable[..., View], tmp_path: Path) -> None:
     examples = environments.examples(REVERSE)
     assignments = assigned("reverse", examples["example_id"].to_pylist()[:12], 4)
-    losses = list[ServiceLost]()
+    losses, isolation = list[Sequence[InFlightRollout]](), CrashIsolation()
+    isolation.record = lambda lost, is_isolated: losses.append(lost) is not None  # type: ignore[method-assign]
 
     def sample(servers: EnvironmentServers, addresses: tuple[str, ...], on_first: Callable[[], None]) -> Any:
         groups, take = collected(on_first)
@@ -53,19 +55,19 @@ def test_a_killed_server_costs_no_row(small_engine: Engine, view: Callable[..., 
             step=0,
             config=view(REVERSE, max_in_flight=16),
             on_group=take,
-            plan=SamplingPlan(record_loss=lambda lost: losses.append(lost) or ()),
+            plan=SamplingPlan(isolation=isolation),
             find=servers.addresses_now if len(addresses) > 1 else None,
         )
-        put, loads = sampler.dealer.put, sampler.dealer._loads
+        put, loads = sampler.servers.put, sampler.servers._loads
 
         def watched(rollout: InFlightRollout) -> None:
-            there = {each: loads["reverse", each] for each in sampler.dealer.addresses["reverse"]}
+            there = {each: loads["reverse", each] for each in sampler.servers.addresses["reverse"]}
             assert there[rollout.server] == min(there.values()), "the one that has fewest takes it, whoever is faster"
             put(rollout)
 
-        sampler.dealer.put = watched  # type: ignore[method-assign]
+        sampler.servers.put = watched  # type: ignore[method-assign]
         sampler.sample(assignments, examples)
-        return tokens(groups), sampler.dealer._dealt
+        return tokens(groups), sampler.servers._dealt
 
     with Supervisor("several", tmp_path) as supervisor:
         servers = EnvironmentServers(supervisor, RunConfig(environments=(REVERSE,)), KEY)
@@ -81,8 +83,8 @@ def test_a_killed_server_costs_no_row(small_engine: Engine, view: Callable[..., 
 
         killed, dealt = sample(servers, both(), lambda: os.kill(second.pid or 0, signal.SIGKILL))
         (lost,) = losses
-        assert killed == alone and 1 <= len(lost.in_flight) <= 16
-        assert dealt.total() == assignments.num_rows + len(lost.in_flight), "what was in flight there, and no more"
+        assert killed == alone and 1 <= len(lost) <= 16
+        assert dealt.total() == assignments.num_rows + len(lost), "what was in flight there, and no more"
         until(lambda: len(both()) == 2, lambda: "the killed server did not come back")
         assert second.generation == 2 and servers._handles["reverse"].generation == 1
     assert owned_processes(identity()) == []

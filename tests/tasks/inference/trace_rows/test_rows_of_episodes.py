@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.evaluation.stage import estimates
-from tasks.inference.sampling.attempts import episode_rows
+from tasks.inference.sampling.rollout_runner import episode_rows
 from tasks.inference.sampling.seats import SeatClient, Seats
 from tasks.inference.trace_rows.failures import Failure
 from tasks.inference.trace_rows.rows import RolloutOrigin, trace_tables
@@ -31,7 +31,6 @@ def played(members: dict[str, Any], wrong: tuple[str, int | None] | None = None,
 
     `members` has what each earned, or its error, or None where it was not scored; who is in capitals is never trained.
     """
-    from verifiers.v1.serve.delta import dump
     from verifiers.v1.trace import Error
 
     traces = [blank(name.lower()) for name in members]
@@ -51,9 +50,17 @@ def played(members: dict[str, Any], wrong: tuple[str, int | None] | None = None,
     episode = asyncio.run(sent(traces, [*turns, finish]))
     episode.ok = wrong is None and all(trace.ok for trace in traces)
     episode.errors = [Error(type=wrong[0], message="the program fell", status_code=wrong[1])] if wrong else []
-    rows, cause = episode_rows(dump(episode), ORIGIN, Seats("e", {}), POLICY)
+    rows, cause = episode_rows(wire(episode), ORIGIN, Seats("e", {}), POLICY)
     assert rows is not None
     return {row["agent"]: (row["reward"], row["error_class"]) for row in rows[0]}, cause
+
+
+def wire(episode: Any) -> Any:
+    """An episode as it comes over the wire."""
+    from verifiers.v1.episode import WireEpisode
+    from verifiers.v1.serve.delta import dump
+
+    return WireEpisode.model_validate(dump(episode))
 
 
 def kind(cause: Failure | None) -> str | None:
@@ -83,7 +90,6 @@ def test_what_an_environment_scored_in_knowledge_of_the_failure_stands() -> None
 
 
 def test_the_row_says_whose_failure_it_was() -> None:
-    from verifiers.v1.serve.delta import dump
     from verifiers.v1.trace import Error
 
     traces = [blank("assistant"), blank("user")]
@@ -91,7 +97,7 @@ def test_the_row_says_whose_failure_it_was() -> None:
     traces[1].errors = [Error(type="ProviderError", message="no answer", status_code=503)]
     turns = [partial(Player(trace).move, "asks", "well?", REPLY) for trace in traces]
     episode = asyncio.run(sent(traces, [*turns, lambda: traces[0].record_reward("r", 1.0)]))
-    rows, _ = episode_rows(dump(episode), ORIGIN, Seats("e", {}), POLICY)
+    rows, _ = episode_rows(wire(episode), ORIGIN, Seats("e", {}), POLICY)
     assert rows is not None
     assert rows[0][0]["error_message"].startswith("agent 'user' of its episode failed: no answer")
     assert rows[0][1]["error_message"].startswith("no answer")
@@ -119,10 +125,9 @@ def test_what_is_tried_again_is_the_failure_and_not_what_followed_from_it() -> N
 
 @pytest.mark.usefixtures("plugins")
 def test_a_seat_that_never_had_to_move_keeps_its_reward() -> None:
-    from verifiers.v1.serve.delta import dump
 
     (episode,), _ = scripted.played({"id": "forfeits"}, ("first", "second"), lambda body: "no move at all")
-    rows, cause = episode_rows(dump(episode), ORIGIN, Seats("e", {}), SeatClient(SimpleNamespace(base_url=""), "m"))
+    rows, cause = episode_rows(wire(episode), ORIGIN, Seats("e", {}), SeatClient(SimpleNamespace(base_url=""), "m"))
     assert rows is not None and cause is None, "nothing is to be tried again"
     assert {row["agent"]: (row["reward"], row["error_class"], row["num_turns"]) for row in rows[0]} == {
         "first": (-1.0, None, 1),

@@ -5,7 +5,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
@@ -17,13 +17,13 @@ import pyarrow.compute as pc
 
 from storage.turns import KeptTurns
 from tasks.inference.engine.client import MODEL, SERVE_SECONDS, EngineLost, ServedModel
-from tasks.inference.sampling.attempts import OF_POLICY, RolloutRunner, Rows
-from tasks.inference.sampling.dealing import FindServers, GroupSetAside, RolloutDealer
+from tasks.inference.sampling.crash_isolation import CrashIsolation
 from tasks.inference.sampling.limits import AdaptiveLimit, GroupQuota, Limiter, StoppedEarly, straggler_failure
 from tasks.inference.sampling.load_meter import LoadMeter, report_loads
 from tasks.inference.sampling.lost_servers import ServiceLost, ServiceWatch
 from tasks.inference.sampling.replicas import Replicas
-from tasks.inference.trace_rows.failures import Failure
+from tasks.inference.sampling.rollout_runner import OF_POLICY, RolloutRunner, Rows
+from tasks.inference.sampling.server_pool import FindServers, GroupIsolated, ServerPool
 from tasks.inference.trace_rows.image_tensors import tensors_of
 from tasks.inference.trace_rows.rows import Row, trace_tables
 from tasks.runtime.refs import Policy
@@ -36,8 +36,6 @@ POLL_SECONDS = 0.5
 """Upper bound on how late a signal is noticed that arrives just before the thread waits."""
 POLICY_SECONDS = 0.05
 """Between two looks whether a newer policy is there, where that changes what is under way."""
-LAG_INTERVAL_SECONDS = 0.25
-"""Length of the sleeps that are measured."""
 Result = TypeVar("Result")
 
 _log = logging.getLogger("stagecoach")
@@ -58,10 +56,8 @@ class SamplingPlan:
     num_groups: Mapping[str, int] = field(default_factory=dict)
     """By environment: after how many groups the others are stopped. An environment without a number is sampled to the
     end."""
-    one_at_a_time: bool = False
-    """Whether at most one rollout is in flight."""
-    given_up: Mapping[str, Failure] = field(default_factory=dict)
-    """Assignments that are not sampled, by id, with the reason: each becomes a failed row at once."""
+    isolation: CrashIsolation = field(default_factory=CrashIsolation)
+    """Which groups are sampled after all others, and which assignments become failed rows at once."""
     outdated: Callable[[], bool] = lambda: False
     """Whether no further group may be begun; what is begun is sampled to its end, the others leave nothing."""
     begin: Callable[[str, Collection[int]], int | None] = lambda group_id, versions: None
@@ -69,9 +65,6 @@ class SamplingPlan:
     Returns the oldest version of which these may be used; None where only those of the policy itself may be."""
     turns: KeptTurns | None = None
     """Takes the turns of rollouts that are under way, and has those that need not be sampled again."""
-    record_loss: Callable[[ServiceLost], Collection[str]] = lambda lost: ()
-    """Is called with each environment server that is lost while others of its environment are left, and returns the
-    groups that are not to be sampled beside others any more: they leave nothing."""
     renew: Callable[[], Renewal | None] | None = None
     """Called when the plan is outdated, to go on with a newer policy: what is begun then has tokens of both. It may
     return None, as often as it is called: then no further group is begun."""
@@ -113,7 +106,7 @@ class BatchSampler:
     that is not named, and frozen seats under `seat_model_name`. `config` has the sections rollout, environments, engine
     and model. Every assignment ends as at least one traces row: a failed rollout is a row with its error. Groups are
     handed over one at a time, from a thread of their own. `addresses` are those of each environment's servers. `bring`
-    returns where the policy is served by now, and `find` where environment servers are (see `RolloutDealer.follow`),
+    returns where the policy is served by now, and `find` where environment servers are (see `ServerPool.follow`),
     for those that are started again meanwhile.
     """
 
@@ -138,9 +131,9 @@ class BatchSampler:
         # Weights that are exchanged under rollouts are so at all replicas that began them: none joins meanwhile.
         num_replicas = max(config.engine.num_replicas, len(urls))
         self.replicas = Replicas(urls, num_replicas, bring if num_replicas > 1 and not plan.renew else None)
-        self.dealer = RolloutDealer(addresses, plan.record_loss, plan.one_at_a_time)
+        self.servers = ServerPool(addresses, self._record_loss, plan.isolation.isolates)
         silent_seconds = max(config.engine.hang_seconds, SERVE_SECONDS)
-        self.watch = ServiceWatch(engines, self.dealer.addresses, self._survive, silent_seconds)
+        self.watch = ServiceWatch(engines, self.servers.addresses, self._survive, silent_seconds)
         # It has a name of its own at the engine, so no rollout goes on with another one.
         adapter = OF_POLICY in served and served[OF_POLICY].model != MODEL
         self.runner = RolloutRunner(
@@ -161,10 +154,11 @@ class BatchSampler:
         """Groups that are being sampled, or wait for the limit, with their work."""
         self.stopped: set[str] = set()
         """Those that were not wanted any more."""
-        self.limiter = Limiter(1 if plan.one_at_a_time else config.rollout.max_in_flight)
-        adaptive = config.rollout.adaptive_in_flight and not plan.one_at_a_time
-        self.adaptive_limit = AdaptiveLimit(self.limiter, engines) if adaptive else None
-        self.loop_lag = LoopLag()
+        self.limiter = Limiter(config.rollout.max_in_flight)
+        self.adaptive_limit = AdaptiveLimit(self.limiter, engines) if config.rollout.adaptive_in_flight else None
+        self.waiting: dict[str, tuple[list[Row], Mapping[tuple[str, str], str]]] = {}
+        """Isolated groups with their tasks, which begin when all others have ended."""
+        self.is_isolating = False
         # The store takes one commit after another; groups that end together must not race for it.
         self.commit_lock = asyncio.Lock()
 
@@ -183,7 +177,7 @@ class BatchSampler:
 
         watching = asyncio.create_task(self._watch_services())
         sampling = asyncio.create_task(self._sample_groups(prepare(assignments), prepare))
-        monitors = [asyncio.create_task(each.run()) for each in (self.loop_lag, self.adaptive_limit) if each]
+        monitors = [asyncio.create_task(each.run()) for each in (self.adaptive_limit,) if each]
         monitors.append(asyncio.create_task(self.replicas.follow(self._join)))
         if self.plan.meter and self.replicas.urls:
             monitors.append(asyncio.create_task(report_loads(self.plan.meter, self._policy_served)))
@@ -202,9 +196,9 @@ class BatchSampler:
             ends = await asyncio.gather(watching, sampling, *monitors, return_exceptions=True)
             for end in ends[2:]:  # a monitor that fails stops no rollout
                 if isinstance(end, Exception):
-                    _log.error("the monitor of the limit, the event loop's lag or the replicas has failed: %r", end)
-            self.dealer.close()
-            _log.info("sampled %d groups; %s", len(self.begun), self.loop_lag)
+                    _log.error("the monitor of the limit or the replicas has failed: %r", end)
+            await self.servers.close()
+            _log.info("sampled %d groups", len(self.begun))
 
     async def _watch_services(self) -> None:
         async with asyncio.TaskGroup() as watching:
@@ -212,7 +206,7 @@ class BatchSampler:
             watching.create_task(self.watch.follow_engines())
             watching.create_task(self.watch.clock.run())
             if self.find:
-                watching.create_task(self.dealer.follow(self.find, self.watch.lose))
+                watching.create_task(self.servers.follow(self.find, self.watch.lose))
 
     async def _sample_groups(self, prepared: PreparedGroups, prepare: Callable[[pa.Table], PreparedGroups]) -> None:
         try:
@@ -220,6 +214,13 @@ class BatchSampler:
                 self._add_groups(running, prepared)
                 if self.plan.streams:
                     running.create_task(self._follow_stream(running, prepare))
+            self.is_isolating = True
+            while self.waiting:
+                group_id, members = self.waiting.popitem()
+                async with asyncio.TaskGroup() as running:
+                    self.live[group_id] = running.create_task(self._sample_or_leave(group_id, *members))
+                    if self.plan.streams:
+                        running.create_task(self._follow_stream(running, prepare))
         except* DroppedGroups:
             pass
 
@@ -228,9 +229,12 @@ class BatchSampler:
         for row in prepared.rows:
             groups.setdefault(row["group_id"], []).append(row)
         for group_id, members in groups.items():
-            if group_id not in self.live.keys() | self.begun:
-                work = self._sample_or_leave(group_id, members, prepared.tasks)
-                self.live[group_id] = running.create_task(work)
+            if group_id in self.live.keys() | self.waiting.keys() | self.begun:
+                continue
+            if self.plan.isolation.isolates(group_id):
+                self.waiting[group_id] = members, prepared.tasks
+            else:
+                self.live[group_id] = running.create_task(self._sample_or_leave(group_id, members, prepared.tasks))
 
     async def _follow_stream(self, running: asyncio.TaskGroup, prepare: Callable[[pa.Table], PreparedGroups]) -> None:
         """Stop groups that are not wanted any more, and go on with newer policies, as long as something is sampled.
@@ -244,7 +248,7 @@ class BatchSampler:
                 continue
             if self.plan.drops_begun:
                 raise DroppedGroups
-            if self.plan.renew is None:
+            if self.plan.renew is None or self.is_isolating:
                 continue
             # Nothing is committed until the engine is known to serve the right weights.
             async with self.commit_lock:
@@ -261,7 +265,7 @@ class BatchSampler:
         for group_id in expired:
             self.live[group_id].cancel()
         self.stopped |= expired
-        self.dealer.forget(expired)
+        self.servers.forget(expired)
 
     def _renew(self, renew: Callable[[], Renewal | None]) -> Renewal | None:
         try:
@@ -273,22 +277,26 @@ class BatchSampler:
         try:
             while not await self.replicas.run(group_id, partial(self._sample_group, group_id, members, tasks)):
                 # Its rollouts went with the replica; what is left in flight is an environment server's.
-                self.dealer.forget({group_id})
+                self.servers.forget({group_id})
         except* NotBegun:  # its other members wait for the limit, or have seen the same
             pass
-        except* GroupSetAside:
-            self.dealer.forget({group_id})
+        except* GroupIsolated:
+            self.servers.forget({group_id})
+            self.waiting[group_id] = members, tasks
         finally:
             del self.live[group_id]
 
     async def _sample_group(self, group_id: str, members: list[Row], tasks: Mapping[tuple[str, str], str]) -> None:
         texts = {tasks[row["environment"], row["example_id"]] for row in members}  # nearly always one
         parsed = {text: json.loads(text) for text in texts}
+        limit = asyncio.Semaphore(1 if self.is_isolating else len(members))
+
+        async def sample_member(row: Row) -> tuple[Rows, bool]:
+            async with limit:
+                return await self._sample_assignment(row, parsed[tasks[row["environment"], row["example_id"]]])
+
         async with asyncio.TaskGroup() as running:
-            pending = [
-                running.create_task(self._sample_assignment(row, parsed[tasks[row["environment"], row["example_id"]]]))
-                for row in members
-            ]
+            pending = [running.create_task(sample_member(row)) for row in members]
         self.replicas.finish(group_id)
         results = [task.result() for task in pending]
         # A group with a stopped member does not count: the quota is of groups that ended by themselves.
@@ -306,7 +314,7 @@ class BatchSampler:
 
     async def _sample_assignment(self, assignment: Row, task: dict[str, Any]) -> tuple[Rows, bool]:
         """Return the rows of one assignment, and whether it was stopped; waits until the limit admits it."""
-        if (failure := self.plan.given_up.get(assignment["assignment_id"])) is not None:
+        if (failure := self.plan.isolation.failure(assignment)) is not None:
             return self.runner.rows_without_trace(assignment, failure, time.time(), 0.0), False
         started: float | None = None
         try:
@@ -314,9 +322,9 @@ class BatchSampler:
                 self._begin(assignment["group_id"])
                 started = time.time()
                 with self.plan.meter.rollout() if self.plan.meter else nullcontext():
-                    rows = await self.dealer.run(assignment, partial(self.runner.run, assignment, task))
+                    rows = await self.servers.run(assignment, partial(self.runner.run, assignment, task))
         except StoppedEarly:
-            self.dealer.in_flight.pop(assignment["assignment_id"], None)
+            self.servers.in_flight.pop(assignment["assignment_id"], None)
             now = time.time()
             seconds = None if started is None else now - started
             failure = straggler_failure(assignment["environment"], seconds)
@@ -326,11 +334,14 @@ class BatchSampler:
     def _survive(self, lost: ServiceLost) -> bool:
         """Tell whether sampling goes on without a service that is lost: others take what it had in flight."""
         if lost.environment:
-            return self.dealer.survive(lost)
+            return self.servers.reassign(lost)
         survived = self.replicas.survive(lost.address)
         if survived:
             self._follow_load()
         return survived
+
+    def _record_loss(self, lost: ServiceLost) -> None:
+        lost.is_isolated = self.plan.isolation.record(lost.in_flight, self.is_isolating)
 
     def _join(self, served: ServedModel) -> None:
         self.watch.add([served])
@@ -357,9 +368,10 @@ class BatchSampler:
         self.begun.add(group_id)
 
     def _add_in_flight(self, error: Exception) -> Exception:
-        """Add to the loss of an environment server the rollouts that were in flight there."""
+        """Add to the loss of an environment server the rollouts that were in flight there, and count it for them."""
         if isinstance(error, ServiceLost):
-            error.in_flight = self.dealer.in_flight_at(error)
+            error.in_flight = self.servers.in_flight_at(error)
+            self._record_loss(error)
         return error
 
 
@@ -428,40 +440,3 @@ def run_in_background_loop(coroutine: Coroutine[Any, Any, Result]) -> Result:
             continue
     thread.join()
     return started[0].result()
-
-
-class LoopLag:
-    """Measures how much later than requested a sleep on the running event loop ends, in seconds.
-
-    Everything on the loop waits about that long: an answer of the engine that has arrived, a time limit that is over.
-    """
-
-    def __init__(
-        self, clock: Callable[[], float] | None = None, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    ) -> None:
-        self._clock = clock
-        self._sleep = sleep
-        self.worst = 0.0
-        self.total = 0.0
-        self.num_samples = 0
-
-    async def run(self) -> None:
-        """Measure until cancelled."""
-        clock = self._clock or asyncio.get_running_loop().time
-        while True:
-            before = clock()
-            await self._sleep(LAG_INTERVAL_SECONDS)
-            self.add(clock() - before - LAG_INTERVAL_SECONDS)
-
-    def add(self, late: float) -> None:
-        """Count one measurement; a clock of low resolution may give a negative one, which counts as 0."""
-        late = max(0.0, late)
-        self.num_samples += 1
-        self.total += late
-        self.worst = max(self.worst, late)
-
-    def __str__(self) -> str:
-        if not self.num_samples:
-            return "the event loop's lag was not measured"
-        average = self.total / self.num_samples
-        return f"the event loop was {average:.3f} s late on average and {self.worst:.3f} s at worst"

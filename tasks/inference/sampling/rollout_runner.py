@@ -7,15 +7,16 @@ raised, because it is no rollout's fault.
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from storage.turns import KeptTurn, KeptTurns
 from tasks.inference.engine import model_info
 from tasks.inference.engine.client import POLICIES_HEADER, Engine, ServedModel, sampled_by
-from tasks.inference.sampling.dealing import DealtRollout
+from tasks.inference.environments.agent_runs import add_header
 from tasks.inference.sampling.lost_servers import ServiceWatch
 from tasks.inference.sampling.seats import SeatClient, Seats
+from tasks.inference.sampling.server_pool import PoolSlot
 from tasks.inference.trace_rows.failures import Failure, failure_of_error
 from tasks.inference.trace_rows.rows import (
     RolloutOrigin,
@@ -23,12 +24,14 @@ from tasks.inference.trace_rows.rows import (
     error_columns,
     require_policies,
     row_of_failure,
-    rows_of_plain_trace,
+    rows_of_record,
+    wire_record,
 )
 from tasks.runtime.refs import Policy
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.client import EvalClientConfig, TrainClientConfig
+    from verifiers.v1.episode import WireEpisode
     from verifiers.v1.types import SamplingConfig
 
     from configs.evaluation import ExternalModelConfig
@@ -48,26 +51,6 @@ CHAT_API_SEEDS = 2**30
 
 Rows = tuple[list[Row], list[Row]]
 """Rows of traces and of messages."""
-
-
-@dataclass(frozen=True)
-class SharedRequest:
-    """What all requests for rollouts of one environment have in common."""
-
-    client: SeatClient
-    dumped: Row
-    """Client and model, as they travel."""
-
-    @classmethod
-    def of(cls, client: SeatClient, seats: Seats) -> "SharedRequest":
-        """Return the request with the frozen models of the seats in it."""
-        from verifiers.v1.serve.types import RunRequest
-        from verifiers.v1.types import SamplingConfig
-
-        request = RunRequest(
-            task_data={}, client=seats.add_players(client.client), model=client.model, sampling=SamplingConfig()
-        )
-        return cls(client, request.model_dump(mode="json", include={"client", "model"}))
 
 
 class RolloutRunner:
@@ -113,8 +96,6 @@ class RolloutRunner:
         self.unproven: list[KeptTurn] | None = None
         """The turns that came since weights began to be exchanged: they may be of wrong ones; None at other times."""
         self._turns = turns
-        self._requests: dict[tuple[str, str], SharedRequest] = {}
-        """By environment, of those that were sampled, and URL of the engine's replica."""
 
     def begin_exchange(self) -> None:
         """Keep no further turn until the engine is known to serve the right weights."""
@@ -133,7 +114,7 @@ class RolloutRunner:
         self.versions[policy.key] = policy.version
         self.served[OF_POLICY] = served
 
-    async def run(self, assignment: Row, task: dict[str, Any], server: DealtRollout) -> Rows:
+    async def run(self, assignment: Row, task: dict[str, Any], server: PoolSlot) -> Rows:
         """Return the rows of one assignment, within rollout.timeout_seconds.
 
         Raises ServiceLost, and ServerGone where the environment has other servers, and nothing else.
@@ -174,7 +155,7 @@ class RolloutRunner:
         return RolloutOrigin(assignment, policy.key, policy.version, self.step, temperature, self.versions)
 
     async def _run_attempts(
-        self, origin: RolloutOrigin, task: dict[str, Any], server: DealtRollout, started: float
+        self, origin: RolloutOrigin, task: dict[str, Any], server: PoolSlot, started: float
     ) -> Rows:
         """Try until an attempt succeeds, cannot be helped by another one, or was the last.
 
@@ -202,33 +183,37 @@ class RolloutRunner:
         return rows
 
     async def _attempt(
-        self, origin: RolloutOrigin, task: dict[str, Any], server: DealtRollout, seed: int
+        self, origin: RolloutOrigin, task: dict[str, Any], server: PoolSlot, seed: int
     ) -> tuple[Rows | None, Failure | None]:
         """Run one episode: its rows, if it left a trace, and what went wrong, if something did."""
         name = origin.assignment["environment"]
-        request = self._request(name, origin.assignment["group_id"])
-        sampling = self._sampling(origin, seed).model_dump(mode="json")
+        client = self._client(name, origin.assignment["group_id"])
         try:
-            episode = await self._play(origin, server, request, {"task_data": task, "sampling": sampling})
+            episode = await self._play(origin, server, client, task, self._sampling(origin, seed))
         except RuntimeError as error:
             # verifiers' client raises a refusal of the server so, with the name of the error's type in front.
             kind, _, message = str(error).partition(": ")
             return None, failure_of_error({"type": kind, "message": message or str(error)})
-        return episode_rows(episode, origin, self.seats[name], request.client)
+        return episode_rows(episode, origin, self.seats[name], client)
 
     async def _play(
-        self, origin: RolloutOrigin, server: DealtRollout, request: "SharedRequest", own: Row
-    ) -> dict[str, Any]:
-        """Return the episode of a rollout, whose turns are kept where that is asked for."""
-        if (turns := self._turns) is None:
-            return await server.client.run(request.dumped | own)
-        from tasks.inference.sampling.rollout_client import KEPT_TURNS  # it imports verifiers
+        self, origin: RolloutOrigin, server: PoolSlot, client: SeatClient, task: Row, sampling: "SamplingConfig"
+    ) -> "WireEpisode":
+        """Return the episode of a rollout, whose turns are kept where the plan keeps them."""
+        turns = self._turns
 
         def keep(played: Mapping[str, str]) -> None:
-            turn = _kept_turn(origin, request.client.model, played)
-            turns.put(turn) if self.unproven is None else self.unproven.append(turn)
+            if turns is not None:
+                turn = _kept_turn(origin, client.model, played)
+                turns.put(turn) if self.unproven is None else self.unproven.append(turn)
 
-        return await server.client.run(request.dumped | own | {KEPT_TURNS: self._usable(turns, origin)}, keep)
+        name = origin.assignment["environment"]
+        players = self.seats[name].requested_players
+        # A server of another program would send the answers to the engine, with the header that holds them.
+        is_external = bool(self.environments[name].addresses)
+        kept_answers = None if turns is None or is_external else self._usable(turns, origin)
+        requested = add_header(client.client, players, kept_answers)
+        return await server.play(requested, client.model, sampling, task, keep)
 
     def versions_of_turns(self, group_id: str) -> set[int]:
         """Return the versions of the policies that have sampled kept turns of a group, of those that are known here."""
@@ -249,22 +234,19 @@ class RolloutRunner:
         def usable(turn: KeptTurn) -> bool:
             young = all(known.get(key, -1) >= least for key in turn.policies)
             # What was kept before the config was changed may not say which policy sampled which token.
-            return young and (not turn.policies or bool(self.versions) == bool(sampled_by(turn.answer.encode())))
+            return young and (not turn.policies or bool(self.versions) == bool(sampled_by(turn.answer)))
 
         every = turns.of(assignment["group_id"])
         own = (turn for turn in every if turn.assignment_id == assignment["assignment_id"] and usable(turn))
         return {turn.request: turn.answer for turn in own}
 
-    def _request(self, name: str, group_id: str) -> "SharedRequest":
+    def _client(self, name: str, group_id: str) -> SeatClient:
         sampler = self._sampler(name)
-        served = self.served[sampler]
+        served, config = self.served[sampler], self.client_configs[sampler]
         url = self.replica_of(group_id) if sampler == OF_POLICY and not served.chat else served.url
-        if (name, url) not in self._requests:
-            config = self.client_configs[sampler]
-            if url != served.url:
-                config = config.model_copy(update={"base_url": api_address(url)})
-            self._requests[name, url] = SharedRequest.of(SeatClient(config, served.model), self.seats[name])
-        return self._requests[name, url]
+        if url != served.url:
+            config = config.model_copy(update={"base_url": api_address(url)})
+        return SeatClient(config, served.model)
 
     def _sampler(self, name: str) -> str:
         return name if name in self.served else OF_POLICY
@@ -284,8 +266,8 @@ def _kept_turn(origin: RolloutOrigin, model: str, played: Mapping[str, str]) -> 
     """Return a turn as its environment server has sent it; `model` is the name of the model that samples rollouts."""
     policies: tuple[str, ...] = ()
     if played["model"] == model and origin.policy_key:
-        by = sampled_by(played["answer"].encode())
-        policies = tuple(dict(by.runs)) if by else (origin.policy_key,)
+        spans = sampled_by(played["answer"])
+        policies = tuple(dict(spans)) if spans else (origin.policy_key,)
     place = {name: origin.assignment[name] for name in ("group_id", "assignment_id")}
     return KeptTurn(**place, request=played["request"], answer=played["answer"], policies=policies)
 
@@ -359,9 +341,9 @@ def sampling_config(config: "View", temperature: float, seed: int | None, salt: 
 
 
 def episode_rows(
-    episode: Row, origin: RolloutOrigin, seats: Seats, client: SeatClient
+    episode: "WireEpisode", origin: RolloutOrigin, seats: Seats, client: SeatClient
 ) -> tuple[Rows | None, Failure | None]:
-    """Return the rows of an episode, plain data as it came, and the first cause of what went wrong in it.
+    """Return the rows of an episode, and the first cause of what went wrong in it.
 
     An agent's own error belongs to its own row: the other agents keep their rewards, since the environment went on to
     score them. There are two exceptions. Where the failed agent is never trained (a user, an opponent, a judge) and its
@@ -372,21 +354,22 @@ def episode_rows(
     """
     traces, messages = [], []
     # Rows first, failures after: what one agent's row becomes depends on how all the others ended.
-    for trace in episode["traces"]:
-        row, own_messages = rows_of_plain_trace(trace, origin, episode["id"])
-        traces.append(row | seats.trace_columns(trace["agent"], client, origin))
+    for trace in episode.traces:
+        record = wire_record(trace)
+        row, nodes = rows_of_record(record, origin, episode.id)
+        traces.append(row | seats.trace_columns(record["agent"], client, origin))
         if origin.versions and traces[-1]["policy_key"]:
-            require_policies(row, own_messages)
-        messages += own_messages
-    errors = episode["errors"]
-    episode_failure = failure_of_error(errors[-1]) if errors and not episode["ok"] else None
+            require_policies(row, nodes)
+        messages += nodes
+    errors = episode.errors
+    episode_failure = failure_of_error(errors[-1].model_dump()) if errors and not episode.ok else None
     if not traces:
         nothing = Failure("incomplete", "NoTrace", "the environment ran no agent and recorded no error")
         return None, episode_failure or nothing
     cause = _first_cause([failure for row in traces if (failure := _row_failure(row))], episode_failure)
     shared_failure = episode_failure or _untrained_agent_failure(traces)
-    for row, trace in zip(traces, episode["traces"], strict=True):
-        keeps_reward = episode_failure is None and (not row["trainable"] or KNOWN_ERROR_FIELD in trace["info"])
+    for row, trace in zip(traces, episode.traces, strict=True):
+        keeps_reward = episode_failure is None and (not row["trainable"] or KNOWN_ERROR_FIELD in trace.info)
         if shared_failure is not None and row["error_class"] is None and not keeps_reward:
             row |= {"reward": None, **error_columns(shared_failure)}
     return (traces, messages), cause

@@ -1,4 +1,4 @@
-"""Rollouts are dealt to the servers of their environment by load, and those of a lost server are played by others."""
+"""Rollouts go to the servers of their environment by load, and those of a lost server to its peers."""
 
 import asyncio
 from collections import Counter
@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.inference.sampling import dealing
-from tasks.inference.sampling.dealing import GroupSetAside, RolloutDealer
+from tasks.inference.sampling import server_pool
+from tasks.inference.sampling.crash_isolation import CrashIsolation
 from tasks.inference.sampling.limits import GroupQuota, Limiter
-from tasks.inference.sampling.lost_servers import Crashers, ServerGone, ServiceLost, server_name
+from tasks.inference.sampling.lost_servers import ServiceLost, server_name
 from tasks.inference.sampling.replicas import Replicas
-from tasks.inference.sampling.rollouts import BatchSampler, PreparedGroups, SamplingPlan
+from tasks.inference.sampling.sampler import BatchSampler, PreparedGroups, SamplingPlan
+from tasks.inference.sampling.server_pool import GroupIsolated, ServerPool
+from tasks.inference.trace_rows.failures import Failure
 from tests.fixtures.hosts import assigned
 
 A, B, C = (f"tcp://127.0.0.1:{port}" for port in (1, 2, 3))
@@ -45,50 +47,43 @@ class Connection:
     def let_go(self, name: str, wrong: bool = False) -> None:
         self.there[name].set_result(WRONG if wrong else self.address)
 
-    def abandon(self) -> None:
-        for each in self.there.values():
-            each.set_exception(ServerGone())
-
 
 class Table:
-    """A dealer with its servers, and the rollouts that were dealt, in order."""
+    """A pool of servers, and the rollouts that each got, in order."""
 
     def __init__(self, addresses: Sequence[str], **given: Any) -> None:
-        self.dealer = RolloutDealer({"e": addresses}, **given)
+        self.pool = ServerPool({"e": addresses}, **given)
         self.connections: dict[str, Connection] = {}
         self.dealt: list[tuple[str, str]] = []
         self.tasks: dict[str, asyncio.Task[str]] = {}
-        self.dealer._client = self._client  # type: ignore[method-assign, assignment]
+        self.pool._connection = self._connection  # type: ignore[method-assign, assignment]
 
-    def _client(self, server: tuple[str, str]) -> Connection:
-        # Kept where the dealer looks for them when it gives a server up.
-        connection: Any = self.connections.setdefault(server[1], Connection(server[1]))
-        self.dealer._clients[server] = connection
-        return self.connections[server[1]]
+    def _connection(self, server: tuple[str, str]) -> Connection:
+        return self.connections.setdefault(server[1], Connection(server[1]))
 
     async def begin(self, *names: str) -> None:
         for name in names:
             row = {"assignment_id": name, "group_id": name.partition("/")[0], "environment": "e"}
 
-            async def play(dealt: Any, name: str = name) -> str:
+            async def play(slot: Any, name: str = name) -> str:
                 """Play it; where it goes wrong there, another time elsewhere."""
                 for _ in range(9):
-                    self.dealt.append((name, dealt.client.address))
-                    if (place := await dealt.client.play(name)) != WRONG:
+                    self.dealt.append((name, slot._rollout.server))
+                    if (place := await slot.play(name)) != WRONG:
                         return str(place)
-                    dealt.move()
+                    slot.move()
                 raise AssertionError
 
-            self.tasks[name] = asyncio.create_task(self.dealer.run(row, play))
+            self.tasks[name] = asyncio.create_task(self.pool.run(row, play))
             await settled()
 
     async def end(self, *names: str, wrong: bool = False) -> None:
         for name in names:
-            self.connections[self.dealer.in_flight[name].server].let_go(name, wrong)
+            self.connections[self.pool.in_flight[name].server].let_go(name, wrong)
         await settled()
 
     async def lose(self, address: str) -> bool:
-        survived = self.dealer.survive(loss(address))
+        survived = self.pool.reassign(loss(address))
         if survived:  # the next one of this address is another server
             self.connections.pop(address, None)
         await settled()
@@ -112,11 +107,11 @@ def test_each_rollout_goes_to_the_server_that_has_fewest() -> None:
         await table.end(*table.of(B))
         await table.begin("h/0", "h/1", "h/2")
         assert table.of(B)[3:] == ["h/0", "h/1", "h/2"], "the others have three each"
-        await table.end(*table.dealer.in_flight)
+        await table.end(*table.pool.in_flight)
         await table.begin(*(f"i/{number}" for number in range(3)))
         assert [address for _, address in table.dealt[-3:]] == [A, C, B], "of several the one that had fewest so far"
-        await table.end(*table.dealer.in_flight)
-        assert not table.dealer.in_flight and {*table.dealer._loads.values()} == {0}
+        await table.end(*table.pool.in_flight)
+        assert not table.pool.in_flight and {*table.pool._loads.values()} == {0}
 
     asyncio.run(run())
 
@@ -133,8 +128,8 @@ def test_what_a_lost_server_has_is_played_by_the_others_and_what_ended_is_not() 
         assert sorted(table.dealt[9:]) == sorted([(others[0], A), (others[1], C)])
         assert await table.lose(A)
         assert not await table.lose(C), "the last one is the loss of the environment's server"
-        assert {each.server for each in table.dealer.in_flight.values()} == {C}
-        await table.end(*table.dealer.in_flight)
+        assert {each.server for each in table.pool.in_flight.values()} == {C}
+        await table.end(*table.pool.in_flight)
         assert {name: await task for name, task in table.tasks.items()} == {
             f"g/{number}": B if f"g/{number}" == ended else C for number in range(9)
         }
@@ -149,56 +144,40 @@ def test_what_went_wrong_on_one_server_is_tried_on_another() -> None:
         assert table.of(A) == ["g/0", "g/2"]
         await table.end("g/1", wrong=True)
         assert table.dealt[3:] == [("g/1", A)], "also where the other one has more"
-        assert table.dealer.in_flight["g/1"].server == A
+        assert table.pool.in_flight["g/1"].server == A
         assert await table.lose(A), "and what it had is played again by the other"
-        await table.end(*table.dealer.in_flight, wrong=True)
+        await table.end(*table.pool.in_flight, wrong=True)
         assert Counter(address for _, address in table.dealt[4:]) == {B: 6}, "which is the only one"
-        await table.end(*table.dealer.in_flight)
-        assert [await each for each in table.tasks.values()] == [B] * 3 and not any(table.dealer._loads.values())
+        await table.end(*table.pool.in_flight)
+        assert [await each for each in table.tasks.values()] == [B] * 3 and not any(table.pool._loads.values())
 
     asyncio.run(run())
 
 
-def test_a_group_that_was_at_two_losses_is_set_aside() -> None:
+def isolating(table: "Table", isolation: CrashIsolation) -> None:
+    """Have a table's pool count losses for an isolation."""
+    table.pool._record_loss = lambda lost: bool(isolation.record(lost.in_flight, is_isolated=False)) and None
+    table.pool._isolates = isolation.isolates
+
+
+def test_a_group_that_was_at_two_losses_is_isolated() -> None:
     async def run() -> None:
-        crashers = Crashers()
-
-        def record_loss(lost: ServiceLost) -> set[str]:
-            crashers.record_loss(lost.service, lost.in_flight, alone=False)
-            return crashers.find_suspected({each.group_id for each in lost.in_flight})
-
-        table = Table([A, B, C], record_loss=record_loss)
+        table = Table([A, B, C])
+        isolating(table, CrashIsolation())
         await table.begin("deadly/0", "b/0", "c/0")
         await table.lose(A)
         assert table.dealt[3:] == [("deadly/0", B)]
         await table.lose(B)
         assert table.dealt[4:] == [("b/0", C)], "b was at one loss"
-        with pytest.raises(GroupSetAside):
+        with pytest.raises(GroupIsolated):
             await table.tasks["deadly/0"]
         await table.end("b/0", "c/0")
 
     asyncio.run(run())
 
 
-def test_where_one_rollout_is_alone_the_loss_of_its_server_is_for_who_looks_for_it() -> None:
-    async def run() -> None:
-        table = Table([A, B, C], one_at_a_time=True)
-        await table.begin("deadly/0")
-        assert await table.lose(B), "nothing was there"
-        assert not await table.lose(A)
-        lost = loss(A)
-        assert [each.assignment_id for each in table.dealer.in_flight_at(lost)] == ["deadly/0"]
-        table.tasks["deadly/0"].cancel()
-        await settled()
-        assert len(table.dealer.in_flight_at(lost)) == 1, "it is blamed also after all has been stopped"
-        table.dealer.forget({"deadly"})
-        assert not table.dealer.in_flight
-
-    asyncio.run(run())
-
-
 def test_servers_join_and_those_whose_process_has_ended_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dealing, "FOLLOW_SECONDS", 0.01)
+    monkeypatch.setattr(server_pool, "FOLLOW_SECONDS", 0.01)
 
     async def run() -> None:
         table, lost, asked = Table([A, B]), list[str](), list[Collection[str]]()
@@ -210,13 +189,13 @@ def test_servers_join_and_those_whose_process_has_ended_are_lost(monkeypatch: py
 
         def lose(each: ServiceLost) -> None:
             lost.append(each.address)
-            assert table.dealer.survive(each)
+            assert table.pool.reassign(each)
 
-        following = asyncio.create_task(table.dealer.follow(find, lose))
+        following = asyncio.create_task(table.pool.follow(find, lose))
         while len(asked) < 5:
             await asyncio.sleep(0.01)
         following.cancel()
-        assert lost == [B] and table.dealer.addresses == {"e": [A, C]}
+        assert lost == [B] and table.pool.addresses == {"e": [A, C]}
         assert asked[0] == {A, B} and asked[-1] == {A, C}
         await table.begin("g/0", "g/1")
         assert [address for _, address in table.dealt] == [A, C]
@@ -226,7 +205,7 @@ def test_servers_join_and_those_whose_process_has_ended_are_lost(monkeypatch: py
 
 
 def test_one_that_is_lost_while_it_is_looked_for_does_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dealing, "FOLLOW_SECONDS", 0.01)
+    monkeypatch.setattr(server_pool, "FOLLOW_SECONDS", 0.01)
 
     async def run() -> None:
         table, looks = Table([A, B]), 0
@@ -239,11 +218,11 @@ def test_one_that_is_lost_while_it_is_looked_for_does_not_join(monkeypatch: pyte
                 asyncio.run_coroutine_threadsafe(table.lose(B), loop).result()
             return {"e": (A, B) if looks == 1 else (A,)}
 
-        following = asyncio.create_task(table.dealer.follow(find, lambda lost: None))
+        following = asyncio.create_task(table.pool.follow(find, lambda lost: None))
         while looks < 3:
             await asyncio.sleep(0.01)
         following.cancel()
-        assert table.dealer.addresses == {"e": [A]}
+        assert table.pool.addresses == {"e": [A]}
 
     asyncio.run(run())
 
@@ -259,14 +238,14 @@ def test_whatever_happens_each_rollout_ends_once_at_a_server_that_is_there(
     async def run() -> None:
         table, begun, free = Table([A, B, C]), 0, dict[str, int]()
         for what, number in [*steps, ("begin", seed)]:
-            there = table.dealer.addresses["e"]
-            loads = Counter(each.server for each in table.dealer.in_flight.values())
+            there = table.pool.addresses["e"]
+            loads = Counter(each.server for each in table.pool.in_flight.values())
             if what == "begin":
                 await table.begin(f"g{number}/{begun}")
                 begun += 1
                 assert loads[table.dealt[-1][1]] == min(loads[each] for each in there)
-            elif what == "end" and table.dealer.in_flight:
-                name = sorted(table.dealer.in_flight)[number % len(table.dealer.in_flight)]
+            elif what == "end" and table.pool.in_flight:
+                name = sorted(table.pool.in_flight)[number % len(table.pool.in_flight)]
                 free[name] = free.get(name, 0) + 1
                 await table.end(name)
             elif what == "lose":
@@ -274,55 +253,59 @@ def test_whatever_happens_each_rollout_ends_once_at_a_server_that_is_there(
                 assert await table.lose(address) == (len(there) > 1 or address not in there)
             elif what == "join":
                 there += [each for each in (A, B, C) if each not in there][:1]
-        assert {each.server for each in table.dealer.in_flight.values()} <= {*table.dealer.addresses["e"]}
-        for name in [*table.dealer.in_flight]:
+        assert {each.server for each in table.pool.in_flight.values()} <= {*table.pool.addresses["e"]}
+        for name in [*table.pool.in_flight]:
             free[name] = free.get(name, 0) + 1
             await table.end(name)
         assert free == {name: 1 for name in table.tasks} and len(table.tasks) == begun
-        assert all(task.done() for task in table.tasks.values()) and not any(table.dealer._loads.values())
+        assert all(task.done() for task in table.tasks.values()) and not any(table.pool._loads.values())
 
     asyncio.run(run())
 
 
-def test_a_sampler_hands_over_all_groups_but_those_that_are_set_aside() -> None:
-    """A deadly rollout takes two of three servers down beside others."""
-    handed, crashers = list[str](), Crashers()
-
-    def record_loss(lost: ServiceLost) -> set[str]:
-        crashers.record_loss(lost.service, lost.in_flight, alone=False)
-        return crashers.find_suspected({each.group_id for each in lost.in_flight})
+def test_a_sampler_isolates_a_deadly_rollout_and_has_rows_of_all_groups() -> None:
+    """A deadly rollout takes servers down among others, and then alone; each time another server is started."""
+    table = Table([A, B])
+    failed, groups = list[str](), ["deadly", "a", "b", "c"]
+    done = list[str]()
 
     class Runner:
         unproven = None
 
-        async def run(self, assignment: dict[str, Any], task: Any, dealt: Any) -> Any:
-            table.dealt.append((assignment["assignment_id"], dealt.client.address))
-            await dealt.client.play(assignment["assignment_id"])
+        async def run(self, assignment: dict[str, Any], task: Any, slot: Any) -> Any:
+            table.dealt.append((assignment["assignment_id"], slot._rollout.server))
+            await slot.play(assignment["assignment_id"])
+            return [], []
+
+        def rows_without_trace(self, assignment: dict[str, Any], failure: Failure, *_: Any) -> Any:
+            failed.append(assignment["assignment_id"])
             return [], []
 
     sampler = object.__new__(BatchSampler)
-    table = Table([A, B, C], record_loss=record_loss)
     parts = {"runner": Runner(), "plan": SamplingPlan(), "quota": GroupQuota({}), "limiter": Limiter(6)}
-    parts |= {"begun": set(), "live": {}, "stopped": set(), "replicas": Replicas([], 0, None)}
-    parts |= {"on_group": lambda group_id, _: handed.append(group_id), "dealer": table.dealer}
-    vars(sampler).update(parts)
-    groups = ["deadly", "a", "b", "c", "d"]
+    parts |= {"begun": set(), "live": {}, "stopped": set(), "waiting": {}, "is_isolating": False}
+    parts |= {"replicas": Replicas([], 0, None), "on_group": lambda group_id, _: done.append(group_id)}
+    vars(sampler).update(parts | {"servers": table.pool})
+    table.pool._record_loss, table.pool._isolates = sampler._record_loss, sampler.plan.isolation.isolates
     rows = assigned("e", groups, 2).to_pylist()
 
     async def work() -> None:
         sampler.commit_lock = asyncio.Lock()
         prepare: Callable[[Any], PreparedGroups] = lambda _: PreparedGroups([], {})  # noqa: E731
-        prepared = PreparedGroups(rows, {("e", each): "{}" for each in groups})
+        prepared = PreparedGroups(rows, {("e", name): "{}" for name in groups})
         sampling = asyncio.create_task(sampler._sample_groups(prepared, prepare))
         await settled()
         while not sampling.done():
-            if "deadly/0" in table.dealer.in_flight:
-                await table.lose(table.dealer.in_flight["deadly/0"].server)
+            if "deadly/0" in table.pool.in_flight:
+                if sampler.is_isolating:
+                    assert [*table.pool.in_flight] == ["deadly/0"], "one rollout at a time"
+                address = table.pool.in_flight["deadly/0"].server
+                assert await table.lose(address)
+                table.pool.addresses["e"].append(address)  # its restart
             else:
-                await table.end(*table.dealer.in_flight)
+                await table.end(*table.pool.in_flight)
         await sampling
 
     asyncio.run(work())
-    assert sorted(handed) == ["a", "b", "c", "d"] and not sampler.live
-    assert Counter(name for name, _ in table.dealt)["deadly/0"] == 2
-    assert not table.dealer.in_flight and table.dealer.addresses["e"] == [C]
+    assert sorted(done) == sorted(groups) and done[-1] == "deadly" and not sampler.live
+    assert failed == ["deadly/0"] and Counter(name for name, _ in table.dealt)["deadly/0"] == 4

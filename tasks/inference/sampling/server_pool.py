@@ -1,21 +1,24 @@
-"""Deals rollouts to the servers of their environment, and those of a lost server again to the others.
+"""ServerPool: the servers of each environment, and which of them has which rollout.
 
-A rollout is one request, an episode with all its agents, and nothing is scored for a whole group: so members of a group
-may be with different servers. Seeds belong to assignments, so that whoever takes them tokens are the same.
+BatchSampler makes one for a batch and calls it in its event loop. A rollout is one request, an episode with all its
+agents, and nothing is scored for a whole group: members of a group may be with different servers. Those of a lost
+server are reassigned to its peers. Seeds belong to assignments, so tokens do not depend on the server.
 """
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tasks.inference.sampling.lost_servers import InFlightRollout, ServerGone, ServiceLost, server_name
 from tasks.inference.trace_rows.rows import Row
 
 if TYPE_CHECKING:
-    from tasks.inference.sampling.rollout_client import RolloutClient
+    from verifiers.v1.episode import WireEpisode
+
+    from tasks.inference.environments.connections import RolloutConnection
 
 FOLLOW_SECONDS = 1.0
 """Between two looks which servers there are."""
@@ -26,74 +29,74 @@ Result = TypeVar("Result")
 _log = logging.getLogger("stagecoach")
 
 
-class GroupSetAside(Exception):
+class GroupIsolated(Exception):
     """A group may have taken its environment servers down, and is not sampled beside others."""
 
 
-class DealtRollout:
+class PoolSlot:
     """A rollout with the server that has it."""
 
-    def __init__(self, dealer: "RolloutDealer", rollout: InFlightRollout) -> None:
-        self._dealer = dealer
+    def __init__(self, pool: "ServerPool", rollout: InFlightRollout) -> None:
+        self._pool = pool
         self._rollout = rollout
-        dealer.put(rollout)
+        pool.put(rollout)
 
-    @property
-    def client(self) -> "RolloutClient":
-        """The connection to the server."""
-        return self._dealer.client_of(self._rollout)
+    async def play(self, *request: Any) -> "WireEpisode":
+        """Run the rollout: see `RolloutConnection.play`. Raises ServerGone once its server is lost."""
+        return await self._pool.play(self._rollout, request)
 
     def move(self) -> None:
         """Move to another server of the environment, if it has others: this one may be at fault for what went wrong."""
         self.end()
-        own, present = self._rollout.environment, self._rollout.server
-        self._rollout = replace(self._rollout, server=self._dealer.choose(own, but=present))
-        self._dealer.put(self._rollout)
+        environment, present = self._rollout.environment, self._rollout.server
+        self._rollout = replace(self._rollout, server=self._pool.choose(environment, but=present))
+        self._pool.put(self._rollout)
 
     def end(self) -> None:
         """Note that the server has one rollout less."""
-        self._dealer.take(self._rollout)
+        self._pool.take(self._rollout)
 
 
-class RolloutDealer:
+class ServerPool:
     """The servers of each environment while a batch is sampled, and the rollouts that each has.
 
-    `record_loss` is called with each server that is lost while its environment has others, and returns the groups that
-    are not to be sampled beside others any more. With `one_at_a_time`, the server of the only rollout has no others.
+    `record_loss` is called with each server that is lost while its environment has others. `isolates` returns whether a
+    group may have taken its servers down.
     """
 
     def __init__(
         self,
         addresses: Mapping[str, Sequence[str]],
-        record_loss: Callable[[ServiceLost], Collection[str]] = lambda lost: (),
-        one_at_a_time: bool = False,
+        record_loss: Callable[[ServiceLost], None] = lambda lost: None,
+        isolates: Callable[[str], bool] = lambda group_id: False,
     ) -> None:
         self.addresses = {environment: list(own) for environment, own in addresses.items()}
         """By environment, where those of its servers are that are there."""
         self.in_flight: dict[str, InFlightRollout] = {}
         """By assignment id."""
         self._record_loss = record_loss
-        self._one_at_a_time = one_at_a_time
+        self._isolates = isolates
         self._loads = Counter[tuple[str, str]]()
         """By environment and address: rollouts in flight."""
         self._dealt = Counter[tuple[str, str]]()
-        self._clients: dict[tuple[str, str], RolloutClient] = {}
-        """Of servers that were dealt rollouts."""
-        self._set_aside: set[str] = set()
+        self._connections: dict[tuple[str, str], RolloutConnection] = {}
+        """By environment and address, of servers that got rollouts."""
+        self._playing = defaultdict[tuple[str, str], set[asyncio.Task[Any]]](set)
+        """By environment and address, the requests in flight."""
 
-    async def run(self, assignment: Row, play: Callable[[DealtRollout], Awaitable[Result]]) -> Result:
+    async def run(self, assignment: Row, play: Callable[[PoolSlot], Awaitable[Result]]) -> Result:
         """Let an assignment be played on the server that has fewest rollouts, and on others where that is lost.
 
-        Raises what `play` raises, GroupSetAside where its group is not to be played beside others any more.
+        Raises what `play` raises, GroupIsolated where its group is not to be played beside others any more.
         """
         name, group_id, environment = (assignment[each] for each in ("assignment_id", "group_id", "environment"))
         while True:
-            dealt = DealtRollout(self, InFlightRollout(name, group_id, environment, self.choose(environment)))
+            dealt = PoolSlot(self, InFlightRollout(name, group_id, environment, self.choose(environment)))
             try:
                 result = await play(dealt)
             except ServerGone as gone:
-                if group_id in self._set_aside:
-                    raise GroupSetAside from gone
+                if self._isolates(group_id):
+                    raise GroupIsolated from gone
                 continue
             finally:
                 dealt.end()
@@ -122,18 +125,29 @@ class RolloutDealer:
         """Note that a server has a rollout less; it stays in flight."""
         self._loads[rollout.environment, rollout.server] -= 1
 
-    def client_of(self, rollout: InFlightRollout) -> "RolloutClient":
-        """Return the connection to the server of a rollout; raises ServerGone where that is lost."""
+    async def play(self, rollout: InFlightRollout, request: Sequence[Any]) -> "WireEpisode":
+        """Return the episode of a rollout; raises ServerGone where its server is lost, before or meanwhile."""
         if rollout.server not in self.addresses[rollout.environment]:
             raise ServerGone
-        return self._client((rollout.environment, rollout.server))
+        server = rollout.environment, rollout.server
+        playing = asyncio.create_task(self._connection(server).play(*request))
+        self._playing[server].add(playing)
+        try:
+            return await playing
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task and task.cancelling():  # the caller is cancelled, and not the request alone by `reassign`
+                raise
+            raise ServerGone from None
+        finally:
+            self._playing[server].discard(playing)
 
-    def _client(self, server: tuple[str, str]) -> "RolloutClient":
-        from tasks.inference.sampling.rollout_client import RolloutClient  # it imports verifiers
+    def _connection(self, server: tuple[str, str]) -> "RolloutConnection":
+        from tasks.inference.environments.connections import RolloutConnection  # it imports verifiers
 
-        if server not in self._clients:
-            self._clients[server] = RolloutClient(server[1])
-        return self._clients[server]
+        if server not in self._connections:
+            self._connections[server] = RolloutConnection(server[1])
+        return self._connections[server]
 
     def forget(self, groups: Collection[str]) -> None:
         """Note that some groups were stopped, by no loss of a server."""
@@ -144,19 +158,18 @@ class RolloutDealer:
         every = self.in_flight.values()
         return [each for each in every if (each.environment, each.server) == (lost.environment, lost.address)]
 
-    def survive(self, lost: ServiceLost) -> bool:
+    def reassign(self, lost: ServiceLost) -> bool:
         """Let the others take the rollouts of a lost server, and tell whether there are any."""
         own, there = self.addresses[lost.environment], self.in_flight_at(lost)
         if lost.address not in own:
             return True
-        # A rollout that is alone is found out by who samples one at a time.
-        if len(own) == 1 or (self._one_at_a_time and there):
+        if len(own) == 1:
             return False
         own.remove(lost.address)
         lost.in_flight = there
-        self._set_aside.update(self._record_loss(lost))
-        if client := self._clients.pop((lost.environment, lost.address), None):
-            client.abandon()
+        self._record_loss(lost)
+        for playing in self._playing.pop((lost.environment, lost.address), ()):
+            playing.cancel()
         _log.warning(
             "%s at %s is gone (%s): its %d rollouts in flight are sampled again by the other %d, or last",
             *(lost.service, lost.address, lost.cause, len(there), len(own)),
@@ -182,7 +195,7 @@ class RolloutDealer:
                 for address in before.difference(there).intersection(now):
                     lose(ServiceLost(server_name(environment), address, "its process has ended", environment))
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close all connections."""
-        for client in self._clients.values():
-            client.close()
+        for connection in self._connections.values():
+            await connection.close()

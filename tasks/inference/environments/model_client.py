@@ -1,0 +1,111 @@
+"""SeededClient: the model client of an environment's process, which gives every call of an agent run its own seed.
+
+verifiers' interception servers make one for each endpoint (`patches.call_models_with`) and share it among the agent
+runs (`agent_runs`) that call there. `EngineHttp` carries the calls of an engine: one that was answered before a crash
+gets the kept answer.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+from verifiers.v1.clients import Client, resolve_client
+from verifiers.v1.clients.base import DEFAULT_LIMITS
+from verifiers.v1.clients.client import SESSION_ID_HEADER
+from verifiers.v1.configs.client import TrainClientConfig
+
+from tasks.inference.engine.client import POLICIES_HEADER, sampled_by, with_policies
+from tasks.inference.environments.agent_runs import ENGINE_SEED_BITS, agent_run
+from tasks.inference.trace_rows.image_tensors import picture_problem
+
+CHAT_API_SEED_BITS = 31
+"""Chat APIs take 32 bits with a sign."""
+GENERATE = "/inference/v1/generate"
+
+
+def resolve_seeded_client(config: Any) -> "SeededClient":
+    """Return the client for an endpoint: an engine's, tokens in and out, or a chat API's."""
+    client = resolve_client(config)
+    if not isinstance(config, TrainClientConfig):
+        return SeededClient(client, CHAT_API_SEED_BITS)
+    http = EngineHttp(timeout=httpx.Timeout(**config.timeout.model_dump()), limits=DEFAULT_LIMITS)
+    client.client = client.client.with_options(http_client=http)
+    return SeededClient(client, ENGINE_SEED_BITS)
+
+
+class SeededClient(Client):  # type: ignore[misc]
+    """Calls `client` with a seed of `bits` bits for each call of a run that has a seed."""
+
+    def __init__(self, client: Client, bits: int) -> None:
+        self._client, self._bits = client, bits
+
+    async def get_response(
+        self,
+        dialect: Any,
+        body: dict[str, Any],
+        sampling: Any,
+        session_id: str | None = None,
+        turn: Any = None,
+        **others: Any,
+    ) -> Any:
+        """Return the reply to one call; raises what the client raises."""
+        run = agent_run(session_id)
+        if run is None or run.seeds is None:
+            return await self._client.get_response(dialect, body, sampling, session_id, turn, **others)
+        messages = dialect.parse_request(body).messages if turn is None else turn.prompt
+        with run.seeds.call(messages, self._bits) as seed:
+            body["seed"] = seed  # in place: the trace records the body as what was sent
+            sampling = sampling.model_copy(update={"seed": seed})
+            return await self._client.get_response(dialect, body, sampling, session_id, turn, **others)
+
+    async def relay(self, dialect: Any, body: dict[str, Any], session_id: str | None = None, **others: Any) -> Any:
+        """Return the streamed reply of a chat API to one call; raises what the client raises."""
+        run = agent_run(session_id)
+        if run is None or run.seeds is None:
+            return await self._client.relay(dialect, body, session_id, **others)
+        with run.seeds.call(dialect.parse_request(body).messages, self._bits) as seed:
+            body["seed"] = seed
+            return await self._client.relay(dialect, body, session_id, **others)
+
+    async def relay_aux(self, *arguments: Any, **others: Any) -> Any:
+        """Return the reply to a request that samples nothing."""
+        return await self._client.relay_aux(*arguments, **others)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()
+
+
+class EngineHttp(httpx.AsyncClient):
+    """Sends requests to an engine; those of kept rollouts that were answered before get that answer."""
+
+    async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        """Return the answer to a request; status 400 for a picture that is elsewhere, too large or broken."""
+        run = agent_run(request.headers.get(SESSION_ID_HEADER))
+        if run is None or not request.url.path.endswith(GENERATE):
+            return await super().send(request, **options)
+        body = json.loads(await request.aread())
+        for part in body.get("content_parts") or ():
+            if problem := picture_problem(str(part.get("url"))):
+                return httpx.Response(400, text=problem, request=request)
+        digest = request_digest(body)
+        answer = (run.kept_answers or {}).get(digest)
+        if answer is None:
+            response = await super().send(request, **options)
+            if response.status_code != 200:
+                return response
+            answer = response.text
+            if header := response.headers.get(POLICIES_HEADER):
+                answer = with_policies(answer, header)
+            run.keep(digest, body["model"], answer)
+        if (spans := sampled_by(answer)) and run.seeds:
+            run.note_policies(body["sampling_params"]["seed"], spans)
+        return httpx.Response(200, text=answer, request=request)
+
+
+def request_digest(body: Mapping[str, Any]) -> str:
+    """Return the digest of a request, the salt of its cache left out: another policy has another one."""
+    content = {name: body[name] for name in sorted(body) if name != "cache_salt"}
+    return hashlib.sha256(json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()).hexdigest()

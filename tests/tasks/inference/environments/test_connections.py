@@ -1,0 +1,86 @@
+"""Connections to an environment server: episodes, refusals, cancellation, and the key of a run."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from verifiers.v1.configs.client import EvalClientConfig
+from verifiers.v1.types import SamplingConfig
+
+from configs.environments import EnvironmentConfig
+from tasks.inference.environments import connections, servers
+from tasks.inference.environments.connections import RolloutConnection
+from tests.fixtures.hosts import PLUGINS, served
+from tests.fixtures.waiting import PATIENCE
+
+pytestmark = pytest.mark.engine
+
+HOLDS = EnvironmentConfig(name="holding", taskset={"id": "misbehaving_taskset", "faults": ["holds"]})
+REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text", "num_examples": 2})
+
+
+async def play(connection: RolloutConnection, **task: Any) -> Any:
+    """A rollout with a model that nobody serves: it ends with that as its error."""
+    client = EvalClientConfig(base_url="http://127.0.0.1:9/v1")
+    return await connection.play(client, "m", SamplingConfig(seed=3), {"idx": 0, **task}, lambda turn: None)
+
+
+def connected(address: str, use: Callable[[RolloutConnection], Awaitable[Any]]) -> Any:
+    """What `use` returns of a connection."""
+
+    async def run() -> Any:
+        connection = RolloutConnection(address)
+        try:
+            return await asyncio.wait_for(use(connection), PATIENCE)
+        finally:
+            await connection.close()
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with served(REVERSE, tmp_path_factory.mktemp("reverse")) as told:
+        yield told["address"]
+
+
+def test_an_error_of_the_server_is_the_rollout_s_own(address: str) -> None:
+    async def use(connection: RolloutConnection) -> list[Any]:
+        rollouts = (play(connection, text="abc", prompt=[1]), play(connection, text="abc", prompt="Reverse abc"))
+        return await asyncio.gather(*rollouts, return_exceptions=True)
+
+    refused, episode = connected(address, use)
+    assert isinstance(refused, RuntimeError) and str(refused).startswith("ValidationError: ")
+    (trace,) = episode.traces
+    assert [error.type for error in trace.errors] == ["ProviderError"]
+
+
+def test_a_rollout_that_its_caller_leaves_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(PLUGINS)
+    monkeypatch.setenv("PYTHONPATH", str(PLUGINS))
+    log = tmp_path / "holding.log"
+
+    async def leave(connection: RolloutConnection) -> None:
+        rollout = asyncio.create_task(play(connection, fault="holds", prompt="x"))
+        while "misbehaving: holding" not in log.read_text():
+            await asyncio.sleep(0.05)
+        rollout.cancel()
+        await asyncio.wait([rollout])
+        while "cancelled run" not in log.read_text():
+            await asyncio.sleep(0.05)
+
+    with served(HOLDS, tmp_path) as told:
+        connected(told["address"], leave)
+
+
+def test_a_sealed_server_answers_holders_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(servers.KEY_VARIABLE, "the key of a run")
+    monkeypatch.setattr(connections, "_keys", {})
+    with served(REVERSE, tmp_path) as told:
+        assert not servers.answers(told["address"], 2.0), "without a key"
+        connections.remember_key(told["address"], "another key")
+        assert not servers.answers(told["address"], 2.0)
+        connections.remember_key(told["address"], "the key of a run")
+        assert servers.answers(told["address"], 60.0)
