@@ -50,20 +50,20 @@ class PackedStep:
         return None if room is None else int(room)
 
 
-def steps(library: StoreReader, run: str) -> list[int]:
+def steps(reader: StoreReader, run: str) -> list[int]:
     """Return the steps of which a run has a packed batch. Raises NotThere for an unknown run."""
-    return sorted({work.step for work in library.frames(run).graph.makers("batches")})
+    return sorted({work.step for work in reader.frames(run).graph.makers("batches")})
 
 
-def packed_step(library: StoreReader, run: str, step: int) -> PackedStep:
+def packed_step(reader: StoreReader, run: str, step: int) -> PackedStep:
     """Return the batch of a step: the one trained last, or the last one packed where none is trained.
 
     Raises NotThere, with the steps that have one.
     """
-    graph = library.frames(run).graph
-    found = library.history(run).batch(step)
+    graph = reader.frames(run).graph
+    found = reader.history(run).batch(step)
     if found is None:
-        there = steps(library, run)
+        there = steps(reader, run)
         known = f"it has batches of the steps {_spans(there)}" if there else "none of its steps has one"
         raise NotThere(f"run {run!r} has no packed batch of step {step}; {known}")
     last, updates = found
@@ -82,65 +82,63 @@ def _spans(numbers: Iterable[int]) -> str:
     return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in spans)
 
 
-def rows(library: StoreReader, of: PackedStep) -> pl.DataFrame:
+def rows(reader: StoreReader, of: PackedStep) -> pl.DataFrame:
     """Return the rows of a batch in order, as view `batch_rows` has them."""
     return _cached_view(
-        library, of, ("batch rows", *of.batches.identity), 'select * exclude key from batch_rows order by "row"'
+        reader, of, ("batch rows", *of.batches.identity), 'select * exclude key from batch_rows order by "row"'
     )
 
 
-def samples(library: StoreReader, of: PackedStep) -> pl.DataFrame:
+def samples(reader: StoreReader, of: PackedStep) -> pl.DataFrame:
     """Return the samples of a batch, by row and place in it, as view `batch_samples` has them."""
-    return _cached_view(library, of, ("batch samples", *of.identity), "select * exclude batch_key from batch_samples")
+    return _cached_view(reader, of, ("batch samples", *of.identity), "select * exclude batch_key from batch_samples")
 
 
-def _cached_view(library: StoreReader, of: PackedStep, name: Hashable, query: str) -> pl.DataFrame:
-    return library.cached_value(name, lambda: select(library.frames(of.run), of.lineages, query))
+def _cached_view(reader: StoreReader, of: PackedStep, name: Hashable, query: str) -> pl.DataFrame:
+    return reader.cached_value(name, lambda: select(reader.frames(of.run), of.lineages, query))
 
 
-def updates(library: StoreReader, of: PackedStep) -> pl.DataFrame:
+def updates(reader: StoreReader, of: PackedStep) -> pl.DataFrame:
     """Return what each optimizer step on a batch measured, as in the table `updates`; no rows before training."""
     works = [of.updates] if of.updates else []
-    return library.frames(of.run).rows(works, "updates").drop("run", "attempt", "seq").sort("update").collect()
+    return reader.frames(of.run).rows(works, "updates").drop("run", "attempt", "seq").sort("update").collect()
 
 
-def decisions(library: StoreReader, of: PackedStep) -> list[dict[str, Any]]:
+def decisions(reader: StoreReader, of: PackedStep) -> list[dict[str, Any]]:
     """Return what was decided at the gates before a batch, in order of time, as in the table `decisions`."""
-    graph = library.frames(of.run).graph
+    graph = reader.frames(of.run).graph
     works = graph.users(of.batches, "batches", made="decisions")
-    found = library.frames(of.run).rows(works, "decisions").drop("run", "step", "attempt", "seq").collect()
+    found = reader.frames(of.run).rows(works, "decisions").drop("run", "step", "attempt", "seq").collect()
     return found.sort("decided_at").to_dicts()
 
 
-def tokens(library: StoreReader, of: PackedStep, row: int) -> pl.DataFrame:
+def tokens(reader: StoreReader, of: PackedStep, row: int) -> pl.DataFrame:
     """Return the tokens of a row in order, as view `batch_tokens` has them.
 
     Raises NotThere for a row that the batch does not have.
     """
-    if row not in rows(library, of)["row"]:
-        raise NotThere(f"the batch of step {of.step} of run {of.run!r} has {len(rows(library, of))} rows, no row {row}")
+    if row not in rows(reader, of)["row"]:
+        raise NotThere(f"the batch of step {of.step} of run {of.run!r} has {len(rows(reader, of))} rows, no row {row}")
     query = 'select * exclude (key, "row", token) from batch_tokens where "row" = $row'
-    return select(library.frames(of.run), of.lineages, query, row=row)
+    return select(reader.frames(of.run), of.lineages, query, row=row)
 
 
-def row_samples(library: StoreReader, of: PackedStep, row: int) -> pl.DataFrame:
+def row_samples(reader: StoreReader, of: PackedStep, row: int) -> pl.DataFrame:
     """Return the samples of a row in order: columns of `samples`, and what their tokens weigh, as `sample_weights`."""
     query = 'select * exclude (key, "row") from sample_weights where "row" = $row'
-    weights = select(library.frames(of.run), of.lineages, query, row=row)
-    return (
-        samples(library, of).filter(pl.col("row") == row).join(weights, on="place", how="left", maintain_order="left")
-    )
+    weights = select(reader.frames(of.run), of.lineages, query, row=row)
+    return samples(reader, of).filter(pl.col("row") == row).join(weights, on="place", how="left", maintain_order="left")
 
 
-def texts(library: StoreReader, run: str, ids: Sequence[int]) -> list[tuple[str, bool]]:
+def texts(reader: StoreReader, run: str, ids: Sequence[int]) -> list[tuple[str, bool]]:
     """Return what each token adds to the text of a sample, and whether it is a special one.
 
     Where the tokenizer is gone or damaged, the ids stand for the texts.
     """
     # The last policy first: its tokenizer is that of all of them, and older weights may have been removed.
-    policies = [work.key for work in library.frames(run).graph.makers("policies")]
+    policies = [work.key for work in reader.frames(run).graph.makers("policies")]
     try:
-        found = tokenizer_of(library.store, library.config(run), policies[-1], policies[::-1]) if policies else None
+        found = tokenizer_of(reader.store, reader.config(run), policies[-1], policies[::-1]) if policies else None
     except TokenizerUnreadable:
         found = None
     if found is None:

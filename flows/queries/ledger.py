@@ -29,12 +29,12 @@ SLICES: dict[str, Any] = {
 """One row for each table that a piece of work made rows of: `used_by` names all runs that use it."""
 
 
-def slices(library: StoreReader, run: str) -> pl.DataFrame:
+def slices(reader: StoreReader, run: str) -> pl.DataFrame:
     """Return the slices that a run uses, as in SLICES, by step. Raises NotThere."""
     rows = [
         _work_values(run, work)
         | {"table": table, "rows": work.num_rows(table), "used_by": list(work.runs), "seconds": _seconds(work)}
-        for work in library.frames(run).graph.works.values()
+        for work in reader.frames(run).graph.works.values()
         for table in sorted(work.tables)
     ]
     return pl.DataFrame(rows, schema=SLICES).sort("step", "stage", "key", "table")
@@ -53,15 +53,15 @@ def _work_values(run: str, work: Work) -> dict[str, Any]:
     }
 
 
-def ledger(library: StoreReader, run: str, num_steps: int = 0) -> dict[str, Any]:
+def ledger(reader: StoreReader, run: str, num_steps: int = 0) -> dict[str, Any]:
     """Return the ledger of a run as a grid of plain values. Raises NotThere.
 
     `stages` are the rows from top to bottom, `columns` one for each step with its `cells`, one for each stage; a cell
     is None where nothing is there, and one of `num_steps` that is not begun has no cells at all. `runs` are the runs
     that computed something of it, the run itself first; a cell's `by` is a number in it.
     """
-    placed = [(each.step, work.stage, work) for each in library.history(run).sampled_steps for work in each.works]
-    shown = [(work, shown_stage(work.stage, work.inputs)) for work in library.frames(run).graph.works.values()]
+    placed = [(each.step, work.stage, work) for each in reader.history(run).sampled_steps for work in each.works]
+    shown = [(work, shown_stage(work.stage, work.inputs)) for work in reader.frames(run).graph.works.values()]
     placed += [(work.step, stage, work) for work, stage in shown if stage == EVALUATION]
     by_step: dict[int, dict[str, list[Work]]] = {}
     for step, stage, work in placed:
@@ -122,34 +122,34 @@ STAGE_TIMES: dict[str, Any] = {
 is the version of the policy. `own` is False where another run computed it: it was done in that run's time."""
 
 
-def stage_times(library: StoreReader, run: str) -> pl.DataFrame:
+def stage_times(reader: StoreReader, run: str) -> pl.DataFrame:
     """Return when each piece of work that a run uses was done, as in STAGE_TIMES, in order of time. Raises NotThere.
 
     Work of which only parts are committed ends with the last of them so far.
     """
     rows = []
-    for work in library.frames(run).graph.works.values():
-        begun, ended, tokens = _span(library, work)
+    for work in reader.frames(run).graph.works.values():
+        begun, ended, tokens = _span(reader, work)
         times = {"started_at": begun, "finished_at": ended, "seconds": (ended - begun).total_seconds()}
         rows.append(_work_values(run, work) | times | {"tokens": tokens})
     return pl.DataFrame(rows, schema=STAGE_TIMES).sort("started_at", "step", "key")
 
 
-def _span(library: StoreReader, work: Work) -> tuple[datetime, datetime, int]:
+def _span(reader: StoreReader, work: Work) -> tuple[datetime, datetime, int]:
     # A finished entry spans all its parts; before that they are all there is.
-    entries = [work.entry] if work.finished else library.store.ledger.parts(work.key) or [work.entry]
+    entries = [work.entry] if work.finished else reader.store.ledger.parts(work.key) or [work.entry]
     # Parts that do not count have slices that are not among those of the work.
     tokens = sum(each.tokens for each in entries if {*each.outputs} <= {*work.slices})
     return min(each.started_at for each in entries), max(each.finished_at for each in entries), tokens
 
 
-def events(library: StoreReader, run: str) -> list[dict[str, Any]]:
+def events(reader: StoreReader, run: str) -> list[dict[str, Any]]:
     """Return the events of a run, lost services among them, as plain values: event, at, step, message.
 
     Raises NotThere.
     """
-    library.frames(run)
-    names, runs = ("event", "at", "step", "message"), library.store.runs
+    reader.frames(run)
+    names, runs = ("event", "at", "step", "message"), reader.store.runs
     found = sorted([*runs.events(run), *runs.lost_services(run)], key=attrgetter("at"))
     return [{name: getattr(each, name) for name in names} for each in found]
 

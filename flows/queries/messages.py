@@ -28,17 +28,17 @@ GRAPH = ("trace_id", "message", "parent", "sampled")
 Path = list[int]
 
 
-def messages(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
+def messages(reader: StoreReader, trace: FoundTrace) -> pl.DataFrame:
     """Return the messages of a trace in order: message, parent, role, content, body, sampled and counts of its tokens.
 
     `num_tokens` are those that the message adds, `num_sampled` the ones of them that the policy sampled.
     """
-    return messages_of(library, message_works(library, found), pl.Series([found.trace_id])).drop("trace_id")
+    return messages_of(reader, message_works(reader, trace), pl.Series([trace.trace_id])).drop("trace_id")
 
 
-def messages_of(library: StoreReader, works: Sequence[Work], ids: pl.Series) -> pl.DataFrame:
+def messages_of(reader: StoreReader, works: Sequence[Work], ids: pl.Series) -> pl.DataFrame:
     """Return the same of several traces by their ids, with `trace_id` first, out of what some work made."""
-    rows = library.frames().rows(works, "messages")
+    rows = reader.frames().rows(works, "messages")
     rows = rows.filter(pl.col("trace_id").is_in(ids.implode())).sort("trace_id", "message")
     return rows.select(
         "trace_id",
@@ -53,9 +53,9 @@ def messages_of(library: StoreReader, works: Sequence[Work], ids: pl.Series) -> 
     ).collect()
 
 
-def message_works(library: StoreReader, found: FoundTrace, table: str = "messages") -> Sequence[Work]:
+def message_works(reader: StoreReader, trace: FoundTrace, table: str = "messages") -> Sequence[Work]:
     """Return the work that made the trace's messages, or its images: not its scoring again, which takes them."""
-    return library.graph.origins(found.lineage.traces, table)
+    return reader.graph.origins(trace.lineage.traces, table)
 
 
 def branches(rows: pl.DataFrame) -> list[Path]:
@@ -229,15 +229,15 @@ def _pixels(data: bytes) -> int:
         return LARGEST_PIXELS + 1 if isinstance(error, Image.DecompressionBombError) else 0
 
 
-def images(library: StoreReader, found: FoundTrace, bodies: Iterable[str]) -> Images:
+def images(reader: StoreReader, trace: FoundTrace, bodies: Iterable[str]) -> Images:
     """Return the images that some messages of a trace refer to; nothing is read where they refer to none."""
     digests = {
         digest for body in bodies for digest in re.findall(f"{re.escape(REFERENCE)}sha256:([0-9a-f]{{64}})", body)
     }
     if not digests:
         return Images(())
-    rows = library.frames().rows(message_works(library, found, "images"), "images")
-    rows = rows.filter((pl.col("group_id") == found.row["group_id"]) & pl.col("digest").is_in(sorted(digests)))
+    rows = reader.frames().rows(message_works(reader, trace, "images"), "images")
+    rows = rows.filter((pl.col("group_id") == trace.row["group_id"]) & pl.col("digest").is_in(sorted(digests)))
     read = rows.select("digest", "media_type", "data").collect().to_dicts()
     # Bytes that do not have the digest they are stored under are not the image that the policy saw.
     return Images(row for row in read if row["digest"] == _digest(row))

@@ -89,14 +89,14 @@ class StepNumbers:
         return self.values.get((scope, measure))
 
 
-def numbers(library: StoreReader, run: str) -> list[StepNumbers]:
+def numbers(reader: StoreReader, run: str) -> list[StepNumbers]:
     """Return what was measured of every step of a run. Raises NotThere.
 
     They are those of the table `metrics`, and `ledger_metrics` of the stages that are done beside them: of a step that
     is not finished these alone.
     """
-    found = library.history(run).sampled_steps
-    written = written_metrics(library, found)
+    found = reader.history(run).sampled_steps
+    written = written_metrics(reader, found)
     return [
         StepNumbers(each, {**values, **ledger_metrics([_span(work.entry) for work in each.works if work.finished])})
         for each, values in zip(found, written, strict=True)
@@ -107,19 +107,19 @@ def _span(entry: Entry) -> Span:
     return Span(entry.stage, (entry.finished_at - entry.started_at).total_seconds(), entry.tokens)
 
 
-def written_metrics(library: StoreReader, steps: Sequence[RecordedStep]) -> list[Values]:
+def written_metrics(reader: StoreReader, steps: Sequence[RecordedStep]) -> list[Values]:
     """Return the metrics of some steps, none of those that are not finished; what was read once is not read again."""
     works = {each.metrics.identity: each.metrics for each in steps if each.metrics is not None}
 
     def read(names: list[tuple[str, ...]]) -> dict[tuple[str, ...], Values]:
-        values = read_metrics(library.frames(), [works[name] for name in names])
+        values = read_metrics(reader.frames(), [works[name] for name in names])
         return {name: values.get(works[name].key, {}) for name in names}
 
-    known = library.cache.each_once("metrics", list(works), read)
+    known = reader.cache.each_once("metrics", list(works), read)
     return [known[each.metrics.identity] if each.metrics is not None else {} for each in steps]
 
 
-def steps(library: StoreReader, run: str) -> pl.DataFrame:
+def steps(reader: StoreReader, run: str) -> pl.DataFrame:
     """Return one row for each step of a run: run, step, finished, and every number as a column by its full name.
 
     A column is null where a step did not measure it. Raises NotThere.
@@ -127,18 +127,18 @@ def steps(library: StoreReader, run: str) -> pl.DataFrame:
     rows = [
         {"run": run, "step": each.step, "finished": each.work.finished}
         | {full_name(*name): value for name, value in sorted(each.values.items())}
-        for each in numbers(library, run)
+        for each in numbers(reader, run)
     ]
     first = {"run": pl.String, "step": pl.Int64, "finished": pl.Boolean}
     named = sorted({name for row in rows for name in row} - set(first))
     return pl.DataFrame(rows, schema=first | dict.fromkeys(named, pl.Float64))
 
 
-def series(library: StoreReader, run: str) -> pl.DataFrame:
+def series(reader: StoreReader, run: str) -> pl.DataFrame:
     """Return one row for each number of each step: run, step, finished, scope, name, value. Raises NotThere."""
     rows = [
         (run, each.step, each.work.finished, scope, name, value)
-        for each in numbers(library, run)
+        for each in numbers(reader, run)
         for (scope, name), value in sorted(each.values.items())
     ]
     return pl.DataFrame(rows, schema=LONG | {"value": pl.Float64}, orient="row")

@@ -44,26 +44,26 @@ _AT_ENDS = re.compile(r"^[^\w\s<]+\s*[\w<]|[\w>]\s*[^\w\s>]+$")
 _WORDS = re.compile(r"</?[A-Za-z][^<>\s]{0,40}>|\w+(?:['\u2019]\w+)*|[^\w\s]")
 
 
-def policy_versions(library: StoreReader, run: str) -> list[int]:
+def policy_versions(reader: StoreReader, run: str) -> list[int]:
     """Return the versions of the policies that sampled a run's rollouts for training. Raises NotThere."""
-    rows = run_rollouts(library, run, ("for_training", "policy_version"))
+    rows = run_rollouts(reader, run, ("for_training", "policy_version"))
     return sorted(rows.filter("for_training")["policy_version"].unique().to_list())
 
 
-def policy_changes(library: StoreReader, run: str, a: int, b: int) -> dict[str, Any]:
+def policy_changes(reader: StoreReader, run: str, a: int, b: int) -> dict[str, Any]:
     """Return what changed from policy `a` to policy `b` of a run, in rollouts for training.
 
     `counts`: rollouts of each; `measures`: name, a, b, is_share and condition; `gained` and `lost`: phrase, how many
     replies of a and of b hold it (a, b), of how many examples (examples_a, examples_b), their shares, and condition,
     what differs most first. Raises NotThere for a version that sampled nothing.
     """
-    named = run_rollouts(library, run, ("key", "for_training", "policy_version"))
+    named = run_rollouts(reader, run, ("key", "for_training", "policy_version"))
     keys = named.filter(pl.col("for_training") & pl.col("policy_version").is_in([a, b]))["key"]
-    rows = run_rollouts(library, run, COLUMNS, set(keys)) if len(keys) else named.clear()
+    rows = run_rollouts(reader, run, COLUMNS, set(keys)) if len(keys) else named.clear()
     own = [rows.filter(pl.col("for_training") & (pl.col("policy_version") == version)) for version in (a, b)]
     for version, each in zip((a, b), own, strict=True):
         if each.is_empty():
-            known = ", ".join(map(str, policy_versions(library, run)[:50]))
+            known = ", ".join(map(str, policy_versions(reader, run)[:50]))
             raise NotThere(f"policy {version} sampled no rollout of run {run!r}; there are {known}")
     first, second = (_replies(each) for each in own)
     gained, lost = _phrases(first, second)

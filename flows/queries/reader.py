@@ -50,7 +50,7 @@ Values = dict[str, Any]
 
 
 def read_rollouts(
-    library: StoreReader, run: str, rows: pl.DataFrame, asked: PageRequest, among: pl.DataFrame | None = None
+    reader: StoreReader, run: str, rows: pl.DataFrame, request: PageRequest, among: pl.DataFrame | None = None
 ) -> Values:
     """Return a page of rollouts to be read, in the order of the rows, and those that stand side by side.
 
@@ -58,17 +58,17 @@ def read_rollouts(
     `beside` names two traces or more, as `written_names` writes them, of the rows or of those `among` which they were
     chosen. Raises BadQuestion.
     """
-    rows = rows if asked.text("sort") else _agents_together(rows)
-    size = asked.number("k", SIZE, least=1, most=LARGEST)
+    rows = rows if request.text("sort") else _agents_together(rows)
+    size = request.number("k", SIZE, least=1, most=LARGEST)
     num_pages = max(-(-rows.height // size), 1)
     # An address may be older than the choice of rows: it opens the end, not an error.
-    page = min(asked.number("read", 1, least=1), num_pages)
-    shown, beside = rows.slice((page - 1) * size, size), _beside_rows(rows if among is None else among, asked)
+    page = min(request.number("read", 1, least=1), num_pages)
+    shown, beside = rows.slice((page - 1) * size, size), _beside_rows(rows if among is None else among, request)
     both = pl.concat([shown, beside], how="diagonal")
-    said = _conversations(library, both)
+    said = _conversations(reader, both)
     chosen = beside["trace_id"].to_list()
     return {
-        "replies": _replies(shown, said, _tasks(library, run, both), chosen),
+        "replies": _replies(shown, said, _tasks(reader, run, both), chosen),
         "beside": _side_by_side(beside, said),
         "chosen": [{"trace_id": each, "without": _toggle(chosen, each)} for each in chosen],
         "figures": _figures(rows),
@@ -80,16 +80,16 @@ def read_rollouts(
     }
 
 
-def sorted_rows(rows: pl.DataFrame, asked: PageRequest) -> pl.DataFrame:
+def sorted_rows(rows: pl.DataFrame, request: PageRequest) -> pl.DataFrame:
     """Return rows by the column that `sort` names, in the `order` asked for. Raises BadQuestion."""
-    by = column(asked.text("sort"), rows) if asked.text("sort") else None
-    descending = asked.one_of("order", (ASCENDING, DESCENDING), ASCENDING) == DESCENDING
+    by = column(request.text("sort"), rows) if request.text("sort") else None
+    descending = request.one_of("order", (ASCENDING, DESCENDING), ASCENDING) == DESCENDING
     return sort_rows(with_named(rows, [by.name]) if by else rows, by, descending)
 
 
-def reply_heads(library: StoreReader, rows: pl.DataFrame) -> dict[str, str]:
+def reply_heads(reader: StoreReader, rows: pl.DataFrame) -> dict[str, str]:
     """Return the beginning of the last reply of each rollout that replied in words, by the trace's id."""
-    found = library.frames().rows(_makers(library, rows), "messages")
+    found = reader.frames().rows(_makers(reader, rows), "messages")
     own = pl.col("sampled") & pl.col("content").is_not_null() & pl.col("trace_id").is_in(rows["trace_id"].implode())
     last = found.filter(own).select("trace_id", "message", "content").sort("message").group_by("trace_id").last()
     return {name: cut(text, HOVER)[0] for name, text in last.select("trace_id", "content").collect().iter_rows()}
@@ -119,8 +119,8 @@ def read_json(text: str | None) -> Any:
         return text
 
 
-def _beside_rows(rows: pl.DataFrame, asked: PageRequest) -> pl.DataFrame:
-    names = list(dict.fromkeys(read_names(asked.text("beside"))))
+def _beside_rows(rows: pl.DataFrame, request: PageRequest) -> pl.DataFrame:
+    names = list(dict.fromkeys(read_names(request.text("beside"))))
     missing = [name for name in names if name not in rows["trace_id"]]
     if missing:
         raise BadQuestion(f"beside: {missing[0][:80]!r} is not among these traces")
@@ -143,23 +143,23 @@ def _toggle(chosen: Sequence[str], trace_id: str) -> str:
     return written_names(left if len(left) < len(chosen) else [*chosen, trace_id][-MOST_BESIDE:])
 
 
-def _makers(library: StoreReader, rows: pl.DataFrame) -> list[Work]:
+def _makers(reader: StoreReader, rows: pl.DataFrame) -> list[Work]:
     """Return the work that made the messages of some traces: not their scoring again, which takes them."""
-    made = (library.graph.works[key] for key in rows["key"].unique(maintain_order=True))
-    return list({work.key: work for each in made for work in library.graph.origins(each, "messages")}.values())
+    made = (reader.graph.works[key] for key in rows["key"].unique(maintain_order=True))
+    return list({work.key: work for each in made for work in reader.graph.origins(each, "messages")}.values())
 
 
-def _conversations(library: StoreReader, rows: pl.DataFrame) -> dict[str, list[Turn]]:
-    found = messages_of(library, _makers(library, rows), rows["trace_id"].unique())
+def _conversations(reader: StoreReader, rows: pl.DataFrame) -> dict[str, list[Turn]]:
+    found = messages_of(reader, _makers(reader, rows), rows["trace_id"].unique())
     # A rollout that several works have, as a replay does, has its messages once for each.
     parts = found.unique(["trace_id", "message"], maintain_order=True).partition_by("trace_id", as_dict=True)
     return {str(name): turns(own) for (name,), own in parts.items()}
 
 
-def _tasks(library: StoreReader, run: str, rows: pl.DataFrame) -> dict[tuple[str, str], Values]:
+def _tasks(reader: StoreReader, run: str, rows: pl.DataFrame) -> dict[tuple[str, str], Values]:
     """Return the tasks of the examples of some rollouts, as far as the run listed them."""
     wanted = rows.select("environment", "example_id").unique()
-    found = library.frames(run)["examples"].select("environment", "example_id", "task")
+    found = reader.frames(run)["examples"].select("environment", "example_id", "task")
     own = found.join(wanted.lazy(), on=["environment", "example_id"], how="semi").collect()
     return {(environment, name): parse_object(task) for environment, name, task in own.iter_rows()}
 

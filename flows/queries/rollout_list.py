@@ -309,16 +309,16 @@ ALWAYS = ("trace_id", "key", "group_id", "example_id", "environment", "agent", "
 """Columns that every row of a list has, whichever others were chosen."""
 
 
-def choice_of(asked: PageRequest) -> TraceChoice:
+def choice_of(request: PageRequest) -> TraceChoice:
     """Return what an address asks of the list of traces. Raises BadQuestion for numbers that are none."""
     texts = ("environment", "agent", "outcome", "filter", "reason", "error", "trained", "group", "example")
-    given: Mapping[str, Any] = {name: asked.text(name) for name in (*texts, "search", "sort")}
+    given: Mapping[str, Any] = {name: request.text(name) for name in (*texts, "search", "sort")}
     return TraceChoice(
         **given,
-        order=asked.text("order", ASCENDING) or ASCENDING,
-        page=asked.number("page", 1, least=1),
-        size=asked.number("size", PAGE_SIZE, least=1, most=LARGEST_PAGE),
-        columns=read_names(asked.text("columns")),
+        order=request.text("order", ASCENDING) or ASCENDING,
+        page=request.number("page", 1, least=1),
+        size=request.number("size", PAGE_SIZE, least=1, most=LARGEST_PAGE),
+        columns=read_names(request.text("columns")),
     )
 
 
@@ -387,12 +387,12 @@ class TraceNeighbours:
     """What the list was asked for; empty where they are all traces of its batch of rollouts."""
 
 
-def list_parameter(asked: PageRequest) -> str:
+def list_parameter(request: PageRequest) -> str:
     """Return what a list of traces is asked for as one value of an address; empty where it has all as they came."""
-    return urlencode({name: asked.query[name] for name in (*CHOOSING, SET) if asked.query.get(name)})
+    return urlencode({name: request.query[name] for name in (*CHOOSING, SET) if request.query.get(name)})
 
 
-def neighbours_of_trace(library: StoreReader, found: FoundTrace, list_asked: str = "") -> TraceNeighbours:
+def neighbours_of_trace(reader: StoreReader, trace: FoundTrace, list_asked: str = "") -> TraceNeighbours:
     """Return where a trace stands among those of a list, `written` as above, or else of its batch of rollouts.
 
     A list that does not hold it any more counts as none. Raises BadQuestion for a list of what is not known.
@@ -400,27 +400,27 @@ def neighbours_of_trace(library: StoreReader, found: FoundTrace, list_asked: str
     known = (*CHOOSING, SET)
     chosen = {name: value for name, value in parse_qsl(list_asked) if name in known}
     if chosen:
-        rows = _list_rows(library, found, PageRequest("", {}, chosen))
+        rows = _list_rows(reader, trace, PageRequest("", {}, chosen))
         # The list may have changed since the link was made: a run that goes on decides outcomes.
-        if found.trace_id in rows["trace_id"]:
-            return _around(rows, found, chosen)
-    return _around(traces_of(library, found.run, [found.lineage]), found, {})
+        if trace.trace_id in rows["trace_id"]:
+            return _around(rows, trace, chosen)
+    return _around(traces_of(reader, trace.run, [trace.lineage]), trace, {})
 
 
-def _list_rows(library: StoreReader, found: FoundTrace, asked: PageRequest) -> pl.DataFrame:
-    choice: TraceChoice = choice_of(asked)
-    if found.lineage.for_training:
-        lineages = lineages_of(library, found.run, found.step)
-        frame = traces_of(library, found.run, lineages)
-        frame = with_mismatch(library, found.run, lineages, frame, (choice.sort,))
+def _list_rows(reader: StoreReader, trace: FoundTrace, request: PageRequest) -> pl.DataFrame:
+    choice: TraceChoice = choice_of(request)
+    if trace.lineage.for_training:
+        lineages = lineages_of(reader, trace.run, trace.step)
+        frame = traces_of(reader, trace.run, lineages)
+        frame = with_mismatch(reader, trace.run, lineages, frame, (choice.sort,))
     else:
-        frame = evaluation_traces(library, found.run, found.step, asked.text(SET) or None)
-    return choose(frame, choice, search_mask(library, found.run, frame, choice.search)).rows
+        frame = evaluation_traces(reader, trace.run, trace.step, request.text(SET) or None)
+    return choose(frame, choice, search_mask(reader, trace.run, frame, choice.search)).rows
 
 
-def _around(rows: pl.DataFrame, found: FoundTrace, chosen: dict[str, str]) -> TraceNeighbours:
+def _around(rows: pl.DataFrame, trace: FoundTrace, chosen: dict[str, str]) -> TraceNeighbours:
     ids = rows["trace_id"].to_list()
-    place = ids.index(found.trace_id)
+    place = ids.index(trace.trace_id)
 
     def at(wanted: int) -> tuple[str, str] | None:
         if not 0 <= wanted < len(ids):

@@ -7,7 +7,6 @@ import json
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from configs.evaluation import passes
@@ -15,9 +14,9 @@ from flows.queries.notes import ROLLOUT_NOTES
 from flows.queries.request import NotThere, parse_object
 from flows.queries.row_lineage import nearest
 from flows.queries.scores import first_round, set_name
-from flows.queries.step_history import StepLineage, present
+from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader
-from flows.queries.trace import FoundTrace, by_sample, index
+from flows.queries.trace import FoundTrace, index
 from flows.queries.views import select
 from storage.read.lineage import Work, row_identities
 from storage.read.views import all_views, quote
@@ -44,10 +43,10 @@ def rollout_columns(
     return pl.DataFrame([*reader.cache.each_once(("rollouts", run, identity), [*versions.items()], read).values()])
 
 
-def rounds_of(library: StoreReader, run: str, works: Sequence[Work]) -> pl.DataFrame:
+def rounds_of(reader: StoreReader, run: str, works: Sequence[Work]) -> pl.DataFrame:
     """Return for each work of rollouts its `key`, the `set` (empty for the one without a name) and the `round`."""
-    config = library.config(run)
-    assigned = {key: work.entry for key, work in library.graph.works.items() if work.stage == EVALUATION_ASSIGNMENT}
+    config = reader.config(run)
+    assigned = {key: work.entry for key, work in reader.graph.works.items() if work.stage == EVALUATION_ASSIGNMENT}
     firsts = [(work.key, *first_round(assigned, work.inputs[EVALUATION_ASSIGNMENT])) for work in works]
     rows = [(key, set_name(config, assigned.get(first)), number) for key, first, number in firsts]
     return pl.DataFrame(rows, schema={"key": pl.String, "set": pl.String, "round": pl.Int64}, orient="row")
@@ -80,7 +79,7 @@ OF_RUN = (
 """What else is read of view `rollouts`."""
 
 
-def traces(library: StoreReader, run: str, step: int) -> pl.DataFrame:
+def traces(reader: StoreReader, run: str, step: int) -> pl.DataFrame:
     """Return one row for each trace of a step as a run uses it, in the order in which the stages handed them over.
 
     Columns: `place` (its number in that order, 0-based), `key` (of the work that made it) and `step`; those of the
@@ -91,18 +90,18 @@ def traces(library: StoreReader, run: str, step: int) -> pl.DataFrame:
     Groups that were replaced, and work of which only parts are done, are there too.
     Raises NotThere for an unknown run or step.
     """
-    return traces_of(library, run, lineages_of(library, run, step))
+    return traces_of(reader, run, lineages_of(reader, run, step))
 
 
-def evaluation_traces(library: StoreReader, run: str, version: int, set_name: str | None = None) -> pl.DataFrame:
+def evaluation_traces(reader: StoreReader, run: str, version: int, set_name: str | None = None) -> pl.DataFrame:
     """Return the same of what a run's policy of a version did on held-out examples; see `traces`.
 
     Further columns: `set`, empty for the one without a name, `round`, 0-based, and `replaced`, whether the rollout was
     made again in a later round because it had failed. None for `set_name` are all sets. Raises NotThere.
     """
-    found = evaluation_lineages(library, run, version)
-    rounds = rounds_of(library, run, [lineage.traces for lineage in found])
-    rows = traces_of(library, run, found).join(rounds, on="key", how="left", maintain_order="left")
+    found = evaluation_lineages(reader, run, version)
+    rounds = rounds_of(reader, run, [lineage.traces for lineage in found])
+    rows = traces_of(reader, run, found).join(rounds, on="key", how="left", maintain_order="left")
     # A rollout that is made again answers the same assignment in a later round.
     later = rows.select("set", "assignment_id", pl.col("round").alias("later")).unique()
     again = rows.join(later, on=["set", "assignment_id"]).filter(pl.col("later") > pl.col("round"))
@@ -110,28 +109,28 @@ def evaluation_traces(library: StoreReader, run: str, version: int, set_name: st
     return rows if set_name is None else rows.filter(pl.col("set") == set_name)
 
 
-def lineages_of(library: StoreReader, run: str, step: int) -> list[StepLineage]:
+def lineages_of(reader: StoreReader, run: str, step: int) -> list[StepLineage]:
     """Return the work that each batch of rollouts of a step went through; several where groups were replaced.
 
     Raises NotThere, which names the steps that there are.
     """
-    return _at(library, run, step, for_training=True)
+    return _at(reader, run, step, for_training=True)
 
 
-def evaluation_lineages(library: StoreReader, run: str, version: int) -> list[StepLineage]:
+def evaluation_lineages(reader: StoreReader, run: str, version: int) -> list[StepLineage]:
     """Return the work of the evaluations of a policy by its version: a set each, and its rounds. Raises NotThere."""
-    return _at(library, run, version, for_training=False)
+    return _at(reader, run, version, for_training=False)
 
 
-def steps_of(library: StoreReader, run: str, for_training: bool = True) -> list[int]:
+def steps_of(reader: StoreReader, run: str, for_training: bool = True) -> list[int]:
     """Return the steps of a run that have rollouts, or the versions of its policies that were evaluated."""
     return sorted(
-        {lineage.traces.step for lineage in library.history(run).lineages if lineage.for_training == for_training}
+        {lineage.traces.step for lineage in reader.history(run).lineages if lineage.for_training == for_training}
     )
 
 
-def _at(library: StoreReader, run: str, step: int, for_training: bool) -> list[StepLineage]:
-    every = [lineage for lineage in library.history(run).lineages if lineage.for_training == for_training]
+def _at(reader: StoreReader, run: str, step: int, for_training: bool) -> list[StepLineage]:
+    every = [lineage for lineage in reader.history(run).lineages if lineage.for_training == for_training]
     found = [lineage for lineage in every if lineage.traces.step == step]
     if not found:
         known = sorted({lineage.traces.step for lineage in every})
@@ -141,9 +140,9 @@ def _at(library: StoreReader, run: str, step: int, for_training: bool) -> list[S
     return sorted(found, key=lambda lineage: (lineage.traces.entry.finished_at, lineage.traces.key))
 
 
-def traces_of(library: StoreReader, run: str, lineages: Sequence[StepLineage]) -> pl.DataFrame:
+def traces_of(reader: StoreReader, run: str, lineages: Sequence[StepLineage]) -> pl.DataFrame:
     """Return the traces of some lineages of a run in their order, with columns as in `traces`; read once and held."""
-    return rollout_columns(library, run, lineages, {*NAMES, *OF_RUN}).with_row_index("place").cast({"place": pl.Int64})
+    return rollout_columns(reader, run, lineages, {*NAMES, *OF_RUN}).with_row_index("place").cast({"place": pl.Int64})
 
 
 MATE = (
@@ -152,39 +151,39 @@ MATE = (
 )
 
 
-def mates(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
+def mates(reader: StoreReader, trace: FoundTrace) -> pl.DataFrame:
     """Return the traces of its group that the same agent made, itself too, by assignment; columns as in `MATE`."""
-    own = traces_of(library, found.run, [found.lineage])
-    same = (pl.col("group_id") == found.row["group_id"]) & (pl.col("agent") == found.row["agent"])
+    own = traces_of(reader, trace.run, [trace.lineage])
+    same = (pl.col("group_id") == trace.row["group_id"]) & (pl.col("agent") == trace.row["agent"])
     return own.filter(same).sort(_member(), "assignment_id").select(MATE)
 
 
-def episode(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
+def episode(reader: StoreReader, trace: FoundTrace) -> pl.DataFrame:
     """Return the other traces of the same episode, those of other agents, in order; columns as in `MATE`."""
-    own = traces_of(library, found.run, [found.lineage])
-    same = (pl.col("episode_id") == found.row["episode_id"]) & (pl.col("trace_id") != found.trace_id)
+    own = traces_of(reader, trace.run, [trace.lineage])
+    same = (pl.col("episode_id") == trace.row["episode_id"]) & (pl.col("trace_id") != trace.trace_id)
     return own.filter(same).select(MATE)
 
 
-def largest_advantage(library: StoreReader, found: FoundTrace) -> float | None:
+def largest_advantage(reader: StoreReader, trace: FoundTrace) -> float | None:
     """Return the size of the largest advantage of its batch of rollouts: what colours are measured by."""
-    size = traces_of(library, found.run, [found.lineage])["advantage"].abs().max()
+    size = traces_of(reader, trace.run, [trace.lineage])["advantage"].abs().max()
     return None if size is None else float(str(size))
 
 
-def history(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
+def history(reader: StoreReader, trace: FoundTrace) -> pl.DataFrame:
     """Return all attempts of the same agent at the same example over the run, by step; itself too.
 
     Columns: those of `INDEX`, and `for_training`: false where the attempt scored a policy.
     """
-    environment, example_id = found.row["environment"], found.row["example_id"]
-    return index_of_example(library, found.run, environment, example_id).filter(agent=found.row["agent"])
+    environment, example_id = trace.row["environment"], trace.row["example_id"]
+    return index_of_example(reader, trace.run, environment, example_id).filter(agent=trace.row["agent"])
 
 
-def index_of_example(library: StoreReader, run: str, environment: str, example_id: str) -> pl.DataFrame:
+def index_of_example(reader: StoreReader, run: str, environment: str, example_id: str) -> pl.DataFrame:
     """Return all attempts of a run at an example, by step; columns as in `history`. Raises NotThere."""
-    lineages = library.history(run).lineages
-    rows = index(library, [lineage.traces for lineage in lineages])
+    lineages = reader.history(run).lineages
+    rows = index(reader, [lineage.traces for lineage in lineages])
     training = [lineage.traces.key for lineage in lineages if lineage.for_training]
     rows = rows.filter(environment=environment, example_id=example_id)
     return rows.with_columns(for_training=pl.col("key").is_in(training)).sort(
@@ -203,7 +202,7 @@ ITSELF = ("trace_id", "group_id", "example_id", "assignment_id", "error_type", "
 """What is searched of a trace beside its messages."""
 
 
-def search_mask(library: StoreReader, run: str, frame: pl.DataFrame, text: str) -> pl.Series | None:
+def search_mask(reader: StoreReader, run: str, frame: pl.DataFrame, text: str) -> pl.Series | None:
     """Return for each row of a frame of traces whether it holds a text; None where the text is empty.
 
     Upper and lower case are alike, in all scripts, letter by letter; nothing in the text has a meaning of its own. Only
@@ -211,19 +210,19 @@ def search_mask(library: StoreReader, run: str, frame: pl.DataFrame, text: str) 
     """
     if not text:
         return None
-    works = [library.graph.works[key] for key in frame["key"].unique(maintain_order=True)]
+    works = [reader.graph.works[key] for key in frame["key"].unique(maintain_order=True)]
     # Half a letter, as a terminal may hand it over, is no text that polars takes.
     pattern = "(?i)" + pl.escape_regex(text.encode("utf-8", "replace").decode())
     name = ("step_search", text, row_identities(works))
-    saying = library.cached_value(name, lambda: _saying(library, run, works, pattern))
+    saying = reader.cached_value(name, lambda: _saying(reader, run, works, pattern))
     itself = pl.any_horizontal(pl.col(each).str.contains(pattern).fill_null(False) for each in ITSELF)
     joined = frame.join(saying, on=["key", "trace_id"], how="left", maintain_order="left")
     return joined.select((itself | pl.col("says").is_not_null()).alias("found"))["found"]
 
 
-def _saying(library: StoreReader, run: str, works: Sequence[Work], pattern: str) -> pl.DataFrame:
+def _saying(reader: StoreReader, run: str, works: Sequence[Work], pattern: str) -> pl.DataFrame:
     """Return the traces of which a message holds the pattern: key, trace_id, and says, which is true."""
-    rows = library.frames(run).rows(works, "messages").select("key", "trace_id", "content", "body")
+    rows = reader.frames(run).rows(works, "messages").select("key", "trace_id", "content", "body")
     says = pl.col("content").str.contains(pattern).fill_null(False)
     # Bodies are kept of those messages alone whose content is not all that they say.
     more = pl.when(~says & pl.col("body").str.contains(MORE)).then("body")
@@ -251,46 +250,25 @@ def said_beside(body: str) -> list[str]:
 
 
 MISMATCH, MISMATCH_TITLE = "mismatch_kl", "mismatch KL"
-OF_ROW = ("sample_ids", "cu_seqlens", "logprobs", "rl_weights")
 
 
 def with_mismatch(
-    library: StoreReader, run: str, lineages: Sequence[StepLineage], frame: pl.DataFrame, names: Collection[str]
+    reader: StoreReader, run: str, lineages: Sequence[StepLineage], frame: pl.DataFrame, columns: Collection[str]
 ) -> pl.DataFrame:
-    """Return the traces of a step with the column `mismatch_kl`: nulls, unless it is among `names`.
+    """Return the traces of a step with the column `mismatch_kl`: nulls, unless it is among `columns`.
 
     It is the mean of r - 1 - log r over the tokens of a trace with rl weight, as the learner measures it over those of
     a step (tasks.learner.loss), r being the learner's probability over the engine's. Null for what was not
     trained on, and where no policy is known to have sampled.
     """
     trained = [lineage for lineage in lineages if lineage.updates]
-    if not trained or not {MISMATCH, MISMATCH_TITLE} & set(names):
+    if not trained or not {MISMATCH, MISMATCH_TITLE} & set(columns):
         return frame.with_columns(pl.lit(None, pl.Float64).alias(MISMATCH))
-    known = tuple(row_identities(lineage.works) for lineage in trained)
-    measured = library.cached_value(("step_mismatch", known), lambda: by_trace(library, run, trained))
-    joined = frame.join(measured, on="trace_id", how="left", maintain_order="left")
+    names = tuple(row_identities(lineage.works) for lineage in trained)
+    query = "select key, trace_id, mismatch_kl from rollout_mismatch"
+    measured = reader.cached_value(("step_mismatch", names), lambda: select(reader.frames(run), trained, query))
+    joined = frame.join(measured, on=["key", "trace_id"], how="left", maintain_order="left")
     return joined.with_columns(pl.when(pl.col("policy_key") != "").then(MISMATCH).alias(MISMATCH))
-
-
-def by_trace(library: StoreReader, run: str, lineages: Sequence[StepLineage]) -> pl.DataFrame:
-    """Return `trace_id` and `mismatch_kl` of what was trained on with rl weight; see `with_mismatch`."""
-    frames = library.frames(run)
-    rows = frames.rows(present(*(lineage.batches for lineage in lineages)), "batches").select(OF_ROW).collect()
-    measured = frames.rows(present(*(lineage.updates for lineage in lineages)), "token_statistics")
-    learner = measured.select("sample_id", learner="logprobs").collect()
-    named = (
-        frames.rows(present(*(lineage.samples for lineage in lineages)), "samples")
-        .select("sample_id", "trace_id")
-        .collect()
-    )
-    # Weights and the engine's log-probs are those of the batch row, as the learner had them.
-    own = by_sample(rows, ("logprobs", "rl_weights"))
-    flat = own.join(learner, on="sample_id").join(named.unique("sample_id"), on="sample_id")
-    flat = flat.explode("logprobs", "rl_weights", "learner").filter(pl.col("rl_weights") != 0)
-    apart = flat["learner"].cast(pl.Float64).to_numpy() - flat["logprobs"].cast(pl.Float64).to_numpy()
-    with np.errstate(over="ignore", invalid="ignore"):
-        values = np.expm1(apart) - apart  # numpy, as polars has no exact expm1
-    return flat.select("trace_id", pl.Series(MISMATCH, values)).group_by("trace_id").agg(pl.col(MISMATCH).mean())
 
 
 ATTEMPT = (
@@ -305,45 +283,45 @@ ATTEMPT = (
 `passed` goes by `evaluation.pass_reward` of the run, or of the set; null where the attempt was not scored."""
 
 
-def example(library: StoreReader, run: str, environment: str, example_id: str) -> dict[str, Any] | None:
+def example(reader: StoreReader, run: str, environment: str, example_id: str) -> dict[str, Any] | None:
     """Return the example as the run's environment gave it: `split` and `task`, JSON; None where it was not listed.
 
     Raises NotThere for an unknown run.
     """
-    rows = library.frames(run)["examples"]
+    rows = reader.frames(run)["examples"]
     named = (pl.col("environment") == environment) & (pl.col("example_id") == example_id)
     found = rows.filter(named).select("step", "split", "task").sort("step").collect()
     return found.drop("step").row(-1, named=True) if len(found) else None
 
 
-def attempts(library: StoreReader, run: str, environment: str, example_id: str) -> pl.DataFrame:
+def attempts(reader: StoreReader, run: str, environment: str, example_id: str) -> pl.DataFrame:
     """Return all attempts at an example that a run uses, by step, those of evaluations after those of training.
 
     Columns as in `ATTEMPT`; `set` is null in training. Raises NotThere, with the nearest examples, where there is none.
     """
-    own = index_of_example(library, run, environment, example_id)
-    if own.is_empty() and example(library, run, environment, example_id) is None:
-        near = nearest_examples(library, (run,), environment, example_id)
+    own = index_of_example(reader, run, environment, example_id)
+    if own.is_empty() and example(reader, run, environment, example_id) is None:
+        near = nearest_examples(reader, (run,), environment, example_id)
         hint = f"; the nearest that it tried are {', '.join(near)}" if near else ""
         raise NotThere(f"run {run!r} has no example {example_id!r} of {environment!r}{hint}")
     keys = set(own["key"])
-    of_example = [lineage for lineage in library.history(run).lineages if lineage.traces.key in keys]
-    rows = traces_of(library, run, of_example).filter(environment=environment, example_id=example_id)
+    of_example = [lineage for lineage in reader.history(run).lineages if lineage.traces.key in keys]
+    rows = traces_of(reader, run, of_example).filter(environment=environment, example_id=example_id)
     scoring = [lineage.traces for lineage in of_example if not lineage.for_training]
-    sets = rounds_of(library, run, scoring).select("key", "set")
+    sets = rounds_of(reader, run, scoring).select("key", "set")
     rows = rows.join(sets, on="key", how="left", maintain_order="left")
     rows = rows.with_columns(for_training=~pl.col("key").is_in([work.key for work in scoring]))
-    evaluation = library.config(run).evaluation
+    evaluation = reader.config(run).evaluation
     of_sets = {name: own.pass_reward for name, own in evaluation.of_sets().items()}
     threshold = pl.col("set").replace_strict(of_sets, default=evaluation.pass_reward, return_dtype=pl.Float64)
     rows = rows.with_columns(passed=passes(pl.col("reward"), threshold))
     return rows.sort("step", ~pl.col("for_training"), maintain_order=True).select(ATTEMPT)
 
 
-def nearest_examples(library: StoreReader, runs: Iterable[str], environment: str, example_id: str) -> list[str]:
+def nearest_examples(reader: StoreReader, runs: Iterable[str], environment: str, example_id: str) -> list[str]:
     """Return the examples that some runs tried, as ENVIRONMENT/EXAMPLE, whose names are most like that of one."""
-    works = [lineage.traces for run in runs for lineage in library.history(run).lineages]
-    names = index(library, works).select(pl.concat_str("environment", "example_id", separator="/"))
+    works = [lineage.traces for run in runs for lineage in reader.history(run).lineages]
+    names = index(reader, works).select(pl.concat_str("environment", "example_id", separator="/"))
     return nearest(f"{environment}/{example_id}", names.to_series())
 
 

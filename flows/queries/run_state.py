@@ -54,9 +54,9 @@ def is_going(event: Event) -> bool:
     return event.event in STARTS and not process_gone(event)
 
 
-def any_going(library: StoreReader, *runs: str) -> bool:
+def any_going(reader: StoreReader, *runs: str) -> bool:
     """Say whether any of some runs may still get further, as far as can be seen from here."""
-    return any(is_going(deciding_event(library.store.runs.events(run))) for run in runs)
+    return any(is_going(deciding_event(reader.store.runs.events(run))) for run in runs)
 
 
 def count_lost_services(lost: Sequence[Event]) -> dict[str, int]:

@@ -55,18 +55,18 @@ run's finished steps, trained those that had a weight; null where no step has it
 the files of the run's own rows."""
 
 
-def runs(library: StoreReader) -> pl.DataFrame:
+def runs(reader: StoreReader) -> pl.DataFrame:
     """Return all runs, as in RUNS, the newest last. Tables are looked at once for all runs together."""
-    names = library.store.runs.names()
-    by_run = {name: library.history(name).sampled_steps for name in names}
-    written_metrics(library, [step for own in by_run.values() for step in own])
-    return pl.DataFrame([_run(library, name, by_run) for name in names], schema=RUNS)
+    names = reader.store.runs.names()
+    by_run = {name: reader.history(name).sampled_steps for name in names}
+    written_metrics(reader, [step for own in by_run.values() for step in own])
+    return pl.DataFrame([_run(reader, name, by_run) for name in names], schema=RUNS)
 
 
-def _run(library: StoreReader, name: str, by_run: Mapping[str, Sequence[RecordedStep]]) -> dict[str, Any]:
-    events, steps = library.store.runs.events(name), by_run[name]
-    config, notes = events[-1].config, notes_of(library.store, name, "")
-    metrics = written_metrics(library, steps)
+def _run(reader: StoreReader, name: str, by_run: Mapping[str, Sequence[RecordedStep]]) -> dict[str, Any]:
+    events, steps = reader.store.runs.events(name), by_run[name]
+    config, notes = events[-1].config, notes_of(reader.store, name, "")
+    metrics = written_metrics(reader, steps)
     rewards = [each.get((ALL, "reward/mean")) for each in metrics]
     losses = [each.get(("", "updates/loss/mean")) for each in metrics]
     return {
@@ -80,14 +80,14 @@ def _run(library: StoreReader, name: str, by_run: Mapping[str, Sequence[Recorded
         "last_reward": next((each for each in reversed(rewards) if each is not None), None),
         "losses": losses,
         "last_loss": next((each for each in reversed(losses) if each is not None), None),
-        "held_out": _held_out(library, name),
+        "held_out": _held_out(reader, name),
         **headline_settings(config),
-        "policy": policy_of(library, config),
+        "policy": policy_of(reader, config),
         "tags": list(dict.fromkeys(tag for each in notes for tag in each["tags"])),
         "notes": [each["text"] for each in notes if each["text"]],
         **tokens_of(metrics),
-        "bytes": _own_bytes(library, name),
-        **_times(library, name, events),
+        "bytes": _own_bytes(reader, name),
+        **_times(reader, name, events),
     }
 
 
@@ -109,9 +109,9 @@ def steps_done(steps: Sequence[RecordedStep], config: Mapping[str, Any]) -> int:
     return sum(any(work.stage == until and work.finished for work in each.works) for each in steps)
 
 
-def _held_out(library: StoreReader, name: str) -> float | None:
+def _held_out(reader: StoreReader, name: str) -> float | None:
     try:
-        found = held_out(library, name)
+        found = held_out(reader, name)
     except ConfigError:  # of a version of the program that wrote other configs: the other runs are listed all the same
         return None
     last = max((each["version"] for each in found), default=None)
@@ -145,26 +145,26 @@ def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def policy_of(library: StoreReader, config: Mapping[str, Any]) -> str | None:
+def policy_of(reader: StoreReader, config: Mapping[str, Any]) -> str | None:
     """Return the name RUN:VERSION of the policy that a run starts from; None where no run of the store made it."""
     path = str(section(config, "model").get("path") or "")
     # Weights of a store lie in a folder that is named by the key of the work that made them.
-    work = library.graph.works.get(path.rstrip("/").rpartition("/")[2])
+    work = reader.graph.works.get(path.rstrip("/").rpartition("/")[2])
     made = work is not None and work.stage == "training"
     return f"{work.computed_by}:{policy_version(work)}" if work is not None and made else None
 
 
-def _own_work(library: StoreReader, name: str) -> list[Work]:
+def _own_work(reader: StoreReader, name: str) -> list[Work]:
     """Return the work that a run computed itself."""
-    return [work for work in library.frames(name).graph.works.values() if work.computed_by == name]
+    return [work for work in reader.frames(name).graph.works.values() if work.computed_by == name]
 
 
-def _own_bytes(library: StoreReader, name: str) -> int:
-    return sum(file.size for work in _own_work(library, name) for piece in work.slices for file in piece.files)
+def _own_bytes(reader: StoreReader, name: str) -> int:
+    return sum(file.size for work in _own_work(reader, name) for piece in work.slices for file in piece.files)
 
 
-def _times(library: StoreReader, name: str, events: Sequence[Event]) -> dict[str, Any]:
-    last_work = max((work.entry.finished_at for work in _own_work(library, name)), default=None)
+def _times(reader: StoreReader, name: str, events: Sequence[Event]) -> dict[str, Any]:
+    last_work = max((work.entry.finished_at for work in _own_work(reader, name)), default=None)
     changed = max([events[-1].at, *([last_work] if last_work else [])])
     return {"seconds": seconds_at_work(events, last_work), "started_at": events[0].at, "changed_at": changed}
 
@@ -181,33 +181,33 @@ def tokens_of(metrics: Sequence[Values]) -> dict[str, int | None]:
     }
 
 
-def overview(library: StoreReader, run: str, steps: list[RecordedStep]) -> dict[str, Any]:
+def overview(reader: StoreReader, run: str, steps: list[RecordedStep]) -> dict[str, Any]:
     """Return a run as plain values: state, kind, config, parent and what differs from it. Raises NotThere."""
-    config = library.config(run)
-    events = library.store.runs.events(run)
-    known = library.store.runs.names()
+    config = reader.config(run)
+    events = reader.store.runs.events(run)
+    known = reader.store.runs.names()
     parent = parent_of(run, events[-1], steps, known)
     return {
         "run": run,
         "kind": config.kind,
         **state_of(deciding := deciding_event(events)),
         "going": is_going(deciding),
-        "lost_services": count_lost_services(library.store.runs.lost_services(run)),
+        "lost_services": count_lost_services(reader.store.runs.lost_services(run)),
         "steps_done": steps_done(steps, events[-1].config),
         "steps_planned": config.steps,
-        **_times(library, run, events),
-        "bytes": _own_bytes(library, run),
+        **_times(reader, run, events),
+        "bytes": _own_bytes(reader, run),
         "host": events[-1].host,
         "flow_run": events[-1].flow_run,
         **headline_settings(events[-1].config),
-        "policy": policy_of(library, events[-1].config),
+        "policy": policy_of(reader, events[-1].config),
         **_settings(config),
         "parent": parent,
-        "forks": [name for name in known if branched_off(library).get(name) == run],
-        "differences": compared_configs(library.config(parent), config) if parent else [],
+        "forks": [name for name in known if branched_off(reader).get(name) == run],
+        "differences": compared_configs(reader.config(parent), config) if parent else [],
         "config": config.model_dump(mode="json"),
         "changed_settings": dict(flat(config.model_dump(mode="json", exclude_defaults=True))),
-        "notes": notes_of(library.store, run, ""),
+        "notes": notes_of(reader.store, run, ""),
     }
 
 
@@ -225,10 +225,10 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def branched_off(library: StoreReader) -> dict[str, str | None]:
+def branched_off(reader: StoreReader) -> dict[str, str | None]:
     """Return the run that each run says it branched off, if any."""
     # By the mark, for any commit may be an event of a run.
-    runs = library.store.runs
-    return library.cached_value(
-        ("branched off", library.mark), lambda: {name: runs.events(name)[-1].parent_run for name in runs.names()}
+    runs = reader.store.runs
+    return reader.cached_value(
+        ("branched off", reader.mark), lambda: {name: runs.events(name)[-1].parent_run for name in runs.names()}
     )

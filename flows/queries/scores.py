@@ -164,14 +164,14 @@ _SCHEMA = pa.schema([TRACES.arrow.field(name) for name in READ])
 
 
 def scored_evaluations(
-    library: StoreReader, run: str, version: int | None = None
+    reader: StoreReader, run: str, version: int | None = None
 ) -> list[tuple[RecordedEvaluation, EvaluationScores]]:
     """Return the evaluations of a run, or of its policy of a version, with what they say. Raises NotThere.
 
     Their rollouts are read together, and once: only the columns that scores need.
     """
-    config, works = library.config(run), library.graph.works
-    recorded = [each for each in recorded_evaluations(library.store, run, config) if version in (None, each.version)]
+    config, works = reader.config(run), reader.graph.works
+    recorded = [each for each in recorded_evaluations(reader.store, run, config) if version in (None, each.version)]
     # The ledger may have more than the moment that is looked at: the store moves on.
     known = [each for each in recorded if all(entry.key in works for entry in each.rounds)]
     # Scores come of the rollouts, and of what the config, another one after a resume, says of seats and passes.
@@ -183,17 +183,17 @@ def scored_evaluations(
     by_name: dict[tuple[object, ...], RecordedEvaluation] = dict(zip(names, known, strict=True))
 
     def read(missing: list[tuple[object, ...]]) -> dict[tuple[object, ...], EvaluationScores]:
-        tables = _traces(library, [entry for name in missing for entry in by_name[name].rounds])
+        tables = _traces(reader, [entry for name in missing for entry in by_name[name].rounds])
         return {name: by_name[name].scored_rounds(tables, config) for name in missing}
 
-    scored = library.cache.each_once("evaluations", list(by_name), read)
+    scored = reader.cache.each_once("evaluations", list(by_name), read)
     return [(by_name[name], scored[name]) for name in by_name]
 
 
-def _traces(library: StoreReader, rounds: Sequence[Entry]) -> dict[str, pa.Table]:
+def _traces(reader: StoreReader, rounds: Sequence[Entry]) -> dict[str, pa.Table]:
     """Return the rollouts of rounds by key, slice after slice in the order in which they were handed over."""
-    works = [library.graph.works[entry.key] for entry in rounds]
-    rows = library.frames().rows(works, TRACES.name).select("attempt", "seq", *READ).collect().sort("seq")
+    works = [reader.graph.works[entry.key] for entry in rounds]
+    rows = reader.frames().rows(works, TRACES.name).select("attempt", "seq", *READ).collect().sort("seq")
     parts = rows.drop("seq").partition_by("attempt", as_dict=True, include_key=False)
     # The slices stay chunks of their own, as stages read them: sums are then the same to the last bit.
     return {
@@ -209,14 +209,14 @@ def _traces(library: StoreReader, rounds: Sequence[Entry]) -> dict[str, pa.Table
     }
 
 
-def held_out(library: StoreReader, run: str) -> list[dict[str, Any]]:
+def held_out(reader: StoreReader, run: str) -> list[dict[str, Any]]:
     """Return the evaluations of a run as `stagecoach show` does: `version`, `set` and `scores`. Raises NotThere."""
-    done = row_identities(work for work in library.history(run).evaluations if work.finished)
+    done = row_identities(work for work in reader.history(run).evaluations if work.finished)
     if not done:
         return []
-    name = ("held-out", run, len(library.store.runs.events(run)), done)  # each event may bring another config
+    name = ("held-out", run, len(reader.store.runs.events(run)), done)  # each event may bring another config
     # Held apart from the rollouts, which weigh much: these may leave the memory while a list of runs is looked at.
-    return library.cached_value(name, lambda: [scores.described for _, scores in scored_evaluations(library, run)])
+    return reader.cached_value(name, lambda: [scores.described for _, scores in scored_evaluations(reader, run)])
 
 
 SCORES = {
@@ -232,7 +232,7 @@ SCORES = {
 }
 
 
-def scores(library: StoreReader, run: str) -> pl.DataFrame:
+def scores(reader: StoreReader, run: str) -> pl.DataFrame:
     """Return one row for each policy, set and environment that was evaluated, as in SCORES. Raises NotThere.
 
     `low` and `high` are the ends of the 95% interval of the average; null where there is none.
@@ -241,7 +241,7 @@ def scores(library: StoreReader, run: str) -> pl.DataFrame:
         {"run": run, "version": each["version"], "set": each["set"]}
         | {name: score[name] for name in ("environment", "average", "num_examples", "num_attempts")}
         | {end: (score["interval"] or {}).get(end) for end in ("low", "high")}
-        for each in held_out(library, run)
+        for each in held_out(reader, run)
         for score in each["scores"]
     ]
     return pl.DataFrame(rows, schema=SCORES)

@@ -223,7 +223,7 @@ Values = dict[str, Any]
 
 
 def shown_tokens(
-    library: StoreReader, found: FoundTrace, messages: Sequence[int], start: int = 0
+    reader: StoreReader, trace: FoundTrace, messages: Sequence[int], start: int = 0
 ) -> tuple[dict[int, Values], pl.DataFrame]:
     """Return the tokens of messages as values, by message, and the rows of those that are drawn.
 
@@ -231,12 +231,12 @@ def shown_tokens(
     (how each looks) and `shades` (a letter for each token, by colouring). `start` is the first token of the first
     message that is drawn.
     """
-    whole = _in_order(tokens(library, found, within=messages, texts=False), messages)
+    whole = _in_order(tokens(reader, trace, within=messages, texts=False), messages)
     if start and messages:
         whole = whole.filter((pl.col("message") != messages[0]) | (pl.col("place") >= start))
     # Texts of those tokens alone that are drawn: a tokenizer is slower than all else here.
-    drawn = with_texts(library, found, whole.head(DRAWN))
-    sizes = {each.name: largest_in_batch(library, found, drawn, each.column) for each in COLOURINGS}
+    drawn = with_texts(reader, trace, whole.head(DRAWN))
+    sizes = {each.name: largest_in_batch(reader, trace, drawn, each.column) for each in COLOURINGS}
     shades = {each.name: each.shades(drawn, sizes[each.name]) for each in COLOURINGS}
     parts, at = {}, 0
     for (message,), part in drawn.group_by("message", maintain_order=True):
@@ -268,7 +268,7 @@ def _token_values(part: pl.DataFrame) -> Values:
     }
 
 
-def colourings(library: StoreReader, found: FoundTrace, drawn: pl.DataFrame) -> list[Values]:
+def colourings(reader: StoreReader, trace: FoundTrace, drawn: pl.DataFrame) -> list[Values]:
     """Return what tokens can be coloured by: name, label, `description`, number of measured tokens, legend."""
     return [
         {
@@ -278,7 +278,7 @@ def colourings(library: StoreReader, found: FoundTrace, drawn: pl.DataFrame) -> 
             "num_measured": len(drawn) - drawn[each.column].null_count(),
             "legend": [
                 {"shade": shade, "label": label}
-                for shade, label in each.legend(largest_in_batch(library, found, drawn, each.column))
+                for shade, label in each.legend(largest_in_batch(reader, trace, drawn, each.column))
             ],
         }
         for each in COLOURINGS
@@ -290,11 +290,11 @@ def scaled_weights(drawn: pl.DataFrame) -> list[str]:
     return [name for name, trained in TRAINED_WEIGHTS.items() if bool((drawn[trained] != drawn[name]).any())]
 
 
-def largest_in_batch(library: StoreReader, found: FoundTrace, drawn: pl.DataFrame, column: str) -> float:
+def largest_in_batch(reader: StoreReader, trace: FoundTrace, drawn: pl.DataFrame, column: str) -> float:
     """Return the largest size of a column of tokens; for the advantage that of the whole batch of rollouts."""
     own = largest(drawn, column)
     # By the batch, so that the same shade means the same in every trace of it.
-    return max(own, largest_advantage(library, found) or 0.0) if column == "advantage" else own
+    return max(own, largest_advantage(reader, trace) or 0.0) if column == "advantage" else own
 
 
 def plain_number(value: Any, exact: bool = False) -> Any:

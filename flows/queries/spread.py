@@ -13,12 +13,12 @@ BINS = 20
 """Stretches of equal length between the lowest and the highest reward of the run."""
 
 
-def spread_charts(library: StoreReader, run: str, steps: Sequence[int]) -> list[dict[str, Any]]:
+def spread_charts(reader: StoreReader, run: str, steps: Sequence[int]) -> list[dict[str, Any]]:
     """Return the spread of rewards as `cells`, counts of rollouts by step, and the share of identical replies by step.
 
     They read every rollout of the run. What `flows.queries.charts` says of charts holds for them. Raises NotThere.
     """
-    rows = run_rollouts(library, run, {"run", "for_training", "step", "environment", "example_id", "reward", "reply"})
+    rows = run_rollouts(reader, run, {"run", "for_training", "step", "environment", "example_id", "reward", "reply"})
     return [each for each in (_spread(rows, steps), identical_replies(rows, steps)) if each["series"][0]["values"]]
 
 

@@ -40,14 +40,14 @@ MEANS = (*WRITTEN_MEANS, "staleness_max", "seconds")
 REWARDS = ("num_scored", "mean", "spread", "min", "max")
 
 
-def written_of(library: StoreReader, run: str, found: Sequence[StepLineage]) -> Values:
+def written_of(reader: StoreReader, run: str, found: Sequence[StepLineage]) -> Values:
     """Return the metrics that a step has written of the rollouts of these lineages, and of no others; else nothing.
 
     Nothing is written of a step that goes on, of an evaluation, or of groups that were replaced.
     """
     keys = {lineage.traces.key for lineage in found}
-    steps = [each for each in library.history(run).sampled_steps if {work.key for work in each.traces} == keys]
-    return written_metrics(library, steps)[0] if steps else {}
+    steps = [each for each in reader.history(run).sampled_steps if {work.key for work in each.traces} == keys]
+    return written_metrics(reader, steps)[0] if steps else {}
 
 
 def figures(frame: pl.DataFrame, written: Values | None = None) -> dict[str, Any]:
@@ -108,29 +108,29 @@ def histogram(frame: pl.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def updates(library: StoreReader, run: str, found: Sequence[StepLineage]) -> list[dict[str, Any]]:
+def updates(reader: StoreReader, run: str, found: Sequence[StepLineage]) -> list[dict[str, Any]]:
     """Return what the optimizer steps measured that trained some lineages; MEASURED of each, in order."""
     works = list({lineage.updates.key: lineage.updates for lineage in found if lineage.updates}.values())
     if not works:
         return []
-    rows = library.frames(run).rows(works, "updates").select("key", *MEASURED)
+    rows = reader.frames(run).rows(works, "updates").select("key", *MEASURED)
     name = ("step_updates", row_identities(works))
-    return library.cached_value(name, lambda: rows.sort("key", "update").drop("key").collect().to_dicts())
+    return reader.cached_value(name, lambda: rows.sort("key", "update").drop("key").collect().to_dicts())
 
 
-def policies(library: StoreReader, run: str, frame: pl.DataFrame, found: Sequence[StepLineage]) -> dict[str, Any]:
+def policies(reader: StoreReader, run: str, frame: pl.DataFrame, found: Sequence[StepLineage]) -> dict[str, Any]:
     """Return the policies that sampled a step, and the one that it made (None where it is not trained)."""
     sampled = frame.select("policy_key", "policy_version").unique().sort("policy_version", "policy_key").to_dicts()
     made = next((lineage.updates for lineage in found if lineage.updates), None)
     return {
-        "before": [_policy(library, run, each["policy_key"], each["policy_version"]) for each in sampled],
-        "after": made and _policy(library, run, made.key, policy_version(made)),
+        "before": [_policy(reader, run, each["policy_key"], each["policy_version"]) for each in sampled],
+        "after": made and _policy(reader, run, made.key, policy_version(made)),
     }
 
 
-def _policy(library: StoreReader, run: str, key: str, version: int) -> dict[str, Any]:
+def _policy(reader: StoreReader, run: str, key: str, version: int) -> dict[str, Any]:
     """Return a policy with its name RUN:VERSION, of this run where it has it; None for one that the store lacks."""
-    work: Work | None = library.graph.works.get(key)
+    work: Work | None = reader.graph.works.get(key)
     names = policy_names(work) if work else []
     # Runs that share work have a name each for one policy: who looks at this run wants its own.
     own = [name for name in names if name.rpartition(":")[0] == run]
@@ -143,9 +143,9 @@ _BY = {"example": "example_id", "mean": "reward_mean", "spread": "reward_spread"
 _DIGITS = re.compile(r"(\d+)")
 
 
-def groups(library: StoreReader, run: str, step: int) -> pl.DataFrame:
+def groups(reader: StoreReader, run: str, step: int) -> pl.DataFrame:
     """Return one row for each group of a step and each agent in it, as view `groups` has it. Raises NotThere."""
-    return of_traces(traces(library, run, step))
+    return of_traces(traces(reader, run, step))
 
 
 def of_traces(frame: pl.DataFrame) -> pl.DataFrame:
@@ -178,14 +178,14 @@ LEVELS = 10
 CELL = ("trace_id", "key", "reward", "advantage", "outcome", "detail")
 
 
-def group_page(frame: pl.DataFrame, asked: PageRequest) -> dict[str, Any]:
+def group_page(frame: pl.DataFrame, request: PageRequest) -> dict[str, Any]:
     """Return a page of the groups of a frame of traces, each with its rollouts side by side.
 
     The question: `group_sort` (one of `groups.SORTS`), `group_order` (asc, desc), `group_page`. Raises BadQuestion.
     """
-    sort = asked.one_of("group_sort", SORTS, "group")
-    order = asked.one_of("group_order", (ASCENDING, DESCENDING), ASCENDING)
-    page = asked.number("group_page", 1, least=1)
+    sort = request.one_of("group_sort", SORTS, "group")
+    order = request.one_of("group_order", (ASCENDING, DESCENDING), ASCENDING)
+    page = request.number("group_page", 1, least=1)
     ordered = in_order(of_traces(frame), sort, order == DESCENDING)
     pages = max(-(-ordered.height // GROUPS_PER_PAGE), 1)
     if page > pages:

@@ -292,7 +292,7 @@ class StoreReader:
             raise NotThere(str(error)) from error
 
 
-def expired_rows(library: StoreReader, works: Iterable[Work | None]) -> list[dict[str, Any]]:
+def expired_rows(reader: StoreReader, works: Iterable[Work | None]) -> list[dict[str, Any]]:
     """Return what some work has lost, by table: table, num_rows, `at` (the last time) and hours (its retention then).
 
     Numbers that come from those tables are of the rows that are left.
@@ -301,19 +301,19 @@ def expired_rows(library: StoreReader, works: Iterable[Work | None]) -> list[dic
     pieces = [piece for work in once.values() for piece in work.slices]
     found: dict[str, dict[str, Any]] = {}
     # A slice may lose rows several times: in order of time, the last one says when and by which retention.
-    for each in sorted(library.store.slices.expired_slices.find(pieces), key=lambda each: (each.table, each.at)):
+    for each in sorted(reader.store.slices.expired_slices.find(pieces), key=lambda each: (each.table, each.at)):
         before = found.get(each.table, {"num_rows": 0})
         summary = {"table": each.table, "num_rows": before["num_rows"] + each.rows, "at": each.at, "hours": each.hours}
         found[each.table] = summary
     return list(found.values())
 
 
-def expired_rows_of_runs(library: StoreReader, *runs: str) -> list[dict[str, Any]]:
+def expired_rows_of_runs(reader: StoreReader, *runs: str) -> list[dict[str, Any]]:
     """Return the same of all work that some runs use. Raises NotThere for an unknown run."""
-    return expired_rows(library, (work for run in runs for work in library.frames(run).graph.works.values()))
+    return expired_rows(reader, (work for run in runs for work in reader.frames(run).graph.works.values()))
 
 
-def has_lost_rows(library: StoreReader, works: Iterable[Work], table: str) -> bool:
+def has_lost_rows(reader: StoreReader, works: Iterable[Work], table: str) -> bool:
     """Say whether any rows that some work made of a table were dropped."""
     pieces = [piece for work in works for piece in work.slices_of(table)]
-    return bool(library.store.slices.expired_slices.find(pieces))
+    return bool(reader.store.slices.expired_slices.find(pieces))

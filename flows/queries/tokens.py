@@ -15,13 +15,13 @@ from tasks.inference.trace_rows.token_texts import TokenizerUnreadable, TokenTex
 TEXTS = {"text": pl.String, "special": pl.Boolean}
 
 
-def with_texts(library: StoreReader, found: FoundTrace, tokens: pl.DataFrame) -> pl.DataFrame:
+def with_texts(reader: StoreReader, trace: FoundTrace, tokens: pl.DataFrame) -> pl.DataFrame:
     """Return tokens, which have the columns message and token_id, with `text` and `special`.
 
     The texts are for people: bytes that are no whole character are named, as TokenText.shown has them. Both columns are
     null where there is no tokenizer.
     """
-    texts, _ = tokenizer(library, found)
+    texts, _ = tokenizer(reader, trace)
     if texts is None:
         return tokens.with_columns(pl.lit(None, kind).alias(name) for name, kind in TEXTS.items())
     pieces = [
@@ -35,24 +35,24 @@ def with_texts(library: StoreReader, found: FoundTrace, tokens: pl.DataFrame) ->
     )
 
 
-def tokenizer(library: StoreReader, found: FoundTrace) -> tuple[TokenTexts | None, str]:
+def tokenizer(reader: StoreReader, trace: FoundTrace) -> tuple[TokenTexts | None, str]:
     """Return the tokenizer of a trace; where there is none, None and why: token ids can be looked at all the same."""
-    policy = str(found.row["policy_key"]) or _rendered_for(library, found)
+    policy = str(trace.row["policy_key"]) or _rendered_for(reader, trace)
     try:
-        texts = tokenizer_of(library.store, library.config(found.run), policy, _other_policies(library, found))
+        texts = tokenizer_of(reader.store, reader.config(trace.run), policy, _other_policies(reader, trace))
     except TokenizerUnreadable as error:
         return None, str(error)
     return texts, "" if texts else "no tokenizer of the policy that sampled it is at hand"
 
 
-def _rendered_for(library: StoreReader, found: FoundTrace) -> str:
+def _rendered_for(reader: StoreReader, trace: FoundTrace) -> str:
     """Return a policy whose tokenizer made the tokens of a text that none sampled: what is trained on is of the run."""
-    return next(_other_policies(library, found), "") if found.row["trainable"] else ""
+    return next(_other_policies(reader, trace), "") if trace.row["trainable"] else ""
 
 
-def _other_policies(library: StoreReader, found: FoundTrace) -> Iterator[str]:
+def _other_policies(reader: StoreReader, trace: FoundTrace) -> Iterator[str]:
     """Yield the policies of the run, the newest first: their tokenizer is the same."""
-    made = library.frames(found.run).graph.makers("policies")
+    made = reader.frames(trace.run).graph.makers("policies")
     yield from (work.key for work in reversed(made))
 
 
@@ -120,41 +120,41 @@ signal              where it has ref_kl weight: the reference's log-prob less th
 
 
 def tokens(
-    library: StoreReader, found: FoundTrace, within: Collection[int] | None = None, texts: bool = True
+    reader: StoreReader, trace: FoundTrace, within: Collection[int] | None = None, texts: bool = True
 ) -> pl.DataFrame:
     """Return the tokens of a trace, columns as in `TOKENS`; only those of the messages `within`, where it is given.
 
     Without `texts` their two columns are not there: `with_texts` finds those of the tokens that are looked at.
     A token that several branches share is returned once, with the weights that the first one's sample gives it.
     """
-    own = _laid_out(library, found, within)
-    own = own.join(_sample_streams(library, found), on=PLACE, how="left", maintain_order="left")
-    own = own.join(_references(library, found), on=PLACE, how="left", maintain_order="left")
+    own = _laid_out(reader, trace, within)
+    own = own.join(_sample_streams(reader, trace), on=PLACE, how="left", maintain_order="left")
+    own = own.join(_references(reader, trace), on=PLACE, how="left", maintain_order="left")
     rl, pulled = pl.col("rl_weight") != 0, pl.col("ref_kl_weight") != 0
     both = pl.col("learner_logprob").cast(pl.Float64) - pl.col("engine_logprob").cast(pl.Float64)
     own = own.with_columns(
-        *_as_trained(library, found),
+        *_as_trained(reader, trace),
         advantage=pl.when(rl).then("signal"),
         signal=pl.when(pulled).then("signal"),
         outside=pl.when(rl).then("outside"),
         reference_logprob=pl.when("sampled").then("reference_logprob"),
-        log_ratio=pl.when(pl.lit(_by_policy(found))).then(both),
+        log_ratio=pl.when(pl.lit(_by_policy(trace))).then(both),
     )
-    runs = token_policies(library, found)
-    own = own.with_columns(_ratios(own["log_ratio"]), policy_version=_versions(library, found, own, runs))
+    runs = token_policies(reader, trace)
+    own = own.with_columns(_ratios(own["log_ratio"]), policy_version=_versions(reader, trace, own, runs))
     # Of the trace, and not of the messages that are looked at: the same age means the same on every page.
-    newest = max([found.row["policy_version"], *runs["policy_version"]])
+    newest = max([trace.row["policy_version"], *runs["policy_version"]])
     own = own.with_columns(policy_age=newest - pl.col("policy_version"))
-    own = with_texts(library, found, own) if texts else own
+    own = with_texts(reader, trace, own) if texts else own
     return own.select(pl.col(name).cast(kind) for name, kind in TOKENS.items() if name in own.columns)
 
 
-def _as_trained(library: StoreReader, found: FoundTrace) -> list[pl.Expr]:
+def _as_trained(reader: StoreReader, trace: FoundTrace) -> list[pl.Expr]:
     """Return whether each token was trained on, null where that is not known any more, and with which weights."""
     weighted = {name: (pl.col(name) != 0).fill_null(False) for name in TRAINED_WEIGHTS.values()}
-    made = pl.lit(found.lineage.updates is not None)
+    made = pl.lit(trace.lineage.updates is not None)
     own = pl.any_horizontal(*weighted.values()) & made
-    gone = found.lineage.for_training and has_expired_rows(library.frames(), found.lineage)
+    gone = trace.lineage.for_training and has_expired_rows(reader.frames(), trace.lineage)
     trained = pl.when(own).then(True) if gone else own
     weights = (pl.when(member & made).then(name).alias(name) for name, member in weighted.items())
     return [trained.alias("trained"), *weights]
@@ -165,29 +165,29 @@ RUNS |= {"policy_version": pl.Int64}
 """The columns of table token_policies that tell who sampled which tokens of a trace."""
 
 
-def token_policies(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
+def token_policies(reader: StoreReader, trace: FoundTrace) -> pl.DataFrame:
     """Return the runs of tokens by policy, in order; none of a trace that one policy sampled."""
-    works = message_works(library, found)
+    works = message_works(reader, trace)
     if not any("token_policies" in work.tables for work in works):
         return pl.DataFrame(schema=RUNS)
-    rows = library.frames().rows(works, "token_policies").filter(pl.col("trace_id") == found.trace_id)
+    rows = reader.frames().rows(works, "token_policies").filter(pl.col("trace_id") == trace.trace_id)
     return rows.select(pl.col(name).cast(kind) for name, kind in RUNS.items()).collect().sort("message", "start")
 
 
-def _versions(library: StoreReader, found: FoundTrace, own: pl.DataFrame, runs: pl.DataFrame) -> pl.Series:
+def _versions(reader: StoreReader, trace: FoundTrace, own: pl.DataFrame, runs: pl.DataFrame) -> pl.Series:
     """Return the version of the policy that sampled each token; `runs` are those of `token_policies`."""
     places = pl.int_ranges("start", pl.col("start") + pl.col("num_tokens"))
     versions = runs.select("message", "policy_version", place=places).explode("place")
     several = own.select(*PLACE, "sampled").join(versions, on=PLACE, how="left", maintain_order="left")
-    lost = has_lost_rows(library, message_works(library, found), "token_policies")
-    single = found.row["policy_version"] if _by_policy(found) and not lost else None
+    lost = has_lost_rows(reader, message_works(reader, trace), "token_policies")
+    single = trace.row["policy_version"] if _by_policy(trace) and not lost else None
     known = pl.coalesce("policy_version", pl.lit(single, pl.Int64))
     return several.select(policy_version=pl.when("sampled").then(known))["policy_version"]
 
 
-def _by_policy(found: FoundTrace) -> bool:
+def _by_policy(trace: FoundTrace) -> bool:
     """Say whether a policy of the store sampled the trace: else log-probs are zeros, or another model's."""
-    return bool(found.row["policy_key"] != "")
+    return bool(trace.row["policy_key"] != "")
 
 
 def _ratios(log_ratio: pl.Series) -> list[pl.Series]:
@@ -202,10 +202,10 @@ def _ratios(log_ratio: pl.Series) -> list[pl.Series]:
     ]
 
 
-def _laid_out(library: StoreReader, found: FoundTrace, within: Collection[int] | None) -> pl.DataFrame:
+def _laid_out(reader: StoreReader, trace: FoundTrace, within: Collection[int] | None) -> pl.DataFrame:
     """Return one row for each token of the messages, with what sampling said of it."""
-    rows = library.frames().rows(message_works(library, found), "messages")
-    rows = rows.filter(pl.col("trace_id") == found.trace_id).sort("message")
+    rows = reader.frames().rows(message_works(reader, trace), "messages")
+    rows = rows.filter(pl.col("trace_id") == trace.trace_id).sort("message")
     if within is not None:
         rows = rows.filter(pl.col("message").is_in(list(within)))
     read = rows.select("message", "token_ids", "mask", "logprobs", "is_content").collect()
@@ -216,26 +216,26 @@ def _laid_out(library: StoreReader, found: FoundTrace, within: Collection[int] |
     body = body.filter(pl.col("place").list.len() > 0).explode("place", "is_content")
     flat = flat.join(body, on=PLACE, how="left", maintain_order="left")
     # Of a text that was only rendered, log-probs are zeros that nobody measured.
-    known = pl.col("mask") & (pl.lit(_by_policy(found)) | (pl.col("logprobs") != 0))
+    known = pl.col("mask") & (pl.lit(_by_policy(trace)) | (pl.col("logprobs") != 0))
     flat = flat.with_columns(engine_logprob=pl.when(known).then("logprobs"))
     return flat.rename({"token_ids": "token_id", "mask": "sampled"})
 
 
-def _sample_streams(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
+def _sample_streams(reader: StoreReader, trace: FoundTrace) -> pl.DataFrame:
     """Return, by message and place, the streams of the sample that the token belongs to."""
-    own = samples(library, found)
-    places = _places(library, found, own)
-    rows = library.frames().rows(present(found.lineage.samples), "samples").filter(pl.col("trace_id") == found.trace_id)
+    own = samples(reader, trace)
+    places = _places(reader, trace, own)
+    rows = reader.frames().rows(present(trace.lineage.samples), "samples").filter(pl.col("trace_id") == trace.trace_id)
     # Streams stand by sample, messages by trace: a token that branches share is in several samples, the first one
     # counts.
     streams = rows.select("sample_id", *STREAMS).collect()
     flat = _explode(streams.rename(STREAMS)).join(
-        _learner_values(library, found, own), on=("sample_id", "position"), how="left"
+        _learner_values(reader, trace, own), on=("sample_id", "position"), how="left"
     )
-    if _masks_known(library, found):
+    if _masks_known(reader, trace):
         flat = flat.with_columns(pl.col("outside").fill_null(False))
     weighted = pl.any_horizontal(pl.col(name) != 0 for name in WEIGHTS.values())
-    packed = packed_weights(library, found, own).rename({old: TRAINED_WEIGHTS[new] for old, new in WEIGHTS.items()})
+    packed = packed_weights(reader, trace, own).rename({old: TRAINED_WEIGHTS[new] for old, new in WEIGHTS.items()})
     flat = flat.join(_explode(packed), on=("sample_id", "position"), how="left")
     # The first token of a sample has nothing before it: packing takes its weight away.
     first = pl.col("position") == 0
@@ -244,10 +244,10 @@ def _sample_streams(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
     return places.join(flat, on=("sample_id", "position"), how="left").drop("sample_id")
 
 
-def _places(library: StoreReader, found: FoundTrace, own: pl.DataFrame) -> pl.DataFrame:
+def _places(reader: StoreReader, trace: FoundTrace, own: pl.DataFrame) -> pl.DataFrame:
     """Return message, place, branch, sample_id and position of every token, in the first sample through its message."""
-    rows = library.frames().rows(message_works(library, found), "messages")
-    lengths = rows.filter(pl.col("trace_id") == found.trace_id).select(
+    rows = reader.frames().rows(message_works(reader, trace), "messages")
+    lengths = rows.filter(pl.col("trace_id") == trace.trace_id).select(
         "message", length=pl.col("token_ids").list.len().cast(pl.Int64)
     )
     path = own.select("sample_id", "branch", message="path").explode("message").drop_nulls("message")
@@ -258,11 +258,11 @@ def _places(library: StoreReader, found: FoundTrace, own: pl.DataFrame) -> pl.Da
     return path.select(*PLACE, "branch", "sample_id", position=pl.col("start") + pl.col("place"))
 
 
-def _learner_values(library: StoreReader, found: FoundTrace, own: pl.DataFrame) -> pl.DataFrame:
+def _learner_values(reader: StoreReader, trace: FoundTrace, own: pl.DataFrame) -> pl.DataFrame:
     """Return, by sample and position, what the learner measured, and which tokens its masks took out."""
-    made = found.lineage.updates
+    made = trace.lineage.updates
     named = pl.col("sample_id").is_in(own["sample_id"].to_list())
-    frames = library.frames()
+    frames = reader.frames()
     read = frames.rows(present(made), "token_statistics").filter(named).select("sample_id", *MEASURED).collect()
     masks = frames.rows(present(made), "token_masks").filter(named).select("sample_id", outside="masked").collect()
     flat = _explode(read.rename(MEASURED))
@@ -270,22 +270,22 @@ def _learner_values(library: StoreReader, found: FoundTrace, own: pl.DataFrame) 
     return flat.join(_explode(masks), on=("sample_id", "position"), how="full", coalesce=True)
 
 
-def _masks_known(library: StoreReader, found: FoundTrace) -> bool:
+def _masks_known(reader: StoreReader, trace: FoundTrace) -> bool:
     """Say whether a sample without a row in token_masks had no masked token, rather than that none were kept."""
-    if found.lineage.updates is None:
+    if trace.lineage.updates is None:
         return False
     # Masks are written of samples with a masked token alone: no row is an answer only where rows were kept.
-    if "token_masks" in found.lineage.updates.tables:
-        return not has_lost_rows(library, [found.lineage.updates], "token_masks")
-    rows = library.frames().rows([found.lineage.updates], "updates").select("masked_fraction").collect()
+    if "token_masks" in trace.lineage.updates.tables:
+        return not has_lost_rows(reader, [trace.lineage.updates], "token_masks")
+    rows = reader.frames().rows([trace.lineage.updates], "updates").select("masked_fraction").collect()
     return len(rows) > 0 and not any(rows["masked_fraction"])
 
 
-def _references(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
+def _references(reader: StoreReader, trace: FoundTrace) -> pl.DataFrame:
     """Return, by message and place, the log-probs under the reference."""
-    credits = found.lineage.samples
-    made = library.graph.sources(credits, "references") if credits else []
-    rows = library.frames().rows(made, "references").filter(pl.col("trace_id") == found.trace_id)
+    credits = trace.lineage.samples
+    made = reader.graph.sources(credits, "references") if credits else []
+    rows = reader.frames().rows(made, "references").filter(pl.col("trace_id") == trace.trace_id)
     read = rows.select("message", reference_logprob="logprobs").collect()
     return _explode(read, "message", "place")
 

@@ -1,6 +1,6 @@
 """One trace as a run uses it: found by its id, its row, what the run made of it, and the samples it was trained as."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,9 @@ from flows.queries.notes import notes_of
 from flows.queries.outcomes import packed_samples, quarantines_of, use_of
 from flows.queries.request import NotThere
 from flows.queries.row_lineage import NEAREST, SHORTEST_PREFIX, nearest
-from flows.queries.step_history import StepLineage, present
+from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader, has_lost_rows
+from flows.queries.views import select
 from storage.read.lineage import Work
 
 INDEX = (
@@ -20,20 +21,20 @@ INDEX = (
 )
 
 
-def index(library: StoreReader, works: Iterable[Work]) -> pl.DataFrame:
+def index(reader: StoreReader, works: Iterable[Work]) -> pl.DataFrame:
     """Return one row for each trace that some works made, columns as in `INDEX`, work by work."""
     # Held work by work: of a run that goes on only what is new is read.
     named = {work.identity: work for work in works}
-    unread = library.frames().rows([], "traces").select(INDEX).collect()
+    unread = reader.frames().rows([], "traces").select(INDEX).collect()
 
     def read(names: list[tuple[str, ...]]) -> dict[tuple[str, ...], pl.DataFrame]:
         missing = [named[name] for name in names]
-        rows = library.frames().rows(missing, "traces").select(*INDEX, "seq").collect().sort("seq").drop("seq")
+        rows = reader.frames().rows(missing, "traces").select(*INDEX, "seq").collect().sort("seq").drop("seq")
         # As a dictionary polars would run a query for each part to learn its key.
         parts = {part["key"][0]: part for part in rows.partition_by("key")}
         return {name: parts.get(named[name].key, unread) for name in names}
 
-    return pl.concat([unread, *library.cache.each_once("trace index", list(named), read).values()])
+    return pl.concat([unread, *reader.cache.each_once("trace index", list(named), read).values()])
 
 
 OWN = ("run", "key", "attempt", "seq")
@@ -65,61 +66,61 @@ class FoundTrace:
         return self.lineage.traces.step
 
 
-def find_trace(library: StoreReader, run: str, trace_id: str, key: str = "") -> FoundTrace:
+def find_trace(reader: StoreReader, run: str, trace_id: str, key: str = "") -> FoundTrace:
     """Return a trace of a run, by its id or the first eight characters of it or more.
 
     `key` is the work that made it, which saves a search through the run; where it is not there, the run is searched.
     Raises NotThere, with the nearest ids and the runs that have it, and where the beginning is that of several.
     """
-    history = library.history(run)
+    history = reader.history(run)
     # A link names the work that made the trace: one index is read instead of that of every step.
     hinted = [work for work in history.rollouts if key and work.key.startswith(key)]
     for some in (hinted, history.rollouts):
-        found = _matching(index(library, some), trace_id)
+        found = _matching(index(reader, some), trace_id)
         if len(found) > 1:
             raise NotThere(f"{trace_id!r} is the beginning of several traces of run {run!r}: {_list_names(found)}")
         if found:
             ((whole, keys),) = found.items()
             # Rollouts of one id may have been made at several steps, as in a replay: the last one counts.
             made = max((work for work in some if work.key in keys), key=lambda work: work.step)
-            return FoundTrace(run, history.lineage(made), _row(library, made, whole))
-    raise NotThere(_nowhere(library, run, trace_id))
+            return FoundTrace(run, history.lineage(made), _row(reader, made, whole))
+    raise NotThere(_nowhere(reader, run, trace_id))
 
 
-def uses(library: StoreReader, trace_id: str) -> list[FoundTrace]:
+def uses(reader: StoreReader, trace_id: str) -> list[FoundTrace]:
     """Return a trace as each run uses it, in the order of the runs; none where no run does.
 
     Raises NotThere where the beginning of an id is that of several.
     """
-    works = library.graph.makers("traces")
-    found = _matching(index(library, works), trace_id)
+    works = reader.graph.makers("traces")
+    found = _matching(index(reader, works), trace_id)
     if len(found) > 1:
         raise NotThere(f"{trace_id!r} is the beginning of several traces: {_list_names(found)}")
     keys = {key for each in found.values() for key in each}
     runs = {run for work in works if work.key in keys for run in work.runs}
     used = [
         (run, lineage)
-        for run in library.store.runs.names()
+        for run in reader.store.runs.names()
         if run in runs
-        for lineage in library.history(run).lineages
+        for lineage in reader.history(run).lineages
         if lineage.traces.key in keys
     ]
     made = {lineage.traces.key: lineage.traces for _, lineage in used}
-    rows = {key: _row(library, work, whole) for whole in found for key, work in made.items()}
+    rows = {key: _row(reader, work, whole) for whole in found for key, work in made.items()}
     return [FoundTrace(run, lineage, rows[lineage.traces.key]) for run, lineage in used]
 
 
-def outcome_of(library: StoreReader, found: FoundTrace) -> dict[str, Any]:
+def outcome_of(reader: StoreReader, trace: FoundTrace) -> dict[str, Any]:
     """Return what the run made of the trace, as `stagecoach why` has it of each run, with its quarantines and notes."""
-    frames = library.frames()
-    return {**use_of(frames, found.lineage, found.row), "quarantines": quarantines_of(frames, found.trace_id)} | {
-        "notes": notes_of(library.store, trace_id=found.trace_id)
+    frames = reader.frames()
+    return {**use_of(frames, trace.lineage, trace.row), "quarantines": quarantines_of(frames, trace.trace_id)} | {
+        "notes": notes_of(reader.store, trace_id=trace.trace_id)
     }
 
 
-def other_runs(found: FoundTrace) -> list[str]:
+def other_runs(trace: FoundTrace) -> list[str]:
     """Return the other runs that use the same rows."""
-    return [run for run in found.lineage.traces.runs if run != found.run]
+    return [run for run in trace.lineage.traces.runs if run != trace.run]
 
 
 def _matching(known: pl.DataFrame, trace_id: str) -> dict[str, list[str]]:
@@ -131,8 +132,8 @@ def _matching(known: pl.DataFrame, trace_id: str) -> dict[str, list[str]]:
     return dict(grouped.iter_rows())
 
 
-def _row(library: StoreReader, work: Work, trace_id: str) -> dict[str, Any]:
-    rows = library.frames().rows([work], "traces").filter(pl.col("trace_id") == trace_id)
+def _row(reader: StoreReader, work: Work, trace_id: str) -> dict[str, Any]:
+    rows = reader.frames().rows([work], "traces").filter(pl.col("trace_id") == trace_id)
     return rows.drop(OWN).collect().row(0, named=True)
 
 
@@ -140,29 +141,29 @@ def _list_names(found: Mapping[str, Any]) -> str:
     return f"{', '.join(list(found)[:NEAREST])}; give more of it"
 
 
-def _nowhere(library: StoreReader, run: str, trace_id: str) -> str:
-    others = [each.run for each in uses(library, trace_id)]
-    known = index(library, [lineage.traces for lineage in library.history(run).lineages])["trace_id"]
+def _nowhere(reader: StoreReader, run: str, trace_id: str) -> str:
+    others = [each.run for each in uses(reader, trace_id)]
+    known = index(reader, [lineage.traces for lineage in reader.history(run).lineages])["trace_id"]
     near = [] if others else nearest(trace_id, known)
     hint = f"; it is one of {', '.join(dict.fromkeys(others))}" if others else ""
     hint += f"; the nearest ids are {', '.join(near)}" if near else ""
-    if has_lost_rows(library, [lineage.traces for lineage in library.history(run).lineages], "traces"):
+    if has_lost_rows(reader, [lineage.traces for lineage in reader.history(run).lineages], "traces"):
         hint += "; rows of its traces were dropped for their age (`stagecoach maintain --retain`)"
     return f"run {run!r} has no trace {trace_id!r}{hint}"
 
 
-def trace_use(library: StoreReader, trace_id: str, run: str = "") -> FoundTrace:
+def trace_use(reader: StoreReader, trace_id: str, run: str = "") -> FoundTrace:
     """Return a trace by its id, or the first eight characters of it or more, as a run uses it.
 
     Without a run it is as the run has it that computed it. Raises NotThere, with the nearest ids.
     """
     if run:
-        return find_trace(library, run, trace_id)
-    found = uses(library, trace_id)
+        return find_trace(reader, run, trace_id)
+    found = uses(reader, trace_id)
     if not found:
-        near = nearest(trace_id, index(library, library.graph.makers("traces"))["trace_id"])
+        near = nearest(trace_id, index(reader, reader.graph.makers("traces"))["trace_id"])
         hint = f"; the nearest ids are {', '.join(near)}" if near else "; `stagecoach traces RUN` lists those of a run"
-        raise NotThere(f"no run of {library.store.root.address} has a trace {trace_id!r}{hint}")
+        raise NotThere(f"no run of {reader.store.root.address} has a trace {trace_id!r}{hint}")
     # The run that made it may have been removed since; then the first that uses it.
     return next((each for each in found if each.run == each.lineage.traces.computed_by), found[0])
 
@@ -170,28 +171,16 @@ def trace_use(library: StoreReader, trace_id: str, run: str = "") -> FoundTrace:
 WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
 
 
-def samples(library: StoreReader, found: FoundTrace) -> pl.DataFrame:
+def samples(reader: StoreReader, trace: FoundTrace) -> pl.DataFrame:
     """Return the samples of a trace with their places in the batch; see `packed_samples`."""
-    return packed_samples(library.frames(), found.lineage, found.trace_id)
+    return packed_samples(reader.frames(), trace.lineage, trace.trace_id)
 
 
-def packed_weights(library: StoreReader, found: FoundTrace, own: pl.DataFrame) -> pl.DataFrame:
+def packed_weights(reader: StoreReader, trace: FoundTrace, own: pl.DataFrame) -> pl.DataFrame:
     """Return the weights of a trace's samples as their batch rows have them: one row for each of those packed.
 
     `own` are its `samples`. Columns: `sample_id`, and a list by token for each of `WEIGHTS`: as the learner was given
     them, scaled where losses are divided by constant lengths (tasks.packing.stage), 0 at the first token.
     """
-    batches = library.frames().rows(present(found.lineage.batches), "batches")
-    read = batches.filter(pl.col("row").is_in(own["row"].drop_nulls().unique().to_list()))
-    cut = by_sample(read.select("sample_ids", "cu_seqlens", *WEIGHTS).collect(), WEIGHTS)
-    return cut.filter(pl.col("sample_id").is_in(own["sample_id"].to_list()))
-
-
-def by_sample(rows: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
-    """Return rows of a batch as one row for each sample, with its own part of the lists by token `names`."""
-    border = pl.col("cu_seqlens")
-    rows = rows.filter(pl.col("sample_ids").list.len() > 0).with_columns(
-        start=border.list.head(border.list.len() - 1), length=border.list.diff(null_behavior="drop")
-    )
-    each = rows.rename({"sample_ids": "sample_id"}).explode("sample_id", "start", "length")
-    return each.select("sample_id", *(pl.col(name).list.slice("start", "length") for name in names))
+    query = f"select sample_id, {', '.join(WEIGHTS)} from packed_tokens where list_contains($ids::varchar[], sample_id)"
+    return select(reader.frames(), [trace.lineage], query, ids=own["sample_id"].to_list())

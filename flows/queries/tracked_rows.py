@@ -32,39 +32,39 @@ OF_TABLES = ("traces", "messages", "samples")
 Samples = list[dict[str, Any]]
 
 
-def recorded_rows(library: StoreReader, run: str, config: RunConfig) -> Iterator[TrackedRow]:
+def recorded_rows(reader: StoreReader, run: str, config: RunConfig) -> Iterator[TrackedRow]:
     """Yield the rows of a recorded run, by step. Raises NotThere.
 
     `config` says which steps have sample rollouts (`tracking`), and which policy an evaluation is of.
     """
     scored = (
-        each.scores_in(library.store, config).described for each in recorded_evaluations(library.store, run, config)
+        each.scores_in(reader.store, config).described for each in recorded_evaluations(reader.store, run, config)
     )
     rows = [TrackedRow(each["version"], evaluation_figures(each)) for each in scored]
-    rows += [_step_row(library, each, config.tracking) for each in numbers(library, run) if each.work.finished]
+    rows += [_step_row(reader, each, config.tracking) for each in numbers(reader, run) if each.work.finished]
     # An evaluation of the policy that a step began with comes before the step.
     return iter(sorted(rows, key=attrgetter("step")))
 
 
-def _step_row(library: StoreReader, of: StepNumbers, config: NoTracking | TrackingSection) -> TrackedRow:
+def _step_row(reader: StoreReader, of: StepNumbers, config: NoTracking | TrackingSection) -> TrackedRow:
     if isinstance(config, NoTracking) or not is_sampled(of.step, config):
         return TrackedRow(of.step, step_figures(of.values))
-    samples = recorded_samples(library, of, config.num_samples)
+    samples = recorded_samples(reader, of, config.num_samples)
     return TrackedRow(of.step, step_figures(of.values), samples)
 
 
-def recorded_samples(library: StoreReader, of: StepNumbers, count: int) -> Samples:
+def recorded_samples(reader: StoreReader, of: StepNumbers, count: int) -> Samples:
     """Return sample rollouts of a recorded step."""
     works = tuple(of.work.work.values())
-    tables = {name: _rows(library, works, name) for name in OF_TABLES}
+    tables = {name: _rows(reader, works, name) for name in OF_TABLES}
     return sample_rollouts(tables, count)
 
 
-def _rows(library: StoreReader, works: Sequence[Work], table: str) -> StoredRows | None:
+def _rows(reader: StoreReader, works: Sequence[Work], table: str) -> StoredRows | None:
     pieces = [piece for work in works for piece in work.slices_of(table)]
 
     def read(number: int, columns: Sequence[str] | None) -> pa.Table:
-        return library.store.read([pieces[number]], columns)
+        return reader.store.read([pieces[number]], columns)
 
     return StoredRows(TABLES[table].arrow, len(pieces), read) if pieces else None
 

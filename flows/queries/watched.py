@@ -18,8 +18,8 @@ OF_LOSS = "updates/loss/mean"
 class Watched:
     """What was seen of a run so far."""
 
-    def __init__(self, library: StoreReader, run: str, config: RunConfig) -> None:
-        self._library, self._run, self._config = library, run, config
+    def __init__(self, reader: StoreReader, run: str, config: RunConfig) -> None:
+        self._library, self._run, self._config = reader, run, config
         self._mark = ""
         self._num_steps = 0
         self._evaluated: set[tuple[str, int, int]] = set()
@@ -56,12 +56,12 @@ class Watched:
             self._steps.append({"step": each.step, "reward": reward, "metrics": metrics, **counts})
         self._num_steps = max(self._num_steps, len(finished))
 
-    def _show_evaluations(self, panel: Panel, library: StoreReader) -> None:
-        for each in recorded_evaluations(library.store, self._run, self._config):
+    def _show_evaluations(self, panel: Panel, reader: StoreReader) -> None:
+        for each in recorded_evaluations(reader.store, self._run, self._config):
             name = each.set_name, each.version, len(each.rounds)
             if name not in self._evaluated:
                 self._evaluated.add(name)
-                found = each.scores_in(library.store, self._config).described
+                found = each.scores_in(reader.store, self._config).described
                 self._scores += panel.evaluation(found["version"], found["scores"], found["set"])
 
     def _show_present(self, panel: Panel, present: StepNumbers | None) -> None:

@@ -40,7 +40,7 @@ def test_floats_are_summed_by_these_columns_alone() -> None:
             "groups.reward_spread",
             "step_rewards.mean",
         ),
-        *("step_rewards.spread", "step_rollouts.seconds"),
+        *("step_rewards.spread", "step_rollouts.seconds", "rollout_mismatch.mismatch_kl"),
         *(f"sample_weights.{component}_weights" for component in ("rl", "ce", "ref_kl")),
     }
 
