@@ -54,7 +54,7 @@ MOST: dict[str, tuple[int, int]] = {
     "flows/runtime, flows/*.py": (25_800, 18_000),
     "flows/services": (19_100, 15_000),
     "flows/orchestration": (11_800, 8_000),
-    "flows/queries": (76_100, 32_000),
+    "flows/queries": (71_400, 32_000),
     "flows/reporting": (15_900, 10_000),
     "flows/viewer": (30_200, 22_000),
     "flows/cli": (36_700, 22_000),
