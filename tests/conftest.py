@@ -26,7 +26,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Workers of xdist get a width, by which commands would break their lines as on a terminal.
 os.environ.pop("COLUMNS", None)
 pytest_plugins = ["tests.fixtures.faults"]
-HAS_GPU = Path("/dev/nvidiactl").exists()
 MEMORY = Path("/dev/shm")
 ENOUGH_BYTES = 2 * 2**30
 PLACE: pytest.StashKey[tuple[ScratchDirectories, Path]] = pytest.StashKey()
@@ -104,13 +103,11 @@ def _loads_models(path: str) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` on a machine without an NVIDIA device; refuse marks that the choice of tests cannot see.
+    """Refuse marks that the choice of tests cannot see.
 
     Files that share an engine come first: together they are the longest piece of work that one worker gets.
     """
     for item in items:
-        if item.get_closest_marker("gpu") and not HAS_GPU:
-            item.add_marker(pytest.mark.skip(reason="no NVIDIA device"))
         if item.get_closest_marker("essential") and not item.get_closest_marker("engine"):
             raise pytest.UsageError(
                 f"{item.nodeid}: `essential` chooses among tests marked `engine`, which this is not"

@@ -32,6 +32,7 @@ from flows.runtime.resolve_run import find_policy
 from storage.read.frames import Frames, existing_store
 from storage.store import Store
 from tasks.advantage.algorithms.credit import AdvantageBreach
+from tasks.arrays.samples import COMPONENTS
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "grpo": {"type": "grpo", "normalise_std": False},
@@ -43,15 +44,24 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 """What is tried, by the name that its column has. sft would sample anew, so it is not here."""
 NEED_ENGINE = ("opsd", "opd")
 """opsd needs the field of the demonstration, opd the teacher."""
-COMPONENTS = ("rl", "ce", "ref_kl")
 ZERO = 1e-9
 """An advantage below this teaches nothing."""
 ROUNDING = 5e-7
 """A figure below this is what is left of a sum that is zero."""
-HEADINGS = ("algorithm", "samples", "rl tokens", "ce tokens", "ref_kl tokens", "mean", "std", "min", "max", "none",
-            "with grpo", "signal")  # fmt: skip
-COLUMNS = ("num_samples", "rl_tokens", "ce_tokens", "ref_kl_tokens", "advantage_mean", "advantage_std",
-           "advantage_min", "advantage_max", "zero_ratio", "agreement", "signal")  # fmt: skip
+FIGURES = {
+    "samples": "num_samples",
+    "rl tokens": "rl_tokens",
+    "ce tokens": "ce_tokens",
+    "ref_kl tokens": "ref_kl_tokens",
+    "mean": "advantage_mean",
+    "std": "advantage_std",
+    "min": "advantage_min",
+    "max": "advantage_max",
+    "none": "zero_ratio",
+    "with grpo": "agreement",
+    "signal": "signal",
+}
+"""The columns of the table after the algorithm's name, each with its figure."""
 SHOWN = 8
 """Rollouts of a group that are shown one by one."""
 
@@ -113,7 +123,7 @@ def algorithms(
     else:
         out = console()
         out.print(f"the rollouts of {found['run']}, credited side by side")
-        out.print(grid(HEADINGS, map(_cells, found["algorithms"])))
+        out.print(grid(("algorithm", *FIGURES), map(_cells, found["algorithms"])))
         for each in found["refused"]:
             out.print(f"{each['name']} refused: {' '.join(each['refusal'].split())}")
     return 0
@@ -242,7 +252,7 @@ def page(found: dict[str, Any], options: Mapping[str, str] | None = None) -> str
         f"stagecoach algorithms {' '.join(words)}",
         "```",
         "",
-        *markdown_table(HEADINGS, map(_cells, found["algorithms"])),
+        *markdown_table(("algorithm", *FIGURES), map(_cells, found["algorithms"])),
         "",
     ]
     if group := found["group"]:
@@ -260,7 +270,7 @@ def page(found: dict[str, Any], options: Mapping[str, str] | None = None) -> str
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    return [row["name"], *(_number(row[name]) for name in COLUMNS)]
+    return [row["name"], *(_number(row[name]) for name in FIGURES.values())]
 
 
 def _number(value: float | None) -> str:

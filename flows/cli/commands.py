@@ -226,8 +226,8 @@ COMMANDS = {
         "smoke:lora_smoke",
         (
             "Test whether this machine's engine serves adapters correctly.\n\n"
-            "It runs three probes over random adapters: base and adapter in one batch, swaps, slowdown. It stores "
-            "nothing."
+            "It runs three tests over random adapters: base and adapter in one batch, swaps, slowdown. It stores "
+            "nothing, and needs a checkout of the project."
         ),
         ("model.path=path/to/model",),
         ITEMS,
@@ -239,7 +239,8 @@ COMMANDS = {
         (
             "Test whether this machine's GPU trains and samples correctly.\n\n"
             "It prints what was measured beside what is expected. The exit status is 1 where something is wrong. "
-            "Without `model.path` the model is a small random one. It stores nothing."
+            "Without `model.path` the model is a small random one. It stores nothing, and needs a checkout of the "
+            "project, whose tests it runs."
         ),
         ("", "model.path=path/to/model --tokens 16384"),
         ITEMS,

@@ -24,17 +24,17 @@ def config(
     files = [name for name in names if name in presets() or name.endswith(".toml") or Path(name).is_file()]
     keys = [name for name in names if name not in files]
     table = settings(files, overrides)
-    found = [setting for setting in table if not keys or any(_belongs(setting, key) for key in keys)]
+    selected = [setting for setting in table if not keys or any(_belongs(setting, key) for key in keys)]
     for key in keys:
         if not any(_belongs(setting, key) for setting in table):
             near = nearest_key(key)
             raise UsageError(f"there is no setting {key!r}" + (f"; did you mean {near}?" if near else ""))
     if as_json:
-        print(json.dumps([vars(each) for each in found], default=str))
-    elif len(found) == 1:
-        print("\n".join(_whole(found[0])))
+        print(json.dumps([vars(setting) for setting in selected], default=str))
+    elif len(selected) == 1:
+        print("\n".join(_explain(selected[0])))
     else:
-        rows = [(each.key, config_value(each.value), each.source or "default") for each in found]
+        rows = [(setting.key, config_value(setting.value), setting.source or "default") for setting in selected]
         console().print(grid(("setting", "value", "from"), rows, left=(0, 1, 2)))
     return 0
 
@@ -43,6 +43,6 @@ def _belongs(setting: Setting, key: str) -> bool:
     return setting.key == key or setting.key.startswith(f"{key}.")
 
 
-def _whole(setting: Setting) -> list[str]:
+def _explain(setting: Setting) -> list[str]:
     origin = f"from {setting.source}; the default is {config_value(setting.default)}" if setting.source else "default"
     return [f"{setting.key} = {config_value(setting.value)}    ({origin})", *setting.meaning.splitlines()]

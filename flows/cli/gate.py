@@ -57,20 +57,20 @@ def gate(
         for line in decision_lines(rows) or [f"run {name} has no decisions: gate.type is {config.gate.type}"]:
             say(line)
         return 0
-    given = {"approve": approve, "by": by or getpass.getuser(), "reason": reason}
-    found = _answer(root, name, config.model_copy(update={"store": store or config.store}), given)
-    say(f"{'approved' if approve else 'refused'} by {given['by']}; run {name} ({found}) goes on within seconds")
+    answer = {"approve": approve, "by": by or getpass.getuser(), "reason": reason}
+    flow_run = _answer(root, name, config.model_copy(update={"store": store or config.store}), answer)
+    say(f"{'approved' if approve else 'refused'} by {answer['by']}; run {name} ({flow_run}) goes on within seconds")
     return 0
 
 
 def decisions(store: Store, run: str) -> list[Mapping[str, Any]]:
     """Return the decisions at the gates of a run in order of time, each with its step."""
     entries = store.ledger.entries(run=run, stage="gate")
-    found = [{"step": each.step, **row} for each in entries for row in store.read(each.slices("decisions")).to_pylist()]
-    return sorted(found, key=lambda row: row["decided_at"])
+    rows = [{"step": gate.step, **row} for gate in entries for row in store.read(gate.slices("decisions")).to_pylist()]
+    return sorted(rows, key=lambda row: row["decided_at"])
 
 
-def _answer(store: Store, run: str, config: RunConfig, given: Mapping[str, Any]) -> str:
+def _answer(store: Store, run: str, config: RunConfig, answer: Mapping[str, Any]) -> str:
     """Give the answer to the flow run of the run's last event; return its name."""
     # The last event is of whoever is at work on the run; an earlier flow run of it has ended.
     flow_run = store.runs.events(run)[-1].flow_run
@@ -82,10 +82,10 @@ def _answer(store: Store, run: str, config: RunConfig, given: Mapping[str, Any])
     if not configured_url():
         assert "prefect" not in sys.modules, "Prefect reads which API to use when it is imported"
         os.environ |= embedded_settings(directory, url)
-    return _resume(run, flow_run, given)
+    return _resume(run, flow_run, answer)
 
 
-def _resume(run: str, flow_run: str, given: Mapping[str, Any]) -> str:
+def _resume(run: str, flow_run: str, answer: Mapping[str, Any]) -> str:
     # Imported here: Prefect reads its settings from the environment when it is imported.
     import httpx
     from prefect.client.orchestration import get_client
@@ -95,7 +95,7 @@ def _resume(run: str, flow_run: str, given: Mapping[str, Any]) -> str:
             paused = client.read_flow_run(UUID(flow_run))
             if paused.state is None or not paused.state.is_paused():
                 raise NothingWaits(run, f"its flow run is {paused.state_name}")
-            reply = client.resume_flow_run(UUID(flow_run), run_input=dict(given))
+            reply = client.resume_flow_run(UUID(flow_run), run_input=dict(answer))
     except httpx.HTTPError as error:
         raise NothingWaits(run, f"the Prefect API does not answer: {error}") from error
     # Somebody else may have answered since the state was read.

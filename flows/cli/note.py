@@ -32,26 +32,26 @@ def note(
     """
     if delete and (text or tag or trace):
         raise UsageError("--delete takes a note back: give it alone, with the run")
-    if wrong := [each for each in tag if not TAG.fullmatch(each)]:
+    if wrong := [name for name in tag if not TAG.fullmatch(name)]:
         raise UsageError(f"--tag {wrong[0]!r}: a tag is of letters, digits and _ . : -, 64 at most")
     # Opened to be read first: a wrong address must not become a new store.
-    library = StoreReader.at(store or default_store())
-    name, _ = recorded_run(library.store, run)
-    trace_id = find_trace(library, name, trace).trace_id if trace else ""
+    reader = StoreReader.at(store or default_store())
+    name, _ = recorded_run(reader.store, run)
+    trace_id = find_trace(reader, name, trace).trace_id if trace else ""
     written = []
     if delete or text or tag:
-        root = open_store(library.store.root.address)
+        root = open_store(reader.store.root.address)
         one = root.notes.delete(delete) if delete else root.notes.record(name, text, tags=tag, trace_id=trace_id)
         written = [one.note]
-    found = notes_of(library.store, name, trace_id or None)
+    notes = notes_of(reader.store, name, trace_id or None)
     if as_json:
-        print(json.dumps({"written": written, "notes": found}, default=lambda moment: moment.isoformat()))
+        print(json.dumps({"written": written, "notes": notes}, default=lambda moment: moment.isoformat()))
         return 0
     if written:
         say(f"note {written[0]} {'was taken back' if delete else 'is written'}")
         return 0
-    for each in found:
-        say(f"{note_line(each)}{' (rollout ' + each['trace_id'] + ')' if each['trace_id'] else ''}")
-    if not found:
+    for row in notes:
+        say(f"{note_line(row)}{' (rollout ' + row['trace_id'] + ')' if row['trace_id'] else ''}")
+    if not notes:
         say(f"{name} has no notes")
     return 0

@@ -12,8 +12,7 @@ from configs.store import default_store
 from flows.cli.arguments import Json, StoreOption, UsageError, option
 from flows.queries.conditions import BadCondition, condition_of, matching_rows
 from flows.queries.views import ROLLOUT_COLUMNS, relations
-from flows.reporting.formats import console, grid
-from flows.reporting.panel import printable
+from flows.reporting.formats import console, grid, say
 from storage.errors import SliceExpired
 from storage.read.frames import Frames
 from storage.records import ALL_RUNS, Quarantine
@@ -81,44 +80,33 @@ def uses(store: Store, trace_ids: Iterable[str]) -> list[BatchUse]:
     rows = store.scan("traces").select("trace_id", "key").filter(pl.col("trace_id").is_in(sorted(wanted)))
     touched = set(rows.collect()["key"].to_list())  # rollouts, and what graded them again
     found = []
-    # By the keys in the inputs first: reading every batch of a store would take minutes.
-    for entry in store.ledger.entries(stage="packing"):
-        if touched.isdisjoint(entry.inputs.values()):
+    for batch in store.ledger.entries(stage="packing"):
+        # By the keys in the inputs first: reading every batch of a store would take minutes.
+        if touched.isdisjoint(batch.inputs.values()) or (counts := _count(store, batch, wanted)) == (0, 0, 0):
             continue
-        counts = _count(store, entry, wanted)
-        if counts != (0, 0, 0):
-            trained = store.ledger.entries(run=entry.run, stage="training")
-            found += _uses_of_batch(entry, counts, trained)
+        trained = store.ledger.entries(run=batch.run, stage="training")
+        policies = [entry for entry in trained if entry.inputs.get("packing") == batch.key]
+        for policy in tuple(policies) or (None,):
+            later = (policy.key, policy.step + 1, _num_from(policy.key, trained)) if policy else (None, None, 0)
+            found.append(BatchUse(batch.run, batch.step, batch.key, *counts, *later))
     return sorted(found, key=lambda use: (use.run, use.step, use.batch))
 
 
-def _count(store: Store, entry: Entry, trace_ids: Set[str]) -> Counts:
+def _count(store: Store, batch: Entry, trace_ids: Set[str]) -> Counts:
     """Return how many rows, samples and tokens of a batch are of these traces."""
     try:
-        batches = store.read(entry.slices("batches"), ["sample_ids", "cu_seqlens"])
+        rows = store.read(batch.slices("batches"), ["sample_ids", "cu_seqlens"]).to_pylist()
     except SliceExpired:
         return None, None, None
-    rows, lengths = 0, []
-    for row in batches.to_pylist():
-        borders = row["cu_seqlens"]
-        own = [
-            end - start
-            for sample, start, end in zip(row["sample_ids"], borders, borders[1:], strict=False)  # then comes padding
+    lengths = [
+        [
+            end - start  # padding follows the last sample
+            for sample, start, end in zip(row["sample_ids"], row["cu_seqlens"], row["cu_seqlens"][1:], strict=False)
             if sample.rpartition("/")[0] in trace_ids
         ]
-        rows += bool(own)
-        lengths += own
-    return rows, len(lengths), sum(lengths)
-
-
-def _uses_of_batch(batch: Entry, counts: Counts, trained: list[Entry]) -> list[BatchUse]:
-    made = [entry for entry in trained if entry.inputs.get("packing") == batch.key]
-    if not made:
-        return [BatchUse(batch.run, batch.step, batch.key, *counts, None, None, 0)]
-    return [
-        BatchUse(batch.run, batch.step, batch.key, *counts, each.key, each.step + 1, _num_from(each.key, trained))
-        for each in made
+        for row in rows
     ]
+    return sum(map(bool, lengths)), sum(map(len, lengths)), sum(map(sum, lengths))
 
 
 def _num_from(policy: str, trained: list[Entry]) -> int:
@@ -171,34 +159,37 @@ def quarantine(
         }
         print(json.dumps(described))
         return 0
-    out, count = console(), f"{len(trace_ids)} of {looked_at} rollouts"
-    if recorded is None:
-        out.print(f"{count} fit; nothing was recorded (--dry-run)")
+    count = f"{len(trace_ids)} of {looked_at} rollouts"
+    if recorded:
+        say(f"quarantine {recorded.quarantine}: {count}: {recorded.reason}")
     else:
-        out.print(f"quarantine {recorded.quarantine}: {count}: {printable(recorded.reason)}")
+        say(f"{count} fit; nothing was recorded (--dry-run)")
     _print_uses(used)
-    if used and recorded is not None:
+    if used and recorded:
         # The run that was asked about knows its own rewards.
         replayed = used[0].run if of_run == ALL_RUNS else of_run
-        out.print("Leave them out, for example:")
-        out.print(f"  stagecoach replay {replayed} --from filtering --store {root.root.address}")
+        say("Leave them out, for example:")
+        say(f"  stagecoach replay {replayed} --from filtering --store {root.root.address}")
     return 0
 
 
 def _print_uses(used: Sequence[BatchUse]) -> None:
-    out = console()
     if not used:
-        out.print("No batch holds a sample of them.")
+        say("No batch holds a sample of them.")
         return
-    rows = []
-    for use in used:
-        made = "none" if use.version is None else f"{use.version} ({(use.policy or '')[:8]})"
-        counts = ("?" if count is None else count for count in (use.num_rows, use.num_samples, use.num_tokens))
-        rows.append((use.run, use.step, use.batch[:8], *counts, made, use.num_later))
+    rows = [
+        (
+            *(use.run, use.step, use.batch[:8]),
+            *("?" if count is None else count for count in (use.num_rows, use.num_samples, use.num_tokens)),
+            "none" if use.version is None else f"{use.version} ({(use.policy or '')[:8]})",
+            use.num_later,
+        )
+        for use in used
+    ]
     headings = ("run", "step", "batch", "rows", "samples", "tokens", "policy made", "later ones")
-    out.print(grid(headings, rows, left=(0, 1, 2)))
+    console().print(grid(headings, rows, left=(0, 1, 2)))
     for _, of_run in groupby(used, key=lambda use: use.run):
-        out.print(_summary(list(of_run)))
+        say(_summary(list(of_run)))
 
 
 def _summary(used: Sequence[BatchUse]) -> str:

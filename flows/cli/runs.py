@@ -35,17 +35,17 @@ def runs(
 ) -> int:
     """Print the runs of a store, the newest last. Raises LayoutError without a store; none is made."""
     rows = recorded_runs(StoreReader.at(store or default_store(), most_bytes=None)).to_dicts()
-    found = [row for row in rows if kind in (None, row["kind"]) and state in ("", row["state"])]
+    rows = [row for row in rows if kind in (None, row["kind"]) and state in ("", row["state"])]
     if as_json:
-        print(json.dumps(found, default=lambda moment: moment.isoformat()))
+        print(json.dumps(rows, default=lambda moment: moment.isoformat()))
         return 0
     headings = ("run", "kind", "state", "steps", "reward", "held out", "age", "took", "size")
-    console().print(grid(headings, map(_cells, found), left=(0, 1, 2), num_spare=2) if found else "no runs")
+    console().print(grid(headings, map(_cells, rows), left=(0, 1, 2), num_spare=2) if rows else "no runs")
     return 0
 
 
 def _cells(row: Row) -> tuple[str | Text, ...]:
-    rewards = [compact_number(each) for each in row["rewards"] if each is not None]
+    rewards = [compact_number(reward) for reward in row["rewards"] if reward is not None]
     ago = (datetime.now(UTC) - row["changed_at"]).total_seconds()
     return (
         " ".join([row["run"], *(f"#{tag}" for tag in row["tags"])]),
@@ -76,16 +76,15 @@ def logs(
     root = existing_store(store or default_store(), read_only=True)
     name, _ = recorded_run(root, run)
     directory = root.root.directory
-    found: list[Path] = []
+    logs: list[Path] = []
     if directory is not None:
         check_links(directory, f"logs/{name}")
-        found = sorted((directory / "logs" / name).glob("*.log"))
-    wanted = [each for each in found if service in ("", each.stem)]
-    if not wanted:
-        known = ", ".join(each.stem for each in found) or "none on this machine"
-        near = did_you_mean(service, (each.stem for each in found))
-        raise UsageError(f"run {name!r} has no log of {service or 'a service'}; there is: {known}{near}")
-    files = [str(each) for each in wanted]
+        logs = sorted((directory / "logs" / name).glob("*.log"))
+    files = [str(path) for path in logs if service in ("", path.stem)]
+    if not files:
+        services = ", ".join(path.stem for path in logs) or "none on this machine"
+        near = did_you_mean(service, (path.stem for path in logs))
+        raise UsageError(f"run {name!r} has no log of {service or 'a service'}; there is: {services}{near}")
     os.execvp("tail", ["tail", "-n", str(lines), *(["-F"] if follow else []), "--", *files])
 
 
@@ -107,26 +106,28 @@ def stop(run: Annotated[str, option("the run, `latest` for the newest", "RUN")],
     processes = live_processes(root.runs.events(name))
     if not processes:
         raise UsageError(f"run {name!r} is not at work: {state_of(root.runs.events(name)[-1])['state']}")
-    here = [each for each in processes if each.host == socket.gethostname()]
+    here = [process for process in processes if process.host == socket.gethostname()]
     left = [
-        f"process {each.pid} on {each.host}: call this there, or cancel its flow run in Prefect"
-        for each in processes
-        if each not in here
+        f"process {process.pid} on {process.host}: call this there, or cancel its flow run in Prefect"
+        for process in processes
+        if process not in here
     ]
     # A store may come from anywhere, and with it the process ids in it.
-    stopped = [each for each in here if _is_program(each.pid)]
+    stopped = [process for process in here if _is_program(process.pid)]
     left += [
-        f"process {each.pid}, which is none of stagecoach: end it yourself" for each in here if each not in stopped
+        f"process {process.pid}, which is none of stagecoach: end it yourself"
+        for process in here
+        if process not in stopped
     ]
     if not stopped:
         raise UsageError(f"run {name!r} is at work in {'; '.join(left)}")
-    for each in stopped:
-        os.kill(each.pid, signal.SIGTERM)
+    for process in stopped:
+        os.kill(process.pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS
     while any(map(writer_alive, stopped)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    ending = [each for each in stopped if writer_alive(each)]
-    left += [f"process {each.pid}, which is still ending" for each in ending]
+    ending = [process for process in stopped if writer_alive(process)]
+    left += [f"process {process.pid}, which is still ending" for process in ending]
     state = "still ending" if ending else state_of(root.runs.events(name)[-1])["state"]
     say(f"{name}: {state}; what is committed is safe, `stagecoach resume {name}` goes on from there")
     for text in left:

@@ -23,6 +23,7 @@ from flows.queries.step_history import RecordedStep, step_history
 from flows.queries.store_reader import recorded_run
 from flows.reporting import usual_range
 from flows.reporting.formats import (
+    LONGEST_LINE,
     Grid,
     before_after,
     compact_number,
@@ -30,6 +31,7 @@ from flows.reporting.formats import (
     count,
     environment_title,
     grid,
+    one_line,
     paint,
     seconds,
     sparkline,
@@ -37,7 +39,6 @@ from flows.reporting.formats import (
     with_interval,
 )
 from flows.reporting.messages import LOSSES, count_losses, losses_message, rollout_counts
-from flows.reporting.panel import printable
 from storage.read.frames import Frames, existing_store
 from storage.store import Store
 from tasks.metrics.figures import ALL, Values, full_name, mean
@@ -82,21 +83,25 @@ def show(
     runs, overrides = split_items(items)
     run, step = run_and_step(one_run([name, *runs]))
     root = existing_store(store or default_store())
-    found = describe(root, *recorded_run(root, run), overrides)
-    steps = [each["step"] for each in found["steps"]]
+    report = describe(root, *recorded_run(root, run), overrides)
+    steps = [entry["step"] for entry in report["steps"]]
     if step is not None and step not in steps:
-        raise NotThere(f"run {found['run']!r} has no step {step}; it has {ranges(steps) or 'none yet'}")
+        raise NotThere(f"run {report['run']!r} has no step {step}; it has {ranges(steps) or 'none yet'}")
     if as_json:
-        print(json.dumps(found if step is None else found["steps"][steps.index(step)], sort_keys=True))
-    else:
-        _print(found, slice(-last, None) if step is None else slice(steps.index(step), steps.index(step) + 1), timing)
+        print(json.dumps(report if step is None else report["steps"][steps.index(step)], sort_keys=True))
+        return 0
+    printed = slice(-last, None) if step is None else slice(steps.index(step), steps.index(step) + 1)
+    out = console()
+    for part in _parts(report, printed, timing):
+        if part:
+            out.print(one_line(part, LONGEST_LINE) if isinstance(part, str) else part)
     return 0
 
 
 def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return a run as plain values: its state, steps stage by stage, scores, and what `overrides` would run again."""
     events, lost = store.runs.events(run), store.runs.lost_services(run)
-    scored = [each.scores_in(store, config) for each in recorded_evaluations(store, run, config)]
+    scored = [evaluation.scores_in(store, config) for evaluation in recorded_evaluations(store, run, config)]
     steps = _steps(store, run)
     described: dict[str, Any] = {
         "run": run,
@@ -111,10 +116,10 @@ def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str]
         "num_steps": config.steps,
         "steps": steps,
         "outside_usual_range": usual_range.range_exits(steps),
-        "evaluations": [each.described for each in scored],
+        "evaluations": [evaluation.described for evaluation in scored],
         "comparisons": [] if (mixed := mixed_policies(store, run)) else comparisons(scored),
         "mixed_policies": mixed,
-        "notes": [{**each, "at": each["at"].isoformat()} for each in notes_of(store, run, "")],
+        "notes": [{**note, "at": note["at"].isoformat()} for note in notes_of(store, run, "")],
     }
     if overrides:
         described["change"] = changes(store, run, config, overrides)
@@ -142,19 +147,19 @@ def changes(store: Store, run: str, config: RunConfig, overrides: Sequence[str])
 def _steps(store: Store, run: str) -> list[dict[str, Any]]:
     """Return the steps of a run; of an unfinished one there are no metrics."""
     # Of a removed run the training alone may have stayed, because others need it: that is no step to show.
-    own = [step for step in step_history(store, run).steps.values() if step.by_stage.keys() != {"training"}]
+    steps = [step for step in step_history(store, run).steps.values() if step.by_stage.keys() != {"training"}]
     # The metrics of all steps are read in one look: a read for each would take seconds in a store of others' runs.
-    works = [step.metrics for step in own if step.metrics]
+    works = [step.metrics for step in steps if step.metrics]
     values = read_metrics(Frames(store), works, where=pl.col("name").is_in(SHOWN) | OF_LOSSES)
-    return [_step(run, step, values[step.metrics.key] if step.metrics else {}) for step in own]
+    return [_step(run, step, values[step.metrics.key] if step.metrics else {}) for step in steps]
 
 
 def _step(run: str, step: RecordedStep, values: Values) -> dict[str, Any]:
     stages = step.by_stage
-    refs = {stage: [ref_of(work.entry, computed=False) for work in own] for stage, own in stages.items()}
-    tokens = {stage: sum(ref.tokens for ref in own) for stage, own in refs.items()}
+    refs = {stage: [ref_of(work.entry, computed=False) for work in works] for stage, works in stages.items()}
+    tokens = {stage: sum(ref.tokens for ref in stage_refs) for stage, stage_refs in refs.items()}
     # A ledger row names slices by the run that computed them.
-    shared = (stage for stage, own in stages.items() if any(s.run != run for each in own for s in each.slices))
+    shared = (stage for stage, works in stages.items() if any(s.run != run for work in works for s in work.slices))
     return {
         "step": step.step,
         "finished": step.finished,
@@ -162,71 +167,67 @@ def _step(run: str, step: RecordedStep, values: Values) -> dict[str, Any]:
         **rollout_counts(values),
         "metrics": {full_name(*name): value for name, value in values.items()},
         "stream": {name.partition("/")[2]: values["", name] for name in STREAM if ("", name) in values},
-        "seconds": {stage: sum(ref.seconds for ref in own) for stage, own in refs.items()},
+        "seconds": {stage: sum(ref.seconds for ref in stage_refs) for stage, stage_refs in refs.items()},
         "tokens": {stage: count for stage, count in tokens.items() if count},
-        "rows": {stage: rows_of(own)[stage] for stage, own in refs.items()},
+        "rows": {stage: rows_of(stage_refs)[stage] for stage, stage_refs in refs.items()},
         "shared": sorted(shared),
     }
 
 
-def _print(found: dict[str, Any], printed: slice, timing: bool) -> None:
-    out = console()
-    state = f"{found['state']}; its process is gone" if found["process_gone"] else found["state"]
-    look = "warn" if found["process_gone"] else look_of(found["state"])
-    steps = f", {len(found['steps'])}/{found['num_steps']} steps"
-    out.print(Text(visible(f"{found['kind']} {found['run']}: ")) + paint(state, look) + steps)
-    if found["message"]:
-        out.print(printable(found["message"]))
-    named = [(name, found[name]) for name in ("model", "environments", "algorithms") if found[name]]
-    for name, value in named:
-        out.print(printable(f"{name:<13} {value if isinstance(value, str) else ', '.join(value)}"))
-    if work := sum(sum(step["seconds"].values()) for step in found["steps"]):
-        tokens = sum(max(step["tokens"].values(), default=0) for step in found["steps"])
-        out.print(f"{'total':<13} {seconds(work)} of work in steps, {count(tokens)} tokens")
-    if found["lost_services"]:
-        counts = ", ".join(f"{service} {count}" for service, count in found["lost_services"].items())
-        out.print(printable(f"services lost: {counts}; the last one: {found['last_lost_service']}"))
-    for each in found["notes"]:
-        out.print(printable(note_line(each)))
-    for line in filter(None, (losses_message(found["steps"]), usual_range.describe_exits(found["steps"]))):
-        out.print(printable(line))
-    for line in _curves(found):
-        out.print(line)
-    if verdict := stream_verdict([step["stream"] for step in found["steps"]]):
-        out.print(printable(f"{'stream':<13} {verdict}"))
-    steps = found["steps"][printed]
-    out.print(_table(steps))
+def _parts(report: dict[str, Any], printed: slice, timing: bool) -> Iterator[str | Text | Grid]:
+    """Yield the lines and tables of a run."""
+    state, badge = report["state"], look_of(report["state"])
+    if report["process_gone"]:
+        state, badge = f"{state}; its process is gone", "warn"
+    steps, all_steps = report["steps"][printed], report["steps"]
+    head = Text(visible(f"{report['kind']} {report['run']}: "))
+    yield head + paint(state, badge) + f", {len(all_steps)}/{report['num_steps']} steps"
+    yield report["message"]
+    for name in ("model", "environments", "algorithms"):
+        if value := report[name]:
+            yield f"{name:<13} {value if isinstance(value, str) else ', '.join(value)}"
+    if total := sum(sum(step["seconds"].values()) for step in all_steps):
+        tokens = sum(max(step["tokens"].values(), default=0) for step in all_steps)
+        yield f"{'total':<13} {seconds(total)} of work in steps, {count(tokens)} tokens"
+    if report["lost_services"]:
+        counts = ", ".join(f"{service} {number}" for service, number in report["lost_services"].items())
+        yield f"services lost: {counts}; the last one: {report['last_lost_service']}"
+    yield from map(note_line, report["notes"])
+    yield losses_message(all_steps)
+    yield usual_range.describe_exits(all_steps)
+    yield from _curves(report)
+    if verdict := stream_verdict([step["stream"] for step in all_steps]):
+        yield f"{'stream':<13} {verdict}"
+    yield _table(steps)
     if timing:
-        out.print("seconds of each stage (* shared with another run):")
-        out.print(_times(steps))
-    if len(steps) < len(found["steps"]):
-        out.print(f"{len(steps)} of {len(found['steps'])} steps; --last N shows more, --timing the seconds of stages")
-    versions = sorted({each["version"] for each in found["evaluations"]})
-    for line in _scores([each for each in found["evaluations"] if each["version"] == versions[-1]]):
-        out.print(line)
+        yield "seconds of each stage (* shared with another run):"
+        yield _times(steps)
+    if len(steps) < len(all_steps):
+        yield f"{len(steps)} of {len(all_steps)} steps; --last N shows more, --timing the seconds of stages"
+    versions = sorted({evaluation["version"] for evaluation in report["evaluations"]})
+    yield from _scores([evaluation for evaluation in report["evaluations"] if evaluation["version"] == versions[-1]])
     if versions[1:]:
-        out.print(f"{len(versions)} policies were scored: `stagecoach evals {found['run']}` lists all")
-    if found["mixed_policies"]:
-        out.print(printable(found["mixed_policies"]))
-    if found["comparisons"]:
-        out.print(before_after(found["comparisons"]))
-    out.print(f"tables: {found['store']}/tables")
-    for stage, works in found.get("change", {}).items():
-        out.print(f"{stage:<21} {works.get('computed', 0):>5} to compute, {works.get('found', 0):>5} cached")
+        yield f"{len(versions)} policies were scored: `stagecoach evals {report['run']}` lists all"
+    yield report["mixed_policies"]
+    if report["comparisons"]:
+        yield before_after(report["comparisons"])
+    yield f"tables: {report['store']}/tables"
+    for stage, works in report.get("change", {}).items():
+        yield f"{stage:<21} {works.get('computed', 0):>5} to compute, {works.get('found', 0):>5} cached"
 
 
-def _curves(found: dict[str, Any]) -> Iterator[str]:
+def _curves(report: dict[str, Any]) -> Iterator[str]:
     """Yield a line for each figure that at least two steps, or two scored policies, have."""
     by_version: dict[int, list[float]] = {}
-    for each in sorted(found["evaluations"], key=itemgetter("version")):  # perhaps of several sets
-        averages = (score["average"] for score in each["scores"])
-        by_version.setdefault(each["version"], []).extend(value for value in averages if value is not None)
+    for evaluation in sorted(report["evaluations"], key=itemgetter("version")):  # perhaps of several sets
+        averages = [score["average"] for score in evaluation["scores"] if score["average"] is not None]
+        by_version.setdefault(evaluation["version"], []).extend(averages)
     held_out = [mean(averages) if averages else None for averages in by_version.values()]
-    series = {name: [step[field] for step in found["steps"]] for name, field in CURVES.items()}
+    series = {name: [step[field] for step in report["steps"]] for name, field in CURVES.items()}
     for name, values in {"reward": series.pop("reward"), "held out": held_out, **series}.items():
-        known = [each for each in values if each is not None]
-        if len(known) > 1:
-            begin = f"{name:<9} {compact_number(known[0]):>9} to {compact_number(known[-1]):<9} "
+        numbers = [value for value in values if value is not None]
+        if len(numbers) > 1:
+            begin = f"{name:<9} {compact_number(numbers[0]):>9} to {compact_number(numbers[-1]):<9} "
             yield begin + sparkline(values, max(1, min(LONGEST_CURVE, console().width - len(begin))))
 
 
@@ -250,19 +251,21 @@ def stream_verdict(steps: Sequence[Mapping[str, float]]) -> str:
     stale = sum(step["seconds"] * step.get("stale", 0.0) for step in measured) / total
     if stale:
         summary += f", {stale:.0%} of the groups came to be too old"
-    if stale >= OFTEN:
-        return f"{summary}: raise rollout.max_off_policy_steps, or lower assignment.oversampling where it is above 1"
-    if waited >= OFTEN and full >= FULL:
-        return f"{summary}: raise rollout.max_in_flight if the engine has room, or give it more of the machine"
-    if waited >= OFTEN:
-        return f"{summary}: raise rollout.max_off_policy_steps, so that more groups may be begun"
-    if idle >= OFTEN:
-        return f"{summary}: the learner is what the run waits for; fewer rollout.max_off_policy_steps may do"
-    return f"{summary}: neither has to be changed"
+    advice = [
+        (stale >= OFTEN, "raise rollout.max_off_policy_steps, or lower assignment.oversampling where it is above 1"),
+        (
+            waited >= OFTEN and full >= FULL,
+            "raise rollout.max_in_flight if the engine has room, or give it more of the machine",
+        ),
+        (waited >= OFTEN, "raise rollout.max_off_policy_steps, so that more groups may be begun"),
+        (idle >= OFTEN, "the learner is what the run waits for; fewer rollout.max_off_policy_steps may do"),
+        (True, "neither has to be changed"),
+    ]
+    return f"{summary}: {next(text for holds, text in advice if holds)}"
 
 
 def _table(steps: Sequence[dict[str, Any]]) -> Grid:
-    losses = [{outcome: own.total() for outcome, own in count_losses([step]).items()} for step in steps]
+    losses = [{outcome: counter.total() for outcome, counter in count_losses([step]).items()} for step in steps]
     lost = [outcome for outcome in LOSSES if any(counts[outcome] for counts in losses)]
     headings = ("step", "reward", *(LOSSES[outcome] for outcome in lost), "kept", "loss", "grad norm", "KL", "tokens")
     rows = []
@@ -279,9 +282,9 @@ def _times(steps: Sequence[dict[str, Any]]) -> Grid:
 
 
 def _scores(evaluations: Sequence[dict[str, Any]]) -> Iterator[str]:
-    rows = ((each["version"], each["set"], score) for each in evaluations for score in each["scores"])
+    rows = ((row["version"], row["set"], score) for row in evaluations for score in row["scores"])
     for version, set_name, score in rows:
-        passes = "".join(f", pass@{each['k']} {with_interval(each['estimate'], each)}" for each in score["pass_at"])
+        passes = "".join(f", pass@{entry['k']} {with_interval(entry['estimate'], entry)}" for entry in score["pass_at"])
         errors = "".join(f", {count} {kind}" for kind, count in score["errors"].items())
         attempts = f"{score['num_attempts']} attempts at {score['num_examples']} examples{errors}"
         average = with_interval(score["average"], score)

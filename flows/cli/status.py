@@ -20,8 +20,8 @@ from flows.services.ownership import identity, marked_processes, start_time
 from storage.records import Event
 
 PREFECT_SECONDS = 2.0
-"""How long Prefect may take to say which runs are due; it is left out then."""
-MOST_DUE = 3
+"""Longest wait for Prefect's scheduled runs, which are then left out."""
+MAX_SCHEDULED = 3
 Row = dict[str, Any]
 
 
@@ -36,21 +36,21 @@ def status(
 
     Raises ConfigError for an unknown run, LayoutError without a store; none is made.
     """
-    library = StoreReader.at(store or default_store(), most_bytes=None)
-    names = [recorded_run(library.store, run)[0]] if run else library.store.runs.names()
-    last = {name: deciding_event(library.store.runs.events(name)) for name in names}
-    at_work = [describe(library, name, event) for name, event in last.items() if is_going(event)]
-    due = [] if run else next_runs()
+    reader = StoreReader.at(store or default_store(), most_bytes=None)
+    names = [recorded_run(reader.store, run)[0]] if run else reader.store.runs.names()
+    events = {name: deciding_event(reader.store.runs.events(name)) for name in names}
+    live = [describe(reader, name, event) for name, event in events.items() if is_going(event)]
+    scheduled = [] if run else next_runs()
     if as_json:
-        print(json.dumps({"runs": at_work, "scheduled": due}, sort_keys=True))
+        print(json.dumps({"runs": live, "scheduled": scheduled}, sort_keys=True))
     else:
-        _print(at_work, due, f"run {names[0]}" if run else f"store {library.store.root.address}")
-    return 0 if at_work else 1
+        _print(live, scheduled, f"run {names[0]}" if run else f"store {reader.store.root.address}")
+    return 0 if live else 1
 
 
-def describe(library: StoreReader, run: str, event: Event) -> Row:
-    """Return what a live run is doing, as plain values."""
-    history = library.history(run)
+def describe(reader: StoreReader, run: str, event: Event) -> Row:
+    """Return the state of a live run as plain values."""
+    history = reader.history(run)
     steps = list(history.steps.values())
     works = [work for work in history.own.works.values() if work.finished]
     newest = max(works, key=lambda work: work.age, default=None)
@@ -80,17 +80,16 @@ def _waits(event: Event, step: Any) -> int | None:
 
 def services_of(event: Event) -> list[Row]:
     """Return the services that a run's process on this machine owns: name, process id, state, memory."""
-    found: dict[str, Row] = {}
     if start_time(event.pid) is None:
         return []
-    owner = identity(event.pid)
-    for pid, of, service in marked_processes():
-        # Of several processes of a service the first started it.
-        if of == owner and service and pid != event.pid and service not in found:
+    services: dict[str, Row] = {}
+    run_owner = identity(event.pid)
+    for pid, owner, service in marked_processes():
+        # The first of several processes of a service started it.
+        if owner == run_owner and service and pid != event.pid and service not in services:
             with suppress(psutil.Error):
-                process = psutil.Process(pid)
-                found[service] = {"service": service, "pid": pid, "state": process.status()}
-    return list(found.values())
+                services[service] = {"service": service, "pid": pid, "state": psutil.Process(pid).status()}
+    return list(services.values())
 
 
 def next_runs() -> list[Row]:
@@ -98,21 +97,19 @@ def next_runs() -> list[Row]:
     url = os.environ.get("PREFECT_API_URL", "")
     if not url.startswith(("http://", "https://")):
         return []
-    asked = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}, "sort": "EXPECTED_START_TIME_ASC"}
-    request = urllib.request.Request(
-        f"{url.rstrip('/')}/flow_runs/filter",
-        json.dumps(asked | {"limit": MOST_DUE}).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with suppress(OSError, ValueError), urllib.request.urlopen(request, timeout=PREFECT_SECONDS) as answer:
-        return [{"name": str(each["name"]), "at": str(each["expected_start_time"])} for each in json.load(answer)]
+    scheduled = {"state": {"type": {"any_": ["SCHEDULED"]}}}
+    query = {"flow_runs": scheduled, "sort": "EXPECTED_START_TIME_ASC", "limit": MAX_SCHEDULED}
+    address, headers = f"{url.rstrip('/')}/flow_runs/filter", {"Content-Type": "application/json"}
+    request = urllib.request.Request(address, json.dumps(query).encode(), headers)
+    with suppress(OSError, ValueError), urllib.request.urlopen(request, timeout=PREFECT_SECONDS) as response:
+        return [{"name": str(run["name"]), "at": str(run["expected_start_time"])} for run in json.load(response)]
     return []
 
 
-def _print(at_work: list[Row], due: list[Row], where: str) -> None:
-    if not at_work:
+def _print(live: list[Row], scheduled: list[Row], where: str) -> None:
+    if not live:
         say(f"nothing is at work in {where}")
-    for row in at_work:
+    for row in live:
         ago = seconds((datetime.now(UTC) - datetime.fromisoformat(row["since"])).total_seconds())
         steps = f", {row['steps_done']}/{row['steps_planned']} steps" if row["steps_planned"] is not None else ""
         say(f"{row['kind']} {row['run']}: going{steps}, since {moment(row['since'])} UTC ({ago})")
@@ -122,6 +119,7 @@ def _print(at_work: list[Row], due: list[Row], where: str) -> None:
         if row["waits_at_gate"] is not None:
             say(f"waits     at the gate of step {row['waits_at_gate']}: `stagecoach gate {row['run']} --approve`")
         if row["services"]:
-            console().print(grid(("service", "process", "state"), (each.values() for each in row["services"])))
-    for each in due:
-        say(f"scheduled {each['name']} at {moment(each['at'])} UTC")
+            rows = (service.values() for service in row["services"])
+            console().print(grid(("service", "process", "state"), rows))
+    for run in scheduled:
+        say(f"scheduled {run['name']} at {moment(run['at'])} UTC")

@@ -6,6 +6,7 @@ read as markup. A pipe, or NO_COLOR, gets plain text without any escape.
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,19 +59,19 @@ def trace(
     if width is not None and width < NARROWEST:
         raise BadQuestion(f"--width {width}: at least {NARROWEST}, or nothing can be read")
     options = PrintOptions(color, branch, messages, tokens, text, whole)
-    library, out = StoreReader.at(store or default_store(), most_bytes=None), terminal(width)
-    with reading(library.store):
-        found = trace_use(library, id, library.latest() if run == "latest" else run)
+    reader, out = StoreReader.at(store or default_store(), most_bytes=None), terminal(width)
+    with reading(reader.store):
+        rollout = trace_use(reader, id, reader.latest() if run == "latest" else run)
         if save:
             # Templates and pages are loaded for this alone: the command answers sooner without them.
             from flows.viewer.rendering import save_page
 
-            address = addresses.trace(found.run, found.trace_id, found.key)
-            parts: list[RenderableType] = [save_page(library, address, Path(save), force)]
+            address = addresses.trace(rollout.run, rollout.trace_id, rollout.key)
+            parts: list[RenderableType] = [save_page(reader, address, Path(save), force)]
         elif as_json:
-            parts = [json.dumps(as_values(library, found, options), allow_nan=False)]
+            parts = [json.dumps(as_values(reader, rollout, options), allow_nan=False)]
         else:
-            parts = trace_parts(library, found, options, out)
+            parts = trace_parts(reader, rollout, options, out)
     for part in parts:
         print(part) if isinstance(part, str) else out.print(part)
     return 0
@@ -83,12 +84,12 @@ def terminal(width: int | None = None) -> Console:
     return Console(width=wide, color_system=None if plainly else "auto", markup=False, emoji=False, highlight=False)
 
 
-def trace_parts(library: StoreReader, found: FoundTrace, options: PrintOptions, out: Console) -> list[RenderableType]:
+def trace_parts(reader: StoreReader, rollout: FoundTrace, options: PrintOptions, out: Console) -> list[RenderableType]:
     """Return all that is printed of a trace; `out` is where, for there may be no colours, and little room."""
-    rows = read_messages(library, found)
+    rows = read_messages(reader, rollout)
     own = within(rows, options)
     draw = token_list if options.tokens else conversation
-    return [*head(library, found, rows, options.whole), *draw(library, found, rows, own, options, out)]
+    return [*head(reader, rollout, rows, options.whole), *draw(reader, rollout, rows, own, options, out)]
 
 
 def within(rows: pl.DataFrame, options: PrintOptions) -> pl.DataFrame:
@@ -112,26 +113,26 @@ def within(rows: pl.DataFrame, options: PrintOptions) -> pl.DataFrame:
 def _ends(span: str) -> tuple[int, int | None]:
     first, colon, last = span.partition(":")
     # int() would take digits of other scripts and underscores too, which are mistakes here.
-    if not all(each == "" or (each.isascii() and each.isdecimal()) for each in (first, last)) or span == ":":
+    if not re.fullmatch("[0-9]+|[0-9]+:[0-9]*|:[0-9]+", span):
         raise BadQuestion(f"--messages {span}: write 4, 3:7, 3: or :7; both ends are included")
     if not colon:
         return int(first), int(first)
     return int(first or 0), int(last) if last else None
 
 
-def as_values(library: StoreReader, found: FoundTrace, options: PrintOptions) -> dict[str, Any]:
+def as_values(reader: StoreReader, rollout: FoundTrace, options: PrintOptions) -> dict[str, Any]:
     """Return a trace as plain JSON values: its row, its outcome, its messages and all of their tokens."""
-    rows = read_messages(library, found)
+    rows = read_messages(reader, rollout)
     own = within(rows, options)
     values = {
-        "run": found.run,
-        "step": found.step,
-        "key": found.key,
-        "trace": dict(found.row),
-        "outcome": outcome_of(library, found),
+        "run": rollout.run,
+        "step": rollout.step,
+        "key": rollout.key,
+        "trace": dict(rollout.row),
+        "outcome": outcome_of(reader, rollout),
         "branches": branches(rows),
         "messages": own.to_dicts(),
-        "tokens": read_tokens(library, found, own["message"].to_list()).to_dicts(),
+        "tokens": read_tokens(reader, rollout, own["message"].to_list()).to_dicts(),
     }
     # Times and the like become texts once, here, so that whoever prints it has JSON values alone.
     shown: dict[str, Any] = json.loads(json.dumps(plain(values), default=str))

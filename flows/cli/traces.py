@@ -112,73 +112,63 @@ def traces(
         size=limit,
         columns=read_names(columns),
     )
-    return _list(run, choice, step, evaluation, of_set, where, as_json, store)
-
-
-def _list(
-    run: str,
-    choice: TraceChoice,
-    step: int | None,
-    evaluation: int | None,
-    of_set: str | None,
-    where: str,
-    as_json: bool,
-    store: str,
-) -> int:
-    library = StoreReader.at(store or default_store(), most_bytes=None)
-    with reading(library.store):
-        name = library.latest() if run == "latest" else run
+    reader = StoreReader.at(store or default_store(), most_bytes=None)
+    piped = not sys.stdout.isatty()
+    with reading(reader.store):
+        name = reader.latest() if run == "latest" else run
         if where and step is None and evaluation is None:
-            title, frame = "all steps", traces_of(library, name, library.history(name).lineages)
-            written: Values = {}
+            title, frame, written = (
+                "all steps",
+                traces_of(reader, name, reader.history(name).lineages),
+                dict[Any, Any](),
+            )
             choice = replace(choice, columns=choice.columns or OF_RUN)
         else:
-            title, frame, written = _frame(library, name, step, evaluation, of_set, (*choice.columns, choice.sort))
-        frame = filter_traces(library, name, frame, where) if where else frame
-        chosen = choose(frame, choice, search_mask(library, name, frame, choice.search))
-        found = list_page(frame, chosen, choice)
+            title, frame, written = _frame(reader, name, step, evaluation, of_set, (*choice.columns, choice.sort))
+        frame = filter_traces(reader, name, frame, where) if where else frame
+        selected = choose(frame, choice, search_mask(reader, name, frame, choice.search))
+        listed = list_page(frame, selected, choice)
         figures = figures_of_step(frame, written)
-        piped = not sys.stdout.isatty()
-        replies = {} if piped or as_json or choice.columns else _replies(library, name, found["rows"])
+        replies = {} if piped or as_json or choice.columns else _replies(reader, name, listed["rows"])
     if as_json:
-        print(json.dumps(plain({"run": name, "of": title, "figures": figures, "traces": found})))
+        print(json.dumps(plain({"run": name, "of": title, "figures": figures, "traces": listed})))
         return 0
     # In a pipe no line is wrapped: a line is a trace, to be searched and counted.
     out = Console(width=100_000 if piped else None, markup=False, emoji=False, highlight=False)
     out.print(Text(_headline(name, title, figures)))
-    _print_rows(out, found, replies, chosen_by_user=bool(choice.columns), piped=piped)
-    out.print(Text(_ending(found)))
+    _print_rows(out, listed, replies, chosen_by_user=bool(choice.columns), piped=piped)
+    out.print(Text(_ending(listed)))
     return 0
 
 
 def _frame(
-    library: StoreReader, run: str, step: int | None, evaluation: int | None, set_name: str | None, names: Sequence[str]
+    reader: StoreReader, run: str, step: int | None, evaluation: int | None, set_name: str | None, names: Sequence[str]
 ) -> tuple[str, pl.DataFrame, Values]:
     """Return the title of a list, its traces, and the metrics that the step has written of them."""
     if evaluation is not None:
-        return f"evaluation of policy {evaluation}", evaluation_traces(library, run, evaluation, set_name), {}
-    steps = steps_of(library, run)
+        return f"evaluation of policy {evaluation}", evaluation_traces(reader, run, evaluation, set_name), {}
+    steps = steps_of(reader, run)
     if not steps:
         raise NotThere(f"run {run!r} has no rollouts yet")
     place = steps[-1] if step is None else step
-    lineages = lineages_of(library, run, place)
-    rows = with_mismatch(library, run, lineages, traces_of(library, run, lineages), names)
-    return f"step {place}", rows, written_of(library, run, lineages)
+    lineages = lineages_of(reader, run, place)
+    rows = with_mismatch(reader, run, lineages, traces_of(reader, run, lineages), names)
+    return f"step {place}", rows, written_of(reader, run, lineages)
 
 
 def _headline(run: str, title: str, figures: Mapping[str, Any]) -> str:
     reward = figures["reward"]
     spread = f" ± {formats.number(reward['spread'])}" if reward["spread"] is not None else ""
-    counts = ((each["num_traces"], each["outcome"], one_line(each["detail"], 40)) for each in figures["outcomes"])
-    outcomes = ", ".join(" ".join(str(part) for part in each if part != "") for each in counts)
+    counts = ((row["num_traces"], row["outcome"], one_line(row["detail"], 40)) for row in figures["outcomes"])
+    outcomes = ", ".join(" ".join(str(part) for part in parts if part != "") for parts in counts)
     return f"{one_line(run, 60)}, {title}: reward {formats.number(reward['mean'])}{spread}; {outcomes}"
 
 
-def _replies(library: StoreReader, run: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
+def _replies(reader: StoreReader, run: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
     """Return the reply of each rollout of a page by its trace's id; of other steps no message is read."""
     keys = {row["key"] for row in rows}
-    lineages = [lineage for lineage in library.history(run).lineages if lineage.traces.key in keys]
-    replies = rollout_columns(library, run, lineages, ("trace_id", "reply"))
+    lineages = [lineage for lineage in reader.history(run).lineages if lineage.traces.key in keys]
+    replies = rollout_columns(reader, run, lineages, ("trace_id", "reply"))
     return dict(replies.select("trace_id", "reply").iter_rows())
 
 
@@ -189,52 +179,47 @@ def _print_rows(
 
     What all rollouts of the list share is said once, above them; a pipe has it in each line.
     """
-    whole = piped or chosen_by_user
-    same = {} if whole else {column["name"]: column for column in listed["same"]}
-    if said := [
-        f"{same[name]['title']} {cell_text({name: same[name]['value']}, same[name], 0, piped)}" for name in same
-    ]:
-        out.print(Text(f"The same in all: {', '.join(said)}", style="dim"))
-    columns = {column["name"]: column for column in listed["columns"] if column["name"] not in same}
-    titles = {
-        name: column["title"] + (UNITS.get(column["kind"], "") if piped else "") for name, column in columns.items()
-    }
-    cells = {
-        name: [cell_text(row, column, listed["id_length"], piped) for row in listed["rows"]]
-        for name, column in columns.items()
-    }
-    widest = WIDEST_PIPED if piped else WIDEST
-    widths = {
-        name: min(max(map(cell_len, (titles[name], *texts))), widest)
-        for name, texts in cells.items()
-        if whole or {*texts} - {formats.DASH, ""}
-    }
-    # Columns that somebody named are shown though lines get too long; the usual ones give way.
-    shown = list(widths) if chosen_by_user else _that_fit(widths, out.width - (MIN_REPLY_CHARS if replies else 0))
+    full = piped or chosen_by_user
+    same = [] if full else listed["same"]
+    shared = ", ".join(
+        f"{column['title']} {cell_text({column['name']: column['value']}, column, 0, piped)}" for column in same
+    )
+    if shared:
+        out.print(Text(f"The same in all: {shared}", style="dim"))
+    names = {column["name"] for column in same}
+    columns = {column["name"]: column for column in listed["columns"] if column["name"] not in names}
+    most = WIDEST_PIPED if piped else WIDEST
+    cells, widths = dict[str, list[str]](), dict[str, int]()
+    for name, column in columns.items():
+        title = one_line(column["title"] + (UNITS.get(column["kind"], "") if piped else ""), most)
+        texts = [cell_text(row, column, listed["id_length"], piped) for row in listed["rows"]]
+        if full or {*texts} - {formats.DASH, ""}:
+            cells[name], widths[name] = [title, *texts], min(max(map(cell_len, (title, *texts))), most)
+    # Columns that a person named are printed though lines get too long; the usual ones give way.
+    fitting = {*widths} if chosen_by_user else {*_that_fit(widths, out.width - (MIN_REPLY_CHARS if replies else 0))}
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_edge=False)
-    shown = [name for name in columns if name in shown]
+    shown = [name for name in cells if name in fitting]
     for name in shown:
         side: JustifyMethod = "left" if columns[name]["kind"] in LEFT else "right"
-        table.add_column(Text(one_line(titles[name], widest)), justify=side, no_wrap=True, overflow="ellipsis")
+        table.add_column(Text(cells[name][0]), justify=side, no_wrap=True, overflow="ellipsis")
     if replies:
         table.add_column("reply", no_wrap=True)
     reply_chars = out.width - sum(widths[name] + GAP for name in shown)
-    for at, row in enumerate(listed["rows"]):
-        styles = {"outcome": STYLES.get(row["outcome"], "")}
-        values = [Text(cells[name][at], styles.get(name, "")) for name in shown]
+    for index, row in enumerate(listed["rows"], 1):
+        values = [Text(cells[name][index], STYLES.get(row[name], "") if name == "outcome" else "") for name in shown]
         reply = [Text(one_line(replies.get(row["trace_id"]) or formats.DASH, reply_chars))] if replies else []
         table.add_row(*values, *reply)
     if listed["rows"]:
         out.print(table, no_wrap=True)
-    if left_out := [name for name in widths if name not in shown]:
-        out.print(Text(f"Not shown for want of room: {', '.join(left_out)} (--columns, or --json)", style="dim"))
+    if missing := [name for name in widths if name not in fitting]:
+        out.print(Text(f"Not shown for want of room: {', '.join(missing)} (--columns, or --json)", style="dim"))
 
 
 def _that_fit(widths: Mapping[str, int], room: int) -> list[str]:
     """Return the columns that fit into a width, those of FIRST before others."""
     shown: list[str] = []
     used = 0
-    for name in sorted(widths, key=lambda each: FIRST.index(each) if each in FIRST else len(FIRST)):
+    for name in sorted(widths, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
         if used + widths[name] + GAP <= room + GAP:
             shown.append(name)
             used += widths[name] + GAP
@@ -265,11 +250,11 @@ UNITS = {"seconds": "_s"}
 """The unit in the heading of a column whose digits a pipe gets, by kind."""
 
 
-def _ending(found: Mapping[str, Any]) -> str:
-    parts = [f"{found['num_chosen']} of {found['num_all']} traces"]
-    if found["num_found"] is not None:
-        parts.append(f"{found['num_found']} hold the text")
-    if found["num_pages"] > 1:
-        parts.append(f"page {found['page']} of {found['num_pages']} (--page, --limit)")
-    first = found["rows"][0]["trace_id"][: found["id_length"]] if found["rows"] else "ID"
+def _ending(listed: Mapping[str, Any]) -> str:
+    parts = [f"{listed['num_chosen']} of {listed['num_all']} traces"]
+    if listed["num_found"] is not None:
+        parts.append(f"{listed['num_found']} hold the text")
+    if listed["num_pages"] > 1:
+        parts.append(f"page {listed['page']} of {listed['num_pages']} (--page, --limit)")
+    first = listed["rows"][0]["trace_id"][: listed["id_length"]] if listed["rows"] else "ID"
     return f"{'; '.join(parts)}. One of them: stagecoach trace {quote(one_line(first, 60))}"

@@ -23,17 +23,17 @@ def watch(
     plain: Plain = False,
 ) -> int:
     """Show a run until it ends, then print its result. Raises ConfigError for an unknown run, LayoutError."""
-    library = StoreReader.at(store or default_store())
-    name, config = recorded_run(library.store, run)
-    watched = Watched(library, name, config)
+    reader = StoreReader.at(store or default_store())
+    name, config = recorded_run(reader.store, run)
+    watched = Watched(reader, name, config)
     with panel_for(config, plain) as panel:
         while True:
-            going = is_going(deciding_event(library.store.runs.events(name)))
+            is_live = is_going(deciding_event(reader.store.runs.events(name)))
             watched.show(panel)
-            if not going:
+            if not is_live:
                 break
             time.sleep(LOOK_SECONDS)
-    last = state_of(deciding_event(library.store.runs.events(name)))
+    last = state_of(deciding_event(reader.store.runs.events(name)))
     print(": ".join(filter(None, (f"run {name}", last["state"], printable(last["message"])))))
     for line in watched.summary():
         print(line)

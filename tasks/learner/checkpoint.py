@@ -171,9 +171,7 @@ def memory_sha256(policy: PolicyModel, world: World, rounded: bool = False) -> s
         return str(world.broadcast(policy.adapter.sha256_of(values) if world.rank == 0 else None))
     if rounded:
         return weights_digest(write_shards(own_tensors(policy.causal), "model", None, world, dtype=torch.bfloat16))
-    # A tied output head is the embedding under a second name, and is not stored.
-    tied = set(policy.causal.state_dict()) - {name for name, _ in policy.causal.named_parameters()}
-    weights = _gather({name: tensor for name, tensor in policy.causal.state_dict().items() if name not in tied}, world)
+    weights = _gather(own_tensors(policy.causal), world)
     digest = tensors_sha256({name: tensor.numpy() for name, tensor in weights.items()}) if world.rank == 0 else None
     return str(world.broadcast(digest))
 

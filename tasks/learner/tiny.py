@@ -1,10 +1,5 @@
-"""Builds a small Qwen3 with a byte-level tokenizer: a real model directory for the demo and for tests.
+"""tiny_qwen3: builds a small Qwen3 with a byte-level tokenizer, a real model directory for demos and tests."""
 
-`python -m tasks.learner.tiny DIRECTORY [--seed N]` does the same in a process of its own.
-"""
-
-import argparse
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -152,25 +147,3 @@ def _byte_characters() -> list[str]:
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(hidden)) for byte in range(256)]
-
-
-def main() -> None:
-    """Command line: write the model, print its directory as JSON."""
-    parser = argparse.ArgumentParser(description="Write a small random Qwen3 with a byte-level tokenizer.")
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--hidden", type=int, default=128, help="width")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--heads", type=int, default=4, help="attention heads")
-    parser.add_argument("--kv-heads", type=int, default=2, help="heads of keys and values")
-    parser.add_argument("--word", action="append", default=[], help="a text that shall be one token; may be repeated")
-    parser.add_argument("--words", type=Path, help="a file with more such texts, a JSON list")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    sizes = {name: getattr(given, name) for name in ("hidden", "layers", "heads", "kv_heads")}
-    words = given.word + (json.loads(given.words.read_text(encoding="utf-8")) if given.words else [])
-    directory = tiny_qwen3(given.directory, **sizes, words=list(dict.fromkeys(words)), seed=given.seed)
-    print(json.dumps({"directory": str(directory)}))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,5 @@
-"""Builds a small Qwen3-VL, with its tokenizer and image processor: a real model that sees, for a preset and for tests.
+"""tiny_qwen3_vl: builds a small Qwen3-VL with tokenizer and image processor, for presets and tests."""
 
-`python -m tasks.learner.tiny_vision DIRECTORY [--seed N]` does the same in a process of its own.
-"""
-
-import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -144,19 +139,3 @@ def save_processor(directory: Path, tokenizer: Any) -> None:
         tokenizer=tokenizer,
         chat_template=tokenizer.chat_template,
     ).save_pretrained(directory)
-
-
-def main() -> None:
-    """Command line: write the model, print its directory as JSON."""
-    parser = argparse.ArgumentParser(description="Write a small random Qwen3-VL with tokenizer and image processor.")
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--words", type=Path, help="a file with texts that shall be one token each, a JSON list")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    words = json.loads(given.words.read_text(encoding="utf-8")) if given.words else []
-    directory = tiny_qwen3_vl(given.directory, words=list(dict.fromkeys(words)), seed=given.seed)
-    print(json.dumps({"directory": str(directory)}))
-
-
-if __name__ == "__main__":
-    main()

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -147,7 +147,7 @@ class Trainer:
         check = partial(_check_row, loaded.policy)
         batches = reader.plan(world.rank, world.gather, world.size, check, self._beat)
         digests, updates = [loaded.weights_sha256], list[dict[str, Any]]()
-        with StatisticsFile(directory) if world.rank == 0 else nullcontext() as statistics:
+        with statistics_file(directory) if world.rank == 0 else nullcontext() as statistics:
             for number, packed in enumerate(batches):
                 if number:  # the digest before the first update is that of the loaded policy
                     digests.append(memory_sha256(loaded.policy, self._world, rounded))
@@ -171,7 +171,11 @@ class Trainer:
         return updates
 
     def _update(
-        self, loaded: _LoadedPolicy, batch: PackedBatch, optimizer_step: int, file: "StatisticsFile | None"
+        self,
+        loaded: _LoadedPolicy,
+        batch: PackedBatch,
+        optimizer_step: int,
+        file: pa.ipc.RecordBatchStreamWriter | None,
     ) -> dict[str, Any]:
         """Make one optimizer step; return what it measured, see `measurements`. Its statistics are written to `file`.
 
@@ -184,7 +188,7 @@ class Trainer:
 
         def take(statistics: list[RowStatistics]) -> None:
             assert file is not None, "statistics are gathered on rank 0"
-            file.write(statistics_table(statistics))
+            file.write_table(statistics_table(statistics))
             add_ratios(ratios, statistics)
 
         parts = loaded.policy, batch, objective, self._world, self._device, self._beat
@@ -309,26 +313,14 @@ def _check_row(policy: PolicyModel, row: Row) -> None:
         )
 
 
-class StatisticsFile:
-    """The file of what was measured on tokens, in Arrow's IPC format, written as it comes."""
-
-    def __init__(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self._writer = pa.ipc.new_stream(str(directory / STATISTICS_FILE), STATISTICS)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._writer.close()
-
-    def write(self, rows: pa.Table) -> None:
-        """Add rows."""
-        self._writer.write_table(rows)
-
-
 STATISTICS = TOKEN_STATISTICS.arrow.append(TOKEN_MASKS.arrow.field("masked"))
 """The columns of the file: `token_statistics`, and beside them `masked` of the table `token_masks`."""
+
+
+def statistics_file(directory: Path) -> pa.ipc.RecordBatchStreamWriter:
+    """Open the file of what was measured on tokens, in Arrow's IPC format; a context manager."""
+    directory.mkdir(parents=True, exist_ok=True)
+    return pa.ipc.new_stream(str(directory / STATISTICS_FILE), STATISTICS)
 
 
 def measurements(batch: PackedBatch, totals: Totals, ratios: Quantiles) -> dict[str, Any]:

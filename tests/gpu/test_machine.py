@@ -136,9 +136,9 @@ def test_engine_and_learner_as_services(machine: Machine, check) -> None:
         engine = InferenceService(supervisor, context, machine.model)
         learner = LearnerProcess(supervisor, context, engine.asleep)
         engine.begin()
-        parameters = {"source": str(machine.model)}
+        source = str(machine.model)
         starting, ref = _take_time(
-            lambda: perform(policy_import.STAGE, context, 0, services=Services(learner=learner), parameters=parameters)
+            lambda: perform(policy_import.STAGE, context, 0, services=Services(learner=learner), parameters=source)
         )
         policy = Policy(ref.key, 0)
         check("learner starts and holds a policy", f"{starting:.1f} s", "noted", None)

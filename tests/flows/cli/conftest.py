@@ -8,6 +8,7 @@ import pytest
 from benchmarks.fixtures.large_store import make
 from storage.maintenance import plan
 from storage.store import open_store
+from tests.fixtures.commands import Call, run_command
 
 
 @pytest.fixture
@@ -16,6 +17,18 @@ def root(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     monkeypatch.setattr(plan, "RECENT_HOURS", 0.0)
     monkeypatch.chdir(tmp_path)
     return Path(shutil.copytree(original, tmp_path / "store"))
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """A function that runs a command on the test's store, which is in `store` or is the test's directory itself."""
+
+    def run(*argv: str) -> tuple[int, str]:
+        store = tmp_path / "store"
+        monkeypatch.setenv("STAGECOACH_STORE", str(store if store.exists() else tmp_path))
+        return run_command(capsys, *argv)
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from storage.policies.store import Policies
 from storage.refs import File, Slice
 from storage.roots import open_root
 from storage.store import open_store
-from tests.fixtures.commands import run_command
+from tests.fixtures.commands import Call
 from tests.fixtures.faults import happened, spoil
 from tests.fixtures.histories import finish, two_runs
 
@@ -60,11 +60,11 @@ NUMBERS = {
 @pytest.mark.fault("input", "a number that a command cannot take", "one message, nothing changed")
 @pytest.mark.parametrize("argv", [f"{command}={value}" for command, values in NUMBERS.items() for value in values])
 def test_a_number_that_is_none_is_one_message(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: str
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call, argv: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = state(tmp_path)
-    status, said = run_command(capsys, *argv.split(), *([] if argv.startswith("queue") else ["--store", str(root)]))
+    status, said = call(*argv.split(), *([] if argv.startswith("queue") else ["--store", str(root)]))
     assert status == 2 and "Traceback" not in said
     assert state(tmp_path) == before
 
@@ -93,10 +93,10 @@ HUGE = "1" * 40
     ids=lambda argv: " ".join(argv)[:60].encode("ascii", "replace").decode(),
 )
 def test_what_ended_in_a_traceback_is_one_message(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str]
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call, argv: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    status, said = run_command(capsys, *argv, "--store", str(root))
+    status, said = call(*argv)
     assert status == 2 and said.startswith("stagecoach: ") and "Traceback" not in said
 
 
@@ -124,9 +124,7 @@ OUTPUTS = [
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("argv", OUTPUTS, ids=" ".join)
 @pytest.mark.parametrize("target", ["format.json", "new.json", "policies/training-x", "tables/../x.json", "link"])
-def test_nothing_is_written_into_a_store(
-    root: Path, capsys: pytest.CaptureFixture[str], argv: list[str], target: str, force: bool
-) -> None:
+def test_nothing_is_written_into_a_store(root: Path, call: Call, argv: list[str], target: str, force: bool) -> None:
     path = root / target
     if target == "link":
         path = root.parent / "link"
@@ -134,21 +132,19 @@ def test_nothing_is_written_into_a_store(
         path = path / "new.json"
     before = state(root)
     given = ["--force"] if force and "store" not in argv else []
-    status, said = run_command(capsys, *argv, str(path), *given, "--store", str(root))
+    status, said = call(*argv, str(path), *given)
     assert status == 2 and ("inside the store" in said or "is the store" in said or "Not a directory" in said)
     assert state(root) == before
 
 
 @pytest.mark.fault("paths", "a command is to replace a file", "only with --force, and whole")
 @pytest.mark.parametrize("argv", OUTPUTS[:3], ids=" ".join)
-def test_a_file_is_replaced_only_when_asked_and_whole(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str]
-) -> None:
+def test_a_file_is_replaced_only_when_asked_and_whole(root: Path, tmp_path: Path, call: Call, argv: list[str]) -> None:
     target = tmp_path / "there.json"
     target.write_text("precious")
-    status, said = run_command(capsys, *argv, str(target), "--store", str(root))
+    status, said = call(*argv, str(target))
     assert status == 2 and "--force" in said and target.read_text() == "precious"
-    assert run_command(capsys, *argv, str(target), "--force", "--store", str(root))[0] == 0
+    assert call(*argv, str(target), "--force")[0] == 0
     assert target.read_text() != "precious"
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
@@ -195,13 +191,13 @@ def begin_repair(root: Path) -> None:
 @pytest.mark.parametrize("command", ["gc --keep new --yes", "maintain --retention-hours 0"])
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_nothing_is_deleted_while_the_ledger_is_damaged_or_incomplete(
-    root: Path, capsys: pytest.CaptureFixture[str], command: str, damage: Callable[[Path], object]
+    root: Path, call: Call, command: str, damage: Callable[[Path], object]
 ) -> None:
     for _ in range(6):
         finish(open_store(root), "new")  # events do not hide what happens to the ledger
     damage(root)
     before = state(root)
-    status, said = run_command(capsys, *command.split(), "--store", str(root))
+    status, said = call(*command.split())
     assert status == 2 and ("ledger" in said or "repair" in said)
     assert "Traceback" not in said
     assert state(root) == before

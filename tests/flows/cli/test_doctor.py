@@ -136,7 +136,7 @@ def test_the_exit_status_is_that_of_the_worst(
 ) -> None:
     for levels, status in ((["ok", "warn"], 0), (["ok", "bad", "warn"], 1)):
         findings = [Diagnosis(level, f"a thing that is {level}", "do this") for level in levels]
-        monkeypatch.setattr(doctor, "checks", lambda _, findings=findings: [lambda: iter(findings)])
+        monkeypatch.setattr(doctor, "checks", lambda _, findings=findings: iter(findings))
         assert doctor.doctor() == status
     assert "Not ready: 3 checks, 1 warnings, 1 bad." in capsys.readouterr().out
 

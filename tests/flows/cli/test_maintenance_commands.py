@@ -10,7 +10,7 @@ from flows.runtime.maintenance import readers
 from storage.errors import SliceExpired
 from storage.schemas.stage_tables import STAGE_TABLES
 from storage.store import open_store
-from tests.fixtures.commands import run_command
+from tests.fixtures.commands import Call
 from tests.fixtures.faults import spoil
 from tests.fixtures.histories import age, contents, finish, train, two_runs
 
@@ -42,15 +42,15 @@ def state(root: Path) -> list[tuple[str, int, int]]:
     ],
     ids=" ".join,
 )
-def test_what_changes_nothing(root: Path, argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_changes_nothing(root: Path, argv: list[str], call: Call) -> None:
     before = state(root)
-    run_command(capsys, *argv, "--store", str(root))
+    call(*argv)
     assert state(root) == before
 
 
-def test_gc_says_what_goes_and_removes_it(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gc_says_what_goes_and_removes_it(root: Path, call: Call) -> None:
     kept = contents(open_store(root), ["new"])
-    status, said = run_command(capsys, "gc", "--keep", "new", "--policies", "last", "--store", str(root), "--yes")
+    status, said = call("gc", "--keep", "new", "--policies", "last", "--yes")
     assert status == 0
     lines = [" ".join(line.split()) for line in said.splitlines()]
     assert lines[1:3] == ["old remove 4 0", "new keep 0 0"]
@@ -61,10 +61,7 @@ def test_gc_says_what_goes_and_removes_it(root: Path, capsys: pytest.CaptureFixt
     store = open_store(root)
     assert contents(store, ["new"]) == kept and store.ledger.entries(run="old") == []
     assert [path.name for path in (root / "logs").iterdir()] == ["new"]
-    assert (
-        run_command(capsys, "gc", "--keep", "new", "--store", str(root), "--yes")[1].splitlines()[-1]
-        == "nothing to remove"
-    )
+    assert call("gc", "--keep", "new", "--yes")[1].splitlines()[-1] == "nothing to remove"
 
 
 @pytest.mark.parametrize(
@@ -93,16 +90,16 @@ def test_gc_asks(root: Path, monkeypatch: pytest.MonkeyPatch, answer: str, statu
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_is_refused(root: Path, argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_refused(root: Path, argv: list[str], words: str, call: Call) -> None:
     train(open_store(root), "open", "z", finished=False)
     before = state(root)
-    status, said = run_command(capsys, *argv, "--store", str(root))
+    status, said = call(*argv)
     assert status == 2 and words in said and "Traceback" not in said
     assert state(root) == before
 
 
-def test_forced_retention_of_a_table_that_stages_read(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, said = run_command(capsys, "maintain", "--retain", "messages=0h", "--force", "--store", str(root))
+def test_forced_retention_of_a_table_that_stages_read(root: Path, call: Call) -> None:
+    status, said = call("maintain", "--retain", "messages=0h", "--force")
     assert status == 0
     assert said.startswith("messages: rows older than 0 h went: 8 slices, 8 files, ")
     store = open_store(root)
@@ -111,65 +108,63 @@ def test_forced_retention_of_a_table_that_stages_read(root: Path, capsys: pytest
     assert len(store.read(store.ledger.entries(run="new", stage="training")[0].slices("policies"))) == 1
 
 
-def test_repair_tells_what_can_be_done_again(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_repair_tells_what_can_be_done_again(root: Path, call: Call) -> None:
     store = open_store(root)
     trained = store.ledger.entries(run="new", stage="training")[1]
     sampled = store.ledger.entries(run="new", stage="rollout")[1]
     for entry in (trained, sampled):
         (root / "tables/messages" / entry.outputs[0].files[0].path).unlink()
-    status, said = run_command(capsys, "repair", "--store", str(root))
+    status, said = call("repair")
     assert status == 1
     assert "new, step 1, training, messages: tables/messages/" in said
     assert "can be done again: `stagecoach repair --forget`, then resume the run" in said
     assert "new, step 1, rollout, messages: tables/messages/" in said
     assert "lost: other work was made of it" in said
-    status, said = run_command(capsys, "repair", "--forget", "--json", "--store", str(root))
+    status, said = call("repair", "--forget", "--json")
     assert status == 1 and [row["lost"] for row in json.loads(said)["damaged"]] == [True, False]
     assert open_store(root).ledger.find(trained.key) is None
     train(open_store(root), "new", "xxx")
-    (row,) = json.loads(run_command(capsys, "repair", "--json", "--store", str(root))[1])["damaged"]
+    (row,) = json.loads(call("repair", "--json")[1])["damaged"]
     assert (row["stage"], row["runs"], row["step"]) == ("rollout", ["new"], 1)
 
 
-def test_repair_puts_back_what_a_table_that_lost_its_newest_commits_lacks(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_repair_puts_back_what_a_table_that_lost_its_newest_commits_lacks(root: Path, call: Call) -> None:
     before = contents(open_store(root), ["old", "new"])
     newest = max((root / "tables/messages/_delta_log").glob("*.json"))
     spoil(newest, None)
     question = ["sql", "select count(*) from messages", "--store", str(root)]
-    assert run_command(capsys, *question)[0] == 2
+    assert call(*question)[0] == 2
     age(root, 200)
-    run_command(capsys, "maintain", "--store", str(root))
-    status, said = run_command(capsys, "repair", "--dry-run", "--store", str(root))
+    call("maintain")
+    status, said = call("repair", "--dry-run")
     assert status == 1 and "log of table 'messages': it does not hold 1 slices that the ledger names" in said
-    status, said = run_command(capsys, "repair", "--store", str(root))
+    status, said = call("repair")
     assert status == 0 and "put back: 1 files" in said
-    assert run_command(capsys, *question)[0] == 0
+    assert call(*question)[0] == 0
     assert contents(open_store(root), ["old", "new"]) == before
 
 
-def test_repair_forgets_nothing_while_a_run_may_be_at_work(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_repair_forgets_nothing_while_a_run_may_be_at_work(root: Path, call: Call) -> None:
     store = open_store(root)
     trained = store.ledger.entries(run="new", stage="training")[2]
     (root / "tables/messages" / trained.outputs[0].files[0].path).unlink()
     store.runs.record(run="new", event="resumed")
-    status, said = run_command(capsys, "repair", "--forget", "--store", str(root))
+    status, said = call("repair", "--forget")
     assert status == 2 and "new may be at work" in said
     finish(store, "new")
-    assert run_command(capsys, "repair", "--forget", "--store", str(root))[0] == 0
+    assert call("repair", "--forget")[0] == 0
 
 
-def test_repair_makes_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, said = run_command(capsys, "repair", "--store", str(tmp_path / "nothing"))
+def test_repair_makes_no_store(tmp_path: Path, call: Call) -> None:
+    status, said = call("repair", "--store", str(tmp_path / "nothing"))
     assert status == 2 and "there is no store here" in said
     assert not (tmp_path / "nothing").exists()
 
 
-def test_keep_last_keeps_the_newest(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keep_last_keeps_the_newest(root: Path, call: Call) -> None:
     store = open_store(root)
     train(store, "newest", "z")
-    _, said = run_command(capsys, "gc", "--keep-last", "2", "--dry-run", "--json", "--store", str(root))
+    _, said = call("gc", "--keep-last", "2", "--dry-run", "--json")
     found = json.loads(said)
     assert (found["removed"], found["kept"]) == (["old"], ["new", "newest"])
 

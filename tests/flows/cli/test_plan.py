@@ -12,7 +12,7 @@ from flows import cli
 from flows.cli import plan
 from flows.runtime.plan import plan_work
 from tests.fixtures import builders
-from tests.fixtures.commands import run_command
+from tests.fixtures.commands import Call
 from tests.fixtures.rehearsal import SOURCE, session_for
 
 
@@ -22,46 +22,42 @@ def model(tmp_path: Path) -> Path:
     return builders.model(tmp_path / "model", max_positions=512)
 
 
-def keys(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str]:
+def keys(call: Call, *arguments: str) -> dict[str, str]:
     """Return the keys that `check` prints, by stage."""
-    assert cli.main(["check", *arguments]) == 0
-    _, header, table = capsys.readouterr().out.partition("stage          settings      key of step 0  sections\n")
+    _, header, table = call("check", *arguments)[1].partition("stage          settings      key of step 0  sections\n")
     assert header
     return {line.split()[0]: line.split()[2] for line in table.split("\n\n")[0].splitlines()}
 
 
-def test_servers_of_an_environment_are_named(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_servers_of_an_environment_are_named(model: Path, call: Call) -> None:
     for settings, servers in (
         ("environments.0.servers=3", "reverse_text, reverse_text-2, reverse_text-3"),
         ("environments.0.address=tcp://a:1, tcp://b:2", "tcp://a:1, tcp://b:2"),
     ):
-        assert cli.main(["check", "demo", f"model.path={model}", settings]) == 0
-        assert f"\nservers      {servers}\n" in capsys.readouterr().out
+        assert f"\nservers      {servers}\n" in call("check", "demo", f"model.path={model}", settings)[1]
 
 
 STAGES = ["assignment", "rollout", "filtering", "advantage", "packing", "training", "metrics"]
 
 
-def test_another_advantage_setting_changes_the_keys_from_there_on(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_advantage_setting_changes_the_keys_from_there_on(model: Path, call: Call) -> None:
     def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
         return [stage for stage in before if before[stage] != after[stage]]
 
     config = ["demo", f"model.path={model}"]
-    before = keys(capsys, *config, "seed=1")
+    before = keys(call, *config, "seed=1")
     assert list(before) == ["policy_import", "examples", *STAGES]
     assert all(len(key) == plan.SHOWN for key in before.values())
-    assert changed(before, keys(capsys, *config, "seed=1", "algorithm.normalise_std=true")) == STAGES[3:]
-    assert changed(before, keys(capsys, *config, "seed=2")) == STAGES
+    assert changed(before, keys(call, *config, "seed=1", "algorithm.normalise_std=true")) == STAGES[3:]
+    assert changed(before, keys(call, *config, "seed=2")) == STAGES
     (model / "model.safetensors").write_bytes(builders.safetensors(b"others"))
-    assert changed(before, keys(capsys, *config, "seed=1")) == ["policy_import", *STAGES[1:]]
+    assert changed(before, keys(call, *config, "seed=1")) == ["policy_import", *STAGES[1:]]
 
 
 @pytest.mark.parametrize(("key", "advice"), [("example", "key=agent"), ("agent", "key=example")])
-def test_it_says_which_data_the_baselines_of_rae_fit(key: str, advice: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["check", "kuhn_poker", f"algorithm.key={key}"]) == 0
-    (line,) = (each for each in capsys.readouterr().out.splitlines() if each.startswith("baseline"))
+def test_it_says_which_data_the_baselines_of_rae_fit(key: str, advice: str, call: Call) -> None:
+    _, said = call("check", "kuhn_poker", f"algorithm.key={key}")
+    (line,) = (line for line in said.splitlines() if line.startswith("baseline"))
     assert f"algorithm.key={key}: " in line and advice in line
 
 
@@ -69,14 +65,12 @@ def test_it_says_which_data_the_baselines_of_rae_fit(key: str, advice: str, caps
     ("overrides", "reason"),
     [(["seed=1"], "the weights, which are not here"), ([], "no seed is given")],
 )
-def test_it_says_why_keys_are_not_known(overrides: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["check", "demo", *overrides]) == 0
-    assert reason in capsys.readouterr().out
+def test_it_says_why_keys_are_not_known(overrides: list[str], reason: str, call: Call) -> None:
+    assert reason in call("check", "demo", *overrides)[1]
 
 
-def test_json_is_the_resolved_config(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["check", "demo", "--json", "--name", "a", "seed=1"]) == 0
-    config = from_json(capsys.readouterr().out)
+def test_json_is_the_resolved_config(call: Call) -> None:
+    config = from_json(call("check", "demo", "--json", "--name", "a", "seed=1")[1])
     assert (config.name, config.seed, config.engine.dtype) == ("a", 1, "float32")
     assert config.training.version
 
@@ -109,19 +103,19 @@ def test_the_size_of_an_evaluation_is_that_of_all_its_environments() -> None:
     ]
 
 
-def test_a_setting_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    status, said = run_command(capsys, "config", "steps", "demo", "steps=3")
+def test_a_setting_is_explained(call: Call) -> None:
+    status, said = call("config", "steps", "demo", "steps=3")
     assert status == 0 and said.splitlines()[0] == "steps = 3    (from override steps=3; the default is 20)"
-    status, said = run_command(capsys, "config", "training", "demo")
+    status, said = call("config", "training", "demo")
     assert status == 0 and all(line.split()[0].startswith("training.") for line in said.splitlines()[1:])
-    (found,) = json.loads(run_command(capsys, "config", "training.learning_rate", "--json")[1])
+    (found,) = json.loads(call("config", "training.learning_rate", "--json")[1])
     assert (found["key"], found["value"], found["source"]) == ("training.learning_rate", found["default"], "")
-    assert "there is no setting 'lr'; did you mean training.learning_rate?" in run_command(capsys, "config", "lr")[1]
+    assert "there is no setting 'lr'; did you mean training.learning_rate?" in call("config", "lr")[1]
 
 
 @pytest.mark.engine
-def test_an_environment_that_is_asked_says_what_it_has(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, said = run_command(capsys, "check", "demo", f"model.path={model}", "--load", "evaluation.every=0")
+def test_an_environment_that_is_asked_says_what_it_has(model: Path, call: Call) -> None:
+    status, said = call("check", "demo", f"model.path={model}", "--load", "evaluation.every=0")
     assert status == 0 and "not checked" not in said
     assert "environment reverse_text loads: " in said and "seats agent; scores" in said
     assert "settings of its taskset: " in said and "num_examples" in said
@@ -135,12 +129,10 @@ def test_an_environment_that_is_asked_says_what_it_has(model: Path, capsys: pyte
         ("model.path=", "model.path is empty: `stagecoach run` needs it"),
     ],
 )
-def test_settings_that_are_seldom_meant_are_warned_of(
-    override: str, warning: str, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, plain = run_command(capsys, "check", "demo", f"model.path={model}")
+def test_settings_that_are_seldom_meant_are_warned_of(override: str, warning: str, model: Path, call: Call) -> None:
+    status, plain = call("check", "demo", f"model.path={model}")
     assert status == 0 and "warning" not in plain
-    status, doubted = run_command(capsys, "check", "demo", f"model.path={model}", override)
+    status, doubted = call("check", "demo", f"model.path={model}", override)
     assert status == 0 and f"warning: {warning}" in doubted
 
 
@@ -149,11 +141,11 @@ def test_settings_that_are_seldom_meant_are_warned_of(
     [("exactly", "neither exact, contains, number nor"), ("my_reward:reward2", "'reward2'; did you mean reward?")],
 )
 def test_a_scoring_function_that_does_not_exist_is_refused(
-    scoring: str, problem: str, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    scoring: str, problem: str, model: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = model.parent / "project"
     assert cli.main(["init", str(project)]) == 0
     monkeypatch.chdir(project)
     settings = [f"model.path={model}", f'environments.0.taskset.task={{scoring="{scoring}"}}']
-    status, refusal = run_command(capsys, "check", "config.toml", *settings)
+    status, refusal = call("check", "config.toml", *settings)
     assert status == 2 and problem in refusal

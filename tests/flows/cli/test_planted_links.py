@@ -19,7 +19,7 @@ from storage.policies.scratch import ScratchDirectories
 from storage.policies.store import SCRATCH_DIRECTORY, Policies
 from storage.roots import Root, open_root
 from storage.store import open_store
-from tests.fixtures.commands import run_command
+from tests.fixtures.commands import Call
 from tests.fixtures.faults import happened
 from tests.fixtures.histories import age, two_runs
 
@@ -65,7 +65,7 @@ COMMANDS = {
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 @pytest.mark.parametrize("place", PLANTED)
 def test_a_directory_that_is_a_link_is_not_followed(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str, command: str
+    root: Path, tmp_path: Path, call: Call, place: str, command: str
 ) -> None:
     """All that was there is outside now, and would be found by who follows the link."""
     outside = tmp_path / "outside"
@@ -73,7 +73,7 @@ def test_a_directory_that_is_a_link_is_not_followed(
     (root / place).symlink_to(outside)
     before = state(outside)
     assert before
-    status, said = run_command(capsys, *command.split(), "--store", str(root))
+    status, said = call(*command.split())
     assert state(outside) == before and outside.is_dir()
     assert "Traceback" not in said
     # Some of these a command has nothing to do with; whichever touches one says so.
@@ -82,12 +82,10 @@ def test_a_directory_that_is_a_link_is_not_followed(
 
 @pytest.mark.fault("paths", "a link out of the store where gc deletes", "the link is named")
 @pytest.mark.parametrize("place", ["policies/training-xy", "logs/old", "tables/messages/run=old"])
-def test_gc_says_which_link_it_does_not_follow(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
-) -> None:
+def test_gc_says_which_link_it_does_not_follow(root: Path, tmp_path: Path, call: Call, place: str) -> None:
     shutil.move(root / place, tmp_path / "outside")
     (root / place).symlink_to(tmp_path / "outside")
-    status, said = run_command(capsys, *COMMANDS["gc"].split(), "--store", str(root))
+    status, said = call(*COMMANDS["gc"].split())
     assert status == 2 and str(root / place) in said and "remove the link" in said
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from configs.run import RunConfig
-from flows import cli
 from flows.cli.quarantine import NoSuchRollouts, search, uses
 from storage.errors import RunUnknown
 from storage.maintenance.sweep import Retention, expire
@@ -22,6 +21,7 @@ from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Ref
 from tests.fixtures.builders import exchange, failed, stage_of, table, trace
+from tests.fixtures.commands import Call
 
 CONFIG = RunConfig.model_validate({"seed": 7, "model": {"vocab_size": 512}, "training": {"dtype": "float32"}})
 REWARDS = {"a": 1.0, "b": 0.0, "c": 0.5}
@@ -157,15 +157,12 @@ def test_a_batch_made_without_them_is_no_use(store: Store, run: Run) -> None:
     assert uses(store, ["0a"]) == [] and len(uses(store, ["0b"])) == 1
 
 
-def test_a_batch_whose_rows_are_kept_no_longer_may_have_held_them(
-    store: Store, run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_batch_whose_rows_are_kept_no_longer_may_have_held_them(store: Store, run: Run, call: Call) -> None:
     run.train(0, run.pack(0, run.sample(0)), "imported")
     expire(store, Retention("batches", 0))
     (use,) = uses(store, ["0a"])
     assert (use.num_rows, use.num_samples, use.num_tokens, use.version) == (None, None, None, 1)
-    assert command(store, "--where", "reward = 1", "--reason", "why") == 0
-    assert "(1 of them kept no longer" in capsys.readouterr().out
+    assert "(1 of them kept no longer" in call("quarantine", "--where", "reward = 1", "--reason", "why")[1]
 
 
 def test_what_was_graded_again_and_packed_is_found(store: Store, run: Run) -> None:
@@ -176,41 +173,33 @@ def test_what_was_graded_again_and_packed_is_found(store: Store, run: Run) -> No
     assert [use.batch for use in uses(store, ["0a"])] == [packed.key]
 
 
-def command(store: Store, *arguments: str) -> int:
-    return cli.main(["quarantine", "--store", str(store.root.directory), *arguments])
-
-
-def test_the_command_records_and_tells(store: Store, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_records_and_tells(store: Store, run: Run, call: Call) -> None:
     run.train(0, run.pack(0, run.sample(0)), "imported")
-    assert command(store, "--where", "reward = 1", "--dry-run") == 0
-    assert "1 of 4 rollouts fit; nothing was recorded" in capsys.readouterr().out
+    first = ["quarantine", "--where", "reward = 1"]
+    assert "1 of 4 rollouts fit; nothing was recorded" in call(*first, "--dry-run")[1]
     assert store.quarantines.all() == []
-    assert command(store, "--where", "reward = 1", "--reason", "verifier [broken]", "--run", "demo") == 0
+    status, told = call(*first, "--reason", "verifier [broken]", "--run", "demo")
     (noted,) = open_store(str(store.root.directory)).quarantines.all()
-    assert (noted.trace_ids, noted.reason, noted.run) == (("0a",), "verifier [broken]", "demo")
-    told = capsys.readouterr().out
+    assert (status, noted.trace_ids, noted.reason, noted.run) == (0, ("0a",), "verifier [broken]", "demo")
     assert f"quarantine {noted.quarantine}: 1 of 4 rollouts: verifier [broken]" in told
     assert "run demo: 1 samples, 5 tokens in 1 batches; policies 1 to 1" in told
     assert "stagecoach replay demo --from filtering" in told
-    assert command(store, "--list") == 0
-    assert noted.quarantine in (listed := capsys.readouterr().out) and "verifier [broken]" in listed
-    assert command(store, "--where", "reward = 0.5", "--reason", "why", "--json") == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert (answer["trace_ids"], answer["num_looked_at"], len(answer["uses"])) == (["0c"], 4, 1)
-    assert command(store, "--list", "--json") == 0
-    assert answer["quarantine"] in [each["quarantine"] for each in json.loads(capsys.readouterr().out)]
+    _, listed = call("quarantine", "--list")
+    assert noted.quarantine in listed and "verifier [broken]" in listed
+    answer = json.loads(call("quarantine", "--where", "reward = 0", "--reason", "why", "--json")[1])
+    assert (answer["trace_ids"], answer["num_looked_at"], len(answer["uses"])) == (["0b"], 4, 1)
+    entries = json.loads(call("quarantine", "--list", "--json")[1])
+    assert answer["quarantine"] in [entry["quarantine"] for entry in entries]
     for arguments in ([], ["--where", "true"], ["--reason", "why"], ["--where", " ", "--reason", "w"]):
-        assert command(store, *arguments) == 2 and "say which rollouts" in capsys.readouterr().err
+        status, refusal = call("quarantine", *arguments)
+        assert status == 2 and "say which rollouts" in refusal
 
 
-def test_the_command_proposes_to_replay_the_run_that_was_asked_about(
-    store: Store, run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_proposes_to_replay_the_run_that_was_asked_about(store: Store, run: Run, call: Call) -> None:
     run.pack(0, run.sample(0))
     other = Run(store, "regraded")  # comes later in the alphabet and uses the same batch
     for each in store.ledger.entries(run="demo"):
         other.context.adopt(each, 0)
-    assert command(store, "--where", "reward = 1", "--reason", "why", "--run", "regraded") == 0
-    assert "stagecoach replay regraded --from filtering" in capsys.readouterr().out
-    assert command(store, "--where", "reward = 1", "--reason", "why") == 0
-    assert "stagecoach replay demo --from filtering" in capsys.readouterr().out
+    mark = ["quarantine", "--where", "reward = 1", "--reason", "why"]
+    assert "stagecoach replay regraded --from filtering" in call(*mark, "--run", "regraded")[1]
+    assert "stagecoach replay demo --from filtering" in call(*mark)[1]

@@ -27,7 +27,7 @@ from tasks.runtime.imports import DISTRIBUTION
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Ref, Stage, Tables
 from tests.fixtures.builders import failed, stage_of, table, trace
-from tests.fixtures.commands import run_command
+from tests.fixtures.commands import Call
 
 CONFIG = RunConfig(name="a", steps=2)
 EVALUATED = Ref("evaluation_assignment", 0, "k", (), 0, 0.0, True)
@@ -54,30 +54,27 @@ def sample(stage: Stage, context: RunContext, step: int) -> None:
     perform(metrics.STAGE, context, step, (perform(stage, context, step),), parameters=0)
 
 
-def test_a_run_is_described_for_programs_and_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_described_for_programs_and_for_people(tmp_path: Path, call: Call) -> None:
     finished_run(tmp_path)
-    assert show.show("latest", store=str(tmp_path), as_json=True) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(call("show", "latest", "--json")[1])
     (step,) = found["steps"]
     assert (found["run"], found["state"], found["num_steps"]) == ("a", "started", 2)
     assert step["reward"] == 0.5  # the errored rollout has no reward, which is not a reward of zero
     assert step["finished"] and step["rows"]["rollout"] == {"traces": 3} and step["rows"]["metrics"]["metrics"] > 20
     assert step["tokens"] == {"rollout": 15}
     assert step["seconds"]["rollout"] >= 0.0 and step["shared"] == []
-    show.show("a", store=str(tmp_path))
-    printed = capsys.readouterr().out
+    _, printed = call("show", "a")
     assert "1 of 3 rollouts errored (timeout 1)" in printed and "step  reward  errored  kept" in printed
     assert "train a: started, 1/2 steps" in printed and "rollout  " not in printed and "0.5" in printed
-    show.show("a", store=str(tmp_path), timing=True)
-    assert "  rollout  " in capsys.readouterr().out
+    assert "  rollout  " in call("show", "a", "--timing")[1]
 
 
-def test_a_long_run_is_curves_and_its_last_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_run_is_curves_and_its_last_steps(tmp_path: Path, call: Call) -> None:
     store = finished_run(tmp_path)
     for step in range(1, 12):
         rewarded = of_traces(trace("t0", reward=step / 16), trace("t1", reward=step / 16))
         sample(rewarded, RunContext(store, "a", CONFIG, {}), step)
-    status, said = run_command(capsys, "show", "a", "--last", "2", "--store", str(tmp_path))
+    status, said = call("show", "a", "--last", "2")
     lines = said.splitlines()
     assert status == 0 and [" ".join(line.split()[:2]) for line in lines[-4:-2]] == ["10 0.625", "11 0.688"]
     assert "2 of 12 steps" in lines[-2]
@@ -86,26 +83,24 @@ def test_a_long_run_is_curves_and_its_last_steps(tmp_path: Path, capsys: pytest.
     assert max(map(len, lines[:-1])) <= 80
 
 
-def test_one_step_is_shown_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_step_is_shown_by_its_name(tmp_path: Path, call: Call) -> None:
     store = finished_run(tmp_path)
     sample(of_traces(trace("t0", reward=0.25)), RunContext(store, "a", CONFIG, {}), 1)
-    status, printed = run_command(capsys, "show", "a:1", "--store", str(tmp_path))
+    status, printed = call("show", "a:1")
     assert status == 0 and "1 of 2 steps" in printed and "\n    1    0.25" in printed and "\n    0 " not in printed
-    status, refusal = run_command(capsys, "show", "a:7", "--store", str(tmp_path))
+    status, refusal = call("show", "a:7")
     assert status == 2 and "run 'a' has no step 7; it has 0-1" in refusal and "config" not in refusal
 
 
-def test_lost_services_are_counted_for_people_programs_and_in_the_viewer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lost_services_are_counted_for_people_programs_and_in_the_viewer(tmp_path: Path, call: Call) -> None:
     store = finished_run(tmp_path)
     store.runs.record(run="a", event="finished")
-    assert "services lost" not in str(run_command(capsys, "show", "a", "--store", str(tmp_path)))
+    assert "services lost" not in str(call("show", "a"))
     for service in ("engine", "learner", "engine"):
         store.runs.record(run="a", event="lost", message=f"{service}: was killed by signal 9; restart 1 of 3")
     found = show.describe(store, "a", CONFIG)
     assert (found["state"], found["lost_services"]) == ("finished", {"engine": 2, "learner": 1})
-    _, said = run_command(capsys, "show", "a", "--store", str(tmp_path))
+    _, said = call("show", "a")
     assert "services lost: engine 2, learner 1; the last one: engine: was killed by signal 9; restart 1 of 3" in said
     address, request = parsed_address("/runs/a")
     html = as_html(PAGES[address](StoreReader.at(tmp_path), request), request).decode()
@@ -136,16 +131,14 @@ def test_what_another_run_computed_is_marked(tmp_path: Path) -> None:
     assert show.describe(store, "b", config)["steps"][0]["shared"] == ["rollout"]
 
 
-def test_what_policies_scored_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_policies_scored_is_shown(tmp_path: Path, call: Call) -> None:
     store = finished_run(tmp_path)
     stage = of_traces(trace("e0", reward=1.0), trace("e1", reward=0.5), failed("e2"))
     perform(stage, RunContext(store, "a", CONFIG, {}), 3, (EVALUATED,))
-    show.show("a", store=str(tmp_path), as_json=True)
-    (found,) = json.loads(capsys.readouterr().out)["evaluations"]
+    (found,) = json.loads(call("show", "a", "--json")[1])["evaluations"]
     assert (found["version"], found["scores"][0]["average"]) == (3, 0.75)
-    show.show("a", store=str(tmp_path))
     said = "policy 3 on held-out reverse: average 0.750 [0.118, 0.985], pass@1 0.500 [0.055, 0.945] (3 attempts at 1"
-    assert said in capsys.readouterr().out
+    assert said in call("show", "a")[1]
 
 
 @pytest.mark.parametrize(
@@ -160,13 +153,12 @@ def test_what_policies_scored_is_shown(tmp_path: Path, capsys: pytest.CaptureFix
     ids=["it lives", "it is gone", "another machine", "it had ended"],
 )
 def test_a_run_whose_process_was_killed_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], event: str, host: str, pid: int, gone: bool
+    tmp_path: Path, call: Call, event: str, host: str, pid: int, gone: bool
 ) -> None:
     store = finished_run(tmp_path)
     noted = store.runs.record(run="a", event=event, host=host, pid=pid)
     assert process_gone(noted) is gone
-    show.show("a", store=str(tmp_path))
-    assert (f"train a: {event}; its process is gone, 1/2 steps" in capsys.readouterr().out) is gone
+    assert (f"train a: {event}; its process is gone, 1/2 steps" in call("show", "a")[1]) is gone
 
 
 def test_a_process_that_began_after_the_event_is_another_one(tmp_path: Path) -> None:
@@ -187,43 +179,39 @@ def test_a_run_or_a_store_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "typo").exists()
 
 
-def test_runs_are_listed_and_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_are_listed_and_chosen(tmp_path: Path, call: Call) -> None:
     finished_run(tmp_path)
-    status, said = run_command(capsys, "runs", "--store", str(tmp_path))
+    status, said = call("runs")
     heading, row = said.splitlines()
     assert status == 0 and heading.split()[:6] == ["run", "kind", "state", "steps", "reward", "held"]
     assert row.split()[:2] == ["a", "train"] and "0/2" in row.split() and "0.5" in row.split()
-    assert "no runs" in run_command(capsys, "runs", "--kind", "sft", "--store", str(tmp_path))[1]
-    assert "no runs" in run_command(capsys, "runs", "--state", "failed", "--store", str(tmp_path))[1]
-    (found,) = json.loads(run_command(capsys, "runs", "--state", "going", "--json", "--store", str(tmp_path))[1])
+    assert "no runs" in call("runs", "--kind", "sft")[1]
+    assert "no runs" in call("runs", "--state", "failed")[1]
+    (found,) = json.loads(call("runs", "--state", "going", "--json")[1])
     assert (found["run"], found["rewards"], found["bytes"] > 0) == ("a", [0.5], True)
 
 
-def test_logs_are_shown_by_tail(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_logs_are_shown_by_tail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
     finished_run(tmp_path)
-    assert "run 'a' has no log of a service; there is: none" in run_command(capsys, "logs", "--store", str(tmp_path))[1]
+    assert "run 'a' has no log of a service; there is: none" in call("logs")[1]
     logs = tmp_path / "logs/a"
     logs.mkdir(parents=True)
     for service in ("engine", "learner"):
         (logs / f"{service}.log").touch()
     called: list[list[str]] = []
     monkeypatch.setattr(os, "execvp", lambda program, arguments: called.append(arguments))
-    assert run_command(capsys, "logs", "latest", "--lines", "3", "--store", str(tmp_path))[0] == 0
-    assert run_command(capsys, "logs", "a", "engine", "--follow", "--store", str(tmp_path))[0] == 0
+    assert call("logs", "latest", "--lines", "3")[0] == 0
+    assert call("logs", "a", "engine", "--follow")[0] == 0
     assert called == [
         ["tail", "-n", "3", "--", str(logs / "engine.log"), str(logs / "learner.log")],
         ["tail", "-n", "40", "-F", "--", str(logs / "engine.log")],
     ]
-    status, said = run_command(capsys, "logs", "a", "engin", "--store", str(tmp_path))
+    status, said = call("logs", "a", "engin")
     assert status == 2 and "has no log of engin; there is: engine, learner" in said
 
 
 @pytest.mark.engine
-def test_status_names_what_is_at_work_its_services_and_a_gate_that_waits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_names_what_is_at_work_its_services_and_a_gate_that_waits(tmp_path: Path, call: Call) -> None:
     store = finished_run(tmp_path)
     program = ["-c", "import time; print(flush=True); time.sleep(600)"]
     with subprocess.Popen([sys.executable, *program], stdout=subprocess.PIPE) as run:
@@ -233,16 +221,16 @@ def test_status_names_what_is_at_work_its_services_and_a_gate_that_waits(
             store.runs.record(
                 run="a", event="resumed", kind="train", config=CONFIG.model_dump(mode="json"), pid=run.pid
             )
-            status, said = run_command(capsys, "status", "--json", "--store", str(tmp_path))
+            status, said = call("status", "--json")
             (found,) = json.loads(said)["runs"]
             assert (status, found["run"], found["pid"], found["last_stage"]) == (0, "a", run.pid, "metrics")
             assert (found["steps_done"], found["steps_planned"], found["waits_at_gate"]) == (0, 2, None)
             assert [(each["service"], each["pid"]) for each in found["services"]] == [("engine", engine.pid)]
-            status, said = run_command(capsys, "status", "a", "--store", str(tmp_path))
+            status, said = call("status", "a")
             assert status == 0 and said.startswith("train a: going, 0/2 steps") and "engine" in said
             engine.kill()
         run.kill()
-    status, said = run_command(capsys, "status", "--store", str(tmp_path))
+    status, said = call("status")
     assert status == 1 and said == f"nothing is at work in store {tmp_path}\n"
 
 
@@ -253,12 +241,12 @@ def test_the_store_is_that_of_the_variable_where_none_is_named(tmp_path: Path, m
     assert RunConfig().store == str(tmp_path) and RunConfig(store="other").store == "other"
 
 
-def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(capsys, "--version") == (0, f"stagecoach {version(DISTRIBUTION)}\n")
+def test_the_version_is_said(call: Call) -> None:
+    assert call("--version") == (0, f"stagecoach {version(DISTRIBUTION)}\n")
 
 
 def test_a_state_has_its_colour_on_a_terminal_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
     finished_run(tmp_path).runs.record(run="a", event="failed", kind="train", config=CONFIG.model_dump(mode="json"))
     red = "\x1b[31mfailed\x1b[0m"
@@ -268,5 +256,5 @@ def test_a_state_has_its_colour_on_a_terminal_alone(
                 monkeypatch.delenv(name, raising=False)
             for name, value in told.items():
                 monkeypatch.setenv(name, value)
-            _, printed = run_command(capsys, *command, "--store", str(tmp_path))
+            _, printed = call(*command)
             assert (red in printed) is shown and "failed" in printed

@@ -142,9 +142,9 @@ def test_masks_have_rows_for_the_samples_that_have_some(tmp_path, monkeypatch, t
 
 def made_of(directory, *parts):
     """Return the tables that training makes of what the learner wrote in several parts."""
-    with trainer.StatisticsFile(directory) as file:
+    with trainer.statistics_file(directory) as file:
         for part in parts:
-            file.write(trainer.statistics_table(part))
+            file.write_table(trainer.statistics_table(part))
     made = {name: list(rows) for name, rows in token_tables(directory / STATISTICS_FILE).items()}
     assert all(part.num_rows for rows in made.values() for part in rows)
     assert not list(directory.iterdir()), "it is no part of the policy"
