@@ -112,6 +112,19 @@ def traces(
         size=limit,
         columns=read_names(columns),
     )
+    return _print_list(run, choice, step, evaluation, of_set, where, as_json, store)
+
+
+def _print_list(
+    run: str,
+    choice: TraceChoice,
+    step: int | None,
+    evaluation: int | None,
+    of_set: str | None,
+    where: str,
+    as_json: bool,
+    store: str,
+) -> int:
     reader = StoreReader.at(store or default_store(), most_bytes=None)
     piped = not sys.stdout.isatty()
     with reading(reader.store):
