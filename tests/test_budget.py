@@ -57,7 +57,7 @@ MOST: dict[str, tuple[int, int]] = {
     "flows/queries": (71_400, 32_000),
     "flows/reporting": (15_900, 10_000),
     "flows/viewer": (30_200, 22_000),
-    "flows/cli": (36_400, 22_000),
+    "flows/cli": (36_500, 22_000),
     "flows/replays, flows/exchange": (17_700, 15_000),
     "tests": (697_900, 480_000),
     "benchmarks": (19_900, 20_000),
