@@ -1,8 +1,8 @@
-"""Commands that compare runs: diff, curves (rewards by step) and evals (held-out examples)."""
+"""diff, curves, evals: commands that compare runs by settings and work, rewards by step, and held-out examples."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +16,8 @@ from configs.store import default_store
 from flows.cli.arguments import Force, Index, Json, StoreOption, option
 from flows.cli.show import describe
 from flows.queries.compare import compare
-from flows.queries.compare_summary import sentences, sheets
+from flows.queries.compare_rows import step_detail
+from flows.queries.compare_summary import sheets, summary_lines
 from flows.queries.scores import EvaluationScores, RecordedEvaluation, mixed_policies, recorded_evaluations
 from flows.queries.store_reader import StoreReader, recorded_run
 from flows.reporting.artifacts import escape
@@ -38,7 +39,7 @@ from storage.read.frames import existing_store
 from storage.store import Store
 from tasks.arrays.columns import texts
 from tasks.assignment.examples import values_of
-from tasks.evaluation.stage import Difference, example_means, paired_differences, rewards_of
+from tasks.evaluation.stage import example_means, paired_differences, rewards_of
 
 MOST_CURVE_ROWS = 12
 """Steps whose rewards are printed as numbers below the curves."""
@@ -56,16 +57,20 @@ def diff(
 ) -> int:
     """Print how the second run differs from the first; with `step`, down to the samples of that step.
 
-    Raises ConfigError for an unknown run or step, LayoutError without a store.
+    Raises RunUnknown, NotThere for a step that neither run has, LayoutError without a store.
     """
-    found = compare(StoreReader.at(store or default_store(), most_bytes=None), run_a, run_b, step, lone=as_json)
+    library = StoreReader.at(store or default_store(), most_bytes=None)
+    a, b = (recorded_run(library.store, run)[0] for run in (run_a, run_b))
+    comparison = dict(compare(library, a, b))
+    if step is not None:
+        comparison["detail"] = step_detail(library, a, b, step)
     if as_json:
-        print(json.dumps(found, sort_keys=True))
+        print(json.dumps(comparison, sort_keys=True))
         return 0
     out = console()
-    for sentence in sentences(found):
-        out.print(printable(sentence))
-    for sheet in sheets(found):
+    for line in summary_lines(comparison):
+        out.print(printable(line))
+    for sheet in sheets(comparison):
         out.print(f"\n{printable(sheet.title)}", style="bold")
         out.print(grid(sheet.headings, sheet.rows))
     return 0
@@ -225,45 +230,28 @@ def rows_of(parts: Sequence[EvaluationPart]) -> Iterator[Row]:
         base = first.setdefault(part.like, part)
         passing = part.evaluated.pass_at, part.evaluated.pass_reward
         changes = paired_differences(base.traces, part.traces, *passing) if base is not part else []
-        paired = {each.figure: each for each in changes}
+        paired = {change.figure: asdict(change) for change in changes}
         (score,) = part.evaluated.of(part.traces)
-        averaged = score | {"num_examples": len(example_means(rewards_of(part.traces)[part.environment]))}
-        yield _row(part, score, "avg", score["average"], score["average_floor"], averaged, paired.get("avg"))
-        for each in score["pass_at"]:
-            figure = f"pass@{each['k']}"
-            yield _row(part, score, figure, each["estimate"], each["floor"], each, paired.get(figure))
-
-
-def _row(
-    part: EvaluationPart,
-    score: Mapping[str, Any],
-    figure: str,
-    value: float | None,
-    floor: float | None,
-    of: Mapping[str, Any],
-    paired: Difference | None,
-) -> Row:
-    interval, change = of["interval"] or {}, paired.interval if paired else None
-    return {
-        "run": part.run,
-        "version": part.recorded.version,
-        "policy_key": part.recorded.policy_key,
-        "set": part.recorded.set_name,
-        "environment": part.environment,
-        "bucket": part.bucket,
-        "figure": figure,
-        "value": value,
-        "low": interval.get("low"),
-        "high": interval.get("high"),
-        "floor": floor,
-        "num_examples": of["num_examples"],
-        "num_attempts": score["num_attempts"],
-        "num_errors": sum(score["errors"].values()),
-        "difference": paired.difference if paired else None,
-        "difference_low": change.low if change else None,
-        "difference_high": change.high if change else None,
-        "num_paired": paired.num_examples if paired else None,
-    }
+        average: dict[str, Any] = {
+            "estimate": score["average"],
+            "floor": score["average_floor"],
+            "interval": score["interval"],
+        }
+        average["num_examples"] = len(example_means(rewards_of(part.traces)[part.environment]))
+        for figure, values in {"avg": average, **{f"pass@{each['k']}": each for each in score["pass_at"]}}.items():
+            change = paired.get(figure, {})
+            yield {
+                "run": part.run,
+                "version": part.recorded.version,
+                "policy_key": part.recorded.policy_key,
+                "set": part.recorded.set_name,
+                **{"environment": part.environment, "bucket": part.bucket, "figure": figure},
+                **{"value": values["estimate"], "floor": values["floor"], "num_examples": values["num_examples"]},
+                **{end: (values["interval"] or {}).get(end) for end in ("low", "high")},
+                **{"num_attempts": score["num_attempts"], "num_errors": sum(score["errors"].values())},
+                **{"difference": change.get("difference"), "num_paired": change.get("num_examples")},
+                **{f"difference_{end}": (change.get("interval") or {}).get(end) for end in ("low", "high")},
+            }
 
 
 def _buckets(store: Store, recorded: RecordedEvaluation, environment: str, by: str) -> dict[str | None, Any]:
@@ -286,17 +274,19 @@ def _buckets(store: Store, recorded: RecordedEvaluation, environment: str, by: s
 
 
 def _cells(row: Row, buckets: bool) -> list[str]:
-    interval = None if row["low"] is None else {"low": row["low"], "high": row["high"]}
-    change = None if row["difference_low"] is None else {"low": row["difference_low"], "high": row["difference_high"]}
-    cells = [
-        row["run"],
-        str(row["version"]) if row["policy_key"] else "external",
-        environment_title(row["set"], row["environment"]),
-    ]
-    cells += [row["bucket"]] if buckets else []
-    cells += [row["figure"], with_interval(row["value"], {"interval": interval}), str(row["num_examples"])]
+    interval, change = (
+        None if row[f"{name}low"] is None else {end: row[f"{name}{end}"] for end in ("low", "high")}
+        for name in ("", "difference_")
+    )
     errors = f"{row['num_errors']} of {row['num_attempts']}" if row["num_errors"] else "0"
     # A difference is over the examples that both have: where those are fewer, it is said.
     fewer = f" (of {row['num_paired']})" if row["num_paired"] != row["num_examples"] else ""
-    difference = "-" if row["difference"] is None else f"{row['difference']:+.3f}{fewer}"
-    return [*cells, errors, difference, interval_text(change, "+")]
+    return [
+        row["run"],
+        str(row["version"]) if row["policy_key"] else "external",
+        environment_title(row["set"], row["environment"]),
+        *([row["bucket"]] if buckets else []),
+        *(row["figure"], with_interval(row["value"], {"interval": interval}), str(row["num_examples"]), errors),
+        "-" if row["difference"] is None else f"{row['difference']:+.3f}{fewer}",
+        interval_text(change, "+"),
+    ]

@@ -12,7 +12,7 @@ from flows.orchestration.server import one_line
 from flows.orchestration.states import ends_kept
 from flows.replays.loop import loop_replay, plan_run, trains_again
 from flows.replays.request import ReplayRequest
-from flows.reporting.panel import Panel, PanelWatcher
+from flows.reporting.panel import Panel
 from flows.runtime.demo_sources import SEED, WarmUp, warmed_weights
 from flows.runtime.loop import loop_evaluate, loop_sft, loop_train
 from flows.runtime.machine_facts import config_versions
@@ -50,7 +50,7 @@ def run_to_resume(name: str, overrides: Sequence[str] = (), store: str = "") -> 
 def watch(config: RunConfig, plain: bool = False) -> dict[str, Any]:
     """Run a resolved config with a panel, of plain lines where `plain` says so; return the outcome of its flow."""
     with panel_for(config, plain) as panel:
-        return run(config, (PanelWatcher(panel),))
+        return run(config, (panel,))
 
 
 def panel_for(config: RunConfig, plain: bool = False) -> Panel:

@@ -17,5 +17,5 @@
 - trace, messages: one rollout and its conversation
 - reader: what rollouts said, under each other and side by side
 - tokens, shown_tokens, batch: tokens with all that was measured of them, and the packed batch
-- compare, compare_rows, compare_traces, compare_summary: two runs side by side
+- compare, compare_rows, compare_summary: two runs side by side
 """

@@ -1,16 +1,16 @@
 """Conditions on rollouts: one language for the viewer's search, `quarantine --where`, `traces --where` and SQL.
 
 A condition is DuckDB's SQL over the columns of the table `rollouts`: `reward > 0.8 and length < 20 and reply ~ 'x'`.
-Two things are written more easily: text may stand in double quotes behind an operator, and `"reward:NAME"` and
-`"metric:NAME"` are named rewards and metrics. Regular expressions are RE2's, whose time is linear in the text.
+Text may stand in double quotes behind an operator, and `"reward:NAME"` and `"metric:NAME"` are named rewards and
+metrics. Regular expressions are RE2's, whose time is linear in the text. Here a condition is only parsed;
+`condition_process` evaluates it.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -24,79 +24,73 @@ TABLE = "rollouts"
 MAX_BRACKETS = 300
 """Brackets that a condition may open; JSON of more levels is more than some Pythons read."""
 TEXTS = ("reply", "note", "prompt", "error_message", "error_traceback")
-"""Columns of which a hit shows the piece that was looked for."""
+"""Columns of which a hit shows the piece that was searched for."""
 EXAMPLE = "reward > 0.8 and length < 20 and reply ~ 'text or regular expression'"
 _NAMED = {"reward": ("rewards", "/score"), "metric": ("metrics", "")}
-"""By what the names of named values begin with: the column whose JSON has them, and where in it the number is."""
+"""By prefix of a named value: the column whose JSON has it, and where in it the number is."""
 _TOKENS = re.compile(r"""'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/|"((?:[^"]|"")*)\"""", re.DOTALL)
 _BEHIND_OPERATOR = re.compile(r"(?:[~=<>*]|\b(?:like|ilike))\s*\Z", re.IGNORECASE)
-_LOOKED_FOR = re.compile(
-    rf"""(contains\s*\(\s*)?(lower\s*\(\s*)?\b({"|".join(TEXTS)})\b"?\s*\)?\s*(~\*?|,)\s*'((?:[^']|'')+)'""",
-    re.IGNORECASE,
-)
-"""`COLUMN ~ 'x'`, `COLUMN ~* 'x'`, `contains(COLUMN, 'x')` and `contains(lower(COLUMN), 'x')`."""
+_SEARCHED = re.compile(rf"""\b({"|".join(TEXTS)})\b"?\s*(?<!!)~(\*?)\s*'((?:[^']|'')+)'""", re.IGNORECASE)
 _CLAUSES = ("modifiers", "group_expressions", "having", "sample", "qualify")
 _CLASSES = ("COMPARISON", "CONJUNCTION", "BETWEEN", "OPERATOR")
-"""What the parser calls expressions that nobody writes who looks for a text."""
+"""The parser's classes of expressions that are no search for a text."""
 
 
 class BadCondition(BadQuestion):
     """A text is no condition on rollouts."""
 
 
-@dataclass(frozen=True)
-class Pattern:
-    """What a condition looks for in a column of texts."""
+class Pattern(NamedTuple):
+    """A regular expression that a condition searches for in a column of texts."""
 
     column: str
-    kind: str
-    """regex or text."""
-    text: str
-    """Of a text, all in small letters."""
-    any_case: bool = False
+    regex: str
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition, taken apart."""
+    """A parsed condition."""
 
     text: str
     """As it was written."""
     sql: str
-    """The same in SQL that says everything, for `stagecoach sql`."""
+    """The same without short forms, for `stagecoach sql`."""
     columns: frozenset[str]
-    """What it speaks of."""
-    named: tuple[tuple[str, str], ...] = ()
+    named: tuple[tuple[str, str], ...]
     """The named values in it: reward or metric, and the name."""
-    patterns: tuple[Pattern, ...] = ()
-    tree: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """The expression as the parser has it."""
+    patterns: tuple[Pattern, ...]
+    kind: str
+    """The parser's class of the whole expression."""
 
 
 def condition_of(text: str) -> Condition:
-    """Return a condition taken apart. Raises BadCondition, with the columns and those named most like what is not."""
+    """Return a parsed condition. Raises BadCondition, which names the nearest columns of an unknown one."""
     if not text.strip():
         raise _refusal("one condition is asked for, and there is none")
     if text.encode(errors="ignore").decode() != text:
         raise _refusal(f"{text!r} is not text in UTF-8")
     sql, named = _in_full(text)
-    tree = _parse(sql, text)
-    nodes = list(_nodes(tree))
-    said = [node["column_names"][-1] for node in nodes if node.get("class") == "COLUMN_REF"]
+    kind, nodes = _parse(sql, text)
+    names = [node["column_names"][-1] for node in nodes if node.get("class") == "COLUMN_REF"]
     # A query within the condition has columns of its own tables, and a function on lists has parameters.
     inner = any(node.get("class") in ("SUBQUERY", "LAMBDA") for node in nodes)
-    for name in dict.fromkeys(said):
+    for name in names:
         if name.lower() not in ROLLOUT_COLUMNS and not inner:
-            raise _unknown_column(name, text)
-    columns = frozenset(name.lower() for name in said if name.lower() in ROLLOUT_COLUMNS)
-    return Condition(text, sql, columns, named, tuple(_patterns(sql)), tree)
+            near = ", ".join(nearest(name.lower(), ROLLOUT_COLUMNS))
+            raise _refusal(f"{text!r}: there is no column {name!r}{f'; the nearest are {near}' if near else ''}")
+    columns = frozenset(name.lower() for name in names if name.lower() in ROLLOUT_COLUMNS)
+    patterns = [
+        Pattern(column.lower(), ("(?i)" if any_case else "") + regex.replace("''", "'"))
+        for column, any_case, regex in _SEARCHED.findall(sql)
+    ]
+    return Condition(text, sql, columns, named, tuple(patterns), kind)
 
 
 def search_condition(text: str) -> Condition:
-    """Return the condition that somebody means who types into a search field.
+    """Return the condition of a text from a search field.
 
     `/x/` is a regular expression in replies, `/x/i` in any case; what is no condition, or is in quotes, is a text in
-    replies or notes, in any case. Raises BadCondition for what begins like a condition and is none.
+    replies or notes, in any case. Raises BadCondition for a text that begins like a condition and is none.
     """
     text = text.strip()
     if match := re.fullmatch(r"/(.+)/(i?)", text, re.DOTALL):
@@ -104,7 +98,7 @@ def search_condition(text: str) -> Condition:
     if match := re.fullmatch(r"\"([^\"]+)\"|'([^']+)'", text):
         return _plain_text(match[1] or match[2])
     try:
-        found = condition_of(text)
+        condition = condition_of(text)
     except BadCondition:
         if re.search(
             rf"\b({'|'.join(ROLLOUT_COLUMNS)})\"?\s*([<>=!~]|(not\s+)?(like|ilike|in|is|between)\b)", text, re.I
@@ -114,10 +108,11 @@ def search_condition(text: str) -> Condition:
         if re.fullmatch(r"\s*\"?\w+\"?\s*([<>=!~]+|like|ilike)\s*('.*'|\".*\"|[\d.]+)\s*", text, re.I | re.DOTALL):
             raise
         return _plain_text(text)
-    if found.tree.get("class") in _CLASSES or (found.columns and found.tree.get("class") != "COLUMN_REF"):
-        return found
-    is_flag = any(schema("rollouts")[name] == pl.Boolean for name in found.columns)
-    return found if is_flag else _plain_text(text)
+    is_flag = condition.kind == "COLUMN_REF" and any(
+        schema("rollouts")[name] == pl.Boolean for name in condition.columns
+    )
+    of_columns = condition.columns and condition.kind != "COLUMN_REF"
+    return condition if condition.kind in _CLASSES or of_columns or is_flag else _plain_text(text)
 
 
 def sql_text(text: str) -> str:
@@ -125,11 +120,15 @@ def sql_text(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+def any_case(text: str) -> str:
+    """Return the regular expression, as SQL writes it, that finds a text with `~*`."""
+    return sql_text(pl.escape_regex(text))
+
+
 def _plain_text(text: str) -> Condition:
     if not text:
         raise BadCondition("nothing is looked for")
-    said = sql_text(text.lower())
-    return condition_of(f"contains(lower(reply), {said}) or contains(lower(note), {said})")
+    return condition_of(f"reply ~* {any_case(text)} or note ~* {any_case(text)}")
 
 
 def matching_rows(rows: pl.DataFrame, condition: Condition, reader_gone: Event | None = None) -> pl.DataFrame:
@@ -169,7 +168,8 @@ def _in_full(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     return sql, tuple(dict.fromkeys(named))
 
 
-def _parse(sql: str, text: str) -> Mapping[str, Any]:
+def _parse(sql: str, text: str) -> tuple[str, list[dict[str, Any]]]:
+    """Return the parser's class of a condition, and all objects of its syntax tree."""
     import duckdb
 
     too_deep = _refusal(f"{text[:MOST]!r}... is nested too deeply: write {MAX_BRACKETS} levels at most")
@@ -178,52 +178,34 @@ def _parse(sql: str, text: str) -> Mapping[str, Any]:
     query = f"select 1 from {TABLE} where (\n{sql}\n)"
     with duckdb.connect(config=dict(SANDBOX)) as connection:
         row = connection.execute("select json_serialize_sql(?)", [query]).fetchone()
+    nodes: list[dict[str, Any]] = []
+
+    def add_node(node: dict[str, Any]) -> dict[str, Any]:
+        nodes.append(node)
+        return node
+
     try:
-        answer = json.loads(row[0]) if row else {}
+        answer = json.loads(row[0], object_hook=add_node) if row else {}
     except RecursionError:  # levels without brackets; DuckDB's parser and each Python refuse other depths
         raise too_deep from None
     if answer.get("error", True):
         raise _refusal(f"{text!r} is no condition: {answer.get('error_message', 'it is empty')}")
     # A bracket that closes ours could put a statement, or a clause, of its own behind it.
     node = answer["statements"][0]["node"]
-    tree: Mapping[str, Any] | None = node.get("where_clause")
+    tree = node.get("where_clause")
     if len(answer["statements"]) != 1 or tree is None or any(node[name] for name in _CLAUSES):
         raise _refusal(f"one condition is asked for, not {text!r}")
-    return tree
-
-
-def _nodes(tree: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield every object within an expression as the parser has it."""
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, Mapping):
-            yield node
-            waiting += node.values()
-        elif isinstance(node, list):
-            waiting += node
-
-
-def _patterns(sql: str) -> Iterator[Pattern]:
-    for function, lower, column, operator, text in _LOOKED_FOR.findall(sql):
-        if function or operator != ",":
-            kind = "text" if operator == "," else "regex"
-            yield Pattern(column.lower(), kind, text.replace("''", "'"), bool(lower) or operator == "~*")
+    return tree["class"], nodes
 
 
 def _require_named(rows: pl.DataFrame, condition: Condition) -> None:
     """Raise BadCondition where no row has a named reward or metric that a condition speaks of."""
     for kind, name in condition.named:
-        texts = rows[_NAMED[kind][0]].unique().to_list()
-        known = sorted({each for text in texts for each in parse_object(text)})
-        if name not in known and rows.height:
-            near = ", ".join(nearest(name, known)) or "none"
+        values = rows[_NAMED[kind][0]].unique().to_list()
+        names = sorted({name for text in values for name in parse_object(text)})
+        if name not in names and rows.height:
+            near = ", ".join(nearest(name, names)) or "none"
             raise BadCondition(f"no rollout has a {kind} named {name!r}; the nearest are: {near}")
-
-
-def _unknown_column(name: str, text: str) -> BadCondition:
-    near = ", ".join(nearest(name.lower(), ROLLOUT_COLUMNS))
-    return _refusal(f"{text!r}: there is no column {name!r}{f'; the nearest are {near}' if near else ''}")
 
 
 def _refusal(what: str) -> BadCondition:

@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from flows.queries.conditions import sql_text
+from flows.queries.conditions import any_case, sql_text
 from flows.queries.request import NotThere
 from flows.queries.rollout_search import run_rollouts
 from flows.queries.store_reader import StoreReader
@@ -206,7 +206,7 @@ def _phrase_lines(scored: Sequence[tuple[float, str, Counts]], sizes: tuple[int,
     for _, phrase, held in scored:
         if any(phrase in line["phrase"] or line["phrase"] in phrase for line in lines):
             continue
-        line: dict[str, Any] = {"phrase": phrase, "condition": f"contains(lower(reply), {sql_text(phrase)})"}
+        line: dict[str, Any] = {"phrase": phrase, "condition": f"reply ~* {any_case(phrase)}"}
         for name, own, size in zip(("a", "b"), held, sizes, strict=True):
             line |= {name: own.total(), f"share_{name}": own.total() / size, f"examples_{name}": len(own)}
         lines.append(line)

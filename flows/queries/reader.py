@@ -6,8 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from flows.queries.compare_traces import SAME, Turn, compared_words, shown_of, turns
-from flows.queries.messages import messages_of
+from flows.queries.messages import Images, branches, messages_of, read_message
 from flows.queries.request import BadQuestion, PageRequest, parse_object
 from flows.queries.rollout_list import (
     ASCENDING,
@@ -23,6 +22,7 @@ from flows.queries.rollout_list import (
 from flows.queries.store_reader import StoreReader
 from flows.reporting.formats import cut
 from storage.read.lineage import Work
+from tasks.arrays.message_graph import BrokenGraph
 
 SIZE, LARGEST = 12, 50
 """Replies of a page; `k` asks for another number."""
@@ -34,6 +34,8 @@ MOST_MESSAGES = 20
 """Messages of a prompt, or between it and the reply."""
 LONGEST = 8000
 """Characters of a text that are opened on the page; the trace has all."""
+LONGEST_BESIDE = 20_000
+"""Characters of a text that is read beside another."""
 HOVER = 200
 """Characters of a reply that a hover shows."""
 EXPECTED = ("answer", "answers", "expected", "target", "solution", "ground_truth")
@@ -47,6 +49,8 @@ FACTS = (
 """Columns of a rollout that are returned beside its reply; null where the frame does not have it."""
 FIGURES = ("number", "signed", "whole", "seconds")
 Values = dict[str, Any]
+Turn = tuple[list[dict[str, str]], str | None]
+"""What came before a sampled message (role and text), and its text; None where nothing was sampled after it."""
 
 
 def read_rollouts(
@@ -221,21 +225,56 @@ def _fold(text: str, lines: int) -> Values:
 
 
 def _side_by_side(rows: pl.DataFrame, said: Mapping[str, list[Turn]]) -> list[Values]:
-    """Return two replies or more as pieces of words; what differs from the first is marked, in it too if they are two.
-
-    The kinds of pieces are those of `flows.queries.compare_traces.compared_words`.
-    """
+    """Return two replies or more as `text` and `left_out`, the number of characters that are cut."""
     if rows.height < 2:
         return []
-    spoken = [[text for _, text in said.get(name, ()) if text is not None] for name in rows["trace_id"]]
-    first, *others = ["\n\n".join(each) for each in spoken]
-    pairs = [compared_words(first, each) for each in others]
-    alone = [{"kind": SAME, "text": shown_of(first)["text"]}]
-    pieces = [pairs[0][0] if len(pairs) == 1 else alone, *(pair[1] for pair in pairs)]
+    texts = ["\n\n".join(text for _, text in said.get(name, ()) if text is not None) for name in rows["trace_id"]]
     return [
-        {name: row.get(name) for name in FACTS} | {"pieces": own, "left_out": shown_of(text)["left_out"]}
-        for row, own, text in zip(rows.to_dicts(), pieces, [first, *others], strict=True)
+        {name: row.get(name) for name in FACTS} | _cut(text) for row, text in zip(rows.to_dicts(), texts, strict=True)
     ]
+
+
+def _cut(text: str) -> Values:
+    head, left_out = cut(text, LONGEST_BESIDE)
+    return {"text": head, "left_out": left_out}
+
+
+def turns(rows: pl.DataFrame) -> list[Turn]:
+    """Return the turns of a trace along its last path from a root to a leaf; `rows` are its `messages`."""
+    before: list[dict[str, str]] = []
+    done: list[Turn] = []
+    for row in _last_path(rows).iter_rows(named=True):
+        if row["sampled"]:
+            done.append((before, _text(row)))
+            before = []
+        else:
+            before.append({"role": row["role"], "text": _text(row)})
+    return [*done, (before, None)] if before else done
+
+
+def conversation(rows: pl.DataFrame) -> list[Values]:
+    """Return the messages along the last path of a trace: role, sampled, text and left_out (characters cut)."""
+    return [
+        {"role": row["role"], "sampled": row["sampled"], **_cut(_text(row))}
+        for row in _last_path(rows).iter_rows(named=True)
+    ]
+
+
+def _last_path(rows: pl.DataFrame) -> pl.DataFrame:
+    try:
+        paths = branches(rows)
+    except BrokenGraph:  # then messages stay as they are numbered
+        paths = []
+    return rows.filter(pl.col("message").is_in(paths[-1])).sort("message") if paths else rows
+
+
+def _text(row: dict[str, Any]) -> str:
+    """Return all that a message says as one text: thoughts, parts, calls of tools; an image by its name alone."""
+    read = read_message(row, Images(()))
+    said = [f"(thoughts)\n{read['thoughts']['text']}"] if read["thoughts"] else []
+    said += ["(image)" if part["kind"] == "image" else part["text"]["text"] for part in read["parts"]]
+    said += [f"(call) {call['name'] or ''} {call['arguments']['text']}" for call in read["calls"]]
+    return "\n".join(said)
 
 
 def _figures(rows: pl.DataFrame) -> list[Values]:

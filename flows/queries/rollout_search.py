@@ -78,7 +78,7 @@ def describe_hits(library: StoreReader, run: str, hits: pl.DataFrame, condition:
 
     Where nothing was looked for in a text, it is the beginning of the reply.
     """
-    names, patterns = ["key", "trace_id"], condition.patterns or (Pattern("reply", "text", ""),)
+    names, patterns = ["key", "trace_id"], condition.patterns or (Pattern("reply", ""),)
     # What the condition speaks of has been read.
     missing = {*SHOWN, *(each.column for each in patterns)} - set(hits.columns)
     more = run_rollouts(library, run, {*names, *missing}, set(hits["key"]))
@@ -111,16 +111,14 @@ def text_around(row: dict[str, Any], patterns: Collection[Pattern]) -> dict[str,
 
 
 def _place(text: str, pattern: Pattern) -> tuple[int, int] | None:
-    """Return where a text first holds what is looked for, in characters; None where it does not."""
-    said = pattern.text if pattern.kind == "regex" else pl.escape_regex(pattern.text)
-    said = f"(?i){said}" if pattern.any_case else said
-    # By polars: its expressions take time linear in the text, as those of the database do.
+    """Return where a text first matches, in characters; None where it does not."""
+    # Polars' expressions take time linear in the text, as the database's do.
     column = pl.Series([text])
     try:
-        start, match = column.str.find(said)[0], column.str.extract(f"({said})", 1)[0]
-    except ComputeError:  # a few things of RE2 are not known to it: then nothing is marked
+        start, match = column.str.find(pattern.regex)[0], column.str.extract(f"({pattern.regex})", 1)[0]
+    except ComputeError:  # Polars does not know all of RE2: then nothing is marked
         return None
-    if not pattern.text or start is None or match is None:
+    if not pattern.regex or start is None or match is None:
         return None
     begin = len(text.encode()[:start].decode())
     return begin, begin + len(match)

@@ -2,12 +2,11 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from flows.queries.request import plain
@@ -16,149 +15,77 @@ from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import TRAINED_WEIGHTS, tokens, with_texts
 from flows.queries.trace import FoundTrace
 
-BELOW, MIDDLE, ABOVE, RISING, NONE = "dcba", "o", "efgh", "ABCDEFGH", "-"
-STEPS = len(ABOVE)
+SIGNED, RISING, NONE = "abcdoefgh", "ABCDEFGH", "-"
+"""Shades from far below zero to far above it, from little to much, and of what was not measured."""
+STEPS = len(SIGNED) // 2
 LOG_RATIO = (0.001, 0.01, 0.1, 0.5)
 """Sizes of the log ratio that divide the shades of the importance ratio."""
 SURPRISE = (0.99, 0.9, 0.7, 0.5, 0.25, 0.1, 0.01)
 """Probabilities that divide the shades of a log-prob."""
 MISMATCH = (1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 ENTROPY = (0.01, 0.1, 0.3, 0.6, 1.0, 2.0, 4.0)
-Numbers = npt.NDArray[Any]
-Legend = list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class Colouring:
-    """One way to colour tokens: `shades` gives a letter for each token, `legend` the letters with what they mean."""
+    """One way to colour tokens by a column, with a letter for each shade."""
 
     name: str
     label: str
     description: str
     """What it is, in a sentence."""
     column: str
-    shades: Callable[[pl.DataFrame, float], str]
-    legend: Callable[[float], Legend]
-    """Both are given the largest size of the column, by which some are measured."""
+    letters: str
+    """The shades: SIGNED, RISING, or those of `category`."""
+    labels: tuple[str, ...] = ()
+    """What each shade is; of SIGNED without labels, shares of the largest size of the column."""
+    edges: tuple[float, ...] = ()
+    """Sizes that divide the shades, each part of the shade above it."""
+    category: pl.Expr | None = None
+    """The letter of each token, instead of sizes."""
 
+    def shades(self, tokens: pl.DataFrame, largest: float) -> str:
+        """Return a letter for each token; `largest` is the size of the column that has the deepest shade."""
+        if self.category is not None:
+            return "".join(tokens.select(self.category.fill_null(NONE)).to_series())
+        values = tokens[self.column].cast(pl.Float64).to_numpy()
+        # The smallest size that is not zero has a shade, and rounding moves no quarter of the largest to the next one.
+        quarters = [share * (largest or 1.0) * (1 + 1e-6) for share in (0.25, 0.5, 0.75)]
+        edges = self.edges or (np.nextafter(0.0, 1.0), *quarters)
+        steps = np.searchsorted(edges, np.abs(np.nan_to_num(values)), "right")
+        places = STEPS + np.where(values < 0, -steps, steps) if self.letters == SIGNED else steps
+        return "".join(NONE if np.isnan(v) else self.letters[place] for v, place in zip(values, places, strict=True))
 
-def relative(column: str) -> Callable[[pl.DataFrame, float], str]:
-    """Return shades around zero, the deepest those of the largest size; what is not zero never looks like it."""
-
-    def shades(tokens: pl.DataFrame, largest: float) -> str:
-        values = tokens[column].cast(pl.Float64).to_numpy()
-        share = np.abs(values) / (largest or 1.0)
-        # A little less, or a share that is a whole step would round up to the next one.
-        steps = np.clip(np.ceil(np.nan_to_num(share) * STEPS - 1e-6), 1, STEPS).astype(int)
-        return _sign_letters(values, np.where(values == 0, 0, steps))
-
-    return shades
-
-
-def ratio(tokens: pl.DataFrame, largest: float) -> str:
-    """Return shades of the importance ratio around one, by the size of its logarithm."""
-    values = tokens["log_ratio"].to_numpy()
-    # Infinite ratios have the deepest shade; what is NaN becomes NONE later, whatever its step.
-    return _sign_letters(
-        values, np.searchsorted(LOG_RATIO, np.abs(np.nan_to_num(values, posinf=9, neginf=-9)), "right")
-    )
-
-
-def rising(column: str, edges: Sequence[float]) -> Callable[[pl.DataFrame, float], str]:
-    """Return shades from little to much, divided at some edges; an edge belongs to what is above it."""
-
-    def shades(tokens: pl.DataFrame, largest: float) -> str:
-        values = tokens[column].cast(pl.Float64).to_numpy()
-        steps = np.searchsorted(edges, np.nan_to_num(values, posinf=1e9), "right")
-        return _join_letters(values, [RISING[step] for step in steps])
-
-    return shades
-
-
-def _sign_letters(values: Numbers, steps: Numbers) -> str:
-    letters = [
-        MIDDLE if step == 0 else (ABOVE if value > 0 else BELOW)[step - 1]
-        for value, step in zip(values, steps, strict=True)
-    ]
-    return _join_letters(values, letters)
-
-
-def _join_letters(values: Numbers, letters: Sequence[str]) -> str:
-    missing = np.isnan(values)
-    return "".join(NONE if gone else letter for gone, letter in zip(missing, letters, strict=True))
-
-
-def mask(tokens: pl.DataFrame, largest: float) -> str:
-    """Return who wrote each token: s the policy, p and t an environment (text, template), u unknown which."""
-    names = {True: "p", False: "t", None: "u"}
-    pairs = zip(tokens["sampled"], tokens["is_content"], strict=True)
-    return "".join("s" if sampled else names[content] for sampled, content in pairs)
-
-
-def flag(column: str, yes: str, no: str) -> Callable[[pl.DataFrame, float], str]:
-    """Return one of two letters for each token."""
-    letters = {True: yes, False: no, None: NONE}
-    return lambda tokens, largest: "".join(letters[value] for value in tokens[column])
-
-
-def around(largest: float) -> Legend:
-    """Return the legend of `relative`."""
-    sizes = [f"{largest * step / STEPS:.3g}" for step in range(1, STEPS + 1)]
-    below = [(letter, f"-{size}") for letter, size in zip(reversed(BELOW), reversed(sizes), strict=True)]
-    return [*below, (MIDDLE, "0"), *((letter, f"+{size}") for letter, size in zip(ABOVE, sizes, strict=True))]
-
-
-def around_one(largest: float) -> Legend:
-    """Return the legend of `ratio`."""
-    bounds = [np.exp(size) for size in LOG_RATIO]
-    below = [(letter, f"< {1 / bound:.3g}") for letter, bound in zip(reversed(BELOW), reversed(bounds), strict=True)]
-    return [*below, (MIDDLE, "1"), *((letter, f"> {bound:.4g}") for letter, bound in zip(ABOVE, bounds, strict=True))]
-
-
-def from_edges(edges: Sequence[float]) -> Callable[[float], Legend]:
-    """Return the legend of `rising`."""
-    labels = [f"< {edges[0]:g}", *(f"≥ {edge:g}" for edge in edges)]
-    return lambda largest: list(zip(RISING, labels, strict=True))
-
-
-def likely(largest: float) -> Legend:
-    """Return the legend of `unlikely`."""
-    labels = [f"p > {SURPRISE[0]:g}", *(f"≤ {edge:g}" for edge in SURPRISE)]
-    return list(zip(RISING, labels, strict=True))
-
-
-def unlikely(column: str) -> Callable[[pl.DataFrame, float], str]:
-    """Return shades of log-probs, deeper where a token was less likely."""
-
-    def shades(tokens: pl.DataFrame, largest: float) -> str:
-        negated = tokens.select((-pl.col(column).cast(pl.Float64)).alias(column))
-        return rising(column, [-np.log(edge) for edge in SURPRISE])(negated, largest)
-
-    return shades
-
-
-def legend_of_pairs(*pairs: tuple[str, str]) -> Callable[[float], Legend]:
-    """Return a legend that is the same whatever the numbers are."""
-    return lambda largest: list(pairs)
+    def legend(self, largest: float) -> list[tuple[str, str]]:
+        """Return the letters with what they mean."""
+        sizes = [f"{largest * step / STEPS:.3g}" for step in range(1, STEPS + 1)]
+        labels = self.labels or (*(f"-{size}" for size in reversed(sizes)), "0", *(f"+{size}" for size in sizes))
+        return list(zip(self.letters, labels, strict=True))
 
 
 def _around_zero(name: str, label: str, description: str) -> Colouring:
-    """Return a colouring of a column of its own name, which has two signs."""
-    return Colouring(name, label, description, name, relative(name), around)
+    return Colouring(name, label, description, name, SIGNED)
 
 
 def _likelihood(name: str, label: str, description: str) -> Colouring:
-    """Return a colouring of log-probs; the column is named after who measured them."""
-    column = f"{name}_logprob"
-    return Colouring(name, label, description, column, unlikely(column), likely)
+    """Return a colouring of log-probs, deeper where a token was less likely; the column says who measured them."""
+    labels = (f"p > {SURPRISE[0]:g}", *(f"≤ {edge:g}" for edge in SURPRISE))
+    edges = tuple(-math.log(edge) for edge in SURPRISE)
+    return Colouring(name, label, description, f"{name}_logprob", RISING, labels, edges)
 
 
-def _size(name: str, label: str, description: str, edges: Sequence[float]) -> Colouring:
-    """Return a colouring of a column of its own name, which is never below zero."""
-    return Colouring(name, label, description, name, rising(name, edges), from_edges(edges))
+def _size(name: str, label: str, description: str, edges: tuple[float, ...]) -> Colouring:
+    labels = (f"< {edges[0]:g}", *(f"≥ {edge:g}" for edge in edges))
+    return Colouring(name, label, description, name, RISING, labels, edges)
 
 
-_GIVEN = "component, as the advantage stage gave it; zero: no member."
+def _flag(name: str, label: str, description: str, yes: str, no: str) -> Colouring:
+    """Return a colouring of a flag; the first letter of `yes` and of `no` is its shade."""
+    letter = pl.when(name).then(pl.lit(yes[0])).when(~pl.col(name)).then(pl.lit(no[0]))
+    return Colouring(name, label, description, name, yes[0] + no[0], (yes[2:], no[2:]), category=letter)
+
+
+_COMPONENT = "component, as the advantage stage gave it; zero: no member."
 _AS_TRAINED = "Weight in the rl component as the batch row has it: scaled where losses are divided by constant lengths."
 _ADVANTAGE = "Advantage of the token in the rl component. The deepest shade is the largest of its batch of rollouts."
 _ENGINE = "How likely the token was to the engine that sampled it, temperature applied; deeper is less likely."
@@ -168,30 +95,38 @@ _MISMATCH = "r - 1 - log r of the importance ratio r: its mean over rl tokens is
 _SIGNAL = "The reference's log-prob less the engine's: what the reference-KL component pulls by."
 _OUTSIDE = "Outside, clipped, or in a sequence that was left out: the rl loss gave the token no gradient."
 _WROTE = "Who wrote the token: the policy, or the environment."
-_MASK = legend_of_pairs(("s", "sampled"), ("p", "given: text"), ("t", "given: template"), ("u", "given"))
 _POLICY = "How much older the policy that sampled the token is than the newest one that sampled a part of the rollout."
-_AGES = tuple(range(1, len(RISING)))
-_POLICIES = legend_of_pairs((RISING[0], "newest"), *((RISING[age], f"{age} older") for age in _AGES))
-_INSIDE = legend_of_pairs(("x", "outside"), ("i", "inside"))
-_TRAINED = legend_of_pairs(("y", "trained on"), ("n", "not"))
 _MADE = "Whether an update was made with the token in its loss."
+_BOUNDS = [math.exp(size) for size in LOG_RATIO]
+_RATIOS = (*(f"< {1 / bound:.3g}" for bound in reversed(_BOUNDS)), "1", *(f"> {bound:.4g}" for bound in _BOUNDS))
+_AGES = ("newest", *(f"{age} older" for age in range(1, len(RISING))))
+_AUTHOR = (
+    pl.when("sampled")
+    .then(pl.lit("s"))
+    .when("is_content")
+    .then(pl.lit("p"))
+    .when(~pl.col("is_content"))
+    .then(pl.lit("t"))
+    .otherwise(pl.lit("u"))
+)
+_AUTHORS = ("sampled", "given: text", "given: template", "given")
 COLOURINGS = (
     _around_zero("advantage", "advantage", _ADVANTAGE),
-    _around_zero("rl_weight", "rl weight", f"Weight of the token in the rl {_GIVEN}"),
-    _around_zero("ce_weight", "ce weight", f"Weight of the token in the cross-entropy {_GIVEN}"),
-    _around_zero("ref_kl_weight", "ref_kl weight", f"Weight of the token in the reference-KL {_GIVEN}"),
+    _around_zero("rl_weight", "rl weight", f"Weight of the token in the rl {_COMPONENT}"),
+    _around_zero("ce_weight", "ce weight", f"Weight of the token in the cross-entropy {_COMPONENT}"),
+    _around_zero("ref_kl_weight", "ref_kl weight", f"Weight of the token in the reference-KL {_COMPONENT}"),
     _around_zero("trained_rl_weight", "rl weight as trained", _AS_TRAINED),
     _likelihood("engine", "engine log-prob", _ENGINE),
     _likelihood("learner", "learner log-prob", _LEARNER),
-    Colouring("ratio", "importance ratio", _RATIO, "ratio", ratio, around_one),
+    Colouring("ratio", "importance ratio", _RATIO, "log_ratio", SIGNED, _RATIOS, LOG_RATIO),
     _size("mismatch", "mismatch KL", _MISMATCH, MISMATCH),
     _size("entropy", "entropy", "Entropy of the learner's distribution before the token, in nats.", ENTROPY),
     _likelihood("reference", "reference log-prob", "How likely it was to the frozen reference; deeper is less likely."),
     _around_zero("signal", "reference signal", _SIGNAL),
-    Colouring("outside", "trust region", _OUTSIDE, "outside", flag("outside", "x", "i"), _INSIDE),
-    Colouring("policy", "policy", _POLICY, "policy_age", rising("policy_age", _AGES), _POLICIES),
-    Colouring("mask", "mask", _WROTE, "sampled", mask, _MASK),
-    Colouring("trained", "trained", _MADE, "trained", flag("trained", "y", "n"), _TRAINED),
+    _flag("outside", "trust region", _OUTSIDE, "x outside", "i inside"),
+    Colouring("policy", "policy", _POLICY, "policy_age", RISING, _AGES, tuple(range(1, len(RISING)))),
+    Colouring("mask", "mask", _WROTE, "sampled", "sptu", _AUTHORS, category=_AUTHOR),
+    _flag("trained", "trained", _MADE, "y trained on", "n not"),
 )
 NAMES = ("none", *(each.name for each in COLOURINGS))
 SHARED = {"advantage": "rl_weight", "ce_weight": "ce_weight", "engine": "engine_logprob"}

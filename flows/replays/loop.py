@@ -12,7 +12,7 @@ from configs.run import RunConfig
 from configs.store import default_store
 from flows.orchestration.states import EmptyBatch, GateRefused
 from flows.queries.compare import compare
-from flows.queries.compare_summary import sentences, sheets
+from flows.queries.compare_summary import sheets, summary_lines
 from flows.queries.step_history import step_history
 from flows.queries.store_reader import StoreReader
 from flows.replays.request import removal_advice, was_removed
@@ -202,7 +202,7 @@ def publish_diff(store: Store, a: str, b: str) -> dict[str, Any]:
     import httpx
     from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-    found = compare(StoreReader(store), a, b)
+    found = dict(compare(StoreReader(store), a, b))
     names = f"{a}-{b}"
     about = f"Run {escape(b)} against {escape(a)}"
     try:
@@ -217,8 +217,8 @@ def diff_markdown(found: Mapping[str, Any]) -> str:
     """Return the differences as a page of markdown."""
     a, b = (each["run"] for each in found["runs"])
     lines = [f"# {escape(a)} and {escape(b)}"]
-    for sentence in sentences(found):
-        lines += ["", escape(sentence)]
+    for line in summary_lines(found):
+        lines += ["", escape(line)]
     for sheet in sheets(found):
         cells = [map(escape, row) for row in sheet.rows]
         table = markdown_table(map(escape, sheet.headings), cells, numbers=False)

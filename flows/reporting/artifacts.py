@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from flows.reporting.bookkeeping import Bookkeeper
 from flows.reporting.curve import Point, curve_svg
-from flows.reporting.formats import EVALUATION_HEADINGS, compact_number, evaluation_cells, visible
+from flows.reporting.formats import EVALUATION_HEADINGS, compact_number, evaluation_cells, markdown_table, visible
 from flows.reporting.messages import losses_message
 from flows.reporting.usual_range import describe_exits
 
@@ -56,20 +56,15 @@ def report(run_name: str, store: str, steps: Steps) -> str:
     The image is inline because Prefect's pages show no raw SVG and no local file.
     """
     image = base64.b64encode(reward_curve(steps, run_name).encode()).decode()
-    lines = [
-        f"# {escape(run_name)}",
-        "",
-        f"![curve](data:image/svg+xml;base64,{image})",
-        "",
-        "| step | " + " | ".join(name.replace("_", " ") for name in _COLUMNS) + " | seconds | tokens |",
-        "|---:" * (len(_COLUMNS) + 3) + "|",
-    ]
+    headings = ["step", *(name.replace("_", " ") for name in _COLUMNS), "seconds", "tokens"]
     last = list(steps)[-SHOWN_STEPS:]
+    rows = []
     for step in last:
         measured = {**(step.get("update") or {}), **step}
-        cells = [compact_number(measured.get(name)) for name in _COLUMNS]
-        totals = [compact_number(_total(step.get(name))) for name in ("seconds", "tokens")]
-        lines.append(f"| {step['step']} | " + " | ".join([*cells, *totals]) + " |")
+        totals = {name: _total(step.get(name)) for name in ("seconds", "tokens")}
+        rows.append([step["step"], *(compact_number((measured | totals).get(n)) for n in (*_COLUMNS, *totals))])
+    lines = [f"# {escape(run_name)}", "", f"![curve](data:image/svg+xml;base64,{image})", ""]
+    lines += markdown_table(headings, rows)
     lost = [f"step {step['step']}: {losses}" for step in last if (losses := losses_message([step]))]
     lines += [text for line in (describe_exits(steps), *lost) if line for text in ("", escape(line))]
     lines += ["", f"Tables: {link(store)}", "", f"At a glance: stagecoach show {escape(run_name)}"]
@@ -115,21 +110,56 @@ def link(place: str) -> str:
     return escape(place)
 
 
-class RunArtifacts:
-    """Keeps a run's artifacts up to date; call it in the flow, where Prefect knows the run."""
+PUBLISHED_TIMES = 20
+"""Artifacts are renewed about this often in a run."""
+PUBLISHED_SECONDS = 5.0
+"""Least time from one renewal to the next: a page is not read more often, and quick steps run beside it."""
 
-    def __init__(self, run_name: str, store: str, num_steps: int, enabled: bool = True) -> None:
+
+class RunArtifacts:
+    """Keeps a run's artifacts up to date by the events of the run; call it in the flow, where Prefect knows the run."""
+
+    def __init__(self, run_name: str, store: str, num_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.run_name, self.store, self.num_steps = run_name, store, num_steps
-        self._enabled = enabled
+        self._clock = clock
         self._keeper = Bookkeeper()
-        self._shown: dict[str, Any] = {}
+        self._ids: dict[str, Any] = {}
         """Prefect's ids of the artifacts that were made, by key."""
-        self._quiet_until = 0.0
+        self._steps: list[Mapping[str, Any]] = []
+        self._comparison: Rows = ()
+        self._has_api = False
+        self._behind = False
+        """Whether a renewal that was due could not be made."""
+        self._published_at = -math.inf
+        self._quiet_until = -math.inf
         self._has_warned = False
+
+    def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Collect finished steps; publish them once in a while and at the end, while there is a Prefect API."""
+        # Events before this one come from a session that has no API to publish to.
+        self._has_api |= event == "prefect"
+        if event == "comparison":
+            self._comparison = facts["rows"]
+        if event == "step":
+            self._steps.append(facts)
+        if self._has_api and event != "rollouts" and (self._behind or self._is_due(event, facts)):
+            # A run that was ended from outside still has to end its services, and soon.
+            last = event == "end" and facts["ending"] == "finished"
+            self._behind = not self.publish(self._steps, self._comparison, last)
+            self._published_at = self._clock()
+
+    def _is_due(self, event: str, facts: Mapping[str, Any]) -> bool:
+        if event == "comparison":
+            return bool(facts["rows"])
+        if event != "step" or not facts["computed"]:
+            return False
+        num_done, quiet = len(self._steps), self._clock() - self._published_at
+        every = max(1, self.num_steps // PUBLISHED_TIMES)
+        return num_done == self.num_steps or (num_done % every == 0 and quiet >= PUBLISHED_SECONDS)
 
     def publish(self, steps: Steps, comparison: Rows = (), last: bool = False) -> bool:
         """Update all artifacts; return whether that worked, in time. The last call waits longer, and always asks."""
-        if not self._enabled or (not last and time.monotonic() < self._quiet_until):
+        if not last and self._clock() < self._quiet_until:
             return False
         return self._keeper.call(partial(self._attempt, partial(self._publish, steps, comparison)), last)
 
@@ -141,7 +171,7 @@ class RunArtifacts:
         try:
             publish()
         except Exception as problem:
-            self._quiet_until = time.monotonic() + RETRY_SECONDS  # each attempt may wait for the API
+            self._quiet_until = self._clock() + RETRY_SECONDS  # each attempt may wait for the API
             if not self._has_warned:
                 first_line = str(problem).partition("\n")[0]
                 _log.warning("artifacts are not shown in Prefect for now, the run goes on: %s", first_line)
@@ -167,12 +197,12 @@ class RunArtifacts:
         from prefect.client.orchestration import get_client
         from prefect.client.schemas.actions import ArtifactUpdate
 
-        if key not in self._shown:
-            self._shown[key] = getattr(artifacts, f"create_{kind}_artifact")(content, key=key, description=description)
+        if key not in self._ids:
+            self._ids[key] = getattr(artifacts, f"create_{kind}_artifact")(content, key=key, description=description)
             return
         data = artifacts.TableArtifact(table=content).format() if kind == "table" else content  # as Prefect keeps it
         with get_client(sync_client=True) as client:
-            client.update_artifact(self._shown[key], ArtifactUpdate(data=data))
+            client.update_artifact(self._ids[key], ArtifactUpdate(data=data))
 
 
 def _total(values: Any) -> Any:
@@ -182,50 +212,3 @@ def _total(values: Any) -> Any:
 
 def _of(step: Mapping[str, Any], name: str, stage: str) -> Any:
     return _total((step.get(name) or {}).get(stage))
-
-
-PUBLISHED_TIMES = 20
-"""Artifacts are renewed about this often in a run."""
-PUBLISHED_SECONDS = 5.0
-"""Least time from one renewal to the next: a page is not read more often, and quick steps are made beside it."""
-
-
-class ArtifactWatcher:
-    """Keeps the artifacts in Prefect up to date."""
-
-    def __init__(self, artifacts: RunArtifacts, num_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._artifacts = artifacts
-        self._clock = clock
-        self._published_at = -math.inf
-        self._every = max(1, num_steps // PUBLISHED_TIMES)
-        self._num_steps = num_steps
-        self._steps: list[Mapping[str, Any]] = []
-        self._comparison: Rows = ()
-        self._prefect = False
-        self._behind = False
-        """Whether a renewal that was due could not be made."""
-
-    def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
-        """Collect finished steps; publish them once in a while and at the end, while there is a Prefect API."""
-        # Events before this one come from a session that has no API to publish to.
-        if event == "prefect":
-            self._prefect = True
-        if event == "comparison":
-            self._comparison = facts["rows"]
-        if event == "step":
-            self._steps.append(facts)
-        if self._prefect and event != "rollouts" and (self._behind or self._is_due(event, facts)):
-            # Of a run that was ended from outside, services are still to be ended, and soon.
-            last = event == "end" and facts["ending"] == "finished"
-            self._behind = not self._artifacts.publish(self._steps, self._comparison, last)
-            self._published_at = self._clock()
-
-    def _is_due(self, event: str, facts: Mapping[str, Any]) -> bool:
-        """Tell whether an event brings news that are to be shown at once."""
-        if event == "comparison":
-            return bool(facts["rows"])
-        if event != "step" or not facts["computed"]:
-            return False
-        quiet = self._clock() - self._published_at
-        done = len(self._steps)
-        return done == self._num_steps or (done % self._every == 0 and quiet >= PUBLISHED_SECONDS)

@@ -278,30 +278,32 @@ def markdown_table(headings: Iterable[str], rows: Iterable[Iterable[Any]], numbe
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
+def block_rows(values: Sequence[float | None], low: float, high: float, num_rows: int = 1) -> list[str]:
+    """Return values between two bounds as columns of blocks, the top line first; a value that is missing is blank."""
+    eighths_per_unit = (8 * num_rows - 1) / (high - low or 1.0)
+    heights = [
+        0 if value is None or not math.isfinite(value) else 1 + round((value - low) * eighths_per_unit)
+        for value in values
+    ]
+    rows = ([min(8, max(0, height - 8 * row)) for height in heights] for row in reversed(range(num_rows)))
+    return ["".join(f" {BLOCKS}"[eighths] for eighths in row) for row in rows]
+
+
 def sparkline(values: Sequence[float | None], width: int = 48) -> str:
     """Return values as a line of blocks, the lowest to the highest; of more than `width` of them, means of neighbours.
 
-    Where there is no value there is a space.
+    A value that is missing is a space.
     """
     cells = means(values, width)
-    known = [each for each in cells if each is not None]
-    low, high = min(known, default=0.0), max(known, default=0.0)
-    steps = [None if each is None else round((each - low) / (high - low or 1.0) * 7) for each in cells]
-    return "".join(" " if each is None else BLOCKS[each] for each in steps)
+    known = [cell for cell in cells if cell is not None]
+    return block_rows(cells, min(known, default=0.0), max(known, default=0.0))[0]
 
 
 def chart(values: Sequence[float | None], low: float, high: float, width: int, num_rows: int = 6) -> list[str]:
     """Return values as lines of blocks between two bounds, which are written at the left; of many values, means."""
-    cells = means(values, width - 10)
-    eighths = [
-        0 if each is None else 1 + round((each - low) / (high - low or 1.0) * (8 * num_rows - 1)) for each in cells
-    ]
-    lines = []
-    for row in reversed(range(num_rows)):
-        bound = compact_number(high) if row == num_rows - 1 else compact_number(low) if row == 0 else ""
-        filled = (min(8, max(0, each - 8 * row)) for each in eighths)
-        lines.append(f"{bound:>8} │" + "".join(BLOCKS[each - 1] if each else " " for each in filled))
-    return lines
+    rows = block_rows(means(values, width - 10), low, high, num_rows)
+    bounds = [compact_number(high), *[""] * (num_rows - 2), compact_number(low)]
+    return [f"{bound:>8} │{row}" for bound, row in zip(bounds, rows, strict=True)]
 
 
 def means(values: Sequence[float | None], width: int) -> list[float | None]:

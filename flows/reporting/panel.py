@@ -22,7 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from flows.reporting.formats import BLOCKS, describe_scores, environment_title, fixed_point, means, visible
+from flows.reporting.formats import block_rows, describe_scores, environment_title, fixed_point, means, visible
 from flows.reporting.messages import losses_message
 
 PLOT_ROWS = 4
@@ -70,9 +70,8 @@ class Panel:
         self._lock = threading.RLock()
         self._begun = clock()
         self._now = ""
-        self._values: list[float | None] = []
-        self._others: dict[str, list[float | None]] = {ENTROPY: [], THROUGHPUT: [], HELD_OUT: []}
-        """What further charts show: by step, and of held-out examples by evaluation."""
+        self._series: dict[str, list[float | None]] = {measure: [], ENTROPY: [], THROUGHPUT: [], HELD_OUT: []}
+        """The values of each chart: by step, and of held-out examples by evaluation."""
         self._seconds: list[float] = []
         self._num_cached = 0
         self._lost = ""
@@ -90,6 +89,42 @@ class Panel:
         self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Show one event of a run; an event that the panel has no place for is left out."""
+        match event:
+            case "plan":
+                num_found = facts["num_pieces"] - len(facts["missing"])
+                todo = f"{len(facts['missing'])} pieces of work to do, {num_found} cached"
+                nothing = f"nothing to compute: all {num_found} pieces of work are cached"
+                self.note(todo if facts["missing"] else nothing)
+            case "prefect":
+                self.ui_url = facts["url"]
+                self.note(f"Prefect: {self.ui_url}")
+            case "note":
+                self.note(facts["text"])
+            case "stage" if facts["evaluating"]:  # its step is the version of the policy
+                self.stage(None, f"evaluation: {facts['stage']}")
+            case "stage":
+                self.stage(facts["step"], facts["stage"])
+            case "starting":
+                last = facts["last_seconds"]
+                self.stage(None, f"starting {facts['service']}" + (f", last time {duration(last)}" if last else ""))
+            case "rollouts":
+                self.stage(facts["step"], f"rollout {facts['done']}/{facts['wanted']}")
+            case "step":
+                measured = facts if self.measure == "reward" else facts["update"] or {}
+                self.step(
+                    facts["step"],
+                    measured.get(self.measure),
+                    facts["tokens"],
+                    sum(facts["seconds"].values()),
+                    cached=not facts.get("computed", True),
+                    entropy=facts.get("metrics", {}).get("updates/entropy/mean"),
+                    lost=losses_message([facts]),
+                )
+            case "evaluation":
+                self.evaluation(facts["version"], facts["scores"], facts.get("set", ""))
 
     def stage(self, step: int | None, stage: str) -> None:
         """A stage begins; None where it is of no step."""
@@ -114,9 +149,9 @@ class Panel:
         """
         with self._lock:
             speed = tokens / seconds if seconds > 0 else None
-            self._values.append(value)
-            self._others[ENTROPY].append(entropy)
-            self._others[THROUGHPUT].append(None if cached else speed)
+            self._series[self.measure].append(value)
+            self._series[ENTROPY].append(entropy)
+            self._series[THROUGHPUT].append(None if cached else speed)
             self._num_cached += cached
             self._lost = f"step {step + 1}: {printable(lost)}" if lost else ""
             if not cached:
@@ -137,7 +172,7 @@ class Panel:
         """
         averages = [each["average"] for each in scores if each["average"] is not None]
         with self._lock:
-            self._others[HELD_OUT].append(sum(averages) / len(averages) if averages else None)
+            self._series[HELD_OUT].append(sum(averages) / len(averages) if averages else None)
         where = [environment_title(set_name, each["environment"]) for each in scores]
         said = [describe_scores(each) for each in scores]
         lines = [f"evaluation of policy {version} on {name}: {text}" for name, text in zip(where, said, strict=True)]
@@ -168,7 +203,7 @@ class Panel:
 
     def _draw(self, width: int) -> Frame:
         with self._lock:
-            done = len(self._values)
+            done = len(self._series[self.measure])
             head = Table.grid(expand=True)
             head.add_column()
             head.add_column(justify="right")
@@ -205,12 +240,15 @@ class Panel:
         """Seconds to the end at the pace of the last steps; None before the first."""
         # The first steps load and compile: an average over all would promise too late an end for long.
         recent = self._seconds[-5:]
-        return sum(recent) / len(recent) * max(0, self.num_steps - len(self._values)) if recent else None
+        return sum(recent) / len(recent) * max(0, self.num_steps - len(self._series[self.measure])) if recent else None
 
     def _charts(self, width: int) -> Table:
         """Return what steps have measured as charts side by side, over the width; the first one in any case."""
-        drawn = {self.measure: self._values}
-        drawn |= {name: own for name, own in self._others.items() if any(each is not None for each in own)}
+        drawn = {
+            name: values
+            for name, values in self._series.items()
+            if name == self.measure or any(value is not None for value in values)
+        }
         columns = min(len(drawn), max(1, (width + CHART_GAP) // (NARROWEST_CHART + CHART_GAP)))
         room = (width + CHART_GAP) // columns - CHART_GAP
         charts = [self._chart(name, values, room) for name, values in drawn.items()]
@@ -225,7 +263,9 @@ class Panel:
         # Shares and rewards are seen against 1; of the others nobody knows the most beforehand.
         top = 1.0 if name in (self.measure, HELD_OUT) else 0.0
         over = self.num_steps if name != HELD_OUT else len(values)
-        lines = plot(over_width(values, over, width), width, PLOT_ROWS, top)
+        known = [value for value in values if value is not None and math.isfinite(value)]
+        low, high = min([0.0, *known]), max([top, *known])
+        lines = block_rows(over_width(values, over, width), low, high, PLOT_ROWS)
         return Text("\n".join([f"{name} {said}", *(line.ljust(width) for line in lines)]), no_wrap=True)
 
     def _line(self, text: str) -> None:
@@ -256,68 +296,3 @@ def over_width(values: Sequence[float | None], num_steps: int, width: int) -> li
     """Return values stretched so that `num_steps` of them take a width; means of neighbours where they are too many."""
     times = max(1, width // max(1, num_steps, len(values)))
     return [value for value in means(values, width) for _ in range(times)]
-
-
-def plot(values: Sequence[float | None], width: int, rows: int, top: float = 1.0) -> list[str]:
-    """Return a plot of the last `width` values, `rows` lines of block eighths, from 0 to `top` or as far as they go."""
-    recent = [value if value is not None and math.isfinite(value) else None for value in values[-width:]]
-    known = [value for value in recent if value is not None]
-    low, high = min([0.0, *known]), max([top, *known])
-    span = (high - low) or 1.0
-    heights = [None if value is None else 1 + round((value - low) / span * (rows * 8 - 1)) for value in recent]
-
-    def cell(height: int | None, row: int) -> str:
-        eighths = 0 if height is None else min(8, max(0, height - 8 * row))
-        return BLOCKS[eighths - 1] if eighths else " "
-
-    return ["".join(cell(height, row) for height in heights) for row in reversed(range(rows))]
-
-
-class PanelWatcher:
-    """Shows events in a panel."""
-
-    def __init__(self, panel: Panel) -> None:
-        self._panel = panel
-
-    def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
-        """Show one event; those that a panel has no place for are left out."""
-        show = getattr(self, f"_{event}", None)
-        if show is not None:
-            show(**facts)
-
-    def _plan(self, missing: list[Any], num_pieces: int) -> None:
-        found = num_pieces - len(missing)
-        if missing:
-            self._panel.note(f"{len(missing)} pieces of work to do, {found} cached")
-        else:
-            self._panel.note(f"nothing to compute: all {found} pieces of work are cached")
-
-    def _prefect(self, url: str) -> None:
-        self._panel.ui_url = url
-        self._panel.note(f"Prefect: {url}")
-
-    def _note(self, text: str) -> None:
-        self._panel.note(text)
-
-    def _stage(self, stage: str, step: int, evaluating: bool) -> None:
-        # An evaluation goes on beside the steps, and has the version of its policy for a step.
-        self._panel.stage(None if evaluating else step, f"evaluation: {stage}" if evaluating else stage)
-
-    def _starting(self, service: str, last_seconds: float | None) -> None:
-        last = "" if last_seconds is None else f", last time {duration(last_seconds)}"
-        self._panel.stage(None, f"starting {service}{last}")
-
-    def _rollouts(self, step: int, done: int, wanted: int) -> None:
-        self._panel.stage(step, f"rollout {done}/{wanted}")
-
-    def _step(
-        self, step: int, tokens: int, seconds: Mapping[str, float], computed: bool = True, **measured: Any
-    ) -> None:
-        values = measured if self._panel.measure == "reward" else measured["update"] or {}
-        value = values.get(self._panel.measure)
-        entropy = measured.get("metrics", {}).get("updates/entropy/mean")
-        lost = losses_message([measured])
-        self._panel.step(step, value, tokens, sum(seconds.values()), cached=not computed, entropy=entropy, lost=lost)
-
-    def _evaluation(self, version: int, scores: list[dict[str, Any]], **facts: Any) -> None:
-        self._panel.evaluation(version, scores, facts.get("set", ""))

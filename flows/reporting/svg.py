@@ -47,16 +47,6 @@ def text(x: float, y: float, words: str, **values: object) -> str:
     return tag("text", quote(words), x=float(x), y=float(y), **values)
 
 
-def title(words: str) -> str:
-    """Return words that are shown where the pointer rests on what they are in."""
-    return tag("title", quote(words))
-
-
-def link(address: str | None, *inside: str, **values: object) -> str:
-    """Return a link around what is inside; without an address what is inside alone."""
-    return tag("a", *inside, href=address, **values) if address else "".join(inside)
-
-
 def svg_document(across: float, down: float, parts: Iterable[str], **values: object) -> Markup:
     """Return the whole drawing, in units of its own; the style sheet, or `width` and `height`, say how large."""
     return Markup(tag("svg", *parts, viewBox=f"0 0 {short(across)} {short(down)}", **values))
@@ -75,23 +65,13 @@ class Scale:
     high: float
     begin: float
     end: float
-    log: bool = False
-    """Whether equal ratios have equal lengths; what is not above zero then has no place, and lies at the begin."""
 
     def at(self, value: float) -> float:
         """Return the place of a value."""
-        if self.log:
-            share = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
-            return self.begin + share * (self.end - self.begin)
         return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
 
     def ticks(self, most: int = 5) -> list[float]:
         """Return round numbers along the scale, as many as there may be."""
-        if self.log and self.high > 30 * self.low:  # of less there are too few round powers
-            powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-            factors = (1, 2, 5) if len(powers) < most else (1,)
-            found = [factor * 10.0**power for power in powers for factor in factors]
-            return [each for each in found if self.low <= each <= self.high][:: max(1, len(powers) // most)]
         closer = ticks(self.low, self.high, most + 1)  # steps that are a little too small by the rule may fit
         return closer if len(closer) <= most else ticks(self.low, self.high, most)
 

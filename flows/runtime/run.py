@@ -15,7 +15,7 @@ from configs.services import TrackingSection
 from flows.orchestration import server as prefect_api
 from flows.orchestration.events import EventWatcher
 from flows.orchestration.server import current_flow_run
-from flows.reporting.artifacts import ArtifactWatcher, RunArtifacts
+from flows.reporting.artifacts import RunArtifacts
 from flows.reporting.messages import step_message
 from flows.reporting.tracking import TrackingWatcher, open_sink
 from flows.runtime.plan import Planner
@@ -76,8 +76,9 @@ def begin_prefect(config: RunConfig) -> prefect_api.PrefectApi:
 @contextmanager
 def watching(config: RunConfig) -> Iterator[tuple[tuple[Watcher, ...], tuple[str, ...]]]:
     """Give the watchers that keep artifacts, events, tracking and the flow run's logs, and notes for its begin."""
-    artifacts = RunArtifacts(config.name, config.store, config.steps, enabled=config.prefect.artifacts)
-    watchers = ArtifactWatcher(artifacts, config.steps), LogWatcher(), EventWatcher(config.name, config.store)
+    watchers: tuple[Watcher, ...] = LogWatcher(), EventWatcher(config.name, config.store)
+    if config.prefect.artifacts:
+        watchers = RunArtifacts(config.name, config.store, config.steps), *watchers
     tracking = config.tracking
     known = isinstance(tracking, TrackingSection) and config.name in open_store(config.store).runs.names()
     with open_sink(config, log_directory(config), known) as sink:

@@ -13,12 +13,13 @@ from typing import Any
 
 from markupsafe import Markup
 
-from flows.reporting.curve import Steps
 from flows.reporting.formats import number, one_line, seconds, visible
 from flows.reporting.svg import NUM_COLOURS, Scale, around, diverging, is_drawn, sequential, short, thin
 from tasks.stages import EVALUATION
 
 Chart = Mapping[str, Any]
+Steps = Sequence[Mapping[str, Any]]
+"""By step: `step`, `finished`, perhaps `address`."""
 LISTS = ("values", "low", "high", "raw")
 """What a series may have by step."""
 

@@ -20,7 +20,7 @@ import polars as pl
 from flows.queries import (
     batch,
     compare,
-    compare_traces,
+    compare_rows,
     ledger,
     messages,
     metrics,
@@ -278,21 +278,16 @@ class ComparisonView:
 
     def traces(self, step: int) -> pl.DataFrame:
         """One row for each rollout of either run at a step, those of both once."""
-        return compare_traces.compared_traces(self._library, self.a, self.b, step)
+        return compare_rows.compared_traces(self._library, self.a, self.b, step)
 
     def groups(self, step: int) -> pl.DataFrame:
         """One row for each group of either run at a step; groups at the same example are paired."""
-        return compare_traces.compared_groups(self._library, self.a, self.b, step)
+        return compare_rows.compared_groups(self._library, self.a, self.b, step)
 
     def samples(self, step: int) -> pl.DataFrame:
         """The advantages of the training samples that both runs have at a step."""
-        return compare_traces.compared_samples(self._library, self.a, self.b, step)
+        return compare_rows.compared_samples(self._library, self.a, self.b, step)
 
     def attempts(self, environment: str, example_id: str) -> pl.DataFrame:
         """The attempts of both runs at an example."""
-        return compare_traces.compared_attempts(self._library, self.a, self.b, environment, example_id)
-
-    def tokens(self, trace_id: str) -> pl.DataFrame:
-        """The tokens of a rollout that both runs use, with what each run made of them."""
-        found = [trace.find_trace(self._library, run, trace_id) for run in (self.a, self.b)]
-        return compare_traces.compared_tokens(self._library, *found)
+        return compare.compared_attempts(self._library, self.a, self.b, environment, example_id)

@@ -26,8 +26,8 @@ from flows.viewer import addresses
 from flows.viewer.addresses import PATTERNS, Page
 from flows.viewer.drawings import attempts_chart, chart, elapsed_time, ledger_cells, segment, sparkline
 from flows.viewer.pages.batch import batch_page, row_page
-from flows.viewer.pages.compare import compare_choice_page, compare_page, compare_step_page
-from flows.viewer.pages.example import compare_example_page, example_page
+from flows.viewer.pages.compare import compare_choice_page, compare_example_page, compare_page, compare_step_page
+from flows.viewer.pages.example import example_page
 from flows.viewer.pages.runs import metric_page, run_page, runs_page
 from flows.viewer.pages.search import changes_page, search_page
 from flows.viewer.pages.step import evaluation_page, step_page

@@ -24,7 +24,6 @@ from flows.queries.shown_tokens import (
     Colouring,
     default_colouring,
     largest_in_batch,
-    legend_of_pairs,
     scaled_weights,
 )
 from flows.queries.store_reader import StoreReader
@@ -54,18 +53,19 @@ class PrintOptions:
     """Nothing is cut."""
 
 
-def _components(tokens: pl.DataFrame, _: float) -> str:
-    """Return the component of the loss that weighs each token: r, w, k, m for several, - for none."""
-    flags = tokens.select(pl.col(name).fill_null(0) != 0 for name in COMPONENTS).iter_rows()
-    letters = ["".join(letter for letter, flag in zip("rwk", row, strict=True) if flag) for row in flags]
-    return "".join("m" if len(found) > 1 else found or NONE for found in letters)
-
-
-_LETTERS = (*zip("rwk", COMPONENTS.values(), strict=True), ("m", "several"))
+_COMPONENT = pl.concat_str(
+    pl.when(pl.col(name).fill_null(0) != 0).then(pl.lit(letter)).otherwise(pl.lit(""))
+    for name, letter in zip(COMPONENTS, "rwk", strict=True)
+)
 _WEIGHT = Colouring(
-    "weight", "component of the loss", "The component of the loss that weighs the token.", "rl_weight", _components,
-    legend_of_pairs(*_LETTERS),
-)  # fmt: skip
+    "weight",
+    "component of the loss",
+    "The component of the loss that weighs the token.",
+    "rl_weight",
+    "rwkm",
+    (*COMPONENTS.values(), "several"),
+    category=pl.when(_COMPONENT.str.len_chars() > 1).then(pl.lit("m")).when(_COMPONENT != "").then(_COMPONENT),
+)
 MEASURES = {colouring.name: colouring for colouring in (_WEIGHT, *COLOURINGS) if colouring.name in _NAMES}
 """What tokens can be coloured by: colourings of the page of a trace, and `weight`, which only the terminal has."""
 _GROUNDS = {

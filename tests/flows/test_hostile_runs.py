@@ -11,6 +11,7 @@ import pytest
 from flows import cli
 from flows.orchestration.gate_answers import summary
 from flows.queries.compare import compare
+from flows.queries.compare_rows import step_detail
 from flows.queries.store_reader import StoreReader
 from flows.replays.loop import diff_markdown, diff_rows
 from tests.fixtures.faults import happened
@@ -162,7 +163,8 @@ def test_questions_hold_no_marks(hostile: Hostile) -> None:
 
 @pytest.mark.parametrize("other", ["replayed", "refused"])
 def test_differences_hold_no_marks(hostile: Hostile, other: str) -> None:
-    found = compare(StoreReader(hostile.store), hostile.run, other, 0)
+    library = StoreReader(hostile.store)
+    found = {**compare(library, hostile.run, other), "detail": step_detail(library, hostile.run, other, 0)}
     page = diff_markdown(found)
     assert "evaluation.sets" in page or "algorithm.type" in page
     assert not kinds(page) & (ACTIVE | {"fence"})

@@ -18,7 +18,6 @@ from flows import cli
 from flows.cli.launch import panel_for
 from flows.queries.store_reader import StoreReader, recorded_run
 from flows.queries.watched import Watched
-from flows.reporting.panel import PanelWatcher
 from flows.runtime import loop
 from flows.runtime.session import record_run
 from flows.runtime.step_report import finish_step
@@ -79,7 +78,7 @@ def test_the_step_that_is_under_way_is_named(tmp_path: Path) -> None:
 def test_a_live_run_says_how_many_rollouts_of_a_step_are_there(tmp_path: Path) -> None:
     session = rehearsal.session_for(tmp_path / "store", "a", steps=5)
     panel = panel_for(session.config, plain=True)
-    session.watchers = (PanelWatcher(panel),)
+    session.watchers = (panel,)
     session.context.note_units("rollout", 2, 2)
     assert "step 3/5  rollout 8/12" in _drawn(panel)
     session.context.note_units("regrade", 3, 1)

@@ -38,7 +38,7 @@ from flows.orchestration.states import (
     tag_value,
 )
 from flows.reporting import artifacts, bookkeeping
-from flows.reporting.panel import Panel, PanelWatcher
+from flows.reporting.panel import Panel
 from flows.runtime import entry
 from flows.runtime.session import open_session
 from flows.services.ownership import recorded_identity, writer_alive
@@ -322,7 +322,7 @@ def test_the_panel_shows_what_is_measured(measure: str, line: str) -> None:
     out = io.StringIO()
     with Panel("sft x", num_steps=1, plain=True, stream=out, measure=measure) as panel:
         facts = {"step": 0, "reward": None, "tokens": 7, "seconds": {"training": 1.0}, "update": {"loss": 2.5}}
-        PanelWatcher(panel)("step", facts)
+        panel("step", facts)
     assert line in out.getvalue()
 
 

@@ -144,16 +144,10 @@ def test_a_dead_api_is_told_of_once_and_stops_nothing(
     ]
 
 
-def test_artifacts_that_are_switched_off_ask_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = artifacts.RunArtifacts("run", "/s", 2, enabled=False)
-    monkeypatch.setattr(shown, "_publish", lambda *_: pytest.fail("asked"))
-    assert shown.publish([]) is False
-
-
 def test_artifacts_of_quick_steps_are_renewed_once_in_a_while_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown, published, now = artifacts.RunArtifacts("run", "/s", 9), list[int](), 0.0
-    monkeypatch.setattr(shown, "_publish", lambda steps, comparison: published.append(len(steps)))
-    watch = artifacts.ArtifactWatcher(shown, 9, clock=lambda: now)
+    published, now = list[int](), 0.0
+    watch = artifacts.RunArtifacts("run", "/s", 9, clock=lambda: now)
+    monkeypatch.setattr(watch, "_publish", lambda steps, comparison: published.append(len(steps)))
     watch("prefect", {})
     for number in range(9):
         watch("step", step(number, computed=True))
@@ -162,7 +156,7 @@ def test_artifacts_of_quick_steps_are_renewed_once_in_a_while_and_at_the_end(mon
 
 
 def test_what_a_busy_api_has_not_shown_by_the_end_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown, published, busy = artifacts.RunArtifacts("run", "/s", 2), list[tuple[int, int]](), threading.Event()
+    watch, published, busy = artifacts.RunArtifacts("run", "/s", 2), list[tuple[int, int]](), threading.Event()
 
     def publish(steps: artifacts.Steps, comparison: artifacts.Rows) -> None:
         assert busy.wait(PATIENCE)
@@ -170,8 +164,7 @@ def test_what_a_busy_api_has_not_shown_by_the_end_is_waited_for(monkeypatch: pyt
 
     monkeypatch.setattr(bookkeeping, "PATIENCE_SECONDS", 0.05)
     monkeypatch.setattr(bookkeeping, "LAST_SECONDS", PATIENCE)
-    monkeypatch.setattr(shown, "_publish", publish)
-    watch = artifacts.ArtifactWatcher(shown, 2)
+    monkeypatch.setattr(watch, "_publish", publish)
     watch("prefect", {})
     for number in range(2):
         watch("step", step(number, computed=True))
@@ -184,15 +177,14 @@ def test_what_a_busy_api_has_not_shown_by_the_end_is_waited_for(monkeypatch: pyt
 
 
 def test_at_the_end_an_api_that_failed_is_asked_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown, asked = artifacts.RunArtifacts("run", "/s", 1), list[int]()
+    watch, asked = artifacts.RunArtifacts("run", "/s", 1), list[int]()
 
     def publish(*_: Any) -> None:
         asked.append(1)
         if len(asked) == 1:
             raise ConnectionError("connection refused")
 
-    monkeypatch.setattr(shown, "_publish", publish)
-    watch = artifacts.ArtifactWatcher(shown, 1)
+    monkeypatch.setattr(watch, "_publish", publish)
     watch("prefect", {})
     watch("step", step(0, computed=True))
     watch("stage", {})

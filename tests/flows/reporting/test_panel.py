@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from flows.reporting.panel import Panel, PanelWatcher, duration, is_terminal, over_width, plot, printable
+from flows.reporting.formats import block_rows, chart, sparkline
+from flows.reporting.panel import Panel, duration, is_terminal, over_width, printable
 from tests.fixtures.waiting import PATIENCE
 
 
@@ -140,21 +141,19 @@ def test_printable_text_is_one_line_without_escapes(text: str) -> None:
     assert printable(result) == result
 
 
-def test_plot_draws_heights_in_eighths() -> None:
-    assert plot([0.0, 0.5, 1.0], 10, 1) == ["▁▅█"]
-    assert plot([0.0, None, 1.0], 10, 2) == ["  █", "▁ █"]
-    assert plot([0.0, 1.0, 0.0], 2, 1) == ["█▁"]
-    assert plot([-1.0, 1.0], 5, 1) == ["▁█"]
-    assert plot([], 5, 2) == ["", ""]
+def test_values_are_drawn_in_eighths_of_blocks() -> None:
+    assert block_rows([0.0, 0.5, 1.0], 0.0, 1.0) == ["▁▅█"] == [sparkline([2.0, 3.0, 4.0])]
+    assert block_rows([0.0, None, 1.0], 0.0, 1.0, 2) == ["  █", "▁ █"]
+    assert block_rows([-1.0, 1.0, float("nan")], -1.0, 1.0) == ["▁█ "]
+    assert block_rows([], 0.0, 1.0, 2) == ["", ""] and block_rows([0.0, 0.0], 0.0, 0.0) == ["▁▁"]
+    assert chart([0.0, 2.0], 0.0, 2.0, 12, 2) == ["       2 │ █", "       0 │▁█"]
 
 
 @given(st.lists(st.none() | st.floats(-5, 5), max_size=30), st.integers(1, 6))
 def test_plots_are_as_wide_and_high_as_asked(values: list[float | None], rows: int) -> None:
-    lines = plot(values, 20, rows)
-    assert len(lines) == rows
-    assert {len(line) for line in lines} == {min(20, len(values))}
-    for place, value in enumerate(values[-20:]):
-        assert (lines[-1][place] == " ") == (value is None)
+    lines = block_rows(values, -5.0, 5.0, rows)
+    assert len(lines) == rows and {len(line) for line in lines} == {len(values)}
+    assert [sign == " " for sign in lines[-1]] == [value is None for value in values]
 
 
 def test_durations() -> None:
@@ -203,16 +202,13 @@ def test_values_are_stretched_over_the_width_or_taken_together() -> None:
     assert over_width([1.0, None], 4, 8) == [1.0, 1.0, None, None]
     assert over_width([0.0, 1.0, 2.0, 3.0], 4, 2) == [0.5, 2.5]
     assert over_width([], 4, 8) == []
-    assert plot([0.0, 0.0], 4, 1, top=0.0) == ["▁▁"]
-    assert plot([float("nan"), 1.0], 4, 1) == [" █"]
 
 
 def test_a_service_that_starts_is_named_with_what_its_last_start_took() -> None:
     panel = Panel("demo", 12, stream=io.StringIO())
-    watcher = PanelWatcher(panel)
-    watcher("starting", {"service": "engine", "last_seconds": 74.0})
+    panel("starting", {"service": "engine", "last_seconds": 74.0})
     assert "starting engine, last time 1:14" in drawn(panel)
-    watcher("starting", {"service": "learner", "last_seconds": None})
+    panel("starting", {"service": "learner", "last_seconds": None})
     assert "starting learner " in drawn(panel) and "last time" not in drawn(panel)
-    watcher("stage", {"stage": "rollout", "step": 0, "evaluating": False})
+    panel("stage", {"stage": "rollout", "step": 0, "evaluating": False})
     assert "starting" not in drawn(panel) and "step 1/12  rollout" in drawn(panel)

@@ -11,7 +11,6 @@ from flows.cli.launch import panel_for
 from flows.queries.store_reader import StoreReader, recorded_run
 from flows.reporting.artifacts import report
 from flows.reporting.messages import losses_message, outcome_message, result_lines, step_message
-from flows.reporting.panel import PanelWatcher
 from flows.reporting.tracked_names import step_figures
 from flows.viewer import addresses
 from tests.fixtures.rehearsal import play, reported, sampled_with
@@ -60,7 +59,7 @@ def test_lost_rollouts_are_told_wherever_a_reward_is(
     root, steps = run
     config = recorded_run(StoreReader.at(root).store, "base")[1]
     with panel_for(config, plain=True) as panel:
-        PanelWatcher(panel)("step", steps[0])
+        panel("step", steps[0])
     assert f"step  1/20  reward 0.258  {LOST}  " in capsys.readouterr().out
     assert LOST in step_message(steps[0])
     assert f"step 19: {LOST.replace('(', '').split('timeout')[0][:20]}" in report("base", str(root), steps).replace(

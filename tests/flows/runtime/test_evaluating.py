@@ -10,7 +10,7 @@ import pytest
 
 from flows.cli.show import describe
 from flows.queries.scores import recorded_evaluations
-from flows.reporting.panel import Panel, PanelWatcher
+from flows.reporting.panel import Panel
 from flows.runtime import loop as evaluating
 from flows.runtime.loop import evaluation_configs, loop_train
 from flows.runtime.plan import plan_work
@@ -190,7 +190,7 @@ def test_a_run_that_is_resumed_shows_no_evaluation_as_a_step_and_logs_none_again
     for _ in range(2):
         session = session_for(tmp_path / "store", "run", evaluation=TRIED | {"overlap": False})
         with Shown("run", 2, plain=True, stream=io.StringIO()) as panel, played(Sampler()), record_run(session):
-            session.watchers = PanelWatcher(panel), note
+            session.watchers = panel, note
             loop_train(session)
     assert computed == [True] * 3 + [False] * 3
     assert {step for step, stage in stages if stage == "rollout"} == {0, 1}

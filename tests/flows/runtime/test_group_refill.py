@@ -9,8 +9,7 @@ import pytest
 from configs.errors import ConfigError
 from flows.cli.show import describe
 from flows.orchestration.states import EmptyBatch
-from flows.queries.compare import work_of
-from flows.queries.compare_rows import read_steps
+from flows.queries.compare import compare
 from flows.queries.step_history import step_history
 from flows.queries.store_reader import StoreReader
 from flows.queries.views import relations
@@ -251,8 +250,8 @@ def test_looking_at_a_step_counts_all_its_rollouts(origin: Path) -> None:
     config = session_for(origin, "base", **REFILL).config
     (shown, _) = describe(store, "base", config)["steps"]
     assert shown["reward"] == pytest.approx(mean) and shown["rows"]["rollout"]["traces"] == 6 * SIZE
-    (figures,) = read_steps(store, [work_of(StoreReader(store), "base")[0]])
-    assert figures.figures()["reward_mean"] == pytest.approx(mean)
+    (figures, _) = compare(StoreReader(store), "base", "base")["steps"]
+    assert figures["a"]["reward_mean"] == pytest.approx(mean)
     outcomes = Frames(store, relations).accounting.collect().filter(run="base", step=0)
     found = {row["outcome"]: row["num_traces"] for row in outcomes.to_dicts()}
     assert found == {"trained": 3 * SIZE, "filtered": 3 * SIZE}

@@ -87,8 +87,6 @@ def test_comparisons_are_of_the_two_runs(viewer: Viewer) -> None:
     assert set(pair.traces(0)["side"]) == {"both"}, "a replay has the same rollouts"
     changed = pair.samples(0)
     assert len(changed) == 12 and changed.filter(pl.col("difference") != 0).height > 0
-    trace = changed["trace_id"][0]
-    assert len(pair.tokens(trace)) == viewer.trace(trace, "demo").messages["num_sampled"].sum()
     assert pair.evaluations.is_empty() and len(pair.groups(0)) == 3
     first = viewer.traces("demo", 0).row(0, named=True)
     assert set(pair.attempts(first["environment"], first["example_id"])["side"]) == {"a", "b"}

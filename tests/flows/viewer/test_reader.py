@@ -156,20 +156,16 @@ def test_the_lowest_and_highest_of_any_column_are_read(library: StoreReader) -> 
             assert answer(library, address, **query)[0] == 400, (address, query)
 
 
-def marked(found: dict[str, Any]) -> list[list[tuple[str, str]]]:
-    return [[(each["kind"], each["text"]) for each in one["pieces"]] for one in found["beside"]]
-
-
-def test_replies_stand_side_by_side_with_their_difference(library: StoreReader) -> None:
-    same, end = ("same", "The "), ("same", " is seven.")
-    found = read(library, beside="first,second", group="g1")
-    assert marked(found) == [[same, ("own", "answer"), end], [same, ("own", "result"), end]]
-    three = read(library, beside="first,second,talk")
-    assert marked(three)[0] == [("same", "The answer is seven.")], "of three, the others are held against the first"
-    assert marked(three)[1] == marked(found)[1] and len(marked(three)) == 3
+def test_replies_stand_side_by_side(library: StoreReader) -> None:
+    beside = read(library, beside="talk,first", group="g1")["beside"]
+    texts = ["(call) look null\n\nseven", "The answer is seven."]
+    assert [(each["trace_id"], each["reward"], each["text"]) for each in beside] == [
+        ("talk", 0.25, texts[0]),
+        ("first", 0.5, texts[1]),
+    ]
     assert read(library, beside="first")["beside"] == []
-    _, text = answer(library, STEP, beside="first,second")
-    assert "<del>answer</del>" in text and "<ins>result</ins>" in text
+    _, html = answer(library, STEP, beside="talk,first")
+    assert all(text in html.partition('class="columns"')[2].partition("</div>\n{%")[0] for text in texts)
 
 
 def test_beside_adds_a_trace_and_takes_it_out(library: StoreReader) -> None:

@@ -214,7 +214,7 @@ BY_NAME = {each.name: each for each in COLOURINGS}
 
 def shades(name: str, values: list[float | None] | list[bool | None], size: float = 0.0) -> str:
     """The letters of a column's values, the column that a colouring looks at."""
-    column = "log_ratio" if name == "ratio" else BY_NAME[name].column
+    column = BY_NAME[name].column
     frame = pl.DataFrame({column: values}, schema={column: TOKENS[column]})
     return BY_NAME[name].shades(frame, size)
 

@@ -13,7 +13,6 @@ from flows import cli
 from flows.orchestration.states import GateRefused
 from flows.queries import batch
 from flows.queries.batch import row_samples
-from flows.queries.compare_traces import changed_measures, compared_tokens
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import TRAINED_WEIGHTS, WEIGHTS, tokens
 from flows.queries.trace import FoundTrace, find_trace, samples
@@ -154,13 +153,6 @@ def test_every_way_to_a_trace_has_both(library: StoreReader, root: Path, capsys:
     for text in (looking.answer(library, address)[1], (root.parent / "saved.html").read_text()):
         assert 'data-scaled="rl_weight"' in text
         assert re.search(rf'"trained_rl_weight": ?\[[^]]*\b{re.escape(str(weight))}\b', text)
-
-
-def test_runs_that_part_in_packing_alone_are_told_apart(library: StoreReader) -> None:
-    one = trained(library)
-    rows = compared_tokens(library, find_trace(library, "rloo", one.trace_id), one)
-    changed = changed_measures(rows)
-    assert changed["rl_weight"] == 0 and changed["trained_rl_weight"] == rows["trained_rl_weight_b"].count() > 0
 
 
 def test_what_was_packed_and_not_trained_has_no_weight_as_trained(tmp_path: Path) -> None:
