@@ -9,10 +9,6 @@ from flows.cli.arguments import Count, Name, Number, StoreOption, UsageError, op
 
 def import_rollouts(
     *items: Annotated[str, option("FILES of rollouts, and OVERRIDES; see below", "FILE... [OVERRIDES]")],
-    form: Annotated[
-        Literal["auto", "verifiers", "messages", "prompt"],
-        option("form of the lines; without it, recognised line by line", name="--format"),
-    ] = "auto",
     model: Annotated[str, option("model whose tokenizer is used for texts", "DIR")] = "",
     environment: Annotated[str, option("the environment of all rollouts", "NAME")] = "",
     groups_per_step: Annotated[
@@ -24,25 +20,17 @@ def import_rollouts(
     store: StoreOption = "",
 ) -> int | None:
     """Import rollouts of other programs as a run."""
-    from flows.exchange.imports import ImportRequest, main
+    from flows.exchange.imports import ImportRequest, import_files, outcome_lines
 
     files, overrides = split_items(items)
     if not files:
         raise UsageError("import needs a file: stagecoach import traces.jsonl --name RUN")
-    return main(
-        ImportRequest(
-            files=[Path(file) for file in files],
-            overrides=overrides,
-            name=name,
-            store=store,
-            form=form,
-            model=model,
-            environment=environment,
-            groups_per_step=groups_per_step,
-            skip_bad=skip_bad,
-            held_out=held_out,
-        )
+    paths = [Path(file) for file in files]
+    request = ImportRequest(
+        paths, overrides, name, store, model, environment, groups_per_step, skip_bad=skip_bad, held_out=held_out
     )
+    print("\n".join(outcome_lines(import_files(request))))
+    return 0
 
 
 def export_rollouts(
@@ -69,7 +57,7 @@ def export_rollouts(
 ) -> int | None:
     """Export rollouts or weights, or copy a run to another store."""
     from configs.store import default_store
-    from flows.exchange.export import ExportRequest, copy, main
+    from flows.exchange.export import export
     from flows.exchange.export_rows import RolloutChoice
     from flows.replays.request import step_range
 
@@ -77,33 +65,31 @@ def export_rollouts(
         parts = {"sql": sql, "steps": steps, "kept": kept, "min-reward": min_reward, "held-out": held_out}
         parts |= {"quarantined": quarantined, "policy": policy, "force": force}
         _require_whole(run, [name for name, value in parts.items() if value not in ("", None, False)])
-        return copy(run, target, store or default_store(), with_policies)
+        return _copy(run, target, store or default_store(), with_policies)
     if with_policies:
         raise UsageError("--with-policies belongs to --format store; weights by themselves are --format weights")
     if not (run or sql or policy):
         raise UsageError("export needs a RUN, a question (--sql) or, for weights, a policy (--policy)")
     first, last = step_range(steps)
-    choice = RolloutChoice(
-        run=run,
-        sql=sql,
-        first_step=first,
-        last_step=last,
-        kept=kept,
-        min_reward=min_reward,
-        held_out=held_out,
-        quarantined=quarantined,
-    )
-    return main(
-        ExportRequest(
-            form=form,
-            target=Path(target).expanduser(),
-            choice=choice,
-            policy=policy,
-            store=store or default_store(),
-            pairs=pairs,
-            force=force,
-        )
-    )
+    choice = RolloutChoice(run, sql, first, last, kept, min_reward, held_out, quarantined)
+    written = export(form, Path(target).expanduser(), choice, policy, store or default_store(), pairs, force)
+    noun = {"verifiers": "episodes", "sft": "samples", "preferences": "pairs", "weights": "files"}[form]
+    print(f"{Path(target).expanduser()}: {written.number} {noun}")
+    if written.num_quarantined:
+        print(f"left out: {written.num_quarantined} rollouts in quarantine (--quarantined keeps them)")
+    return 0
+
+
+def _copy(run: str, target: str, store: str, with_policies: bool) -> int:
+    from flows.exchange.export import copy_run
+
+    report = copy_run(run, target, store, with_policies)
+    if report.nothing:
+        print(f"{target}: run {run} is there already, nothing was copied")
+        return 0
+    weights = f", {report.policies} policies" if with_policies else ""
+    print(f"{target}: run {run} with {report.rows} ledger rows, {report.slices} new slices{weights}")
+    return 0
 
 
 def _require_whole(run: str, given: Sequence[str]) -> None:

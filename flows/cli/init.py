@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from flows.cli.arguments import UsageError, option
 
 if TYPE_CHECKING:
-    from configs.trainers.translation import Translation
+    from flows.exchange.trainers import Trainer, Translation
 
 
 def init(
@@ -23,8 +23,7 @@ def init(
         tuple[str, ...],
         option(
             "a config of prime-rl (rl.toml, or its files for single components), or arguments of TRL's GRPOConfig: a "
-            "YAML, TOML or JSON file, the script or notebook that calls it, or the command that starts its script, as "
-            ".sh; nothing of it is run",
+            "YAML, TOML or JSON file, or the command that starts its script, as .sh; nothing of it is run",
             "FILE",
             name="--from",
             consume_multiple=(1, None),
@@ -77,60 +76,53 @@ def _facts(name: str) -> Mapping[str, Any]:
 
 
 def _from_files(directory: Path, files: Sequence[str]) -> int:
-    from configs.trainers.reading import read_foreign
-    from configs.trainers.translation import Lost, translate
     from flows.cli import project
+    from flows.exchange.trainers import read_foreign, translate
 
-    read = read_foreign(files)
-    found = translate(read.keys, read.trainer)
-    found.missing += [Lost(*line.split(": ", 1)) for line in read.unread]
+    trainer, keys = read_foreign(files)
+    translation = translate(keys, trainer)
     origin = ", ".join(Path(file).name for file in files)
-    head = f"Made of {origin} of {read.trainer.name}. Beside a setting stands what it came from."
-    sources = {each.key: each.origin for each in (*found.carried, *found.renamed)}
-    written = {project.CONFIG: project.of_settings(found.settings, sources, head), **_data(found)}
+    head = f"Made of {origin} of {trainer.name}. After each setting are the keys that it came from."
+    config = project.of_settings(translation.settings, translation.origins, head)
+    written = {project.CONFIG: config, **_data(translation)}
     project.write(directory, written)
-    lines = [*_lists(found), "", *_to_do(found)]
+    lines = [*_outcomes(translation, trainer), "", *_to_do(translation)]
     print("\n".join(wrapped for line in lines for wrapped in _wrap(line)))
     print("\n".join(_next_steps(directory, written, "")))
     return 0
 
 
-def _data(found: "Translation") -> dict[str, str]:
+def _data(translation: "Translation") -> dict[str, str]:
     """Return the files that the environments of a translated config need beside it."""
     from flows.cli import project
 
-    taskset = found.settings["environments"][0]["taskset"]
+    taskset = translation.settings["environments"][0]["taskset"]
     if not _has_our_reward(taskset):
         return {}
     return {project.REWARD: project.PLAIN_REWARD} if "hub" in taskset else project.data_files()
 
 
 def _has_our_reward(taskset: Mapping[str, Any]) -> bool:
-    """Tell whether a taskset is the sample's, whose reward function is written beside the config."""
-    from configs.trainers.translation import SAMPLE
+    """Return whether a taskset is the sample's, whose reward function is written beside the config."""
+    from flows.exchange.foreign_keys import SAMPLE
 
     return bool(taskset.get("task") == SAMPLE[0]["taskset"]["task"])
 
 
-def _lists(found: "Translation") -> Iterator[str]:
-    """Yield what was carried over, what has another name here, and what has no counterpart."""
-    from configs.trainers.translation import one_line
+def _outcomes(translation: "Translation", trainer: "Trainer") -> Iterator[str]:
+    """Yield the settings that keys became, and the keys that were not taken over with the reason."""
+    from flows.exchange.trainers import one_line
 
-    yield f"carried over, same name and value: {len(found.carried)}"
-    yield from (f"  {each.key} = {one_line(each.value)}" for each in found.carried)
-    if found.idle:
-        yield f"  nothing to carry, off here as well: {', '.join(found.idle)}"
-    yield f"another name or value here: {len(found.renamed)}"
-    for each in found.renamed:
-        yield f"  {each.origin} -> {each.key} = {one_line(each.value)}"
-        yield from [f"      {each.note}"] if each.note else []
-    yield f"no counterpart: {len(found.missing)}"
-    for lost in found.missing:
-        yield f"  {lost.keys}"
-        yield f"      {lost.why}"
-    if found.unknown:
-        yield f"unknown, misspelt or of a version that is not known here: {len(found.unknown)}"
-        yield f"  {', '.join(found.unknown)}"
+    yield f"taken over: {len(translation.settings)}"
+    for key, value in translation.settings.items():
+        yield f"  {translation.origins[key]} -> {key} = {one_line(value)}"
+        yield from [f"      {trainer.notes[key]}"] if key in trainer.notes else []
+    yield f"not taken over: {len(translation.lost)}"
+    for keys, why in translation.lost.items():
+        yield f"  {keys}"
+        yield f"      {why}"
+    if translation.off:
+        yield f"off there and here: {', '.join(translation.off)}"
 
 
 def _wrap(line: str) -> list[str]:
@@ -146,13 +138,13 @@ def _wrap(line: str) -> list[str]:
     ) or [""]
 
 
-def _to_do(found: "Translation") -> Iterator[str]:
+def _to_do(translation: "Translation") -> Iterator[str]:
     """Yield what has to be set by hand, or installed, before the config can run."""
     from configs.environments import EnvironmentConfig
     from tasks.inference.engine.model_info import ModelUnusable, renderer_name
     from tasks.inference.environments.packages import EnvironmentUnavailable, package_version
 
-    settings = found.settings
+    settings = translation.settings
     path = settings.get("model.path", "")
     if not path:
         yield 'To do: no model is named. Set model.path: a directory or a model of the hub, such as "Qwen/Qwen3-0.6B".'

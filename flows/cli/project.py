@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.run import RunConfig
-from configs.toml_text import toml, toml_string
+from configs.toml_text import toml
 
 CONFIG, REWARD, EXAMPLES = "config.toml", "my_reward.py", "examples.jsonl"
 NUM_EXAMPLES = 500
@@ -119,12 +118,12 @@ def for_environment(name: str, facts: Mapping[str, Any]) -> dict[str, str]:
         "",
         MODEL,
         "[[environments]]",
-        f"name = {toml_string(name.rsplit('/', 1)[-1].partition('@')[0].replace('-', '_'))}",
+        f"name = {toml(name.rsplit('/', 1)[-1].partition('@')[0].replace('-', '_'))}",
         "# max_turns = 8                     # of each agent; without it there is no limit",
         *_seats(facts["seats"]),
         "",
         "[environments.taskset]",
-        f"id = {toml_string(name)}",
+        f"id = {toml(name)}",
         *map(_comment, facts["settings"]),
         "",
         *(["[environments.env]", *map(_comment, facts["env"]), ""] if facts["env"] else []),
@@ -146,34 +145,16 @@ def _comment(setting: Mapping[str, Any]) -> str:
     return f"{written:<36}# {text}" if text else written
 
 
-def of_settings(settings: Mapping[str, Any], sources: Mapping[str, str], head: str) -> str:
-    """Return a config of settings by dotted key, each with a comment that says which keys it came from."""
+def of_settings(settings: Mapping[str, Any], origins: Mapping[str, str], head: str) -> str:
+    """Return a config with a line for each setting by dotted key, and a comment with the keys that it came from."""
     lines = [f"# {head}"]
-    lines += [_line(key, value, sources) for key, value in settings.items() if "." not in key and _is_plain(value)]
-    for environment in settings.get("environments", ()):
-        lines += ["", "[[environments]]", *(f"{name} = {toml(value)}" for name, value in environment.items())]
-    sections: dict[str, list[str]] = {}
     for key, value in settings.items():
-        section = key.rpartition(".")[0] or key
-        if section != key:
-            sections.setdefault(section, []).append(_line(key, value, sources))
-        elif isinstance(value, Mapping):
-            sections.setdefault(key, []).extend(f"{name} = {toml(each)}" for name, each in value.items())
-    # As the fields of the config stand; what is inside of a section after the section's own settings.
-    order = list(RunConfig.model_fields)
-    for section in sorted(sections, key=lambda name: (order.index(name.partition(".")[0]), name)):
-        lines += ["", f"[{section}]", *sections[section]]
+        if key != "environments":
+            written, origin = f"{key} = {toml(value)}", origins[key]
+            lines.append(f"{written:<50} # {origin}" if origin.isprintable() and len(origin) < 100 else written)
+    for environment in settings["environments"]:
+        lines += ["", "[[environments]]", *(f"{name} = {toml(value)}" for name, value in environment.items())]
     return "\n".join(lines) + "\n"
-
-
-def _is_plain(value: Any) -> bool:
-    return not isinstance(value, Mapping) and not (isinstance(value, list) and value and isinstance(value[0], Mapping))
-
-
-def _line(key: str, value: Any, sources: Mapping[str, str]) -> str:
-    written = f"{key.rpartition('.')[2]} = {toml(value)}"
-    origin = sources.get(key, "")
-    return f"{written:<35} # {origin}" if origin.isprintable() and 0 < len(origin) < 100 else written
 
 
 def write(directory: Path, files: Mapping[str, str]) -> None:

@@ -7,12 +7,12 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import pyarrow.parquet as pq
+import polars as pl
 
 from flows.exchange.export_rows import ExportRefused, RolloutChoice, StepRollouts, chosen_rollouts
 from flows.reporting.output_files import check_output, write_whole
@@ -23,7 +23,7 @@ from storage.maintenance.run_copy import CopyReport, copy_work
 from storage.policies.manifest import adapter_base
 from storage.read.frames import existing_store
 from storage.store import Store, open_store
-from tasks.exchange.datasets import Pairs, preferences, samples, table
+from tasks.exchange.datasets import Pairs, preferences, samples
 from tasks.exchange.episodes import Row, compact
 from tasks.exchange.traces import MARK, source_of
 from tasks.exchange.verifiers_lines import line_of
@@ -32,20 +32,6 @@ from tasks.runtime.process_variables import inherited_variables, module_command
 Format = Literal["verifiers", "sft", "preferences", "weights"]
 LEFT_BEHIND = ("optimizer*", "manifest.json")
 """What of a policy's directory is no part of the model."""
-
-
-@dataclass(frozen=True)
-class ExportRequest:
-    """What somebody wants exported, as given."""
-
-    form: Format
-    target: Path
-    choice: RolloutChoice = field(default_factory=RolloutChoice)
-    policy: str = ""
-    """RUN or RUN:VERSION, for weights; empty takes the last policy of the choice's run."""
-    store: str = ""
-    pairs: Pairs = "extremes"
-    force: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,30 +44,39 @@ class ExportResult:
     """Rollouts left out because they are in quarantine."""
 
 
-def export(request: ExportRequest) -> ExportResult:
-    """Write what was asked for, whole or not at all, and say how much it was.
+def export(
+    form: Format,
+    target: Path,
+    choice: RolloutChoice,
+    policy: str = "",
+    store: str = "",
+    pairs: Pairs = "extremes",
+    force: bool = False,
+) -> ExportResult:
+    """Write rollouts, or a policy's weights, to a file or directory, whole or not at all.
 
-    What may be trained on, datasets and what was kept, leaves rollouts in quarantine out unless they are asked for.
-    Raises ExportRefused where there is nothing to write, OutputRefused where something is in the way, NotText,
-    PolicyUnknown, RunUnknown, and QuestionError.
+    `policy` is RUN or RUN:VERSION; empty takes the last policy of the choice's run. Datasets and kept rollouts leave
+    those in quarantine out, unless the choice has them. Raises ExportRefused where there is nothing to write,
+    OutputRefused for an existing target, NotText, PolicyUnknown, RunUnknown, and QuestionError.
     """
-    check_output(request.target, request.force)
-    store = existing_store(request.store)
-    if request.form == "weights":
-        policy = find_policy(store, request.policy or request.choice.run)
-        if policy is None:
+    check_output(target, force)
+    source = existing_store(store)
+    if form == "weights":
+        found = find_policy(source, policy or choice.run)
+        if found is None:
             raise ExportRefused("weights: say whose (--policy RUN or RUN:VERSION). Nothing was written.")
-        copy_weights(store, policy.key, request.target, request.force)
-        return ExportResult(sum(path.is_file() for path in request.target.rglob("*")))
-    choice = request.choice
-    whatever = choice.quarantined or (request.form == "verifiers" and not choice.kept)
-    steps = list(chosen_rollouts(store, replace(choice, quarantined=whatever)))
+        copy_weights(source, found.key, target, force)
+        return ExportResult(sum(path.is_file() for path in target.rglob("*")))
+    whatever = choice.quarantined or (form == "verifiers" and not choice.kept)
+    steps = list(chosen_rollouts(source, replace(choice, quarantined=whatever)))
     left_out = sum(step.num_quarantined for step in steps)
     # All rows before the file: what cannot be a row is refused before anything is begun.
-    rows = list(episode_lines(steps) if request.form == "verifiers" else _dataset_rows(steps, request))
+    rows = list(episode_lines(steps) if form == "verifiers" else _dataset_rows(steps, form, pairs))
     if not rows:
-        raise ExportRefused(f"there is nothing to export{_hint(request, left_out)}. Nothing was written.")
-    write_whole(request.target, partial(_write, rows, request), request.force)
+        raise ExportRefused(f"there is nothing to export{_hint(form, choice, left_out)}. Nothing was written.")
+    if form == "verifiers" and target.suffix == ".parquet":
+        raise ExportRefused("verifiers reads JSONL: name a file that ends in .jsonl. Nothing was written.")
+    write_whole(target, partial(_write, rows, target.suffix), force)
     return ExportResult(len(rows), left_out)
 
 
@@ -119,9 +114,9 @@ def _line_as_read(traces: Sequence[tuple[Row, list[Row]]]) -> Row:
     return found[0] if outer is None else {**outer, "traces": found}
 
 
-def _dataset_rows(steps: Sequence[StepRollouts], request: ExportRequest) -> Iterator[Row]:
+def _dataset_rows(steps: Sequence[StepRollouts], form: Format, pairs: Pairs) -> Iterator[Row]:
     """Yield the rows of a dataset; rollouts that ended with an error are in none."""
-    together = "trace_id" if request.form == "sft" else "group_id"
+    together = "trace_id" if form == "sft" else "group_id"
     for step in steps:
         groups: dict[str, list[tuple[Row, list[Row]]]] = {}
         for trace, messages in step.chosen_traces:
@@ -129,29 +124,26 @@ def _dataset_rows(steps: Sequence[StepRollouts], request: ExportRequest) -> Iter
                 groups.setdefault(trace[together], []).append((trace, messages))
         for group in groups.values():
             sft = (row for trace, messages in group for row in samples(trace, messages))
-            rows = sft if request.form == "sft" else preferences(group, request.pairs)
+            rows = sft if form == "sft" else preferences(group, pairs)
             yield from ({**row, "run": step.run, "step": step.step} for row in rows)
 
 
-def _write(rows: Sequence[Row], request: ExportRequest, draft: Path) -> None:
-    if request.target.suffix == ".parquet":
-        if request.form == "verifiers":
-            raise ExportRefused("verifiers reads JSONL: name a file that ends in .jsonl. Nothing was written.")
-        pq.write_table(table(rows), draft)
+def _write(rows: Sequence[Row], suffix: str, draft: Path) -> None:
+    if suffix == ".parquet":
+        pl.DataFrame(rows, infer_schema_length=None).write_parquet(draft)
         return
     with draft.open("w", encoding="utf-8") as file:
         for row in rows:
             file.write(compact(row) + "\n")
 
 
-def _hint(request: ExportRequest, num_quarantined: int) -> str:
-    """Say which of the conditions may have left nothing."""
-    choice = request.choice
+def _hint(form: Format, choice: RolloutChoice, num_quarantined: int) -> str:
+    """Return which of the conditions may have left nothing."""
     if num_quarantined:
         return f": {num_quarantined} rollouts were left out because they are in quarantine (--quarantined keeps them)"
     if choice.kept or choice.min_reward is not None or choice.sql:
         return ": no rollout meets the conditions (--kept, --min-reward, --sql, --steps)"
-    if request.form == "preferences":
+    if form == "preferences":
         return ": no group has two answers to one prompt whose rewards differ"
     return f": run {choice.run!r} has no finished rollouts in these steps"
 
@@ -185,16 +177,6 @@ def _merge(base: Path, adapter: Path, draft: Path) -> None:
         )
 
 
-def main(request: ExportRequest) -> int:
-    """Export as asked and say what was written; return the exit status."""
-    written = export(request)
-    noun = {"verifiers": "episodes", "sft": "samples", "preferences": "pairs", "weights": "files"}[request.form]
-    print(f"{request.target}: {written.number} {noun}")
-    if written.num_quarantined:
-        print(f"left out: {written.num_quarantined} rollouts in quarantine (--quarantined keeps them)")
-    return 0
-
-
 def copy_run(run: str, target: str, store: str = "", with_policies: bool = False) -> CopyReport:
     """Copy a run from `store` to the one at `target`, which is made where there is none.
 
@@ -221,14 +203,3 @@ def _with_sources(store: Store, run: str, needs: dict[str, Needs]) -> list[str]:
     while is_unfinished(store, runs[0]) and runs[0] in needs:
         runs.insert(0, needs[runs[0]].run)
     return runs
-
-
-def copy(run: str, target: str, store: str, with_policies: bool) -> int:
-    """Copy a run to another store and print the result; return the exit status."""
-    done = copy_run(run, target, store, with_policies)
-    if done.nothing:
-        print(f"{target}: run {run} is there already, nothing was copied")
-        return 0
-    weights = f", {done.policies} policies" if with_policies else ""
-    print(f"{target}: run {run} with {done.rows} ledger rows, {done.slices} new slices{weights}")
-    return 0

@@ -7,7 +7,7 @@ The files' content and how they are read are in the keys, so that the same files
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,11 @@ from flows.runtime.machine_facts import config_versions, versions
 from flows.runtime.resolve_run import assignments
 from storage.errors import border
 from storage.keys import content_key
-from storage.refs import Entry
 from storage.roots import open_root
 from storage.store import FORMAT, Store, open_store
 from tasks.exchange import trace_import
 from tasks.exchange.episodes import SAMPLED, TRAIN, Episode, ImportContext, ImportRefused, Unfit, count_reasons, refusal
-from tasks.exchange.files import STEP, Format, read_files, require_regular
+from tasks.exchange.files import STEP, read_files, require_regular
 from tasks.exchange.trace_import import ImportedRollouts, arrange, split_repeated, with_unique_ids
 from tasks.exchange.traces import MARK
 from tasks.inference.engine.model_info import TOKENIZER_FILES, file_digest, files_of, model_directory
@@ -34,13 +33,6 @@ from tasks.metrics import stage as metrics
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext, StageKeys
 
-OLD_EXPORT = "stagecoach"
-"""A block in lines of older exports; a run is copied from store to store instead."""
-OLD_BLOCK = f"with a block `{OLD_EXPORT}`, which is not read"
-OLD_BLOCK_NOTE = (
-    f"The block `{OLD_EXPORT}` is an older export's: what it says of policies, assignments and held-out examples was "
-    "not taken over. To have a run in another store as it is: stagecoach export RUN --format store --to STORE"
-)
 HELD_OUT = "an attempt at a held-out example (import them with --held-out, to train on them)"
 
 
@@ -56,7 +48,6 @@ class ImportRequest:
     overrides: Sequence[str] = ()
     name: str = ""
     store: str = ""
-    form: Format = "auto"
     model: str = ""
     """Directory or hub id of the model whose tokenizer makes tokens of text; of its weights nothing is read."""
     environment: str = ""
@@ -75,11 +66,11 @@ class ImportOutcome:
     num_computed: int
     """Stage results that were not there before."""
     num_steps: int
-    figures: dict[str, int] = field(default_factory=dict)
-    """Rollouts by where their tokens come from, and what else is worth knowing; of what was computed."""
-    groups: dict[str, int] = field(default_factory=dict)
-    """How many groups there are, and of how many a baseline can be made; of what was computed."""
-    left_out: dict[str, int] = field(default_factory=dict)
+    figures: dict[str, int]
+    """Rollouts by where their tokens come from, and what else is worth knowing."""
+    groups: dict[str, int]
+    """How many groups there are, and of how many a baseline can be made."""
+    left_out: dict[str, int]
     """Lines left out, by reason."""
 
 
@@ -99,18 +90,17 @@ def import_files(request: ImportRequest) -> ImportOutcome:
     with border("looking for a store", root.address):
         found_store = root.exists(FORMAT)  # none is made for asking
     if found_store:
-        store = open_store(config.store)
-        _require_free(store, config.name, key)
-        earlier = _finished_import(store, config.name, key)
-        if earlier is not None:
-            return _adopt(store, config, earlier)
+        _require_free(open_store(config.store), config.name, key)
     found, figures, left_out = _read(request, config)
     config = with_contents(config, found)
     store = open_store(config.store)
-    _record(store, config, "started", f"import of {', '.join(str(file) for file in request.files)}")
+    is_new = store.runs.last_event(config.name) != "finished"  # the same import again finds all of its results
+    if is_new:
+        _record(store, config, "started", f"import of {', '.join(map(str, request.files))}")
     computed = _write(RunContext(store, config.name, config, versions(config)), found, inputs)
     message = {"rollouts": figures, "groups": found.groups(), "left out": left_out}
-    _record(store, config, "finished", json.dumps(message))
+    if is_new:
+        _record(store, config, "finished", json.dumps(message))
     return ImportOutcome(config.name, config.store, computed, len(found.steps), figures, found.groups(), left_out)
 
 
@@ -123,37 +113,10 @@ def _require_free(store: Store, name: str, key: str) -> None:
         )
 
 
-def _finished_import(store: Store, name: str, key: str) -> list[Entry] | None:
-    """Return the ledger rows of an import of the same files in the same way that finished, this run's own first."""
-    runs = [entry.run for entry in store.ledger.entries(stage="examples") if entry.key == key]
-    for run in sorted(runs, key=lambda run: run != name):
-        if any(event.event == "finished" for event in store.runs.events(run)):
-            entries = store.ledger.entries(run=run)
-            imported = [entry for entry in entries if key in (entry.key, entry.inputs.get("examples"))]
-            keys = {entry.key for entry in imported}
-            # Only metrics: the run may have been trained on since.
-            return imported + [
-                entry for entry in entries if entry.stage == metrics.STAGE.name and keys & {*entry.inputs.values()}
-            ]
-    return None
-
-
-def _adopt(store: Store, config: RunConfig, entries: Sequence[Entry]) -> ImportOutcome:
-    """Make the finished work of another import part of this run; nothing is computed."""
-    run = entries[0].run
-    if run != config.name:
-        same = RunConfig.model_validate({**store.runs.config(run), "name": config.name})
-        _record(store, same, "started", f"the import {run}")
-        for entry in entries:
-            RunContext(store, same.name, same, {}).adopt(entry, entry.step)
-        _record(store, same, "finished", f"the import {run}")
-    return ImportOutcome(config.name, config.store, 0, sum(entry.stage == trace_import.STAGE.name for entry in entries))
-
-
 def _read(request: ImportRequest, config: RunConfig) -> tuple[ImportedRollouts, dict[str, int], dict[str, int]]:
     """Return what the files hold, figures about it, and how many lines were left out by reason."""
     reading = ImportContext(request.environment, config.model.vocab_size, renderer_of(config))
-    episodes, problems = read_files(request.files, request.form, reading)
+    episodes, problems = read_files(request.files, reading)
     # Across all files: a trace that is in two of them would count twice.
     episodes, again = split_repeated(episodes)
     names = [str(file) for file in request.files]
@@ -181,7 +144,6 @@ def _figures(episodes: Sequence[Episode]) -> dict[str, int]:
         counts[f"with {mark.get('tokens') or ('sampled' if row['policy_key'] else 'rendered')} tokens"] += 1
         counts["errored"] += row["error_class"] is not None
         counts["without a reward"] += row["reward"] is None
-        counts[OLD_BLOCK] += OLD_EXPORT in mark.get("episode", ())
         counts["of unknown temperature"] += "temperature" in mark and mark["tokens"] == SAMPLED
     return {name: number for name, number in counts.items() if number}
 
@@ -248,7 +210,7 @@ def inputs_of_import(request: ImportRequest, config: RunConfig) -> dict[str, str
     with border("reading the files to import", ", ".join(map(str, request.files)), "nothing was written"):
         digests = [file_digest(file) for file in request.files]
     reading: dict[str, Any] = {
-        "form": request.form,
+        "form": "auto",  # in the keys of imports from when lines had several forms
         "environment": request.environment,
         "groups_per_step": request.groups_per_step,
         "skip_bad": request.skip_bad,
@@ -298,7 +260,6 @@ def outcome_lines(outcome: ImportOutcome) -> list[str]:
     return [
         f"run {outcome.run}: {steps}; {found}",
         *_group_lines(outcome.groups),
-        *([OLD_BLOCK_NOTE] if OLD_BLOCK in outcome.figures else []),
         *(f"left out: {number} x {reason}" for reason, number in outcome.left_out.items()),
         f"train on it with: {again} --store {outcome.store}",
     ]
@@ -306,18 +267,9 @@ def outcome_lines(outcome: ImportOutcome) -> list[str]:
 
 def _group_lines(groups: Mapping[str, int]) -> list[str]:
     """Return what to say of the groups, with a warning where no baseline could tell their members apart."""
-    if not groups:
-        return []
     total, several, differ = groups.values()
     noun = "group" if total == 1 else "groups"
     lines = [f"{total} {noun}: {several} of more than one rollout, {differ} with differing rewards"]
     if not differ:
         lines.append("No group has differing rewards: a baseline of the group (grpo, rloo) leaves nothing to train on.")
     return lines
-
-
-def main(request: ImportRequest) -> int:
-    """Import files as asked and print the result; return the exit status."""
-    for line in outcome_lines(import_files(request)):
-        print(line)
-    return 0

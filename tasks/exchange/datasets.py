@@ -6,24 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Literal
 
-import pyarrow as pa
-
 from tasks.exchange.episodes import Row, compact, paths
 from tasks.exchange.traces import openai_message
 
 Pairs = Literal["extremes", "all"]
-FUNCTION = pa.struct([("name", pa.string()), ("arguments", pa.string())])
-CALL = pa.struct([("id", pa.string()), ("type", pa.string()), ("function", FUNCTION)])
-FIELDS = {
-    "role": pa.string(),
-    "content": pa.string(),
-    "reasoning_content": pa.string(),
-    "tool_calls": pa.list_(CALL),
-    "tool_call_id": pa.string(),
-    "name": pa.string(),
-}
-"""What a message of a dataset may hold; fields that no message has are left out."""
-CONVERSATIONS = ("messages", "prompt", "chosen", "rejected")
+FIELDS = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
+"""What a message of a dataset may hold."""
 
 
 class NotText(ValueError):
@@ -61,19 +49,6 @@ def preferences(group: Sequence[tuple[Row, Sequence[Row]]], pairs: Pairs) -> Ite
         answers[key].append((trace["reward"], trace, said))
     for (_, prompt), found in answers.items():
         yield from _pairs(json.loads(prompt)[0], found, pairs)
-
-
-def table(rows: Sequence[Row]) -> pa.Table:
-    """Return dataset rows as an Arrow table; messages are structs of the fields that at least one of them has."""
-    said = [message for row in rows for name in CONVERSATIONS for message in row.get(name, ())]
-    used = [name for name in FIELDS if name in ("role", "content") or any(name in message for message in said)]
-    conversation = pa.list_(pa.struct([(name, FIELDS[name]) for name in used]))
-    # Conversations are given their type: left to itself, Arrow would have another for each set of fields.
-    columns = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        values = [row.get(name) for row in rows]
-        columns[name] = pa.array(values, conversation if name in CONVERSATIONS else None)
-    return pa.table(columns)
 
 
 def _pairs(prompt: list[Row], answers: list[tuple[float, Row, list[Row]]], pairs: Pairs) -> Iterator[Row]:

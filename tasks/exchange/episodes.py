@@ -31,7 +31,7 @@ class Origin:
     number: int
     """The file's place among those given; 0-based."""
     line: int
-    """1-based; of a Parquet file, the row's number."""
+    """1-based."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,6 @@ class Episode:
     assignment: Row | None = None
     """The assignment's row, once it is known to which step and group the episode goes."""
     seed: int = 0
-    same: str = ""
-    """What two lines of one example id must have in common to be attempts at one example; empty takes the task."""
 
 
 def canonical(value: Any) -> str:
@@ -176,7 +174,7 @@ class LineProblem:
 
     file: str
     line: int
-    """1-based; of a Parquet file, the row's number."""
+    """1-based."""
     reason: str
     detail: str = ""
 

@@ -184,7 +184,7 @@ def arrange(episodes: Sequence[Episode], groups_per_step: int = 0) -> ImportedRo
     num_groups: Counter[int] = Counter()
     slots: dict[tuple[object, ...], str] = {}
     steps: dict[int, list[Episode]] = {}
-    examples: dict[tuple[str, str], tuple[str, Row]] = {}
+    examples: dict[tuple[str, str], Row] = {}
     for episode in joined:
         known = _with_example(episode, examples)
         step = known.step or 0
@@ -197,7 +197,7 @@ def arrange(episodes: Sequence[Episode], groups_per_step: int = 0) -> ImportedRo
         members[slots[key]] += 1
         steps.setdefault(step, []).append(_with_assignment(known, assignment, step))
     ordered = {step: tuple(steps[step]) for step in sorted(steps)}
-    return ImportedRollouts(tuple(row for _, row in examples.values()), ordered)
+    return ImportedRollouts(tuple(examples.values()), ordered)
 
 
 def _join_episodes(episodes: Sequence[Episode]) -> list[Episode]:
@@ -216,19 +216,13 @@ def _join_episodes(episodes: Sequence[Episode]) -> list[Episode]:
     return list(found.values())
 
 
-def _with_example(episode: Episode, examples: dict[tuple[str, str], tuple[str, Row]]) -> Episode:
-    """Note the episode's example; one with another task under a known id gets an id of its own.
-
-    Of a conversation the prompt is what counts, and the first one's task is the example's: each trace has its own task
-    in its record.
-    """
+def _with_example(episode: Episode, examples: dict[tuple[str, str], Row]) -> Episode:
+    """Add the episode's example; one with another task under an id that is taken gets an id with a number."""
     example_id, number = episode.example_id, 1
-    same = episode.same or episode.task
     while True:
         row = {"environment": episode.environment, "example_id": example_id}
         row |= {"split": episode.split, "task": episode.task}
-        known, _ = examples.setdefault((episode.environment, example_id), (same, row))
-        if known == same:
+        if examples.setdefault((episode.environment, example_id), row)["task"] == episode.task:
             return replace(episode, example_id=example_id)
         number += 1
         example_id = f"{episode.example_id}#{number}"

@@ -303,13 +303,20 @@ Patch = dict[str, Any]
 def difference(old: Any, new: Any) -> Patch | None:
     """Return the patch that makes `new` of `old`, or None where they are equal; 1, 1.0 and true are three values."""
     if isinstance(old, dict) and isinstance(new, dict):
-        pairs = {name: (old.get(name, ...), value) for name, value in new.items()}
-        return _inside(pairs, [name for name in old if name not in new])
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        found = _inside({str(place): pair for place, pair in enumerate(zip(old, new, strict=True))}, [])
-        # A list that differs in most places is shorter as a whole.
-        return found if found is None or len(found[INSIDE]) * 2 < len(new) or not _plain(new) else {SET: new}
-    return None if _same(old, new) else {SET: new}
+        before, after = old, new
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new) and _holds_objects(new):
+        before, after = dict(enumerate(old)), dict(enumerate(new))
+    else:
+        return None if compact(old) == compact(new) else {SET: new}
+    patches = {str(name): difference(before[name], after[name]) for name in after if name in before}
+    patches |= {str(name): {SET: after[name]} for name in after if name not in before}
+    inside = {name: patch for name, patch in patches.items() if patch is not None}
+    removed = [name for name in before if name not in after]
+    return {INSIDE: inside} | ({REMOVE: removed} if removed else {}) if inside or removed else None
+
+
+def _holds_objects(values: list[Any]) -> bool:
+    return any(isinstance(value, (dict, list)) for value in values)
 
 
 def apply_patch(old: Any, patch: Patch | None) -> Any:
@@ -328,25 +335,3 @@ def apply_patch(old: Any, patch: Patch | None) -> Any:
 def shortest(values: Any) -> list[float]:
     """Return float32 values as the shortest decimals that are these values: 0.1, not 0.10000000149011612."""
     return [float(str(value)) for value in np.asarray(values, np.float32)]
-
-
-def _inside(pairs: Mapping[str, tuple[Any, Any]], removed: list[str]) -> Patch | None:
-    inside = {}
-    for name, (old, new) in pairs.items():
-        found = {SET: new} if old is ... else difference(old, new)
-        if found is not None:
-            inside[name] = found
-    if not inside and not removed:
-        return None
-    return {INSIDE: inside} | ({REMOVE: removed} if removed else {})
-
-
-def _plain(values: list[Any]) -> bool:
-    return not any(isinstance(value, (dict, list)) for value in values)
-
-
-def _same(old: Any, new: Any) -> bool:
-    # NaN differs from itself, and would make a patch that changes nothing.
-    if isinstance(old, float) and isinstance(new, float) and old != old and new != new:
-        return True
-    return type(old) is type(new) and bool(old == new)

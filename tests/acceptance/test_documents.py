@@ -30,7 +30,6 @@ READERS_FILES: Mapping[str, Mapping[str, str | Path]] = {
         "inference.toml": INFERENCE,
     },
     "docs/coming-from-trl.md": {
-        "train_grpo.py": PUBLISHED / "lora_without_regret.py",
         "grpo.yaml": GRPO,
         "run.sh": PUBLISHED / "gspo.sh",
     },

@@ -2,9 +2,6 @@
 
 from typing import Any
 
-import pytest
-
-from configs.checks.environments import evaluation_problems
 from configs.evaluation import EvaluationConfig
 from configs.run import RunConfig, View, content
 
@@ -44,41 +41,7 @@ def test_the_name_and_the_interval_of_a_set_are_in_no_key() -> None:
     assert content(one["hard"]) == content(two["renamed"]) != content(one["all"])
 
 
-def problems(**settings: Any) -> list[str]:
-    environment = {"name": "e", "taskset": {"id": "e"}} | settings.pop("environment", {})
-    kind = settings.pop("kind", "evaluate")
-    config = RunConfig.model_validate({"kind": kind, "environments": (environment,), "evaluation": settings})
-    return list(evaluation_problems(config))
-
-
 OF_OTHERS = {"url": "https://api.example.com/v1", "model": "m"}
-
-
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({"sets": [{"name": "a"}, {"name": "a"}]}, "evaluation.sets: 2 of them are named 'a'"),
-        ({"sets": [{"name": "a", "pass_at": [3]}]}, "evaluation.sets.0.pass_at: pass@3 needs"),
-        ({"sets": [{"name": "a", "environments": ["x"]}]}, "evaluation.sets.0.environments: the run has no environ"),
-        ({"where": {"tier": []}}, "evaluation.where.tier: no value is wanted"),
-        ({"environment": {"holdout_fraction": 0}}, "evaluation: environment 'e' holds out nothing"),
-        ({"external": OF_OTHERS, "kind": "train"}, "evaluation.external: a run of kind train has policies of its own"),
-        ({"external": OF_OTHERS, "policy": "a:1"}, "evaluation.policy: evaluation.external is tried in place"),
-        ({"external": OF_OTHERS | {"url": "host"}}, "evaluation.external: give the url of a chat API"),
-        (
-            {"external": OF_OTHERS, "environment": {"seats": {"judge": {"model": {"path": "/m"}}}}},
-            "environments.0.seats: frozen models of seats play beside policies of ours",
-        ),
-    ],
-)
-def test_what_cannot_work_is_said_before_anything_starts(settings: dict[str, Any], problem: str) -> None:
-    (line,) = problems(**settings)
-    assert line.startswith(problem)
-
-
-def test_what_works_is_not_refused() -> None:
-    assert problems(sets=SETS) == [] == problems(external=OF_OTHERS) == problems()
-    assert problems(kind="train", environment={"holdout_fraction": 0}) == [], "a run that evaluates nothing"
 
 
 def test_someone_elses_model_is_in_the_keys_of_rollouts_and_only_of_evaluations() -> None:

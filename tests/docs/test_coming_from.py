@@ -1,16 +1,30 @@
 """The pages for people who come from another trainer have the tables that are applied, and no others."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from configs.trainers.__main__ import TRAINERS, tables
+from flows.exchange.trainers import PRIME_RL, TRL, Trainer
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.parametrize("name", TRAINERS)
-def test_a_page_has_the_tables_that_are_applied(name: str) -> None:
-    page = (DOCS / f"coming-from-{name}.md").read_text(encoding="utf-8")
-    place = f"write the output of `python -m configs.trainers {name}` to the end of docs/coming-from-{name}.md"
-    assert page[page.index("## Keys side by side") :] == "\n".join(tables(TRAINERS[name])) + "\n", place
+def tables(trainer: Trainer) -> str:
+    """Return the end of a page: a row for each setting here, then the keys without a counterpart."""
+    rows = [f"| {_names(old)} | `{new}` | {trainer.notes.get(new, '')} |" for new, old in trainer.keys.items()]
+    missing = [f"| {_names(old)} | {why} |" for old, why, _ in trainer.missing]
+    heads = (f"| {trainer.name} | here | what differs |", "|---|---|---|"), ("| keys | why |", "|---|---|")
+    first = ["## Keys side by side", "", *heads[0], *rows]
+    return "\n".join([*first, "", "## Without a counterpart", "", *heads[1], *missing, ""]).replace("|  |", "| |")
+
+
+def _names(keys: Iterable[str]) -> str:
+    return ", ".join(f"`{key}`" for key in keys)
+
+
+@pytest.mark.parametrize("trainer", [TRL, PRIME_RL], ids=lambda trainer: trainer.name)
+def test_a_page_has_the_tables_that_are_applied(trainer: Trainer) -> None:
+    path = DOCS / f"coming-from-{trainer.name.lower()}.md"
+    begin, _, _ = path.read_text(encoding="utf-8").partition("## Keys side by side")
+    assert path.read_text(encoding="utf-8") == begin + tables(trainer), f"{path}: its tables are not those applied"

@@ -120,27 +120,26 @@ def test_a_config_of_prime_rl(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     config = load([tmp_path / "new" / CONFIG])
     assert set(project) == {CONFIG} and (config.steps, config.assignment.groups_per_step) == (12, 4)
     said = capsys.readouterr().out
-    carried, rest = said.split("another name or value here:")
-    renamed, missing = rest.split("no counterpart:")
-    assert "assignment.group_size = 8" in carried and "trainer.optim.lr = 1e-05 -> training.learning_rate" in renamed
-    assert "slurm.partition" in missing and "docs/prefect.md" in missing.split("unknown")[0]
-    assert "orchestrator.token_batch_siz" in missing.split("unknown")[1]
+    taken, lost = said.split("not taken over:")
+    assert "trainer.optim.lr = 1e-05 -> training.learning_rate" in taken
+    assert "slurm.partition" in lost and "docs/prefect.md" in lost
+    assert "orchestrator.token_batch_siz" in lost and "did you mean orchestrator.token_batch_size?" in " ".join(
+        lost.split()
+    )
     # What has to be done before it can run.
     to_do = [line for line in said.splitlines() if line.startswith("To do:")]
     assert "model.path" in to_do[0] and "no-such-game" in to_do[1]
 
 
-def test_a_script_of_trl_gets_a_reward_function_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script = (
-        'GRPOTrainer(model="Qwen/Qwen3-0.6B", args=GRPOConfig(max_steps=3), reward_funcs=mine)\nload_dataset("a/b")\n'
-    )
-    (tmp_path / "train.py").write_text(script)
-    project = made(tmp_path / "new", "--from", str(tmp_path / "train.py"))
+def test_arguments_of_trl_get_a_reward_function_beside_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = {"model_name_or_path": "Qwen/Qwen3-0.6B", "max_steps": 3, "reward_funcs": "mine", "dataset_name": "a/b"}
+    (tmp_path / "grpo.json").write_text(json.dumps(arguments))
+    project = made(tmp_path / "new", "--from", str(tmp_path / "grpo.json"))
     assert set(project) == {CONFIG, REWARD}
     assert tomllib.loads(project[CONFIG])["environments"][0]["taskset"]["hub"] == "a/b"
     assert load([tmp_path / "new" / CONFIG]).model.path == "Qwen/Qwen3-0.6B"
     said = capsys.readouterr().out
-    assert "reward_funcs" in said.split("no counterpart")[1] and "prompt_column" in said
+    assert "reward_funcs" in said.split("not taken over")[1] and "prompt_column" in said
     reward = reward_of(project[REWARD])
     assert (reward("it is 4", "4", {}), reward("it is 5", "4", {})) == (1.0, 0.0)
 

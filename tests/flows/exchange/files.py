@@ -29,3 +29,12 @@ def rows(root: str | Path, run: str, table: str) -> pa.Table:
     """Return a table of the first step of a run, up to its rollouts."""
     store = open_store(root)
     return store.read(step_history(store, run).steps[0].work[OF_STAGE.get(table, "rollout")].slices_of(table))
+
+
+def sampled_trace(trace_id: str, asked: str, reward: float) -> dict[str, Any]:
+    """Return a line that is a trace by itself: a question, and a sampled answer of two tokens."""
+    asks = {"message": {"role": "user", "content": asked}, "token_ids": [1], "mask": [False]}
+    answers = {"message": {"role": "assistant", "content": "a"}, "sampled": True, "parent": 0}
+    answers |= {"token_ids": [2, 3], "mask": [True, True], "logprobs": [-0.1, -0.25]}
+    rewards = {"reward": {"score": reward, "weight": 1.0}}
+    return {"id": trace_id, "task": {"data": {"x": asked}}, "nodes": [asks, answers], "rewards": rewards}

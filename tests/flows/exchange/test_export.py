@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from flows import cli
-from flows.exchange.export import ExportRequest, copy_weights, export
+from flows.exchange.export import copy_weights, export
 from flows.exchange.export_rows import ExportRefused, RolloutChoice
 from flows.exchange.imports import ImportRequest, import_files
 from flows.queries.step_history import step_history
@@ -20,7 +20,7 @@ from tasks.filtering import stage as filtering
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import ref_of
-from tests.flows.exchange.files import TOKENS, lines, rows
+from tests.flows.exchange.files import TOKENS, lines, rows, sampled_trace, write_lines
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def out(root: str, form: Any, target: Path, run: str = "theirs", force: bool = False, **choice: Any) -> int:
     """Export a run."""
-    return export(ExportRequest(form, target, RolloutChoice(run, **choice), store=root, force=force)).number
+    return export(form, target, RolloutChoice(run, **choice), store=root, force=force).number
 
 
 def test_a_verifiers_file_is_exported_as_it_was(root: str, tmp_path: Path) -> None:
@@ -56,14 +56,11 @@ def test_what_was_exported_is_imported_as_it_was(root: str, tmp_path: Path) -> N
 
 def test_a_trace_by_itself_comes_back_as_it_was(tmp_path: Path) -> None:
     first, second, file = str(tmp_path / "a"), str(tmp_path / "b"), tmp_path / "t.jsonl"
-    nodes = [{"message": {"role": "user", "content": "q"}, "token_ids": [1], "mask": [False]}]
-    nodes += [{"message": {"role": "assistant", "content": "a"}, "sampled": True, "parent": 0}]
-    nodes[1] |= {"token_ids": [2, 3], "mask": [True, True], "logprobs": [-0.1, -0.25]}
-    file.write_text(json.dumps({"id": "t", "task": {"data": {"x": 1}}, "nodes": nodes, "rewards": {}}) + "\n")
+    write_lines(file, [sampled_trace("t", "q", 1.0)])
     import_files(ImportRequest([file], name="run", store=first))
-    export(ExportRequest("verifiers", tmp_path / "0.jsonl", RolloutChoice("run"), store=first))
+    export("verifiers", tmp_path / "0.jsonl", RolloutChoice("run"), store=first)
     import_files(ImportRequest([tmp_path / "0.jsonl"], name="run", store=second))
-    export(ExportRequest("verifiers", tmp_path / "1.jsonl", RolloutChoice("run"), store=second))
+    export("verifiers", tmp_path / "1.jsonl", RolloutChoice("run"), store=second)
     assert lines(tmp_path / "1.jsonl") == lines(tmp_path / "0.jsonl") == lines(file)
     assert rows(first, "run", "messages").equals(rows(second, "run", "messages"))
 
@@ -75,7 +72,7 @@ def test_episodes_of_several_traces_or_none_come_back_as_they_were(tmp_path: Pat
     nothing = broken | {"ok": False, "errors": [error], "traces": []}
     by_itself = alone["traces"][0] | {"info": {"episode_id": "e", "env_name": "rev"}}
     given = [nothing, pair | {"traces": [*pair["traces"], judge]}, by_itself]
-    (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in given))
+    write_lines(tmp_path / "t.jsonl", given)
     store = str(tmp_path / "store")
     outcome = import_files(ImportRequest([tmp_path / "t.jsonl"], name="run", store=store))
     assert (outcome.figures["traces"], outcome.figures["errored"]) == (4, 1)

@@ -9,7 +9,7 @@ import pytest
 
 from configs.run import RunConfig
 from flows import cli
-from flows.exchange.export import ExportRequest, ExportResult, export
+from flows.exchange.export import ExportResult, export
 from flows.exchange.export_rows import ExportRefused, RolloutChoice
 from flows.exchange.imports import ImportRequest, import_files
 from flows.queries.step_history import step_history
@@ -73,9 +73,7 @@ def scoring(reward: float) -> Stage:
 
 
 def out(store: Store, target: Path, run: str = "", form: Any = "sft", **choice: Any) -> ExportResult:
-    return export(
-        ExportRequest(form, target, RolloutChoice(run, **choice), store=str(store.root.directory), force=True)
-    )
+    return export(form, target, RolloutChoice(run, **choice), store=str(store.root.directory), force=True)
 
 
 def rewards(path: Path) -> list[float]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flows.exchange.export import ExportRequest, copy_weights, export
+from flows.exchange.export import copy_weights, export
 from flows.exchange.export_rows import RolloutChoice
 from flows.exchange.imports import ImportRequest, import_files
 from flows.queries.step_history import step_history
@@ -44,7 +44,7 @@ def by_verifiers(directory: Path) -> list[dict[str, Any]]:
 def test_verifiers_reads_an_export_as_the_rows_that_it_was_made_of(tmp_path: Path) -> None:
     root = str(tmp_path / "store")
     import_files(ImportRequest([TOKENS], name="theirs", store=root))
-    export(ExportRequest("verifiers", tmp_path / "traces.jsonl", RolloutChoice("theirs"), store=root))
+    export("verifiers", tmp_path / "traces.jsonl", RolloutChoice("theirs"), store=root)
     store = open_store(root)
     entry = step_history(store, "theirs").steps[0].work["rollout"]
     found = by_verifiers(tmp_path)
@@ -114,7 +114,7 @@ def pictured(line: dict[str, Any]) -> dict[str, Any]:
 
 def exported(root: str, run: str, form: Any, target: Path) -> list[dict[str, Any]]:
     """Export a run; return the lines."""
-    export(ExportRequest(form, target, RolloutChoice(run), store=root, force=False))
+    export(form, target, RolloutChoice(run), store=root, force=False)
     return lines(target)
 
 

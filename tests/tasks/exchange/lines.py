@@ -37,11 +37,9 @@ def written(path: Path, lines: Sequence[Any]) -> Path:
     return path
 
 
-def read(
-    path: Path, lines: Sequence[Any], context: ImportContext = READING, **options: Any
-) -> tuple[list[Episode], list[LineProblem]]:
+def read(path: Path, lines: Sequence[Any], context: ImportContext = READING) -> tuple[list[Episode], list[LineProblem]]:
     """Write lines to a file and read it."""
-    return read_files([written(path, lines)], options.get("form", "auto"), context)
+    return read_files([written(path, lines)], context)
 
 
 def one(trace: Callable[[dict[str, Any]], None] = lambda trace: None) -> dict[str, Any]:

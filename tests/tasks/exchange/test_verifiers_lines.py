@@ -27,15 +27,15 @@ def node(number: int, **values: Any) -> Change:
     return lambda trace: trace["nodes"][number].update(values)
 
 
-def imported(path: Path, lines: list[Any], **options: Any) -> ImportedRollouts:
+def imported(path: Path, lines: list[Any]) -> ImportedRollouts:
     """Read and place lines that are all good."""
-    episodes, problems = read(path, lines, **options)
+    episodes, problems = read(path, lines)
     assert problems == []
     return arrange(episodes)
 
 
 def test_what_the_command_line_wrote_becomes_rows_of_the_contract(tmp_path: Path) -> None:
-    found = imported(tmp_path / "t.jsonl", verifiers_lines("tokens"), reading=ImportContext())
+    found = imported(tmp_path / "t.jsonl", verifiers_lines("tokens"))
     traces, messages = found.traces(0), found.messages(0)
     check_rows(traces, TRACES, RowPlace("traces"))
     check_rows(messages, MESSAGES, RowPlace("messages"))
