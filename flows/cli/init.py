@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from flows.cli.arguments import UsageError, option
 
 if TYPE_CHECKING:
-    from flows.exchange.trainers import Trainer, Translation
+    from flows.exchange.trainers import ForeignTrainer, Translation
 
 
 def init(
@@ -109,7 +109,7 @@ def _has_our_reward(taskset: Mapping[str, Any]) -> bool:
     return bool(taskset.get("task") == SAMPLE[0]["taskset"]["task"])
 
 
-def _outcomes(translation: "Translation", trainer: "Trainer") -> Iterator[str]:
+def _outcomes(translation: "Translation", trainer: "ForeignTrainer") -> Iterator[str]:
     """Yield the settings that keys became, and the keys that were not taken over with the reason."""
     from flows.exchange.trainers import one_line
 

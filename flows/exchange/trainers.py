@@ -32,7 +32,7 @@ NUMBER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 
 
 @dataclass(frozen=True)
-class Trainer:
+class ForeignTrainer:
     """The names of another trainer's settings."""
 
     name: str
@@ -50,7 +50,7 @@ class Trainer:
     """Functions of settings that are more than another name, by the dotted key here; None writes nothing."""
 
     @classmethod
-    def read(cls, file: str, computed: Mapping[str, Callable[[ForeignKeys], Any]]) -> "Trainer":
+    def read(cls, file: str, computed: Mapping[str, Callable[[ForeignKeys], Any]]) -> "ForeignTrainer":
         """Return the trainer that a TOML file beside this one describes."""
         table = tomllib.loads((Path(__file__).parent / file).read_text(encoding="utf-8"))
         missing = [(entry["keys"].split(), entry["why"], entry.get("off", ())) for entry in table["missing"]]
@@ -65,8 +65,8 @@ class Trainer:
         return [pattern for old in lists for pattern in old]
 
 
-TRL = Trainer.read("trl.toml", trl.COMPUTED)
-PRIME_RL = Trainer.read("prime_rl.toml", prime_rl.COMPUTED)
+TRL = ForeignTrainer.read("trl.toml", trl.COMPUTED)
+PRIME_RL = ForeignTrainer.read("prime_rl.toml", prime_rl.COMPUTED)
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Translation:
     """Keys without a counterpart whose value asks for nothing."""
 
 
-def translate(tree: Mapping[str, Any], trainer: Trainer) -> Translation:
+def translate(tree: Mapping[str, Any], trainer: ForeignTrainer) -> Translation:
     """Return the settings of a foreign config; what is unknown or invalid here is listed in `lost`."""
     keys = ForeignKeys(tree, trainer.defaults)
     result = Translation()
@@ -175,7 +175,7 @@ def _first_problem(settings: Mapping[str, Any]) -> str:
     return ""
 
 
-def _list_others(result: Translation, keys: ForeignKeys, trainer: Trainer) -> None:
+def _list_others(result: Translation, keys: ForeignKeys, trainer: ForeignTrainer) -> None:
     """List the keys that no setting came from, those of one reason together."""
     by_reason: dict[str, list[str]] = {}
     for key, value in keys.items():
@@ -197,7 +197,7 @@ def _asks_for_nothing(value: Any, off: Sequence[Any]) -> bool:
     return any(value == nothing and isinstance(value, bool) == isinstance(nothing, bool) for nothing in (*OFF, *off))
 
 
-def read_foreign(files: Sequence[str]) -> tuple[Trainer, dict[str, Any]]:
+def read_foreign(files: Sequence[str]) -> tuple[ForeignTrainer, dict[str, Any]]:
     """Return the trainer of the files and their keys as nested tables, later files over earlier ones.
 
     Raises ConfigError for a file that cannot be read, is of no known trainer, or of another trainer than the others.
@@ -217,7 +217,7 @@ def read_foreign(files: Sequence[str]) -> tuple[Trainer, dict[str, Any]]:
     return trainers[0], merged.tree
 
 
-def _read(path: Path) -> tuple[Trainer, dict[str, Any]]:
+def _read(path: Path) -> tuple[ForeignTrainer, dict[str, Any]]:
     try:
         with path.expanduser().open(encoding="utf-8") as file:
             text = file.read(MAX_CHARS + 1)
@@ -241,7 +241,7 @@ def _read(path: Path) -> tuple[Trainer, dict[str, Any]]:
     return trainer, tables
 
 
-def _num_keys(trainer: Trainer, tree: Mapping[str, Any]) -> int:
+def _num_keys(trainer: ForeignTrainer, tree: Mapping[str, Any]) -> int:
     """Return how many keys are the trainer's."""
     patterns = [pattern for pattern in trainer.patterns if pattern not in COMPONENTS]
     keys = ForeignKeys(tree, {})

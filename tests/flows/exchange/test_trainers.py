@@ -13,7 +13,7 @@ from configs.errors import ConfigError
 from configs.load import known_keys, load
 from configs.run import RunConfig
 from flows.exchange.foreign_keys import flatten, matches
-from flows.exchange.trainers import PRIME_RL, TRL, Trainer, Translation, read_foreign, translate, tree_of
+from flows.exchange.trainers import PRIME_RL, TRL, ForeignTrainer, Translation, read_foreign, translate, tree_of
 
 HERE = Path(__file__).parent / "trainers"
 PUBLISHED = Path(__file__).parents[2] / "fixtures/published"
@@ -40,7 +40,7 @@ def values(config: RunConfig, expected: dict[str, Any]) -> dict[str, Any]:
     return {key: round(value, 9) if isinstance(value := flat.get(key), float) else value for key in expected}
 
 
-def as_tree(keys: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
+def as_tree(keys: dict[str, Any], trainer: ForeignTrainer) -> dict[str, Any]:
     """Return keys by dotted name as a file of the trainer has them, items of lists numbered."""
     return _with_lists(tree_of(keys)) if trainer is PRIME_RL else keys
 
@@ -90,7 +90,7 @@ def test_a_value_that_asks_for_nothing_is_off() -> None:
 
 
 @trainers
-def test_every_published_key_is_in_the_table_once(trainer: Trainer) -> None:
+def test_every_published_key_is_in_the_table_once(trainer: ForeignTrainer) -> None:
     keys = KEYS[trainer.name]
     assert len(keys) > 200
     assert [key for key in keys if not any(matches(key, pattern) for pattern in trainer.patterns)] == []
@@ -108,7 +108,7 @@ VALUES = st.one_of(
 @trainers
 @settings(max_examples=20)
 @given(data=st.data())
-def test_whatever_is_given_what_comes_out_loads(trainer: Trainer, data: st.DataObject) -> None:
+def test_whatever_is_given_what_comes_out_loads(trainer: ForeignTrainer, data: st.DataObject) -> None:
     keys = data.draw(st.dictionaries(st.sampled_from(KEYS[trainer.name]), VALUES, max_size=8))
     keys = {
         key: value for key, value in keys.items() if not any(key != other and matches(other, key) for other in keys)
@@ -118,7 +118,7 @@ def test_whatever_is_given_what_comes_out_loads(trainer: Trainer, data: st.DataO
 
 
 @trainers
-def test_no_key_is_lost_in_silence(trainer: Trainer) -> None:
+def test_no_key_is_lost_in_silence(trainer: ForeignTrainer) -> None:
     for key in KEYS[trainer.name]:
         translation = translate(as_tree({key: 3}, trainer), trainer)
         places = [*translation.origins.values(), *translation.lost, *translation.off]
@@ -201,6 +201,6 @@ def test_a_command_has_the_arguments_after_its_script(tmp_path: Path) -> None:
         ("a.toml", "[optim]\nlr = 1e-5\n[scheduler]", PRIME_RL, {"trainer": {"optim": {"lr": 1e-5}, "scheduler": {}}}),
     ],
 )
-def test_whose_a_file_is(tmp_path: Path, name: str, text: str, trainer: Trainer, tree: dict[str, Any]) -> None:
+def test_whose_a_file_is(tmp_path: Path, name: str, text: str, trainer: ForeignTrainer, tree: dict[str, Any]) -> None:
     (tmp_path / name).write_text(text)
     assert read_foreign([str(tmp_path / name)]) == (trainer, tree)
