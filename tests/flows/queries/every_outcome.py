@@ -15,6 +15,7 @@ from configs.run import View
 from flows.orchestration.states import GateRefused
 from flows.runtime import loop, pipeline
 from flows.runtime.loop import evaluation_contexts
+from flows.runtime.rollouts import RolloutSource
 from flows.runtime.session import Session, record_run
 from tasks.assignment import examples as listing
 from tasks.assignment import stage as assignment
@@ -167,11 +168,11 @@ def regrade(root: Path) -> None:
     do = PlayedStages(session)
     with record_run(session):
         found, policy = pipeline.import_sources(do, SOURCE)
-        drawn = pipeline.build_batch(do, 0, found, policy)
+        drawn = pipeline.build_batch(RolloutSource(do, found), 0, policy)
         again = do(REGRADE, 0, drawn.traces)
         traces = (again, *drawn.traces)
         verdicts = do(filtering.task, 0, traces, parameters={UNFIT: REASON})
-        credits = pipeline.credit(do, 0, traces, verdicts, session.config, None)
+        credits = pipeline.credit(do, 0, traces, verdicts, None)
         batches = do(packing.task, 0, (credits, *traces))
         pipeline.train(do, 0, replace(drawn, traces=traces, packing=batches), policy)
 
