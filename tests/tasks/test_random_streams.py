@@ -15,9 +15,8 @@ import pytest
 from configs.training import LoraConfig
 from tasks.arrays import permutation
 from tasks.assignment import stage as assigning
-from tasks.inference.sampling.call_seeds import call_seed
+from tasks.inference.environments.agent_runs import SEED_STRIDE, call_seed
 from tasks.inference.sampling.rollout_runner import RETRY_SEED_STRIDE
-from tasks.inference.sampling.seats import SEED_STRIDE
 from tasks.learner import attention
 from tasks.learner.tiny import tiny_qwen3
 from tasks.learner.tiny_vision import tiny_qwen3_vl

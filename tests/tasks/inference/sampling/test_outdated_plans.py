@@ -15,7 +15,7 @@ from tasks.inference.sampling.lost_servers import ServiceLost
 from tasks.inference.sampling.replicas import Replicas
 from tasks.inference.sampling.rollout_runner import OF_POLICY, RolloutRunner
 from tasks.inference.sampling.sampler import BatchSampler, PreparedGroups, Renewal, SamplingPlan
-from tasks.inference.sampling.server_pool import RolloutDealer
+from tasks.inference.sampling.server_pool import ServerPool
 from tasks.runtime.stage import Policy
 from tests.fixtures.hosts import assigned
 
@@ -53,14 +53,15 @@ class Instant(RolloutRunner):
 def sample(runner: Instant, plan: SamplingPlan, groups: str, most: int = 12) -> list[str]:
     """Sample some groups, and return those that were handed over."""
     handed, sampler = list[str](), object.__new__(BatchSampler)
-    dealer = RolloutDealer({"e": ["tcp://127.0.0.1:9"]})
-    dealer._client = lambda server: None  # type: ignore[method-assign, assignment, return-value]
+    pool = ServerPool({"e": ["tcp://127.0.0.1:9"]})
     parts = {
         "runner": runner,
         "plan": replace(plan, streams=True),
         "quota": GroupQuota({}),
         "limiter": Limiter(most),
-        "dealer": dealer,
+        "servers": pool,
+        "waiting": {},
+        "is_isolating": False,
     }
     parts |= {"begun": set(), "live": {}, "stopped": set(), "replicas": Replicas([], 0, None)}
     parts |= {"on_group": lambda group_id, _: handed.append(group_id)}
@@ -79,7 +80,7 @@ def sample(runner: Instant, plan: SamplingPlan, groups: str, most: int = 12) -> 
     finally:
         assert len(handed) == len(set(handed))
         assert not sampler.live
-    assert not dealer.in_flight or plan.drops_begun
+    assert not pool.in_flight or plan.drops_begun
     return sorted(handed)
 
 

@@ -1,17 +1,10 @@
 """What a rollout asks of the engine: the salt of the policy, the right temperature, seeds of its assignment."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from verifiers.v1.clients import Client
-from verifiers.v1.configs.client import TrainClientConfig
-from verifiers.v1.interception import Interception
 from verifiers.v1.types import AssistantMessage, UserMessage
 
 from configs.environments import EnvironmentConfig
@@ -21,10 +14,9 @@ from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from flows.services.process import Handle, ServiceSpec
 from tasks.inference.engine.client import ServedModel
-from tasks.inference.sampling.call_seeds import call_seed, prompt_digest, seed_calls
+from tasks.inference.environments.agent_runs import SEED_STRIDE, CallSeeds, call_seed, prompt_digest
 from tasks.inference.sampling.rollout_runner import OF_POLICY, RolloutRunner, chat_sampling_config
 from tasks.inference.sampling.sampler import BatchSampler
-from tasks.inference.sampling.seats import SEED_STRIDE
 from tasks.runtime.stage import Policy
 
 pytestmark = pytest.mark.engine
@@ -82,43 +74,13 @@ def test_a_server_of_another_program_which_gives_all_turns_one_seed_gets_none(ch
 
 
 def seeds_of_two_turns(sampling: Any) -> tuple[int, int]:
-    """The seeds of the calls of two turns, sent as an environment's process sends them."""
-    params = seed_calls({"ctx": SimpleNamespace(sampling=sampling), "interception": Lent()})
-    session = SimpleNamespace(ctx=SimpleNamespace(client=TrainClientConfig()))
-
-    async def make_calls() -> tuple[int, int]:
-        async with params["interception"].acquire(session):
-            for prompt in (SECOND_TURN[:1], SECOND_TURN):
-                await session.client.get_response(None, {}, sampling, turn=SimpleNamespace(prompt=prompt))
-            first, second = session.client._client.seeds
-            return first, second
-
-    return asyncio.run(make_calls())
+    """The seeds of the calls of two turns in an environment's process."""
+    seeds = CallSeeds(sampling.seed)
+    with seeds.call(SECOND_TURN[:1]) as one, seeds.call(SECOND_TURN) as other:
+        return one, other
 
 
 SECOND_TURN = [UserMessage(content="a"), AssistantMessage(content="b"), UserMessage(content="c")]
-
-
-class Noting(Client):
-    """Notes the seeds of calls."""
-
-    def __init__(self) -> None:
-        self.seeds: list[int] = []
-
-    async def get_response(self, _dialect: Any, _body: Any, sampling: Any, **_: Any) -> None:
-        self.seeds.append(sampling.seed)
-
-
-class Lent(Interception):
-    """Gives a session a client that notes seeds."""
-
-    async def start(self) -> None:
-        raise AssertionError("the owner starts it")
-
-    @asynccontextmanager
-    async def acquire(self, session: Any) -> AsyncIterator[tuple[str, str, str]]:
-        session.client = Noting()
-        yield "", "", ""
 
 
 @pytest.mark.parametrize("seed", [0, 41, 2**31 - 1, 2**62 + 2**30 - 1])
