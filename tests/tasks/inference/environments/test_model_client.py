@@ -68,7 +68,9 @@ def test_answers_are_kept_as_they_come_and_kept_ones_are_not_sampled_again() -> 
 
 
 @pytest.mark.parametrize(
-    ("wire", "kept_answers"), [(Wire("abort"), {}), (Wire(status=503), {}), (Wire(), None)], ids=str
+    ("wire", "kept_answers"),
+    [(Wire("abort"), {}), (Wire(status=503), {}), (Wire(), None)],
+    ids=["cut off", "refused", "no plan"],
 )
 def test_what_an_engine_cut_off_or_refused_is_not_kept_nor_anything_without_a_plan(
     wire: Wire, kept_answers: dict[str, str] | None
