@@ -14,7 +14,7 @@ import stagecoach
 from configs.load import load
 from flows.cli import run as commands
 from flows.queries.request import NotThere
-from tests.fixtures.programs import ROOT, environment
+from tests.fixtures.programs import environment
 from tests.fixtures.rehearsal import rehearse
 
 RENAMED = {"overrides": None, "vary": None, "kwargs": None}
@@ -91,17 +91,6 @@ def test_importing_it_is_light(tmp_path: Path) -> None:
     heavy = "{'prefect', 'torch', 'vllm', 'verifiers', 'transformers', 'polars', 'deltalake', 'cyclopts'}"
     done = said_by(f"import sys, stagecoach; print(sorted({heavy} & set(sys.modules)))", tmp_path)
     assert done.stdout.strip() in ("[]", "['polars']"), done.stderr
-
-
-def test_a_person_s_directory_shadows_nothing(tmp_path: Path) -> None:
-    for name in ("tasks.py", "configs.py", "storage.py"):
-        (tmp_path / name).write_text("MINE = True")
-    # `python -c` looks in the current directory first, as a notebook does.
-    look = "import sys, stagecoach, tasks.stages; print(tasks.__file__, sys.path[0] == '', hasattr(tasks, 'MINE'))"
-    done = said_by(look, tmp_path)
-    assert done.stdout.split() == [str(ROOT / "tasks/__init__.py"), "True", "False"], done.stderr
-    done = said_by("import tasks; import stagecoach", tmp_path)
-    assert done.returncode == 1 and "rename yours" in done.stderr and str(tmp_path / "tasks.py") in done.stderr
 
 
 @pytest.mark.engine

@@ -58,6 +58,9 @@ def figures(frame: pl.DataFrame, written: Values | None = None) -> dict[str, Any
     returned as they were written: rows may have been dropped for their age since.
     """
     written = written or {}
+    # The views are of a step each; these rollouts may be of several.
+    one = {"run": "", "step": 0, "for_training": True}
+    frame = frame.with_columns(pl.lit(value, dtype=frame.schema[name]).alias(name) for name, value in one.items())
     summary = select_from(frame, "select * exclude (run, step, for_training) from step_rollouts").to_dicts()
     (values,) = summary or [dict.fromkeys((*COUNTS, "num_kept", "num_trained", *MEANS)) | dict.fromkeys(COUNTS, 0)]
     rewards = select_from(frame, "select * exclude (run, step, for_training) from step_rewards order by all").to_dicts()
