@@ -7,16 +7,25 @@ Without it the tests use the demo's settings and report to nobody.
 import json
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from configs.load import load
 from configs.run import RunConfig
+from tasks.runtime.process_variables import inherited_variables
 
 SETTINGS: dict[str, Any] = {"files": ["demo"], "overrides": [], "tokens": 4096, "report": None}
 SETTINGS |= json.loads(os.environ.get("STAGECOACH_SMOKE", "{}"))
+ROOT = Path(__file__).parents[2]
 Check = Callable[[str, str, str, bool | None], None]
+
+
+@pytest.fixture(scope="session")
+def variables() -> dict[str, str]:
+    """Return the variables of a process that runs a module of `tests`."""
+    return inherited_variables() | {"PYTHONPATH": str(ROOT)}
 
 
 @pytest.fixture(scope="session")

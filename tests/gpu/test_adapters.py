@@ -16,7 +16,7 @@ from configs.run import RunConfig
 from configs.training import LoraConfig
 from tasks.inference.engine import model_info
 from tasks.inference.engine.checks import tolerance
-from tasks.runtime.process_variables import inherited_variables, module_command
+from tasks.runtime.process_variables import module_command
 from tasks.training.policy import probe_token_ids
 from tests.fixtures.adapter_probes import NEW_TOKENS, check_mixed_batch, check_swaps, measure_slowdown
 from tests.fixtures.hosts import engine_of
@@ -34,11 +34,11 @@ def model(config: RunConfig, tmp_path: Path) -> Path:
 
 
 def test_the_engine_here_serves_adapters_beside_their_base(
-    config: RunConfig, model: Path, tmp_path: Path, check
+    config: RunConfig, model: Path, variables: dict[str, str], tmp_path: Path, check
 ) -> None:
     training = config.training.model_copy(update={"lora": config.training.lora or LoraConfig(rank=3, alpha=6)})
     config = config.model_copy(update={"training": training})
-    base, *adapters = scored_adapters(config, model, tmp_path / "adapters")
+    base, *adapters = scored_adapters(config, model, variables, tmp_path / "adapters")
     engines = [
         engine_of(model, tmp_path / f"{name}.json", config.engine, lora=lora)
         for name, lora in (("engine-with-adapters", training.lora), ("engine-without", None))
@@ -52,7 +52,7 @@ def test_the_engine_here_serves_adapters_beside_their_base(
             check(result.name, result.detail, "", result.passed)
 
 
-def scored_adapters(config: RunConfig, model: Path, target: Path) -> list[dict[str, Any]]:
+def scored_adapters(config: RunConfig, model: Path, variables: dict[str, str], target: Path) -> list[dict[str, Any]]:
     """Return rows of the base and of two random adapters with the learner's log-probs, made in a separate process."""
     # The engine's context needs room for the tokens that the probes sample.
     length = min(len(probe_token_ids(1)), config.engine.max_model_len - NEW_TOKENS)
@@ -64,7 +64,7 @@ def scored_adapters(config: RunConfig, model: Path, target: Path) -> list[dict[s
         "probe": probe_token_ids(model_info.read(model).vocab_size)[:length],
     }
     argv = module_command("tests.gpu.adapters", json.dumps(request))
-    done = subprocess.run(argv, env=inherited_variables(), stdout=subprocess.PIPE, stderr=sys.stderr, text=True)
+    done = subprocess.run(argv, env=variables, stdout=subprocess.PIPE, stderr=sys.stderr, text=True)
     assert done.returncode == 0, f"no adapters could be made over {model}"
     rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return rows

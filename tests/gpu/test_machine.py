@@ -33,7 +33,7 @@ from tasks.inference.engine.client import Engine
 from tasks.learner.client import ranks_command
 from tasks.learner.tiny import tiny_qwen3
 from tasks.runtime.execute import perform
-from tasks.runtime.process_variables import inherited_variables, module_command
+from tasks.runtime.process_variables import module_command
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import Services
 from tasks.runtime.stage import Policy
@@ -104,28 +104,28 @@ def test_gpu_and_driver(check) -> None:
         check("machine", diagnosis.what, diagnosis.advice or "as it is", diagnosis.level != "bad")
 
 
-def test_learner(machine: Machine, check) -> None:
+def test_learner(machine: Machine, variables: dict[str, str], check) -> None:
     argv = module_command(CHECKS, json.dumps(machine.request))
-    done = subprocess.run(argv, env=inherited_variables(), capture_output=True, text=True)
+    done = subprocess.run(argv, env=variables, capture_output=True, text=True)
     for line in done.stdout.splitlines():
         check(**json.loads(line))
     assert done.returncode == 0, _last_line(done.stderr)
 
 
 @pytest.mark.skipif(len(gpus()) == 1, reason="needs two GPUs")
-def test_ranks_have_the_gradient_of_one(machine: Machine, check) -> None:
+def test_ranks_have_the_gradient_of_one(machine: Machine, variables: dict[str, str], check) -> None:
     ranks = len(gpus()) or 2  # without a GPU, of processors
-    one, several = (gradient_norm(machine, processes, ranks) for processes in (1, ranks))
+    one, several = (gradient_norm(machine, variables, processes, ranks) for processes in (1, ranks))
     difference = abs(several / one - 1)
     name, passed = f"gradient of {ranks} ranks beside one, norm", difference <= MAX_RANK_DIFFERENCE
     check(name, f"{difference:.3g}", f"at most {MAX_RANK_DIFFERENCE:g}", passed)
 
 
-def gradient_norm(machine: Machine, processes: int, num_rows: int) -> float:
+def gradient_norm(machine: Machine, variables: dict[str, str], processes: int, num_rows: int) -> float:
     """Return the norm of the gradient of `num_rows` rows by so many processes; on CUDA each has a GPU."""
     learner = machine.config.learner.model_copy(update={"processes": processes})
-    argv, variables = ranks_command(learner, 0, CHECKS, json.dumps({**machine.request, "num_rows": num_rows}))
-    done = subprocess.run(argv, env={**inherited_variables(), **variables}, capture_output=True, text=True)
+    argv, more = ranks_command(learner, 0, CHECKS, json.dumps({**machine.request, "num_rows": num_rows}))
+    done = subprocess.run(argv, env=variables | more, capture_output=True, text=True)
     assert done.returncode == 0, _last_line(done.stderr)
     return float(done.stdout)
 
