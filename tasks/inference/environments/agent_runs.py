@@ -6,6 +6,7 @@ rollout names the models of frozen agents and the kept answers in a header of it
 no engine sees it.
 """
 
+import asyncio
 import copy
 import hashlib
 import itertools
@@ -81,6 +82,11 @@ async def play_episode(
 
     try:
         return await run_episode(env_with_players(env, players), task, context, on_trace=claim, **options)
+    except BaseException as error:
+        if isinstance(error, (Exception, asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)):
+            raise
+        # verifiers' server answers a request with an Exception alone: of another its caller would hear nothing.
+        raise type(type(error).__name__, (Exception,), {})(*error.args) from error
     finally:
         for trace in traces:
             _runs.pop(trace.id)

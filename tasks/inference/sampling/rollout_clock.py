@@ -23,6 +23,8 @@ class RolloutClock:
         """By URL of an engine that does not answer, when the first unanswered question was asked."""
         self.num_silences = 0
         """How often an engine began not to answer."""
+        self.worst_lag = 0.0
+        """Seconds that a tick was late at most: answers of the engine that have arrived wait about as long."""
 
     def now(self) -> float:
         """Return the seconds that count."""
@@ -33,7 +35,9 @@ class RolloutClock:
         """Count until cancelled."""
         while True:
             self.tick()
+            due = self._clock() + TICK_SECONDS
             await asyncio.sleep(TICK_SECONDS)
+            self.worst_lag = max(self.worst_lag, self._clock() - due)
 
     def tick(self) -> None:
         """Count the time since the last tick."""

@@ -198,7 +198,8 @@ class BatchSampler:
                 if isinstance(end, Exception):
                     _log.error("the monitor of the limit or the replicas has failed: %r", end)
             await self.servers.close()
-            _log.info("sampled %d groups", len(self.begun))
+            lag = self.watch.clock.worst_lag
+            _log.info("sampled %d groups; the event loop was %.3f s late at worst", len(self.begun), lag)
 
     async def _watch_services(self) -> None:
         async with asyncio.TaskGroup() as watching:

@@ -1,7 +1,11 @@
 """The clock of rollouts' time limits counts no time in which nothing could get further."""
 
+import asyncio
+import time as blocking_time
+
 import pytest
 
+from tasks.inference.sampling import rollout_clock
 from tasks.inference.sampling.rollout_clock import LONGEST_TICK_SECONDS, RolloutClock
 from tests.fixtures.faults import happened
 
@@ -40,6 +44,21 @@ def test_a_loop_that_stood_still_is_not_counted(time: Time) -> None:
     assert clock.now() == 10 + LONGEST_TICK_SECONDS, "whoever asks first, the tick or a time limit"
     clock.tick()
     assert passed(clock, time, 10) == 20 + LONGEST_TICK_SECONDS
+
+
+def test_the_worst_lag_of_the_event_loop_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_clock, "TICK_SECONDS", 0.001)
+
+    async def work() -> RolloutClock:
+        clock = RolloutClock()
+        counting = asyncio.create_task(clock.run())
+        await asyncio.sleep(0.01)
+        blocking_time.sleep(0.05)
+        await asyncio.sleep(0.01)
+        counting.cancel()
+        return clock
+
+    assert 0.04 < asyncio.run(work()).worst_lag < 30
 
 
 def test_a_busy_loop_is_counted(time: Time) -> None:

@@ -1,6 +1,5 @@
 """Scheduling against a real engine and a real server: attempts by class, sticky sessions, stragglers, killers."""
 
-import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,7 +16,6 @@ from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from tasks.inference.engine.client import Engine
 from tasks.inference.environments import servers as environments
-from tasks.inference.sampling import sampler as background_loop
 from tasks.inference.sampling.rollout_runner import RETRY_SEED_STRIDE
 from tasks.inference.sampling.sampler import SamplingPlan
 from tasks.metrics.rollouts import retokenised_turns
@@ -258,12 +256,3 @@ def test_an_environment_that_has_enough_begins_nothing(sampled: Sampled) -> None
     groups = sampled.sample(assigned("counted", ["fine 2"], 2), plan=SamplingPlan({"counted": 0}))
     assert ["before it was begun" in row["error_message"] for row in groups["fine 2"]] == [True, True]
     assert len(sampled.proxy.calls) == seen
-
-
-def test_the_lag_of_the_event_loop_is_logged(
-    sampled: Sampled, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(background_loop, "LAG_INTERVAL_SECONDS", 0.001)  # less than the one rollout takes
-    with caplog.at_level(logging.INFO, "stagecoach"):
-        sampled.sample(assigned("counted", ["fine 2"], 1))
-    assert [record.getMessage() for record in caplog.records if "the event loop was" in record.getMessage()]
