@@ -206,7 +206,7 @@ class InferenceService(RunService):
         # An adapter has a model name of its own, and so cannot be mistaken for the base below it.
         served = ServedModel(url, self.key, policy.key if base else MODEL, policy.key)
         with closing(Engine(url, self.key, model=served.model)) as engine:
-            holds = engine.state().policy_key == policy.key
+            holds = engine.state().policy_key == policy.key and not engine.is_paused()
             # What an engine says it holds is no proof, whoever loaded it.
             if holds and self._proven.get(url) == policy.key:
                 return served

@@ -62,6 +62,7 @@ class EngineCall(NamedTuple):
 
 
 IS_SLEEPING, RESUME = EngineCall("GET", "/is_sleeping", optional=True), EngineCall("POST", "/resume")
+IS_PAUSED = EngineCall("GET", "/is_paused")
 WEIGHT_INFO, MODELS = EngineCall("GET", "/weight_info"), EngineCall("GET", "/v1/models")
 COUNT_TOKENS = EngineCall("POST", "/inference/v1/count_tokens", optional=True)
 WEIGHTS_SUM = EngineCall("POST", "/inference/v1/weights_sum", optional=True)
@@ -174,6 +175,10 @@ class Engine:
         """Tell whether a part of the engine's memory is given back, which only who put it to sleep has done."""
         return bool(self._send(IS_SLEEPING).get("is_sleeping"))
 
+    def is_paused(self) -> bool:
+        """Tell whether requests wait: the process that loaded weights last did not come to the end of it."""
+        return bool(self._send(IS_PAUSED)["is_paused"])
+
     def sleep(self) -> None:
         """Give the memory of weights and KV cache back; requests in flight end, and those that arrive wait.
 
@@ -201,11 +206,11 @@ class Engine:
             # Before anything is sampled with them: tokens belong to the policy that has a name by then.
             self._set_weight_version(policy_key)
             self._send(end, timeout=SERVE_SECONDS)
-        except (EngineError, EngineLost):
+        except BaseException:  # an interrupt too: requests would wait for ever
             if not asleep:  # which must not continue before it has its KV cache
                 self._resume()
             raise
-        if self._send(EngineCall("GET", "/is_paused"))["is_paused"]:
+        if self.is_paused():
             raise EngineError(f"the engine at {self.url} stayed paused after loading policy {policy_key}")
 
     @contextlib.contextmanager

@@ -70,7 +70,11 @@ async def _serve(listener: socket.socket, arguments: argparse.Namespace, report:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
     announcing = asyncio.create_task(_announce(url, report))
     engine = PolicyTrackingLLM.from_vllm_config(
-        config, usage_context=usage, disable_log_stats=options.disable_log_stats
+        config,
+        usage_context=usage,
+        disable_log_stats=options.disable_log_stats,
+        enable_log_requests=options.enable_log_requests,
+        aggregate_engine_logging=options.aggregate_engine_logging,
     )
     try:
         await engine.reset_mm_cache()
@@ -144,6 +148,7 @@ def main(argv: Sequence[str]) -> None:
     import uvloop
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.utils.system_utils import set_ulimit
 
     from tasks.inference.engine.routes import add_routes
     from tasks.inference.engine.token_policies import PolicyHeader
@@ -161,6 +166,7 @@ def main(argv: Sequence[str]) -> None:
             register_architectures(arguments.model)
             if arguments.enable_lora:
                 patches.skip_absent_adapters()
+        set_ulimit()  # each request in flight has a connection of its own
         uvloop.run(_serve(listener, arguments, own.report))
 
 

@@ -11,6 +11,7 @@ import functools
 import json
 import logging
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -134,6 +135,9 @@ def set_up_process() -> None:
     Servers and pool workers call it: a spawned worker starts without log handlers, and what it logs would be lost.
     """
     look_in_working_directory()
+    # Each model call in flight has a connection of its own.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr, force=True)
     # These log a line or more for every model call or rollout, whose trace says the same.
     for name in ("httpx", "aiohttp.access", "verifiers.v1.rollout"):

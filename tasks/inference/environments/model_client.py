@@ -83,14 +83,16 @@ class EngineHttp(httpx.AsyncClient):
 
     async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
         """Return the answer to a request; status 400 for a picture that is elsewhere, too large or broken."""
-        run = agent_run(request.headers.get(SESSION_ID_HEADER))
-        if run is None or not request.url.path.endswith(GENERATE):
+        if not request.url.path.endswith(GENERATE):
             return await super().send(request, **options)
         body = json.loads(await request.aread())
         for part in body.get("content_parts") or ():
             if problem := picture_problem(str(part.get("url"))):
                 return httpx.Response(400, text=problem, request=request)
-        digest = request_digest(body)
+        run = agent_run(request.headers.get(SESSION_ID_HEADER))
+        if run is None:
+            return await super().send(request, **options)
+        digest = "" if run.kept_answers is None else request_digest(body)
         answer = (run.kept_answers or {}).get(digest)
         if answer is None:
             response = await super().send(request, **options)

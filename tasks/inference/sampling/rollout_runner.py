@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from storage.turns import KeptTurn, KeptTurns
 from tasks.inference.engine import model_info
 from tasks.inference.engine.client import POLICIES_HEADER, Engine, ServedModel, sampled_by
@@ -21,6 +23,7 @@ from tasks.inference.trace_rows.failures import Failure, failure_of_error
 from tasks.inference.trace_rows.rows import (
     RolloutOrigin,
     Row,
+    UnknownPolicy,
     error_columns,
     require_policies,
     row_of_failure,
@@ -194,7 +197,14 @@ class RolloutRunner:
             # verifiers' client raises a refusal of the server so, with the name of the error's type in front.
             kind, _, message = str(error).partition(": ")
             return None, failure_of_error({"type": kind, "message": message or str(error)})
-        return episode_rows(episode, origin, self.seats[name], client)
+        except ValidationError as error:  # an environment has put into a trace what no trace can hold
+            return None, failure_of_error({"type": type(error).__name__, "message": str(error)})
+        try:
+            return episode_rows(episode, origin, self.seats[name], client)
+        except UnknownPolicy as error:
+            if self.environments[name].addresses:  # a server of another program never says
+                raise
+            return None, Failure("infrastructure", type(error).__name__, str(error))
 
     async def _play(
         self, origin: RolloutOrigin, server: PoolSlot, client: SeatClient, task: Row, sampling: "SamplingConfig"
@@ -311,7 +321,7 @@ def chat_sampling_config(
 ) -> "SamplingConfig":
     """Return how a chat API is asked to sample; `external.settings` override the run's.
 
-    `seed` is that of the attempt, of which `call_seeds.call_seed` makes those of its calls; None sends none.
+    `seed` is that of the attempt, of which `agent_runs.call_seed` makes those of its calls; None sends none.
     """
     from verifiers.v1.types import SamplingConfig
 
@@ -323,7 +333,7 @@ def chat_sampling_config(
 def sampling_config(config: "View", temperature: float, seed: int | None, salt: str) -> "SamplingConfig":
     """Return how the tokens of one rollout are sampled.
 
-    `seed` is that of the attempt, of which `call_seeds.call_seed` makes those of its calls; None sends none. The cache
+    `seed` is that of the attempt, of which `agent_runs.call_seed` makes those of its calls; None sends none. The cache
     is salted: states computed with other weights are never reused.
     """
     from verifiers.v1.types import SamplingConfig

@@ -81,6 +81,8 @@ class ServerPool:
         self._dealt = Counter[tuple[str, str]]()
         self._connections: dict[tuple[str, str], RolloutConnection] = {}
         """By environment and address, of servers that got rollouts."""
+        self._lost: list[RolloutConnection] = []
+        """Connections to servers that were lost: their requests are being cancelled."""
         self._playing = defaultdict[tuple[str, str], set[asyncio.Task[Any]]](set)
         """By environment and address, the requests in flight."""
 
@@ -168,8 +170,11 @@ class ServerPool:
         own.remove(lost.address)
         lost.in_flight = there
         self._record_loss(lost)
-        for playing in self._playing.pop((lost.environment, lost.address), ()):
+        server = lost.environment, lost.address
+        for playing in self._playing.pop(server, ()):
             playing.cancel()
+        if server in self._connections:  # one that is started again at the address must not get what was queued
+            self._lost.append(self._connections.pop(server))
         _log.warning(
             "%s at %s is gone (%s): its %d rollouts in flight are sampled again by the other %d, or last",
             *(lost.service, lost.address, lost.cause, len(there), len(own)),
@@ -197,5 +202,5 @@ class ServerPool:
 
     async def close(self) -> None:
         """Close all connections."""
-        for connection in self._connections.values():
+        for connection in [*self._connections.values(), *self._lost]:
             await connection.close()
