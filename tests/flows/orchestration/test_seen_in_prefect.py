@@ -111,7 +111,6 @@ def test_task_runs_are_named_after_stage_and_step(seen: Seen) -> None:
 
 
 def test_a_task_run_is_running_and_then_completed(seen: Seen) -> None:
-    """No event says that it is pending, which it is for no time."""
     chosen = {"flow_runs": {"id": {"any_": [seen.runs()[0]["id"]]}}, "task_runs": {"name": {"any_": ["training-0"]}}}
 
     def states() -> list[str]:
@@ -121,7 +120,7 @@ def test_a_task_run_is_running_and_then_completed(seen: Seen) -> None:
 
     seen.tasks(seen.runs()[0]["id"], 2 + len(STAGES))
     until(lambda: "Completed" in states(), lambda: f"{states()}")
-    assert states() == ["Running", "Completed"]
+    assert states() == ["Pending", "Running", "Completed"]
 
 
 def test_nobody_waits_for_heartbeats_of_a_run_with_its_own_server(seen: Seen) -> None:

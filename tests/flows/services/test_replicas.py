@@ -24,7 +24,7 @@ from flows.services.base import Supervisor
 from flows.services.engine import InferenceService
 from flows.services.learner import LearnerProcess
 from storage.store import open_store
-from tasks.inference.engine.client import Engine, EngineState
+from tasks.inference.engine.client import Engine, ServedModel
 from tasks.inference.environments import servers as environments
 from tasks.inference.sampling.rollout_runner import OF_POLICY
 from tasks.inference.sampling.sampler import BatchSampler
@@ -85,20 +85,20 @@ def test_a_policy_that_is_expected_is_there_before_anybody_asks_for_it(engine: I
 def test_who_waits_while_a_policy_is_brought_does_not_bring_it_again(
     engine: InferenceService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state, seen, asked = Engine.state, list[str](), list[bool]()
+    bring, seen, asked = InferenceService._bring, list[str](), list[bool]()
     ready_urls = services._ready_urls
 
     def count(*given: Any, **named: Any) -> list[str]:
         asked.append(True)
         return ready_urls(*given, **named)
 
-    def slow(self: Engine) -> EngineState:
-        seen.append(self.url)
+    def slow(self: InferenceService, policy: Policy, url: str, *others: Any) -> ServedModel:
+        seen.append(url)
         until(lambda: len(asked) >= 2, lambda: "nobody else asks for the policy")
         time.sleep(0.2)  # what it does before it waits takes no time
-        return state(self)
+        return bring(self, policy, url, *others)
 
-    monkeypatch.setattr(Engine, "state", slow)
+    monkeypatch.setattr(InferenceService, "_bring", slow)
     monkeypatch.setattr(services, "_ready_urls", count)
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(engine.serve, POLICY)
