@@ -37,7 +37,8 @@ PACKAGES = "configs|storage|tasks|flows"
 IMPORT = re.compile(rf"^( *(?:from|import) )(?=(?:{PACKAGES})\b)", re.MULTILINE)
 MODULE = re.compile(rf"(\bentrypoint: |[\"'])(?=((?:{PACKAGES})(?:\.\w+)+)(?::\w+)?(?:[\"']|$))", re.MULTILINE)
 """A string, or Prefect's entry point in YAML, that may be the name of a module or of something in one."""
-UNRELATED = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*", "build", "tests", "docs", "benchmarks")
+SOURCES = (*PACKAGES.split("|"), "examples", "requirements", "stagecoach.py", "pyproject.toml", "README.md", "LICENSE")
+COMPILED = shutil.ignore_patterns("__pycache__", "*.egg-info")
 
 
 def build_wheel(
@@ -58,9 +59,13 @@ def build_wheel(
 
 def relocate(checkout: Path, target: Path) -> None:
     """Copy a checkout to a new directory, with our packages below `stagecoach` there."""
-    shutil.copytree(checkout, target, ignore=UNRELATED)
     package = target / "stagecoach"
-    package.mkdir()
+    package.mkdir(parents=True)
+    for source in (checkout / name for name in SOURCES):
+        if source.is_dir():
+            shutil.copytree(source, target / source.name, ignore=COMPILED)
+        else:
+            shutil.copy(source, target)
     for name in PACKAGES.split("|"):
         (target / name).rename(package / name)
     (target / "stagecoach.py").rename(package / "__init__.py")

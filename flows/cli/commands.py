@@ -100,7 +100,7 @@ COMMANDS = {
         "Run",
         "init:init",
         "Make a project that trains; existing files are not overwritten.",
-        ("my-project", "chess --environment own_data", "moved --from rl.toml", "moved --from train_grpo.py"),
+        ("my-project", "chess --environment own_data", "moved --from rl.toml", "moved --from grpo.yaml"),
         INIT,
     ),
     "sft": Command(

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,9 +59,13 @@ def _run_tests(
     # Tests are offline by default; a model of the hub may have to be downloaded here.
     variables = {"HF_HUB_OFFLINE": "0", **os.environ, "STAGECOACH_SMOKE": json.dumps(request)}
     argv = [sys.executable, "-m", "pytest", "-q", "--timeout=0", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
-    with subprocess.Popen(
-        [*argv, "-c", str(ROOT / "pyproject.toml"), str(test)], env=variables, pass_fds=[writer], stdout=2
-    ) as process:
+    argv += ["-c", str(ROOT / "pyproject.toml"), str(test)]
+    with (
+        tempfile.TemporaryDirectory(prefix="stagecoach-smoke-") as scratch,
+        subprocess.Popen(
+            [*argv, f"--basetemp={scratch}/pytest"], env=variables, pass_fds=[writer], stdout=2
+        ) as process,
+    ):
         os.close(writer)
         with open(reader, encoding="utf-8") as lines:
             for line in lines:

@@ -294,7 +294,10 @@ def _number(value: Any) -> Any:
 
 
 def _literal(word: str) -> Any:
-    return _number(yaml.safe_load(word))
+    try:
+        return _number(yaml.safe_load(word))
+    except yaml.YAMLError:  # an operator of the shell, or a text
+        return word
 
 
 def _arguments(text: str) -> dict[str, Any]:

@@ -7,11 +7,12 @@ import html
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
-
-import polars as pl
+from typing import TYPE_CHECKING, Any
 
 from flows.reporting.formats import compact_number, seconds, visible
+
+if TYPE_CHECKING:
+    import polars as pl
 
 HEADINGS = ("run", "kind", "state", "steps", "reward", "held out", "changed")
 STEPS = {
@@ -83,7 +84,7 @@ def run_row(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def step_grid(steps: pl.DataFrame) -> FirstTable:
+def step_grid(steps: "pl.DataFrame") -> FirstTable:
     """Return the last steps of a run with the numbers that say most; a number that no step has is left out."""
     known = {name: title for name, title in STEPS.items() if name in steps.columns}
     last = steps.tail(LAST_STEPS)
@@ -104,8 +105,10 @@ def shorten(text: str | None) -> str:
     return whole if len(whole) <= LONGEST else f"{whole[:LONGEST]} ... ({len(whole) - LONGEST} characters more)"
 
 
-def with_prompts(traces: pl.DataFrame, messages: pl.LazyFrame) -> pl.DataFrame:
+def with_prompts(traces: "pl.DataFrame", messages: "pl.LazyFrame") -> "pl.DataFrame":
     """Return traces with two columns more: `prompt`, all before the first reply, and `reply`, all that was replied."""
+    import polars as pl
+
     wanted = traces["trace_id"].unique()
     rows = messages.filter(pl.col("trace_id").is_in(wanted.implode())).select("trace_id", "message", "role", "content")
     replied = pl.col("role") == "assistant"

@@ -69,7 +69,7 @@ def existing_store(root: str | Path, options: Mapping[str, str] | None = None, r
         found = place.exists(FORMAT) or place.names("")  # `open_store` says what is wrong with other files there
     if not found:
         what = f"there is no store: {FORMAT} is missing"
-        advice = "name the root of a store with --store (or storage.open); `stagecoach run` makes a new one"
+        advice = "name the root of a store with --store (or stagecoach.open); `stagecoach run` makes a new one"
         raise LayoutError(what, place.address, "nothing was touched and nothing was made", advice)
     return open_store(root, options, read_only)
 

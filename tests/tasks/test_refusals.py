@@ -126,7 +126,7 @@ MASKS = "tests.fixtures.masks"
 @pytest.mark.parametrize(
     ("kind", "what"),
     [
-        ("a table", "it returned Table, not tasks.advantage.algorithms.Credit"),
+        ("a table", "it returned Table, not stagecoach.Credit"),
         ("short", "advantage is float64 (3,), not an array of float64 for 2 traces"),
         ("a list", "baseline is list, not an array of float64 for 2 traces"),
         ("double weights", "rl is float64 (10,), not an array of float32 for 10 tokens"),

@@ -39,7 +39,7 @@ def require_credit(kept: GroupedTraces, credit: object, keeps_state: bool = Fals
     signal, or its trace an advantage; ref_kl has a signal; there is state where it is handed back, and nowhere else.
     """
     if not isinstance(credit, Credit):
-        raise AdvantageBreach(f"it returned {type(credit).__name__}, not tasks.advantage.algorithms.Credit")
+        raise AdvantageBreach(f"it returned {type(credit).__name__}, not stagecoach.Credit")
     _require_shapes(kept, credit)  # first, since all below index by token
     for name in ("rl", "ref_kl"):
         if (getattr(credit, name)[~kept.mask.values] != 0).any():

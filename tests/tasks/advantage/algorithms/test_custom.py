@@ -16,7 +16,7 @@ from tests.fixtures.stages import advantage, advantages, credited, group, tables
 
 HERE = "tests.fixtures.masks"
 REFUSED = {
-    "a table": "it returned Table, not tasks.advantage.algorithms.Credit",
+    "a table": "it returned Table, not stagecoach.Credit",
     "short": r"advantage is float64 \(3,\), not an array of float64 for 2 traces",
     "a list": "baseline is list, not an array of float64 for 2 traces",
     "double weights": r"rl is float64 \(10,\), not an array of float32 for 10 tokens",
