@@ -61,23 +61,23 @@ def tables_of_examples() -> dict[str, Any]:
 def assign(seed: int) -> list[int]:
     """Assign the rollouts of some steps and of an evaluation, by both samplers; return the seeds of all of them."""
     environments = [{"name": name, "taskset": {"id": name}} for name in ENVIRONMENTS]
-    tables, found = tables_of_examples(), []
+    examples, found = tables_of_examples()["examples"], []
     for sampler in ({"type": "standard"}, {"type": "difficulty_pools"}):
         settings = {"groups_per_step": 4, "group_size": 3, "sampler": sampler}
         config = view(assigning.STAGE, seed=seed, environments=environments, assignment=settings)
         for step in range(STEPS):
             for batch in range(2):
-                assigned = {**tables, "difficulties": table("difficulties", [])} if step or batch else tables
-                found += assigning.assignment(assigned, config, step=step, batch=batch)["assignments"][
-                    "seed"
-                ].to_pylist()
+                difficulties = table("difficulties", []) if step or batch else None
+                request = assigning.BatchRequest(batch)
+                inputs = assigning.AssignmentInputs(examples, step, request, difficulties=difficulties)
+                found += assigning.assignment(inputs, config)["assignments"]["seed"].to_pylist()
     config = view(
         assigning.EVALUATION_STAGE,
         seed=seed,
         environments=environments,
         evaluation={"num_examples": 2, "attempts": 2, "every": 1},
     )
-    evaluated = assigning.evaluation_assignment(tables, config)["assignments"]
+    evaluated = assigning.evaluation_assignment(assigning.EvaluationInputs(examples), config)["assignments"]
     again = assigning._again(evaluated, evaluated["assignment_id"].to_pylist())
     return found + evaluated["seed"].to_pylist() + again["seed"].to_pylist()
 
