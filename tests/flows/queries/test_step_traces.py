@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from flows.queries.request import NotThere
-from flows.queries.rollouts import evaluation_traces, lineages_of, steps_of, traces, traces_of
+from flows.queries.rollouts import evaluation_traces, lineages_of, rollout_columns, steps_of, traces, traces_of
 from flows.queries.step import figures, groups, histogram, natural, of_traces, policies, updates, written_of
 from flows.queries.store_reader import StoreReader
 from storage.read.frames import Frames
@@ -24,10 +24,16 @@ def library(root: Path) -> StoreReader:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_traces_are_numbered_in_their_order(library: StoreReader, run: str) -> None:
+def test_columns_that_are_read_one_by_one_have_one_order(library: StoreReader, run: str) -> None:
     assert steps_of(library, run)
     for step in steps_of(library, run):
-        assert traces(library, run, step)["place"].to_list() == list(range(traces(library, run, step).height))
+        lineages, names = lineages_of(library, run, step), ["trace_id", "num_output_tokens", "outcome"]
+        reader = StoreReader(library.store)
+        one_by_one = [rollout_columns(reader, run, lineages, [name])[name] for name in names]
+        whole = rollout_columns(StoreReader(library.store), run, lineages, names)
+        assert pl.DataFrame(one_by_one).equals(whole.select(names))
+        pieces = [piece for lineage in lineages for piece in lineage.traces.slices_of("traces")]
+        assert whole["trace_id"].to_list() == library.store.read(pieces, ["trace_id"])["trace_id"].to_pylist()
 
 
 def test_rows_by_hand(library: StoreReader) -> None:
@@ -63,7 +69,12 @@ def test_only_the_step_is_read_and_only_once(library: StoreReader, monkeypatch: 
     fresh, read = StoreReader(library.store), what_is_read(monkeypatch)
     monkeypatch.setattr(Frames, "__getitem__", lambda *_: pytest.fail("a whole table was read"))
     one = traces(fresh, "base", 1)
-    assert {step for _, step in read} == {1} and {table for table, _ in read} >= {"traces", "verdicts", "samples"}
+    assert {step for _, step in read} == {1}
+    assert {table for table, _ in read} == {"traces", "verdicts", "samples", "batches"}
+    read.clear()
+    other = StoreReader(library.store)
+    assert rollout_columns(other, "base", lineages_of(other, "base", 1), ["policy_version"]).height == one.height
+    assert read == [("traces", 1)]
     read.clear()
     assert traces(fresh, "base", 1).equals(one) and read == []
     assert not [name for name in one.columns if one.schema[name] == pl.List(pl.Float32)]
