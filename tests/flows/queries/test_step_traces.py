@@ -1,6 +1,7 @@
 """The traces of a step: one row each, with outcomes as `why` and the derived table tell them, from that step's work."""
 
 import json
+import math
 from pathlib import Path
 
 import polars as pl
@@ -10,6 +11,7 @@ from flows.queries.request import NotThere
 from flows.queries.rollouts import evaluation_traces, lineages_of, rollout_columns, steps_of, traces, traces_of
 from flows.queries.step import figures, groups, histogram, natural, of_traces, policies, updates, written_of
 from flows.queries.store_reader import StoreReader
+from flows.queries.views import select_from
 from storage.read.frames import Frames
 from tests.fixtures import fixed
 from tests.flows.queries import every_outcome
@@ -125,6 +127,16 @@ def test_stopped_rollouts_are_in_no_mean(library: StoreReader) -> None:
     group = of_traces(loud).filter(pl.col("num_stopped") > 0).to_dicts()[0]
     assert group["num_stopped"] == 5 and group["reward_max"] < 100
     assert not {"straggler", "stale"} & {each["error_class"] for each in figures(frame)["errors"]}
+
+
+@pytest.mark.parametrize(
+    ("view", "name"), [("step_rewards", "max"), ("groups", "reward_max"), ("group_rewards", "highest")]
+)
+def test_a_reward_that_is_no_number_is_not_the_greatest(library: StoreReader, view: str, name: str) -> None:
+    frame = traces(library, "base", 0)
+    odd = pl.when(trace_id="trace-0-0-0").then(math.nan).otherwise("reward")
+    found = select_from(frame.with_columns(reward=odd), f"select max({name}) as most from {view}")
+    assert found["most"].item() == frame.filter(pl.col("trace_id") != "trace-0-0-0")["reward"].max()
 
 
 @pytest.mark.parametrize("run", ["base", "branch", "gated", "hurried"])
