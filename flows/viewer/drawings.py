@@ -46,7 +46,9 @@ def chart(drawn: Chart, steps: Steps) -> Markup:
         **_along(by_step),
         **_addresses(by_step),
         "exit": next((_x(each) for each in steps if drawn.get("exit") and each["step"] == drawn["exit"]["step"]), None),
-        "cells": [_added(drawn["cells"][place : place + every]) for place in places] if drawn.get("cells") else None,
+        "cells": [_sum_counts(drawn["cells"][place : place + every]) for place in places]
+        if drawn.get("cells")
+        else None,
         "dots": _scatter(drawn, steps) if drawn.get("over") else None,
         "series": [_series(n, one, places) for n, one in enumerate(drawn["series"])],
     }
@@ -127,7 +129,7 @@ def _addresses(steps: Steps) -> dict[str, Any]:
     return {"to": begin} if plain else {"addresses": addresses}
 
 
-def _added(columns: Sequence[Sequence[int]]) -> list[int]:
+def _sum_counts(columns: Sequence[Sequence[int]]) -> list[int]:
     return [sum(counts) for counts in zip(*columns, strict=True)]
 
 
