@@ -9,7 +9,7 @@ import polars as pl
 from flows.queries.request import NotThere
 from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader
-from flows.queries.views import select
+from flows.queries.views import select, select_rows
 from storage.read.lineage import Work, row_identities
 from tasks.inference.trace_rows.token_texts import TokenizerUnreadable, tokenizer_of
 
@@ -120,13 +120,13 @@ def tokens(reader: StoreReader, of: PackedStep, row: int) -> pl.DataFrame:
     if row not in rows(reader, of)["row"]:
         raise NotThere(f"the batch of step {of.step} of run {of.run!r} has {len(rows(reader, of))} rows, no row {row}")
     query = 'select * exclude (key, "row", token) from batch_tokens where "row" = $row'
-    return select(reader.frames(of.run), of.lineages, query, row=row)
+    return select_rows(reader.frames(of.run), of.lineages, [row], query, row=row)
 
 
 def row_samples(reader: StoreReader, of: PackedStep, row: int) -> pl.DataFrame:
     """Return the samples of a row in order: columns of `samples`, and what their tokens weigh, as `sample_weights`."""
     query = 'select * exclude (key, "row") from sample_weights where "row" = $row'
-    weights = select(reader.frames(of.run), of.lineages, query, row=row)
+    weights = select_rows(reader.frames(of.run), of.lineages, [row], query, row=row)
     return samples(reader, of).filter(pl.col("row") == row).join(weights, on="place", how="left", maintain_order="left")
 
 

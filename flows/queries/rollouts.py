@@ -32,7 +32,9 @@ def rollout_columns(
     """
     frames, names = reader.frames(run), [name for name in all_views()["rollouts"].columns if name in columns]
     identity = row_identities(work for lineage in lineages for work in lineage.works)
-    # Notes come and go; all else is of finished rows.
+    pieces = [piece for lineage in lineages for piece in lineage.traces.slices_of("traces")]
+    num_expired = len(frames.store.slices.expired_slices.find(pieces))
+    # Notes come and go, and rows expire, all of a slice at once; all else is of finished rows.
     versions = {name: reader.mark if name in ROLLOUT_NOTES and name != "trace_id" else "" for name in names}
 
     def read(missing: list[tuple[str, str]]) -> dict[tuple[str, str], pl.Series]:
@@ -40,7 +42,8 @@ def rollout_columns(
         rows = select(frames, lineages, f"select {listed} from rollouts")
         return {(name, version): rows[name] for name, version in missing}
 
-    return pl.DataFrame([*reader.cache.each_once(("rollouts", run, identity), [*versions.items()], read).values()])
+    held = reader.cache.each_once(("rollouts", run, identity, num_expired), [*versions.items()], read)
+    return pl.DataFrame([*held.values()])
 
 
 def rounds_of(reader: StoreReader, run: str, works: Sequence[Work]) -> pl.DataFrame:

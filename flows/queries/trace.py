@@ -12,7 +12,7 @@ from flows.queries.request import NotThere
 from flows.queries.row_lineage import NEAREST, SHORTEST_PREFIX, nearest
 from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader, has_lost_rows
-from flows.queries.views import select
+from flows.queries.views import select_rows
 from storage.read.lineage import Work
 
 INDEX = (
@@ -183,4 +183,5 @@ def packed_weights(reader: StoreReader, trace: FoundTrace, own: pl.DataFrame) ->
     them, scaled where losses are divided by constant lengths (tasks.packing.stage), 0 at the first token.
     """
     query = f"select sample_id, {', '.join(WEIGHTS)} from packed_tokens where list_contains($ids::varchar[], sample_id)"
-    return select(reader.frames(), [trace.lineage], query, ids=own["sample_id"].to_list())
+    numbers = own["row"].drop_nulls().unique().to_list()
+    return select_rows(reader.frames(), [trace.lineage], numbers, query, ids=own["sample_id"].to_list())

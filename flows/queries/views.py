@@ -134,6 +134,15 @@ def select(frames: Frames, lineages: Sequence[StepLineage], query: str, **parame
     return views.select(relations_of(frames, lineages), query, **parameters)
 
 
+def select_rows(
+    frames: Frames, lineages: Sequence[StepLineage], numbers: Iterable[int], query: str, **parameters: Any
+) -> pl.DataFrame:
+    """Return the same as `select`; of batches the rows of these numbers alone are read."""
+    made = relations_of(frames, lineages)
+    batches = {"batches": lambda: made["batches"]().filter(pl.col("row").is_in(list(numbers)))}
+    return views.select({**made, **batches}, query, **parameters)
+
+
 def select_from(rollouts: pl.DataFrame, query: str, **parameters: Any) -> pl.DataFrame:
     """Return the rows of a query over views of rollouts that were read before, with columns of view `rollouts`."""
     return views.select({"rollouts": lambda: rollouts}, query, **parameters)

@@ -19,7 +19,9 @@ from tasks.stages import EVALUATION
 
 Chart = Mapping[str, Any]
 Steps = Sequence[Mapping[str, Any]]
-"""By step: `step`, `finished`, perhaps `address`."""
+"""By step: `step`, perhaps `address`."""
+MOST_COLUMNS = 100
+"""Columns of a heat map: counts of neighbouring steps are added up beyond."""
 LISTS = ("values", "low", "high", "raw")
 """What a series may have by step."""
 
@@ -29,10 +31,14 @@ def chart(drawn: Chart, steps: Steps) -> Markup:
 
     A chart has `title` and `series`, each with `name` and `values` by step, None for a gap; perhaps with `low` and
     `high` for a band or an interval, `kind` (points, bars), and `steps` of its own. `zero` begins at zero, `across` is
-    what is counted across. `over` are the places of a scatter, `cells` the counts of a heat map between `range`.
+    what is counted across. `over` are the places of a scatter, `cells` the counts of a heat map between `range`, which
+    are added up for neighbouring steps where there are many.
     """
     several = any("steps" in one for one in drawn["series"])
+    every = -(-len(steps) // MOST_COLUMNS)
     places = [] if several else thin([one["values"] for one in drawn["series"]])
+    if drawn.get("cells"):
+        places = [*range(0, len(steps), every)]
     by_step = [steps[place] for place in places]
     figures = {
         **{name: drawn.get(name, default) for name, default in (("unit", ""), ("across", "step"), ("range", None))},
@@ -40,7 +46,9 @@ def chart(drawn: Chart, steps: Steps) -> Markup:
         **_along(by_step),
         **_addresses(by_step),
         "exit": next((_x(each) for each in steps if drawn.get("exit") and each["step"] == drawn["exit"]["step"]), None),
-        "cells": [drawn["cells"][place] for place in places] if drawn.get("cells") else None,
+        "cells": [_sum_counts(drawn["cells"][place : place + every]) for place in places]
+        if drawn.get("cells")
+        else None,
         "dots": _scatter(drawn, steps) if drawn.get("over") else None,
         "series": [_series(n, one, places) for n, one in enumerate(drawn["series"])],
     }
@@ -65,7 +73,7 @@ def attempts_chart(rows: Sequence[Mapping[str, Any]]) -> Markup:
                 "colour": "bad" if each["error_class"] else "c0" if each["for_training"] else "c4",
                 "share": 1 if each["here"] else 0.6,
                 "here": each["here"],
-                "text": f"{where}: {reward} ({each['trace_id'][:8]})",
+                "text": f"{where}: {reward} ({visible(each['trace_id'][:8])})",
                 "address": each["address"],
             }
         )
@@ -119,6 +127,10 @@ def _addresses(steps: Steps) -> dict[str, Any]:
     begin = str(addresses[0]).removesuffix(str(steps[0]["step"]))
     plain = all(address == f"{begin}{each['step']}" for address, each in zip(addresses, steps, strict=True))
     return {"to": begin} if plain else {"addresses": addresses}
+
+
+def _sum_counts(columns: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(counts) for counts in zip(*columns, strict=True)]
 
 
 def _scatter(drawn: Chart, steps: Steps) -> list[dict[str, Any]]:

@@ -102,7 +102,7 @@ def _sections(library: StoreReader, run: str, of_run: Measured, asked: PageReque
         chart["by_step"] = "versions" not in chart
         policies = [
             {
-                **{"step": version, "x": at.get(version, float(version)), "finished": True},
+                **{"step": version, "x": at.get(version, float(version))},
                 "address": None if chart.get("of_steps") else addresses.evaluation(run, version),
             }
             for version in chart.get("versions", ())

@@ -92,7 +92,7 @@ def _at(run: str, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _charts(run: str, steps: pl.DataFrame) -> list[dict[str, Any]]:
-    """Return pass rate and mean reward by step, for training and for evaluations, as `drawing.charts` draws them.
+    """Return pass rate and mean reward by step, for training and for evaluations, as `drawings.chart` draws them.
 
     Several agents and sets of one step are taken together, weighed by their attempts.
     """
@@ -105,7 +105,7 @@ def _charts(run: str, steps: pl.DataFrame) -> list[dict[str, Any]]:
     numbers = sorted(set(whole["step"]))
     if len(numbers) < 2:
         return []  # one point is in the table
-    along = [{"step": each, "address": addresses.step(run, each), "finished": True} for each in numbers]
+    along = [{"step": each, "address": addresses.step(run, each)} for each in numbers]
     return [
         {"title": title, "zero": True, "steps": along, "series": series}
         for title, name in (("Pass rate", "pass_rate"), ("Mean reward", "reward"))

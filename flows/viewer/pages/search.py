@@ -68,7 +68,7 @@ def _counts(hits: Hits, asked: PageRequest) -> dict[str, Any]:
     """Return how many rollouts of each step are hits: as numbers, and as a chart whose bars lead to them."""
     counts = hits.counts.to_dicts()
     steps = [
-        {"step": each["step"], "address": asked.but(step=each["step"], evaluation=None, page=None), "finished": True}
+        {"step": each["step"], "address": asked.but(step=each["step"], evaluation=None, page=None)}
         for each in counts
         if each["for_training"]
     ]

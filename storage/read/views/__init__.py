@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 Relations = Mapping[str, Callable[[], Any]]
 """Makes the tables and relations that views read, by name: frames or datasets that DuckDB can scan."""
-_NO_WORDS = re.compile(r"--.*|\bas +\"?\w+", re.IGNORECASE)
-"""Comments, and names that a query gives."""
+_NO_WORDS = re.compile(r"('(?:[^']|'')*')|--.*|\bas +\"?\w+", re.IGNORECASE)
+"""Comments, and names that a query gives; literals, which are group 1, hold neither."""
+_ALL = re.compile(r"(?<!count\()\*|(?:^|\()\s*(?:from|table)\b|^\s*(?:summarize|describe|show)\b|\bcolumns\s*\(")
+"""What asks for all columns: a `*` that does not count, a query without a select list, `columns(...)`."""
 _JOIN = re.compile(r"^left join (\w+) (.*?) +-- only for (.+)$", re.MULTILINE)
 _ALL_COLUMNS = re.compile(r"(\w+)\.\* replace \((.+)\)")
 _COLUMN = re.compile(r"^    .*?(?:(\w+)\.\*.*?|\"?(\w+)\"?),?  -- (.+)$", re.MULTILINE)
@@ -62,7 +64,9 @@ class SqlView:
             table, condition, names = line[1], line[2], set(line[3].split(", "))
             if names & set(words) or ("*" in words and not names <= self.hidden):
                 return f"left join {table} {condition}"
-            return f"left join (select * from {table} limit 0) as {table} {condition}"
+            used = sorted({*re.findall(rf"\b{table}\.(\w+)", self.sql)})
+            empty = ", ".join(f"null::varchar as {name}" for name in used)
+            return f"left join (select {empty} limit 0) as {table} {condition}"
 
         def columns(all_columns: re.Match[str]) -> str:
             table = all_columns[1]
@@ -91,17 +95,27 @@ def all_views() -> dict[str, SqlView]:
 
 def words_of(sql: str) -> set[str]:
     """Return the words of SQL in small letters, names of tables and columns among them, and `*` for all columns."""
-    code = _NO_WORDS.sub("", sql)
-    return {*re.findall(r"\w+", code.lower()), *(["*"] if re.search(r"(?<!\()\*", code) else [])}
+    code = _code(sql).lower()
+    return {*re.findall(r"\w+", code), *(["*"] if _ALL.search(code) else [])}
+
+
+def _tables_of(sql: str) -> set[str]:
+    """Return what a view reads: the names after `from` and `join`."""
+    return {*re.findall(r"\b(?:from|join) (\w+)", _code(sql))}
+
+
+def _code(sql: str) -> str:
+    return _NO_WORDS.sub(lambda match: match[1] or "", sql)
 
 
 def needed_views(query: str, views: Mapping[str, SqlView]) -> dict[str, str]:
     """Return the text of each of some views that a query reads, directly or through others, in the order of making."""
-    texts, words = {}, words_of(query)
+    texts, words, tables = {}, words_of(query), words_of(query)
     for view in reversed([*views.values()]):
-        if view.name in words:
+        if view.name in tables:
             texts[view.name] = view.text(words)
             words |= words_of(texts[view.name])
+            tables |= _tables_of(texts[view.name])
     return dict(reversed(texts.items()))
 
 
@@ -117,9 +131,11 @@ def create_views(connection: Any, relations: Relations, query: str, views: Mappi
 
 
 def _register(connection: Any, relations: Relations, texts: Iterable[str], prefix: str = "") -> list[str]:
-    """Register the relations that SQL names and return their names; of lazy frames the named columns are read."""
-    words = set().union(*map(words_of, texts))
-    names = [name for name in relations if name in words]
+    """Register the relations that a query and its views read; of lazy frames the named columns are read."""
+    query, *views = texts
+    words = set().union(*map(words_of, (query, *views)))
+    tables = words_of(query).union(*map(_tables_of, views))
+    names = [name for name in relations if name in tables]
     for name in names:
         connection.register(prefix + name, _named_columns(relations[name](), words))
     return names

@@ -9,6 +9,6 @@ select
     count(*) filter (where error_class in ('straggler', 'stale')) as num_stopped,  -- rollouts that were stopped, which did not fail
     min(reward) as lowest,  -- least reward
     avg(reward order by trace_id) as mean,  -- mean reward
-    max(reward) as highest  -- greatest reward
+    max(reward) filter (where not isnan(reward)) as highest  -- greatest reward that is a number
 from rollouts
 group by run, key, group_id

@@ -11,7 +11,7 @@ select
     avg(reward order by trace_id) filter (where outcome not in ('stopped', 'stale')) as reward_mean,  -- mean reward
     stddev_pop(reward order by trace_id) filter (where outcome not in ('stopped', 'stale')) as reward_spread,  -- standard deviation of the whole group, and no sample of more
     min(reward) filter (where outcome not in ('stopped', 'stale')) as reward_min,  -- least reward
-    max(reward) filter (where outcome not in ('stopped', 'stale')) as reward_max,  -- greatest reward
+    max(reward) filter (where outcome not in ('stopped', 'stale') and not isnan(reward)) as reward_max,  -- greatest reward that is a number
     case when count(distinct baseline) = 1 then any_value(baseline) end as baseline,  -- what was subtracted from the rewards; null without one, or where members have several, as leaving one out gives
     case when count(keep) > 0 then count(*) filter (where keep) end as num_kept,  -- rollouts that the filters keep; null before they have judged
     case when count(trained) = count(*) then count(*) filter (where trained) end as num_trained,  -- rollouts that were trained on; null where that is no longer known

@@ -17,6 +17,8 @@ from (
         unnest(packed_tokens.rl_weights) as weight
     from lineages
     join samples on samples.key = lineages.samples
+    -- Pieces of a step that was refilled share their samples: each has those of its own rollouts.
+    semi join traces on traces.key = lineages.traces and traces.trace_id = samples.trace_id
     join packed_tokens on packed_tokens.key = lineages.batches and packed_tokens.sample_id = samples.sample_id
     join token_statistics
         on token_statistics.key = lineages.updates and token_statistics.sample_id = samples.sample_id

@@ -8,4 +8,6 @@ select
     count(*) as num_samples  -- training samples, one for each branch
 from (select distinct run, traces, samples from lineages) as lineages
 join samples on samples.key = lineages.samples
+-- Pieces of a step that was refilled share their samples: each has those of its own rollouts.
+semi join traces on traces.key = lineages.traces and traces.trace_id = samples.trace_id
 group by all

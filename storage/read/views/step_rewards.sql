@@ -10,7 +10,7 @@ select
     avg(reward order by key, trace_id) as mean,  -- mean reward
     stddev_pop(reward order by key, trace_id) as spread,  -- standard deviation of all, and no sample of more
     min(reward) as min,  -- least reward
-    max(reward) as max  -- greatest reward
+    max(reward) filter (where not isnan(reward)) as max  -- greatest reward that is a number
 from rollouts
 where outcome not in ('stopped', 'stale')
 group by grouping sets (

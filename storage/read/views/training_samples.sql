@@ -14,6 +14,8 @@ select
     packed_samples."update"  -- optimizer step on the batch; null where it was not packed
 from lineages
 join samples on samples.key = lineages.samples
+-- Pieces of a step that was refilled share their samples: each has those of its own rollouts.
+semi join traces on traces.key = lineages.traces and traces.trace_id = samples.trace_id
 left join packed_samples
     on packed_samples.batch_key = lineages.batches and packed_samples.samples_key = samples.key
     and packed_samples.sample_id = samples.sample_id

@@ -76,6 +76,16 @@ def test_accounts_of_a_run_in_sql(root: Path, capsys: pytest.CaptureFixture[str]
     assert account == table
 
 
+@pytest.mark.parametrize(
+    "question", ["from rollouts", "select columns(*) from rollouts", "select '--', outcome from rollouts"]
+)
+def test_columns_are_read_however_they_are_asked_for(
+    root: Path, question: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sql(root, question, "--format", "json") == 0
+    assert all(row["outcome"] for row in json.loads(capsys.readouterr().out))
+
+
 def test_without_a_question_the_tables_are_listed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sql(root) == 0
     listed = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())

@@ -1,15 +1,17 @@
 """The traces of a step: one row each, with outcomes as `why` and the derived table tell them, from that step's work."""
 
 import json
+import math
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 from flows.queries.request import NotThere
-from flows.queries.rollouts import evaluation_traces, lineages_of, steps_of, traces, traces_of
+from flows.queries.rollouts import evaluation_traces, lineages_of, rollout_columns, steps_of, traces, traces_of
 from flows.queries.step import figures, groups, histogram, natural, of_traces, policies, updates, written_of
 from flows.queries.store_reader import StoreReader
+from flows.queries.views import select_from
 from storage.read.frames import Frames
 from tests.fixtures import fixed
 from tests.flows.queries import every_outcome
@@ -24,10 +26,16 @@ def library(root: Path) -> StoreReader:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_traces_are_numbered_in_their_order(library: StoreReader, run: str) -> None:
+def test_columns_that_are_read_one_by_one_have_one_order(library: StoreReader, run: str) -> None:
     assert steps_of(library, run)
     for step in steps_of(library, run):
-        assert traces(library, run, step)["place"].to_list() == list(range(traces(library, run, step).height))
+        lineages, names = lineages_of(library, run, step), ["trace_id", "num_output_tokens", "outcome"]
+        reader = StoreReader(library.store)
+        one_by_one = [rollout_columns(reader, run, lineages, [name])[name] for name in names]
+        whole = rollout_columns(StoreReader(library.store), run, lineages, names)
+        assert pl.DataFrame(one_by_one).equals(whole.select(names))
+        pieces = [piece for lineage in lineages for piece in lineage.traces.slices_of("traces")]
+        assert whole["trace_id"].to_list() == library.store.read(pieces, ["trace_id"])["trace_id"].to_pylist()
 
 
 def test_rows_by_hand(library: StoreReader) -> None:
@@ -63,7 +71,12 @@ def test_only_the_step_is_read_and_only_once(library: StoreReader, monkeypatch: 
     fresh, read = StoreReader(library.store), what_is_read(monkeypatch)
     monkeypatch.setattr(Frames, "__getitem__", lambda *_: pytest.fail("a whole table was read"))
     one = traces(fresh, "base", 1)
-    assert {step for _, step in read} == {1} and {table for table, _ in read} >= {"traces", "verdicts", "samples"}
+    assert {step for _, step in read} == {1}
+    assert {table for table, _ in read} == {"traces", "verdicts", "samples", "batches"}
+    read.clear()
+    other = StoreReader(library.store)
+    assert rollout_columns(other, "base", lineages_of(other, "base", 1), ["policy_version"]).height == one.height
+    assert read == [("traces", 1)]
     read.clear()
     assert traces(fresh, "base", 1).equals(one) and read == []
     assert not [name for name in one.columns if one.schema[name] == pl.List(pl.Float32)]
@@ -114,6 +127,16 @@ def test_stopped_rollouts_are_in_no_mean(library: StoreReader) -> None:
     group = of_traces(loud).filter(pl.col("num_stopped") > 0).to_dicts()[0]
     assert group["num_stopped"] == 5 and group["reward_max"] < 100
     assert not {"straggler", "stale"} & {each["error_class"] for each in figures(frame)["errors"]}
+
+
+@pytest.mark.parametrize(
+    ("view", "name"), [("step_rewards", "max"), ("groups", "reward_max"), ("group_rewards", "highest")]
+)
+def test_a_reward_that_is_no_number_is_not_the_greatest(library: StoreReader, view: str, name: str) -> None:
+    frame = traces(library, "base", 0)
+    odd = pl.when(trace_id="trace-0-0-0").then(math.nan).otherwise("reward")
+    found = select_from(frame.with_columns(reward=odd), f"select max({name}) as most from {view}")
+    assert found["most"].item() == frame.filter(pl.col("trace_id") != "trace-0-0-0")["reward"].max()
 
 
 @pytest.mark.parametrize("run", ["base", "branch", "gated", "hurried"])

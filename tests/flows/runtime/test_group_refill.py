@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import polars as pl
 import pytest
 
 from configs.errors import ConfigError
@@ -76,6 +77,14 @@ def test_exactly_the_missing_groups_are_drawn_until_none_is_missing(origin: Path
     assert trained == {"trace-0-1", "trace-0.1-1", "trace-0.2-0"}
     assert len(rows(store, "assignment", "assignments", 1)) == 2
     assert [len(each) for each in rows(store, "rollout", "traces", 1)] == [3 * SIZE, SIZE]
+
+
+def test_samples_are_of_the_rollouts_that_they_were_made_of_alone(origin: Path) -> None:
+    frames = Frames(open_store(origin), relations)
+    rollouts = frames["rollouts"].filter(pl.col("num_samples") > 0).select("key", "trace_id").collect()
+    for view in ("rollout_samples", "training_samples"):
+        made = frames[view].select("key", "trace_id").collect()
+        assert made.sort(pl.all()).equals(rollouts.sort(pl.all())), view
 
 
 def test_no_example_is_tried_twice_in_a_step_and_all_by_one_policy(origin: Path) -> None:

@@ -12,6 +12,7 @@ from flows.queries import batch
 from flows.queries.batch import decisions, packed_step, row_samples, rows, samples, updates
 from flows.queries.request import NotThere
 from flows.queries.store_reader import StoreReader
+from flows.queries.views import select_rows
 from flows.reporting.formats import visible
 from flows.reporting.svg import diverging, sequential
 from flows.viewer import addresses
@@ -98,6 +99,11 @@ def test_a_rows_tokens_and_weights_are_those_it_was_packed_with_and_padding_has_
     number = next(row["row"] for row in stored(library, "batches", 0, "wide") if not row["sample_ids"])
     assert batch.tokens(library, of, number)["place"].to_list() == [None, None]
     assert row_samples(library, of, number).is_empty()
+
+
+def test_of_other_rows_no_token_is_read(library: StoreReader) -> None:
+    of, query = packed_step(library, "run", 0), 'select distinct "row" from batch_tokens'
+    assert select_rows(library.frames("run"), of.lineages, [1], query)["row"].to_list() == [1]
 
 
 def test_a_batch_that_was_not_trained_has_nothing_measured_and_says_who_held_it_back(library: StoreReader) -> None:

@@ -1,6 +1,7 @@
 """Two runs on pages: the values of the command, the same step of both, and their attempts at an example."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from flows.viewer import addresses
 from flows.viewer.addresses import Page
 from flows.viewer.pages.compare import ledger_cells
 from flows.viewer.rendering import as_html
+from storage.maintenance.sweep import Retention, expire
+from storage.store import open_store
 from tasks.runtime.stage import Policy, Tables
 from tests.fixtures.evaluations import HELD_OUT, Sampler, train
 from tests.fixtures.rehearsal import rehearse
@@ -178,6 +181,14 @@ def test_a_page_of_a_step_leads_to_the_traces_in_both_runs(ten_runs: StoreReader
     for trace in differing:
         for run, key in zip(pair, (values["keys"][trace]["key_a"], values["keys"][trace]["key_b"]), strict=True):
             assert f'href="/runs/{run}/traces/{trace}?key={key}"' in html
+
+
+def test_samples_that_outlive_their_rollouts_stand_without_links(ten_runs: StoreReader, tmp_path: Path) -> None:
+    shutil.copytree(ten_runs.store.root.address, tmp_path / "store")
+    expire(open_store(tmp_path / "store"), Retention("traces", 0))
+    library = StoreReader.at(tmp_path / "store")
+    status, page = looking.answer(library, addresses.compare_step("base", "credited", 0))
+    assert status == 200 and "shared samples have another advantage" in page and "the same in b" not in page
 
 
 def test_agents_of_an_episode_are_compared_each_with_its_like(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_replies_to_one_example_that_say_the_same_are_identical() -> None:
 
 
 def test_a_figure_that_leaves_its_band_is_marked_in_its_chart() -> None:
-    steps = [{"step": each, "finished": True} for each in range(30)]
+    steps = [{"step": each} for each in range(30)]
     drawn: Any = {"title": "Entropy", "series": [{"name": "entropy", "values": [1.0] * 20 + [5.0] * 10}]}
     cut = {**drawn, "series": [{"name": "entropy", "values": [1.0] * 20}], "exit": {"step": 20, "description": ""}}
     left = band_exit(drawn["series"][0]["values"], list(range(30)))

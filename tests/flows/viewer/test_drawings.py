@@ -17,7 +17,7 @@ HOSTILE = "</text><script>alert(1)</script>\"' onload=x \x1b[31m\u202e&"
 
 
 def steps(count: int) -> list[dict[str, Any]]:
-    return [{"step": n, "address": f"/runs/a/steps/{n}", "finished": True} for n in range(count)]
+    return [{"step": n, "address": f"/runs/a/steps/{n}"} for n in range(count)]
 
 
 def figures(values: list[float | None], of: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:
@@ -41,9 +41,17 @@ def test_a_chart_tells_places_values_and_where_its_steps_are() -> None:
 
 def test_long_charts_are_thinned_in_all_their_lists() -> None:
     values: list[float | None] = [math.sin(n) for n in range(2000)]
-    found = figures(values, exit={"step": 1234}, cells=[[n] for n in range(2000)], range=[0, 1])
-    assert len(found["x"]) == len(found["cells"]) == len(found["series"][0]["values"]) < 300 and found["exit"] == 1234
-    assert [cell for (cell,) in found["cells"]] == found["steps"]
+    found = figures(values, exit={"step": 1234}, low=values)
+    assert len(found["x"]) == len(found["series"][0]["values"]) < 300 and found["exit"] == 1234
+
+
+@pytest.mark.parametrize("count", [2, 100, 101, 1999])
+def test_a_heat_map_adds_up_neighbouring_steps_and_leaves_none_out(count: int) -> None:
+    found = figures([0.5] * count, cells=[[n, 1] for n in range(count)], range=[0, 1])
+    assert len(found["x"]) == len(found["cells"]) == len(found["series"][0]["values"]) <= 100
+    assert [sum(counts) for counts in zip(*found["cells"], strict=True)] == [sum(range(count)), count]
+    ends = [*found["steps"][1:], count]
+    assert [column[1] for column in found["cells"]] == [b - a for a, b in zip(found["steps"], ends, strict=True)]
 
 
 def test_a_scatter_is_dots_by_age_and_attempts_stand_beside_each_other() -> None:
@@ -51,12 +59,13 @@ def test_a_scatter_is_dots_by_age_and_attempts_stand_beside_each_other() -> None
     assert [(dot["x"], dot["y"], dot["share"]) for dot in dots] == [(5, 4, 0.5), (9, 1, 0.2)]
     rows = [
         {"step": 1, "reward": reward, "error_class": error, "for_training": True, "here": not place}
-        | {"trace_id": "t" * 32, "address": f"/t/{place}"}
+        | {"trace_id": HOSTILE[-12:], "address": f"/t/{place}"}
         for place, (reward, error) in enumerate([(0.5, None), (None, "timeout")])
     ]
     first, second = json.loads(ElementTree.fromstring(attempts_chart(rows)).attrib["data-chart"])["dots"]
     assert (first["x"], first["y"], first["here"], first["address"]) == (0.8, 0.5, True, "/t/0")
     assert (second["x"], second["y"], second["colour"]) == (1.2, None, "bad") and "no reward" in second["text"]
+    assert not {"\x1b", "\u202e"} & {*second["text"]}
 
 
 def test_without_scripts_a_chart_is_a_sentence_and_its_texts_stay_in_their_place() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from flows.queries.outcomes import explain
 from flows.queries.request import NotThere
-from flows.queries.rollouts import traces
+from flows.queries.rollouts import lineages_of, rollout_columns, traces
 from flows.queries.runs import runs
 from flows.queries.sentences import sentence
 from flows.queries.store_reader import StoreReader
@@ -59,6 +59,15 @@ def test_every_page_opens_and_says_which_rows_went(without: Without, table: str)
     assert told["run"] and told["compare"]
     assert told["step"] == (table != "assignments")
     assert "rows dropped" not in answer(without(""), "/runs/run")[1]
+
+
+def test_columns_are_of_equal_length_where_rows_go_while_somebody_looks(without: Without, tmp_path: Path) -> None:
+    shutil.copytree(without("").store.root.address, tmp_path / "store")
+    library = StoreReader.at(tmp_path / "store")
+    lineages = lineages_of(library, "run", 0)
+    assert rollout_columns(library, "run", lineages, ["trace_id"]).height > 0
+    expire(open_store(tmp_path / "store"), Retention("traces", 0))
+    assert rollout_columns(library, "run", lineages, ["trace_id", "reward"]).is_empty()
 
 
 @pytest.mark.parametrize("table", ["verdicts", "samples", "batches"])

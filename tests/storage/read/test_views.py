@@ -45,11 +45,30 @@ def test_floats_are_summed_by_these_columns_alone() -> None:
     }
 
 
-def test_a_join_is_empty_where_no_query_names_its_columns() -> None:
-    alone, replies = (needed_views(f"select {name} from rollouts", VIEWS)["rollouts"] for name in ("reward", "reply"))
-    empty = "(select * from rollout_texts limit 0)"
-    assert empty in alone and empty not in replies
+def test_what_a_join_takes_is_read_where_a_query_names_its_columns() -> None:
+    for query, read in (("select reward", False), ("select reply", True), ("select *", False)):
+        assert ("rollout_texts" in needed_views(f"{query} from rollouts", VIEWS)) == read, query
     assert "traces.record" not in needed_views("select * from rollouts", VIEWS)["rollouts"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        *("select * from rollouts", "from rollouts", "select columns(*) from rollouts", "FROM rollouts limit 1"),
+        *("summarize rollouts", "describe rollouts", "select columns('o.*') from rollouts", "table rollouts"),
+        *("select count(*) from (from rollouts)", "select '--', outcome, advantage from rollouts"),
+    ],
+)
+def test_a_query_asks_for_columns_by_name_or_for_all(query: str) -> None:
+    assert {"rollout_outcomes", "rollout_samples"} <= needed_views(query, VIEWS).keys()
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["select count(*) from rollouts", "select reward from rollouts -- outcome *", "select 'it''s' from rollouts"],
+)
+def test_what_counts_is_no_column(query: str) -> None:
+    assert needed_views(query, VIEWS).keys() == {"rollouts"}
 
 
 def test_a_relation_takes_the_place_of_a_view() -> None:
