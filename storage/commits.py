@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from storage.errors import StoreError
-
 Item = TypeVar("Item")
 
 
@@ -27,13 +25,13 @@ class GroupCommitter(Generic[Item]):
         pause_seconds: float = 0.0,
         pause_ratio: float = 0.0,
         max_waiting: float = math.inf,
-        on_refusal: Callable[[StoreError], None] | None = None,
+        on_refusal: Callable[[Exception], None] | None = None,
     ) -> None:
         """`name` is that of the thread, which `start` starts.
 
         An item waits up to `linger_seconds` for others that share its commit; `max_waiting` items do not wait. After a
         commit there is a pause of `pause_seconds`, or `pause_ratio` durations of that commit if that is longer. With
-        `on_refusal`, errors of the store go there instead of to callers, and the commit is tried again after the pause.
+        `on_refusal`, errors go there instead of to callers, and the commit is tried again after the pause.
         """
         self._commit, self._on_refusal = commit, on_refusal
         self._linger_seconds, self._max_waiting = linger_seconds, max_waiting
@@ -109,7 +107,7 @@ class GroupCommitter(Generic[Item]):
                 if failure is None:
                     del self._waiting[: len(items)]
                     self.failure = None
-                elif isinstance(failure, StoreError) and self._on_refusal:
+                elif self._on_refusal and isinstance(failure, Exception):
                     self._on_refusal(failure)
                     self._due = 0.0
                 else:

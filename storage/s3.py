@@ -174,7 +174,8 @@ class Bucket:
         from botocore.awsrequest import AWSRequest
         from botocore.credentials import Credentials
 
-        request = AWSRequest(method, url, dict(headers), data)
+        # With the host as it is sent: botocore would sign it in small letters, without a port that is the usual one.
+        request = AWSRequest(method, url, {**headers, "host": urlsplit(self.endpoint).netloc}, data)
         credentials = Credentials(self.access_key, self.secret_key, self.session_token or None)
         S3SigV4Auth(credentials, "s3", self.region).add_auth(request)
         return dict(request.headers.items())

@@ -69,9 +69,11 @@ class KeptTurns:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.forget([*self._turns])
-        self._committer.stop()
+        try:
+            if kind is None:
+                self.forget([*self._turns])
+        finally:
+            self._committer.stop()
         if error and (lost := self._select_needed(self._committer.waiting)):
             error.add_note(f"{len(lost)} turns of rollouts under way are lost as well, and sampled again.")
 
@@ -129,7 +131,10 @@ class KeptTurns:
             with self._lock:
                 self._groups[attempt] = {turn.group_id for turn in self._select_needed(turns)}
         if emptied := self._find_emptied():
-            self._remove(emptied)
+            try:
+                self._remove(emptied)
+            except Exception as refusal:  # the turns are committed; the next commit tries it again
+                _log_refusal(refusal)
 
     def _remove(self, emptied: Sequence[str]) -> None:
         """Take files out of the table, and off the disk."""
@@ -148,5 +153,5 @@ class KeptTurns:
             self._groups = {attempt: groups for attempt, groups in self._groups.items() if attempt not in emptied}
 
 
-def _log_refusal(refusal: StoreError) -> None:
+def _log_refusal(refusal: Exception) -> None:
     _log.warning("turns of rollouts under way are not kept for now: %s", refusal)

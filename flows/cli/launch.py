@@ -1,10 +1,12 @@
 """run: a resolved config in Prefect's flow with a panel; the demo's two runs; the run that `resume` continues."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
 from configs.load import load
+from configs.resolve import resolve
 from configs.run import RunConfig
 from configs.store import default_store
 from flows.orchestration import server as prefect_api
@@ -16,10 +18,15 @@ from flows.reporting.panel import Panel
 from flows.runtime.demo_sources import SEED, WarmUp, warmed_weights
 from flows.runtime.loop import loop_evaluate, loop_sft, loop_train
 from flows.runtime.machine_facts import config_versions
+from flows.runtime.preflight import require_fit
 from flows.runtime.resolve_run import nothing_started, resolve_run
 from flows.runtime.run import open_run
-from flows.runtime.session import Session, Watcher, record_run
+from flows.runtime.session import Session, Watcher, log_directory, record_run
+from flows.services.base import Supervisor
+from flows.services.engine import InferenceService
+from flows.services.environments import EnvironmentServers
 from storage.store import open_store
+from tasks.runtime.run_context import RunContext
 
 LOOPS: Mapping[str, Callable[[Session], dict[str, Any]]] = {
     "train": loop_train,
@@ -152,7 +159,15 @@ def train_demo(
     name, root = name or preset, store or default_store()
     loaded = demo_config(preset, overrides, name, root)
     with nothing_started():  # before the minutes of the warm-up
-        config_versions(loaded)
+        resolved = resolve(loaded, config_versions(loaded))
+        context = RunContext(open_store(root), name, resolved, {})
+        with Supervisor(name, log_directory(resolved)) as supervisor:
+            engine = InferenceService(supervisor, context, Path())
+            environments = EnvironmentServers(supervisor, resolved, engine.key)
+            for service in (engine, environments):
+                service.check_available()
+            if overrides:
+                require_fit(resolved, environments.load())
     weights = warmed_weights(root, warm_up_run(plain), preset, f"{name}-warm-up")
     config = resolve_run(
         "train", [preset], [f"model.path={weights}", *overrides], name=name, store=root, seed=loaded.seed

@@ -111,8 +111,8 @@ def session_of(resolve: Callable[[], RunConfig], plan: Planner = plan_work) -> I
             session = stack.enter_context(open_run(config, plan))
         else:
             spare_tags()
-        if session.missing:
-            stack.enter_context(table_workers(session.config.prefect))
+            if session.missing:
+                stack.enter_context(table_workers(session.config.prefect))
         stack.enter_context(record_run(session))
         yield session
 

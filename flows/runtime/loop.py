@@ -63,10 +63,14 @@ def train_steps(execute: Executor, source: Source, prefetch: bool = False) -> Ge
                     batch = pending[step].result()
                 finished = pipeline.train_step(execute, step, batch, policy)
                 policy = finished.policy
-                look_ahead(step + 1)
-                if lag == 1 and step + 1 < config.steps:
-                    # Before the step is yielded: its consumer may ask the engine for another policy.
-                    pending[step + 1].wait_for_engine()
+                try:
+                    look_ahead(step + 1)
+                    if lag == 1 and step + 1 < config.steps:
+                        # Before the step is yielded: its consumer may ask the engine for another policy.
+                        pending[step + 1].wait_for_engine()
+                except Exception:
+                    yield finished  # it is trained: it is reported before the run ends
+                    raise
                 yield finished
         except BaseException:
             execute.abort()  # threads that sample end with the services; only then are they waited for

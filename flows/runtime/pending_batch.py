@@ -34,5 +34,8 @@ class PendingBatch:
         """Return the batch. Raises what building the batch raised."""
         if self._build:
             build, self._build = self._build, None  # it references the batch of the step before
-            self._future.set_result(build(self._engine_free))
+            try:
+                self._future.set_result(build(self._engine_free))
+            except BaseException as error:
+                self._future.set_exception(error)
         return self._future.result()

@@ -15,6 +15,7 @@ from configs.services import TrackingSection
 from flows.orchestration import server as prefect_api
 from flows.orchestration.events import EventWatcher
 from flows.orchestration.server import current_flow_run
+from flows.orchestration.table_workers import table_workers
 from flows.reporting.artifacts import RunArtifacts
 from flows.reporting.messages import step_message
 from flows.reporting.tracking import TrackingWatcher, open_sink
@@ -47,6 +48,8 @@ def open_run(config: RunConfig, plan: Planner, watchers: tuple[Watcher, ...] = (
             preflight(session, session.missing)
         if current_flow_run():
             session.notify("prefect", url="")
+            if session.missing:
+                started.enter_context(table_workers(config.prefect))
             session.begin(session.missing)
         elif session.missing:
             _start_beside_prefect(session, started)

@@ -131,8 +131,7 @@ class Session:
 
     def close(self) -> None:
         """End all services; whoever waits for one gets an error."""
-        # First: threads that sample wait for the engine, and end when it is gone.
-        self.engine.close()
+        # Threads that sample wait for the engine, and end when it is gone.
         self._supervisor.close()
 
     def begin(self, missing: Sequence[Ref]) -> None:

@@ -81,10 +81,6 @@ class InferenceService(RunService):
                 "without a GPU, or name the url of an engine that someone else runs (engine.url)"
             )
 
-    def close(self) -> None:
-        """Stop the engine, and with it all services of its supervisor."""
-        self.supervisor.close()
-
     @contextmanager
     def asleep(self) -> Iterator[None]:
         """Within the block nobody samples, and the engine has given its memory back, where the memory plan says so.

@@ -1,5 +1,6 @@
 """Parts: commits the finished groups of a long stage while the others are still computed, as parts of one key."""
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 from uuid import uuid4
@@ -16,6 +17,7 @@ LINGER_SECONDS = 0.1
 """How long a first finished group waits for others that then share its commit: those of a batch end close together."""
 PAUSE_RATIO = 3.0
 """Pause after a commit, in durations of that commit: committing takes at most a quarter of the time."""
+_log = logging.getLogger("stagecoach")
 
 
 class MakeEntry(Protocol):
@@ -102,7 +104,10 @@ class Parts:
         for piece in slices:
             RECENT.put((piece.table, piece.digest), tables[piece.table])
         self._committed.append(self._store.ledger.commit(self._make_entry(uuid4().hex, slices, count_tokens(tables))))
-        self._tell(self._unit_names(tables), len(self._units))
+        try:
+            self._tell(self._unit_names(tables), len(self._units))
+        except Exception:  # the part is committed: a repetition would double its rows
+            _log.exception("the commit of a part was not told")
 
 
 def count_tokens(tables: Mapping[str, pa.Table]) -> int:

@@ -1,10 +1,11 @@
 """Turns of rollouts under way: what a process that died has left is there, and goes once nobody needs it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from storage import turns
@@ -90,15 +91,16 @@ def test_a_run_that_ends_leaves_none_what_died_before_it_among_them(store: Store
     assert store.root.paths_older(place, -1.0, ".parquet") == [], "files of removed turns are left"
 
 
+@pytest.mark.parametrize("kind", [NoSpace, OSError])
 def test_turns_wait_while_the_store_refuses_and_the_run_goes_on(
-    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: Callable[[str], Exception]
 ) -> None:
     append, refusals = Store.append, list[str]()
 
     def refuse(self: Store, table: str, *arguments: Any, **others: Any) -> Any:
         if len(refusals) < 2:
             refusals.append(table)
-            raise NoSpace("the disk is full", "here", "everything", "make room")
+            raise kind("the disk is full")
         return append(self, table, *arguments, **others)
 
     monkeypatch.setattr(Store, "append", refuse)
@@ -106,6 +108,38 @@ def test_turns_wait_while_the_store_refuses_and_the_run_goes_on(
         kept.put(turn("a"))
         until(lambda: again(store).of("a"), lambda: "the turn was not committed")
     assert refusals == ["turns", "turns"] and "the disk is full" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [NoSpace, OSError])
+def test_a_removal_that_the_store_refuses_commits_no_turn_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch, kind: Callable[[str], Exception]
+) -> None:
+    remove, refusals = KeptTurns._remove, list[Sequence[str]]()
+    append, appended = Store.append, list[int]()
+
+    def count(self: Store, table: str, rows: pa.Table, **others: Any) -> Any:
+        appended.append(rows.num_rows)
+        return append(self, table, rows, **others)
+
+    def refuse(kept: KeptTurns, emptied: Sequence[str]) -> None:
+        if not refusals:
+            refusals.append(emptied)
+            raise kind("the disk is full")
+        remove(kept, emptied)
+
+    monkeypatch.setattr(Store, "append", count)
+    with dying(store) as kept:
+        kept.put(turn("a"))
+        until(lambda: len(files(store)) == 1, lambda: str(files(store)))
+        monkeypatch.setattr(KeptTurns, "_remove", refuse)
+        with kept._committer.lock:  # one commit has both: the turn and the removal
+            kept.forget(["a"])
+            kept.put(turn("b"))
+        until(lambda: bool(refusals) and not kept._committer.waiting, lambda: str(refusals))
+        assert appended == [1, 1]
+        kept.put(turn("c"))
+        until(lambda: len(files(store)) == 2 and not kept._committer.waiting, lambda: str(files(store)))
+    assert again(store).of("b") == [turn("b")] and again(store).of("a") == []
 
 
 def test_an_error_says_what_could_not_be_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

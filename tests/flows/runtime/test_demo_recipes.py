@@ -21,6 +21,7 @@ from flows.runtime.demo_sources import (
     demo_recipe,
     sources_directory,
 )
+from flows.services import engine
 
 ROOT = Path(__file__).parents[3]
 # Stands in for an environment's package: rows say how it was asked, so that files tell what was run.
@@ -150,6 +151,23 @@ def test_the_summary_says_what_the_recipe_says() -> None:
     assert f"  stagecoach show poker --store /s {recipe.try_next}" in lines
     assert "  stagecoach view --run poker --store /s" in lines
     assert "7 pieces of work computed, 3 cached; 12 s." in lines
+
+
+@pytest.mark.parametrize(
+    ("version", "overrides", "says"),
+    [
+        ("", [], "no inference engine is installed"),
+        pytest.param("1", ["algorithm.type=rae"], "several trained seats", marks=pytest.mark.engine),
+    ],
+)
+def test_what_cannot_train_is_refused_before_the_warm_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, overrides: list[str], says: str
+) -> None:
+    monkeypatch.setattr(launch, "warmed_weights", pytest.fail)
+    monkeypatch.setattr(engine, "engine_version", lambda: version)
+    with pytest.raises(ValueError, match=says) as refused:
+        launch.train_demo("demo", overrides, "", str(tmp_path / "store"), True)
+    assert "nothing was started" in "".join([str(refused.value), *getattr(refused.value, "__notes__", ())]).lower()
 
 
 def test_a_seed_that_is_given_is_the_one_of_the_training() -> None:

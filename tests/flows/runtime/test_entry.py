@@ -2,6 +2,8 @@
 
 import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from importlib import import_module
 from inspect import Parameter, signature
@@ -14,6 +16,7 @@ from prefect._internal.uuid7 import uuid7
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from configs.services import PrefectConfig
 from flows.maintain import describe_maintenance
 from flows.orchestration.deployment_file import DeploymentEntry, read
 from flows.orchestration.deployments import FILE
@@ -24,6 +27,7 @@ from flows.runtime.entry import flow_run_name, run_name
 from flows.runtime.session import Session
 from flows.train import train
 from storage.store import open_store
+from tasks.runtime.stage import Ref
 
 
 def within(
@@ -134,6 +138,28 @@ def test_a_run_that_is_cancelled_while_it_waits_for_the_gpu_writes_no_event(
     with pytest.raises(RunCancelled), entry.session_of(lambda: config, lambda *_: []):
         pass
     assert [event.event for event in store.runs.events("a")] == ["started"]
+
+
+def test_workers_for_tables_are_there_before_the_services_of_a_deployed_flow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    order = list[str]()
+
+    @contextmanager
+    def workers(config: PrefectConfig) -> Iterator[None]:
+        order.append("workers")
+        yield
+        order.append("workers end")
+
+    monkeypatch.setattr(Session, "begin", lambda *_: order.append("services"))
+    monkeypatch.setattr(run, "table_workers", workers)
+    monkeypatch.setattr(run, "preflight", lambda *_: None)
+    monkeypatch.setattr(run, "current_flow_run", lambda: "flow run")
+    config = RunConfig(name="a", store=str(tmp_path / "store"))
+    missing = Ref("examples", 0, "key", (), 0, 0.0, computed=True)
+    with entry.session_of(lambda: config, lambda *_: [missing]):
+        order.append("flow")
+    assert order == ["workers", "services", "flow", "workers end"]
 
 
 @pytest.mark.parametrize(

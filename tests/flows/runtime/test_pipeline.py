@@ -11,11 +11,12 @@ import pytest
 from configs.checks.run import problems
 from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
-from flows.orchestration.states import EmptyBatch
+from flows.orchestration.states import EmptyBatch, RunCancelled
 from flows.runtime import loop
 from flows.runtime.plan import plan_work
 from flows.runtime.records import StepBatch
 from flows.runtime.resolve_run import Source
+from flows.runtime.rollouts import RolloutSource
 from storage.store import open_store
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
@@ -198,8 +199,29 @@ def test_an_error_of_a_batch_that_is_built_ahead_ends_the_run() -> None:
             self.empty = step
             return super().__call__(task, step, *arguments, **named)
 
+    do, ended = EmptyAhead(**LAG_1), list[int]()
+    do.abort = lambda: ended.append(1)
     with pytest.raises(EmptyBatch, match="step 1: 3 batches"):
-        list(loop.train_steps(EmptyAhead(**LAG_1), SOURCE, prefetch=True))
+        list(loop.train_steps(do, SOURCE, prefetch=True))
+    assert ended == [1]
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_a_step_that_is_trained_is_reported_before_an_error_of_what_comes_after_it(
+    monkeypatch: pytest.MonkeyPatch, lag: int
+) -> None:
+    add = RolloutSource.add
+
+    def refuse(rollouts: RolloutSource, steps: Sequence[int], policy: Policy) -> None:
+        if policy.version == 1:
+            raise RunCancelled("somebody has cancelled")
+        add(rollouts, steps, policy)
+
+    monkeypatch.setattr(RolloutSource, "add", refuse)
+    steps = loop.train_steps(Recorder(steps=5, rollout={"max_off_policy_steps": lag}), SOURCE)
+    assert next(steps).policy == Policy("training0", 1)
+    with pytest.raises(RunCancelled):
+        next(steps)
 
 
 @pytest.mark.parametrize(("empty", "batches"), [(0, 1), (1, 2), (2, 3)])

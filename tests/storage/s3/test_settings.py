@@ -1,5 +1,6 @@
 """Settings of an object store: what is wrong with them is said before anything is asked of a server."""
 
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -30,6 +31,15 @@ def test_given_settings_come_before_the_environment_s(monkeypatch: pytest.Monkey
     assert found == {**GIVEN, "AWS_SESSION_TOKEN": "token", "AWS_REGION": "eu-west-3"}
     assert settings({})["AWS_ENDPOINT_URL"] == "https://elsewhere"
     assert commit_options(found)["aws_conditional_put"] == "etag"
+
+
+def test_the_host_is_signed_as_it_is_sent_and_the_session_s_token_with_it() -> None:
+    given = settings({**GIVEN, "AWS_ENDPOINT_URL": "http://MinIO:9000", "AWS_SESSION_TOKEN": "token"})
+    bucket = locate("s3://bucket", given)
+    headers = bucket._sign("GET", f"{bucket.endpoint}/bucket/key", b"", {"range": "bytes=0-0"})
+    assert headers["host"] == "MinIO:9000"
+    names = re.search("SignedHeaders=([^,]*)", headers["Authorization"])
+    assert names and {"host", "range", "x-amz-security-token"} <= {*names[1].split(";")}
 
 
 def test_without_an_endpoint_it_is_aws() -> None:

@@ -1,7 +1,7 @@
 """Work that is committed in a thread: what is found meanwhile, in which order it counts, and what a failure leaves."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -201,6 +201,41 @@ def test_nothing_counts_before_what_it_was_made_from(store: Store, monkeypatch: 
         assert told == [(count, count)]
         context.commit(entry("c", attempt="c"), commits_immediately=True)
         assert gate.seen == [["a"], ["b"], ["c"]]
+
+
+def test_a_part_whose_commit_could_not_be_told_is_committed_once(store: Store) -> None:
+    told: list[int] = []
+
+    def tell(units: Collection[str], num_units: int) -> None:
+        told.append(num_units)
+        if len(told) == 1:
+            raise ValueError("nobody listens")
+
+    parts = Parts(store, partial(make_part, "a"), ("messages", "trace_id"), tell=tell)
+    parts.put({"messages": messages()})
+    parts.close()
+    assert committed(store) == ["a"] and told == [1]
+
+
+def test_the_next_call_of_a_stage_raises_the_failure_of_a_part_which_is_committed_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true, problems = Ledger.commit, [StoreUnavailable("the store does not answer", "", "everything", "wait")]
+
+    def commit(ledger: Ledger, row: Entry) -> Entry:
+        if problems:
+            raise problems.pop()
+        return true(ledger, row)
+
+    monkeypatch.setattr(Ledger, "commit", commit)
+    parts = Parts(store, partial(make_part, "a"), ("messages", "trace_id"))
+    parts.put({"messages": messages()})
+    until(lambda: parts._committer.failure is not None, lambda: "the failure is not kept", every=0.01)
+    with pytest.raises(StoreUnavailable):
+        parts.finished_units()
+    slices = parts.close()
+    assert committed(store) == ["a"]
+    assert open_store(store.root.address).read(slices).num_rows == messages().num_rows
 
 
 def make_part(key: str, part: str, outputs: Sequence[Slice], tokens: int) -> Entry:
