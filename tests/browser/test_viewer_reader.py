@@ -42,8 +42,6 @@ def test_replies_are_read_by_keys_and_put_side_by_side(demo: str, opened: Opened
     page.wait_for_url(re.compile("beside=[^&]*%2C"))
     assert question(window)["beside"] == ",".join(each["trace_id"] for each in first[1:3])
     assert page.locator(".columns article").count() == 2
-    marks = page.locator(".columns :is(ins, del)").count()
-    assert marks or first[1]["reply"] == first[2]["reply"]
     picture(page, "beside")
     press("n")
     page.wait_for_url("**read=2*")
