@@ -234,6 +234,9 @@ class LyingEngine:
     def is_sleeping(self) -> bool:
         return False
 
+    def is_paused(self) -> bool:
+        return False
+
     def state(self) -> EngineState:
         return EngineState(LyingEngine.holds, LyingEngine.holds, [], False)
 
