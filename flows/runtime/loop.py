@@ -68,12 +68,12 @@ def train_steps(execute: Executor, source: Source, prefetch: bool = False) -> Ge
                     if lag == 1 and step + 1 < config.steps:
                         # Before the step is yielded: its consumer may ask the engine for another policy.
                         pending[step + 1].wait_for_engine()
-                except Exception:
-                    yield finished  # it is trained: it is reported before the run ends
+                except Exception:  # whatever it is: the step is trained, and reported before the run ends by it
+                    yield finished
                     raise
                 yield finished
-        except BaseException:
-            execute.abort()  # threads that sample end with the services; only then are they waited for
+        except BaseException:  # Ctrl-C too: threads that sample end with the services, and only then are waited for
+            execute.abort()
             raise
 
 
@@ -100,9 +100,9 @@ def loop_train(session: Session) -> dict[str, Any]:
                 evaluations.begin(finished.policy)
                 retention.note(finished.policy, evaluations.waiting_keys)
             evaluations.finish()
-        except BaseException:
+        except BaseException:  # Ctrl-C too: an evaluation under way ends with its services
             threads.shutdown(wait=False, cancel_futures=True)
-            session.close()  # an evaluation under way ends with its services
+            session.close()
             raise
     outcome.evaluations, outcome.comparisons = evaluations.described, evaluations.comparisons()
     # Last, as it compares the first policy with the last one.
