@@ -23,7 +23,7 @@ from tasks.inference.trace_rows.failures import Failure, failure_of_error
 from tasks.inference.trace_rows.rows import (
     RolloutOrigin,
     Row,
-    UnknownPolicy,
+    UnattributedTokens,
     error_columns,
     require_policies,
     row_of_failure,
@@ -201,7 +201,7 @@ class RolloutRunner:
             return None, failure_of_error({"type": type(error).__name__, "message": str(error)})
         try:
             return episode_rows(episode, origin, self.seats[name], client)
-        except UnknownPolicy as error:
+        except UnattributedTokens as error:
             if self.environments[name].addresses:  # a server of another program never says
                 raise
             return None, Failure("infrastructure", type(error).__name__, str(error))

@@ -76,6 +76,10 @@ class UnknownPolicy(RuntimeError):
     """Tokens were sampled, and nobody knows with which policy of this run."""
 
 
+class UnattributedTokens(UnknownPolicy):
+    """A trace does not say for all of its sampled tokens which policy sampled them."""
+
+
 _UNKNOWN = (
     "which this run does not know. All groups before it are safe. Let the run start the engine and serve the "
     'environment itself, or set rollout.weight_update = "wait" and rollout.keep_turns = false'
@@ -107,11 +111,11 @@ def _runs_of_several_policies(traces: Iterable[Row], messages: Iterable[Row]) ->
 
 
 def require_policies(trace: Row, messages: Iterable[Row]) -> None:
-    """Raise UnknownPolicy where a trace has sampled tokens of which it is not known which policy sampled them."""
+    """Raise UnattributedTokens where a trace does not say of all sampled tokens which policy sampled them."""
     for row in messages:
         sampled = sum(row["mask"])
         if sampled != sum(run["num_tokens"] for run in row.get(POLICIES, ())):
-            raise UnknownPolicy(
+            raise UnattributedTokens(
                 f"trace {trace['trace_id']!r}, message {row['message']}: {sampled} tokens were sampled with a policy "
                 + _UNKNOWN
             )
