@@ -1,4 +1,4 @@
-"""KeptTurns: the engine's answers for rollouts in flight, so that a run does not sample them again after a crash.
+"""TurnCache: the engine's answers for rollouts in flight, so that a run does not sample them again after a crash.
 
 Turns are rows of the table `turns` that no ledger row names. Only a run that samples the same rollouts again reads
 them, and they are removed when the groups of the rollouts are committed.
@@ -28,7 +28,7 @@ _log = logging.getLogger("stagecoach")
 
 
 @dataclass(frozen=True)
-class KeptTurn:
+class CachedTurn:
     """What the engine answered to one model call of a rollout."""
 
     group_id: str
@@ -41,7 +41,7 @@ class KeptTurn:
     """The keys of the policies that sampled it; none where a frozen model did."""
 
 
-class KeptTurns:
+class TurnCache:
     """The turns of one run that are still needed; a context in which a thread commits and removes them.
 
     A turn is durable about PAUSE_SECONDS after `put`. If the block ends by an error all turns are committed; if it ends
@@ -51,12 +51,12 @@ class KeptTurns:
     def __init__(self, store: Store, run: str) -> None:
         """Read the turns of an earlier process of the run; unreadable files are ignored, and their turns resampled."""
         self._store, self._run = store, run
-        self._turns: dict[str, dict[tuple[str, str], KeptTurn]] = {}
+        self._turns: dict[str, dict[tuple[str, str], CachedTurn]] = {}
         """By group, then by assignment and request."""
         self._groups: dict[str, set[str]] = {}
         """By attempt, each of which has a file: the groups whose turns in it are needed."""
         self._lock = threading.RLock()
-        self._committer = GroupCommitter[KeptTurn | None](
+        self._committer = GroupCommitter[CachedTurn | None](
             "turns", self._commit, pause_seconds=PAUSE_SECONDS, pause_ratio=PAUSE_RATIO, on_refusal=_log_refusal
         )
         self._load()
@@ -77,12 +77,12 @@ class KeptTurns:
         if error and (lost := self._select_needed(self._committer.waiting)):
             error.add_note(f"{len(lost)} turns of rollouts under way are lost as well, and sampled again.")
 
-    def of(self, group_id: str) -> list[KeptTurn]:
+    def of(self, group_id: str) -> list[CachedTurn]:
         """Return the turns of a group, in the order in which they came."""
         with self._lock:
             return [*self._turns.get(group_id, {}).values()]
 
-    def put(self, turn: KeptTurn) -> None:
+    def put(self, turn: CachedTurn) -> None:
         """Keep a turn, in place of one of the same rollout and request by other policies; returns immediately."""
         with self._lock:
             turns, place = self._turns.setdefault(turn.group_id, {}), (turn.assignment_id, turn.request)
@@ -107,11 +107,11 @@ class KeptTurns:
                 rows = table.read(file.path).select(TURNS.arrow.names).to_pylist()
             except StoreError:
                 continue
-            for turn in (KeptTurn(**row | {"policies": tuple(row["policies"])}) for row in rows):
+            for turn in (CachedTurn(**row | {"policies": tuple(row["policies"])}) for row in rows):
                 groups.add(turn.group_id)
                 self._turns.setdefault(turn.group_id, {})[turn.assignment_id, turn.request] = turn
 
-    def _select_needed(self, turns: Iterable[KeptTurn | None]) -> list[KeptTurn]:
+    def _select_needed(self, turns: Iterable[CachedTurn | None]) -> list[CachedTurn]:
         with self._lock:
             return [turn for turn in turns if turn and turn.group_id in self._turns]
 
@@ -123,7 +123,7 @@ class KeptTurns:
         if self._find_emptied():
             self._committer.put(None)  # for the thread: only it writes
 
-    def _commit(self, items: Sequence[KeptTurn | None]) -> None:
+    def _commit(self, items: Sequence[CachedTurn | None]) -> None:
         """Commit the turns that are needed, then remove the files in which none is."""
         if turns := self._select_needed(items):
             rows, attempt = pa.Table.from_pylist([asdict(turn) for turn in turns], TURNS.arrow), uuid4().hex

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from configs.run import View, for_environment
 from storage.schemas.stage_tables import GROUPS
-from storage.turns import KeptTurns
+from storage.turns import TurnCache
 from tasks.arrays.columns import texts
 from tasks.arrays.group_counts import num_needed, num_wanted
 from tasks.inference.engine.client import ServedModel
@@ -50,7 +50,7 @@ class RolloutInputs:
     engine: EngineService
     environments: EnvironmentService
     teachers: TeacherService
-    turns: KeptTurns | None = None
+    turns: TurnCache | None = None
     queue: RolloutQueue | None = None
     """The queue that groups are taken from; None where the step samples its own assignments."""
     recorded_inputs: dict[str, str] = field(default_factory=dict)
@@ -172,7 +172,7 @@ class Runner:
     teachers: TeacherService
     count: Put | None = None
     """Takes what the engines counted while groups were sampled; None where nobody asks."""
-    turns: KeptTurns | None = None
+    turns: TurnCache | None = None
     """Has the turns that are not sampled again; None where they are not kept."""
     counts_with_groups: bool = False
     """Whether a group brings what was counted before it ended: the groups of a stream are of several steps."""

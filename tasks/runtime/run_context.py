@@ -17,7 +17,7 @@ from storage.keys import work_key
 from storage.refs import Entry, Slice
 from storage.schemas.stage_tables import TABLES
 from storage.store import Store, open_store
-from storage.turns import KeptTurns
+from storage.turns import TurnCache
 from tasks.runtime.commit_queue import LINGER_SECONDS, CommitQueue
 from tasks.runtime.refs import Ref
 from tasks.runtime.stored_rows import StoredRows
@@ -98,7 +98,7 @@ class RunContext:
         self.versions = dict(versions)
         self._keys = StageKeys(config)
         self._queue: CommitQueue | None = None
-        self.turns: KeptTurns | None = None
+        self.turns: TurnCache | None = None
         """Turns of rollouts under way, within `queue_commits` and where the config asks for it."""
         self.note_units: Callable[[str, int, int], None] = lambda stage, step, num_units: None
         """Hears, while a stage commits in parts, its name, its step and how many units (groups) are there."""
@@ -134,7 +134,7 @@ class RunContext:
         block does. What is finished is committed, also when an error passes.
         """
         self._queue = CommitQueue(self.store.slices, self.store.ledger, linger_seconds)
-        self.turns = KeptTurns(self.store, self.run) if self.config.rollout.keep_turns else None
+        self.turns = TurnCache(self.store, self.run) if self.config.rollout.keep_turns else None
         try:
             with self.turns or nullcontext(), self._queue:
                 yield

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from configs.run import View
 from storage.refs import Entry, Slice
-from storage.turns import KeptTurns
+from storage.turns import TurnCache
 from tasks.runtime.parts import Parts, count_tokens
 from tasks.runtime.refs import Policy as Policy
 from tasks.runtime.refs import Ref as Ref
@@ -151,7 +151,7 @@ class Attempt:
         self.context.note_units(self.stage.name, self.step, num_units)
 
     @property
-    def turns(self) -> KeptTurns | None:
+    def turns(self) -> TurnCache | None:
         """The turns of rollouts in flight, of all stages of the run; None where they are not kept."""
         return self.context.turns
 

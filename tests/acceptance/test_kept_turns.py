@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from storage.store import open_store
-from storage.turns import KeptTurn, KeptTurns
+from storage.turns import CachedTurn, TurnCache
 from tasks.learner.tiny import tiny_qwen3
 from tests.acceptance.lives import live
 from tests.fixtures.driving import NAME, ROOT, Driven, check_once, check_replayed, committed_groups, rows
@@ -48,14 +48,14 @@ def temporary() -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
-def kept(directory: Path) -> list[KeptTurn]:
+def kept(directory: Path) -> list[CachedTurn]:
     """The turns that the next process of the run would find, of groups that are not committed."""
     store = open_store(directory / "store")
-    found, committed = KeptTurns(store, NAME), committed_groups(store)
+    found, committed = TurnCache(store, NAME), committed_groups(store)
     return [turn for group in found._turns if group not in committed for turn in found.of(group)]
 
 
-def killed_between_turns(directory: Path, temporary: Path, model: Path) -> list[KeptTurn]:
+def killed_between_turns(directory: Path, temporary: Path, model: Path) -> list[CachedTurn]:
     """Kill the run when only the two that wait keep a step from its groups; return their turns."""
     request = {"overrides": [f"model.path={model}", *SETTINGS], "kills": {}}
     variables = {"PYTHONPATH": f"{PLUGINS}:{ROOT}", "OMP_WAIT_POLICY": "PASSIVE", "TMPDIR": str(temporary)}
@@ -110,5 +110,5 @@ def test_turns_that_ended_before_a_crash_are_not_sampled_again(tmp_path: Path, t
         assert [row["message"] for row in of_tokens] == [first["message"], second["message"]]
         before, after = (row["policy_version"] for row in of_tokens)
         assert before == 0 < after <= BOUND
-    assert KeptTurns(open_store(tmp_path / "store"), NAME)._turns == {}, "turns outlive the run"
+    assert TurnCache(open_store(tmp_path / "store"), NAME)._turns == {}, "turns outlive the run"
     check_replayed(Driven(tmp_path, ()), STEPS)

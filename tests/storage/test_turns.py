@@ -11,7 +11,7 @@ import pytest
 from storage import turns
 from storage.errors import NoSpace
 from storage.store import Store, open_store
-from storage.turns import KeptTurn, KeptTurns
+from storage.turns import CachedTurn, TurnCache
 from tests.fixtures.waiting import until
 
 
@@ -25,21 +25,21 @@ class Died(Exception):
     """Stands for what ends a run."""
 
 
-def turn(group: str, member: int = 0, request: str = "r", policies: tuple[str, ...] = ("p",)) -> KeptTurn:
-    return KeptTurn(group, f"{group}/{member}", request, f'{{"said": "{request}"}}', policies)
+def turn(group: str, member: int = 0, request: str = "r", policies: tuple[str, ...] = ("p",)) -> CachedTurn:
+    return CachedTurn(group, f"{group}/{member}", request, f'{{"said": "{request}"}}', policies)
 
 
 @contextmanager
-def dying(store: Store, run: str = "run") -> Iterator[KeptTurns]:
+def dying(store: Store, run: str = "run") -> Iterator[TurnCache]:
     """Give the turns of a run that ends by an error after the block."""
-    with pytest.raises(Died), KeptTurns(store, run) as kept:
+    with pytest.raises(Died), TurnCache(store, run) as kept:
         yield kept
         raise Died
 
 
-def again(store: Store, run: str = "run") -> KeptTurns:
+def again(store: Store, run: str = "run") -> TurnCache:
     """Return the turns as the next process of the run finds them."""
-    return KeptTurns(open_store(store.root.address), run)
+    return TurnCache(open_store(store.root.address), run)
 
 
 def files(store: Store) -> list[str]:
@@ -114,14 +114,14 @@ def test_turns_wait_while_the_store_refuses_and_the_run_goes_on(
 def test_a_removal_that_the_store_refuses_commits_no_turn_again(
     store: Store, monkeypatch: pytest.MonkeyPatch, kind: Callable[[str], Exception]
 ) -> None:
-    remove, refusals = KeptTurns._remove, list[Sequence[str]]()
+    remove, refusals = TurnCache._remove, list[Sequence[str]]()
     append, appended = Store.append, list[int]()
 
     def count(self: Store, table: str, rows: pa.Table, **others: Any) -> Any:
         appended.append(rows.num_rows)
         return append(self, table, rows, **others)
 
-    def refuse(kept: KeptTurns, emptied: Sequence[str]) -> None:
+    def refuse(kept: TurnCache, emptied: Sequence[str]) -> None:
         if not refusals:
             refusals.append(emptied)
             raise kind("the disk is full")
@@ -131,7 +131,7 @@ def test_a_removal_that_the_store_refuses_commits_no_turn_again(
     with dying(store) as kept:
         kept.put(turn("a"))
         until(lambda: len(files(store)) == 1, lambda: str(files(store)))
-        monkeypatch.setattr(KeptTurns, "_remove", refuse)
+        monkeypatch.setattr(TurnCache, "_remove", refuse)
         with kept._committer.lock:  # one commit has both: the turn and the removal
             kept.forget(["a"])
             kept.put(turn("b"))
@@ -147,7 +147,7 @@ def test_an_error_says_what_could_not_be_kept(store: Store, monkeypatch: pytest.
         raise NoSpace("the disk is full", "here", "everything", "make room")
 
     monkeypatch.setattr(Store, "append", refuse)
-    with pytest.raises(Died) as caught, KeptTurns(store, "run") as kept:
+    with pytest.raises(Died) as caught, TurnCache(store, "run") as kept:
         kept.put(turn("a"))
         raise Died
     assert "1 turns of rollouts under way are lost" in caught.value.__notes__[0]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from storage.turns import KeptTurn, KeptTurns
+from storage.turns import CachedTurn, TurnCache
 from tasks.inference.engine import model_info
 from tasks.inference.engine.client import POLICIES_HEADER, Engine, ServedModel, sampled_by
 from tasks.inference.environments.agent_runs import add_header
@@ -68,7 +68,7 @@ class RolloutRunner:
         config: "View",
         versions: dict[str, int] | None = None,
         replica_of: Callable[[str], str] | None = None,
-        turns: KeptTurns | None = None,
+        turns: TurnCache | None = None,
     ) -> None:
         self.served = dict(served)
         """The sampling model by environment; the policy under OF_POLICY, frozen seats under `seats.seat_model_name`."""
@@ -96,7 +96,7 @@ class RolloutRunner:
         self.seats = {each.name: Seats.of(each, served, self.client_configs) for each in config.environments}
         self.oldest: dict[str, int | None] = {}
         """By group, the oldest version of policies whose turns it may use; None for those of its own policy alone."""
-        self.unproven: list[KeptTurn] | None = None
+        self.unproven: list[CachedTurn] | None = None
         """The turns that came since weights began to be exchanged: they may be of wrong ones; None at other times."""
         self._turns = turns
 
@@ -230,7 +230,7 @@ class RolloutRunner:
         every = self._turns.of(group_id) if self._turns else ()
         return {self.versions[key] for turn in every for key in turn.policies if key in self.versions}
 
-    def _usable(self, turns: KeptTurns, origin: RolloutOrigin) -> dict[str, str]:
+    def _usable(self, turns: TurnCache, origin: RolloutOrigin) -> dict[str, str]:
         """Return the answers that a rollout need not sample again, by request.
 
         Those of its own policy, or where it is recorded which policy sampled which token, of all from the oldest on
@@ -241,7 +241,7 @@ class RolloutRunner:
         oldest = self.oldest.get(assignment["group_id"])
         least = origin.policy_version if oldest is None else oldest
 
-        def usable(turn: KeptTurn) -> bool:
+        def usable(turn: CachedTurn) -> bool:
             young = all(known.get(key, -1) >= least for key in turn.policies)
             # What was kept before the config was changed may not say which policy sampled which token.
             return young and (not turn.policies or bool(self.versions) == bool(sampled_by(turn.answer)))
@@ -272,14 +272,14 @@ class RolloutRunner:
         return sampling_config(self.config, origin.temperature, seed, served.salt)
 
 
-def _kept_turn(origin: RolloutOrigin, model: str, played: Mapping[str, str]) -> KeptTurn:
+def _kept_turn(origin: RolloutOrigin, model: str, played: Mapping[str, str]) -> CachedTurn:
     """Return a turn as its environment server has sent it; `model` is the name of the model that samples rollouts."""
     policies: tuple[str, ...] = ()
     if played["model"] == model and origin.policy_key:
         spans = sampled_by(played["answer"])
         policies = tuple(dict(spans)) if spans else (origin.policy_key,)
     place = {name: origin.assignment[name] for name in ("group_id", "assignment_id")}
-    return KeptTurn(**place, request=played["request"], answer=played["answer"], policies=policies)
+    return CachedTurn(**place, request=played["request"], answer=played["answer"], policies=policies)
 
 
 def api_address(engine_url: str) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.turns import KeptTurns
+from storage.turns import TurnCache
 from tasks.inference.engine.client import MODEL, SERVE_SECONDS, EngineLost, ServedModel
 from tasks.inference.sampling.crash_isolation import CrashIsolation
 from tasks.inference.sampling.limits import AdaptiveLimit, GroupQuota, Limiter, StoppedEarly, straggler_failure
@@ -63,7 +63,7 @@ class SamplingPlan:
     begin: Callable[[str, Collection[int]], int | None] = lambda group_id, versions: None
     """Is called with each group that is begun, and the versions of the policies that have sampled turns of it before.
     Returns the oldest version of which these may be used; None where only those of the policy itself may be."""
-    turns: KeptTurns | None = None
+    turns: TurnCache | None = None
     """Takes the turns of rollouts that are under way, and has those that need not be sampled again."""
     renew: Callable[[], Renewal | None] | None = None
     """Called when the plan is outdated, to go on with a newer policy: what is begun then has tokens of both. It may

@@ -15,7 +15,7 @@ from storage.errors import NoSpace, ReadOnlyDisk, StoreError
 from storage.refs import Entry
 from storage.schemas.stage_tables import EXAMPLES
 from storage.store import open_store
-from storage.turns import KeptTurn, KeptTurns
+from storage.turns import CachedTurn, TurnCache
 from tasks.assignment import examples
 from tasks.exchange.trace_import import ImportInputs
 from tasks.runtime import parts as parts_module
@@ -174,14 +174,14 @@ def test_finished_parts_survive_a_failure_and_are_not_made_again(tmp_path: Path)
 
 
 def test_turns_go_when_their_groups_are_committed_also_those_of_a_process_that_died(tmp_path: Path) -> None:
-    turns = [KeptTurn(name, f"{name}/0", "r", "{}", ()) for name in ("p", "q", "r", "s", "other")]
+    turns = [CachedTurn(name, f"{name}/0", "r", "{}", ()) for name in ("p", "q", "r", "s", "other")]
     failing, _ = parts_stage(fail_after=2)
     whole, _ = parts_stage()
 
     def context() -> RunContext:
         return context_of(tmp_path, rollout={"keep_turns": True})
 
-    def left(kept: KeptTurns | None) -> list[str]:
+    def left(kept: TurnCache | None) -> list[str]:
         assert kept
         return [turn.group_id for turn in turns if kept.of(turn.group_id)]
 
@@ -201,7 +201,7 @@ def test_turns_go_when_their_groups_are_committed_also_those_of_a_process_that_d
             again.turns.put(turn)
         perform(whole, again, 0)
         assert left(again.turns) == ["other"]
-    assert again.turns is None and left(KeptTurns(open_store(tmp_path), "a")) == []
+    assert again.turns is None and left(TurnCache(open_store(tmp_path), "a")) == []
 
 
 @pytest.mark.fault(

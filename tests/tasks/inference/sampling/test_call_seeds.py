@@ -19,7 +19,7 @@ from verifiers.v1.types import AssistantMessage, SamplingConfig, ToolCall, ToolM
 
 from configs.environments import EnvironmentConfig
 from storage.store import open_store
-from storage.turns import KeptTurns
+from storage.turns import TurnCache
 from tasks.inference.engine.client import Engine
 from tasks.inference.environments import agent_runs
 from tasks.inference.environments import servers as environments
@@ -280,9 +280,9 @@ def test_a_rollout_that_is_resumed_in_its_middle_is_the_same_rollout(
 ) -> None:
     """The answers to the first turns are kept, those to the second were lost with the process."""
     with recording(small_engine.url) as proxy:
-        kept = KeptTurns(open_store(tmp_path / "whole"), "run")
+        kept = TurnCache(open_store(tmp_path / "whole"), "run")
         whole = play_two_turns(proxy.url, ["t0", "t1"], 3, turns=kept)
-        asked, left = list(proxy.calls), KeptTurns(open_store(tmp_path / "left"), "run")
+        asked, left = list(proxy.calls), TurnCache(open_store(tmp_path / "left"), "run")
         assert len(asked) == 12
         first = {each.seed for each in asked} & {100 * number + member for number in range(2) for member in range(3)}
         answers = {json.dumps(each.sampled) for each in asked if each.seed in first}

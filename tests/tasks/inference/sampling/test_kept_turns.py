@@ -10,7 +10,7 @@ from verifiers.v1.configs.client import EvalClientConfig
 
 from configs.environments import EnvironmentConfig
 from storage.store import open_store
-from storage.turns import KeptTurn, KeptTurns
+from storage.turns import CachedTurn, TurnCache
 from tasks.inference.sampling.rollout_runner import RolloutRunner, _kept_turn
 from tasks.inference.sampling.seats import SeatClient, Seats
 from tasks.inference.trace_rows.rows import RolloutOrigin
@@ -25,16 +25,16 @@ def answer(*policies: str) -> str:
     return f'{{"policies":[{runs}],"request_id":"r","choices":[]}}'
 
 
-def turn(request: str, *policies: str, said: bool, member: int = 0) -> KeptTurn:
-    return KeptTurn("g", f"g/{member}", request, answer(*policies) if said else "{}", policies)
+def turn(request: str, *policies: str, said: bool, member: int = 0) -> CachedTurn:
+    return CachedTurn("g", f"g/{member}", request, answer(*policies) if said else "{}", policies)
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> KeptTurns:
-    return KeptTurns(open_store(tmp_path), "run")
+def kept(tmp_path: Path) -> TurnCache:
+    return TurnCache(open_store(tmp_path), "run")
 
 
-def runner(kept: KeptTurns, versions: dict[str, int], oldest: int | None = None) -> RolloutRunner:
+def runner(kept: TurnCache, versions: dict[str, int], oldest: int | None = None) -> RolloutRunner:
     """A runner that has begun the group with that as its oldest version."""
     made = object.__new__(RolloutRunner)
     vars(made).update(policy=Policy("own", 1), versions=versions, oldest={"g": oldest}, unproven=None, _turns=kept)
@@ -57,7 +57,7 @@ def origin(policy: str = "own") -> RolloutOrigin:
     ],
 )
 def test_turns_of_policies_that_the_group_may_be_of_are_used(
-    kept: KeptTurns, versions: dict[str, int], oldest: int | None, said: bool, usable: set[str]
+    kept: TurnCache, versions: dict[str, int], oldest: int | None, said: bool, usable: set[str]
 ) -> None:
     for each in ("old", "own", "new", "unknown"):
         kept.put(turn(each, each, said=said))
@@ -81,10 +81,10 @@ def test_a_turn_is_of_the_policies_that_sampled_it_and_of_none_where_a_frozen_mo
     policy: str, played: dict[str, Any], policies: tuple[str, ...]
 ) -> None:
     found = _kept_turn(origin(policy), "policy", {"request": "r", **played})
-    assert found == KeptTurn("g", "g/0", "r", played["answer"], policies)
+    assert found == CachedTurn("g", "g/0", "r", played["answer"], policies)
 
 
-def test_turns_of_weights_that_are_not_proven_are_kept_when_they_are(kept: KeptTurns) -> None:
+def test_turns_of_weights_that_are_not_proven_are_kept_when_they_are(kept: TurnCache) -> None:
     client = SeatClient(EvalClientConfig(), "policy")
     sampling: Any = None
 
