@@ -1,90 +1,82 @@
-"""compare: how two runs of a store differ, as plain values and as frames.
+"""compare: how two runs of a store differ in settings, results, figures and scores.
 
-Settings are compared by key, and work along the ledger: two runs that share a key share its rows bit by bit. Figures
-are those that finished steps wrote to table `metrics`. Rows are read of steps whose work differs alone, without columns
-that hold a value per token. A `StoreReader` keeps each comparison until one of the runs has more work.
+Results are compared along the ledger: two runs that share a key share its rows bit by bit. Figures are those that
+finished steps wrote to table `metrics`; `compare_rows` compares the rows of one step. A `StoreReader` keeps each
+comparison until one of the runs has more work.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import polars as pl
-import pyarrow.compute as pc
 
 from configs.run import RunConfig, content
-from flows.queries.compare_rows import (
-    BETWEEN,
-    FIGURES,
-    Stages,
-    Works,
-    is_step,
-    made_weights,
-    step_differences,
-    step_figures,
-    total_differences,
-    total_figures,
-)
-from flows.queries.request import NotThere
-from flows.queries.rollouts import index_of_example, nearest_examples
+from flows.queries.metrics import read_metrics
 from flows.queries.scores import compare_scores, recorded_evaluations, scored_evaluations
 from flows.queries.store_reader import StoreReader, flat
 from storage.keys import canonical_json
 from storage.read.lineage import Work
-from tasks.stages import COMPARED, EVALUATION, ROLLOUT
+from tasks.metrics.figures import MEANINGS
+from tasks.stages import COMPARED, EVALUATION
 
 SAME, DIFFERENT, ONLY_A, ONLY_B = "same key", "different key", "only in a", "only in b"
+OF_RUN = ("examples", "policy_import", EVALUATION)
+"""Stages whose results belong to the run or to a policy and not to one step."""
+MEASURES = (
+    *("loss", "rl_loss", "ce_loss", "ref_kl_loss", "grad_norm", "entropy", "mismatch_kl", "masked_fraction"),
+    *("learning_rate",),
+)
+"""Measurements of the learner; of a step, their means over its updates."""
+METRICS = {name: f"batch/{name}" for name in MEANINGS} | {name: f"updates/{name}/mean" for name in MEASURES}
+FIGURES = tuple(METRICS)
+"""The figures of a step, by the names that `stagecoach diff` uses; METRICS has their names in table `metrics`."""
+Works = Mapping[int, Mapping[str, Work]]
+"""The finished work of a run by step and stage; an evaluation is at the version of its policy."""
 
 
-def compare(library: StoreReader, a: str, b: str) -> Mapping[str, Any]:
+def compare(reader: StoreReader, a: str, b: str) -> Mapping[str, Any]:
     """Return how run `b` differs from run `a`: the values of `stagecoach diff --json`. Raises NotThere."""
-    state = _state(library, a), _state(library, b)
-    return library.cached_while(("compared", a, b), state, lambda: _compare(library, a, b))
+    state = _state(reader, a), _state(reader, b)
+    return reader.cached_while(("compared", a, b), state, lambda: _compare(reader, a, b))
 
 
-def _state(library: StoreReader, run: str) -> tuple[Any, ...]:
-    works = library.frames(run).graph.works.values()
-    last = library.store.runs.events(run)[-1]
+def _state(reader: StoreReader, run: str) -> tuple[Any, ...]:
+    works = reader.frames(run).graph.works.values()
+    last = reader.store.runs.events(run)[-1]
     return run, last.event, canonical_json(last.config), frozenset(work.identity for work in works if work.finished)
 
 
-def _compare(library: StoreReader, a: str, b: str) -> Mapping[str, Any]:
-    configs, works = [library.config(run) for run in (a, b)], [work_of(library, run) for run in (a, b)]
-    weights = [made_weights(library, work) for work in works]
-    figures = [step_figures(library, *side) for side in zip(works, weights, strict=True)]
+def _compare(reader: StoreReader, a: str, b: str) -> Mapping[str, Any]:
+    configs, works = [reader.config(run) for run in (a, b)], [work_of(reader, run) for run in (a, b)]
+    figures = [step_figures(reader, work) for work in works]
     pieces = compared_keys(*works)
-    stages = by_step(pieces)
     steps = [
-        {"step": step, "first_difference": None, "only": None}
-        | {name: value for name, value in stages.get(step, {}).items() if name != "pieces"}
-        | {"a": figures[0].get(step, {}), "b": figures[1].get(step, {}), "between": between}
-        for step, between in step_differences(library, works, figures[0], weights).items()
+        {"step": step, "first_difference": row["first_difference"], "only": row["only"]}
+        | _figures_of_both(*(of_run.get(step, {}) for of_run in figures))
+        for step, row in by_step(pieces).items()
     ]
-    both = [row for row in steps if all(is_step(work.get(row["step"], {})) for work in works)]
-    averages = [_average_rewards(library, run) for run in (a, b)]
+    both = [row for row in steps if row["only"] is None]
     return {
-        "runs": [_describe_run(library, *side) for side in zip((a, b), configs, works, strict=True)],
+        "runs": [_describe_run(reader, *side) for side in zip((a, b), configs, works, strict=True)],
         "config": compared_configs(*configs),
         "pieces": pieces,
         "same_work": not pieces or {piece["state"] for piece in counting(pieces)} == {SAME},
         "parting": parting(pieces),
-        "intakes": compared_intakes(library, *works),
         "steps": steps,
         "together": {
             "steps": [row["step"] for row in both],
             **{side: total_figures([row[side] for row in both]) for side in "ab"},
-            "between": total_differences(both, weights),
         },
-        "weights_part_at": next((row["step"] for row in steps if row["between"]["weights_equal"] is False), None),
-        "evaluations": [
-            {"version": version, "a": averages[0].get(version), "b": averages[1].get(version)}
-            for version in sorted({*averages[0], *averages[1]})
-        ],
+        "weights_part_at": next((row["step"] for row in both if row["weights_equal"] is False), None),
+        "evaluations": compared_evaluations(reader, a, b).to_dicts(),
     }
 
 
-def _describe_run(library: StoreReader, run: str, config: RunConfig, works: Works) -> dict[str, Any]:
-    state = library.store.runs.events(run)[-1].event
-    return {"run": run, "kind": config.kind, "state": state, "num_steps": sum(map(is_step, works.values()))}
+def _describe_run(reader: StoreReader, run: str, config: RunConfig, works: Works) -> dict[str, Any]:
+    state = reader.store.runs.events(run)[-1].event
+    num_steps = sum(not stages.keys() <= {*OF_RUN} for stages in works.values())
+    return {"run": run, "kind": config.kind, "state": state, "num_steps": num_steps}
 
 
 def compared_configs(a: RunConfig, b: RunConfig) -> list[dict[str, Any]]:
@@ -102,9 +94,9 @@ def compared_configs(a: RunConfig, b: RunConfig) -> list[dict[str, Any]]:
     ]
 
 
-def work_of(library: StoreReader, run: str) -> Works:
+def work_of(reader: StoreReader, run: str) -> Works:
     """Return the finished work of a run, of each step that of its last batch. Raises NotThere for an unknown run."""
-    history = library.history(run)
+    history = reader.history(run)
     works: dict[int, dict[str, Work]] = {}
     for number, step in history.steps.items():
         about = {"gate": step.decision, "metrics": step.metrics}
@@ -115,7 +107,7 @@ def work_of(library: StoreReader, run: str) -> Works:
     if history.first_policy is not None:
         # At step 0 for every run: a replay of later steps imports the weights at the first of them.
         works.setdefault(0, {})["policy_import"] = history.first_policy
-    for recorded in reversed(recorded_evaluations(library.store, run, library.config(run))):
+    for recorded in reversed(recorded_evaluations(reader.store, run, reader.config(run))):
         if (rollouts := history.find(recorded.rounds[0].key)) is not None:  # the first set represents all
             works.setdefault(recorded.version, {})[EVALUATION] = rollouts
     return works
@@ -140,11 +132,10 @@ def counting(pieces: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     A decision at a gate makes no rows. An import of weights in one run alone is no difference: a replay continues from
     the weights of its source.
     """
-    return [piece for piece in pieces if piece["stage"] != "gate" and not _lone_import(piece)]
-
-
-def _lone_import(piece: Mapping[str, Any]) -> bool:
-    return piece["stage"] == "policy_import" and piece["state"] in (ONLY_A, ONLY_B)
+    lone_import = [("policy_import", ONLY_A), ("policy_import", ONLY_B)]
+    return [
+        piece for piece in pieces if piece["stage"] != "gate" and (piece["stage"], piece["state"]) not in lone_import
+    ]
 
 
 def parting(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -159,54 +150,61 @@ def parting(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 def by_step(pieces: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
     """Return by step its `pieces`, `only` (the side that alone has it) and `first_difference`, a stage.
 
-    Evaluations belong to no step. A step that has nothing but examples, which are of the run, is no step.
+    A step that has nothing but results of the run (OF_RUN) is no step.
     """
-    steps: dict[int, dict[str, Any]] = {}
+    results: dict[int, list[Mapping[str, Any]]] = {}
     for piece in pieces:
-        if piece["stage"] != EVALUATION and not _lone_import(piece):
-            steps.setdefault(piece["step"], {"pieces": [], "only": None, "first_difference": None})["pieces"] += [piece]
-    for step, row in list(steps.items()):
-        counted = counting(row["pieces"])
-        states = {piece["state"] for piece in counted if piece["stage"] != "examples"}
-        row["only"] = next((state for state in (ONLY_A, ONLY_B) if states == {state}), None)
-        row["first_difference"] = next((piece["stage"] for piece in counted if piece["state"] != SAME), None)
-        if all(piece["stage"] == "examples" for piece in row["pieces"]):
-            del steps[step]
+        if piece["stage"] != EVALUATION:
+            results.setdefault(piece["step"], []).append(piece)
+    steps = {}
+    for step, row in results.items():
+        states = {piece["state"] for piece in counting(row) if piece["stage"] not in OF_RUN}
+        differing = [piece["stage"] for piece in counting(row) if piece["state"] != SAME]
+        only = next((state for state in (ONLY_A, ONLY_B) if states == {state}), None)
+        if states:
+            steps[step] = {"pieces": row, "only": only, "first_difference": differing[0] if differing else None}
     return steps
 
 
-def compared_intakes(library: StoreReader, a: Works, b: Works) -> dict[str, Any] | None:
-    """Return the first step whose groups from the stream of rollouts differ, `step` None without one.
+def step_figures(reader: StoreReader, works: Works) -> dict[int, dict[str, Any]]:
+    """Return by finished step its FIGURES, None where one was not measured, and `weights`, the digest of the policy."""
+    finished = {step: stages["metrics"] for step, stages in works.items() if "metrics" in stages}
+    written = read_metrics(reader.frames(), finished.values(), METRICS.values())
+    weights = _weights(reader, works)
+    figures: dict[int, dict[str, Any]] = {}
+    for step, work in finished.items():
+        values = written.get(work.key, {})
+        figures[step] = {figure: values.get(("", name)) for figure, name in METRICS.items()}
+        counts = {name: int(value) for name, value in figures[step].items() if name.startswith("num_") and value}
+        figures[step] |= counts | {"weights": weights.get(step)}
+    return figures
 
-    `only_a` and `only_b` are groups that one run alone took there, or sampled with a policy of another version;
-    `num_shared` counts the others. None where one of the runs took no rollouts from a stream.
+
+def _weights(reader: StoreReader, works: Works) -> dict[int, str]:
+    """Return by trained step the digest of the weights that its last update made."""
+    trained = {step: stages["training"] for step, stages in works.items() if "training" in stages}
+    rows = reader.frames().rows(trained.values(), "updates").select("key", "version", "update", "weights_sha256")
+    last = dict(rows.collect().sort("version", "update").select("key", "weights_sha256").iter_rows())
+    return {step: last[work.key] for step, work in trained.items() if work.key in last}
+
+
+def _figures_of_both(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
+    digests = a.get("weights"), b.get("weights")
+    return {"a": a, "b": b, "weights_equal": digests[0] == digests[1] if all(digests) else None}
+
+
+def total_figures(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the figures over several steps: sums of counts, and of all others the mean of the steps that have one.
+
+    The least and greatest reward are those of all steps.
     """
-
-    def groups(stages: Stages) -> dict[str, int]:
-        works = [work for name, work in stages.items() if name.partition(".")[0] == ROLLOUT]
-        rows = library.frames().rows(works, "intakes").select("group_id", "policy_version")
-        return dict(rows.collect().iter_rows())
-
-    if not all(any(work.slices_of("intakes") for stages in run.values() for work in stages.values()) for run in (a, b)):
-        return None
-    for step in sorted({*a} & {*b}):
-        one, other = groups(a[step]), groups(b[step])
-        if one != other:
-            only = {
-                "only_a": sorted(dict(one.items() - other.items())),
-                "only_b": sorted(dict(other.items() - one.items())),
-            }
-            return {"step": step, **only, "num_shared": len(one.items() & other.items())}
-    return {"step": None, "only_a": [], "only_b": [], "num_shared": 0}
-
-
-def _average_rewards(library: StoreReader, run: str) -> dict[int, float | None]:
-    """Return by policy version the mean reward of the rollouts that an evaluation counts, without errors."""
-    averages: dict[int, float | None] = {}
-    for recorded, scores in reversed(scored_evaluations(library, run)):  # the first set represents all
-        traces = scores.traces
-        averages[recorded.version] = pc.mean(traces.filter(pc.is_null(traces["error_class"]))["reward"]).as_py()
-    return averages
+    ends: Mapping[str, Any] = {"reward_min": min, "reward_max": max}
+    total = {}
+    for name in FIGURES:
+        values = [step[name] for step in steps if step.get(name) is not None]
+        add = sum if name.startswith("num_") else ends.get(name, fmean)
+        total[name] = add(values) if values else None
+    return total
 
 
 def figures_of(both: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -214,27 +212,26 @@ def figures_of(both: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for name in FIGURES:
         a, b = (both[side].get(name) for side in "ab")
-        if name in both["a"] or name in both["b"]:
+        if a is not None or b is not None:
             rows.append({"figure": name, "a": a, "b": b, "difference": None if a is None or b is None else b - a})
     return rows
 
 
-def compared_steps(library: StoreReader, a: str, b: str) -> pl.DataFrame:
+def compared_steps(reader: StoreReader, a: str, b: str) -> pl.DataFrame:
     """Return one row for each step of either run.
 
     Columns: `step`; `first_difference` (the first stage whose key differs, null without one); `only` (the side that
-    alone has the step); for each of FIGURES `NAME_a`, `NAME_b` and `NAME_difference` (b - a); and BETWEEN, without the
-    lists. Null is a figure that was not measured. Raises NotThere.
+    alone has the step); `weights_equal`; for each of FIGURES `NAME_a`, `NAME_b` and `NAME_difference` (b - a). Null is
+    a figure that was not measured. Raises NotThere.
     """
-    between = {name: kind for name, kind in BETWEEN.items() if not name.startswith("kept_only")}
+    sides = ("a", "b", "difference")
     schema: dict[str, Any] = {"step": pl.Int64, "first_difference": pl.String, "only": pl.String}
-    schema |= {f"{name}_{side}": pl.Float64 for name in FIGURES for side in ("a", "b", "difference")} | between
+    schema |= {"weights_equal": pl.Boolean} | {f"{name}_{side}": pl.Float64 for name in FIGURES for side in sides}
     rows = [
-        {name: value for name, value in (step | step["between"]).items() if name in schema}
-        | {f"{row['figure']}_{side}": row[side] for row in figures_of(step) for side in ("a", "b", "difference")}
-        for step in compare(library, a, b)["steps"]
+        step | {f"{row['figure']}_{side}": row[side] for row in figures_of(step) for side in sides}
+        for step in compare(reader, a, b)["steps"]
     ]
-    return pl.DataFrame(rows, schema=schema, orient="row", strict=False)
+    return pl.DataFrame([{name: row.get(name) for name in schema} for row in rows], schema, strict=False)
 
 
 EVALUATIONS = {
@@ -246,18 +243,13 @@ EVALUATIONS = {
 interval `low` to `high`. Null where no examples can be paired."""
 
 
-def compared_evaluations(library: StoreReader, a: str, b: str) -> pl.DataFrame:
+def compared_evaluations(reader: StoreReader, a: str, b: str) -> pl.DataFrame:
     """Return how the policies of two runs differ on held-out examples; columns as in EVALUATIONS. Raises NotThere.
 
     Policies of the same version are paired, and the last ones of a set where their versions differ.
     """
-    sides = [
-        {
-            (recorded.set_name, recorded.version): (recorded, scores)
-            for recorded, scores in scored_evaluations(library, run)
-        }
-        for run in (a, b)
-    ]
+    evaluations = [scored_evaluations(reader, run) for run in (a, b)]
+    sides = [{(one.set_name, one.version): (one, scores) for one, scores in of_run} for of_run in evaluations]
     pairs = [(name, name) for name in sides[0] if name in sides[1]]
     for set_name in dict.fromkeys(name for name, _ in sides[0]):
         last = [max((name for name in side if name[0] == set_name), default=None) for side in sides]
@@ -273,30 +265,3 @@ def compared_evaluations(library: StoreReader, a: str, b: str) -> pl.DataFrame:
             interval = figure["interval"] or {"low": None, "high": None}
             rows.append({**shared, **values, "a": figure["before"], "b": figure["after"], **interval})
     return pl.DataFrame(rows, schema=EVALUATIONS, orient="row")
-
-
-ATTEMPTS = (
-    *("side", "run", "step", "for_training", "trace_id", "key", "agent", "reward", "error_class", "policy_version"),
-    "in_both",
-)
-
-
-def compared_attempts(library: StoreReader, a: str, b: str, environment: str, example_id: str) -> pl.DataFrame:
-    """Return one row for each attempt of either run at an example, a's first, by step; both may be the same run.
-
-    Columns: `side` (a or b), run, step (of an evaluation, the version that it scored), for_training, trace_id, key,
-    agent, reward, error_class, policy_version, `in_both` (whether the other side has the same rollout). Raises
-    NotThere, with the nearest examples, where neither tried it.
-    """
-    sides = [index_of_example(library, run, environment, example_id) for run in (a, b)]
-    if all(rows.is_empty() for rows in sides):
-        near = nearest_examples(library, (a, b), environment, example_id)
-        hint = f"; the nearest examples are {', '.join(near)}" if near else ""
-        raise NotThere(f"neither {a!r} nor {b!r} tried the example {example_id!r} of {environment!r}{hint}")
-    named = [
-        rows.with_columns(
-            side=pl.lit(side), run=pl.lit(run), in_both=pl.col("trace_id").is_in(other["trace_id"].implode())
-        )
-        for rows, other, side, run in zip(sides, sides[::-1], "ab", (a, b), strict=True)
-    ]
-    return pl.concat(named).select(ATTEMPTS)

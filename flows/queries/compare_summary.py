@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 from configs.errors import differing_parts
 from flows.queries.compare import DIFFERENT, ONLY_A, ONLY_B, SAME, figures_of
-from flows.reporting.formats import compact_number
+from flows.reporting.formats import compact_number, environment_title, fixed_point, interval_text
 from tasks.stages import COMPARED
 
 MAX_VALUE_CHARS = 60
-MAX_IDS = 5
 STEP_FIGURES = ("reward_mean", "num_kept", "fill", "loss", "grad_norm", "mismatch_kl", "masked_fraction")
 Comparison = Mapping[str, Any]
 
@@ -37,7 +36,7 @@ def sentences(comparison: Comparison) -> list[str]:
         return ["They have nothing in common: no result has the same key in both."]
     if comparison["parting"] is None and not comparison["together"]["steps"]:
         return [f"No step is in both. Results with the same keys: {num_shared}."]
-    return [*_work(comparison), *_rows(comparison)]
+    return [*_work(comparison), *_weights(comparison)]
 
 
 def summary_lines(comparison: Comparison) -> list[str]:
@@ -60,36 +59,14 @@ def _work(comparison: Comparison) -> list[str]:
         return [f"The same work as far as both go: {num_shared} results have the same keys.", *lone]
     how = {DIFFERENT: "another key", ONLY_A: "only a has it", ONLY_B: "only b has it"}[parting["state"]]
     where = f"step {parting['step']}, stage {parting['stage']}"
-    first = f"They differ from {where} on: {how}. Shared results: {num_shared}."
-    return [first, *_intakes(comparison["intakes"]), *lone]
+    return [f"They differ from {where} on: {how}. Shared results: {num_shared}.", *lone]
 
 
-def _intakes(intakes: Comparison | None) -> list[str]:
-    """Return where the groups that two runs took from their streams of rollouts differ first."""
-    if intakes is None:
-        return []
-    if intakes["step"] is None:
-        return ["Their intakes are the same: each step took the same groups, of policies of the same versions."]
-    alone = "; ".join(f"{side} alone took {_ids(intakes[f'only_{side}']) or 'none'}" for side in "ab")
-    return [
-        f"Their intakes differ from step {intakes['step']} on: of that step's groups {alone}, and "
-        f"{intakes['num_shared']} are the same. Which groups end first depends on time."
-    ]
-
-
-def _rows(comparison: Comparison) -> list[str]:
-    between = comparison["together"]["between"]
-    kept = {side: between[f"kept_only_{side}"] for side in "ab"}
-    lines = [f"Kept in {side} only: {len(ids)} shared traces: {_ids(ids)}." for side, ids in kept.items() if ids]
-    if between["weights_equal"] is not None:
-        step = comparison["weights_part_at"]
-        lines.append("The weights are equal." if step is None else f"The weights part at step {step}.")
-    return lines
-
-
-def _ids(ids: Sequence[str]) -> str:
-    more = f" and {len(ids) - MAX_IDS} more" if len(ids) > MAX_IDS else ""
-    return ", ".join(ids[:MAX_IDS]) + more
+def _weights(comparison: Comparison) -> list[str]:
+    step = comparison["weights_part_at"]
+    if step is not None:
+        return [f"The weights part at step {step}."]
+    return ["The weights are equal."] if any(row["weights_equal"] for row in comparison["steps"]) else []
 
 
 def sheets(comparison: Comparison) -> list[Sheet]:
@@ -118,26 +95,26 @@ def _stages(comparison: Comparison) -> Sheet:
 
 def _figures(comparison: Comparison) -> Sheet:
     together = comparison["together"]
-    figures = [*figures_of(together)]
-    reasons = [together[side].get("reasons", {}) for side in "ab"]
-    for reason in sorted({*reasons[0], *reasons[1]}):
-        a, b = (counts.get(reason, 0) for counts in reasons)
-        figures.append({"figure": f"left out: {reason}", "a": a, "b": b, "difference": b - a})
     rows = [
         (row["figure"], compact_number(row["a"]), compact_number(row["b"]), _change_text(row["difference"]))
-        for row in figures
+        for row in figures_of(together)
     ]
-    shared = {name: value for name, value in together["between"].items() if _is_number(value)}
-    rows += [(name, "", "", compact_number(value)) for name, value in shared.items()]
     title = f"over the steps that both have ({ranges(together['steps']) or 'none'})"
     return Sheet("figures", title, ("figure", "a", "b", "b - a"), tuple(rows))
 
 
 def _evaluations(comparison: Comparison) -> Sheet:
-    rows = tuple(
-        (str(row["version"]), compact_number(row["a"]), compact_number(row["b"])) for row in comparison["evaluations"]
-    )
-    return Sheet("evaluations", "mean reward on held-out examples", ("policy version", "a", "b"), rows)
+    rows = [
+        (
+            environment_title(row["set"], row["environment"]),
+            both_numbers(row["version_a"], row["version_b"]),
+            *(row["figure"], fixed_point(row["a"]), fixed_point(row["b"]), fixed_point(row["difference"], "+")),
+            interval_text(None if row["low"] is None else row, "+"),
+        )
+        for row in comparison["evaluations"]
+    ]
+    headings = ("environment", "policy", "figure", "a", "b", "b - a", "95% interval")
+    return Sheet("evaluations", "held-out examples that both were scored on", headings, tuple(rows))
 
 
 def _steps(comparison: Comparison) -> Sheet:
@@ -145,11 +122,10 @@ def _steps(comparison: Comparison) -> Sheet:
     for step in comparison["steps"]:
         if step["only"] is None:
             figures = (both_numbers(step["a"].get(name), step["b"].get(name)) for name in STEP_FIGURES)
-            weights = {None: "-", True: "equal", False: "differ"}[step["between"]["weights_equal"]]
-            moved = compact_number(step["between"]["max_advantage_difference"])
-            rows.append((str(step["step"]), step["first_difference"] or "none", *figures, moved, weights))
+            weights = {None: "-", True: "equal", False: "differ"}[step["weights_equal"]]
+            rows.append((str(step["step"]), step["first_difference"] or "none", *figures, weights))
     names = (name.replace("_", " ") for name in STEP_FIGURES)
-    headings = ("step", "first difference", *names, "max adv diff", "weights")
+    headings = ("step", "first difference", *names, "weights")
     return Sheet("steps", "step by step, where both have it", headings, tuple(rows))
 
 
@@ -190,7 +166,3 @@ def _change_text(change: float | None) -> str:
 def _brief(value: Any) -> str:
     text = "-" if value is None else str(value) or "''"
     return text if len(text) <= MAX_VALUE_CHARS else f"{text[: MAX_VALUE_CHARS - 3]}..."
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

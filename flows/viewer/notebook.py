@@ -290,4 +290,4 @@ class ComparisonView:
 
     def attempts(self, environment: str, example_id: str) -> pl.DataFrame:
         """The attempts of both runs at an example."""
-        return compare.compared_attempts(self._library, self.a, self.b, environment, example_id)
+        return compare_rows.compared_attempts(self._library, self.a, self.b, environment, example_id)

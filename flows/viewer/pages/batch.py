@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from flows.queries import batch
-from flows.queries.compare_rows import MEASURES
+from flows.queries.compare import MEASURES
 from flows.queries.reader import read_rollouts, reply_heads, sorted_rows
 from flows.queries.request import BadQuestion, NotThere, PageRequest
 from flows.queries.rollouts import traces_of

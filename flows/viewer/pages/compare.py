@@ -6,18 +6,8 @@ from typing import Any
 
 import polars as pl
 
-from flows.queries.compare import (
-    DIFFERENT,
-    ONLY_A,
-    ONLY_B,
-    SAME,
-    by_step,
-    compare,
-    compared_attempts,
-    compared_evaluations,
-    figures_of,
-)
-from flows.queries.compare_rows import BOTH, FIGURES, compared_groups, compared_traces, step_detail
+from flows.queries.compare import DIFFERENT, FIGURES, ONLY_A, ONLY_B, SAME, by_step, compare, figures_of
+from flows.queries.compare_rows import compared_attempts, compared_groups, compared_traces, step_detail
 from flows.queries.compare_summary import sentences
 from flows.queries.messages import messages
 from flows.queries.reader import conversation
@@ -53,7 +43,6 @@ def compare_page(library: StoreReader, asked: PageRequest) -> Page:
         "figure": asked.one_of("figure", FIGURES, "num_kept"),
         "figures": list(FIGURES),
         "totals": figures_of(comparison["together"]),
-        "paired": compared_evaluations(library, a, b).to_dicts(),
     }
     return Page("compare.html", f"{a} and {b}", values, (Crumb(a, addresses.run(a)),), any_going(library, a, b))
 
@@ -106,9 +95,9 @@ def compare_step_page(library: StoreReader, asked: PageRequest) -> Page:
         "next": known[index + 1] if index + 1 < len(known) else None,
         "figures": figures_of(row),
         "meanings": MEANINGS,
-        "between": row["between"],
+        "weights_equal": row["weights_equal"],
         "agents": traces["agent"].n_unique(),
-        "rollouts": {side: int((traces["side"] == side).sum()) for side in (BOTH, "a", "b")},
+        "rollouts": {side: int((traces["side"] == side).sum()) for side in ("both", "a", "b")},
         "groups": groups.head(MAX_GROUPS).to_dicts(),
         "num_groups": groups.height,
         "detail": step_detail(library, a, b, step),

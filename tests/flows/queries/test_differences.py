@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 
 from flows import cli
-from flows.queries.compare import compare
-from flows.queries.compare_rows import FIGURES, MEASURES, METRICS, REASONS, step_detail
+from flows.queries.compare import FIGURES, METRICS, compare
+from flows.queries.compare_rows import compared_samples, step_detail
 from flows.queries.compare_summary import both_numbers, ranges, sentences, sheets
 from flows.queries.request import NotThere
 from flows.queries.store_reader import StoreReader
@@ -74,11 +74,7 @@ def test_two_runs_with_the_same_keys_are_the_same_work(library: StoreReader) -> 
     assert {piece["state"] for piece in found["pieces"]} == {"same key"} and len(found["pieces"]) == 14
     assert [(each["key"], each["b"], each["in_keys"]) for each in found["config"]] == [("engine.threads", 2, False)]
     assert found["together"]["a"] == found["together"]["b"]
-    assert found["together"]["between"] == {
-        **{"num_shared_traces": 24, "num_rewards_changed": 0, "kept_only_a": [], "kept_only_b": []},
-        **{"num_shared_samples": 24, "num_advantages_changed": 0, "max_advantage_difference": 0.0},
-        **{"mean_advantage_difference": 0.0, "weights_equal": True},
-    }
+    assert all(step["weights_equal"] for step in found["steps"])
     assert sentences(found)[0].startswith("The same work: all 14 results have the same keys")
 
 
@@ -94,14 +90,12 @@ def test_another_advantage_parts_there_with_the_traces_shared(store: Store, libr
     rewards = rows(store, "base", "rollout", "traces").select("group_id", "reward")
     from_mean = pl.col("reward") - pl.col("reward").mean().over("group_id")
     apart = rewards.select(from_mean.alias("a"), from_mean / (pl.col("reward").std(ddof=0).over("group_id") + 1e-6))
-    difference = (apart["reward"] - apart["a"]).abs()
-    between = found["together"]["between"]
-    assert between["num_shared_traces"] == between["num_shared_samples"] == between["num_advantages_changed"] == 12
-    assert between["max_advantage_difference"] == pytest.approx(difference.max())
-    assert between["mean_advantage_difference"] == pytest.approx(difference.mean())
+    samples = compared_samples(library, "base", "spread", 0)
+    differences = (apart["reward"] - apart["a"]).abs().sort(descending=True)
+    assert samples.height == 12 and samples["difference"].abs().to_list() == pytest.approx(differences.to_list())
     assert found["together"]["a"]["advantage_std"] == pytest.approx(apart["a"].std(ddof=0))
     assert found["together"]["b"]["advantage_std"] == pytest.approx(1.0, abs=1e-4)
-    assert between["weights_equal"] is False and found["weights_part_at"] == 0
+    assert found["steps"][0]["weights_equal"] is False and found["weights_part_at"] == 0
 
 
 def test_other_rows_have_another_fill_and_the_same_samples(store: Store, library: StoreReader) -> None:
@@ -113,7 +107,7 @@ def test_other_rows_have_another_fill_and_the_same_samples(store: Store, library
     assert a["num_tokens"] == b["num_tokens"] == num_tokens
     assert (a["num_rows"], b["num_rows"]) == tuple(num_rows) and num_rows[0] < num_rows[1]
     assert a["fill"] == num_tokens / (num_rows[0] * 64) and b["fill"] == num_tokens / (num_rows[1] * 32)
-    assert found["together"]["between"]["num_advantages_changed"] == 0
+    assert set(compared_samples(library, "base", "packed", 0)["difference"]) == {0.0}
 
 
 def test_another_learning_rate_shares_all_but_training(library: StoreReader) -> None:
@@ -125,36 +119,30 @@ def test_another_learning_rate_shares_all_but_training(library: StoreReader) -> 
     assert rates == [pytest.approx(1e-6), pytest.approx(1e-3)]
 
 
-@pytest.mark.parametrize(("run", "reasons"), [("base", {}), ("strict", {"zero_advantage": 4})])
-def test_the_figures_of_a_step_are_those_that_it_wrote(
-    store: Store, library: StoreReader, run: str, reasons: dict[str, int]
-) -> None:
-    (entry, *_) = store.ledger.entries(run=run, stage="metrics")
+def test_the_figures_of_a_step_are_those_that_it_wrote(store: Store, library: StoreReader) -> None:
+    (entry, *_) = store.ledger.entries(run="strict", stage="metrics")
     values = metric_values(store.read(entry.slices("metrics")))
-    figures = dict(compare(library, "base", run)["steps"][0]["b"])
-    assert figures.pop("reasons") == reasons and len(figures.pop("weights")) == 32
-    assert figures == {name: values.get(("", metric)) for metric, name in METRICS.items()}
-    assert not [name for _, name in values if name.startswith(REASONS) and name != f"{REASONS}zero_advantage"]
+    figures = dict(compare(library, "base", "strict")["steps"][0]["b"])
+    assert len(figures.pop("weights")) == 32 and figures["num_kept"] == 8
+    assert figures == {name: values.get(("", metric)) for name, metric in METRICS.items()}
 
 
 def test_figures_over_steps_are_sums_of_counts_and_means_of_the_rest(library: StoreReader) -> None:
     found = compare(library, "base", "faster")
     first, second = (step["a"] for step in found["steps"])
     together = found["together"]["a"]
-    assert [*together] == [*FIGURES, "reasons", "weights"] and together["weights"] == second["weights"]
+    assert [*together] == [*FIGURES]
     assert together["num_traces"] == 24 and together["loss"] == pytest.approx((first["loss"] + second["loss"]) / 2)
     assert together["reward_max"] == max(first["reward_max"], second["reward_max"])
     assert together["reward_std"] == pytest.approx((first["reward_std"] + second["reward_std"]) / 2)
 
 
 def test_other_verdicts_are_told_by_trace(store: Store, library: StoreReader) -> None:
-    found = compare(library, "base", "strict")
     spread = (pl.col("reward").max() - pl.col("reward").min()).over("group_id")
     lost = rows(store, "base", "rollout", "traces").filter(spread <= NARROW)["trace_id"].sort().to_list()
-    assert len(lost) == 4 and found["together"]["between"]["kept_only_a"] == lost
-    assert found["together"]["between"]["kept_only_b"] == []
     detail = step_detail(library, "base", "strict", 0)
-    assert detail["verdicts"][0] == {"trace_id": lost[0], "a": "kept", "b": "zero_advantage"}
+    verdict = {"a": "kept", "b": "zero_advantage"}
+    assert len(lost) == 4 and detail["verdicts"] == [{"trace_id": trace_id} | verdict for trace_id in lost]
     assert {row["num_kept_a"] - row["num_kept_b"] for row in detail["groups"]} == {4}
 
 
@@ -180,7 +168,6 @@ def test_another_seed_shares_weights_and_examples_alone(library: StoreReader) ->
 def test_a_decision_at_a_gate_is_no_difference_in_work(library: StoreReader) -> None:
     found = compare(library, "base", "gated")
     assert states(found, 0)["gate"] == "only in b" and found["parting"] is None
-    assert found["together"]["between"]["weights_equal"] is True
     assert sentences(found) == [
         "The same work as far as both go: 8 results have the same keys.",
         "Only in a: step 1.",
@@ -214,8 +201,8 @@ def test_nothing_done_is_not_the_same_work_as_weights_brought_in(tmp_path: Path)
 
 def test_what_was_not_measured_is_none_and_not_zero(library: StoreReader) -> None:
     second = compare(library, "base", "gated")["steps"][1]
-    assert second["only"] == "only in a" and second["b"] == {}
-    assert set(second["between"].values()) == {None} and set(MEASURES) <= set(second["a"])
+    assert second["only"] == "only in a" and second["b"] == {} and second["weights_equal"] is None
+    assert {*second["a"]} == {*FIGURES, "weights"}
 
 
 def test_differences_are_printed_for_people_and_for_programs(

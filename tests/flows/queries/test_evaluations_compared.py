@@ -47,14 +47,17 @@ def test_evaluations_of_runs_stand_side_by_side_in_all_and_by_tier(
         evals("one", by="level", store=root)
 
 
-def test_two_runs_are_compared_by_the_first_set_and_all_its_rollouts(tmp_path: Path) -> None:
+def test_two_runs_are_compared_set_by_set(tmp_path: Path) -> None:
     sets = ({"name": "hard", "where": {"tier": [2]}, "num_examples": 2}, {"name": "all", "num_examples": HELD_OUT})
     settings, failing = {"every": 2, "retry_errors": 1, "sets": sets}, frozenset({"eval-reverse_text-0/0"})
     train(tmp_path / "store", "one", Sampler(), evaluation=settings)
     session, _ = train(tmp_path / "store", "two", Sampler(failing), seed=8, evaluation=settings)
-    found = compare(StoreReader(session.context.store), "one", "two")["evaluations"]
-    assert [(each["version"], each["a"]) for each in found] == [(0, pytest.approx(0.135)), (2, pytest.approx(0.335))]
-    assert found[0]["b"] in (pytest.approx(0.12), pytest.approx(0.15)), "the one that did not fail the first time"
+    rows = compare(StoreReader(session.context.store), "one", "two")["evaluations"]
+    hard = [row for row in rows if row["set"] == "hard" and row["figure"] == "avg"]
+    assert [(row["version_a"], row["version_b"]) for row in hard] == [(0, 0), (2, 2)]
+    assert hard[0]["num_examples"] == 1 and hard[0]["a"] in (pytest.approx(0.12), pytest.approx(0.15)), "one failed"
+    assert hard[1]["num_examples"] == 2 and hard[1]["a"] == pytest.approx(0.335)
+    assert {row["set"] for row in rows} == {"hard", "all"}
 
 
 def test_two_runs_are_compared_by_what_an_evaluation_counts_and_not_by_opponents(tmp_path: Path) -> None:

@@ -15,8 +15,6 @@ import pytest
 
 from flows.exchange.export_rows import RolloutChoice, chosen_rollouts
 from flows.orchestration.states import GateRefused, RunCancelled
-from flows.queries.compare import compare
-from flows.queries.store_reader import StoreReader
 from flows.runtime import loop
 from flows.runtime.session import record_run
 from flows.runtime.step_report import finish_step
@@ -263,28 +261,6 @@ def test_a_step_says_how_full_the_engine_was_who_waited_and_how_old_its_tokens_a
         shares = {int(name.rpartition("/")[2]): value for name, value in found.items() if "tokens_of_age" in name}
         assert shares == {age: pytest.approx(count / ages.total()) for age, count in ages.items()}
     assert "the learner waited" in run_command(capsys, "show", "base", "--store", str(tmp_path / "store"))[1]
-
-
-def test_diff_says_from_which_step_on_the_intakes_differ(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = tmp_path / "store"
-    run(root, monkeypatch, Sampling(), "a")
-    # Another bound is another key, and from the second step on other groups end first.
-    backwards = Sampling(order=lambda groups: groups if "0-0" in groups else groups[::-1], batch=GROUPS)
-    run(root, monkeypatch, backwards, "b", rollout={"max_off_policy_steps": 3})
-    library = StoreReader.at(str(root))
-    found = compare(library, "a", "b")["intakes"]
-    own, other = (
-        [{row["group_id"]: row["policy_version"] for row in rows} for rows in intakes(open_store(root), name)]
-        for name in ("a", "b")
-    )
-    first = next(step for step in range(STEPS) if own[step] != other[step])
-    assert found["step"] == first
-    assert found["only_a"] == sorted(dict(own[first].items() - other[first].items()))
-    assert found["only_b"] == sorted(dict(other[first].items() - own[first].items()))
-    assert f"intakes differ from step {first} on" in run_command(capsys, "diff", "a", "b", "--store", str(root))[1]
-    assert compare(library, "a", "a")["intakes"]["step"] is None
 
 
 def test_a_newer_policy_is_known_before_it_is_served() -> None:
