@@ -31,12 +31,15 @@ LINEAGES: dict[str, Any] = {
     **{"for_training": pl.Boolean, "expired": pl.Boolean, "place": pl.Int64},
 }
 """Columns of `lineages`: the run, the key of the work of each stage, null where it is not done, and the order."""
-MESSAGE_SOURCES: dict[str, Any] = {"key": pl.String, "messages": pl.String}
+MESSAGE_SOURCES: dict[str, Any] = {"key": pl.String, "messages": pl.String, "policies_lost": pl.Boolean}
+REFERENCE_LOGPROBS: dict[str, Any] = {
+    **{"samples": pl.String, "trace_id": pl.String, "message": pl.Int32, "logprobs": pl.List(pl.Float32)},
+}
 SLICE_ORDER: dict[str, Any] = {"attempt": pl.String, "place": pl.Int64}
 OUTCOME_RULES: dict[str, Any] = dict.fromkeys(("error_class", "reason", "otherwise", "outcome", "detail"), pl.String)
 MADE = {
     **{"traces": "traces", "verdicts": "verdicts", "samples": "samples", "batches": "batches"},
-    **{"decisions": "decision", "updates": "updates", "token_statistics": "updates"},
+    **{"decisions": "decision", "updates": "updates", "token_statistics": "updates", "token_masks": "updates"},
 }
 """Tables by the work of a lineage that makes their rows."""
 
@@ -54,7 +57,7 @@ def relations(frames: Frames) -> Relations:
 def relations_of(frames: Frames, lineages: Sequence[StepLineage]) -> Relations:
     """Return the relations of some lineages: rows of other work are not read."""
     makers = {table: present(*(getattr(lineage, name) for lineage in lineages)) for table, name in MADE.items()}
-    makers["messages"] = [work for _, work in _message_sources(frames.graph, lineages)]
+    makers["messages"] = makers["token_policies"] = [work for _, work in _message_sources(frames.graph, lineages)]
     tables = {table: partial(frames.rows, works, table) for table, works in makers.items()}
     return {**tables, **_made_relations(frames, lambda: lineages)}
 
@@ -66,10 +69,14 @@ def _made_relations(frames: Frames, lineages: Callable[[], Sequence[StepLineage]
             [_lineage(frames, place, one) for place, one in enumerate(of_frames())], LINEAGES
         ),
         "message_sources": lambda: pl.DataFrame(
-            [(key, work.key) for key, work in _message_sources(frames.graph, of_frames())],
+            [
+                (key, work.key, bool(frames.store.slices.expired_slices.find(work.slices_of("token_policies"))))
+                for key, work in _message_sources(frames.graph, of_frames())
+            ],
             MESSAGE_SOURCES,
             orient="row",
         ),
+        "reference_logprobs": lambda: _reference_logprobs(frames, of_frames()),
         "slice_order": lambda: pl.DataFrame([*_slice_order(of_frames())], SLICE_ORDER, orient="row"),
         "packings": lambda: pl.DataFrame([*_packings(frames.graph)], PACKINGS, orient="row"),
         "rollout_notes": lambda: notes_of_rollouts(frames.store),
@@ -92,6 +99,16 @@ def _message_sources(graph: Graph, lineages: Iterable[StepLineage]) -> list[tupl
     """Return the key of each work of rollouts with the work that made the messages: scoring again makes none."""
     traces = present(*(lineage.traces for lineage in lineages))
     return [(work.key, source) for work in traces for source in graph.origins(work, "messages")]
+
+
+def _reference_logprobs(frames: Frames, lineages: Iterable[StepLineage]) -> pl.LazyFrame:
+    """Return the rows of table `references`, each by the key of the samples that were made with it."""
+    works = present(*(lineage.samples for lineage in lineages))
+    made = {work.key: frames.graph.sources(work, "references") for work in works}
+    pairs = [(key, source.key) for key, sources in made.items() for source in sources]
+    keys = pl.LazyFrame(pairs, {"samples": pl.String, "key": pl.String}, orient="row")
+    sources = [source for of_samples in made.values() for source in of_samples]
+    return frames.rows(sources, "references").join(keys, on="key").select(*REFERENCE_LOGPROBS)
 
 
 def _slice_order(lineages: Iterable[StepLineage]) -> Iterator[tuple[str, int]]:
@@ -138,9 +155,29 @@ def select_rows(
     frames: Frames, lineages: Sequence[StepLineage], numbers: Iterable[int], query: str, **parameters: Any
 ) -> pl.DataFrame:
     """Return the same as `select`; of batches the rows of these numbers alone are read."""
-    made = relations_of(frames, lineages)
-    batches = {"batches": lambda: made["batches"]().filter(pl.col("row").is_in(list(numbers)))}
-    return views.select({**made, **batches}, query, **parameters)
+    relations = _with_rows(relations_of(frames, lineages), ("batches",), pl.col("row").is_in(list(numbers)))
+    return views.select(relations, query, **parameters)
+
+
+def select_of_trace(frames: Frames, lineage: StepLineage, trace_id: str, query: str, **parameters: Any) -> pl.DataFrame:
+    """Return the same as `select` for one rollout of a lineage; of large tables its rows alone are read."""
+    relations = relations_of(frames, [lineage])
+    of_trace = pl.col("trace_id") == trace_id
+    relations = _with_rows(relations, ("messages", "token_policies", "samples", "reference_logprobs"), of_trace)
+    query_of_rows = 'select distinct "row" from packed_samples where trace_id = $id'
+    numbers = views.select(relations, query_of_rows, id=trace_id)["row"].to_list()
+    relations = _with_rows(relations, ("batches",), pl.col("row").is_in(numbers))
+    of_samples = pl.col("sample_id").str.starts_with(f"{trace_id}/")
+    relations = _with_rows(relations, ("token_statistics",), of_samples)
+    return views.select(relations, query, **parameters)
+
+
+def _with_rows(relations: Relations, tables: Iterable[str], where: pl.Expr) -> Relations:
+    def rows(table: str) -> pl.LazyFrame:
+        frame: pl.LazyFrame = relations[table]()
+        return frame.filter(where)
+
+    return {**relations, **{table: partial(rows, table) for table in tables}}
 
 
 def select_from(rollouts: pl.DataFrame, query: str, **parameters: Any) -> pl.DataFrame:
@@ -155,6 +192,7 @@ def schema(view: str) -> pl.Schema:
     made = {
         **{"lineages": LINEAGES, "message_sources": MESSAGE_SOURCES, "slice_order": SLICE_ORDER},
         **{"packings": PACKINGS, "rollout_notes": ROLLOUT_NOTES, "outcome_rules": OUTCOME_RULES},
+        "reference_logprobs": REFERENCE_LOGPROBS,
     }
     empty = {name: partial(pl.DataFrame, schema=columns) for name, columns in made.items()}
     columns = ", ".join(map(views.quote, all_views()[view].columns))
