@@ -46,7 +46,7 @@ FOLDERS = {
 """The beginnings of the paths that a folder counts; a file belongs to the longest that fits."""
 MOST: dict[str, tuple[int, int]] = {
     "configs": (18_500, 19_000),
-    "storage": (57_400, 44_000),
+    "storage": (58_000, 44_000),
     "tasks/runtime": (9_600, 7_500),
     "stages": (64_200, 56_500),
     "tasks/inference": (51_500, 38_000),
@@ -54,12 +54,12 @@ MOST: dict[str, tuple[int, int]] = {
     "flows/runtime, flows/*.py": (25_800, 18_000),
     "flows/services": (19_000, 15_000),
     "flows/orchestration": (11_800, 8_000),
-    "flows/queries": (65_700, 32_000),
+    "flows/queries": (61_000, 32_000),
     "flows/reporting": (14_500, 10_000),
     "flows/viewer": (29_100, 22_000),
     "flows/cli": (36_400, 22_000),
     "flows/replays, flows/exchange": (22_900, 15_000),  # other trainers came from configs: docs/decisions/configs.md
-    "tests": (687_500, 480_000),
+    "tests": (687_000, 480_000),
     "benchmarks": (20_000, 20_000),
     "examples": (30_500, 32_000),
     "stagecoach.py, requirements, deploy, tasks/*.py": (5_300, 5_500),
