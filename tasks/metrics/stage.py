@@ -149,7 +149,7 @@ def _token_metrics(tables: Tables, large: Mapping[str, StoredRows]) -> Values:
 
 STAGE = Stage(
     name="metrics",
-    version=2,
+    version=3,
     reads=("traces",),
     writes=("metrics",),
     optional=(

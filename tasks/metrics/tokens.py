@@ -1,16 +1,13 @@
 """Metrics of what the learner measured on every token of a step.
 
 They are over all updates of the step and not over rollouts, for all and by environment: `entropy/all`,
-`mismatch_kl/reverse-text/max`. What a step did not measure has no entry. Tokens are gone through a part of the packed
-rows after the other, three times: they are counted, then added up, then their squared deviations are. The numbers are
-those that numpy finds with all tokens in one array, to the bit.
+`mismatch_kl/reverse-text/max`. What a step did not measure has no entry. The packed rows are read once, part by part;
+the metrics do not depend, to the bit, on how the rows are divided into parts.
 """
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
-from itertools import islice
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -28,15 +25,6 @@ QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 """Of the importance ratio."""
 STREAMS = ("logprobs", "advantages", *WEIGHTS)
 MEASURED = ("sample_id", "logprobs", "entropies")
-NUMBERS = {
-    "entropy": "rl",
-    "mismatch_kl": "rl",
-    "mismatch_kl_masked": "masked",
-    "mismatch_kl_unmasked": "unmasked",
-    "ce_nll": "ce",
-    "ref_kl": "ref_kl",
-}
-"""The tokens that each kind of numbers is of."""
 MEANS = {"entropy": "entropy", "ref_kl": "ref_kl/mean"}
 """The metric of those of which the mean alone is reported; of the others there are deviation and maximum, too."""
 MOST_IN_MEMORY = 1 << 27
@@ -45,7 +33,7 @@ Array = npt.NDArray[Any]
 Tokens = Mapping[str, Array]
 """Streams of samples, (T,) each: STREAMS of the packed rows, `learner` and `entropies` of what was measured, of float32
 all of them; `masked`, where it is known, and `environment`, the number of each token's environment, where there
-are several. What is only counted lacks the log-probs and entropies."""
+are several."""
 
 
 def token_metrics(
@@ -57,36 +45,22 @@ def token_metrics(
     NotMeasured where a packed sample has no row in `statistics`.
     """
     names = sorted(set(environments.values()))
-    # One environment has the tokens of all: they are not counted twice.
+    # One environment has the tokens of all: they are not measured twice.
     scopes = names if len(names) > 1 else []
     numbers = {sample: scopes.index(name) for sample, name in environments.items()} if scopes else {}
     masked = None if masks is None else dict(zip(texts(masks["sample_id"]), masks["masked"], strict=True))
-
-    def read(counting: bool) -> Iterator[Tokens]:
-        return _packed_tokens(batches, None if counting else statistics, masked, numbers)
-
-    held = list(read(counting=False)) if batches.num_parts <= 1 else None
-    whole, *own = _measures(lambda counting: read(counting) if held is None else held, len(scopes))
-    found = {ALL: whole} | (dict(zip(scopes, own, strict=True)) or dict.fromkeys(names, whole))
-    return {(scope, name): value for scope, values in found.items() for name, value in values.items()}
-
-
-def _measures(parts: Callable[[bool], Iterable[Tokens]], num_environments: int) -> list[dict[str, float]]:
-    """Return the measures by name, without a scope, of all tokens and of each environment.
-
-    `parts` is called for each time that tokens are gone through, with whether they are only counted.
-    """
-    most = MOST_IN_MEMORY // (1 + num_environments)
-    whole, *own = [TokenMeasures(most) for _ in range(1 + num_environments)]
+    most = MOST_IN_MEMORY // (1 + len(scopes))
+    whole, *by_environment = [TokenMeasures(most) for _ in range(1 + len(scopes))]
     # A ratio that is not finite makes a metric that is not: it is kept as it is, and named where it is exported.
     with np.errstate(over="ignore", invalid="ignore"):
-        for take in (TokenMeasures.count, TokenMeasures.add, TokenMeasures.add_deviations):
-            for tokens in parts(take == TokenMeasures.count):
-                take(whole, tokens)
-                there = np.flatnonzero(np.bincount(tokens["environment"])).tolist() if own else ()
-                for number in there:
-                    take(own[number], _select(tokens, tokens["environment"] == number))
-        return [each.values() for each in (whole, *own)]
+        for tokens in _packed_tokens(batches, statistics, masked, numbers):
+            whole.add(tokens)
+            for number, measures in enumerate(by_environment):
+                members = tokens["environment"] == number
+                measures.add({name: stream[members] for name, stream in tokens.items()})
+        values = [measures.values() for measures in (whole, *by_environment)]
+    by_scope = {ALL: values[0]} | (dict(zip(scopes, values[1:], strict=True)) or dict.fromkeys(names, values[0]))
+    return {(scope, name): value for scope, measures in by_scope.items() for name, value in measures.items()}
 
 
 def _without_padding(rows: pa.Table) -> pa.Table:
@@ -99,19 +73,18 @@ class NotMeasured(ValueError):
 
 
 def _packed_tokens(
-    batches: StoredRows, statistics: StoredRows | None, masked: Mapping[str, Any] | None, numbers: Mapping[str, int]
+    batches: StoredRows, statistics: StoredRows, masked: Mapping[str, Any] | None, numbers: Mapping[str, int]
 ) -> Iterator[Tokens]:
     """Yield the tokens of all samples in the order of the packed rows, what was measured beside them.
 
     `numbers` has the number of each sample's environment; nothing where there is one.
     """
-    measured = Measured(statistics) if statistics is not None else None
-    names = STREAMS if measured else ("advantages", *WEIGHTS)
-    for part in batches.parts(["sample_ids", "cu_seqlens", *names]):
+    measured = Measured(statistics)
+    for part in batches.parts(["sample_ids", "cu_seqlens", *STREAMS]):
         filled = _without_padding(part)
         samples = cast(list[str], pc.list_flatten(filled["sample_ids"]).to_pylist())
         lengths = np.concatenate([np.zeros(0, np.int64), *(np.diff(each) for each in filled["cu_seqlens"].to_numpy())])
-        streams = {name: _flat(filled[name]) for name in names} | (measured.of(samples) if measured else {})
+        streams = {name: _flat(filled[name]) for name in STREAMS} | measured.of(samples)
         if masked is not None:
             # A sample without a masked token has no row in the table of masks.
             flags = [
@@ -153,10 +126,6 @@ class Measured:
         return {"learner": _flat(found["logprobs"]), "entropies": _flat(found["entropies"])}
 
 
-def _select(tokens: Tokens, chosen: Array) -> Tokens:
-    return {name: stream[chosen] for name, stream in tokens.items()}
-
-
 def _flat(column: "pa.ChunkedArray[Any]") -> Array:
     parts = [cast(Any, chunk).flatten().to_numpy() for chunk in column.chunks]
     return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.float32), *parts])
@@ -174,7 +143,7 @@ def _members(tokens: Tokens) -> dict[str, Array]:
 
 
 def _numbers(tokens: Tokens) -> Iterator[tuple[str, Array]]:
-    """Yield the numbers that are added up, by NUMBERS."""
+    """Yield the numbers whose moments are reported."""
     members = _members(tokens)
     rl, ce, ref_kl = (members[name] for name in COMPONENTS)
     log_ratios = _log_ratios(tokens, rl)
@@ -195,102 +164,72 @@ def _log_ratios(tokens: Tokens, members: Array) -> Array:
 
 
 class TokenMeasures:
-    """What is measured of the tokens of a scope: they are counted first, then added, then their deviations are."""
+    """What is measured of the tokens of a scope, which come in parts."""
 
     def __init__(self, most_in_memory: int) -> None:
         self._counts = Counter[str]()
-        self._sums: dict[str, NumpySum] = {}
-        self._squares: dict[str, NumpySum] = {}
-        self._maxima: dict[str, float] = {}
+        self._moments = defaultdict[str, Moments](Moments)
         self._ratios = Quantiles(most_in_memory)
 
-    def count(self, tokens: Tokens) -> None:
-        """Count some of the tokens."""
-        self._counts.update({name: int(member.sum()) for name, member in _members(tokens).items()})
-
     def add(self, tokens: Tokens) -> None:
-        """Add them up."""
+        """Take the tokens of a part."""
+        self._counts.update({name: int(member.sum()) for name, member in _members(tokens).items()})
         self._ratios.add(np.exp(_log_ratios(tokens, tokens["rl_weights"] != 0)))
         for name, values in _numbers(tokens):
-            if len(values):
-                self._sum(self._sums, name).add(values)
-                # Unlike max(), this keeps what is no number.
-                self._maxima[name] = float(np.maximum(self._maxima.get(name, -math.inf), np.max(values)))
-
-    def add_deviations(self, tokens: Tokens) -> None:
-        """Add up the squares of their deviations."""
-        for name, values in _numbers(tokens):
-            if name not in MEANS and len(values):
-                deviations = values - self._sums[name].mean
-                self._sum(self._squares, name).add(deviations * deviations)
-
-    def _sum(self, sums: "dict[str, NumpySum]", name: str) -> "NumpySum":
-        if name not in sums:
-            sums[name] = NumpySum(self._counts[NUMBERS[name]])
-        return sums[name]
+            self._moments[name].add(values)
 
     def values(self) -> dict[str, float]:
-        """Return the measures by name."""
-        found = {f"{name}_tokens": float(self._counts[name]) for name in COMPONENTS}
-        for name, total in self._sums.items():
+        """Return the measures by name, once all tokens have been added."""
+        measures = {f"{name}_tokens": float(self._counts[name]) for name in COMPONENTS}
+        for name, moments in self._moments.items():
+            mean, deviation, maximum = moments.close()
+            if not moments.count:
+                continue
             if name in MEANS:
-                found[MEANS[name]] = total.mean
+                measures[MEANS[name]] = mean
             else:
-                found |= {f"{name}/mean": total.mean, f"{name}/std": math.sqrt(self._squares[name].mean)}
-                found[f"{name}/max"] = self._maxima[name]
+                measures |= {f"{name}/mean": mean, f"{name}/std": deviation, f"{name}/max": maximum}
         ratios = self._ratios.at(QUANTILES) or []
-        found |= {f"ratio/q{q:g}": value for q, value in zip(QUANTILES, ratios, strict=bool(ratios))}
+        measures |= {f"ratio/q{q:g}": value for q, value in zip(QUANTILES, ratios, strict=bool(ratios))}
         for sign in ("", "/positive", "/negative"):
             if "masked" in self._counts and self._counts[f"rl{sign}"]:
-                found[f"masked_fraction{sign}"] = self._counts[f"masked{sign}"] / self._counts[f"rl{sign}"]
-        return found
+                measures[f"masked_fraction{sign}"] = self._counts[f"masked{sign}"] / self._counts[f"rl{sign}"]
+        return measures
 
 
-class NumpySum:
-    """The sum of so many numbers that come in parts: what `numpy.sum` returns of all of them, to the bit.
+class Moments:
+    """Mean, standard deviation (population) and maximum of numbers that come in parts.
 
-    numpy adds the sums of two halves, each of which is made in the same way, so that rounding errors hardly grow with
-    the number of numbers. Which halves these are follows from that number alone.
+    Blocks of a fixed size are merged in order, so that the result does not depend on the parts. Source: Chan, Golub and
+    LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
     """
 
-    LEAF = 1 << 14
-    """So many numbers or fewer are left to numpy."""
+    BLOCK = 1 << 14
 
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._leaves = _leaves(count, self.LEAF)
-        self._found: list[float] = []
+    def __init__(self) -> None:
+        self.count = 0
+        self._mean, self._squares, self._maximum = 0.0, 0.0, -math.inf
         self._rest = np.zeros(0)
 
     def add(self, values: Array) -> None:
-        """Add the numbers that come next; they are of float64."""
+        """Take the numbers that come next, of float64."""
         values = np.concatenate([self._rest, values])
-        begin = 0
-        for leaf in islice(self._leaves, len(self._found), None):
-            if begin + leaf > len(values):
-                break
-            self._found.append(float(np.add.reduce(values[begin : begin + leaf])))
-            begin += leaf
-        self._rest = values[begin:].copy()
+        borders = range(self.BLOCK, len(values) + 1, self.BLOCK)
+        *blocks, self._rest = np.split(values, borders)
+        for block in blocks:
+            self._merge(block)
 
-    @cached_property
-    def mean(self) -> float:
-        """Their mean, once all have been added."""
-        assert len(self._found) == len(self._leaves), "some of the numbers have not been added"
-        return _add_halves(self._count, self.LEAF, iter(self._found)) / self._count
+    def close(self) -> tuple[float, float, float]:
+        """Return mean, deviation and maximum of all numbers; the mean of none is 0."""
+        if len(self._rest):
+            self._merge(self._rest)
+            self._rest = np.zeros(0)
+        return self._mean, math.sqrt(self._squares / max(self.count, 1)), self._maximum
 
-
-def _halves(count: int) -> tuple[int, int]:
-    first = count // 2 - count // 2 % 8
-    return first, count - first
-
-
-def _leaves(count: int, most: int) -> list[int]:
-    return [count] if count <= most else [leaf for half in _halves(count) for leaf in _leaves(half, most)]
-
-
-def _add_halves(count: int, most: int, sums: Iterator[float]) -> float:
-    if count <= most:
-        return next(sums)
-    first, second = _halves(count)
-    return _add_halves(first, most, sums) + _add_halves(second, most, sums)
+    def _merge(self, block: Array) -> None:
+        count, mean = self.count + len(block), float(np.mean(block))
+        difference = mean - self._mean
+        self._squares += float(np.sum((block - mean) ** 2)) + difference**2 * self.count * len(block) / count
+        self._mean += difference * len(block) / count
+        self._maximum = float(np.maximum(self._maximum, np.max(block)))  # unlike max(), this keeps NaN
+        self.count = count

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from storage.schemas.stage_tables import BATCHES, TOKEN_MASKS, TOKEN_STATISTICS
 from tasks.metrics.figures import full_name
-from tasks.metrics.tokens import QUANTILES, NotMeasured, NumpySum, token_metrics
+from tasks.metrics.tokens import QUANTILES, Moments, NotMeasured, token_metrics
 from tasks.runtime.stored_rows import StoredRows
 from tests.fixtures.builders import table
 
@@ -134,23 +132,6 @@ def test_a_packed_sample_that_was_not_measured_is_named() -> None:
         named(BATCHED, STATISTICS.slice(1), MASKS, ENVIRONMENTS)
 
 
-@given(count=st.integers(1, 70_000), num_parts=st.integers(1, 5), seed=st.integers(0, 99))
-def test_a_sum_in_parts_has_the_bits_of_numpys(count: int, num_parts: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    values = rng.standard_normal(count) * 10.0 ** rng.integers(-8, 8, count)
-    total = NumpySum(count)
-    for part in np.split(values, np.sort(rng.integers(0, count, num_parts - 1))):
-        total.add(part)
-    assert total.mean == float(np.mean(values))
-
-
-def test_a_sum_of_which_numbers_are_missing_is_none() -> None:
-    total = NumpySum(40_000)
-    total.add(np.ones(39_999))
-    with pytest.raises(AssertionError):
-        _ = total.mean
-
-
 def generated(rng: np.random.Generator, samples: Sequence[tuple[str, int]]) -> tuple[pa.Table, pa.Table, pa.Table]:
     """Packed rows of two samples each, statistics in the same order, and masks of every second sample."""
     rows, measured, masks = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
@@ -237,12 +218,12 @@ def cut(rows: pa.Table, sizes: Sequence[int]) -> StoredRows:
 
 @pytest.mark.parametrize("order", ["as trained", "reversed"])
 @pytest.mark.parametrize("environments", [("math",), ("math", "chat", "code")])
-def test_numbers_of_parts_have_the_bits_of_those_of_all_tokens_at_once(
+def test_metrics_are_those_of_all_tokens_at_once_and_have_the_same_bits_for_all_parts(
     environments: tuple[str, ...], order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With sums of several leaves, and ratios in a file."""
+    """With several blocks, and ratios in a file."""
     monkeypatch.setattr("tasks.metrics.tokens.MOST_IN_MEMORY", 1 << 12)
-    monkeypatch.setattr(NumpySum, "LEAF", 1 << 9)
+    monkeypatch.setattr(Moments, "BLOCK", 1 << 9)
     rng = np.random.default_rng(3)
     samples = [(f"t{number}/0", int(rng.integers(50, 700))) for number in range(40)]
     batches, statistics, masks = generated(rng, samples)
@@ -251,5 +232,7 @@ def test_numbers_of_parts_have_the_bits_of_those_of_all_tokens_at_once(
     of_samples = {name: environments[number % len(environments)] for number, (name, _) in enumerate(samples)}
     expected = at_once(batches, statistics, masks, of_samples)
     assert len(expected) == (1 + len(environments)) * 25
-    for of_rows, of_measured in (([], []), ([1, 0, 7, 12], [3, 11, 1]), ([39], [])):
-        assert token_metrics(cut(batches, of_rows), cut(statistics, of_measured), masks, of_samples) == expected
+    whole = token_metrics(cut(batches, []), cut(statistics, []), masks, of_samples)
+    assert whole == pytest.approx(expected, rel=1e-12)
+    for of_rows, of_measured in (([1, 0, 7, 12], [3, 11, 1]), ([39], [])):
+        assert token_metrics(cut(batches, of_rows), cut(statistics, of_measured), masks, of_samples) == whole
