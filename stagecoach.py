@@ -146,7 +146,7 @@ def demo(*items: Item, name: str = "", store: Item = "", plain: bool = False, **
     """
 
     def work() -> Result:
-        from flows.cli.launch import train_demo
+        from flows.cli.demo import train_demo
         from flows.runtime.demo_sources import FIRST, demo_presets
 
         presets, overrides = _files_and_overrides(items, settings)

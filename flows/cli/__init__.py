@@ -20,7 +20,6 @@ UNREAD = 141
 """The exit status if the reader closed the output: that of a program that SIGPIPE ended."""
 MIN_ADDRESS_SPACE = 3 * 2**30
 """Bytes; on two cores all commands that read a store work within them."""
-HELP = ("--help", "-h")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str]) -> int:
     if sys.stdout is None:  # closed by the parent process, as by `>&-`: anything but `print` would fail
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-    warnings.formatwarning = lambda message, *_, **__: f"stagecoach: {_visible(str(message))}\n"
+    warnings.formatwarning = lambda message, *_, **__: f"{_line(str(message))}\n"
     command: Callable[[], int | None] | None = None
     try:
         command = parse(argv)
@@ -60,7 +59,7 @@ def _main(argv: Sequence[str]) -> int:
     except (SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # a panic of a library is no Exception
-        return _report(error, command)
+        return _report(error, getattr(command, "keywords", {}).get("store"))
 
 
 def _require_address_space() -> None:
@@ -77,13 +76,13 @@ def _require_address_space() -> None:
         )
 
 
-def _report(error: BaseException, command: Callable[[], int | None] | None) -> int:
+def _report(error: BaseException, store: str | None) -> int:
     """Print the explanation of an error and return the exit status. Raises the error if there is no explanation."""
     try:
-        message = explanation(error) or _damage_behind(error, command)
+        message = explanation(error) or _damage_behind(error, store)
     except KeyboardInterrupt:
         text = f"Interrupted while looking for damage. Before that: {type(error).__name__}: {error}"
-        print(f"\nstagecoach: {_visible(text)}", file=sys.stderr)
+        print(f"\n{_line(text)}", file=sys.stderr)
         return INTERRUPTED
     if message is None:
         raise
@@ -91,14 +90,14 @@ def _report(error: BaseException, command: Callable[[], int | None] | None) -> i
 
     # A terminal gets lines that break between words; a file gets them as they are.
     out = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=not sys.stderr.isatty())
-    out.print(f"stagecoach: {_visible(message)}")
+    out.print(_line(message))
     return 2
 
 
-def _visible(text: str) -> str:
+def _line(text: str) -> str:
     from flows.reporting.formats import visible
 
-    return visible(text)
+    return f"stagecoach: {visible(text)}"
 
 
 def _is_output_closed() -> bool:
@@ -126,10 +125,8 @@ def explanation(error: BaseException) -> str | None:
     if memory := memory_refusal(error):
         return str(memory)
     if type(error).__module__.partition(".")[0] in PACKAGES:
-        lines = [str(error), *getattr(error, "__notes__", [])]
-        if refusal := disk_refusal("a disk refused to be written", error):
-            lines += ["", str(refusal)]
-        return "\n".join(lines)
+        refusal = disk_refusal("a disk refused to be written", error)
+        return "\n".join([str(error), *getattr(error, "__notes__", []), *(["", str(refusal)] if refusal else [])])
     cause: BaseException | None = error
     while cause is not None:
         # Arrow, Delta and SQLite each have an error class of their own for a full disk.
@@ -139,14 +136,13 @@ def explanation(error: BaseException) -> str | None:
     return None
 
 
-def _damage_behind(error: BaseException, command: Callable[[], int | None] | None) -> str | None:
+def _damage_behind(error: BaseException, store: str | None) -> str | None:
     """Return the damaged files of a command's store, if there are any: they can cause nearly any error."""
     from configs.store import default_store
     from storage.errors import LayoutError, StoreError, is_foreign
     from storage.read.damage import damage_behind
     from storage.read.frames import existing_store
 
-    store = getattr(command, "keywords", {}).get("store")
     is_of_data = is_foreign(error) or isinstance(error, ValueError | LookupError | TypeError | AttributeError)
     if store is None or not is_of_data:  # reading all files takes long
         return None
@@ -161,7 +157,7 @@ def _damage_behind(error: BaseException, command: Callable[[], int | None] | Non
 
 def parse(argv: Sequence[str]) -> Callable[[], Any]:
     """Return a command with its arguments. Raises UsageError for wrong arguments, StoreError for a limit of memory."""
-    if argv and argv[0] in HELP:
+    if argv and argv[0] in ("--help", "-h"):
         from flows.cli.commands import overview
 
         return lambda: print(overview())
@@ -177,20 +173,9 @@ def parse(argv: Sequence[str]) -> Callable[[], Any]:
         command, bound, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         program = " ".join(["stagecoach", *(error.command_chain or ())])
-        raise UsageError(f"{_without_far_suggestion(str(error))}\n`{program} --help` lists the options.") from error
+        raise UsageError(f"{error}\n`{program} --help` lists the options.") from error
     run_command = partial(command, *bound.args, **bound.kwargs)
     return partial(_print_help, run_command) if command in (app.help_print, app.version_print) else run_command
-
-
-def _without_far_suggestion(message: str) -> str:
-    """Return a message about an unknown option without a suggestion that is not near it."""
-    import re
-    from difflib import get_close_matches
-
-    problem, _, suggestion = message.partition(" Did you mean ")
-    names = re.findall(r"--([\w-]+)", message)
-    near = len(names) != 2 or get_close_matches(names[0], names[1:], 1)
-    return message if near or not suggestion else problem
 
 
 def _print_help(write: Callable[[], None]) -> None:

@@ -1,7 +1,8 @@
 """The command-line application: its groups of commands, and the arguments that several commands share.
 
 A command is the function that does its work, with a type for each argument; flows.cli.commands has its help text.
-cyclopts imports its module when the command is called or its help is printed.
+cyclopts imports its module when the command is called or its help is printed, so a module of commands imports what its
+functions need inside them.
 """
 
 import re
@@ -9,22 +10,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Group, Parameter, Token
 from cyclopts.validators import mutually_exclusive
 
 from configs.store import default_store
-from flows.cli.commands import ABOUT, COMMANDS, PROGRAM, epilogue
+from flows.cli.commands import ABOUT, COMMANDS, PROGRAM
 from tasks.runtime.imports import DISTRIBUTION
+
+if TYPE_CHECKING:
+    from configs.run import RunConfig
+    from flows.queries.store_reader import StoreReader
 
 
 class UsageError(ValueError):
     """The arguments of a command do not fit together."""
-
-
-def _default_for_help(value: Any) -> str | None:
-    return str(value) if value and value is not True else None
 
 
 app = App(
@@ -35,18 +36,23 @@ app = App(
     version_flags=("--version",),
     # The last of several values counts, a flag has no opposite, and `[1, 2]` is one value of a list of them.
     default_parameter=Parameter(
-        allow_repeating=True, negative=(), json_list=False, json_dict=False, show_default=_default_for_help
+        allow_repeating=True,
+        negative=(),
+        json_list=False,
+        json_dict=False,
+        show_default=lambda value: str(value) if value and value is not True else None,
     ),
 )
 for _name, _command in COMMANDS.items():
-    # By its path: a command is imported when it is called, or its help is asked for.
+    _function, _, _arguments = _command.call.partition(" ")
+    _help, _heading, _examples = _command.help.partition("Examples:")
     app.command(
-        f"{__package__}.{_command.function}",
+        f"{__package__}.{_function}",
         name=_name,
         group=_command.group,
-        help=_command.help,
-        help_epilogue=epilogue(_name),
-        usage=f"Usage: {PROGRAM} {_name} {_command.usage} [OPTIONS]" if _command.usage else None,
+        help=_help,
+        help_epilogue=_heading + _examples,
+        usage=f"Usage: {PROGRAM} {_name} {_arguments} [OPTIONS]" if _arguments else None,
     )
 app.register_install_completion_command(help="Install shell completion for bash, zsh or fish, and say where.")
 
@@ -56,15 +62,14 @@ def one_of() -> tuple[str, Group]:
     return "Parameters", Group(validator=mutually_exclusive)
 
 
-def option(text: str = "", metavar: str | None = None, **more: Any) -> Parameter:
+def option(text: str, metavar: str | None = None, **more: Any) -> Parameter:
     """Return what is said of an argument in help, and how it is read where its name and type do not tell.
 
     What a shell offers for it follows from its metavar.
     """
-    words = set(re.findall(r"[A-Z]+", metavar or ""))
-    offered = [offer for name, offer in OFFERS.items() if name in words]
-    if offered:
-        more["completer"] = lambda context: [each for offer in offered for each in offer(context)]
+    words = re.findall(r"[A-Z]+", metavar or "")
+    if offers := [offer for name, offer in OFFERS.items() if name in words]:
+        more["completer"] = lambda context: [word for offer in offers for word in offer(context)]
     return Parameter(help=text, metavar=metavar, **more)
 
 
@@ -77,13 +82,13 @@ def _recorded_runs(context: Any) -> list[str]:
     return []
 
 
-def _known_presets(_: Any) -> list[str]:
+def _presets(_: Any) -> list[str]:
     from configs.layers import presets
 
     return presets()
 
 
-def _known_keys(_: Any) -> list[str]:
+def _keys(_: Any) -> list[str]:
     from configs.load import known_keys
     from configs.run import RunConfig
 
@@ -91,62 +96,37 @@ def _known_keys(_: Any) -> list[str]:
     return list(dict.fromkeys(key for key in known_keys(RunConfig) if "*" not in key))
 
 
-def _overrides(context: Any) -> list[str]:
-    return [f"{key}=" for key in _known_keys(context)]
-
-
 OFFERS: Mapping[str, Callable[[Any], list[str]]] = {
     "RUN": _recorded_runs,
-    "FILES": _known_presets,
-    "PRESET": _known_presets,
-    "KEY": _known_keys,
-    "OVERRIDES": _overrides,
+    "FILES": _presets,
+    "PRESET": _presets,
+    "KEY": _keys,
+    "OVERRIDES": lambda context: [f"{key}=" for key in _keys(context)],
 }
 """What completion offers for an argument, by the words of its metavar."""
-
-
-MOST = 10**9
+MAX_NUMBER = 10**9
 """The greatest number that an argument may be; no store has more of anything that is counted or named by one."""
 
 
-def _whole_number(least: int, most: int = MOST) -> Parameter:
-    """Return how a whole number from `least` to `most` is read; any other text is a mistake."""
+def number(kind: type[int] | type[float], least: float, most: float = MAX_NUMBER) -> Parameter:
+    """Return how a number from `least` to `most` is read; cyclopts would round 1.5 to a whole one, and take NaN."""
 
-    def read(_: object, tokens: Sequence[Token]) -> int:
+    def read(_: object, tokens: Sequence[Token]) -> float:
         text = tokens[0].value
-        # cyclopts would round 1.5 and take 0x10, int() alone 1_000 and digits of any script and number.
-        if re.fullmatch(r"[+-]?[0-9]{1,20}", text) is None:
-            raise ValueError(f'"{text[:40]}" is not a whole number of up to 20 digits')
-        if not least <= int(text) <= most:
-            raise ValueError(f'"{text}" is not between {least} and {most}')
-        return int(text)
+        with suppress(ValueError):
+            if re.fullmatch("[0-9a-zA-Z.+-]+", text) and least <= (value := kind(text)) <= most:
+                return value
+        noun = "whole number" if kind is int else "number"
+        raise ValueError(f'"{text[:40]}" is not a {noun} between {least} and {most}')
 
     return Parameter(converter=read)
 
 
-def _finite(_: object, tokens: Sequence[Token]) -> float:
-    """Read a number that is neither infinite nor NaN, nor so large that nothing can be compared with it."""
-    text = tokens[0].value
-    with suppress(ValueError):
-        if abs(float(text)) <= MOST:
-            return float(text)
-    raise ValueError(f'"{text[:40]}" is not a number between {-MOST} and {MOST}')
-
-
-def _positive(type_: object, tokens: Sequence[Token]) -> float:
-    """Read a finite number above zero."""
-    if (found := _finite(type_, tokens)) <= 0:
-        raise ValueError(f'"{tokens[0].value[:40]}" is not above 0')
-    return found
-
-
-Count = Annotated[int, _whole_number(1)]
-"""A whole number from 1 on."""
-Index = Annotated[int, _whole_number(0)]
-"""A whole number from 0 on."""
-Port = Annotated[int, _whole_number(0, 65535)]
-Number = Annotated[float, Parameter(converter=_finite)]
-Positive = Annotated[float, Parameter(converter=_positive)]
+Count = Annotated[int, number(int, 1)]
+Index = Annotated[int, number(int, 0)]
+Port = Annotated[int, number(int, 0, 65535)]
+Number = Annotated[float, number(float, -MAX_NUMBER)]
+Positive = Annotated[float, number(float, 1e-9)]
 StoreOption = Annotated[
     str,
     option(
@@ -159,6 +139,7 @@ Force = Annotated[bool, option("replace an existing file")]
 DryRun = Annotated[bool, option("change nothing, only print what would be done")]
 Name = Annotated[str, option("name of the run")]
 OfRun = Annotated[str, option("only the rows that this run uses", "RUN")]
+RunOrLatest = Annotated[str, option("a run, `latest` for the newest", "RUN")]
 Items = Annotated[str, option("FILES and OVERRIDES, in any order; see below", "[FILES] [OVERRIDES]")]
 RunItems = Annotated[str, option("a RUN of the store and OVERRIDES; see below", "[RUN] [OVERRIDES]")]
 
@@ -167,8 +148,7 @@ def split_items(items: Iterable[str]) -> tuple[list[str], list[str]]:
     """Return the files or runs, and the overrides, of items in any order."""
     files: list[str] = []
     overrides: list[str] = []
-    # A file may have an equals sign in its name: one that is there is a file.
-    for item in items:
+    for item in items:  # a file may have an equals sign in its name
         (overrides if "=" in item and not _is_file(item) else files).append(item)
     return files, overrides
 
@@ -200,3 +180,14 @@ def one_run(names: Iterable[str]) -> str:
     if len(names) > 1:
         raise UsageError(f"one run at a time, not {' and '.join(names)}; overrides are written dotted.key=value")
     return names[0] if names else "latest"
+
+
+def stored_run(store: str, run: str) -> "tuple[StoreReader, str, RunConfig]":
+    """Return a reader of a store, and name and config of a run of it, `latest` for the newest.
+
+    Raises LayoutError without a store, RunUnknown without such a run.
+    """
+    from flows.queries.store_reader import StoreReader, recorded_run
+
+    reader = StoreReader.at(store or default_store())
+    return reader, *recorded_run(reader.store, run)

@@ -14,7 +14,7 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from configs.store import default_store
 from flows.cli.arguments import Force, Index, Json, StoreOption, option
-from flows.cli.show import describe
+from flows.cli.run_report import describe
 from flows.queries.compare import compare
 from flows.queries.compare_rows import step_detail
 from flows.queries.compare_summary import sheets, summary_lines

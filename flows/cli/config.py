@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from configs.layers import presets
-from configs.load import Setting, nearest_key, settings
 from flows.cli.arguments import Json, UsageError, option, split_items
 from flows.reporting.formats import config_value, console, grid
+
+if TYPE_CHECKING:
+    from configs.load import Setting
 
 
 def config(
@@ -20,6 +21,9 @@ def config(
 
     Raises UsageError for an unknown key, ConfigError for a config that cannot be read.
     """
+    from configs.layers import presets
+    from configs.load import nearest_key, settings
+
     names, overrides = split_items(items)
     files = [name for name in names if name in presets() or name.endswith(".toml") or Path(name).is_file()]
     keys = [name for name in names if name not in files]
@@ -39,10 +43,10 @@ def config(
     return 0
 
 
-def _belongs(setting: Setting, key: str) -> bool:
+def _belongs(setting: "Setting", key: str) -> bool:
     return setting.key == key or setting.key.startswith(f"{key}.")
 
 
-def _explain(setting: Setting) -> list[str]:
+def _explain(setting: "Setting") -> list[str]:
     origin = f"from {setting.source}; the default is {config_value(setting.default)}" if setting.source else "default"
     return [f"{setting.key} = {config_value(setting.value)}    ({origin})", *setting.meaning.splitlines()]

@@ -6,19 +6,15 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
-from configs.run import RunConfig
-from configs.store import default_store
-from flows.cli.arguments import StoreOption, UsageError, one_of, option
-from flows.orchestration.gate_answers import decision_lines
-from flows.orchestration.settings import configured_url, embedded_settings
-from flows.queries.store_reader import recorded_run
+from flows.cli.arguments import RunOrLatest, StoreOption, UsageError, one_of, option, stored_run
 from flows.reporting.formats import say
-from flows.runtime.session import log_directory
-from storage.read.frames import existing_store
-from storage.store import Store
+
+if TYPE_CHECKING:
+    from configs.run import RunConfig
+    from storage.store import Store
 
 ANSWER = one_of()
 
@@ -34,7 +30,7 @@ class NothingWaits(ValueError):
 
 
 def gate(
-    run: Annotated[str, option("the run, `latest` for the newest", "RUN")] = "latest",
+    run: RunOrLatest = "latest",
     /,
     *,
     approve: Annotated[bool, option("train on the batch that waits", group=ANSWER)] = False,
@@ -47,31 +43,35 @@ def gate(
 
     Raises ConfigError for an unknown run, NothingWaits if no gate waits, LayoutError without a store.
     """
-    answered = approve or refuse
-    if not answered and (by or reason):
+    from flows.orchestration.gate_answers import decision_lines
+
+    if not (approve or refuse) and (by or reason):
         raise UsageError("--by and --reason belong to an answer: give --approve or --refuse")
-    root = existing_store(store or default_store())
-    name, config = recorded_run(root, run)
-    if not answered:
-        rows = decisions(root, name)
-        for line in decision_lines(rows) or [f"run {name} has no decisions: gate.type is {config.gate.type}"]:
+    reader, name, config = stored_run(store, run)
+    if not (approve or refuse):
+        for line in decision_lines(decisions(reader.store, name)) or [
+            f"run {name} has no decisions: gate.type is {config.gate.type}"
+        ]:
             say(line)
         return 0
     answer = {"approve": approve, "by": by or getpass.getuser(), "reason": reason}
-    flow_run = _answer(root, name, config.model_copy(update={"store": store or config.store}), answer)
+    flow_run = _answer(reader.store, name, config.model_copy(update={"store": store or config.store}), answer)
     say(f"{'approved' if approve else 'refused'} by {answer['by']}; run {name} ({flow_run}) goes on within seconds")
     return 0
 
 
-def decisions(store: Store, run: str) -> list[Mapping[str, Any]]:
+def decisions(store: "Store", run: str) -> list[Mapping[str, Any]]:
     """Return the decisions at the gates of a run in order of time, each with its step."""
     entries = store.ledger.entries(run=run, stage="gate")
     rows = [{"step": gate.step, **row} for gate in entries for row in store.read(gate.slices("decisions")).to_pylist()]
     return sorted(rows, key=lambda row: row["decided_at"])
 
 
-def _answer(store: Store, run: str, config: RunConfig, answer: Mapping[str, Any]) -> str:
+def _answer(store: "Store", run: str, config: "RunConfig", answer: Mapping[str, Any]) -> str:
     """Give the answer to the flow run of the run's last event; return its name."""
+    from flows.orchestration.settings import configured_url, embedded_settings
+    from flows.runtime.session import log_directory
+
     # The last event is of whoever is at work on the run; an earlier flow run of it has ended.
     flow_run = store.runs.events(run)[-1].flow_run
     # Servers that runs bring along leave a report of their address beside their database.
@@ -86,8 +86,7 @@ def _answer(store: Store, run: str, config: RunConfig, answer: Mapping[str, Any]
 
 
 def _resume(run: str, flow_run: str, answer: Mapping[str, Any]) -> str:
-    # Imported here: Prefect reads its settings from the environment when it is imported.
-    import httpx
+    import httpx  # both after the settings of Prefect's environment
     from prefect.client.orchestration import get_client
 
     try:

@@ -1,14 +1,15 @@
 """A project to start from: `stagecoach init`."""
 
 import json
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from flows.cli import project
 from flows.cli.arguments import UsageError, option
+from flows.reporting.formats import say
 
 if TYPE_CHECKING:
     from flows.exchange.trainers import ForeignTrainer, Translation
@@ -39,20 +40,12 @@ def init(
 
 
 def _own_data(directory: Path) -> int:
-    from flows.cli import project
-
-    project.write(directory, files := project.own_data())
-    print("\n".join(_next_steps(directory, files, "20 steps, some minutes on two cores")))
-    return 0
+    return _write(directory, project.own_data(), "20 steps, some minutes on two cores")
 
 
 def _for_environment(directory: Path, name: str) -> int:
-    from flows.cli import project
-
     files = project.for_environment(name, _facts(name))
-    project.write(directory, files)
-    print("\n".join(_next_steps(directory, files, "name your model first: `demo` knows another task")))
-    return 0
+    return _write(directory, files, "name your model first: `demo` knows another task")
 
 
 def _facts(name: str) -> Mapping[str, Any]:
@@ -76,7 +69,6 @@ def _facts(name: str) -> Mapping[str, Any]:
 
 
 def _from_files(directory: Path, files: Sequence[str]) -> int:
-    from flows.cli import project
     from flows.exchange.trainers import read_foreign, translate
 
     trainer, keys = read_foreign(files)
@@ -84,18 +76,12 @@ def _from_files(directory: Path, files: Sequence[str]) -> int:
     origin = ", ".join(Path(file).name for file in files)
     head = f"Made of {origin} of {trainer.name}. After each setting are the keys that it came from."
     config = project.of_settings(translation.settings, translation.origins, head)
-    written = {project.CONFIG: config, **_data(translation)}
-    project.write(directory, written)
-    lines = [*_outcomes(translation, trainer), "", *_to_do(translation)]
-    print("\n".join(wrapped for line in lines for wrapped in _wrap(line)))
-    print("\n".join(_next_steps(directory, written, "")))
-    return 0
+    outcomes = [*_outcomes(translation, trainer), "", *_to_do(translation)]
+    return _write(directory, {project.CONFIG: config, **_data(translation)}, "", outcomes)
 
 
 def _data(translation: "Translation") -> dict[str, str]:
     """Return the files that the environments of a translated config need beside it."""
-    from flows.cli import project
-
     taskset = translation.settings["environments"][0]["taskset"]
     if not _has_our_reward(taskset):
         return {}
@@ -125,19 +111,6 @@ def _outcomes(translation: "Translation", trainer: "ForeignTrainer") -> Iterator
         yield f"off there and here: {', '.join(translation.off)}"
 
 
-def _wrap(line: str) -> list[str]:
-    """Return a line in pieces that fit the terminal; a word that is longer stays whole."""
-    import textwrap
-
-    from flows.reporting.formats import visible
-
-    indent = " " * (len(line) - len(line.lstrip()))
-    width = max(shutil.get_terminal_size((100, 24)).columns, 40)
-    return textwrap.wrap(
-        visible(line), width, subsequent_indent=f"{indent}    ", break_long_words=False, break_on_hyphens=False
-    ) or [""]
-
-
 def _to_do(translation: "Translation") -> Iterator[str]:
     """Yield what has to be set by hand, or installed, before the config can run."""
     from configs.environments import EnvironmentConfig
@@ -155,26 +128,29 @@ def _to_do(translation: "Translation") -> Iterator[str]:
             yield f"To do: {problem}"
     if "steps" not in settings:
         yield "To do: the number of steps is not given. Set steps; without it, a run makes 20."
-    for each in settings["environments"]:
-        if _has_our_reward(each["taskset"]):
+    for environment in settings["environments"]:
+        if _has_our_reward(environment["taskset"]):
             yield "To do: put your reward into my_reward.py; what is there is a sample."
-            if "hub" in each["taskset"]:
+            if "hub" in environment["taskset"]:
                 yield (
                     "To do: name the columns of the dataset in the taskset, prompt_column and answer_column; without "
                     "them they are `prompt` and `answer`."
                 )
             continue
         try:
-            package_version(EnvironmentConfig(name=each["name"], taskset=each["taskset"]))
+            package_version(EnvironmentConfig(name=environment["name"], taskset=environment["taskset"]))
         except EnvironmentUnavailable as problem:
             yield f"To do: {problem}"
 
 
-def _next_steps(directory: Path, files: Mapping[str, str], about: str) -> Iterator[str]:
-    yield f"{directory}: {', '.join(files)}"
-    yield "Next:"
+def _write(directory: Path, files: Mapping[str, str], about: str, outcomes: Sequence[str] = ()) -> int:
+    """Write a project, and print how it came about and what to do next; `about` is a comment on its first run."""
+    project.write(directory, files)
+    for line in (*outcomes, f"{directory}: {', '.join(files)}", "Next:"):
+        say(line)
     if directory.resolve() != Path.cwd():
-        yield f"  cd {directory}"
-    yield "  stagecoach check config.toml".ljust(36) + "# what it comes to; starts nothing"
-    yield "  stagecoach run config.toml" + (f"        # {about}" if about else "")
-    yield "  stagecoach view".ljust(36) + "# runs, rollouts and rewards in a browser"
+        print(f"  cd {directory}")
+    print("  stagecoach check config.toml".ljust(36) + "# what it comes to; starts nothing")
+    print("  stagecoach run config.toml" + (f"        # {about}" if about else ""))
+    print("  stagecoach view".ljust(36) + "# runs, rollouts and rewards in a browser")
+    return 0

@@ -4,15 +4,12 @@ import os
 import socket
 import subprocess
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from configs.errors import ConfigError
-from configs.load import load
-from configs.services import LearnerConfig
 from flows.cli.arguments import Items, option, split_items
-from flows.services.learner import NEEDS
-from tasks.learner.client import command
-from tasks.runtime.process_variables import inherited_variables
+
+if TYPE_CHECKING:
+    from configs.services import LearnerConfig
 
 PAUSE_SECONDS = 1.0
 """Between two looks whether a learner is there to be joined."""
@@ -25,6 +22,9 @@ def join(
 
     Raises ConfigError if the config has no such node.
     """
+    from configs.errors import ConfigError
+    from configs.load import load
+
     learner = load(*split_items(items)).learner
     if not 0 < node < learner.nodes:
         raise ConfigError(
@@ -52,8 +52,12 @@ def _wait_for(address: str) -> None:
             return
 
 
-def _train(learner: LearnerConfig, node: int) -> int:
+def _train(learner: "LearnerConfig", node: int) -> int:
     """Run this node's processes until they end; return their status."""
+    from flows.services.learner import NEEDS
+    from tasks.learner.client import command
+    from tasks.runtime.process_variables import inherited_variables
+
     argv, variables = command(learner, os.devnull, node)
     # They end when their standard input closes, so that none outlives this process however it ends.
     with subprocess.Popen(argv, env=inherited_variables(NEEDS) | variables, stdin=subprocess.PIPE) as processes:

@@ -1,12 +1,9 @@
-"""run: a resolved config in Prefect's flow with a panel; the demo's two runs; the run that `resume` continues."""
+"""run: a resolved config in Prefect's flow, with a panel; the run that `resume` continues."""
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
-from configs.load import load
-from configs.resolve import resolve
 from configs.run import RunConfig
 from configs.store import default_store
 from flows.orchestration import server as prefect_api
@@ -15,18 +12,11 @@ from flows.orchestration.states import ends_kept
 from flows.replays.loop import loop_replay, plan_run, trains_again
 from flows.replays.request import ReplayRequest
 from flows.reporting.panel import Panel
-from flows.runtime.demo_sources import SEED, WarmUp, warmed_weights
 from flows.runtime.loop import loop_evaluate, loop_sft, loop_train
-from flows.runtime.machine_facts import config_versions
-from flows.runtime.preflight import require_fit
 from flows.runtime.resolve_run import nothing_started, resolve_run
 from flows.runtime.run import open_run
-from flows.runtime.session import Session, Watcher, log_directory, record_run
-from flows.services.base import Supervisor
-from flows.services.engine import InferenceService
-from flows.services.environments import EnvironmentServers
+from flows.runtime.session import Session, Watcher, record_run
 from storage.store import open_store
-from tasks.runtime.run_context import RunContext
 
 LOOPS: Mapping[str, Callable[[Session], dict[str, Any]]] = {
     "train": loop_train,
@@ -131,50 +121,3 @@ def _parameters(config: RunConfig) -> dict[str, Any]:
         return {"seed": config.seed, "advanced": rare}
     last_one = {"policy": config.evaluation.policy} if config.kind == "evaluate" else {"steps": config.steps}
     return {"seed": config.seed, **last_one, "advanced": rare}
-
-
-def warm_up_run(plain: bool, begin: Callable[[str], None] = lambda run: None) -> WarmUp:
-    """Return a function that runs a supervised run with a panel; `begin` is called with its name before."""
-
-    def sft(
-        name: str,
-        presets: Sequence[str],
-        model: str,
-        data: str,
-        seed: int,
-        overrides: Sequence[str],
-        advanced: Mapping[str, str],
-    ) -> Mapping[str, Any]:
-        begin(name)
-        settings = {"name": name, "store": advanced["store"], "seed": seed, "model.path": model, "data.path": data}
-        return watch(resolve_run("sft", presets, overrides, **settings), plain)
-
-    return sft
-
-
-def train_demo(
-    preset: str, overrides: Sequence[str], name: str, store: str, plain: bool
-) -> tuple[RunConfig, dict[str, Any]]:
-    """Make the demo's model, warm it up and train it; return config and outcome of the training."""
-    name, root = name or preset, store or default_store()
-    loaded = demo_config(preset, overrides, name, root)
-    with nothing_started():  # before the minutes of the warm-up
-        resolved = resolve(loaded, config_versions(loaded))
-        context = RunContext(open_store(root), name, resolved, {})
-        with Supervisor(name, log_directory(resolved)) as supervisor:
-            engine = InferenceService(supervisor, context, Path())
-            environments = EnvironmentServers(supervisor, resolved, engine.key)
-            for service in (engine, environments):
-                service.check_available()
-            if overrides:
-                require_fit(resolved, environments.load())
-    weights = warmed_weights(root, warm_up_run(plain), preset, f"{name}-warm-up")
-    config = resolve_run(
-        "train", [preset], [f"model.path={weights}", *overrides], name=name, store=root, seed=loaded.seed
-    )
-    return config, watch(config, plain)
-
-
-def demo_config(preset: str, overrides: Sequence[str], name: str, root: str) -> RunConfig:
-    """Return the config of a demo's training before its model exists; a seed among the overrides counts."""
-    return load([preset], [f"seed={SEED}", *overrides, "model.path=", f"name={name}", f"store={root}"])

@@ -1,28 +1,23 @@
-"""The command check: the plan of a run from its config, before anything is opened or started."""
+"""The plan of a run, from its config alone: stages with their keys, sizes, memory, and what its environments say."""
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
 
 from configs.algorithms import RaeConfig
 from configs.checks.run import missing_files
 from configs.errors import ConfigError
-from configs.load import dump
-from configs.load import load as load_config
 from configs.resolve import resolve
 from configs.run import RunConfig, View
-from flows.cli.arguments import Items, Name, StoreOption, option, split_items
 from flows.orchestration.table_workers import require_package
-from flows.reporting.formats import say, size
+from flows.reporting.formats import size
 from flows.runtime import pipeline
 from flows.runtime.executor import Executor
-from flows.runtime.loop import evaluation_configs
+from flows.runtime.loop import evaluation_configs, train_steps
 from flows.runtime.machine_facts import config_versions, doubtful_settings
 from flows.runtime.policy_retention import file_bytes, most_bytes, num_parameters
 from flows.runtime.preflight import require_fit, require_gate
-from flows.runtime.resolve_run import Source, assignments
-from flows.runtime.rollouts import RolloutSource
-from flows.services.memory import Gpu, memory_plan, parse_gpu, plan_here, require_memory
+from flows.runtime.resolve_run import Source
+from flows.services.memory import MemoryPlan, memory_plan, parse_gpu, plan_here
 from flows.services.teachers import asked_teachers, is_here, local_teacher_facts
 from storage.keys import content_key
 from tasks.arrays.columns import texts
@@ -40,65 +35,37 @@ BASELINES = {
     "agent": "one for each agent over all examples; where few examples come back often, key=example tells them apart",
 }
 """Which data the keys of `rae` fit: how many examples there are is not known before a run."""
-NOT_ASKED = (
-    "not checked: that each environment imports, its settings, seats, examples and rewards, and how long its prompts "
-    "are; `stagecoach check --load` asks it"
-)
 SHOWN = 12
 """Characters of a key that are printed."""
 
 
-def check(
-    *items: Items,
-    name: Name = "",
-    store: StoreOption = "",
-    load: Annotated[bool, option("load each environment too, and check what it says of itself")] = False,
-    gpu: Annotated[
-        str, option("plan the memory of this GPU, such as H200 or 80GiB; this machine need not have it")
-    ] = "",
-    as_json: Annotated[bool, option("print the resolved config as JSON instead", name="--json")] = False,
-) -> int:
-    """Resolve and validate a config and print the plan. Raises ConfigError if it cannot run here.
+def resolve_here(config: RunConfig, gpu: str = "") -> tuple[RunConfig, MemoryPlan | None]:
+    """Return a config as it would run here, or on the GPU that is named, and the plan of its memory if it is known.
 
-    With `load`, each environment is loaded in a separate process.
+    Raises ConfigError for files that are missing, except weights that are not named, and for an unknown GPU.
     """
-    files, overrides = split_items(items)
-    given = {key: value for key, value in (("name", name), ("store", store)) if value}
-    config = load_config(files, [*overrides, *assignments(given)])
-    # A plan without a model is useful, so a model that is not named is no mistake here.
-    absent = [line for line in missing_files(config) if config.model.path or not line.startswith("model.path")]
-    if absent:
-        raise ConfigError(absent)
+    if missing := [line for line in missing_files(config) if config.model.path or not line.startswith("model.path")]:
+        raise ConfigError(missing)
     require_gate(config)
     require_package(config.prefect)
-    # A model that would have to be downloaded is not looked at: a plan fetches nothing.
-    is_local = Path(config.model.path).expanduser().is_dir()
-    here = config if is_local else _without_model(config)
-    teachers = local_teacher_facts(here) if here.model.path else {}
-    elsewhere = _named_gpu(gpu)
-    resolved = resolve(config, config_versions(here, elsewhere) | teachers)
+    try:
+        other_gpu = parse_gpu(gpu) if gpu else None
+    except ValueError as error:
+        raise ConfigError([f"--gpu: {error}"]) from error
+    local = _with_local_model(config)
+    teachers = local_teacher_facts(local) if local.model.path else {}
+    resolved = resolve(config, config_versions(local, other_gpu) | teachers)
     # The widths of some models are known before they are here.
-    asked = _with_recompute(resolved, config.training.gradient_checkpointing)
-    plan = memory_plan(asked, elsewhere) if elsewhere else plan_here(asked)
-    if plan:
-        resolved = _with_recompute(resolved, plan.recompute)
-    if as_json:
-        print(dump(resolved))
-        return 0
-    doubts = [f"warning: {line}" for line in (*_without_weights(config), *doubtful_settings(resolved))]
-    for line in (*lines(config, resolved), *(plan.lines() if plan else ()), *doubts):
-        say(line)
-    if plan:
-        require_memory(plan)
-    print()
-    for line in environment_lines(resolved if is_local else _without_model(resolved)) if load else (NOT_ASKED,):
-        say(line)
-    return 0
+    requested = _with_recompute(resolved, config.training.gradient_checkpointing)
+    plan = memory_plan(requested, other_gpu) if other_gpu else plan_here(requested)
+    return (_with_recompute(resolved, plan.recompute) if plan else resolved), plan
 
 
-def _without_weights(config: RunConfig) -> Iterator[str]:
-    if not config.model.path and not config.external and not config.evaluation.policy:
-        yield "model.path is empty: `stagecoach run` needs it; `stagecoach demo` makes a small model"
+def _with_local_model(config: RunConfig) -> RunConfig:
+    """Return a config without a model that would have to be downloaded: a plan fetches nothing."""
+    is_local = Path(config.model.path).expanduser().is_dir()
+    model = config.model if is_local else config.model.model_copy(update={"path": ""})
+    return config.model_copy(update={"model": model})
 
 
 def _with_recompute(config: RunConfig, value: bool | str) -> RunConfig:
@@ -106,17 +73,11 @@ def _with_recompute(config: RunConfig, value: bool | str) -> RunConfig:
     return config.model_copy(update={"training": training})
 
 
-def _named_gpu(text: str) -> Gpu | None:
-    if not text:
-        return None
-    try:
-        return parse_gpu(text)
-    except ValueError as error:
-        raise ConfigError([f"--gpu: {error}"]) from error
-
-
-def _without_model(config: RunConfig) -> RunConfig:
-    return config.model_copy(update={"model": config.model.model_copy(update={"path": ""})})
+def warnings(config: RunConfig, resolved: RunConfig) -> Iterator[str]:
+    """Yield settings that are seldom meant."""
+    if not config.model.path and not config.external and not config.evaluation.policy:
+        yield "warning: model.path is empty: `stagecoach run` needs it; `stagecoach demo` makes a small model"
+    yield from (f"warning: {line}" for line in doubtful_settings(resolved))
 
 
 def environment_lines(config: RunConfig) -> Iterator[str]:
@@ -124,22 +85,23 @@ def environment_lines(config: RunConfig) -> Iterator[str]:
 
     Raises ConfigError with all that does not load or fit.
     """
+    config = _with_local_model(config)
     environments = config.environments if config.kind != "sft" else ()
     try:
-        found = load_all(environments)
-        if config.model.path:  # else its tokenizer is not here
-            found = limit_prompts(environments, found, config.model)
-        loaded = dict(zip([each.name for each in environments], found, strict=True))
+        loaded = load_all(environments)
+        if config.model.path:  # else its tokenizer is missing
+            loaded = limit_prompts(environments, loaded, config.model)
     except EnvironmentUnavailable as error:
         raise ConfigError([str(error)]) from error
-    notes = require_fit(config, loaded)
-    for name, own in loaded.items():
-        splits = texts(own.examples["split"])
+    by_name = {environment.name: facts for environment, facts in zip(environments, loaded, strict=True)}
+    notes = require_fit(config, by_name)
+    for name, environment in by_name.items():
+        splits = texts(environment.examples["split"])
         yield (
             f"environment {name} loads: {splits.count('train')} examples to train on, {splits.count('eval')} held out; "
-            f"seats {', '.join(own.facts.seats)}; {'scores' if own.facts.scores else 'no reward'}"
+            f"seats {', '.join(environment.facts.seats)}; {'scores' if environment.facts.scores else 'no reward'}"
         )
-        yield f"  settings of its taskset: {', '.join(own.facts.settings)}"
+        yield f"  settings of its taskset: {', '.join(environment.facts.settings)}"
     yield from (f"note: {line}" for line in notes)
 
 
@@ -152,7 +114,7 @@ def lines(config: RunConfig, resolved: RunConfig) -> Iterator[str]:
     digest = "" if reason else directory_digest(Path(config.model.path).expanduser().resolve())
     yield f"{'stage':<14} {'settings':<{SHOWN}}  {'key of step 0':<{SHOWN}}  sections"
     for task, ref in planned_stages(resolved, Source(resolved.model.path, digest)):
-        settings = content_key(section(task, resolved))[:SHOWN]
+        settings = content_key(View(resolved, task.stage.sections, task.stage.name).content())[:SHOWN]
         key = "-" if reason else ref.key[:SHOWN]
         yield f"{task.stage.name:<14} {settings}  {key:<{SHOWN}}  {', '.join(task.stage.sections) or 'none'}"
     if reason:
@@ -168,20 +130,10 @@ def planned_stages(config: RunConfig, source: Source) -> list[tuple[StageTask, R
         first = next(iter(evaluation_configs(config).values()))  # policy and examples are the same for all sets
         execute = Executor(config=first)
         pipeline.evaluate(execute, None if config.external else pipeline.first_policy(execute, source))
-    else:
-        execute = Executor(config=config)
-        examples, policy = pipeline.import_sources(execute, source)
-        rollouts = RolloutSource(execute, examples)
-        rollouts.add([0], policy)
-        batch = pipeline.build_batch(rollouts, 0, policy)
-        trained, _ = pipeline.train(execute, 0, batch, policy)
-        pipeline.write_metrics(execute, 0, (*batch.refs, trained))
-    return execute.results
-
-
-def section(task: StageTask, config: RunConfig) -> dict[str, Any]:
-    """Return the settings that are part of a stage's key."""
-    return View(config, task.stage.sections, task.stage.name).content()
+        return execute.results
+    execute = Executor(config=config)
+    next(train_steps(execute, source))
+    return [(task, ref) for task, ref in execute.results if ref.step == 0]
 
 
 def unknown_keys(config: RunConfig) -> str:

@@ -161,10 +161,10 @@ def write(directory: Path, files: Mapping[str, str]) -> None:
     """Write the files of a project, none of which may be there. Raises ProjectRefused, and nothing is written."""
     if directory.exists() and not directory.is_dir():
         raise ProjectRefused(f"{directory} is a file; nothing was written. Name a directory for the project")
-    if found := [name for name in files if (directory / name).exists() or (directory / name).is_symlink()]:
+    if existing := [name for name in files if (directory / name).exists() or (directory / name).is_symlink()]:
         raise ProjectRefused(
-            f"{directory} has {', '.join(found)} already, and files are never overwritten; nothing was written. Name "
-            "another directory, or move what is there"
+            f"{directory} has {', '.join(existing)} already, and files are never overwritten; nothing was written. "
+            "Name another directory, or move what is there"
         )
     try:
         directory.mkdir(parents=True, exist_ok=True)

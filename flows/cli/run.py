@@ -2,15 +2,10 @@
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Token
 
-from configs.errors import did_you_mean
-from configs.load import load
-from configs.run import RunConfig
-from configs.store import default_store
 from flows.cli.arguments import (
     Index,
     Items,
@@ -23,14 +18,10 @@ from flows.cli.arguments import (
     option,
     split_items,
 )
-from flows.cli.launch import run_to_resume, train_demo, warm_up_run, watch
-from flows.replays.config import prepare_replay
-from flows.replays.loop import summary
-from flows.replays.request import ReplayRequest, finished_message, finished_without_source
-from flows.reporting.formats import before_after, console, describe_difference, describe_scores
-from flows.reporting.messages import result_lines
-from flows.runtime.demo_sources import DEMO, FIRST, Recipe, demo_presets, demo_recipe, demo_weights
-from flows.runtime.resolve_run import assignments, nothing_started, resolve_run
+from flows.reporting.formats import before_after, console
+
+if TYPE_CHECKING:
+    from flows.replays.request import ReplayRequest
 
 
 def demo(
@@ -40,14 +31,15 @@ def demo(
     plain: Plain = False,
 ) -> int:
     """Run the demo of a preset and print its results; a second call resumes it. Raises UsageError, ConfigError."""
+    from configs.errors import did_you_mean
+    from flows.cli.demo import demo_summary, train_demo
+    from flows.runtime.demo_sources import FIRST, demo_presets, demo_recipe
+
     presets, overrides = split_items(items)
     with_demo = demo_presets()
     if len(presets) > 1 or not set(presets) <= set(with_demo):
-        near = did_you_mean(presets[0], with_demo)
-        message = (
-            f"demo takes one of {', '.join(with_demo)}, not {' '.join(presets)}; `stagecoach run` takes files{near}"
-        )
-        raise UsageError(message)
+        near, names = did_you_mean(presets[0], with_demo), ", ".join(with_demo)
+        raise UsageError(f"demo takes one of {names}, not {' '.join(presets)}; `stagecoach run` takes files{near}")
     preset, began = (*presets, FIRST)[0], time.monotonic()
     try:
         config, outcome = train_demo(preset, overrides, name, store, plain)
@@ -79,15 +71,20 @@ def evaluate(
     plain: Plain = False,
 ) -> int:
     """Score a policy on held-out examples. Raises ConfigError, and what ends the run."""
+    from flows.runtime.resolve_run import assignments
+
     files, overrides = split_items(items)
     # As overrides, so that they are checked, recorded and resumed like any other setting.
-    given = {"policy": policy, "external.url": url, "external.model": model, "retry_errors": retry_errors}
-    overrides += assignments({f"evaluation.{key}": value for key, value in given.items() if value})
+    options = {"policy": policy, "external.url": url, "external.model": model, "retry_errors": retry_errors}
+    overrides += assignments({f"evaluation.{key}": value for key, value in options.items() if value})
     return start("evaluate", files, overrides, name=name, store=store, plain=plain)
 
 
 def resume(*items: RunItems, name: Name = "", store: StoreOption = "", plain: Plain = False) -> int:
     """Resume a run or a replay. Raises ConfigError for an unknown run, and what ends the run."""
+    from flows.cli.launch import run_to_resume, watch
+    from flows.replays.request import ReplayRequest
+
     runs, overrides = split_items(items)
     request = run_to_resume(one_run([name, *runs]), overrides, store)
     if isinstance(request, ReplayRequest):
@@ -99,12 +96,9 @@ def resume(*items: RunItems, name: Name = "", store: StoreOption = "", plain: Pl
 def _values_of_each(_: object, tokens: Sequence[Token]) -> list[list[str]]:
     """Return the values of an option, a list for each time that it was given: a first value has the index 0."""
     # cyclopts would join them to one list, and `--vary a=1 b=2 --vary a=3` would be one replay.
-    several: list[list[str]] = []
-    for token in tokens:
-        if token.index == 0:
-            several.append([])
-        several[-1].append(token.value)
-    return several
+    starts = [place for place, token in enumerate(tokens) if token.index == 0]
+    values = [token.value for token in tokens]
+    return [values[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
 
 
 def replay(
@@ -143,6 +137,8 @@ def replay(
     plain: Plain = False,
 ) -> int:
     """Repeat recorded steps in new runs, one for each `vary`. Raises ConfigError, and what ends a run."""
+    from flows.replays.request import ReplayRequest
+
     if name and len(vary) > 1:
         raise UsageError("--name is for one replay; several (--vary) name themselves")
     requests = [
@@ -151,14 +147,14 @@ def replay(
             from_stage=from_stage,
             until=until,
             steps=steps,
-            overrides=[*overrides, *own],
+            overrides=[*overrides, *settings],
             name=name,
             store=store,
             policies=policies or "",
             regrade=regrade,
             quarantine=not no_quarantine,
         )
-        for own in vary or [()]
+        for settings in vary or [()]
     ]
     return run_replays(requests, plain)
 
@@ -167,7 +163,12 @@ def start(
     kind: str, files: Sequence[str], overrides: Sequence[str], name: str = "", store: str = "", plain: bool = False
 ) -> int:
     """Resolve a config, run the flow of `kind`, and print its results; return the exit status."""
-    overrides = [*overrides, *_demo_weights(kind, files, overrides, store, plain)]
+    from flows.cli.demo import demo_model
+    from flows.cli.launch import watch
+    from flows.reporting.messages import result_lines
+    from flows.runtime.resolve_run import resolve_run
+
+    overrides = [*overrides, *demo_model(kind, files, overrides, store, plain)]
     config = resolve_run(kind, files, overrides, name=name, store=store)
     outcome = watch(config, plain=plain)
     for line in result_lines(outcome.get("steps", ())):
@@ -179,23 +180,13 @@ def start(
     return 0
 
 
-def _demo_weights(kind: str, files: Sequence[str], overrides: Sequence[str], store: str, plain: bool) -> list[str]:
-    """Return the override that names the demo's weights where a config has the model `demo`; makes missing weights."""
-
-    def announce(run: str) -> None:
-        print(f"The model `{DEMO}` is made and warmed up first, by the run {run}; later runs find it in the store.")
-
-    if kind == "sft" or not files:
-        return []
-    with nothing_started():
-        given = [f"kind={kind}", *([f"store={store}"] if store else [])]
-        weights = demo_weights(load(files, [*overrides, *given]), warm_up_run(plain, announce))
-        return [f"model.path={weights}"] if weights else []
-
-
-def run_replays(requests: Sequence[ReplayRequest], plain: bool = False) -> int:
+def run_replays(requests: "Sequence[ReplayRequest]", plain: bool = False) -> int:
     """Run replays sequentially, all checked before the first begins; return the exit status."""
-    # All are checked before the first begins: a mistake in the last would be found hours later.
+    from flows.cli.launch import watch
+    from flows.replays.config import prepare_replay
+    from flows.replays.loop import summary
+    from flows.replays.request import finished_message, finished_without_source
+
     ended = [finished_without_source(request) for request in requests]
     configs = [prepare_replay(request) for request, done in zip(requests, ended, strict=True) if done is None]
     for done in filter(None, ended):
@@ -209,26 +200,3 @@ def run_replays(requests: Sequence[ReplayRequest], plain: bool = False) -> int:
 def _print_comparisons(outcome: dict[str, Any]) -> None:
     if outcome.get("comparisons"):
         console().print(before_after(outcome["comparisons"]))
-
-
-def demo_summary(outcome: dict[str, Any], config: RunConfig, recipe: Recipe, seconds: float) -> list[str]:
-    """Return the lines that end the demo: what was learnt, where the tables are, what to try next."""
-    lines = ["", *(f"{recipe.about}: {line}." for line in result_lines(outcome["steps"]))]
-    for found in outcome["evaluations"]:
-        scores = "; ".join(describe_scores(each) for each in found["scores"])
-        lines.append(f"Held-out examples, policy {found['version']}: {scores}")
-    lines += [describe_difference(row) for row in outcome.get("comparisons", ()) if row["figure"] == "avg"]
-    done = f"{outcome['num_computed']} pieces of work computed, {outcome['num_found']} cached"
-    store = "" if config.store == default_store() else f" --store {config.store}"
-    # A person looks for a directory, wherever the command was given.
-    place = config.store if "://" in config.store else Path(config.store).resolve()
-    return [
-        *lines,
-        f"{done}; {seconds:.0f} s.",
-        f"Every rollout, verdict, advantage, batch and weight is in {place}.",
-        "Try next:",
-        f"  stagecoach view --run {config.name}{store}",
-        f"  stagecoach show {config.name}{store}",
-        f"  stagecoach show {config.name}{store} {recipe.try_next}",
-        f"  stagecoach resume {config.name}{store} steps={config.steps + 5}",
-    ]

@@ -9,19 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import psutil
 from rich.text import Text
 
 from configs.errors import did_you_mean
 from configs.store import default_store
-from flows.cli.arguments import Count, Json, StoreOption, UsageError, option
-from flows.queries.run_state import state_of
-from flows.queries.runs import runs as recorded_runs
-from flows.queries.store_reader import StoreReader, recorded_run
+from flows.cli.arguments import Count, Json, RunOrLatest, StoreOption, UsageError, option, stored_run
 from flows.reporting.formats import compact_number, console, grid, paint, say, seconds, size
-from flows.services.ownership import live_processes, writer_alive
-from storage.read.frames import existing_store
-from storage.roots import check_links
 
 Row = dict[str, Any]
 
@@ -34,10 +27,13 @@ def runs(
     as_json: Json = False,
 ) -> int:
     """Print the runs of a store, the newest last. Raises LayoutError without a store; none is made."""
+    from flows.queries.runs import runs as recorded_runs
+    from flows.queries.store_reader import StoreReader
+
     rows = recorded_runs(StoreReader.at(store or default_store(), most_bytes=None)).to_dicts()
     rows = [row for row in rows if kind in (None, row["kind"]) and state in ("", row["state"])]
     if as_json:
-        print(json.dumps(rows, default=lambda moment: moment.isoformat()))
+        print(json.dumps(rows, default=datetime.isoformat))
         return 0
     headings = ("run", "kind", "state", "steps", "reward", "held out", "age", "took", "size")
     console().print(grid(headings, map(_cells, rows), left=(0, 1, 2), num_spare=2) if rows else "no runs")
@@ -61,7 +57,7 @@ def _cells(row: Row) -> tuple[str | Text, ...]:
 
 
 def logs(
-    run: Annotated[str, option("a run, `latest` for the newest", "RUN")] = "latest",
+    run: RunOrLatest = "latest",
     service: Annotated[str, option("only this service: engine, learner, environment-NAME, ...", "SERVICE")] = "",
     /,
     *,
@@ -73,10 +69,10 @@ def logs(
 
     Raises ConfigError for an unknown run, UsageError if the run has no such log on this machine.
     """
-    root = existing_store(store or default_store(), read_only=True)
-    name, _ = recorded_run(root, run)
-    directory = root.root.directory
-    logs: list[Path] = []
+    from storage.roots import check_links
+
+    reader, name, _ = stored_run(store, run)
+    directory, logs = reader.store.root.directory, list[Path]()
     if directory is not None:
         check_links(directory, f"logs/{name}")
         logs = sorted((directory / "logs" / name).glob("*.log"))
@@ -94,31 +90,29 @@ STOP_SECONDS = 120.0
 """How long a run has to end in order; it goes on ending after that, unwatched."""
 
 
-def stop(run: Annotated[str, option("the run, `latest` for the newest", "RUN")], /, *, store: StoreOption = "") -> int:
+def stop(run: RunOrLatest, /, *, store: StoreOption = "") -> int:
     """Tell every process of a run on this machine to end, wait until all have, and print the run's state; return 0.
 
     What is committed stays, and the run can be resumed. Returns 1 where a process still works on it: one that takes
     longer than STOP_SECONDS to end, one of another machine, one of another program. Raises UsageError where no process
     is to be ended here, ConfigError for an unknown run.
     """
-    root = existing_store(store or default_store(), read_only=True)
-    name, _ = recorded_run(root, run)
-    processes = live_processes(root.runs.events(name))
+    from flows.queries.run_state import state_of
+    from flows.services.ownership import live_processes, writer_alive
+
+    reader, name, _ = stored_run(store, run)
+    processes = live_processes(reader.store.runs.events(name))
     if not processes:
-        raise UsageError(f"run {name!r} is not at work: {state_of(root.runs.events(name)[-1])['state']}")
-    here = [process for process in processes if process.host == socket.gethostname()]
-    left = [
-        f"process {process.pid} on {process.host}: call this there, or cancel its flow run in Prefect"
-        for process in processes
-        if process not in here
-    ]
-    # A store may come from anywhere, and with it the process ids in it.
-    stopped = [process for process in here if _is_program(process.pid)]
-    left += [
-        f"process {process.pid}, which is none of stagecoach: end it yourself"
-        for process in here
-        if process not in stopped
-    ]
+        raise UsageError(f"run {name!r} is not at work: {state_of(reader.store.runs.events(name)[-1])['state']}")
+    stopped, left = [], []
+    for process in processes:
+        if process.host != socket.gethostname():
+            left.append(f"process {process.pid} on {process.host}: call this there, or cancel its flow run in Prefect")
+        # A store may come from anywhere, and with it the process ids in it.
+        elif not _is_program(process.pid):
+            left.append(f"process {process.pid}, which is none of stagecoach: end it yourself")
+        else:
+            stopped.append(process)
     if not stopped:
         raise UsageError(f"run {name!r} is at work in {'; '.join(left)}")
     for process in stopped:
@@ -128,16 +122,18 @@ def stop(run: Annotated[str, option("the run, `latest` for the newest", "RUN")],
         time.sleep(0.1)
     ending = [process for process in stopped if writer_alive(process)]
     left += [f"process {process.pid}, which is still ending" for process in ending]
-    state = "still ending" if ending else state_of(root.runs.events(name)[-1])["state"]
+    state = "still ending" if ending else state_of(reader.store.runs.events(name)[-1])["state"]
     say(f"{name}: {state}; what is committed is safe, `stagecoach resume {name}` goes on from there")
     for text in left:
         say(f"{name}: still at work in {text}")
     return 1 if left else 0
 
 
-def _is_program(process: int) -> bool:
+def _is_program(pid: int) -> bool:
+    import psutil
+
     try:
-        words = psutil.Process(process).cmdline()[:3]  # Python, perhaps -m, and what it runs
+        words = psutil.Process(pid).cmdline()[:3]  # Python, perhaps -m, and what it runs
     except psutil.Error:
         return False
     return any(Path(word).name in PROGRAMS for word in words)

@@ -10,8 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
-from configs.checks.run import require_files
-from configs.load import load
 from flows.cli.arguments import Count, Json, UsageError, option, split_items
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +36,9 @@ def lora_smoke(
 
     Without files the demo's settings apply. Raises ConfigError without model.path, UsageError without a checkout.
     """
+    from configs.checks.run import require_files
+    from configs.load import load
+
     files, overrides = split_items(items)
     require_files(load(files or ["demo"], overrides))
     return _run_tests("test_adapters", files, overrides)
@@ -53,6 +54,8 @@ def _run_tests(
             "this command runs tests of the project, which an installed package does not bring: clone the project, "
             "`make install`, and call it there"
         )
+    from configs.load import load
+
     load(files or ["demo"], overrides)  # a mistake in the config is reported before anything starts
     reader, writer = os.pipe()
     request = {"files": files or ["demo"], "overrides": overrides, "tokens": tokens, "report": writer}

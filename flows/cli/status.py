@@ -6,18 +6,15 @@ import socket
 import urllib.request
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Annotated, Any
-
-import psutil
+from typing import TYPE_CHECKING, Annotated, Any
 
 from configs.store import default_store
-from flows.cli.arguments import Json, StoreOption, option
-from flows.queries.run_state import deciding_event, is_going
-from flows.queries.runs import steps_done
-from flows.queries.store_reader import StoreReader, recorded_run
+from flows.cli.arguments import Json, StoreOption, option, stored_run
 from flows.reporting.formats import console, grid, moment, say, seconds
-from flows.services.ownership import identity, marked_processes, start_time
-from storage.records import Event
+
+if TYPE_CHECKING:
+    from flows.queries.store_reader import StoreReader
+    from storage.records import Event
 
 PREFECT_SECONDS = 2.0
 """Longest wait for Prefect's scheduled runs, which are then left out."""
@@ -36,8 +33,15 @@ def status(
 
     Raises ConfigError for an unknown run, LayoutError without a store; none is made.
     """
-    reader = StoreReader.at(store or default_store(), most_bytes=None)
-    names = [recorded_run(reader.store, run)[0]] if run else reader.store.runs.names()
+    from flows.queries.run_state import deciding_event, is_going
+    from flows.queries.store_reader import StoreReader
+
+    if run:
+        reader, name, _ = stored_run(store, run)
+        names = [name]
+    else:
+        reader = StoreReader.at(store or default_store(), most_bytes=None)
+        names = reader.store.runs.names()
     events = {name: deciding_event(reader.store.runs.events(name)) for name in names}
     live = [describe(reader, name, event) for name, event in events.items() if is_going(event)]
     scheduled = [] if run else next_runs()
@@ -48,10 +52,11 @@ def status(
     return 0 if live else 1
 
 
-def describe(reader: StoreReader, run: str, event: Event) -> Row:
+def describe(reader: "StoreReader", run: str, event: "Event") -> Row:
     """Return the state of a live run as plain values."""
+    from flows.queries.runs import steps_done
+
     history = reader.history(run)
-    steps = list(history.steps.values())
     works = [work for work in history.own.works.values() if work.finished]
     newest = max(works, key=lambda work: work.age, default=None)
     planned = event.config.get("steps")
@@ -66,20 +71,26 @@ def describe(reader: StoreReader, run: str, event: Event) -> Row:
         "last_stage": newest.stage if newest else None,
         "last_step": newest.step if newest else None,
         "last_at": newest.entry.finished_at.isoformat() if newest else None,
-        "waits_at_gate": _waits(event, steps[-1]) if steps else None,
+        "waits_at_gate": _gate_step(event.config.get("gate"), list(history.steps.values())),
         "services": services_of(event) if event.host == socket.gethostname() else [],
     }
 
 
-def _waits(event: Event, step: Any) -> int | None:
+def _gate_step(gate: Any, steps: list[Any]) -> int | None:
     """Return the step whose batch a person has to approve; None where none is packed and neither judged nor trained."""
-    gate = event.config.get("gate")
-    asks = isinstance(gate, dict) and gate.get("type") == "pause" and step.step % int(gate.get("every") or 1) == 0
-    return step.step if asks and step.batches and not step.decision and not step.updates else None
+    if not (steps and isinstance(gate, dict) and gate.get("type") == "pause"):
+        return None
+    last = steps[-1]
+    waits = last.step % int(gate.get("every") or 1) == 0 and last.batches and not last.decision and not last.updates
+    return int(last.step) if waits else None
 
 
-def services_of(event: Event) -> list[Row]:
-    """Return the services that a run's process on this machine owns: name, process id, state, memory."""
+def services_of(event: "Event") -> list[Row]:
+    """Return the services that a run's process on this machine owns: name, process id, state."""
+    import psutil
+
+    from flows.services.ownership import identity, marked_processes, start_time
+
     if start_time(event.pid) is None:
         return []
     services: dict[str, Row] = {}
@@ -119,7 +130,6 @@ def _print(live: list[Row], scheduled: list[Row], where: str) -> None:
         if row["waits_at_gate"] is not None:
             say(f"waits     at the gate of step {row['waits_at_gate']}: `stagecoach gate {row['run']} --approve`")
         if row["services"]:
-            rows = (service.values() for service in row["services"])
-            console().print(grid(("service", "process", "state"), rows))
+            console().print(grid(("service", "process", "state"), (service.values() for service in row["services"])))
     for run in scheduled:
         say(f"scheduled {run['name']} at {moment(run['at'])} UTC")

@@ -43,6 +43,7 @@ IMPORTED = (
     "flows.exchange.imports",
     "flows.exchange.export",
     "flows.cli.maintenance",
+    "flows.cli.repair",
     "flows.runtime.maintenance",
     "tasks.learner.trainer",
     "transformers.masking_utils",

@@ -13,12 +13,12 @@ import pytest
 
 from configs.load import load
 from flows import cli
-from flows.cli import launch
-from flows.cli import run as commands
+from flows.cli import demo
 from flows.cli.project import CONFIG, EXAMPLES, NUM_EXAMPLES, REWARD, example_rows
 from flows.runtime import demo_sources
 from flows.runtime.demo_sources import DEMO, demo_recipe, demo_weights
 from flows.runtime.resolve_run import resolve_run
+from tests.fixtures.commands import Call
 
 ROOT = Path(__file__).parents[3]
 PRIME_RL = """
@@ -45,12 +45,6 @@ def made(directory: Path, *options: str) -> dict[str, str]:
     """Make a project and return its files."""
     assert cli.main(["init", str(directory), *options]) == 0
     return files(directory)
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Return what is said where a project cannot be made."""
-    assert cli.main(["init", *arguments]) == 2
-    return capsys.readouterr().err
 
 
 def reward_of(text: str) -> Any:
@@ -81,15 +75,12 @@ def test_the_reward_of_the_sample_goes_by_its_answers(tmp_path: Path) -> None:
     assert 0 < reward(f"<rev>{row['answer'][0]}</rev>", row["answer"], row) < 1
 
 
-def test_the_sample_asks_what_the_demo_s_model_was_warmed_up_on() -> None:
-    package = demo_recipe().demonstrations[0].split()[0]
-    prompt = importlib.import_module(f"{package}.texts").prompt
-    assert all(row["prompt"] == prompt(row["answer"][::-1]) for row in example_rows())
-
-
-def test_the_prompts_of_a_project_have_the_form_of_the_warm_up(tmp_path: Path) -> None:
+def test_prompts_and_chat_format_are_those_of_the_warm_up_of_the_demo_s_model(tmp_path: Path) -> None:
     # In another form the small model has never been asked, and answers at random.
-    warm_up = load(["sft_demo"], [*demo_recipe().warm_up, "model.path=x", "data.path=y"]).model
+    recipe = demo_recipe()
+    prompt = importlib.import_module(f"{recipe.demonstrations[0].split()[0]}.texts").prompt
+    assert all(row["prompt"] == prompt(row["answer"][::-1]) for row in example_rows())
+    warm_up = load(["sft_demo"], [*recipe.warm_up, "model.path=x", "data.path=y"]).model
     made(tmp_path / "project")
     (tutorial,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/tutorial.md").read_text(), re.DOTALL)
     (tmp_path / "tutorial.toml").write_text(tutorial)
@@ -99,19 +90,21 @@ def test_the_prompts_of_a_project_have_the_form_of_the_warm_up(tmp_path: Path) -
     assert warm_up.renderer_settings == {"enable_thinking": False}
 
 
-def test_nothing_that_is_there_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_made_is_refused_and_nothing_is_written(tmp_path: Path, call: Call) -> None:
     (tmp_path / REWARD).write_text("mine")
-    said = refused(capsys, str(tmp_path))
-    assert REWARD in said and "never overwritten" in said and files(tmp_path) == {REWARD: "mine"}
     (tmp_path / "dangling").mkdir()
     (tmp_path / "dangling" / CONFIG).symlink_to("nowhere")
-    assert CONFIG in refused(capsys, str(tmp_path / "dangling"))
-    assert "is a file" in refused(capsys, str(tmp_path / REWARD))
-
-
-def test_two_ways_to_begin_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(capsys, str(tmp_path / "x"), "--environment", "own_data", "--from", "rl.toml")
-    assert "one of them" in said and not (tmp_path / "x").exists()
+    before = sorted(tmp_path.rglob("*"))
+    for place, options, words in (
+        ("", [], f"{REWARD} already, and files are never overwritten"),
+        ("dangling", [], f"{CONFIG} already"),
+        (REWARD, [], "is a file"),
+        ("x", ["--environment", "own_dato"], "not installed"),
+    ):
+        status, message = call("init", str(tmp_path / place), *options)
+        assert status == 2 and words in message
+    assert "own_data" in message.replace("own_dato", "")
+    assert sorted(tmp_path.rglob("*")) == before and (tmp_path / REWARD).read_text() == "mine"
 
 
 def test_a_config_of_prime_rl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,16 +156,6 @@ def test_a_project_for_an_installed_environment(tmp_path: Path) -> None:
     assert tomllib.loads(line.removeprefix("# ")) == {"explain_rules": False} and line.count("#") == 2
 
 
-def test_an_environment_that_is_not_installed_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(capsys, str(tmp_path / "x"), "--environment", "own_dato")
-    assert (
-        "own_dato" in said
-        and "not installed" in said
-        and "own_data" in said.replace("own_dato", "")
-        and not (tmp_path / "x").exists()
-    )
-
-
 def demo_config(*overrides: str) -> Any:
     """Return the config of a run whose model is the demo's."""
     return load(["demo"], [f"model.path={DEMO}", *overrides])
@@ -197,10 +180,10 @@ def test_the_command_line_warms_the_model_up_as_flows_do(tmp_path: Path, monkeyp
     monkeypatch.setattr(demo_sources, "_last_policy", lambda store: "")
     monkeypatch.setattr(demo_sources, "warm_weights", lambda root, key: Path("/weights"))
     monkeypatch.setattr(
-        launch, "resolve_run", lambda *given, **named: signature(resolve_run).bind(*given, **named).arguments
+        demo, "resolve_run", lambda *given, **named: signature(resolve_run).bind(*given, **named).arguments
     )
-    monkeypatch.setattr(launch, "watch", lambda config, plain: started.append(config) or {"policy": {"key": "key"}})
-    assert commands._demo_weights("train", [CONFIG], [], "", True) == ["model.path=/weights"]
+    monkeypatch.setattr(demo, "watch", lambda config, plain: started.append(config) or {"policy": {"key": "key"}})
+    assert demo.demo_model("train", [CONFIG], [], "", True) == ["model.path=/weights"]
     assert [(each["kind"], each["settings"]["name"]) for each in started] == [("sft", "demo-warm-up")]
     assert started[0]["overrides"] == demo_recipe().warm_up
 

@@ -10,6 +10,7 @@ from configs.load import from_json
 from configs.run import RunConfig
 from flows import cli
 from flows.cli import plan
+from flows.cli.check import check
 from flows.runtime.plan import plan_work
 from tests.fixtures import builders
 from tests.fixtures.commands import Call
@@ -78,7 +79,7 @@ def test_json_is_the_resolved_config(call: Call) -> None:
 def test_missing_files_are_refused_and_nothing_is_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"model\.path: there is no directory"):
-        plan.check("demo", "model.path=./none")
+        check("demo", "model.path=./none")
     assert cli.main(["check", "demo"]) == 0
     assert list(tmp_path.iterdir()) == []
 

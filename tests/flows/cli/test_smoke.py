@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import ConfigError
 from flows.cli import smoke
 from flows.cli.arguments import UsageError
 from flows.services.memory import smallest_gpu
@@ -40,9 +39,6 @@ def test_every_check_has_its_line_and_one_that_is_wrong_decides(text, verdicts, 
 
 
 def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"model\.path: say which directory"):
-        smoke.lora_smoke()
     monkeypatch.setattr(smoke, "TESTS", tmp_path)
     with pytest.raises(UsageError, match="an installed package does not bring: clone the project"):
         smoke.gpu_smoke()

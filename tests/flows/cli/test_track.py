@@ -52,10 +52,8 @@ def test_a_recorded_run_becomes_an_offline_run_of_wandb(store: Path, capfd: pyte
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["a", "--to", "wandb", "training.learning_rate=1"], "tracking alone"),
         (["a", "--to", "wandb", "tracking.mode=online"], "WANDB_API_KEY"),
         (["nobody", "--to", "tensorboard"], "no run 'nobody'"),
-        (["a"], "--to"),
     ],
 )
 def test_what_cannot_be_sent_is_refused(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flows.cli.show import describe
+from flows.cli.run_report import describe
 from flows.orchestration.states import GateRefused
 from flows.queries.batch import packed_step
 from flows.queries.outcomes import explain

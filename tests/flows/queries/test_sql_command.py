@@ -106,7 +106,7 @@ def test_without_a_question_the_tables_are_listed(root: Path, capsys: pytest.Cap
         (["select list(range) from range(1000000000)", "--memory", "0.000001"], "more than 1e-06 GiB"),
         ([FOREVER, "--seconds", "0.01"], "longer than 0.01 s"),
         (["select 1", "--rows", "0"], "--rows"),
-        (["select 1", "--memory", "0"], "is not above 0"),
+        (["select 1", "--memory", "0"], "is not a number"),
         (["select 1", "--seconds", "nan"], "is not a number"),
         (["select * from test_all_types()"], "cast the column to varchar"),
         (["select interval 1 day as a", "--format", "csv"], "cast the column to varchar"),

@@ -14,17 +14,9 @@ from configs.algorithms import RlooConfig
 from configs.errors import ConfigError
 from configs.load import load
 from configs.toml_text import toml
-from flows.cli.algorithms import (
-    VARIANTS,
-    Credited,
-    algorithms,
-    credit_request,
-    describe_credits,
-    figures,
-    page,
-    side_by_side,
-)
+from flows.cli.algorithms import algorithms, page
 from flows.cli.comparisons import curves
+from flows.cli.credits import VARIANTS, credit_request, figures
 from flows.queries.store_reader import recorded_run
 from flows.replays.config import prepare_replay
 from flows.replays.scratch import credit_in_memory
@@ -33,8 +25,6 @@ from storage.read.frames import Frames
 from storage.store import open_store
 from tests.fixtures.rehearsal import SMALL, rehearse
 from tests.fixtures.replays import ask, walk
-
-REFUSED = Credited("rae", None, "table traces, column agent: one seat.\nNothing was trained.")
 
 
 @pytest.fixture(scope="module")
@@ -99,39 +89,32 @@ def test_the_command_leaves_the_store_as_it_was(root: Path, capsys: Any) -> None
     assert files() == before
 
 
-def test_advantages_stand_beside_each_other_by_sample(held: dict[str, pl.DataFrame]) -> None:
-    laid = side_by_side(held)
-    assert laid.columns == ["sample_id", "grpo", "rloo", "supervised"] and laid.height
-    groups = held["grpo"].select("sample_id", "group_id")
-    sizes = groups.group_by("group_id").len()
-    for sample, grpo, rloo, none in laid.iter_rows():
-        (group_id,) = groups.filter(sample_id=sample)["group_id"]
-        (size,) = sizes.filter(group_id=group_id)["len"]
-        assert rloo == pytest.approx(grpo * size / (size - 1)) and none is None
-    assert laid["grpo"].abs().max() > 0
-
-
 def test_figures_are_those_of_the_credits(held: dict[str, pl.DataFrame]) -> None:
-    found = {name: figures(made) for name, made in held.items()}
+    grpo, rloo, supervised = figures(held)
     rows = held["grpo"]
-    assert found["grpo"]["num_samples"] == rows.height
-    assert found["grpo"]["rl_tokens"] == sum(weight != 0 for row in rows["rl_weights"] for weight in row) > 0
-    assert found["grpo"]["ce_tokens"] == found["supervised"]["rl_tokens"] == 0
-    assert found["supervised"]["ce_tokens"] >= found["grpo"]["rl_tokens"]
-    assert found["supervised"]["advantage_std"] is None
-    assert found["grpo"]["advantage_mean"] == pytest.approx(rows["advantage"].mean(), abs=1e-12)
+    assert [each["name"] for each in (grpo, rloo, supervised)] == ["grpo", "rloo", "supervised"]
+    assert grpo["num_samples"] == rows.height
+    assert grpo["rl_tokens"] == sum(weight != 0 for row in rows["rl_weights"] for weight in row) > 0
+    assert grpo["ce_tokens"] == supervised["rl_tokens"] == 0
+    assert supervised["ce_tokens"] >= grpo["rl_tokens"]
+    assert (supervised["advantage_std"], supervised["signal"], supervised["agreement"]) == (None, None, None)
+    assert grpo["advantage_mean"] == pytest.approx(rows["advantage"].mean(), abs=1e-12)
+    carried = sum(value for row in rows["advantages"] for value in row if value is not None)
+    assert grpo["signal"] == pytest.approx(carried / grpo["rl_tokens"], rel=1e-5)
+    assert [grpo["agreement"], rloo["agreement"]] == [pytest.approx(1.0)] * 2
+    size = SMALL["assignment"]["group_size"]
+    assert (
+        rloo["advantage_max"] == pytest.approx(grpo["advantage_max"] * size / (size - 1)) and rloo["advantage_max"] > 0
+    )
+    assert figures({}) == []
 
 
-def test_the_page_has_every_algorithm_one_group_and_what_was_refused(root: Path, held: dict[str, pl.DataFrame]) -> None:
-    credited = [*(Credited(name, made) for name, made in held.items()), REFUSED]
-    found = describe_credits(Frames(open_store(root)), "base", credited)
-    assert [row["agreement"] for row in found["algorithms"]] == [pytest.approx(1.0), pytest.approx(1.0), None]
-    rewards = [row["reward"] for row in found["group"]["rows"]]
-    assert rewards == sorted(rewards, reverse=True) and rewards[0] > rewards[-1]
-    text = page(found)
+def test_the_page_has_every_algorithm_and_what_was_refused(held: dict[str, pl.DataFrame]) -> None:
+    refused = {"name": "rae", "refusal": "table traces, column agent: one seat."}
+    text = page({"run": "base", "algorithms": figures(held), "refused": [refused]}, {"steps": "3:10", "teacher": ""})
     assert "| grpo | " in text and "| rloo | " in text and "| supervised | " in text
-    assert "| reward | tokens | grpo | rloo |" in text
-    assert "- `rae`: table traces, column agent: one seat. Nothing was trained." in text
+    assert "stagecoach algorithms base grpo rloo supervised rae --steps 3:10\n" in text
+    assert "- `rae`: table traces, column agent: one seat." in text
 
 
 def test_an_unknown_algorithm_is_refused_before_anything_is_done(root: Path) -> None:

@@ -9,8 +9,7 @@ import pytest
 from configs.layers import presets
 from configs.load import load
 from flows import cli
-from flows.cli import launch
-from flows.cli import run as commands
+from flows.cli import demo
 from flows.runtime import demo_sources
 from flows.runtime.demo_sources import (
     Recipe,
@@ -128,8 +127,8 @@ def test_the_command_passes_the_preset_on_and_refuses_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen = []
-    monkeypatch.setattr(commands, "train_demo", lambda *args: (load(["demo"]), seen.append(args)))
-    monkeypatch.setattr(commands, "demo_summary", lambda *_: [])
+    monkeypatch.setattr(demo, "train_demo", lambda *args: (load(["demo"]), seen.append(args)))
+    monkeypatch.setattr(demo, "demo_summary", lambda *_: [])
     assert cli.main(["demo", "calc_tools", "steps=2", "--store", "s"]) == 0
     assert seen == [("calc_tools", ["steps=2"], "", "s", False)]
     for wrong in (["qwen3_gpu"], ["calc_tools", "debate"]):
@@ -145,7 +144,7 @@ def test_the_summary_says_what_the_recipe_says() -> None:
         "num_computed": 7,
         "num_found": 3,
     }
-    lines = commands.demo_summary(outcome, config, demo_recipe("kuhn_poker"), 12.0)
+    lines = demo.demo_summary(outcome, config, demo_recipe("kuhn_poker"), 12.0)
     recipe = demo_recipe("kuhn_poker")
     assert lines[1] == f"{recipe.about}: mean reward 0.25 in the first step, 0.38 over the last 2."
     assert f"  stagecoach show poker --store /s {recipe.try_next}" in lines
@@ -163,13 +162,13 @@ def test_the_summary_says_what_the_recipe_says() -> None:
 def test_what_cannot_train_is_refused_before_the_warm_up(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, overrides: list[str], says: str
 ) -> None:
-    monkeypatch.setattr(launch, "warmed_weights", pytest.fail)
+    monkeypatch.setattr(demo, "warmed_weights", pytest.fail)
     monkeypatch.setattr(engine, "engine_version", lambda: version)
     with pytest.raises(ValueError, match=says) as refused:
-        launch.train_demo("demo", overrides, "", str(tmp_path / "store"), True)
+        demo.train_demo("demo", overrides, "", str(tmp_path / "store"), True)
     assert "nothing was started" in "".join([str(refused.value), *getattr(refused.value, "__notes__", ())]).lower()
 
 
 def test_a_seed_that_is_given_is_the_one_of_the_training() -> None:
-    seeds = [launch.demo_config("demo", overrides, "demo", "store").seed for overrides in ([], ["seed=5"])]
+    seeds = [demo.demo_config("demo", overrides, "demo", "store").seed for overrides in ([], ["seed=5"])]
     assert seeds == [demo_sources.SEED, 5]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows.cli.show import describe
+from flows.cli.run_report import describe
 from flows.queries.scores import recorded_evaluations
 from flows.reporting.panel import Panel
 from flows.runtime import loop as evaluating

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from configs.errors import ConfigError
-from flows.cli.show import describe
+from flows.cli.run_report import describe
 from flows.orchestration.states import EmptyBatch
 from flows.queries.compare import compare
 from flows.queries.step_history import step_history

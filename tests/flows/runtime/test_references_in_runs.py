@@ -10,7 +10,7 @@ import pytest
 from configs.algorithms import TeacherConfig
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.cli.show import describe
+from flows.cli.run_report import describe
 from flows.queries.step_history import step_history
 from flows.runtime.loop import evaluation_contexts
 from flows.runtime.plan import plan_work

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from flows.cli import show
+from flows.cli.run_report import describe
 from flows.queries.ledger import STAGE_TIMES, lanes, ledger, slices, stage_times
 from flows.queries.metrics import ABOUT, About, about, ends, matching, metrics, numbers, steps
 from flows.queries.request import BadQuestion, NotThere, PageRequest
@@ -192,7 +192,7 @@ def test_evaluations_are_points_that_lead_to_them(tmp_path: Path) -> None:
     train(root, "a", Sampler(), steps=2, evaluation=held_out)
     evaluate(root, "b", Sampler(), steps=1, evaluation={"num_examples": 4})
     library = StoreReader.at(root)
-    shown = show.describe(library.store, "a", library.config("a"))["evaluations"]
+    shown = describe(library.store, "a", library.config("a"))["evaluations"]
     held = charts(told(library, "a").values)["Held-out average"]
     (points,) = held["series"]
     assert held["versions"] == [0, 1, 2] == [each["version"] for each in shown]

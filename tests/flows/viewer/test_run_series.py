@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from configs.services import TensorboardTracking
-from flows.cli import show
+from flows.cli.run_report import describe
 from flows.queries.metrics import numbers
 from flows.queries.store_reader import StoreReader
 from flows.reporting.tracked_names import step_figures
@@ -36,7 +36,7 @@ def test_page_show_and_tracking_give_what_the_table_says(tmp_path: Path, monkeyp
         for finished in loop.train_steps(Rehearsal(session), SOURCE):
             finish_step(session, finished)
     library = StoreReader.at(tmp_path / "store")
-    shown = show.describe(library.store, "a", library.config("a"))["steps"]
+    shown = describe(library.store, "a", library.config("a"))["steps"]
     for each, told in zip(numbers(library, "a"), shown, strict=True):
         (entry,) = (e for e in library.store.ledger.entries(run="a", stage="metrics") if e.step == each.step)
         table = metric_values(library.store.read(entry.slices("metrics")))
@@ -117,7 +117,7 @@ def test_groups_that_were_replaced_count_together(tmp_path: Path, monkeypatch: p
     play_equal(monkeypatch, EQUAL)
     rehearse(root, "a", **REFILL)
     library = StoreReader.at(root)
-    told = show.describe(library.store, "a", library.config("a"))["steps"]
+    told = describe(library.store, "a", library.config("a"))["steps"]
     found = numbers(library, "a")
     assert [len(each.work.traces) for each in found] == [3, 2], "groups were replaced in both steps"
     for each, shown in zip(found, told, strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows.cli import show
+from flows.cli.run_report import describe
 from flows.queries.request import BadQuestion, PageRequest
 from flows.queries.run_state import GONE, deciding_event, is_going, seconds_at_work, state_of
 from flows.queries.runs import RUNS, parent_of, runs
@@ -45,7 +45,7 @@ def listed(library: StoreReader, **query: str) -> list[dict[str, Any]]:
 def test_what_each_run_came_to(forked: StoreReader) -> None:
     found = {row["run"]: row for row in runs(forked).to_dicts()}
     base, fork, broken = found["base"], found["fork"], found["broken"]
-    told = show.describe(forked.store, "base", forked.config("base"))["steps"]
+    told = describe(forked.store, "base", forked.config("base"))["steps"]
     assert base["rewards"] == pytest.approx([step["reward"] for step in told], rel=1e-12)
     assert (base["last_reward"], base["losses"], base["last_loss"]) == (base["rewards"][-1], [0.0, 0.1], 0.1)
     assert (base["steps_done"], base["steps_planned"], base["state"], base["parent"]) == (2, 2, "finished", None)

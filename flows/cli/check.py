@@ -1,0 +1,48 @@
+"""The command check: the plan of a run from its config, before anything is opened or started."""
+
+from typing import Annotated
+
+from flows.cli.arguments import Items, Name, StoreOption, option, split_items
+from flows.reporting.formats import say
+
+NOT_LOADED = (
+    "not checked: that each environment imports, its settings, seats, examples and rewards, and how long its prompts "
+    "are; `stagecoach check --load` asks it"
+)
+
+
+def check(
+    *items: Items,
+    name: Name = "",
+    store: StoreOption = "",
+    load: Annotated[bool, option("load each environment too, and check what it says of itself")] = False,
+    gpu: Annotated[
+        str, option("plan the memory of this GPU, such as H200 or 80GiB; this machine need not have it")
+    ] = "",
+    as_json: Annotated[bool, option("print the resolved config as JSON instead", name="--json")] = False,
+) -> int:
+    """Resolve and validate a config and print the plan. Raises ConfigError if it cannot run here.
+
+    With `load`, each environment is loaded in a separate process.
+    """
+    from configs.load import dump
+    from configs.load import load as load_config
+    from flows.cli import plan
+    from flows.runtime.resolve_run import assignments
+    from flows.services.memory import require_memory
+
+    files, overrides = split_items(items)
+    options = {key: value for key, value in (("name", name), ("store", store)) if value}
+    config = load_config(files, [*overrides, *assignments(options)])
+    resolved, memory = plan.resolve_here(config, gpu)
+    if as_json:
+        print(dump(resolved))
+        return 0
+    for line in (*plan.lines(config, resolved), *(memory.lines() if memory else ()), *plan.warnings(config, resolved)):
+        say(line)
+    if memory:
+        require_memory(memory)
+    print()
+    for line in plan.environment_lines(resolved) if load else (NOT_LOADED,):
+        say(line)
+    return 0
