@@ -51,12 +51,10 @@ def _print_maintenance(expired: "Sequence[ExpiryReport]", report: "MaintenanceRe
     for expiry in expired:
         amount = f"{expiry.slices} slices, {expiry.files} files, {size(expiry.bytes)}"
         say(f"{expiry.table}: rows older than {expiry.hours} h {'would go' if dry_run else 'went'}: {amount}")
-    rows = [
-        (table.table, table.merged, table.deleted, table.bytes_before, table.bytes_after) for table in report.tables
-    ]
-    before, after = (sum(row[column] for row in rows) for column in (3, 4))
+    before, after = (sum(getattr(table, name) for table in report.tables) for name in ("bytes_before", "bytes_after"))
+    rows = [(row.table, row.merged, row.deleted, row.bytes_before, row.bytes_after) for row in report.tables]
     rows.append(("together", report.merged, report.deleted, before, after))
-    cells = [(*row[:3], *map(size, row[3:])) for row in rows]
+    cells = [(name, merged, deleted, size(before), size(after)) for name, merged, deleted, before, after in rows]
     console().print(grid(("table", "files merged", "deleted", "before", "after"), cells))
     for path in report.only_copies:
         say(f"kept, although old: the only copy of its rows: {path}")

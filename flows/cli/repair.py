@@ -57,7 +57,8 @@ def _repair(address: str, deep: bool, forget: bool, trust_ledger: bool, dry_run:
     if not root.exists(FORMAT):
         raise StoreError("there is no store here", root.address, "nothing was touched", "name the store to repair")
     left = inspect_logs(root)
-    logs, ledger, damaged = [], {"lost": [], "rebuilt": {}, "unmended": []}, list[Report]()
+    ledger: Report = {"lost": [], "rebuilt": {}, "unmended": []}
+    logs, damaged = [], list[Report]()
     if not dry_run:
         logs, left = repair_logs(root, left), []
     if not left:  # a broken log hides what the ledger names
