@@ -73,7 +73,7 @@ def _repair(address: str, deep: bool, forget: bool, trust_ledger: bool, dry_run:
         if not dry_run:
             logs, left = [*logs, *repair_tables(store, left)], []
         ledger = _repair_ledger(store, deep and not dry_run)
-        damaged = _damaged(store, deep, forget, trust_ledger)
+        damaged = _damage_rows(store, deep, forget, trust_ledger)
     repaired = [asdict(log) for log in logs]
     mended = [{**log.pop("damage"), **log} for log in repaired]
     return {"logs": mended, "logs_left": [asdict(log) for log in left], "ledger": ledger, "damaged": damaged}
@@ -92,7 +92,7 @@ def _repair_ledger(store: "Store", rebuild: bool) -> Report:
     return {"lost": lost, "rebuilt": rebuilt.rows, "unmended": [*contradictions(store), *rebuilt.unproved]}
 
 
-def _damaged(store: "Store", deep: bool, forget: bool, trust_ledger: bool) -> list[Report]:
+def _damage_rows(store: "Store", deep: bool, forget: bool, trust_ledger: bool) -> list[Report]:
     """Return damaged work, and whether it is lost; with `forget`, work that can be computed again is forgotten."""
     from storage.maintenance.repair import inspect_policies, inspect_slices, plan_forget
     from tasks.stages import REPEATABLE
