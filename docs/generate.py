@@ -33,7 +33,7 @@ LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(#[^)\s]*)?(?=\))")
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 OUTSIDE = re.compile(r"""<(?:script|img|iframe)[^>]*\ssrc=["']?(?:https?:)?//|<link[^>]*\shref=["']?(?:https?:)?//""")
 """What a browser would load from another host when it opens a page."""
-SUFFIXES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".sh": "bash", ".md": "markdown"}
+SUFFIXES = {".py": "python", ".sql": "sql", ".toml": "toml", ".yaml": "yaml", ".sh": "bash", ".md": "markdown"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

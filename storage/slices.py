@@ -111,7 +111,7 @@ class Slices:
         """The open table of a name; SchemaError if the contract has none."""
         if name not in TABLES or TABLES[name] in SYSTEM_TABLES:
             raise SchemaError(
-                f"there is no stage table {name!r}", self.root.address, SAFE, "see storage/schemas/stage_tables.py"
+                f"there is no stage table {name!r}", self.root.address, SAFE, "see storage/schemas/stage_tables.sql"
             )
         with self._lock:
             if name not in self._tables:

@@ -19,7 +19,7 @@ from storage.read.lineage import Graph, Work
 from storage.read.views import Relations, SqlView, all_views, quote, select
 from storage.records import ALL_RUNS
 from storage.roots import Root, open_root
-from storage.schemas.contract import Column, Table
+from storage.schemas.contract import read_tables
 from storage.schemas.stage_tables import TABLES
 from storage.schemas.system_tables import QUARANTINES, SYSTEM_TABLES
 from storage.store import FORMAT, Store, open_store
@@ -31,21 +31,8 @@ if TYPE_CHECKING:
 MakeRelations = Callable[["Frames"], Relations]
 """Makes what the views of `storage.read.views` read of some tables."""
 
-USES = Table(
-    "uses",
-    "one slice as a run uses it, whoever computed it: what a join over runs needs",
-    ("run", "key", "table", "attempt"),
-    (
-        Column("run", pa.string(), "the run that uses the slice"),
-        Column("step", pa.int64(), "the step"),
-        Column("stage", pa.string(), "the stage that made it"),
-        Column("key", pa.string(), "the key of the work that made it"),
-        Column("table", pa.string(), "the table whose rows it holds"),
-        Column("attempt", pa.string(), "the attempt that every row of the slice carries"),
-        Column("computed_by", pa.string(), "the run that computed it"),
-        Column("rows", pa.int64(), "its rows"),
-    ),
-)
+(USES,) = read_tables("uses.sql")
+"""One slice as a run uses it."""
 
 
 def open(

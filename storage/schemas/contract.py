@@ -4,10 +4,14 @@ Checks run on what is about to be written and on what was read, because Delta La
 cheap to refuse here and expensive anywhere later.
 """
 
+import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -34,12 +38,34 @@ def struct_of(**types: pa.DataType) -> pa.StructType:
 TOKENS = list_of(pa.int32())
 # What is computed for a token is float32, as engine and learner have it; what is summed up is float64.
 FLOATS = list_of(pa.float32())
-NUMBERS = list_of(pa.float64())
 FLAGS = list_of(pa.bool_())
 INDICES = list_of(pa.int32())
 NAMES = list_of(pa.string())
-SHAPE = list_of(pa.int64())
-MOMENT = pa.timestamp("us", tz="UTC")
+FILE = struct_of(path=pa.string(), size=pa.int64(), sha256=pa.string())
+TYPES: dict[str, pa.DataType] = {
+    "varchar": pa.string(),
+    "integer": pa.int32(),
+    "bigint": pa.int64(),
+    "boolean": pa.bool_(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "blob": pa.binary(),
+    "timestamptz": pa.timestamp("us", tz="UTC"),
+    "input": struct_of(name=pa.string(), key=pa.string()),
+    "slice": struct_of(
+        table=pa.string(),
+        run=pa.string(),
+        attempt=pa.string(),
+        rows=pa.int64(),
+        digest=pa.string(),
+        files=list_of(FILE),
+    ),
+}
+"""The types of columns as the `.sql` files of tables spell them; `[]` after one is a list of it."""
+_TABLE = re.compile(
+    r"((?:^-- .+\n)+)create table (\w+) \(\n((?:    .+\n)+)    primary key \((.+)\)\n\);$", re.MULTILINE
+)
+_COLUMN = re.compile(r'^    "?(\w+)"? (\w+)((?:\[\])*)( null)?,  -- (.+(?:\n        -- .+)*)$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -101,6 +127,29 @@ SLICE_COLUMNS = (
     Column("attempt", pa.string(), "the attempt at that key; only attempts that the ledger names exist"),
     Column("seq", pa.int32(), "the row's place in its slice; Delta Lake keeps no order"),
 )
+
+
+def read_tables(file: str, rules: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> tuple[Table, ...]:
+    """Return the tables of a file of `create table` statements beside this module; `rules` for rows go by table."""
+    text = (Path(__file__).parent / file).read_text(encoding="utf-8")
+    return tuple(
+        Table(name, _comment(row), tuple(row_id.split(", ")), _columns(columns), **rules.get(name, {}))
+        for row, name, columns, row_id in _TABLE.findall(text)
+    )
+
+
+def _columns(text: str) -> tuple[Column, ...]:
+    columns = []
+    for name, kind, brackets, nullable, meaning in _COLUMN.findall(text):
+        column_type: pa.DataType = TYPES[kind]
+        for _ in range(brackets.count("[]")):
+            column_type = list_of(column_type)
+        columns.append(Column(name, column_type, _comment(meaning), bool(nullable)))
+    return tuple(columns)
+
+
+def _comment(text: str) -> str:
+    return " ".join(line.strip().removeprefix("-- ") for line in text.strip().splitlines())
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from storage.delta.parquet import decode, encode
 from storage.errors import DamagedSlice, StoreError
 from storage.refs import Slice
-from storage.schemas.contract import Table
+from storage.schemas.contract import FILE, Table
 from storage.schemas.stage_tables import MESSAGES, STAGE_TABLES
-from storage.schemas.system_tables import FILE
 from storage.slices import content_digest
 from storage.store import Store, open_store
 from tests.fixtures.rows import entry, messages, random_rows
