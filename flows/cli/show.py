@@ -25,6 +25,7 @@ from flows.reporting.formats import (
     compact_number,
     console,
     count,
+    describe_scores,
     environment_title,
     grid,
     one_line,
@@ -32,7 +33,6 @@ from flows.reporting.formats import (
     seconds,
     sparkline,
     visible,
-    with_interval,
 )
 
 MIN_WAITING = 0.1
@@ -201,12 +201,8 @@ def _scores(report: dict[str, Any]) -> Iterator[str]:
     versions = {evaluation["version"] for evaluation in report["evaluations"]}
     last = [evaluation for evaluation in report["evaluations"] if evaluation["version"] == max(versions)]
     for evaluation, score in [(row, score) for row in last for score in row["scores"]]:
-        passes = "".join(f", pass@{entry['k']} {with_interval(entry['estimate'], entry)}" for entry in score["pass_at"])
-        errors = "".join(f", {number} {kind}" for kind, number in score["errors"].items())
-        attempts = f"{score['num_attempts']} attempts at {score['num_examples']} examples{errors}"
         where = environment_title(evaluation["set"], score["environment"])
-        average = with_interval(score["average"], score)
-        yield f"policy {evaluation['version']} on held-out {where}: average {average}{passes} ({attempts})"
+        yield f"policy {evaluation['version']} on held-out {where}: {describe_scores(score)}"
     if len(versions) > 1:
         yield f"{len(versions)} policies were scored: `stagecoach evals {report['run']}` lists all"
     yield report["mixed_policies"]

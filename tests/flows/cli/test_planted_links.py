@@ -19,7 +19,7 @@ from storage.policies.scratch import ScratchDirectories
 from storage.policies.store import SCRATCH_DIRECTORY, Policies
 from storage.roots import Root, open_root
 from storage.store import open_store
-from tests.fixtures.commands import Call
+from tests.fixtures.commands import Call, file_bytes
 from tests.fixtures.faults import happened
 from tests.fixtures.histories import age, two_runs
 
@@ -34,10 +34,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (place / left).write_text(json.dumps({"slices": [], "policies": []}))
     age(place, 48)
     return place
-
-
-def state(place: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 
 PLANTED = [
@@ -71,10 +67,10 @@ def test_a_directory_that_is_a_link_is_not_followed(
     outside = tmp_path / "outside"
     shutil.move(root / place, outside)
     (root / place).symlink_to(outside)
-    before = state(outside)
+    before = file_bytes(outside)
     assert before
     status, said = call(*command.split())
-    assert state(outside) == before and outside.is_dir()
+    assert file_bytes(outside) == before and outside.is_dir()
     assert "Traceback" not in said
     # Some of these a command has nothing to do with; whichever touches one says so.
     assert status == 0 or "symbolic link leads out of the store" in said
@@ -113,16 +109,16 @@ def test_a_file_that_is_a_link_is_neither_deleted_through_nor_written_to(root: P
 
 
 def test_of_a_link_within_the_store_the_link_alone_is_removed(root: Path) -> None:
-    weights = state(root / "policies/training-xx")
+    weights = file_bytes(root / "policies/training-xx")
     assert weights
     shutil.rmtree(root / "policies/training-xy")
     (root / "policies/training-xy").symlink_to(root / "policies/training-xx")
     remove_weights(open_store(root), "training-xy")
-    assert state(root / "policies/training-xx") == weights and not (root / "policies/training-xy").exists()
+    assert file_bytes(root / "policies/training-xx") == weights and not (root / "policies/training-xy").exists()
     store: Root = open_root(str(root))
     (root / "link").symlink_to("policies")
     store.remove_directory("link")
-    assert state(root / "policies/training-xx") == weights
+    assert file_bytes(root / "policies/training-xx") == weights
 
 
 def test_a_store_that_is_itself_behind_a_link_is_one(root: Path, tmp_path: Path) -> None:

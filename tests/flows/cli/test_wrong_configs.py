@@ -1,9 +1,14 @@
 """A hundred configs that cannot work: each is refused with its place and a word that helps, and nothing is started."""
 
+import socket
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from flows import cli
+from flows.runtime.resolve_run import resolve_run
 from tests.fixtures.wrong_configs import PLUGINS, WrongConfig, write_files, wrong_configs
 from tests.flows.conftest import ROOT, Refused
 
@@ -17,7 +22,7 @@ ASKING = [
 
 @pytest.fixture(autouse=True)
 def files(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files that the configs name, and the tests' own tasksets."""
+    """The files that the configs name, the directory `model` among them, and the tests' own tasksets."""
     write_files(place)
     monkeypatch.syspath_prepend(PLUGINS)
     monkeypatch.setenv("PYTHONPATH", f"{PLUGINS}:{ROOT}")
@@ -30,6 +35,7 @@ def check(wrong: WrongConfig, refused: Refused) -> None:
     assert wrong.place in said and wrong.says in said, said
 
 
+@pytest.mark.fault("input", "a config that cannot work", "one message with what is wrong; nothing started")
 @pytest.mark.parametrize("wrong", [each for each in ALL if not each.asks], ids=str)
 def test_a_wrong_config_is_refused(wrong: WrongConfig, refused: Refused) -> None:
     check(wrong, refused)
@@ -44,3 +50,46 @@ def test_a_config_that_its_environment_contradicts_is_refused(wrong: WrongConfig
 def test_there_are_a_hundred_of_all_kinds() -> None:
     assert len({each.argv for each in ALL}) == len(ALL) >= 100
     assert len({each.section for each in ALL}) >= 10 and sum(each.asks for each in ALL) >= 10
+
+
+@pytest.mark.engine
+def test_the_guard_sees_a_service_that_is_started(started: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With good input the same command does start something: the other tests are not vacuous."""
+    monkeypatch.delitem(sys.modules, "prefect", raising=False)  # other tests of this process have imported it
+    with pytest.raises(AssertionError, match="was started"):
+        cli.main(["run", "demo", "model.path=model"])
+    assert started
+
+
+def test_names_and_stores_are_text_whatever_they_look_like() -> None:
+    config = resolve_run("train", ["demo"], ["model.path=model"], name="2024", store="true", seed=3)
+    assert (config.name, config.store, config.seed) == ("2024", "true", 3)
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port of this machine at which no process listens, and that no other process can take during the test."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        yield int(probe.getsockname()[1])
+
+
+@pytest.mark.fault("services", "a server of others does not answer", "one message; nothing started")
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("engine.url=http://127.0.0.1:PORT engine.startup_seconds=0.2", "is not ready after 0.2 s"),
+        ("environments.0.address=tcp://127.0.0.1:PORT", "service 'environment reverse_text' at"),
+        ("", "the Prefect API at http://127.0.0.1:PORT/api does not answer"),
+    ],
+    ids=["engine", "environment server", "Prefect"],
+)
+def test_a_server_of_others_that_does_not_answer(
+    refused: Refused, closed_port: int, monkeypatch: pytest.MonkeyPatch, settings: str, words: str
+) -> None:
+    monkeypatch.setattr("flows.services.process.EXTERNAL_SECONDS", 0.2)
+    if not settings:
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{closed_port}/api")
+    message = refused("run", "demo", "model.path=model", *settings.replace("PORT", str(closed_port)).split())
+    assert words.replace("PORT", str(closed_port)) in message and str(closed_port) in message

@@ -23,6 +23,7 @@ from flows.replays.scratch import credit_in_memory
 from flows.reporting.curve import Point, curves_svg
 from storage.read.frames import Frames
 from storage.store import open_store
+from tests.fixtures.commands import file_bytes
 from tests.fixtures.rehearsal import SMALL, rehearse
 from tests.fixtures.replays import ask, walk
 
@@ -78,15 +79,12 @@ def test_credits_in_memory_are_those_of_a_replay(algorithm: dict[str, Any], root
 
 
 def test_the_command_leaves_the_store_as_it_was(root: Path, capsys: Any) -> None:
-    def files() -> dict[str, bytes]:
-        return {str(each.relative_to(root)): each.read_bytes() for each in root.rglob("*") if each.is_file()}
-
-    before = files()
+    before = file_bytes(root)
     assert algorithms("base", "grpo", "rloo", "rae", store=str(root), as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in found["algorithms"]] == ["grpo", "rloo"]
     assert [each["name"] for each in found["refused"]] == ["rae"]
-    assert files() == before
+    assert file_bytes(root) == before
 
 
 def test_figures_are_those_of_the_credits(held: dict[str, pl.DataFrame]) -> None:
