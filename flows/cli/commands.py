@@ -155,7 +155,7 @@ With OVERRIDES, it lists the stages that they would run again.
 
 Examples:
   stagecoach show
-  stagecoach show demo --last 30 --timing
+  stagecoach show demo --last 30
   stagecoach show demo training.learning_rate=1e-5
 
 {RUNS}""",

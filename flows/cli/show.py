@@ -50,7 +50,6 @@ def show(
     *items: RunItems,
     name: Name = "",
     last: Annotated[Count, option("number of last steps to print")] = 10,
-    timing: Annotated[bool, option("also the seconds of each stage")] = False,
     store: StoreOption = "",
     as_json: Json = False,
 ) -> int:
@@ -73,13 +72,13 @@ def show(
     if as_json:
         print(json.dumps(report if step is None else printed[0], sort_keys=True))
         return 0
-    for part in _parts(report, printed, timing):
+    for part in _parts(report, printed):
         if part:
             console().print(one_line(part, LONGEST_LINE) if isinstance(part, str) else part)
     return 0
 
 
-def _parts(report: dict[str, Any], printed: Sequence[dict[str, Any]], timing: bool) -> Iterator[str | Text | Grid]:
+def _parts(report: dict[str, Any], printed: Sequence[dict[str, Any]]) -> Iterator[str | Text | Grid]:
     """Yield the lines and tables of a run."""
     from flows.queries.notes import note_line
     from flows.queries.run_state import look_of
@@ -108,11 +107,8 @@ def _parts(report: dict[str, Any], printed: Sequence[dict[str, Any]], timing: bo
     if verdict := stream_verdict([step["stream"] for step in steps]):
         yield f"{'stream':<13} {verdict}"
     yield _step_table(printed)
-    if timing:
-        yield "seconds of each stage (* shared with another run):"
-        yield _seconds_table(printed)
     if len(printed) < len(steps):
-        yield f"{len(printed)} of {len(steps)} steps; --last N shows more, --timing the seconds of stages"
+        yield f"{len(printed)} of {len(steps)} steps; --last N shows more"
     yield from _scores(report)
     if report["comparisons"]:
         yield before_after(report["comparisons"])
@@ -182,18 +178,6 @@ def _step_table(steps: Sequence[dict[str, Any]]) -> Grid:
         for step, counts in zip(steps, losses, strict=True)
     ]
     return grid(("step", "reward", *(LOSSES[outcome] for outcome in lost), *COLUMNS, "tokens"), rows, left=())
-
-
-def _seconds_table(steps: Sequence[dict[str, Any]]) -> Grid:
-    stages = dict.fromkeys(stage for step in steps for stage in step["seconds"])
-    rows = []
-    for step in steps:
-        cells = (
-            f"{step['seconds'][stage]:.2f}{'*' if stage in step['shared'] else ''}" if stage in step["seconds"] else "-"
-            for stage in stages
-        )
-        rows.append((step["step"], *cells))
-    return grid(("step", *stages), rows, left=())
 
 
 def _scores(report: dict[str, Any]) -> Iterator[str]:

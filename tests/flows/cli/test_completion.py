@@ -39,7 +39,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("typed", "offered"),
     [
         (("sho",), ["show"]),
-        (("show", "--tim"), ["--timing"]),
+        (("show", "--las"), ["--last"]),
         (("show", "large-a"), ["large-again"]),
         (("run", "kuhn"), ["kuhn_poker"]),
         (("run", "training.learning_r"), ["training.learning_rate="]),

@@ -12,7 +12,7 @@ from flows.reporting.formats import console, grid
 WIDTH = 80
 PRINTING: Sequence[Sequence[str]] = (
     ["runs"],
-    ["show", "large", "--timing"],
+    ["show", "large"],
     ["status"],
     ["diff", "large", "large-again"],
     ["curves", "large", "large-again"],

@@ -64,8 +64,7 @@ def test_a_run_is_described_for_programs_and_for_people(store: Store, call: Call
     assert (step["tokens"], step["shared"]) == ({"rollout": 15}, []) and step["seconds"]["rollout"] >= 0.0
     _, printed = call("show", "a")
     assert "1 of 3 rollouts errored (timeout 1)" in printed and "step  reward  errored  kept" in printed
-    assert "train a: started, 1/2 steps" in printed and "rollout  " not in printed
-    assert "  rollout  " in call("show", "a", "--timing")[1]
+    assert "train a: started, 1/2 steps" in printed
 
 
 def test_a_long_run_is_curves_and_its_last_steps_and_one_step_is_shown_by_its_name(store: Store, call: Call) -> None:
