@@ -2,39 +2,28 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from shlex import quote
 from typing import Annotated, Any
 
-import polars as pl
 from rich.cells import cell_len
-from rich.console import Console, JustifyMethod
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from configs.store import default_store
 from flows.cli.arguments import Count, Index, Json, StoreOption, one_of, option, run_and_step
 from flows.queries.request import BadQuestion, NotThere, plain
-from flows.queries.rollout_list import LEFT, TraceChoice, choose, list_page, read_names
-from flows.queries.rollout_search import filter_traces
-from flows.queries.rollouts import (
-    evaluation_traces,
-    lineages_of,
-    rollout_columns,
-    search_mask,
-    steps_of,
-    traces_of,
-    with_mismatch,
-)
+from flows.queries.rollout_list import LEFT, TraceChoice, choose, list_page, listed_traces, read_names
+from flows.queries.rollout_search import filter_traces, search_mask
+from flows.queries.rollouts import lineages_of, rollout_columns, steps_of, traces_of
 from flows.queries.step import figures as figures_of_step
 from flows.queries.step import written_of
 from flows.queries.store_reader import StoreReader
 from flows.reporting import formats
 from flows.reporting.formats import one_line
 from storage.read.damage import reading
-from tasks.metrics.figures import Values
 
 WIDEST, WIDEST_PIPED = 28, 400
 """Characters of one cell, on a terminal and in a pipe: there, a whole id has to be found."""
@@ -96,52 +85,30 @@ def traces(
     if of_set is not None and evaluation is None:
         raise BadQuestion("--set chooses of an evaluation: name its policy's version with --evaluation")
     choice = TraceChoice(
-        environment=env,
-        agent=agent,
-        outcome=outcome,
-        error=error,
-        filter=filter,
-        reason=reason,
-        trained=trained,
-        group=group,
-        example=example,
-        search=grep,
-        sort=sort,
+        *(env, agent, outcome, filter, reason, error, trained, group, example, grep, sort),
         order="desc" if desc else "asc",
         page=page,
         size=limit,
         columns=read_names(columns),
     )
-    return _print_list(run, choice, step, evaluation, of_set, where, as_json, store)
-
-
-def _print_list(
-    run: str,
-    choice: TraceChoice,
-    step: int | None,
-    evaluation: int | None,
-    of_set: str | None,
-    where: str,
-    as_json: bool,
-    store: str,
-) -> int:
     reader = StoreReader.at(store or default_store(), most_bytes=None)
     piped = not sys.stdout.isatty()
     with reading(reader.store):
         name = reader.latest() if run == "latest" else run
         if where and step is None and evaluation is None:
-            title, frame, written = (
-                "all steps",
-                traces_of(reader, name, reader.history(name).lineages),
-                dict[Any, Any](),
-            )
+            title, lineages = "all steps", []
+            frame = traces_of(reader, name, reader.history(name).lineages)
             choice = replace(choice, columns=choice.columns or OF_RUN)
+        elif evaluation is not None:
+            title, lineages = f"evaluation of policy {evaluation}", []
+            frame = listed_traces(reader, name, evaluation, choice, for_training=False, set_name=of_set)
         else:
-            title, frame, written = _frame(reader, name, step, evaluation, of_set, (*choice.columns, choice.sort))
+            number = _last_step(reader, name) if step is None else step
+            title, lineages = f"step {number}", lineages_of(reader, name, number)
+            frame = listed_traces(reader, name, number, choice)
         frame = filter_traces(reader, name, frame, where) if where else frame
-        selected = choose(frame, choice, search_mask(reader, name, frame, choice.search))
-        listed = list_page(frame, selected, choice)
-        figures = figures_of_step(frame, written)
+        listed = list_page(frame, choose(frame, choice, search_mask(reader, name, frame, choice.search)), choice)
+        figures = figures_of_step(frame, written_of(reader, name, lineages) if lineages else {})
         replies = {} if piped or as_json or choice.columns else _replies(reader, name, listed["rows"])
     if as_json:
         print(json.dumps(plain({"run": name, "of": title, "figures": figures, "traces": listed})))
@@ -154,19 +121,11 @@ def _print_list(
     return 0
 
 
-def _frame(
-    reader: StoreReader, run: str, step: int | None, evaluation: int | None, set_name: str | None, names: Sequence[str]
-) -> tuple[str, pl.DataFrame, Values]:
-    """Return the title of a list, its traces, and the metrics that the step has written of them."""
-    if evaluation is not None:
-        return f"evaluation of policy {evaluation}", evaluation_traces(reader, run, evaluation, set_name), {}
+def _last_step(reader: StoreReader, run: str) -> int:
     steps = steps_of(reader, run)
     if not steps:
         raise NotThere(f"run {run!r} has no rollouts yet")
-    place = steps[-1] if step is None else step
-    lineages = lineages_of(reader, run, place)
-    rows = with_mismatch(reader, run, lineages, traces_of(reader, run, lineages), names)
-    return f"step {place}", rows, written_of(reader, run, lineages)
+    return steps[-1]
 
 
 def _headline(run: str, title: str, figures: Mapping[str, Any]) -> str:
@@ -192,29 +151,29 @@ def _print_rows(
 
     What all rollouts of the list share is said once, above them; a pipe has it in each line.
     """
-    full = piped or chosen_by_user
-    same = [] if full else listed["same"]
-    shared = ", ".join(
-        f"{column['title']} {cell_text({column['name']: column['value']}, column, 0, piped)}" for column in same
-    )
-    if shared:
+    same = [] if piped or chosen_by_user else listed["same"]
+    if same:
+        shared = ", ".join(f"{column['title']} {cell_text(column['value'], column['kind'], piped)}" for column in same)
         out.print(Text(f"The same in all: {shared}", style="dim"))
-    names = {column["name"] for column in same}
-    columns = {column["name"]: column for column in listed["columns"] if column["name"] not in names}
-    most = WIDEST_PIPED if piped else WIDEST
-    cells, widths = dict[str, list[str]](), dict[str, int]()
-    for name, column in columns.items():
-        title = one_line(column["title"] + (UNITS.get(column["kind"], "") if piped else ""), most)
-        texts = [cell_text(row, column, listed["id_length"], piped) for row in listed["rows"]]
-        if full or {*texts} - {formats.DASH, ""}:
-            cells[name], widths[name] = [title, *texts], min(max(map(cell_len, (title, *texts))), most)
+    most, names = WIDEST_PIPED if piped else WIDEST, {column["name"] for column in same}
+    cells, right = dict[str, list[str]](), set[str]()
+    for column in listed["columns"]:
+        name, kind = column["name"], column["kind"]
+        texts = [cell_text(row[name], kind, piped) for row in listed["rows"]]
+        if name == "trace_id" and not piped:
+            texts = [text[: listed["id_length"]] for text in texts]
+        if name not in names and (piped or chosen_by_user or {*texts} - {formats.DASH, ""}):
+            title = column["title"] + (UNITS.get(kind, "") if piped else "")
+            cells[name] = [one_line(title, most), *texts]
+            right |= {name} if kind not in LEFT else set()
+    widths = {name: max(map(cell_len, texts)) for name, texts in cells.items()}
     # Columns that a person named are printed though lines get too long; the usual ones give way.
     fitting = {*widths} if chosen_by_user else {*_that_fit(widths, out.width - (MIN_REPLY_CHARS if replies else 0))}
-    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_edge=False)
     shown = [name for name in cells if name in fitting]
+    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_edge=False)
     for name in shown:
-        side: JustifyMethod = "left" if columns[name]["kind"] in LEFT else "right"
-        table.add_column(Text(cells[name][0]), justify=side, no_wrap=True, overflow="ellipsis")
+        justify: Any = "right" if name in right else "left"
+        table.add_column(Text(cells[name][0]), justify=justify, no_wrap=True, overflow="ellipsis")
     if replies:
         table.add_column("reply", no_wrap=True)
     reply_chars = out.width - sum(widths[name] + GAP for name in shown)
@@ -233,34 +192,30 @@ def _that_fit(widths: Mapping[str, int], room: int) -> list[str]:
     shown: list[str] = []
     used = 0
     for name in sorted(widths, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
-        if used + widths[name] + GAP <= room + GAP:
+        if used + widths[name] <= room:
             shown.append(name)
             used += widths[name] + GAP
     return shown
 
 
-def cell_text(row: Mapping[str, Any], column: Mapping[str, Any], id_length: int, piped: bool) -> str:
-    """Return a value of a trace as a piece of one line; what is none is a dash, and no text acts on the terminal."""
-    value, kind = row[column["name"]], column["kind"]
-    if value is None:
-        return formats.DASH
-    if kind == "names":
-        return one_line(", ".join(value), WIDEST_PIPED if piped else WIDEST)
-    if kind == "flag":
-        return "yes" if value else "no"
-    if kind == "moment":
-        return formats.moment(value if isinstance(value, (str, datetime)) else None)
-    if kind in _NUMBERS:
-        return f"{value:.6g}" if piped else str(_NUMBERS[kind](value))
-    if column["name"] == "trace_id" and not piped:
-        return one_line(str(value)[:id_length], id_length)
-    return one_line(str(value), WIDEST_PIPED if piped else WIDEST)
-
-
-_NUMBERS: Mapping[str, Any] = {"number": formats.number, "signed": formats.with_sign, "seconds": formats.seconds}
+NUMBERS: Mapping[str, Callable[[Any], str]] = {
+    **{"number": formats.number, "signed": formats.with_sign, "seconds": formats.seconds},
+}
 """How a person reads the kinds of numbers; a pipe gets digits."""
+WRITERS: Mapping[str, Callable[[Any], str]] = {
+    **{"names": ", ".join, "flag": lambda value: "yes" if value else "no", "moment": formats.moment},
+    **NUMBERS,
+}
 UNITS = {"seconds": "_s"}
 """The unit in the heading of a column whose digits a pipe gets, by kind."""
+
+
+def cell_text(value: Any, kind: str, piped: bool) -> str:
+    """Return a value of a trace as a piece of one line; what is none is a dash, and no text acts on the terminal."""
+    if value is None:
+        return formats.DASH
+    text = f"{value:.6g}" if piped and kind in NUMBERS else WRITERS.get(kind, str)(value)
+    return one_line(text, WIDEST_PIPED if piped else WIDEST)
 
 
 def _ending(listed: Mapping[str, Any]) -> str:

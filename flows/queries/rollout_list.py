@@ -1,7 +1,7 @@
 """A list of rollouts, the same for a page and a terminal: columns, filters, order, pages, and the way through it."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -10,15 +10,16 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 import polars as pl
 
 from flows.queries.request import BadQuestion, PageRequest, parse_object
-from flows.queries.rollouts import evaluation_traces, lineages_of, search_mask, traces_of, with_mismatch
+from flows.queries.rollout_search import search_mask
+from flows.queries.rollouts import evaluation_traces, lineages_of, traces_of, with_mismatch
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import FoundTrace
 from flows.queries.views import EXPIRED
 from tasks.arrays.finding import QUARANTINED
 from tasks.metrics.accounting import ERRORED, EVALUATED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STALE, STOPPED, TRAINED
 
-REWARD, METRIC = "reward:", "metric:"
-"""What the columns of named rewards and metrics begin with."""
+NAMED = {"reward": "rewards", "metric": "metrics"}
+"""Columns `reward:NAME` and `metric:NAME` are of the named values in these columns, JSON objects."""
 
 
 @dataclass(frozen=True)
@@ -34,50 +35,57 @@ class RolloutColumn:
     """Whether it is shown where nobody chose columns."""
 
 
-COLUMNS = (
-    RolloutColumn("trace_id", "trace", "text", "the trace"),
-    RolloutColumn("reward", "reward", "number", "total reward; none where scoring did not run"),
-    RolloutColumn("group_id", "group", "text", "rollouts of one example that are compared with each other"),
-    RolloutColumn("example_id", "example", "text", "the example tried"),
-    RolloutColumn("environment", "environment", "text", "the environment"),
-    RolloutColumn("agent", "agent", "text", "the agent's seat in the environment"),
-    RolloutColumn("advantage", "advantage", "signed", "reward minus baseline, as the algorithm has it"),
-    RolloutColumn("outcome", "outcome", "text", "trained, filtered, errored, ..."),
-    RolloutColumn("detail", "by", "text", "the filter or the class of error that decided its outcome"),
-    RolloutColumn("detected", "found by", "names", "filters that found something, also those that only report"),
-    RolloutColumn("error_type", "error", "text", "the type of the exception"),
-    RolloutColumn("stop_condition", "stopped by", "text", "what ended the rollout"),
-    RolloutColumn("num_turns", "turns", "whole", "sampled messages"),
-    RolloutColumn("num_input_tokens", "tokens in", "whole", "tokens fed in, each once"),
-    RolloutColumn("num_output_tokens", "tokens out", "whole", "tokens sampled"),
-    RolloutColumn("is_truncated", "truncated", "flag", "ended by a limit on tokens or turns"),
-    RolloutColumn("policy_version", "policy", "whole", "the version of the policy that sampled it"),
-    RolloutColumn("staleness", "stale by", "whole", "the step minus that version"),
-    RolloutColumn("setup_seconds", "set-up", "seconds", "wall-clock of set-up"),
-    RolloutColumn("generation_seconds", "generation", "seconds", "wall-clock of the agent, model calls included"),
-    RolloutColumn("scoring_seconds", "scoring", "seconds", "wall-clock of scoring"),
-    RolloutColumn("num_branches", "branches", "whole", "root-to-leaf paths of its messages"),
-    RolloutColumn("step", "step", "whole", "the step; of an evaluation the policy's version", False),
-    RolloutColumn("place", "place", "whole", "its place in the order in which rollouts were handed over", False),
-    RolloutColumn("baseline", "baseline", "number", "what was subtracted from the reward", False),
-    RolloutColumn("mismatch_kl", "mismatch KL", "number", "of the learner against the engine, its tokens' mean", False),
-    RolloutColumn("reason", "left out by", "text", "the filter that decided against it", False),
-    RolloutColumn("error_class", "error class", "text", "whose fault the error was", False),
-    RolloutColumn("error_message", "error text", "text", "the text of the exception", False),
-    RolloutColumn("trained", "trained", "flag", "whether a policy was trained on it", False),
-    RolloutColumn("trainable", "trainable", "flag", "whether its tokens are the policy's", False),
-    RolloutColumn("num_samples", "samples", "whole", "training samples made of it", False),
-    RolloutColumn("num_tokens", "tokens", "whole", "tokens fed in and sampled", False),
-    RolloutColumn("model_seconds", "model", "seconds", "wall-clock of model calls alone", False),
-    RolloutColumn("seconds", "seconds", "seconds", "wall-clock of set-up, generation and scoring", False),
-    RolloutColumn("temperature", "temperature", "number", "sampling temperature", False),
-    RolloutColumn("policy_key", "policy key", "text", "the policy that sampled it", False),
-    RolloutColumn("started_at", "started", "moment", "when it began", False),
-    RolloutColumn("assignment_id", "assignment", "text", "the assignment that it answers", False),
-    RolloutColumn("episode_id", "episode", "text", "the environment run that made it", False),
-    RolloutColumn("set", "set", "text", "the set of held-out examples", False),
-    RolloutColumn("round", "round", "whole", "the round of the evaluation; later ones try again what failed", False),
-    RolloutColumn("replaced", "made again", "flag", "whether a later round made it again", False),
+_USUAL = """
+trace_id           | trace       | text    | the trace
+reward             | reward      | number  | total reward; none where scoring did not run
+group_id           | group       | text    | rollouts of one example that are compared with each other
+example_id         | example     | text    | the example tried
+environment        | environment | text    | the environment
+agent              | agent       | text    | the agent's seat in the environment
+advantage          | advantage   | signed  | reward minus baseline, as the algorithm has it
+outcome            | outcome     | text    | trained, filtered, errored, ...
+detail             | by          | text    | the filter or the class of error that decided its outcome
+detected           | found by    | names   | filters that found something, also those that only report
+error_type         | error       | text    | the type of the exception
+stop_condition     | stopped by  | text    | what ended the rollout
+num_turns          | turns       | whole   | sampled messages
+num_input_tokens   | tokens in   | whole   | tokens fed in, each once
+num_output_tokens  | tokens out  | whole   | tokens sampled
+is_truncated       | truncated   | flag    | ended by a limit on tokens or turns
+policy_version     | policy      | whole   | the version of the policy that sampled it
+staleness          | stale by    | whole   | the step minus that version
+setup_seconds      | set-up      | seconds | wall-clock of set-up
+generation_seconds | generation  | seconds | wall-clock of the agent, model calls included
+scoring_seconds    | scoring     | seconds | wall-clock of scoring
+num_branches       | branches    | whole   | root-to-leaf paths of its messages
+"""
+_FURTHER = """
+step               | step        | whole   | the step; of an evaluation the policy's version
+place              | place       | whole   | its place in the order in which rollouts were handed over
+baseline           | baseline    | number  | what was subtracted from the reward
+mismatch_kl        | mismatch KL | number  | of the learner against the engine, its tokens' mean
+reason             | left out by | text    | the filter that decided against it
+error_class        | error class | text    | whose fault the error was
+error_message      | error text  | text    | the text of the exception
+trained            | trained     | flag    | whether a policy was trained on it
+trainable          | trainable   | flag    | whether its tokens are the policy's
+num_samples        | samples     | whole   | training samples made of it
+num_tokens         | tokens      | whole   | tokens fed in and sampled
+model_seconds      | model       | seconds | wall-clock of model calls alone
+seconds            | seconds     | seconds | wall-clock of set-up, generation and scoring
+temperature        | temperature | number  | sampling temperature
+policy_key         | policy key  | text    | the policy that sampled it
+started_at         | started     | moment  | when it began
+assignment_id      | assignment  | text    | the assignment that it answers
+episode_id         | episode     | text    | the environment run that made it
+set                | set         | text    | the set of held-out examples
+round              | round       | whole   | the round of the evaluation; later ones try again what failed
+replaced           | made again  | flag    | whether a later round made it again
+"""
+COLUMNS = tuple(
+    RolloutColumn(*(cell.strip() for cell in line.split("|")), usual=table is _USUAL)
+    for table in (_USUAL, _FURTHER)
+    for line in table.strip().splitlines()
 )
 """In the order in which they are shown."""
 LEFT = ("text", "names")
@@ -89,14 +97,15 @@ def column(name: str, frame: pl.DataFrame) -> RolloutColumn:
 
     Raises BadQuestion, which names those that there are.
     """
-    for each in COLUMNS:
-        if name in (each.name, each.title) and each.name in frame.columns:
-            return each
-    for start, table in ((REWARD, "rewards"), (METRIC, "metrics")):
-        if name.startswith(start) and name != start:
-            return RolloutColumn(name, name.removeprefix(start), "number", f"of the {table} that have names", False)
-    known = ", ".join(each.name for each in COLUMNS if each.name in frame.columns)
-    raise BadQuestion(f"there is no column {name!r}; there are {known}, and {REWARD}NAME and {METRIC}NAME")
+    stored = [column for column in COLUMNS if column.name in frame.columns]
+    for column in stored:
+        if name in (column.name, column.title):
+            return column
+    kind, _, title = name.partition(":")
+    if kind in NAMED and title:
+        return RolloutColumn(name, title, "number", f"of the {NAMED[kind]} that have names", False)
+    names = ", ".join(column.name for column in stored)
+    raise BadQuestion(f"there is no column {name!r}; there are {names}, and reward:NAME and metric:NAME")
 
 
 def columns(names: Sequence[str], frame: pl.DataFrame) -> list[RolloutColumn]:
@@ -105,22 +114,19 @@ def columns(names: Sequence[str], frame: pl.DataFrame) -> list[RolloutColumn]:
     Without names, the usual ones, but for those in which no trace has a value, as of errors, where there was none, and
     for that of the agents where there is one alone.
     """
-    if not names:
-        usual = [each for each in COLUMNS if each.usual and _says_anything(frame[each.name])]
-        return [each for each in usual if each.name != "agent" or frame["agent"].n_unique() > 1]
-    return [column(name, frame) for name in dict.fromkeys(("trace_id", *names))]
+    if names:
+        return [column(name, frame) for name in dict.fromkeys(("trace_id", *names))]
+    usual = [column for column in COLUMNS if column.usual and _has_values(frame[column.name])]
+    return [column for column in usual if column.name != "agent" or frame["agent"].n_unique() > 1]
 
 
-def _says_anything(values: pl.Series) -> bool:
-    there = values.drop_nulls()
-    if there.dtype == pl.List:
-        return bool((there.list.len() > 0).any())
-    return bool((there != "").any()) if there.dtype == pl.String else not there.is_empty()
+def _has_values(values: pl.Series) -> bool:
+    return any(value not in ("", []) for value in values.drop_nulls().unique().to_list())
 
 
 def read_names(text: str) -> tuple[str, ...]:
     """Return the names of a list of columns; commas in names are written %2C."""
-    return tuple(unquote(each.strip()) for each in text.split(",") if each.strip())
+    return tuple(unquote(name.strip()) for name in text.split(",") if name.strip())
 
 
 def written_names(names: Iterable[str]) -> str:
@@ -130,31 +136,31 @@ def written_names(names: Iterable[str]) -> str:
 
 def named_columns(frame: pl.DataFrame) -> list[tuple[str, int]]:
     """Return the columns of named rewards and metrics with how many traces have each, the most frequent first."""
-    found: Counter[str] = Counter()
-    for start, table in ((REWARD, "rewards"), (METRIC, "metrics")):
+    counts: Counter[str] = Counter()
+    for kind, values in NAMED.items():
         # Rollouts of one environment say the same names again and again: each text is parsed once.
-        for text, times in frame[table].value_counts().iter_rows():
+        for text, times in frame[values].value_counts().iter_rows():
             # What has no name cannot be asked for.
-            found.update({start + name: times for name in parse_object(text) if name})
-    return sorted(found.items(), key=lambda pair: (-pair[1], pair[0]))
+            counts.update({f"{kind}:{name}": times for name in parse_object(text) if name})
+    return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
 def with_named(frame: pl.DataFrame, names: Iterable[str]) -> pl.DataFrame:
     """Return the frame with the columns of named rewards and metrics added that are among `names`."""
-    asked = dict.fromkeys(name for name in names if name.startswith((REWARD, METRIC)))
-    for name in asked:
-        start, table = (REWARD, "rewards") if name.startswith(REWARD) else (METRIC, "metrics")
-        # In Python, not by a JSON path: names may hold dots, quotes and brackets.
-        values = [_number(parse_object(text).get(name.removeprefix(start))) for text in frame[table]]
-        frame = frame.with_columns(pl.Series(name, values, pl.Float64))
+    for column in dict.fromkeys(names):
+        kind, _, name = column.partition(":")
+        if kind in NAMED and name:
+            # In Python, not by a JSON path: names may hold dots, quotes and brackets.
+            values = [_number(parse_object(text).get(name)) for text in frame[NAMED[kind]]]
+            frame = frame.with_columns(pl.Series(column, values, pl.Float64))
     return frame
 
 
 def _number(value: Any) -> float | None:
     """Return a named reward's score, or a metric's number."""
-    said = value.get("score") if isinstance(value, dict) else value
+    number = value.get("score") if isinstance(value, dict) else value
     with suppress(OverflowError):  # a whole number of an environment's that no float holds
-        return float(said) if isinstance(said, (int, float)) else None
+        return float(number) if isinstance(number, (int, float)) else None
     return None
 
 
@@ -258,14 +264,10 @@ def sort_rows(rows: pl.DataFrame, by: RolloutColumn | None, descending: bool) ->
 
 def known_values(frame: pl.DataFrame) -> dict[str, list[str]]:
     """Return the values that the filters can have in a frame, in order of name; outcomes in theirs."""
-    values = {name: _texts(frame[of]) for name, of in EXACT.items() if name != "outcome"}
-    there = set(_texts(frame["outcome"]))
-    found = set(_texts(frame["detected"].list.explode(keep_nulls=False))) | set(values["reason"])
-    return {**values, "outcome": [each for each in OUTCOMES if each in there], "filter": sorted(found)}
-
-
-def _texts(values: pl.Series) -> list[str]:
-    return sorted(values.drop_nulls().unique().to_list())
+    values = {name: sorted(frame[of].drop_nulls().unique().to_list()) for name, of in EXACT.items()}
+    found = frame["detected"].list.explode(keep_nulls=False).drop_nulls()
+    outcomes = [outcome for outcome in OUTCOMES if outcome in values["outcome"]]
+    return {**values, "outcome": outcomes, "filter": sorted({*found, *values["reason"]})}
 
 
 def _conditions(choice: TraceChoice) -> Iterable[pl.Expr]:
@@ -273,22 +275,21 @@ def _conditions(choice: TraceChoice) -> Iterable[pl.Expr]:
         if value := getattr(choice, name):
             yield pl.col(of) == value
     if choice.filter:
-        yield pl.col("detected").list.contains(choice.filter).fill_null(False) | pl.col("reason").eq_missing(
-            pl.lit(choice.filter)
-        )
+        detected = pl.col("detected").list.contains(choice.filter).fill_null(False)
+        yield detected | pl.col("reason").eq_missing(pl.lit(choice.filter))
     if choice.trained:
         yield pl.col("trained") == (choice.trained == YES)
 
 
 def _check(frame: pl.DataFrame, choice: TraceChoice) -> None:
     """Refuse values that name nothing: an empty list would say that there is nothing of that kind."""
-    known: Mapping[str, Iterable[str]] = known_values(frame)
     always = {"outcome": OUTCOMES, "error": ERRORS, "trained": (YES, NO), "order": (ASCENDING, DESCENDING)}
-    for name in ("environment", "agent", "outcome", "filter", "reason", "error", "trained", "order"):
+    values = known_values(frame)
+    for name in dict.fromkeys((*values, *always)):
         # Known kinds may be asked for where none is there: no error in a step is an answer, a typing mistake is not.
-        there = [*dict.fromkeys((*always.get(name, ()), *known.get(name, ())))]
-        if (value := getattr(choice, name)) and value not in there:
-            raise BadQuestion(f"{name}={value!r} is not known here; there are {', '.join(there) or 'none'}")
+        valid = dict.fromkeys((*always.get(name, ()), *values.get(name, ())))
+        if (value := getattr(choice, name)) and value not in valid:
+            raise BadQuestion(f"{name}={value!r} is not known here; there are {', '.join(valid) or 'none'}")
     for name, of in IDS.items():
         if (value := getattr(choice, name)) and value not in frame[of]:
             raise BadQuestion(f"{name}={value!r} is not among these traces")
@@ -311,11 +312,10 @@ ALWAYS = ("trace_id", "key", "group_id", "example_id", "environment", "agent", "
 
 def choice_of(request: PageRequest) -> TraceChoice:
     """Return what an address asks of the list of traces. Raises BadQuestion for numbers that are none."""
-    texts = ("environment", "agent", "outcome", "filter", "reason", "error", "trained", "group", "example")
-    given: Mapping[str, Any] = {name: request.text(name) for name in (*texts, "search", "sort")}
+    texts = {name: request.text(name) for name in CHOOSING if name != "order"}
     return TraceChoice(
-        **given,
-        order=request.text("order", ASCENDING) or ASCENDING,
+        **texts,  # type: ignore[arg-type]
+        order=request.text("order") or ASCENDING,
         page=request.number("page", 1, least=1),
         size=request.number("size", PAGE_SIZE, least=1, most=LARGEST_PAGE),
         columns=read_names(request.text("columns")),
@@ -327,12 +327,12 @@ def list_page(frame: pl.DataFrame, chosen: Chosen, choice: TraceChoice) -> dict[
 
     `same` are those of the usual columns that say the same of all chosen traces, with the `value`.
     """
-    names = [each.name for each in chosen.columns]
-    same = [] if choice.columns else [each for each in chosen.columns if _same_in_all(chosen.rows, each, choice)]
+    names = [column.name for column in chosen.columns]
+    same = [] if choice.columns else [column for column in chosen.columns if _same_in_all(chosen.rows, column, choice)]
     rows = chosen.page.select(*dict.fromkeys((*ALWAYS, *names))).to_dicts()
     return {
-        "columns": [vars(each) for each in chosen.columns],
-        "same": [vars(each) | {"value": rows[0][each.name]} for each in same],
+        "columns": [vars(column) for column in chosen.columns],
+        "same": [vars(column) | {"value": rows[0][column.name]} for column in same],
         "rows": rows,
         "num_all": chosen.num_all,
         "num_found": chosen.num_found,
@@ -361,13 +361,19 @@ def _id_length(ids: pl.Series) -> int:
 def offered_columns(frame: pl.DataFrame, shown: list[str]) -> list[dict[str, Any]]:
     """Return the columns that can be shown, each with the list of columns that choosing, or leaving it out, gives."""
     named = [column(name, frame) for name, _ in named_columns(frame)[:MOST_NAMED]]
-    plain = [each for each in COLUMNS if each.name in frame.columns and each.name != "trace_id"]
-    found = []
-    for each in (*plain, *named):
-        on = each.name in shown
-        left = [name for name in shown if name != each.name] if on else [*shown, each.name]
-        found.append({"name": each.name, "title": each.title, "on": on, "columns": written_names(left)})
-    return found
+    stored = [each for each in COLUMNS if each.name in frame.columns and each.name != "trace_id"]
+    return [
+        {
+            "name": offer.name,
+            "title": offer.title,
+            "on": offer.name in shown,
+            # With the column where it is not shown, without it where it is.
+            "columns": written_names(
+                name for name in (*shown, offer.name) if (name != offer.name) or (offer.name not in shown)
+            ),
+        }
+        for offer in (*stored, *named)
+    ]
 
 
 SET = "set"
@@ -397,35 +403,37 @@ def neighbours_of_trace(reader: StoreReader, trace: FoundTrace, list_asked: str 
 
     A list that does not hold it any more counts as none. Raises BadQuestion for a list of what is not known.
     """
-    known = (*CHOOSING, SET)
-    chosen = {name: value for name, value in parse_qsl(list_asked) if name in known}
-    if chosen:
-        rows = _list_rows(reader, trace, PageRequest("", {}, chosen))
-        # The list may have changed since the link was made: a run that goes on decides outcomes.
-        if trace.trace_id in rows["trace_id"]:
-            return _around(rows, trace, chosen)
-    return _around(traces_of(reader, trace.run, [trace.lineage]), trace, {})
+    chosen = {name: value for name, value in parse_qsl(list_asked) if name in (*CHOOSING, SET)}
+    rows = _list_rows(reader, trace, PageRequest("", {}, chosen)) if chosen else None
+    # The list may have changed since the link was made: a run that goes on decides outcomes.
+    if rows is None or trace.trace_id not in rows["trace_id"]:
+        chosen, rows = {}, traces_of(reader, trace.run, [trace.lineage])
+    ids = list(rows.select("trace_id", "key").iter_rows())
+    place = rows["trace_id"].to_list().index(trace.trace_id)
+    return TraceNeighbours(
+        place, len(ids), ids[place - 1] if place else None, ids[place + 1] if place + 1 < len(ids) else None, chosen
+    )
 
 
 def _list_rows(reader: StoreReader, trace: FoundTrace, request: PageRequest) -> pl.DataFrame:
-    choice: TraceChoice = choice_of(request)
-    if trace.lineage.for_training:
-        lineages = lineages_of(reader, trace.run, trace.step)
-        frame = traces_of(reader, trace.run, lineages)
-        frame = with_mismatch(reader, trace.run, lineages, frame, (choice.sort,))
-    else:
-        frame = evaluation_traces(reader, trace.run, trace.step, request.text(SET) or None)
+    choice, for_training = choice_of(request), trace.lineage.for_training
+    frame = listed_traces(reader, trace.run, trace.step, choice, for_training, request.text(SET) or None)
     return choose(frame, choice, search_mask(reader, trace.run, frame, choice.search)).rows
 
 
-def _around(rows: pl.DataFrame, trace: FoundTrace, chosen: dict[str, str]) -> TraceNeighbours:
-    ids = rows["trace_id"].to_list()
-    place = ids.index(trace.trace_id)
+def listed_traces(
+    reader: StoreReader,
+    run: str,
+    step: int,
+    choice: TraceChoice,
+    for_training: bool = True,
+    set_name: str | None = None,
+) -> pl.DataFrame:
+    """Return the traces of a step, or of the evaluation of a policy version, with the columns of a choice.
 
-    def at(wanted: int) -> tuple[str, str] | None:
-        if not 0 <= wanted < len(ids):
-            return None
-        row: tuple[Any, ...] = rows.select("trace_id", "key").row(wanted)
-        return str(row[0]), str(row[1])
-
-    return TraceNeighbours(place, len(ids), at(place - 1), at(place + 1), chosen)
+    Raises NotThere.
+    """
+    if not for_training:
+        return evaluation_traces(reader, run, step, set_name)
+    lineages = lineages_of(reader, run, step)
+    return with_mismatch(reader, run, lineages, traces_of(reader, run, lineages), (*choice.columns, choice.sort))

@@ -1,5 +1,6 @@
 """Searches all rollouts of a run: which meet a condition, in which steps, and the piece of text that was looked for."""
 
+import json
 import re
 import shlex
 from collections.abc import Collection
@@ -48,6 +49,28 @@ def run_rollouts(
     """
     lineages = [one for one in library.history(run).lineages if keys is None or one.traces.key in keys]
     return rollout_columns(library, run, lineages, columns)
+
+
+SEARCHED = (*("prompt", "reply", "trace_id", "group_id", "example_id", "assignment_id", "error_type", "error_message"),)
+"""Columns in which a plain text is looked for."""
+
+
+def search_mask(library: StoreReader, run: str, frame: pl.DataFrame, text: str) -> pl.Series | None:
+    """Return for each row of a frame of traces whether it holds a text; None where the text is empty.
+
+    Upper and lower case are alike, in all scripts, letter by letter; nothing in the text has a meaning of its own.
+    """
+    if not text:
+        return None
+    # Half a letter, as a terminal may hand it over, is no text that polars takes.
+    text = text.encode("utf-8", "replace").decode()
+    # Replies have the arguments of tool calls as JSON.
+    pattern = "(?i)" + "|".join(map(pl.escape_regex, (text, json.dumps(text, ensure_ascii=False)[1:-1])))
+    rows = run_rollouts(library, run, {"key", *SEARCHED}, set(frame["key"]))
+    hits = rows.filter(pl.any_horizontal(pl.col(SEARCHED).str.contains(pattern).fill_null(False)))
+    hits = hits.select("key", "trace_id", found=pl.lit(True))
+    joined = frame.join(hits, on=["key", "trace_id"], how="left", maintain_order="left")
+    return joined["found"].fill_null(False)
 
 
 def search_run(library: StoreReader, run: str, condition: Condition, reader_gone: Event | None = None) -> Hits:

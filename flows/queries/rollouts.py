@@ -1,9 +1,8 @@
 """Rollouts as frames: those of a step or an evaluation, those beside a trace, and every attempt at an example.
 
-Text search and the mismatch of engine and learner are of such a frame too, one value for each of its rows.
+The mismatch of engine and learner is of such a frame too, one value for each of its rows.
 """
 
-import json
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import polars as pl
 
 from configs.evaluation import passes
 from flows.queries.notes import ROLLOUT_NOTES
-from flows.queries.request import NotThere, parse_object
+from flows.queries.request import NotThere
 from flows.queries.row_lineage import nearest
 from flows.queries.scores import first_round, set_name
 from flows.queries.step_history import StepLineage
@@ -199,79 +198,19 @@ def _member() -> pl.Expr:
     return pl.col("assignment_id").str.split("/").list.last().cast(pl.Int64, strict=False)
 
 
-MORE = r'"(tool_calls|reasoning_content)"\s*:\s*["\[{]'
-"""What the body of a message holds that says more than its content."""
-ITSELF = ("trace_id", "group_id", "example_id", "assignment_id", "error_type", "error_message")
-"""What is searched of a trace beside its messages."""
-
-
-def search_mask(reader: StoreReader, run: str, frame: pl.DataFrame, text: str) -> pl.Series | None:
-    """Return for each row of a frame of traces whether it holds a text; None where the text is empty.
-
-    Upper and lower case are alike, in all scripts, letter by letter; nothing in the text has a meaning of its own. Only
-    what the messages say, of the work that made these traces, is read, and what was found is held.
-    """
-    if not text:
-        return None
-    works = [reader.graph.works[key] for key in frame["key"].unique(maintain_order=True)]
-    # Half a letter, as a terminal may hand it over, is no text that polars takes.
-    pattern = "(?i)" + pl.escape_regex(text.encode("utf-8", "replace").decode())
-    name = ("step_search", text, row_identities(works))
-    saying = reader.cached_value(name, lambda: _saying(reader, run, works, pattern))
-    itself = pl.any_horizontal(pl.col(each).str.contains(pattern).fill_null(False) for each in ITSELF)
-    joined = frame.join(saying, on=["key", "trace_id"], how="left", maintain_order="left")
-    return joined.select((itself | pl.col("says").is_not_null()).alias("found"))["found"]
-
-
-def _saying(reader: StoreReader, run: str, works: Sequence[Work], pattern: str) -> pl.DataFrame:
-    """Return the traces of which a message holds the pattern: key, trace_id, and says, which is true."""
-    rows = reader.frames(run).rows(works, "messages").select("key", "trace_id", "content", "body")
-    says = pl.col("content").str.contains(pattern).fill_null(False)
-    # Bodies are kept of those messages alone whose content is not all that they say.
-    more = pl.when(~says & pl.col("body").str.contains(MORE)).then("body")
-    read = (
-        rows.select("key", "trace_id", says=says, body=more)
-        .filter(pl.col("says") | pl.col("body").is_not_null())
-        .collect()
-    )
-    beside = read.filter(pl.col("body").is_not_null())
-    texts = pl.Series("texts", [said_beside(body) for body in beside["body"]], pl.List(pl.String))
-    saying = beside.select("key", "trace_id", texts).explode("texts").filter(pl.col("texts").str.contains(pattern))
-    both = pl.concat([read.filter("says").select("key", "trace_id"), saying.select("key", "trace_id")])
-    return both.unique().with_columns(says=True)
-
-
-def said_beside(body: str) -> list[str]:
-    """Return what a message says beside its content: its thoughts, and names and arguments of its tool calls."""
-    said = parse_object(body)
-    calls = said.get("tool_calls")
-    beside = [said.get("reasoning_content")]
-    for call in calls if isinstance(calls, list) else ():
-        inner = call.get("function", call) if isinstance(call, dict) else {}
-        beside += [inner.get("name"), inner.get("arguments")] if isinstance(inner, dict) else []
-    return [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in beside if each]
-
-
 MISMATCH, MISMATCH_TITLE = "mismatch_kl", "mismatch KL"
 
 
 def with_mismatch(
     reader: StoreReader, run: str, lineages: Sequence[StepLineage], frame: pl.DataFrame, columns: Collection[str]
 ) -> pl.DataFrame:
-    """Return the traces of a step with the column `mismatch_kl`: nulls, unless it is among `columns`.
+    """Return the traces of some lineages with the column `mismatch_kl`: nulls, unless it is among `columns`.
 
-    It is the mean of r - 1 - log r over the tokens of a trace with rl weight, as the learner measures it over those of
-    a step (tasks.learner.loss), r being the learner's probability over the engine's. Null for what was not
-    trained on, and where no policy is known to have sampled.
+    It takes the tokens of all of them. `frame` has their traces in the order of `traces_of`.
     """
-    trained = [lineage for lineage in lineages if lineage.updates]
-    if not trained or not {MISMATCH, MISMATCH_TITLE} & set(columns):
+    if not {MISMATCH, MISMATCH_TITLE} & set(columns):
         return frame.with_columns(pl.lit(None, pl.Float64).alias(MISMATCH))
-    names = tuple(row_identities(lineage.works) for lineage in trained)
-    query = "select key, trace_id, mismatch_kl from rollout_mismatch"
-    measured = reader.cached_value(("step_mismatch", names), lambda: select(reader.frames(run), trained, query))
-    joined = frame.join(measured, on=["key", "trace_id"], how="left", maintain_order="left")
-    return joined.with_columns(pl.when(pl.col("policy_key") != "").then(MISMATCH).alias(MISMATCH))
+    return frame.with_columns(rollout_columns(reader, run, lineages, {MISMATCH}).to_series())
 
 
 ATTEMPT = (

@@ -8,11 +8,11 @@ import polars as pl
 from flows.queries.reader import read_rollouts, reply_heads
 from flows.queries.request import BadQuestion, NotThere, PageRequest
 from flows.queries.rollout_list import choice_of, choose, list_page, list_parameter, read_names
+from flows.queries.rollout_search import search_mask
 from flows.queries.rollouts import (
     evaluation_lineages,
     evaluation_traces,
     lineages_of,
-    search_mask,
     steps_of,
     traces_of,
     with_mismatch,

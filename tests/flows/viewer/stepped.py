@@ -39,7 +39,9 @@ def stepped(root: Path, bodies: Mapping[str, str] | None = None, **changes: Mapp
     ]
     given = bodies or {}
     messages = [message(name, 0, content=None) for name in SAID]
-    messages += [message(name, 1, content=text, body=given.get(name, "{}")) for name, text in SAID.items()]
+    messages += [
+        message(name, 1, content=text, body=given.get(name, "{}"), sampled=name in given) for name, text in SAID.items()
+    ]
     made.step(traces, messages)
     made.step([trace("later")], [message("later", 0, content="The quick later fox")], step=1)
     return StoreReader.at(root)
