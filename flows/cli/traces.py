@@ -20,6 +20,7 @@ from flows.queries.rollout_search import filter_traces, search_mask
 from flows.queries.rollouts import lineages_of, rollout_columns, steps_of, traces_of
 from flows.queries.step import figures as figures_of_step
 from flows.queries.step import written_of
+from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader
 from flows.reporting import formats
 from flows.reporting.formats import one_line
@@ -95,12 +96,13 @@ def traces(
     piped = not sys.stdout.isatty()
     with reading(reader.store):
         name = reader.latest() if run == "latest" else run
+        lineages: list[StepLineage] = []
         if where and step is None and evaluation is None:
-            title, lineages = "all steps", []
+            title = "all steps"
             frame = traces_of(reader, name, reader.history(name).lineages)
             choice = replace(choice, columns=choice.columns or OF_RUN)
         elif evaluation is not None:
-            title, lineages = f"evaluation of policy {evaluation}", []
+            title = f"evaluation of policy {evaluation}"
             frame = listed_traces(reader, name, evaluation, choice, for_training=False, set_name=of_set)
         else:
             number = _last_step(reader, name) if step is None else step

@@ -82,11 +82,14 @@ set                | set         | text    | the set of held-out examples
 round              | round       | whole   | the round of the evaluation; later ones try again what failed
 replaced           | made again  | flag    | whether a later round made it again
 """
-COLUMNS = tuple(
-    RolloutColumn(*(cell.strip() for cell in line.split("|")), usual=table is _USUAL)
-    for table in (_USUAL, _FURTHER)
-    for line in table.strip().splitlines()
-)
+
+
+def _parsed(table: str, usual: bool) -> list[RolloutColumn]:
+    cells = [[cell.strip() for cell in line.split("|")] for line in table.strip().splitlines()]
+    return [RolloutColumn(name, title, kind, meaning, usual) for name, title, kind, meaning in cells]
+
+
+COLUMNS = (*_parsed(_USUAL, usual=True), *_parsed(_FURTHER, usual=False))
 """In the order in which they are shown."""
 LEFT = ("text", "names")
 """The kinds whose values stand at the left."""
@@ -314,7 +317,7 @@ def choice_of(request: PageRequest) -> TraceChoice:
     """Return what an address asks of the list of traces. Raises BadQuestion for numbers that are none."""
     texts = {name: request.text(name) for name in CHOOSING if name != "order"}
     return TraceChoice(
-        **texts,  # type: ignore[arg-type]
+        **texts,
         order=request.text("order") or ASCENDING,
         page=request.number("page", 1, least=1),
         size=request.number("size", PAGE_SIZE, least=1, most=LARGEST_PAGE),
