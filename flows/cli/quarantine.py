@@ -1,7 +1,7 @@
 """Marks rollouts that turned out to be unfit for training, and lists every batch, step and policy that used them."""
 
 import json
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Annotated
@@ -13,10 +13,10 @@ from flows.cli.arguments import Json, StoreOption, UsageError, option
 from flows.queries.conditions import BadCondition, condition_of, matching_rows
 from flows.queries.views import ROLLOUT_COLUMNS, relations
 from flows.reporting.formats import console, grid, say
-from storage.errors import SliceExpired
 from storage.read.frames import Frames
+from storage.read.lineage import Graph, Work
+from storage.read.views import select
 from storage.records import ALL_RUNS, Quarantine
-from storage.refs import Entry
 from storage.store import Store, open_store
 
 
@@ -72,52 +72,57 @@ class BatchUse:
 
 Counts = tuple[int | None, int | None, int | None]
 """Rows, samples and tokens of a batch that are of certain rollouts; all None where its rows are kept no longer."""
+_COUNTS = """
+select key, count(distinct "row"), count(*), sum(stop - start)::bigint
+from (
+    select
+        key,
+        "row",
+        regexp_extract(unnest(sample_ids), '(?s)^(.*)/', 1) as trace_id,
+        -- Padding follows the last sample.
+        unnest(cu_seqlens[1:len(sample_ids)]) as start,
+        unnest(cu_seqlens[2:len(sample_ids) + 1]) as stop
+    from batches
+)
+where list_contains($ids::varchar[], trace_id)
+group by key
+"""
 
 
 def uses(store: Store, trace_ids: Iterable[str]) -> list[BatchUse]:
     """Return where rollouts were used, by run and step; a batch that a run shares with another counts for both."""
-    wanted = frozenset(trace_ids)
-    rows = store.scan("traces").select("trace_id", "key").filter(pl.col("trace_id").is_in(sorted(wanted)))
+    frames, ids = Frames(store, relations), sorted(set(trace_ids))
+    rows = store.scan("traces").select("trace_id", "key").filter(pl.col("trace_id").is_in(ids))
     touched = set(rows.collect()["key"].to_list())  # rollouts, and what graded them again
-    found = []
-    for batch in store.ledger.entries(stage="packing"):
-        # By the keys in the inputs first: reading every batch of a store would take minutes.
-        if touched.isdisjoint(batch.inputs.values()) or (counts := _count(store, batch, wanted)) == (0, 0, 0):
-            continue
-        trained = store.ledger.entries(run=batch.run, stage="training")
-        policies = [entry for entry in trained if entry.inputs.get("packing") == batch.key]
-        for policy in tuple(policies) or (None,):
-            later = (policy.key, policy.step + 1, _num_from(policy.key, trained)) if policy else (None, None, 0)
-            found.append(BatchUse(batch.run, batch.step, batch.key, *counts, *later))
+    # By the keys in the inputs first: reading every batch of a store would take minutes.
+    batches = [work for work in frames.graph.makers("batches") if not touched.isdisjoint(work.inputs.values())]
+    counts = _counts(frames, batches, ids)
+    found = [
+        use for batch in batches if batch.key in counts for use in _uses_of(frames.graph, batch, counts[batch.key])
+    ]
     return sorted(found, key=lambda use: (use.run, use.step, use.batch))
 
 
-def _count(store: Store, batch: Entry, trace_ids: Set[str]) -> Counts:
-    """Return how many rows, samples and tokens of a batch are of these traces."""
-    try:
-        rows = store.read(batch.slices("batches"), ["sample_ids", "cu_seqlens"]).to_pylist()
-    except SliceExpired:
-        return None, None, None
-    lengths = [
-        [
-            end - start  # padding follows the last sample
-            for sample, start, end in zip(row["sample_ids"], row["cu_seqlens"], row["cu_seqlens"][1:], strict=False)
-            if sample.rpartition("/")[0] in trace_ids
-        ]
-        for row in rows
-    ]
-    return sum(map(bool, lengths)), sum(map(len, lengths)), sum(map(sum, lengths))
+def _counts(frames: Frames, batches: Sequence[Work], ids: Sequence[str]) -> dict[str, Counts]:
+    """Return how many rows, samples and tokens of batches are of these traces, by key; none where nothing is."""
+    expired = frames.store.slices.expired_slices
+    gone: dict[str, Counts] = {
+        batch.key: (None, None, None) for batch in batches if expired.find(batch.slices_of("batches"))
+    }
+    kept = frames.rows([batch for batch in batches if batch.key not in gone], "batches")
+    found = select({"batches": lambda: kept}, _COUNTS, ids=ids)
+    return gone | {key: (rows, samples, tokens) for key, rows, samples, tokens in found.iter_rows()}
 
 
-def _num_from(policy: str, trained: list[Entry]) -> int:
-    """Return how many policies were trained from one, directly or not."""
-    of_parent: dict[str, list[str]] = {}
-    for entry in trained:
-        of_parent.setdefault(entry.inputs["policy"], []).append(entry.key)
-    line = list(of_parent.get(policy, ()))
-    for key in line:  # grows while it is walked
-        line += of_parent.get(key, ())
-    return len(line)
+def _uses_of(graph: Graph, batch: Work, counts: Counts) -> Iterator[BatchUse]:
+    for run in batch.runs:
+        of_run = graph.of_run(run)
+        policies = [work for work in of_run.children(batch.key) if work.stage == "training"]
+        if not policies:
+            yield BatchUse(run, batch.step, batch.key, *counts, None, None, 0)
+        for policy in policies:
+            later = sum(work.stage == "training" for work in of_run.descendants(policy.key))
+            yield BatchUse(run, batch.step, batch.key, *counts, policy.key, policy.step + 1, later)
 
 
 def quarantine(

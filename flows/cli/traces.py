@@ -7,6 +7,7 @@ from dataclasses import replace
 from shlex import quote
 from typing import Annotated, Any
 
+import polars as pl
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
@@ -20,11 +21,11 @@ from flows.queries.rollout_search import filter_traces, search_mask
 from flows.queries.rollouts import lineages_of, rollout_columns, steps_of, traces_of
 from flows.queries.step import figures as figures_of_step
 from flows.queries.step import written_of
-from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader
 from flows.reporting import formats
 from flows.reporting.formats import one_line
 from storage.read.damage import reading
+from tasks.metrics.figures import Values
 
 WIDEST, WIDEST_PIPED = 28, 400
 """Characters of one cell, on a terminal and in a pipe: there, a whole id has to be found."""
@@ -92,42 +93,58 @@ def traces(
         size=limit,
         columns=read_names(columns),
     )
-    reader = StoreReader.at(store or default_store(), most_bytes=None)
-    piped = not sys.stdout.isatty()
-    with reading(reader.store):
-        name = reader.latest() if run == "latest" else run
-        lineages: list[StepLineage] = []
-        if where and step is None and evaluation is None:
-            title = "all steps"
-            frame = traces_of(reader, name, reader.history(name).lineages)
-            choice = replace(choice, columns=choice.columns or OF_RUN)
-        elif evaluation is not None:
-            title = f"evaluation of policy {evaluation}"
-            frame = listed_traces(reader, name, evaluation, choice, for_training=False, set_name=of_set)
-        else:
-            number = _last_step(reader, name) if step is None else step
-            title, lineages = f"step {number}", lineages_of(reader, name, number)
-            frame = listed_traces(reader, name, number, choice)
-        frame = filter_traces(reader, name, frame, where) if where else frame
-        listed = list_page(frame, choose(frame, choice, search_mask(reader, name, frame, choice.search)), choice)
-        figures = figures_of_step(frame, written_of(reader, name, lineages) if lineages else {})
-        replies = {} if piped or as_json or choice.columns else _replies(reader, name, listed["rows"])
-    if as_json:
-        print(json.dumps(plain({"run": name, "of": title, "figures": figures, "traces": listed})))
-        return 0
-    # In a pipe no line is wrapped: a line is a trace, to be searched and counted.
-    out = Console(width=100_000 if piped else None, markup=False, emoji=False, highlight=False)
-    out.print(Text(_headline(name, title, figures)))
-    _print_rows(out, listed, replies, chosen_by_user=bool(choice.columns), piped=piped)
-    out.print(Text(_ending(listed)))
+    _print_list(
+        StoreReader.at(store or default_store(), most_bytes=None),
+        run,
+        choice,
+        (step, evaluation, of_set),
+        where,
+        as_json,
+    )
     return 0
 
 
-def _last_step(reader: StoreReader, run: str) -> int:
+Source = tuple[int | None, int | None, str | None]
+"""The step, the version whose evaluation is listed, and its set; None for those that were not named."""
+
+
+def _print_list(reader: StoreReader, run: str, choice: TraceChoice, source: Source, where: str, as_json: bool) -> None:
+    piped = not sys.stdout.isatty()
+    with reading(reader.store):
+        run = reader.latest() if run == "latest" else run
+        if where and source[:2] == (None, None):
+            choice = replace(choice, columns=choice.columns or OF_RUN)
+            title, metrics = "all steps", dict[Any, Any]()
+            frame = traces_of(reader, run, reader.history(run).lineages)
+        else:
+            title, frame, metrics = _frame(reader, run, choice, *source)
+        frame = filter_traces(reader, run, frame, where) if where else frame
+        listed = list_page(frame, choose(frame, choice, search_mask(reader, run, frame, choice.search)), choice)
+        figures = figures_of_step(frame, metrics)
+        replies = {} if piped or as_json or choice.columns else _replies(reader, run, listed["rows"])
+    if as_json:
+        print(json.dumps(plain({"run": run, "of": title, "figures": figures, "traces": listed})))
+        return
+    # In a pipe no line is wrapped: a line is a trace, to be searched and counted.
+    out = Console(width=100_000 if piped else None, markup=False, emoji=False, highlight=False)
+    out.print(Text(_headline(run, title, figures)))
+    _print_rows(out, listed, replies, chosen_by_user=bool(choice.columns), piped=piped)
+    out.print(Text(_ending(listed)))
+
+
+def _frame(
+    reader: StoreReader, run: str, choice: TraceChoice, step: int | None, version: int | None, set_name: str | None
+) -> tuple[str, pl.DataFrame, Values]:
+    """Return the title of a list, its traces, and the metrics that the step has written of them."""
+    if version is not None:
+        frame = listed_traces(reader, run, version, choice, for_training=False, set_name=set_name)
+        return f"evaluation of policy {version}", frame, {}
     steps = steps_of(reader, run)
     if not steps:
         raise NotThere(f"run {run!r} has no rollouts yet")
-    return steps[-1]
+    number = steps[-1] if step is None else step
+    frame = listed_traces(reader, run, number, choice)
+    return f"step {number}", frame, written_of(reader, run, lineages_of(reader, run, number))
 
 
 def _headline(run: str, title: str, figures: Mapping[str, Any]) -> str:

@@ -84,12 +84,12 @@ replaced           | made again  | flag    | whether a later round made it again
 """
 
 
-def _parsed(table: str, usual: bool) -> list[RolloutColumn]:
+def _parse_columns(table: str, usual: bool) -> list[RolloutColumn]:
     cells = [[cell.strip() for cell in line.split("|")] for line in table.strip().splitlines()]
     return [RolloutColumn(name, title, kind, meaning, usual) for name, title, kind, meaning in cells]
 
 
-COLUMNS = (*_parsed(_USUAL, usual=True), *_parsed(_FURTHER, usual=False))
+COLUMNS = (*_parse_columns(_USUAL, usual=True), *_parse_columns(_FURTHER, usual=False))
 """In the order in which they are shown."""
 LEFT = ("text", "names")
 """The kinds whose values stand at the left."""

@@ -19,6 +19,7 @@ from flows.queries.trace import FoundTrace, index
 from flows.queries.views import select
 from storage.read.lineage import Work, row_identities
 from storage.read.views import all_views, quote
+from storage.read.views import select as select_from_frames
 from tasks.stages import EVALUATION_ASSIGNMENT
 
 
@@ -62,21 +63,8 @@ NAMES = (
 )
 """What is read of a trace; as in `storage.schemas.stage_tables.TRACES`."""
 OF_RUN = (
-    *(
-        "run",
-        "for_training",
-        "key",
-        "step",
-        "outcome",
-        "detail",
-        "keep",
-        "reason",
-        "detected",
-        "trained",
-        "advantage",
-        "baseline",
-    ),
-    *("num_samples", "stale", "num_tokens", "seconds"),
+    *("run", "for_training", "key", "step", "outcome", "detail", "keep", "reason", "detected", "trained"),
+    *("advantage", "baseline", "num_samples", "stale", "num_tokens", "seconds"),
 )
 """What else is read of view `rollouts`."""
 
@@ -101,13 +89,12 @@ def evaluation_traces(reader: StoreReader, run: str, version: int, set_name: str
     Further columns: `set`, empty for the one without a name, `round`, 0-based, and `replaced`, whether the rollout was
     made again in a later round because it had failed. None for `set_name` are all sets. Raises NotThere.
     """
-    found = evaluation_lineages(reader, run, version)
-    rounds = rounds_of(reader, run, [lineage.traces for lineage in found])
-    rows = traces_of(reader, run, found).join(rounds, on="key", how="left", maintain_order="left")
+    lineages = evaluation_lineages(reader, run, version)
+    rounds = rounds_of(reader, run, [lineage.traces for lineage in lineages])
+    rows = traces_of(reader, run, lineages).join(rounds, on="key", how="left", maintain_order="left")
     # A rollout that is made again answers the same assignment in a later round.
-    later = rows.select("set", "assignment_id", pl.col("round").alias("later")).unique()
-    again = rows.join(later, on=["set", "assignment_id"]).filter(pl.col("later") > pl.col("round"))
-    rows = rows.with_columns(replaced=pl.col("trace_id").is_in(again["trace_id"].implode()))
+    last_round = pl.col("round").max().over("set", "assignment_id")
+    rows = rows.with_columns(replaced=pl.col("round") < last_round)
     return rows if set_name is None else rows.filter(pl.col("set") == set_name)
 
 
@@ -132,14 +119,15 @@ def steps_of(reader: StoreReader, run: str, for_training: bool = True) -> list[i
 
 
 def _at(reader: StoreReader, run: str, step: int, for_training: bool) -> list[StepLineage]:
-    every = [lineage for lineage in reader.history(run).lineages if lineage.for_training == for_training]
-    found = [lineage for lineage in every if lineage.traces.step == step]
-    if not found:
-        known = sorted({lineage.traces.step for lineage in every})
-        near = ", ".join(str(each) for each in sorted(known, key=lambda each: (abs(each - step), each))[:5])
-        what = f"rollouts at step {step}" if for_training else f"evaluation of policy {step}"
-        raise NotThere(f"run {run!r} has no {what}; {f'the nearest are at {near}' if near else 'it has none at all'}")
-    return sorted(found, key=lambda lineage: (lineage.traces.entry.finished_at, lineage.traces.key))
+    lineages = [lineage for lineage in reader.history(run).lineages if lineage.for_training == for_training]
+    of_step = [lineage for lineage in lineages if lineage.traces.step == step]
+    if not of_step:
+        steps = {lineage.traces.step for lineage in lineages}
+        near = ", ".join(map(str, sorted(steps, key=lambda other: (abs(other - step), other))[:5]))
+        missing = f"rollouts at step {step}" if for_training else f"evaluation of policy {step}"
+        hint = f"the nearest are at {near}" if near else "it has none at all"
+        raise NotThere(f"run {run!r} has no {missing}; {hint}")
+    return sorted(of_step, key=lambda lineage: (lineage.traces.entry.finished_at, lineage.traces.key))
 
 
 def traces_of(reader: StoreReader, run: str, lineages: Sequence[StepLineage]) -> pl.DataFrame:
@@ -246,14 +234,11 @@ def attempts(reader: StoreReader, run: str, environment: str, example_id: str) -
         near = nearest_examples(reader, (run,), environment, example_id)
         hint = f"; the nearest that it tried are {', '.join(near)}" if near else ""
         raise NotThere(f"run {run!r} has no example {example_id!r} of {environment!r}{hint}")
-    keys = set(own["key"])
-    of_example = [lineage for lineage in reader.history(run).lineages if lineage.traces.key in keys]
-    rows = traces_of(reader, run, of_example).filter(environment=environment, example_id=example_id)
-    scoring = [lineage.traces for lineage in of_example if not lineage.for_training]
-    sets = rounds_of(reader, run, scoring).select("key", "set")
-    rows = rows.join(sets, on="key", how="left", maintain_order="left")
-    rows = rows.with_columns(for_training=~pl.col("key").is_in([work.key for work in scoring]))
-    evaluation = reader.config(run).evaluation
+    keys, evaluation = set(own["key"]), reader.config(run).evaluation
+    lineages = [lineage for lineage in reader.history(run).lineages if lineage.traces.key in keys]
+    rows = traces_of(reader, run, lineages).filter(environment=environment, example_id=example_id)
+    sets = rounds_of(reader, run, [lineage.traces for lineage in lineages if not lineage.for_training])
+    rows = rows.join(sets.select("key", "set"), on="key", how="left", maintain_order="left")
     of_sets = {name: own.pass_reward for name, own in evaluation.of_sets().items()}
     threshold = pl.col("set").replace_strict(of_sets, default=evaluation.pass_reward, return_dtype=pl.Float64)
     rows = rows.with_columns(passed=passes(pl.col("reward"), threshold))
@@ -267,20 +252,25 @@ def nearest_examples(reader: StoreReader, runs: Iterable[str], environment: str,
     return nearest(f"{environment}/{example_id}", names.to_series())
 
 
+_BY_STEP = """
+select step, for_training, "set", agent,
+    count(*) as num_attempts,
+    count(reward) as num_scored,
+    avg(reward order by place) as reward,
+    min(reward) as lowest,
+    max(reward) filter (where not isnan(reward)) as highest,
+    count(*) filter (where passed) as num_passed,
+    num_passed / nullif(num_scored, 0) as pass_rate
+from attempts
+group by step, for_training, "set", agent
+order by min(place)
+"""
+
+
 def by_step(rows: pl.DataFrame) -> pl.DataFrame:
     """Return how attempts went, for each step or evaluation and agent.
 
     Columns: step, for_training, set, agent, num_attempts, num_scored, reward (mean), lowest, highest, num_passed and
     pass_rate, the share of the scored that passed; null where none was scored.
     """
-    reward = pl.col("reward")
-    passed = pl.col("passed").sum().cast(pl.Int64)
-    return rows.group_by("step", "for_training", "set", "agent", maintain_order=True).agg(
-        num_attempts=pl.len().cast(pl.Int64),
-        num_scored=reward.count().cast(pl.Int64),
-        reward=reward.mean(),
-        lowest=reward.min(),
-        highest=reward.max(),
-        num_passed=passed,
-        pass_rate=pl.when(reward.count() > 0).then(passed / reward.count()),
-    )
+    return select_from_frames({"attempts": lambda: rows.with_row_index("place")}, _BY_STEP)

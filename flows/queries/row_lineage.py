@@ -15,9 +15,9 @@ Keys and traces may be cut to their first eight characters or more.
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import product, takewhile
 from operator import eq
 from typing import Any
 
@@ -69,40 +69,48 @@ class RowTree:
     """The rows one edge further, in order."""
 
 
-KINDS = {
-    kind.name: kind
-    for kind in (
-        RowKind("example", "examples", ("environment", "example_id"), ("split",)),
-        RowKind("assignment", "assignments", ("assignment_id",), ("group_id", "environment", "example_id", "seed")),
-        RowKind(
-            "trace",
-            "traces",
-            ("trace_id",),
-            ("assignment_id", "agent", "reward", "error_class", "policy_key", "policy_version", "staleness"),
-        ),
-        RowKind(
-            "tokens", "token_policies", ("trace_id", "message", "start"), ("num_tokens", "policy_key", "policy_version")
-        ),
-        RowKind("verdict", "verdicts", ("trace_id",), ("keep", "reason", "detected")),
-        RowKind("sample", "samples", ("sample_id",), ("trace_id", "reward", "baseline", "advantage", "num_tokens")),
-        RowKind("row", "batches", ("row",), ("update", "sample_ids", "rl_tokens", "ce_tokens")),
-        RowKind("update", "updates", ("update",), ("version", "policy_key_in", "loss", "grad_norm", "num_tokens")),
-        RowKind("policy", "policies", ("policy_key",), ("version", "parent_key", "weights_sha256")),
-    )
-}
-EDGES = (
-    Edge("policy", "tokens", (("policy_key", "policy_key"),)),
-    Edge("policy", "trace", (("policy_key", "policy_key"),)),
-    Edge("policy", "update", (("policy_key_in", "policy_key"),)),
-    Edge("example", "assignment", (("environment", "environment"), ("example_id", "example_id"))),
-    Edge("assignment", "trace", (("assignment_id", "assignment_id"),)),
-    Edge("tokens", "trace", (("trace_id", "trace_id"),), same_work=True),
-    Edge("trace", "trace", (("trace_id", "trace_id"),)),
-    Edge("trace", "verdict", (("trace_id", "trace_id"),)),
-    Edge("verdict", "sample", (("trace_id", "trace_id"),)),
-    Edge("sample", "row", (("sample_ids", "sample_id"),)),
-    Edge("row", "update", (("update", "update"),)),
-    Edge("update", "policy", (), same_work=True),
+_KINDS = """
+example | examples | environment, example_id | split
+assignment | assignments | assignment_id | group_id, environment, example_id, seed
+trace | traces | trace_id | assignment_id, agent, reward, error_class, policy_key, policy_version, staleness
+tokens | token_policies | trace_id, message, start | num_tokens, policy_key, policy_version
+verdict | verdicts | trace_id | keep, reason, detected
+sample | samples | sample_id | trace_id, reward, baseline, advantage, num_tokens
+row | batches | row | update, sample_ids, rl_tokens, ce_tokens
+update | updates | update | version, policy_key_in, loss, grad_norm, num_tokens
+policy | policies | policy_key | version, parent_key, weights_sha256
+"""
+"""Kinds of rows: name, table, columns of the id, columns that are shown."""
+_EDGES = """
+policy     | tokens     | policy_key = policy_key
+policy     | trace      | policy_key = policy_key
+policy     | update     | policy_key_in = policy_key
+example    | assignment | environment = environment, example_id = example_id
+assignment | trace      | assignment_id = assignment_id
+tokens     | trace      | trace_id = trace_id            | same work
+trace      | trace      | trace_id = trace_id
+trace      | verdict    | trace_id = trace_id
+verdict    | sample     | trace_id = trace_id
+sample     | row        | sample_ids = sample_id
+row        | update     | update = update
+update     | policy     |                                | same work
+"""
+"""Edges: the upper kind, the lower kind, columns of the lower row that equal columns of the upper one."""
+
+
+def _cells(table: str) -> Iterator[list[str]]:
+    for line in table.strip().splitlines():
+        yield [cell.strip() for cell in line.split("|")]
+
+
+def _names(cell: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in cell.split(",") if name.strip())
+
+
+KINDS = {name: RowKind(name, table, _names(ids), _names(columns)) for name, table, ids, columns in _cells(_KINDS)}
+EDGES = tuple(
+    Edge(upper, lower, tuple((pair.split()[0], pair.split()[2]) for pair in _names(pairs)), same_work=bool(same_work))
+    for upper, lower, pairs, *same_work in _cells(_EDGES)
 )
 """From top to bottom. A trace that several policies sampled came from each of them through its tokens, and itself names
 the oldest. A trace that was scored again came from the one that was sampled. A policy is at both ends: the
@@ -153,18 +161,19 @@ def _step(
     """Yield every pair of a row and one that it is joined to by the edge."""
     ways = {key: _works(frames.graph, edge, frames.graph.works[key], up) for key in {node.key for node in nodes}}
     works = {work.key: work for found in ways.values() for work in found}
-    columns = [(pair[0], pair[1]) if up else (pair[1], pair[0]) for pair in edge.on]
-    wanted = [(there, sorted({v for n in nodes for v in _values(tree.facts[n], here)})) for here, there in columns]
+    here, there = zip(*edge.on, strict=True) if edge.on else ((), ())
+    if not up:
+        here, there = there, here
+    values = [sorted({v for n in nodes for v in _values(tree.facts[n], column)}) for column in here]
     # One read for all rows of a kind, joined in memory: a read for each row would open the files again and again.
     index: dict[tuple[Any, ...], list[tuple[RowNode, dict[str, Any]]]] = {}
-    for node, facts in _rows(frames, far, works.values(), wanted) if works else ():
-        for values in _combinations(facts, [there for _, there in columns]):
-            index.setdefault((node.key, *values), []).append((node, facts))
+    for node, facts in _rows(frames, far, works.values(), zip(there, values, strict=True)) if works else ():
+        for joined in product(*(_values(facts, column) for column in there)):
+            index.setdefault((node.key, *joined), []).append((node, facts))
     for node in nodes:
-        for work in ways[node.key]:
-            for values in _combinations(tree.facts[node], [here for here, _ in columns]):
-                for reached, facts in index.get((work.key, *values), ()):
-                    yield node, reached, facts
+        for work, joined in product(ways[node.key], product(*(_values(tree.facts[node], column) for column in here))):
+            for reached, facts in index.get((work.key, *joined), ()):
+                yield node, reached, facts
 
 
 def _works(graph: Graph, edge: Edge, work: Work, up: bool) -> list[Work]:
@@ -197,13 +206,6 @@ def _node(kind: RowKind, row: Mapping[str, Any]) -> RowNode:
 def _values(facts: Mapping[str, Any], column: str) -> list[Any]:
     value = facts[column]
     return value if isinstance(value, list) else [value]
-
-
-def _combinations(facts: Mapping[str, Any], columns: Sequence[str]) -> list[tuple[Any, ...]]:
-    """The values by which a row is joined: one tuple, or of a column of lists one for each element."""
-    if len(columns) == 1:
-        return [(value,) for value in _values(facts, columns[0])]
-    return [tuple(facts[column] for column in columns)]
 
 
 SHORTEST_PREFIX = 8

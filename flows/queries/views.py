@@ -15,7 +15,7 @@ from flows.queries.notes import ROLLOUT_NOTES, notes_of_rollouts
 from flows.queries.step_history import StepHistory, StepLineage, present
 from storage.read import views
 from storage.read.frames import Frames
-from storage.read.lineage import Graph, Work
+from storage.read.lineage import Work
 from storage.read.views import Relations, all_views
 from storage.schemas.stage_tables import TABLES
 from tasks.arrays.finding import QUARANTINED
@@ -25,18 +25,6 @@ from tasks.metrics.accounting import EVALUATED, NO_WEIGHT, PENDING, REFUSED, TRA
 EXPIRED = "expired"
 """The outcome of a rollout whose deciding rows were dropped for their age (storage.records)."""
 ROLLOUT_COLUMNS = tuple(all_views()["rollouts"].columns)
-PACKINGS: dict[str, Any] = {"key": pl.String, "tokens_per_row": pl.Int64}
-LINEAGES: dict[str, Any] = {
-    **dict.fromkeys(("run", "traces", "verdicts", "samples", "batches", "decision", "updates"), pl.String),
-    **{"for_training": pl.Boolean, "expired": pl.Boolean, "place": pl.Int64},
-}
-"""Columns of `lineages`: the run, the key of the work of each stage, null where it is not done, and the order."""
-MESSAGE_SOURCES: dict[str, Any] = {"key": pl.String, "messages": pl.String, "policies_lost": pl.Boolean}
-REFERENCE_LOGPROBS: dict[str, Any] = {
-    **{"samples": pl.String, "trace_id": pl.String, "message": pl.Int32, "logprobs": pl.List(pl.Float32)},
-}
-SLICE_ORDER: dict[str, Any] = {"attempt": pl.String, "place": pl.Int64}
-OUTCOME_RULES: dict[str, Any] = dict.fromkeys(("error_class", "reason", "otherwise", "outcome", "detail"), pl.String)
 MADE = {
     **{"traces": "traces", "verdicts": "verdicts", "samples": "samples", "batches": "batches"},
     **{"decisions": "decision", "updates": "updates", "token_statistics": "updates", "token_masks": "updates"},
@@ -57,82 +45,98 @@ def relations(frames: Frames) -> Relations:
 def relations_of(frames: Frames, lineages: Sequence[StepLineage]) -> Relations:
     """Return the relations of some lineages: rows of other work are not read."""
     makers = {table: present(*(getattr(lineage, name) for lineage in lineages)) for table, name in MADE.items()}
-    makers["messages"] = makers["token_policies"] = [work for _, work in _message_sources(frames.graph, lineages)]
+    makers["messages"] = makers["token_policies"] = [work for _, work in _message_works(frames, lineages)]
     tables = {table: partial(frames.rows, works, table) for table, works in makers.items()}
     return {**tables, **_made_relations(frames, lambda: lineages)}
 
 
-def _made_relations(frames: Frames, lineages: Callable[[], Sequence[StepLineage]]) -> Relations:
-    of_frames = cache(lineages)
-    return {
-        "lineages": lambda: pl.DataFrame(
-            [_lineage(frames, place, one) for place, one in enumerate(of_frames())], LINEAGES
-        ),
-        "message_sources": lambda: pl.DataFrame(
-            [
-                (key, work.key, bool(frames.store.slices.expired_slices.find(work.slices_of("token_policies"))))
-                for key, work in _message_sources(frames.graph, of_frames())
-            ],
-            MESSAGE_SOURCES,
-            orient="row",
-        ),
-        "reference_logprobs": lambda: _reference_logprobs(frames, of_frames()),
-        "slice_order": lambda: pl.DataFrame([*_slice_order(of_frames())], SLICE_ORDER, orient="row"),
-        "packings": lambda: pl.DataFrame([*_packings(frames.graph)], PACKINGS, orient="row"),
-        "rollout_notes": lambda: notes_of_rollouts(frames.store),
-        "outcome_rules": outcome_rules,
-    }
+Lineages = Sequence[StepLineage]
 
 
-def _lineage(frames: Frames, place: int, lineage: StepLineage) -> dict[str, Any]:
-    works = {name: getattr(lineage, name) for name in MADE.values()}
-    return {
-        "run": lineage.run,
-        **{name: work and work.key for name, work in works.items()},
-        "for_training": lineage.for_training,
-        "expired": has_expired_rows(frames, lineage),
-        "place": place,
-    }
+def _lineages(frames: Frames, lineages: Lineages) -> Iterator[tuple[Any, ...]]:
+    for place, lineage in enumerate(lineages):
+        works = [getattr(lineage, name) for name in _KEYS]
+        keys = [work and work.key for work in works]
+        yield lineage.run, *keys, lineage.for_training, has_expired_rows(frames, lineage), place
 
 
-def _message_sources(graph: Graph, lineages: Iterable[StepLineage]) -> list[tuple[str, Work]]:
+def _message_sources(frames: Frames, lineages: Lineages) -> Iterator[tuple[str, str, bool]]:
+    for key, work in _message_works(frames, lineages):
+        yield key, work.key, bool(frames.store.slices.expired_slices.find(work.slices_of("token_policies")))
+
+
+def _message_works(frames: Frames, lineages: Lineages) -> list[tuple[str, Work]]:
     """Return the key of each work of rollouts with the work that made the messages: scoring again makes none."""
     traces = present(*(lineage.traces for lineage in lineages))
-    return [(work.key, source) for work in traces for source in graph.origins(work, "messages")]
+    return [(work.key, source) for work in traces for source in frames.graph.origins(work, "messages")]
 
 
-def _reference_logprobs(frames: Frames, lineages: Iterable[StepLineage]) -> pl.LazyFrame:
-    """Return the rows of table `references`, each by the key of the samples that were made with it."""
-    works = present(*(lineage.samples for lineage in lineages))
-    made = {work.key: frames.graph.sources(work, "references") for work in works}
-    pairs = [(key, source.key) for key, sources in made.items() for source in sources]
-    keys = pl.LazyFrame(pairs, {"samples": pl.String, "key": pl.String}, orient="row")
-    sources = [source for of_samples in made.values() for source in of_samples]
-    return frames.rows(sources, "references").join(keys, on="key").select(*REFERENCE_LOGPROBS)
-
-
-def _slice_order(lineages: Iterable[StepLineage]) -> Iterator[tuple[str, int]]:
+def _slice_order(_: Frames, lineages: Lineages) -> Iterator[tuple[str, int]]:
     """Yield the place of each slice of rollouts in its work: the ledger has the order that tables do not keep."""
     for work in present(*(lineage.traces for lineage in lineages)):
         for place, piece in enumerate(work.slices_of("traces")):
             yield piece.attempt, place
 
 
-def _packings(graph: Graph) -> Iterator[tuple[str, int | None]]:
+def _packings(frames: Frames, _: Lineages) -> Iterator[tuple[str, int | None]]:
     """Yield each packing with the tokens that a row has room for, None where the ledger does not say."""
-    for work in graph.makers("batches"):
+    for work in frames.graph.makers("batches"):
         yield work.key, work.entry.section.get("packing", {}).get("tokens_per_row")
 
 
-def outcome_rules() -> pl.DataFrame:
-    """Return `tasks.metrics.accounting.outcome_of` as a table.
+def _outcome_rules(*_: Any) -> Iterator[tuple[str | None, ...]]:
+    """Yield `tasks.metrics.accounting.outcome_of` as rows.
 
     `error` and `filter` stand for any further class of error and filter; as a detail they mean its name.
     """
     errors, reasons = (None, STRAGGLER, STALE, "error"), (None, QUARANTINED, "filter")
-    outcomes = (TRAINED, NO_WEIGHT, REFUSED, PENDING, EVALUATED, EXPIRED)
-    rows = [(*key, *outcome_of(*key)) for key in product(errors, reasons, outcomes)]
-    return pl.DataFrame(rows, OUTCOME_RULES, orient="row")
+    for key in product(errors, reasons, (TRAINED, NO_WEIGHT, REFUSED, PENDING, EVALUATED, EXPIRED)):
+        yield *key, *outcome_of(*key)
+
+
+_KEYS = ("traces", "verdicts", "samples", "batches", "decision", "updates")
+RELATIONS: dict[str, tuple[Callable[[Frames, Lineages], Iterable[Any]], dict[str, Any]]] = {
+    # The run, the key of the work of each stage, null where it is not done, and the order.
+    "lineages": (
+        _lineages,
+        dict.fromkeys(("run", *_KEYS), pl.String)
+        | {"for_training": pl.Boolean, "expired": pl.Boolean, "place": pl.Int64},
+    ),
+    "message_sources": (_message_sources, {"key": pl.String, "messages": pl.String, "policies_lost": pl.Boolean}),
+    "slice_order": (_slice_order, {"attempt": pl.String, "place": pl.Int64}),
+    "packings": (_packings, {"key": pl.String, "tokens_per_row": pl.Int64}),
+    "outcome_rules": (
+        _outcome_rules,
+        dict.fromkeys(("error_class", "reason", "otherwise", "outcome", "detail"), pl.String),
+    ),
+}
+"""Relations that the ledger and the rules make: what yields their rows, and their columns."""
+REFERENCE_LOGPROBS: dict[str, Any] = {
+    **{"samples": pl.String, "trace_id": pl.String, "message": pl.Int32, "logprobs": pl.List(pl.Float32)},
+}
+
+
+def _reference_logprobs(frames: Frames, lineages: Lineages) -> pl.LazyFrame:
+    """Return the rows of table `references`, each by the key of the samples that were made with it."""
+    works = present(*(lineage.samples for lineage in lineages))
+    pairs = [(work.key, source) for work in works for source in frames.graph.sources(work, "references")]
+    keys = pl.LazyFrame([(key, source.key) for key, source in pairs], ("samples", "key"), orient="row")
+    rows = frames.rows([source for _, source in pairs], "references")
+    return rows.join(keys.cast(pl.String), on="key").select(*REFERENCE_LOGPROBS)
+
+
+def _made_relations(frames: Frames, lineages: Callable[[], Lineages]) -> Relations:
+    of_frames = cache(lineages)
+
+    def relation(name: str) -> pl.DataFrame:
+        rows, columns = RELATIONS[name]
+        return pl.DataFrame([*rows(frames, of_frames())], columns, orient="row")
+
+    return {
+        **{name: partial(relation, name) for name in RELATIONS},
+        "rollout_notes": lambda: notes_of_rollouts(frames.store),
+        "reference_logprobs": lambda: _reference_logprobs(frames, of_frames()),
+    }
 
 
 def has_expired_rows(frames: Frames, lineage: StepLineage) -> bool:
@@ -189,11 +193,8 @@ def select_from(rollouts: pl.DataFrame, query: str, **parameters: Any) -> pl.Dat
 def schema(view: str) -> pl.Schema:
     """Return the names and types of a view's columns, those that are read only where they are named too."""
     stored = {name: partial(pl.DataFrame, table.stored.empty_table()) for name, table in TABLES.items()}
-    made = {
-        **{"lineages": LINEAGES, "message_sources": MESSAGE_SOURCES, "slice_order": SLICE_ORDER},
-        **{"packings": PACKINGS, "rollout_notes": ROLLOUT_NOTES, "outcome_rules": OUTCOME_RULES},
-        "reference_logprobs": REFERENCE_LOGPROBS,
-    }
+    made = {name: columns for name, (_, columns) in RELATIONS.items()}
+    made |= {"rollout_notes": ROLLOUT_NOTES, "reference_logprobs": REFERENCE_LOGPROBS}
     empty = {name: partial(pl.DataFrame, schema=columns) for name, columns in made.items()}
     columns = ", ".join(map(views.quote, all_views()[view].columns))
     return views.select(stored | empty, f"select {columns} from {view}").schema

@@ -10,8 +10,7 @@ import pytest
 from flows import cli
 from flows.queries.compare import FIGURES, METRICS, compare
 from flows.queries.compare_rows import compared_samples, step_detail
-from flows.queries.compare_summary import both_numbers, ranges, sentences, sheets
-from flows.queries.request import NotThere
+from flows.queries.compare_summary import both_numbers, ranges, sentences
 from flows.queries.store_reader import StoreReader
 from flows.replays.loop import diff_markdown, diff_rows
 from storage.store import Store, open_store
@@ -68,6 +67,23 @@ def rows(store: Store, run: str, stage: str, table: str) -> pl.DataFrame:
     return frame
 
 
+PARTING: dict[str, tuple[str, set[str], list[tuple[str, Any, Any]]]] = {
+    "spread": ("advantage", {"advantage", "packing", "training"}, [("algorithm.normalise_std", False, True)]),
+    "packed": ("packing", {"packing", "training"}, [("packing.tokens_per_row", 64, 32)]),
+    "faster": ("training", {"training"}, [("training.learning_rate", 1e-6, 1e-3)]),
+}
+"""By run: the first stage whose key differs from that of `base` at step 0, all such stages, and the settings."""
+
+
+@pytest.mark.parametrize("run", PARTING)
+def test_a_setting_parts_the_runs_at_the_stage_that_reads_it(library: StoreReader, run: str) -> None:
+    stage, different, settings = PARTING[run]
+    found = compare(library, "base", run)
+    assert found["parting"] == {"step": 0, "stage": stage, "state": "different key"}
+    assert {name for name, state in states(found, 0).items() if state == "different key"} == different
+    assert [(each["key"], each["a"], each["b"]) for each in found["config"] if each["in_keys"]] == settings
+
+
 def test_two_runs_with_the_same_keys_are_the_same_work(library: StoreReader) -> None:
     found = compare(library, "base", "twin")
     assert found["same_work"] and found["parting"] is None and found["weights_part_at"] is None
@@ -75,17 +91,10 @@ def test_two_runs_with_the_same_keys_are_the_same_work(library: StoreReader) -> 
     assert [(each["key"], each["b"], each["in_keys"]) for each in found["config"]] == [("engine.threads", 2, False)]
     assert found["together"]["a"] == found["together"]["b"]
     assert all(step["weights_equal"] for step in found["steps"])
-    assert sentences(found)[0].startswith("The same work: all 14 results have the same keys")
 
 
 def test_another_advantage_parts_there_with_the_traces_shared(store: Store, library: StoreReader) -> None:
     found = compare(library, "base", "spread")
-    assert found["parting"] == {"step": 0, "stage": "advantage", "state": "different key"}
-    different = {stage for stage, state in states(found, 0).items() if state == "different key"}
-    assert different == {"advantage", "packing", "training"}
-    assert [(each["key"], each["a"], each["b"]) for each in found["config"] if each["in_keys"]] == [
-        ("algorithm.normalise_std", False, True)
-    ]
     assert set(states(found, 1).values()) == {"only in a"} and found["together"]["steps"] == [0]
     rewards = rows(store, "base", "rollout", "traces").select("group_id", "reward")
     from_mean = pl.col("reward") - pl.col("reward").mean().over("group_id")
@@ -98,25 +107,10 @@ def test_another_advantage_parts_there_with_the_traces_shared(store: Store, libr
     assert found["steps"][0]["weights_equal"] is False and found["weights_part_at"] == 0
 
 
-def test_other_rows_have_another_fill_and_the_same_samples(store: Store, library: StoreReader) -> None:
-    found = compare(library, "base", "packed")
-    assert found["parting"] == {"step": 0, "stage": "packing", "state": "different key"}
-    a, b = (found["together"][run] for run in "ab")
-    num_tokens = rows(store, "base", "advantage", "samples")["num_tokens"].sum()
-    num_rows = [rows(store, run, "packing", "batches").height for run in ("base", "packed")]
-    assert a["num_tokens"] == b["num_tokens"] == num_tokens
-    assert (a["num_rows"], b["num_rows"]) == tuple(num_rows) and num_rows[0] < num_rows[1]
-    assert a["fill"] == num_tokens / (num_rows[0] * 64) and b["fill"] == num_tokens / (num_rows[1] * 32)
+def test_other_rows_have_the_same_samples(library: StoreReader) -> None:
     assert set(compared_samples(library, "base", "packed", 0)["difference"]) == {0.0}
-
-
-def test_another_learning_rate_shares_all_but_training(library: StoreReader) -> None:
-    found = compare(library, "base", "faster")
-    assert found["parting"] == {"step": 0, "stage": "training", "state": "different key"}
-    assert [stage for stage, state in states(found, 0).items() if state != "same key"] == ["training"]
-    assert [step["first_difference"] for step in found["steps"]] == ["training", "rollout"]
-    rates = [found["together"][run]["learning_rate"] for run in "ab"]
-    assert rates == [pytest.approx(1e-6), pytest.approx(1e-3)]
+    both = compare(library, "base", "packed")["together"]
+    assert both["a"]["num_tokens"] == both["b"]["num_tokens"] and both["a"]["num_rows"] < both["b"]["num_rows"]
 
 
 def test_the_figures_of_a_step_are_those_that_it_wrote(store: Store, library: StoreReader) -> None:
@@ -214,44 +208,29 @@ def test_differences_are_printed_for_people_and_for_programs(
     assert "algorithm.normalise_std" in printed and "The weights part at step 0." in printed
     assert "shared samples whose advantages differ most" in printed
     assert cli.main(["diff", "base", "spread", "--json", "--store", str(root)]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(compare(library, "base", "spread")))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(["absent"], "there is no run 'absent'"), (["twin", "--step", "5"], "has step 5; the nearest are 1, 0")],
-)
-def test_unknown_runs_and_steps_are_refused_with_the_nearest(
-    root: Path, library: StoreReader, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    assert cli.main(["diff", "base", *arguments, "--store", str(root)]) == 2
-    assert message in capsys.readouterr().err
-    with pytest.raises(NotThere, match="nearest runs are: "):
-        compare(library, "base", "absent")
-
-
-def test_the_page_and_the_table_for_prefect_say_the_same(library: StoreReader) -> None:
     found = compare(library, "base", "spread")
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(found))
     page = diff_markdown(found)
     assert page.startswith("# base and spread\n") and "| advantage | 0 | 1 | 1 | 0 |" in page
     (only,) = diff_rows(found)  # the other step is in one of them alone
     assert (only["step"], only["first difference"], only["weights"]) == ("0", "advantage", "differ")
-    assert [sheet.name for sheet in sheets(found)] == ["config", "stages", "figures", "steps"]
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "text"),
+    ("arguments", "message"),
     [
-        (1.0, 1.0, "1"),
-        (None, None, "-"),
-        (0.25, None, "0.25 → -"),
-        (1.23456, 1.23457, "1.23456 → 1.23457"),
-        (0.1, 0.2, "0.1 → 0.2"),
+        (["absent"], "there is no run 'absent'"),
+        (["twin", "--step", "5"], "has step 5; the nearest are 1, 0"),
     ],
 )
-def test_a_pair_of_numbers_is_told_apart(a: float | None, b: float | None, text: str) -> None:
-    assert both_numbers(a, b) == text
+def test_unknown_runs_and_steps_are_refused_with_the_nearest(
+    root: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert cli.main(["diff", "base", *arguments, "--store", str(root)]) == 2
+    assert message in capsys.readouterr().err
 
 
-def test_steps_are_written_as_ranges() -> None:
+def test_pairs_of_numbers_and_steps_in_few_characters() -> None:
+    pairs = [(1.0, 1.0), (None, None), (0.25, None), (1.23456, 1.23457), (0.1, 0.2)]
+    assert [both_numbers(*pair) for pair in pairs] == ["1", "-", "0.25 → -", "1.23456 → 1.23457", "0.1 → 0.2"]
     assert ranges([0, 1, 2, 4, 7, 8]) == "0-2, 4, 7-8" and ranges([]) == ""

@@ -2,9 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -58,31 +56,6 @@ def test_two_runs_are_compared_set_by_set(tmp_path: Path) -> None:
     assert hard[0]["num_examples"] == 1 and hard[0]["a"] in (pytest.approx(0.12), pytest.approx(0.15)), "one failed"
     assert hard[1]["num_examples"] == 2 and hard[1]["a"] == pytest.approx(0.335)
     assert {row["set"] for row in rows} == {"hard", "all"}
-
-
-def test_two_runs_are_compared_by_what_an_evaluation_counts_and_not_by_opponents(tmp_path: Path) -> None:
-    class Opposed(Sampler):
-        """Fails at first where it is told to, and has a frozen opponent who always earns 1 in every evaluation."""
-
-        def __call__(self, tables: Any, config: Any, *, step: int, policy: Any) -> Any:
-            made = super().__call__(tables, config, step=step, policy=policy)
-            if not tables["assignments"]["group_id"][0].as_py().startswith("eval-"):
-                return made
-            self.failing.clear()
-            others = [
-                row | {"trace_id": f"{row['trace_id']}-other", "agent": "other", "trainable": False, "reward": 1.0}
-                for row in made["traces"].to_pylist()
-            ]
-            rows = [*made["traces"].to_pylist(), *others]
-            return made | {"traces": pa.Table.from_pylist(rows, made["traces"].schema)}
-
-    settings = TRIED | {"every": 2, "retry_errors": 1}
-    for name, failing in (("one", frozenset[str]()), ("two", frozenset({"eval-reverse_text-0/0"}))):
-        session, outcome = train(tmp_path / "store", name, Opposed(failing), seed=3 + len(failing), evaluation=settings)
-        (average, *_) = [score["average"] for each in outcome["evaluations"] for score in each["scores"]]
-        found = compare(StoreReader(session.context.store), "one", name)["evaluations"]
-        assert found[0]["b"] == pytest.approx(average), "the replacement counts, and no opponent"
-    assert found[0]["a"] < 0.2
 
 
 def test_figures_and_differences_say_over_how_many_examples_they_are(
